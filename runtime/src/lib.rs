@@ -1,0 +1,16 @@
+//! The machine, and the front door: devices, kernels, data, checkpoints, the embedding API and the `phalanx` binary.
+//!
+//! Code map, in the direction data flows:
+//! - [`config`]: the one YAML file, checked before anything starts.
+//! - [`hf`]: Hugging Face model directories in and out.
+//! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
+//! - [`cpu`]: element types, matrix products, fused kernels, and the executor that runs a compiled program.
+//! - [`checkpoint`]: safetensors parts, manifest, commit marker.
+//!
+//! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
+
+pub mod checkpoint;
+pub mod config;
+pub mod cpu;
+pub mod data;
+pub mod hf;

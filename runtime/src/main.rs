@@ -1,0 +1,2 @@
+//! The `phalanx` binary.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The compiler: how work is split and how a job survives change. Pure.
