@@ -1,1 +1,21 @@
-//! The compiler: how work is split and how a job survives change. Pure.
+//! The compiler: decides how work is split and how a job survives change. Pure.
+//!
+//! Code map, in the order in which a job passes through it:
+//! - [`model`]: a Hugging Face configuration or the user's own builder calls become a forward [`program`].
+//! - [`passes`]: rewrite it, one idea a file; [`compile`] applies them in order.
+//! - [`verify`]: refuses an ill-formed program before a buffer exists.
+//! - [`cost`]: operations and bytes, read off the program.
+//! - [`schedule`], [`sampler`], [`rng`]: learning rates, sample order and random numbers as functions of the step.
+//!
+//! Deliberately absent: clocks, threads, tasks, sockets, files, devices. Whatever depends on the machine (how much
+//! working space a kernel needs, how fast it is) is passed in.
+
+pub mod compile;
+pub mod cost;
+pub mod model;
+pub mod passes;
+pub mod program;
+pub mod rng;
+pub mod sampler;
+pub mod schedule;
+pub mod verify;

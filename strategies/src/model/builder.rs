@@ -1,0 +1,214 @@
+//! The builder with which every model is written, ours and the user's: each method appends one instruction.
+//!
+//! The builder never fails: it infers the shape of each result and leaves judgement to [`crate::verify`], which names
+//! the instruction and the values where something does not fit.
+//!
+//! ```
+//! use phalanx_strategies::model::{BatchShape, ForwardBuilder};
+//! use phalanx_strategies::program::{Init, NormKind};
+//!
+//! let mut b = ForwardBuilder::new(BatchShape { n_rows: 2, seq_len: 8 });
+//! let table = b.param("embed.weight", &[100, 16], Init::Normal { std: 0.02 });
+//! let x = b.embed_ids(table, None);
+//! let gain = b.param("norm.weight", &[16], Init::Ones);
+//! let h = b.rms_norm(x, gain, 1e-6);
+//! let logits = b.linear(h, table, None);
+//! let program = b.finish_loss(logits);
+//! phalanx_strategies::verify::verify(&program).unwrap();
+//! ```
+
+use super::BatchShape;
+use crate::program::{
+    ActivationFn, Attention, Binding, DType, Hyper, Init, Kind, MatMul, NormKind, Op, Param, ParamPart, Phase, Program,
+    Role, Site, ValueId,
+};
+
+/// A value under construction.
+pub type Tensor = ValueId;
+
+/// Appends instructions to a forward program.
+#[derive(Debug)]
+pub struct ForwardBuilder {
+    program: Program,
+    batch: BatchShape,
+    block: Option<u32>,
+}
+
+impl ForwardBuilder {
+    /// An empty program for microbatches of this shape.
+    pub fn new(batch: BatchShape) -> ForwardBuilder {
+        ForwardBuilder { program: Program::default(), batch, block: None }
+    }
+
+    /// Following instructions belong to block `index`; `None`: to no block. Blocks are the unit of recomputation and
+    /// of pipeline stages.
+    pub fn block(&mut self, index: Option<u32>) {
+        self.block = index;
+    }
+
+    /// A parameter that is one tensor of the model file.
+    pub fn param(&mut self, name: &str, shape: &[usize], init: Init) -> Tensor {
+        self.fused_param(name, shape, &[(name, shape[0])], init)
+    }
+
+    /// A parameter made of several tensors of the model file, stacked along the first dim.
+    pub fn fused_param(&mut self, name: &str, shape: &[usize], parts: &[(&str, usize)], init: Init) -> Tensor {
+        let value = self.program.add_value(name, shape, DType::F32, Kind::Parameter);
+        let parts = parts.iter().map(|(name, rows)| ParamPart { name: (*name).into(), rows: *rows }).collect();
+        self.program.params.push(Param { value, parts, init, trainable: true, decay: shape.len() >= 2 });
+        value
+    }
+
+    /// A table that the host computes once, f32.
+    pub fn constant(&mut self, name: &str, shape: &[usize]) -> Tensor {
+        self.program.add_value(name, shape, DType::F32, Kind::Constant)
+    }
+
+    /// The input of this role, i32 `[N]`, made on first use.
+    pub fn input(&mut self, role: Role) -> Tensor {
+        let (shape, dtype) = match role {
+            Role::Hyper => (vec![Hyper::LEN], DType::F64),
+            _ => (vec![self.batch.n_tokens()], DType::I32),
+        };
+        if let Some(value) = self.program.bound(role).next() {
+            return value;
+        }
+        let value = self.program.add_value(format!("{role:?}").to_lowercase(), &shape, dtype, Kind::Input);
+        self.program.bindings.push(Binding { role, microbatch: 0, value });
+        value
+    }
+
+    /// Rows of `table [V, C]` by token id, plus `residual` → `[N, C]`.
+    pub fn embed_ids(&mut self, table: Tensor, residual: Option<Tensor>) -> Tensor {
+        let ids = self.input(Role::Ids);
+        self.embed(ids, table, residual)
+    }
+
+    /// Rows of `table [P, C]` by position, plus `residual` → `[N, C]`.
+    pub fn embed_positions(&mut self, table: Tensor, residual: Option<Tensor>) -> Tensor {
+        let positions = self.input(Role::Positions);
+        self.embed(positions, table, residual)
+    }
+
+    fn embed(&mut self, ids: Tensor, table: Tensor, residual: Option<Tensor>) -> Tensor {
+        let shape = [self.batch.n_tokens(), self.columns(table)];
+        let reads = [ids, table].into_iter().chain(residual).collect();
+        self.emit("embedding", Op::Embedding { residual: residual.is_some() }, reads, &shape)
+    }
+
+    /// `x W^T + bias` with `W [out, in]`, as Hugging Face stores linear layers.
+    pub fn linear(&mut self, x: Tensor, weight: Tensor, bias: Option<Tensor>) -> Tensor {
+        let n_out = self.program.value(weight).shape[0];
+        self.matmul(x, weight, bias, n_out, MatMul::nt())
+    }
+
+    /// `x W + bias` with `W [in, out]`, as GPT-2 stores them.
+    pub fn linear_transposed(&mut self, x: Tensor, weight: Tensor, bias: Option<Tensor>) -> Tensor {
+        let n_out = self.columns(weight);
+        self.matmul(x, weight, bias, n_out, MatMul::nn())
+    }
+
+    fn matmul(&mut self, x: Tensor, weight: Tensor, bias: Option<Tensor>, n_out: usize, op: MatMul) -> Tensor {
+        let shape = [self.program.value(x).n_rows(), n_out];
+        let reads = [x, weight].into_iter().chain(bias).collect();
+        let name = format!("{}.out", self.program.value(weight).name.trim_end_matches(".weight"));
+        self.emit(&name, Op::MatMul(MatMul { bias: bias.is_some(), ..op }), reads, &shape)
+    }
+
+    /// `x / rms(x) * gain` over the last dim.
+    pub fn rms_norm(&mut self, x: Tensor, gain: Tensor, eps: f32) -> Tensor {
+        self.norm(NormKind::Rms, x, vec![x, gain], eps)
+    }
+
+    /// `(x - mean) / std * gain + bias` over the last dim.
+    pub fn layer_norm(&mut self, x: Tensor, gain: Tensor, bias: Tensor, eps: f32) -> Tensor {
+        self.norm(NormKind::Layer, x, vec![x, gain, bias], eps)
+    }
+
+    fn norm(&mut self, kind: NormKind, x: Tensor, reads: Vec<Tensor>, eps: f32) -> Tensor {
+        let shape = self.program.value(x).shape.clone();
+        let y = self.program.add_value("norm", &shape, DType::F32, Kind::Activation);
+        let rows = [self.program.value(x).n_rows()];
+        let mut writes = vec![y, self.program.add_value("rstd", &rows, DType::F32, Kind::Activation)];
+        if kind == NormKind::Layer {
+            writes.push(self.program.add_value("mean", &rows, DType::F32, Kind::Activation));
+        }
+        self.push(Op::Norm { kind, eps }, reads, writes);
+        y
+    }
+
+    /// RMS norm of each query and key head of packed `qkv`, gains `[D]`.
+    pub fn head_norm(&mut self, qkv: Tensor, gain_q: Tensor, gain_k: Tensor, heads: Attention, eps: f32) -> Tensor {
+        let shape = self.program.value(qkv).shape.clone();
+        let y = self.program.add_value("qk_norm", &shape, DType::F32, Kind::Activation);
+        let rstd_shape = [self.batch.n_tokens(), heads.n_heads + heads.n_kv_heads];
+        let rstd = self.program.add_value("qk_rstd", &rstd_shape, DType::F32, Kind::Activation);
+        self.push(Op::HeadNorm { heads, eps }, vec![qkv, gain_q, gain_k], vec![y, rstd]);
+        y
+    }
+
+    /// Rotary embedding of packed `qkv` with the `[2, P, D/2]` table of cosines and sines.
+    pub fn rotary(&mut self, qkv: Tensor, table: Tensor, heads: Attention) -> Tensor {
+        let positions = self.input(Role::Positions);
+        let shape = self.program.value(qkv).shape.clone();
+        self.emit("rotary", Op::Rotary { heads, inverse: false }, vec![qkv, positions, table], &shape)
+    }
+
+    /// Causal attention within documents over packed `qkv [N, (H + 2 K) D]` → `[N, H D]`.
+    pub fn attention(&mut self, qkv: Tensor, heads: Attention) -> Tensor {
+        let doc_start = self.input(Role::DocStart);
+        let n = self.batch.n_tokens();
+        let o = self.program.add_value("attention", &[n, heads.n_heads * heads.head_dim], DType::F32, Kind::Activation);
+        let lse = self.program.add_value("lse", &[n, heads.n_heads], DType::F32, Kind::Activation);
+        self.push(Op::Attention(heads), vec![qkv, doc_start], vec![o, lse]);
+        o
+    }
+
+    /// `silu(gate) * up` of packed `[N, 2 F]` → `[N, F]`.
+    pub fn swiglu(&mut self, gate_up: Tensor) -> Tensor {
+        let shape = [self.program.value(gate_up).n_rows(), self.columns(gate_up) / 2];
+        self.emit("swiglu", Op::Activation(ActivationFn::SwiGlu), vec![gate_up], &shape)
+    }
+
+    /// GELU, tanh form.
+    pub fn gelu_tanh(&mut self, x: Tensor) -> Tensor {
+        let shape = self.program.value(x).shape.clone();
+        self.emit("gelu", Op::Activation(ActivationFn::GeluTanh), vec![x], &shape)
+    }
+
+    /// Elementwise sum.
+    pub fn add(&mut self, a: Tensor, b: Tensor) -> Tensor {
+        let shape = self.program.value(a).shape.clone();
+        self.emit("add", Op::Add, vec![a, b], &shape)
+    }
+
+    /// Ends the program at the logits.
+    pub fn finish_logits(mut self, logits: Tensor) -> Program {
+        self.program.values[logits.0 as usize].kind = Kind::Output;
+        self.program.bindings.push(Binding { role: Role::Logits, microbatch: 0, value: logits });
+        self.program
+    }
+
+    /// Ends the program at the negative log-likelihood, summed over the labels that are not -100.
+    pub fn finish_loss(mut self, logits: Tensor) -> Program {
+        let (labels, hyper) = (self.input(Role::Labels), self.input(Role::Hyper));
+        let loss = self.program.add_value("loss_sum", &[], DType::F64, Kind::Output);
+        self.push(Op::CrossEntropy { residual: false, gradient: false }, vec![logits, labels, hyper], vec![loss]);
+        self.program.bindings.push(Binding { role: Role::LossSum, microbatch: 0, value: loss });
+        self.program
+    }
+
+    fn columns(&self, x: Tensor) -> usize {
+        self.program.value(x).n_columns()
+    }
+
+    fn emit(&mut self, name: &str, op: Op, reads: Vec<Tensor>, shape: &[usize]) -> Tensor {
+        let y = self.program.add_value(name, shape, DType::F32, Kind::Activation);
+        self.push(op, reads, vec![y]);
+        y
+    }
+
+    fn push(&mut self, op: Op, reads: Vec<Tensor>, writes: Vec<Tensor>) {
+        self.program.push(op, reads, writes, Site { phase: Phase::Forward, block: self.block, microbatch: 0 });
+    }
+}

@@ -1,0 +1,298 @@
+//! Reverse-mode differentiation of a forward program: every operation has an adjoint, so no model has a backward pass
+//! of its own. Source: Griewank and Walther 2008, Evaluating Derivatives, §3.
+//!
+//! Partial gradients are never summed by instructions of their own where the adjoint can add to what is there: each
+//! adjoint takes the partial sum as its residual.
+
+use crate::program::{Binding, DType, Instr, Kind, MatMul, NormKind, Op, Phase, Program, Role, Site, ValueId};
+
+/// Why a program cannot be differentiated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BackwardError {
+    /// The program has no loss.
+    #[error("the program computes no loss to differentiate")]
+    NoLoss,
+    /// Nothing is trainable.
+    #[error("no parameter is trainable")]
+    NothingTrainable,
+    /// An operation that only occurs behind this pass.
+    #[error("operation `{op}` has no adjoint in a forward program")]
+    NoAdjoint {
+        /// Its name.
+        op: &'static str,
+    },
+}
+
+/// A forward program followed by its backward pass.
+#[derive(Clone, Debug)]
+pub struct Differentiated {
+    /// The program; its loss is bound to [`Role::LossSum`].
+    pub program: Program,
+    /// Gradient of each trainable parameter: `(index in Program::params, value)`.
+    pub grads: Vec<(usize, ValueId)>,
+    /// What the gradients and the loss start from, if they continue those of an earlier microbatch: `(index, value)`
+    /// as in `grads`. These values are read but never written here; [`super::accumulate`] supplies them.
+    pub carried_grads: Vec<(usize, ValueId)>,
+    /// What the loss starts from.
+    pub carried_loss: Option<ValueId>,
+}
+
+/// Appends the backward pass. With `carry`, loss and gradients continue earlier ones.
+///
+/// # Errors
+/// See [`BackwardError`].
+pub fn backward(forward: &Program, carry: bool) -> Result<Differentiated, BackwardError> {
+    let loss = forward.bound(Role::LossSum).next().ok_or(BackwardError::NoLoss)?;
+    let mut b = Backward {
+        needs: needs_grad(forward),
+        grads: vec![None; forward.values.len()],
+        out: Program { instrs: Vec::new(), ..forward.clone() },
+        site: Site { phase: Phase::Backward, block: None, microbatch: 0 },
+    };
+    if !forward.params.iter().any(|p| p.trainable && b.needs[p.value.0 as usize]) {
+        return Err(BackwardError::NothingTrainable);
+    }
+    let carried_grads = if carry { b.carry_grads(forward) } else { Vec::new() };
+    let carried_loss = carry.then(|| b.out.add_value("loss_carry", &[], DType::F64, Kind::Activation));
+    for instr in &forward.instrs {
+        let instr = b.forward_instr(instr, loss, carried_loss);
+        b.out.instrs.push(instr);
+    }
+    for i in (0..forward.instrs.len()).rev() {
+        let instr = b.out.instrs[i].clone();
+        b.site = Site { phase: Phase::Backward, ..instr.site };
+        b.adjoint(&instr)?;
+    }
+    let trained = forward.params.iter().enumerate().filter(|(_, p)| p.trainable);
+    let grads = trained.filter_map(|(i, p)| Some((i, b.grads[p.value.0 as usize]?))).collect();
+    Ok(Differentiated { program: b.out, grads, carried_grads, carried_loss })
+}
+
+/// A value needs a gradient if a trainable parameter influences it.
+fn needs_grad(program: &Program) -> Vec<bool> {
+    let mut needs = vec![false; program.values.len()];
+    program.params.iter().filter(|p| p.trainable).for_each(|p| needs[p.value.0 as usize] = true);
+    for instr in &program.instrs {
+        if instr.reads.iter().any(|v| needs[v.0 as usize]) {
+            instr.writes.iter().for_each(|v| needs[v.0 as usize] = true);
+        }
+    }
+    needs
+}
+
+struct Backward {
+    out: Program,
+    needs: Vec<bool>,
+    /// Partial gradient of each value of the forward program.
+    grads: Vec<Option<ValueId>>,
+    site: Site,
+}
+
+impl Backward {
+    fn carry_grads(&mut self, forward: &Program) -> Vec<(usize, ValueId)> {
+        let mut carried = Vec::new();
+        for (i, param) in forward.params.iter().enumerate().filter(|(_, p)| p.trainable) {
+            let shape = &forward.value(param.value).shape;
+            let value = self.out.add_value("grad_carry", shape, DType::F32, Kind::Gradient);
+            self.grads[param.value.0 as usize] = Some(value);
+            carried.push((i, value));
+        }
+        carried
+    }
+
+    /// The forward instruction as it runs in training: the loss also writes its gradient.
+    fn forward_instr(&mut self, instr: &Instr, loss: ValueId, carried_loss: Option<ValueId>) -> Instr {
+        let mut instr = instr.clone();
+        match &mut instr.op {
+            Op::CrossEntropy { residual, gradient } if instr.writes[0] == loss => {
+                let logits = instr.reads[0];
+                *residual = carried_loss.is_some();
+                *gradient = self.needs[logits.0 as usize];
+                instr.reads.extend(carried_loss);
+                if *gradient {
+                    let shape = self.out.value(logits).shape.clone();
+                    let dlogits = self.out.add_value("d.logits", &shape, DType::F32, Kind::Activation);
+                    instr.writes.push(dlogits);
+                    self.grads[logits.0 as usize] = Some(dlogits);
+                }
+            }
+            Op::Opaque { n_inputs, n_params, residual, .. } => {
+                let params = instr.reads[*n_inputs..*n_inputs + *n_params].to_vec();
+                *residual = carried_loss.is_some();
+                if let Some(loss) = carried_loss {
+                    instr.reads.push(loss);
+                    instr.reads.extend(params.iter().filter_map(|p| self.grads[p.0 as usize]));
+                }
+                params.iter().zip(&instr.writes[1..]).for_each(|(p, g)| self.grads[p.0 as usize] = Some(*g));
+            }
+            _ => {}
+        }
+        instr
+    }
+
+    fn adjoint(&mut self, instr: &Instr) -> Result<(), BackwardError> {
+        if matches!(instr.op, Op::CrossEntropy { .. } | Op::Opaque { .. }) {
+            return Ok(());
+        }
+        // No gradient arrives at a result that does not influence the loss, or that no parameter influences.
+        let Some(dy) = self.take(instr.writes[0]) else { return Ok(()) };
+        match &instr.op {
+            Op::Embedding { residual } => self.embedding(instr, *residual, dy),
+            Op::MatMul(m) => self.matmul(instr, *m, dy),
+            Op::Norm { kind, .. } => self.norm(instr, *kind, dy),
+            Op::HeadNorm { heads, .. } => {
+                let (qkv, gains, rstd) = (instr.reads[0], &instr.reads[1..3], instr.writes[1]);
+                let carried: Vec<ValueId> = gains.iter().filter_map(|g| self.take(*g)).collect();
+                let reads = [qkv, gains[0], gains[1], rstd, dy].into_iter().chain(carried.iter().copied()).collect();
+                let writes = vec![self.grad_of(qkv), self.grad_of(gains[0]), self.grad_of(gains[1])];
+                self.emit(Op::HeadNormBackward { heads: *heads, residual: !carried.is_empty() }, reads, &writes);
+                self.give_params(gains, &writes[1..]);
+                self.give(qkv, writes[0]);
+            }
+            Op::Rotary { heads, inverse } => {
+                let op = Op::Rotary { heads: *heads, inverse: !inverse };
+                self.simple(op, instr.reads[0], vec![dy, instr.reads[1], instr.reads[2]]);
+            }
+            Op::Attention(a) => {
+                let reads = vec![instr.reads[0], instr.reads[1], instr.writes[0], instr.writes[1], dy];
+                self.simple(Op::AttentionBackward(*a), instr.reads[0], reads);
+            }
+            Op::Activation(f) => {
+                self.simple(Op::ActivationBackward(*f), instr.reads[0], vec![instr.reads[0], dy]);
+            }
+            Op::Add => instr.reads.iter().for_each(|x| self.give(*x, dy)),
+            Op::Cast => self.simple(Op::Cast, instr.reads[0], vec![dy]),
+            other => return Err(BackwardError::NoAdjoint { op: other.name() }),
+        }
+        Ok(())
+    }
+
+    /// An adjoint with one result, the gradient of `x`.
+    fn simple(&mut self, op: Op, x: ValueId, reads: Vec<ValueId>) {
+        if self.needs[x.0 as usize] {
+            let dx = self.grad_of(x);
+            self.emit(op, reads, &[dx]);
+            self.give(x, dx);
+        }
+    }
+
+    fn embedding(&mut self, instr: &Instr, residual: bool, dy: ValueId) {
+        let (ids, table) = (instr.reads[0], instr.reads[1]);
+        if residual {
+            self.give(instr.reads[2], dy);
+        }
+        if self.needs[table.0 as usize] {
+            let carried = self.take(table);
+            let reads = [ids, dy].into_iter().chain(carried).collect();
+            let dtable = self.grad_of(table);
+            self.emit(Op::EmbeddingBackward { residual: carried.is_some() }, reads, &[dtable]);
+            self.give(table, dtable);
+        }
+    }
+
+    fn matmul(&mut self, instr: &Instr, m: MatMul, dy: ValueId) {
+        let (x, w) = (instr.reads[0], instr.reads[1]);
+        if m.bias {
+            self.bias(instr.reads[2], m, dy);
+        }
+        if self.needs[w.0 as usize] {
+            let carried = self.take(w);
+            let op = MatMul { alpha: m.alpha, compute: m.compute, residual: carried.is_some(), ..MatMul::tn() };
+            // `W [out, in]`: dW = dy^T x; `W [in, out]`: dW = x^T dy.
+            let (op, a, b) = if m.trans_b { (MatMul { a_columns: m.c_columns, ..op }, dy, x) } else { (op, x, dy) };
+            let dw = self.grad_of(w);
+            self.emit(Op::MatMul(op), [a, b].into_iter().chain(carried).collect(), &[dw]);
+            self.give(w, dw);
+        }
+        if self.needs[x.0 as usize] {
+            let carried = self.take(x);
+            let layout = if m.trans_b { MatMul::nn() } else { MatMul::nt() };
+            let op = MatMul {
+                alpha: m.alpha,
+                compute: m.compute,
+                residual: carried.is_some(),
+                a_columns: m.c_columns,
+                ..layout
+            };
+            let dx = self.grad_of(x);
+            self.emit(Op::MatMul(op), [dy, w].into_iter().chain(carried).collect(), &[dx]);
+            self.give(x, dx);
+        }
+        if m.residual {
+            self.give(instr.reads[instr.reads.len() - 1], dy);
+        }
+    }
+
+    fn bias(&mut self, bias: ValueId, m: MatMul, dy: ValueId) {
+        if self.needs[bias.0 as usize] {
+            let carried = self.take(bias);
+            let db = self.grad_of(bias);
+            let op = Op::ColumnSum { residual: carried.is_some(), columns: m.c_columns };
+            self.emit(op, [dy].into_iter().chain(carried).collect(), &[db]);
+            self.give(bias, db);
+        }
+    }
+
+    fn norm(&mut self, instr: &Instr, kind: NormKind, dy: ValueId) {
+        let (x, params, stats) = (instr.reads[0], &instr.reads[1..], &instr.writes[1..]);
+        let dx0 = self.take(x);
+        let dparams0: Vec<ValueId> = params.iter().filter_map(|p| self.take(*p)).collect();
+        let op = Op::NormBackward { kind, residual_x: dx0.is_some(), residual_params: !dparams0.is_empty() };
+        let head = [x, params[0]].into_iter().chain(stats.iter().copied()).chain([dy]);
+        let reads = head.chain(dx0).chain(dparams0).collect();
+        let writes: Vec<ValueId> = [x].iter().chain(params).map(|v| self.grad_of(*v)).collect();
+        self.emit(op, reads, &writes);
+        self.give_params(params, &writes[1..]);
+        if self.needs[x.0 as usize] {
+            self.give(x, writes[0]);
+        }
+    }
+
+    fn give_params(&mut self, params: &[ValueId], grads: &[ValueId]) {
+        for (param, grad) in params.iter().zip(grads) {
+            if self.needs[param.0 as usize] {
+                self.give(*param, *grad);
+            }
+        }
+    }
+
+    /// The partial gradient of `v`, which the caller's adjoint continues.
+    fn take(&mut self, v: ValueId) -> Option<ValueId> {
+        self.grads[v.0 as usize].take()
+    }
+
+    /// `g` is a contribution to the gradient of `v`.
+    fn give(&mut self, v: ValueId, g: ValueId) {
+        if !self.needs[v.0 as usize] {
+            return;
+        }
+        let sum = match self.take(v) {
+            None => g,
+            Some(partial) => {
+                let sum = self.grad_of(v);
+                self.emit(Op::Add, vec![partial, g], &[sum]);
+                sum
+            }
+        };
+        self.grads[v.0 as usize] = Some(sum);
+    }
+
+    /// A new value for the gradient of `v`: same shape and element type.
+    fn grad_of(&mut self, v: ValueId) -> ValueId {
+        let value = self.out.value(v).clone();
+        let trained = value.kind == Kind::Parameter && self.needs[v.0 as usize];
+        let kind = if trained { Kind::Gradient } else { Kind::Activation };
+        self.out.add_value(format!("d.{}", value.name), &value.shape, value.dtype, kind)
+    }
+
+    fn emit(&mut self, op: Op, reads: Vec<ValueId>, writes: &[ValueId]) {
+        self.out.push(op, reads, writes.to_vec(), self.site);
+    }
+}
+
+impl Differentiated {
+    /// The value bound to the loss.
+    pub fn loss(&self) -> Option<Binding> {
+        self.program.bindings.iter().copied().find(|b| b.role == Role::LossSum)
+    }
+}

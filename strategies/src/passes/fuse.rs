@@ -1,0 +1,63 @@
+//! Folds `y = a b; z = x + y` into one product that adds to the residual stream: one pass over memory less.
+
+use crate::program::{MatMul, Op, Program, ValueId};
+
+/// Rewrites every product whose only reader is an addition.
+pub fn fuse(program: &mut Program) {
+    let mut n_reads = vec![0u32; program.values.len()];
+    let mut writer = vec![None; program.values.len()];
+    for (i, instr) in program.instrs.iter().enumerate() {
+        instr.reads.iter().for_each(|v| n_reads[v.0 as usize] += 1);
+        instr.writes.iter().for_each(|v| writer[v.0 as usize] = Some(i));
+    }
+    program.bindings.iter().for_each(|b| n_reads[b.value.0 as usize] += 1);
+    let mut dead = vec![false; program.instrs.len()];
+    for i in 0..program.instrs.len() {
+        if program.instrs[i].op != Op::Add {
+            continue;
+        }
+        let [x, y] = program.instrs[i].reads[..] else { continue };
+        for (product, other) in [(y, x), (x, y)] {
+            let Some(at) = fusable(program, &n_reads, &writer, product) else { continue };
+            let Op::MatMul(m) = program.instrs[at].op else { continue };
+            // The fused product stands where the addition stood: both its operands are known there.
+            program.instrs[i].op = Op::MatMul(MatMul { residual: true, ..m });
+            program.instrs[i].reads = program.instrs[at].reads.iter().copied().chain([other]).collect();
+            dead[at] = true;
+            break;
+        }
+    }
+    let mut keep = dead.iter().map(|d| !d);
+    program.instrs.retain(|_| keep.next().unwrap_or(true));
+}
+
+fn fusable(program: &Program, n_reads: &[u32], writer: &[Option<usize>], product: ValueId) -> Option<usize> {
+    let at = writer[product.0 as usize]?;
+    let plain = matches!(program.instrs[at].op, Op::MatMul(MatMul { residual: false, .. }));
+    (plain && n_reads[product.0 as usize] == 1).then_some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{BatchShape, ForwardBuilder};
+    use crate::program::Init;
+
+    #[test]
+    fn a_product_added_to_the_stream_becomes_one_instruction() {
+        let mut b = ForwardBuilder::new(BatchShape { n_rows: 1, seq_len: 4 });
+        let table = b.param("t", &[10, 8], Init::Zeros);
+        let w = b.param("w", &[8, 8], Init::Zeros);
+        let x = b.embed_ids(table, None);
+        let y = b.linear(x, w, None);
+        let z = b.add(x, y);
+        let mut program = b.finish_logits(z);
+
+        fuse(&mut program);
+
+        assert_eq!(program.instrs.len(), 2);
+        assert_eq!(program.instrs[1].reads, [x, w, x]);
+        assert_eq!(program.instrs[1].writes, [z]);
+        crate::verify::verify(&program).unwrap();
+    }
+}

@@ -1,0 +1,251 @@
+//! Static allocation: every value gets its place before the first step, so that the hot loop has no allocator and the
+//! peak memory is known before a buffer exists.
+//!
+//! Values of state kind get places of their own, in table order, so that programs over the same model (training,
+//! evaluation) agree on where a parameter lies. All others share one work region by liveness: a place is free again
+//! after the last instruction that reads it, and an operation may write over an operand that nothing needs any more
+//! where [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; the freed neighbours
+//! coalesce.
+
+use crate::program::{Instr, Kind, Op, Program, Value, ValueId};
+use std::collections::BTreeMap;
+
+/// Alignment of every buffer: a cache line, and the width of a vector register.
+pub const ALIGN_BYTES: usize = 64;
+
+/// Memory that lives and dies together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Region {
+    /// Weights.
+    Parameters,
+    /// State of the optimizer.
+    OptimizerState,
+    /// Tables.
+    Constants,
+    /// Everything that lives within a step, and the scratch of the operations.
+    Work,
+}
+
+/// Where a value lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which memory.
+    pub region: Region,
+    /// Bytes from its start; a multiple of [`ALIGN_BYTES`].
+    pub offset: usize,
+}
+
+/// Bytes in use at the moment of the peak, by what they are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkPeak {
+    /// Gradients of parameters.
+    pub gradients: usize,
+    /// Activations and their gradients.
+    pub activations: usize,
+    /// Inputs and outputs.
+    pub inputs: usize,
+    /// Lost between buffers.
+    pub fragmentation: usize,
+    /// Working space of the operations.
+    pub scratch: usize,
+}
+
+/// Places of all values of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Place of each value, indexed by [`ValueId`]; `None` if no instruction touches it.
+    pub places: Vec<Option<Place>>,
+    /// Size of each region.
+    pub region_bytes: BTreeMap<Region, usize>,
+    /// Where the scratch lies in the work region, and its size.
+    pub scratch: (usize, usize),
+    /// What the work region holds at its peak.
+    pub work_peak: WorkPeak,
+}
+
+impl Layout {
+    /// Bytes of a region.
+    pub fn bytes(&self, region: Region) -> usize {
+        self.region_bytes.get(&region).copied().unwrap_or(0)
+    }
+
+    /// Bytes of all regions.
+    pub fn total_bytes(&self) -> usize {
+        self.region_bytes.values().sum()
+    }
+}
+
+/// Places every value. `scratch_bytes` says how much working space an instruction needs on the machine that runs it.
+pub fn memory(program: &Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Layout {
+    let mut places: Vec<Option<Place>> = vec![None; program.values.len()];
+    let mut region_bytes = BTreeMap::new();
+    for region in [Region::Parameters, Region::OptimizerState, Region::Constants] {
+        let mut offset = 0;
+        for (i, value) in program.values.iter().enumerate().filter(|(_, v)| region_of(v) == region) {
+            places[i] = Some(Place { region, offset });
+            offset += padded(value);
+        }
+        region_bytes.insert(region, offset);
+    }
+    let mut work = Work::new(program);
+    for (i, instr) in program.instrs.iter().enumerate() {
+        work.step(program, i, instr);
+    }
+    for (place, offset) in places.iter_mut().zip(&work.offsets) {
+        *place = place.or(offset.map(|offset| Place { region: Region::Work, offset }));
+    }
+    let scratch = program.instrs.iter().map(|i| scratch_bytes(program, i)).max().unwrap_or(0);
+    let scratch = scratch.next_multiple_of(ALIGN_BYTES);
+    region_bytes.insert(Region::Work, work.free.high_water + scratch);
+    let live = work.peak.gradients + work.peak.activations + work.peak.inputs;
+    let fragmentation = work.free.high_water - live;
+    let work_peak = WorkPeak { fragmentation, scratch, ..work.peak };
+    Layout { places, region_bytes, scratch: (work.free.high_water, scratch), work_peak }
+}
+
+fn region_of(value: &Value) -> Region {
+    match value.kind {
+        Kind::Parameter => Region::Parameters,
+        Kind::OptimizerState => Region::OptimizerState,
+        Kind::Constant => Region::Constants,
+        Kind::Input | Kind::Gradient | Kind::Activation | Kind::Output => Region::Work,
+    }
+}
+
+fn padded(value: &Value) -> usize {
+    value.size_bytes().max(1).next_multiple_of(ALIGN_BYTES)
+}
+
+struct Work {
+    offsets: Vec<Option<usize>>,
+    /// Index of the last instruction that touches each value; inputs and outputs stay to the end.
+    last_use: Vec<usize>,
+    free: FreeList,
+    live: WorkPeak,
+    peak: WorkPeak,
+}
+
+impl Work {
+    fn new(program: &Program) -> Work {
+        let mut last_use = vec![0; program.values.len()];
+        for (i, instr) in program.instrs.iter().enumerate() {
+            instr.reads.iter().chain(&instr.writes).for_each(|v| last_use[v.0 as usize] = i);
+        }
+        let mut work = Work {
+            offsets: vec![None; program.values.len()],
+            last_use,
+            free: FreeList::default(),
+            live: WorkPeak::default(),
+            peak: WorkPeak::default(),
+        };
+        for b in &program.bindings {
+            work.last_use[b.value.0 as usize] = usize::MAX;
+            if program.value(b.value).kind == Kind::Input {
+                work.allocate(program, b.value);
+            }
+        }
+        work
+    }
+
+    fn step(&mut self, program: &Program, i: usize, instr: &Instr) {
+        let mut taken_over: Vec<ValueId> = Vec::new();
+        for (r, w) in instr.op.in_place_pairs(instr.reads.len()) {
+            let (old, new) = (instr.reads[r], instr.writes[w]);
+            if self.may_take_over(program, i, instr, old, new) && !taken_over.contains(&old) {
+                self.offsets[new.0 as usize] = self.offsets[old.0 as usize];
+                self.retag(program.value(old).kind, program.value(new).kind, padded(program.value(old)));
+                taken_over.push(old);
+            }
+        }
+        for v in &instr.writes {
+            if region_of(program.value(*v)) == Region::Work && self.offsets[v.0 as usize].is_none() {
+                self.allocate(program, *v);
+            }
+        }
+        if self.live_bytes() > self.peak.gradients + self.peak.activations + self.peak.inputs {
+            self.peak = self.live;
+        }
+        let mut touched: Vec<ValueId> = instr.reads.iter().chain(&instr.writes).copied().collect();
+        touched.sort_unstable();
+        touched.dedup();
+        for v in touched {
+            let value = program.value(v);
+            let ends = self.last_use[v.0 as usize] == i && region_of(value) == Region::Work;
+            if let Some(offset) = self.offsets[v.0 as usize].filter(|_| ends && !taken_over.contains(&v)) {
+                self.free.release(offset, padded(value));
+                *self.tag(value.kind) -= padded(value);
+            }
+        }
+    }
+
+    fn may_take_over(&self, program: &Program, i: usize, instr: &Instr, old: ValueId, new: ValueId) -> bool {
+        let (a, b) = (program.value(old), program.value(new));
+        let transient = matches!(a.kind, Kind::Activation | Kind::Gradient) && region_of(b) == Region::Work;
+        let once = instr.reads.iter().filter(|v| **v == old).count() == 1 || instr.op == Op::Add;
+        let dies = self.last_use[old.0 as usize] == i;
+        transient && once && dies && a.size_bytes() == b.size_bytes() && self.offsets[new.0 as usize].is_none()
+    }
+
+    fn allocate(&mut self, program: &Program, v: ValueId) {
+        let value = program.value(v);
+        if self.offsets[v.0 as usize].is_none() {
+            self.offsets[v.0 as usize] = Some(self.free.take(padded(value)));
+            *self.tag(value.kind) += padded(value);
+        }
+    }
+
+    fn retag(&mut self, from: Kind, to: Kind, bytes: usize) {
+        *self.tag(from) -= bytes;
+        *self.tag(to) += bytes;
+    }
+
+    fn tag(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Gradient => &mut self.live.gradients,
+            Kind::Activation => &mut self.live.activations,
+            _ => &mut self.live.inputs,
+        }
+    }
+
+    fn live_bytes(&self) -> usize {
+        self.live.gradients + self.live.activations + self.live.inputs
+    }
+}
+
+/// Free runs below the high-water mark: offset → length.
+#[derive(Default)]
+struct FreeList {
+    runs: BTreeMap<usize, usize>,
+    high_water: usize,
+}
+
+impl FreeList {
+    fn take(&mut self, bytes: usize) -> usize {
+        let best = self.runs.iter().filter(|(_, len)| **len >= bytes).min_by_key(|(_, len)| **len);
+        if let Some((&offset, &len)) = best {
+            self.runs.remove(&offset);
+            if len > bytes {
+                self.runs.insert(offset + bytes, len - bytes);
+            }
+            return offset;
+        }
+        // Grow from the last free run if it reaches the end.
+        let tail = self.runs.iter().next_back().map(|(o, l)| (*o, *l)).filter(|(o, l)| o + l == self.high_water);
+        let offset = tail.map_or(self.high_water, |(o, _)| o);
+        self.runs.remove(&offset);
+        self.high_water = offset + bytes;
+        offset
+    }
+
+    fn release(&mut self, offset: usize, bytes: usize) {
+        let (mut start, mut len) = (offset, bytes);
+        if let Some((&o, &l)) = self.runs.range(..offset).next_back().filter(|(o, l)| **o + **l == offset) {
+            self.runs.remove(&o);
+            (start, len) = (o, l + bytes);
+        }
+        if let Some(l) = self.runs.remove(&(offset + bytes)) {
+            len += l;
+        }
+        self.runs.insert(start, len);
+    }
+}

@@ -1,0 +1,61 @@
+//! Mixed precision: what is stored and multiplied in half width, and what stays f32.
+//!
+//! Parameters, their gradients, optimizer state, the residual stream, statistics, logits and the loss stay f32; every
+//! other activation (and with it its gradient) is stored in half width. Products accumulate in f32.
+//! Source: Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019 for bf16 (arXiv:1905.12322).
+//! We differ in that no half-width copy of the weights is kept: the machine rounds them as it multiplies.
+
+use crate::program::{Compute, DType, Kind, MatMul, Op, Program};
+use serde::{Deserialize, Serialize};
+
+/// Precision of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in f32.
+    #[default]
+    F32,
+    /// bf16 activations and products, f32 master weights.
+    Bf16,
+    /// fp16 activations, f32 master weights; needs loss scaling.
+    F16,
+}
+
+/// Sets the element types of a forward program's activations and the precision of its products.
+pub fn precision(program: &mut Program, precision: Precision) {
+    let (narrow, compute) = match precision {
+        Precision::F32 => return,
+        Precision::Bf16 => (DType::Bf16, Compute::Bf16),
+        Precision::F16 => (DType::F16, Compute::F32),
+    };
+    let wide = read_as_f32(program);
+    for i in 0..program.instrs.len() {
+        let instr = &mut program.instrs[i];
+        let follows_residual = match &mut instr.op {
+            Op::MatMul(m) => {
+                *m = MatMul { compute, ..*m };
+                m.residual.then(|| instr.reads[instr.reads.len() - 1])
+            }
+            Op::Norm { .. } | Op::HeadNorm { .. } | Op::Rotary { .. } | Op::Attention(_) | Op::Activation(_) => None,
+            _ => continue,
+        };
+        let y = instr.writes[0];
+        let dtype = match follows_residual {
+            Some(residual) => program.value(residual).dtype,
+            None if wide[y.0 as usize] || program.value(y).kind == Kind::Output => DType::F32,
+            None => narrow,
+        };
+        program.values[y.0 as usize].dtype = dtype;
+    }
+}
+
+/// Values that an f32-only operation reads: logits, and terms of the residual stream.
+fn read_as_f32(program: &Program) -> Vec<bool> {
+    let mut wide = vec![false; program.values.len()];
+    for instr in &program.instrs {
+        if matches!(instr.op, Op::CrossEntropy { .. } | Op::Add | Op::Embedding { .. }) {
+            instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
+        }
+    }
+    wide
+}

@@ -1,0 +1,100 @@
+//! Activation checkpointing: what the backward pass needs of a block is computed again instead of kept.
+//!
+//! Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); the selective policy is
+//! that of Korthikanti et al. 2022 (arXiv:2205.05198) turned around: attention is the one thing *not* run again, since
+//! its output is small and its work is not.
+
+use crate::program::{Op, Phase, Program, Site, ValueId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What is kept from the forward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Everything the backward pass reads.
+    #[default]
+    None,
+    /// The inputs of each block and its attention outputs.
+    Selective,
+    /// The inputs of each block.
+    Full,
+}
+
+/// Rewrites the backward pass of a program to recompute what the policy does not keep.
+pub fn recompute(program: &mut Program, policy: Recompute) {
+    if policy == Recompute::None {
+        return;
+    }
+    let blocks: Vec<u32> = blocks(program);
+    let kept = kept(program, policy);
+    for block in blocks {
+        recompute_block(program, block, &kept);
+    }
+}
+
+fn blocks(program: &Program) -> Vec<u32> {
+    let mut blocks: Vec<u32> = program.instrs.iter().filter_map(|i| i.site.block).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
+/// Values that stay: those a forward instruction of another block reads, and by policy attention outputs.
+fn kept(program: &Program, policy: Recompute) -> Vec<bool> {
+    let mut home: Vec<Option<Option<u32>>> = vec![None; program.values.len()];
+    let mut kept = vec![false; program.values.len()];
+    for instr in program.instrs.iter().filter(|i| i.site.phase == Phase::Forward) {
+        for v in &instr.reads {
+            let elsewhere = home[v.0 as usize].is_some_and(|b| b != instr.site.block);
+            kept[v.0 as usize] |= elsewhere;
+        }
+        let attention = policy == Recompute::Selective && matches!(instr.op, Op::Attention(_));
+        for v in &instr.writes {
+            home[v.0 as usize] = Some(instr.site.block);
+            kept[v.0 as usize] |= attention;
+        }
+    }
+    kept
+}
+
+fn recompute_block(program: &mut Program, block: u32, kept: &[bool]) {
+    let in_block = |site: Site, phase: Phase| site.block == Some(block) && site.phase == phase;
+    let Some(first) = program.instrs.iter().position(|i| in_block(i.site, Phase::Backward)) else { return };
+    let forward: Vec<usize> = (0..first).filter(|i| in_block(program.instrs[*i].site, Phase::Forward)).collect();
+    let mut made_here = vec![false; program.values.len()];
+    for i in &forward {
+        program.instrs[*i].writes.iter().for_each(|v| made_here[v.0 as usize] = true);
+    }
+    let lost = |v: &ValueId| made_here[v.0 as usize] && !kept.get(v.0 as usize).copied().unwrap_or(true);
+    let mut needed = vec![false; program.values.len()];
+    for instr in program.instrs.iter().filter(|i| in_block(i.site, Phase::Backward)) {
+        instr.reads.iter().filter(|v| lost(v)).for_each(|v| needed[v.0 as usize] = true);
+    }
+    let mut again = Vec::new();
+    for i in forward.into_iter().rev() {
+        let instr = program.instrs[i].clone();
+        if instr.writes.iter().any(|v| needed[v.0 as usize]) {
+            instr.reads.iter().filter(|v| lost(v)).for_each(|v| needed[v.0 as usize] = true);
+            again.push(instr);
+        }
+    }
+    let mut fresh: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    for instr in again.iter_mut().rev() {
+        instr.site.phase = Phase::Backward;
+        instr.reads.iter_mut().for_each(|v| *v = fresh.get(v).copied().unwrap_or(*v));
+        for v in instr.writes.iter_mut() {
+            let old = program.value(*v).clone();
+            let new = program.add_value(format!("again.{}", old.name), &old.shape, old.dtype, old.kind);
+            fresh.insert(*v, new);
+            *v = new;
+        }
+    }
+    // A kept value that an instruction writes beside a lost one is not replaced: it is still there.
+    fresh.retain(|old, _| needed[old.0 as usize]);
+    for instr in program.instrs.iter_mut().filter(|i| in_block(i.site, Phase::Backward)) {
+        instr.reads.iter_mut().for_each(|v| *v = fresh.get(v).copied().unwrap_or(*v));
+    }
+    again.reverse();
+    program.instrs.splice(first..first, again);
+}

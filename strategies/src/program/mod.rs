@@ -1,0 +1,232 @@
+//! The step as data: a list of instructions over typed values.
+//!
+//! A program is in single-assignment form: every value is written once, by one instruction, before it is read. The only
+//! values that are written again are those of *state* kind (parameters and optimizer state), which the optimizer
+//! updates in place. Whether two values share memory is not said here: that is decided by
+//! [`crate::passes::memory`] from what each operation permits.
+
+mod display;
+pub mod dtype;
+pub mod op;
+pub mod param;
+
+pub use dtype::DType;
+pub use op::{ActivationFn, Attention, Axis, Collective, CollectiveKind, Columns, Compute, MatMul, NormKind, Op};
+pub use param::{Init, Param, ParamPart};
+
+/// Index of a value in [`Program::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// Index of a parameter in [`Program::params`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub u32);
+
+/// What a value is for; decides who owns its memory and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// A trained or frozen weight; kept between steps.
+    Parameter,
+    /// State of the optimizer; kept between steps.
+    OptimizerState,
+    /// A table computed once (rotary angles); kept between steps, never written.
+    Constant,
+    /// Written by the host before the program runs.
+    Input,
+    /// Gradient of a parameter.
+    Gradient,
+    /// Anything else that lives within one step, gradients of activations included.
+    Activation,
+    /// Read by the host after the program has run.
+    Output,
+}
+
+impl Kind {
+    /// Kept from one step to the next.
+    pub const fn is_state(self) -> bool {
+        matches!(self, Kind::Parameter | Kind::OptimizerState | Kind::Constant)
+    }
+
+    /// Present before the first instruction runs.
+    pub const fn is_given(self) -> bool {
+        self.is_state() || matches!(self, Kind::Input)
+    }
+}
+
+/// A typed, named buffer. Row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// For people: error messages, traces.
+    pub name: String,
+    /// Extent of each dim; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// What it is for.
+    pub kind: Kind,
+}
+
+impl Value {
+    /// Number of elements.
+    pub fn n_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes it occupies.
+    pub fn size_bytes(&self) -> usize {
+        self.n_elements() * self.dtype.size_bytes()
+    }
+
+    /// Extent of the last dim; 1 for a scalar.
+    pub fn n_columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Elements over [`Value::n_columns`].
+    pub fn n_rows(&self) -> usize {
+        self.shape[..self.shape.len().saturating_sub(1)].iter().product()
+    }
+}
+
+/// Part of the step an instruction belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Forward pass.
+    Forward,
+    /// Backward pass, recomputation included.
+    Backward,
+    /// Gradient clipping and parameter update.
+    Optimizer,
+}
+
+/// Where in the step an instruction stands; what traces and crash points are named by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Site {
+    /// Part of the step.
+    pub phase: Phase,
+    /// Transformer block, if it is inside one.
+    pub block: Option<u32>,
+    /// Microbatch it works on.
+    pub microbatch: u32,
+}
+
+/// One operation on values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instr {
+    /// What to do.
+    pub op: Op,
+    /// Operands, in the order [`Op`] documents.
+    pub reads: Vec<ValueId>,
+    /// Results, in the order [`Op`] documents.
+    pub writes: Vec<ValueId>,
+    /// Where in the step.
+    pub site: Site,
+}
+
+/// What the host binds to an input or output value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Token ids, i32 `[batch * seq_len]`.
+    Ids,
+    /// Id to be predicted at each position, i32 `[batch * seq_len]`; -100 where none is.
+    Labels,
+    /// Position of each token inside its document, i32 `[batch * seq_len]`.
+    Positions,
+    /// Index inside the row of the first token that each token may see, i32 `[batch * seq_len]`.
+    DocStart,
+    /// The scalars of the step, f64 `[Hyper::LEN]`; see [`Hyper`].
+    Hyper,
+    /// Features of a user-defined model, f32.
+    Features,
+    /// Sum of the negative log-likelihoods over all predicted tokens of the step, f64 scalar, nats.
+    LossSum,
+    /// Logits, f32 `[batch * seq_len, vocab]`.
+    Logits,
+    /// L2 norm of the whole gradient before clipping, f64 scalar.
+    GradNorm,
+}
+
+/// Layout of the [`Role::Hyper`] input: the scalars that the host computes for each step.
+#[derive(Clone, Copy, Debug)]
+pub struct Hyper;
+
+impl Hyper {
+    /// Learning rate of this step.
+    pub const LEARNING_RATE: usize = 0;
+    /// `1 - beta1^t`.
+    pub const BIAS_CORRECTION_1: usize = 1;
+    /// `1 - beta2^t`.
+    pub const BIAS_CORRECTION_2: usize = 2;
+    /// Factor of the loss gradient: loss scale / number of predicted tokens in the global batch.
+    pub const LOSS_GRAD_SCALE: usize = 3;
+    /// Loss scale of fp16; 1 otherwise.
+    pub const LOSS_SCALE: usize = 4;
+    /// Number of scalars.
+    pub const LEN: usize = 5;
+}
+
+/// A value that the host writes before, or reads after, the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// What it means.
+    pub role: Role,
+    /// Microbatch it belongs to; 0 for values of the whole step.
+    pub microbatch: u32,
+    /// The value.
+    pub value: ValueId,
+}
+
+/// The program of one rank for one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Program {
+    /// All values, indexed by [`ValueId`].
+    pub values: Vec<Value>,
+    /// Instructions in the order in which they run.
+    pub instrs: Vec<Instr>,
+    /// Parameter table, indexed by [`ParamId`].
+    pub params: Vec<Param>,
+    /// What the host writes and reads.
+    pub bindings: Vec<Binding>,
+}
+
+impl Program {
+    /// The value behind an id.
+    ///
+    /// # Panics
+    /// If the id is not of this program.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// Adds a value.
+    pub fn add_value(&mut self, name: impl Into<String>, shape: &[usize], dtype: DType, kind: Kind) -> ValueId {
+        let id = ValueId(self.values.len() as u32);
+        self.values.push(Value { name: name.into(), shape: shape.to_vec(), dtype, kind });
+        id
+    }
+
+    /// Appends an instruction.
+    pub fn push(&mut self, op: Op, reads: Vec<ValueId>, writes: Vec<ValueId>, site: Site) {
+        self.instrs.push(Instr { op, reads, writes, site });
+    }
+
+    /// Values bound to `role`, ordered by microbatch.
+    pub fn bound(&self, role: Role) -> impl Iterator<Item = ValueId> + '_ {
+        self.bindings.iter().filter(move |b| b.role == role).map(|b| b.value)
+    }
+
+    /// The parameter stored in `value`, if there is one.
+    pub fn param_of(&self, value: ValueId) -> Option<&Param> {
+        self.params.iter().find(|p| p.value == value)
+    }
+
+    /// Number of trained elements.
+    pub fn n_trainable(&self) -> usize {
+        self.params.iter().filter(|p| p.trainable).map(|p| self.value(p.value).n_elements()).sum()
+    }
+
+    /// Number of elements of all parameters.
+    pub fn n_params(&self) -> usize {
+        self.params.iter().map(|p| self.value(p.value).n_elements()).sum()
+    }
+}

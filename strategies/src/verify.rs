@@ -1,0 +1,206 @@
+//! Refuses an ill-formed program before a buffer is allocated, naming the instruction and the values.
+//!
+//! Rules:
+//! - V-1 every id refers to a value of the program;
+//! - V-2 no value is read before it is written (state, constants and inputs are there from the start);
+//! - V-3 a value is written once, and only parameters and optimizer state may be written although they are given;
+//! - V-4 operands and results have the number, shapes and element types of the operation ([`shapes`]);
+//! - V-5 the sequence numbers of each axis count from 0, every started collective is awaited once and in order, and its
+//!   result is not read before;
+//! - V-6 every output that the host reads is written.
+
+mod shapes;
+
+use crate::program::{Axis, Instr, Kind, Op, Program, ValueId};
+use std::collections::BTreeMap;
+
+/// Why a program cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VerifyError {
+    /// An instruction breaks a rule.
+    #[error("instruction {index} `{instr}`: {problem}")]
+    Instr {
+        /// Position in the program.
+        index: usize,
+        /// The instruction with its values.
+        instr: String,
+        /// What is wrong, and what would fit.
+        problem: String,
+    },
+    /// An output is never written.
+    #[error("output `{value}` is never written")]
+    Unwritten {
+        /// The value.
+        value: String,
+    },
+}
+
+/// Checks rules V-1 to V-6.
+///
+/// # Errors
+/// The first instruction that breaks one.
+pub fn verify(program: &Program) -> Result<(), VerifyError> {
+    let mut state = State {
+        program,
+        written: program.values.iter().map(|v| v.kind.is_given()).collect(),
+        in_flight: BTreeMap::new(),
+        next: BTreeMap::new(),
+    };
+    for (index, instr) in program.instrs.iter().enumerate() {
+        state.step(instr).map_err(|problem| VerifyError::Instr {
+            index,
+            instr: program.describe_instr(instr),
+            problem,
+        })?;
+    }
+    if let Some((axis, sequence)) = state.in_flight.keys().next() {
+        let last = program.instrs.len().saturating_sub(1);
+        return Err(VerifyError::Instr {
+            index: last,
+            instr: program.instrs.last().map(|i| program.describe_instr(i)).unwrap_or_default(),
+            problem: format!("collective #{sequence} on axis {axis:?} is never awaited"),
+        });
+    }
+    match program.bindings.iter().find(|b| !state.written[b.value.0 as usize]) {
+        Some(b) => Err(VerifyError::Unwritten { value: program.describe_value(b.value) }),
+        None => Ok(()),
+    }
+}
+
+struct State<'a> {
+    program: &'a Program,
+    written: Vec<bool>,
+    /// Results of collectives that were started and not yet awaited.
+    in_flight: BTreeMap<(Axis, u32), ValueId>,
+    next: BTreeMap<Axis, u32>,
+}
+
+impl State<'_> {
+    fn step(&mut self, instr: &Instr) -> Result<(), String> {
+        let p = self.program;
+        if let Some(v) = instr.reads.iter().chain(&instr.writes).find(|v| v.0 as usize >= p.values.len()) {
+            return Err(format!("{} does not exist", p.describe_value(*v)));
+        }
+        if let Some(v) = instr.reads.iter().find(|v| !self.written[v.0 as usize]) {
+            return Err(format!("`{}` is read before it is written", p.describe_value(*v)));
+        }
+        if !matches!(instr.op, Op::Await { .. }) {
+            let busy = |v: &&ValueId| self.in_flight.values().any(|r| r == *v);
+            if let Some(v) = instr.reads.iter().chain(&instr.writes).find(busy) {
+                return Err(format!("`{}` is used before its collective is awaited", p.describe_value(*v)));
+            }
+        }
+        shapes::check(p, instr)?;
+        self.collective(instr)?;
+        for v in &instr.writes {
+            self.write(instr, *v)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, instr: &Instr, v: ValueId) -> Result<(), String> {
+        let value = self.program.value(v);
+        let updates = matches!(value.kind, Kind::Parameter | Kind::OptimizerState) && instr.reads.contains(&v);
+        let written = std::mem::replace(&mut self.written[v.0 as usize], true);
+        if written && !updates {
+            return Err(format!("`{}` is written a second time", self.program.describe_value(v)));
+        }
+        Ok(())
+    }
+
+    fn collective(&mut self, instr: &Instr) -> Result<(), String> {
+        match instr.op {
+            Op::Start(c) => {
+                let next = self.next.entry(c.axis).or_default();
+                if c.sequence != *next {
+                    return Err(format!("collective #{} on axis {:?} should be #{next}", c.sequence, c.axis));
+                }
+                *next += 1;
+                self.in_flight.insert((c.axis, c.sequence), instr.writes[0]);
+                Ok(())
+            }
+            Op::Await { axis, sequence } => match self.in_flight.remove(&(axis, sequence)) {
+                Some(result) if result == instr.reads[0] => Ok(()),
+                Some(result) => Err(format!("the awaited result is `{}`", self.program.describe_value(result))),
+                None => Err(format!("collective #{sequence} on axis {axis:?} is not in flight")),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Collective, CollectiveKind, DType, MatMul, Phase, Site};
+
+    const SITE: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
+
+    fn product(k_of_weight: usize) -> Program {
+        let mut p = Program::default();
+        let x = p.add_value("x", &[4, 8], DType::F32, Kind::Input);
+        let w = p.add_value("w", &[3, k_of_weight], DType::F32, Kind::Parameter);
+        let y = p.add_value("y", &[4, 3], DType::F32, Kind::Activation);
+        p.push(Op::MatMul(MatMul::nt()), vec![x, w], vec![y], SITE);
+        p
+    }
+
+    #[test]
+    fn a_product_of_unequal_inner_dims_is_refused_by_name() {
+        assert_eq!(verify(&product(8)), Ok(()));
+        let err = verify(&product(7)).unwrap_err().to_string();
+        assert!(err.contains("%2 y f32[4, 3] = matmul(%0 x f32[4, 8], %1 w f32[3, 7])"), "{err}");
+        assert!(err.contains("inner dims"), "{err}");
+    }
+
+    #[test]
+    fn reading_before_writing_is_refused() {
+        let mut p = product(8);
+        p.instrs.insert(0, p.instrs[0].clone());
+        p.instrs[0].reads[0] = ValueId(2);
+        let err = verify(&p).unwrap_err().to_string();
+        assert!(err.contains("read before it is written"), "{err}");
+    }
+
+    #[test]
+    fn writing_twice_is_refused() {
+        let mut p = product(8);
+        p.instrs.push(p.instrs[0].clone());
+        let err = verify(&p).unwrap_err().to_string();
+        assert!(err.contains("instruction 1") && err.contains("written a second time"), "{err}");
+    }
+
+    #[test]
+    fn a_value_that_does_not_exist_is_refused() {
+        let mut p = product(8);
+        p.instrs[0].reads[1] = ValueId(99);
+        assert!(verify(&p).unwrap_err().to_string().contains("%99"), "names the id");
+    }
+
+    #[test]
+    fn a_collective_result_may_not_be_read_before_its_await() {
+        let mut p = product(8);
+        let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
+        let twice = p.add_value("twice", &[4, 3], DType::F32, Kind::Activation);
+        let start = Collective { kind: CollectiveKind::AllReduce, axis: Axis::Tp, sequence: 0 };
+        p.push(Op::Start(start), vec![ValueId(2)], vec![sum], SITE);
+        let wait = Op::Await { axis: Axis::Tp, sequence: 0 };
+        let mut good = p.clone();
+        good.push(wait.clone(), vec![sum], vec![], SITE);
+        good.push(Op::Add, vec![sum, sum], vec![twice], SITE);
+        p.push(Op::Add, vec![sum, sum], vec![twice], SITE);
+        p.push(wait, vec![sum], vec![], SITE);
+
+        assert_eq!(verify(&good), Ok(()));
+        assert!(verify(&p).unwrap_err().to_string().contains("before its collective is awaited"));
+    }
+
+    #[test]
+    fn a_collective_that_is_never_awaited_is_refused() {
+        let mut p = product(8);
+        let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
+        let start = Collective { kind: CollectiveKind::AllReduce, axis: Axis::Tp, sequence: 0 };
+        p.push(Op::Start(start), vec![ValueId(2)], vec![sum], SITE);
+        assert!(verify(&p).unwrap_err().to_string().contains("never awaited"));
+    }
+}

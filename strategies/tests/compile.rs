@@ -1,0 +1,193 @@
+//! Every model under every policy compiles to a program that verifies and whose buffers never overlap while in use.
+
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::memory::Region;
+use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::{Kind, Op, Phase, Role};
+use proptest::prelude::*;
+
+fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
+    let json = if family == "gpt2" {
+        format!(
+            r#"{{"model_type": "gpt2", "vocab_size": 50, "n_embd": 32, "n_head": 4, "n_layer": {layers}, "n_positions": 64}}"#
+        )
+    } else {
+        format!(
+            r#"{{"model_type": "{family}", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
+            "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": {kv_heads},
+            "max_position_embeddings": 64, "tie_word_embeddings": {tied}}}"#
+        )
+    };
+    ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
+}
+
+fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -> StepSpec {
+    StepSpec {
+        n_microbatches,
+        precision,
+        recompute,
+        lora: None,
+        optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        max_grad_norm: Some(1.0),
+    }
+}
+
+/// Replays the program over its layout: a buffer that is still to be read must hold what was written into it.
+fn assert_no_live_buffer_is_overwritten(c: &Compiled) {
+    let p = &c.program;
+    let mut last_read = vec![None; p.values.len()];
+    for (i, instr) in p.instrs.iter().enumerate() {
+        instr.reads.iter().for_each(|v| last_read[v.0 as usize] = Some(i));
+    }
+    p.bindings.iter().for_each(|b| last_read[b.value.0 as usize] = Some(usize::MAX));
+    let mut live: Vec<(usize, usize, usize)> = Vec::new(); // start, end, value
+    for (i, instr) in p.instrs.iter().enumerate() {
+        for w in &instr.writes {
+            let place = c.layout.places[w.0 as usize].unwrap();
+            if place.region != Region::Work {
+                continue;
+            }
+            let (start, end) = (place.offset, place.offset + p.value(*w).size_bytes());
+            for (s, e, v) in &live {
+                let needed = last_read[*v].is_some_and(|l| l > i) && *v != w.0 as usize;
+                // An operand that ends here may be the place of the result only where the operation permits it.
+                let ends_here = last_read[*v] == Some(i);
+                let permitted = instr
+                    .op
+                    .in_place_pairs(instr.reads.len())
+                    .iter()
+                    .any(|(r, k)| instr.reads[*r].0 as usize == *v && instr.writes[*k] == *w);
+                let overlap = start < *e && *s < end;
+                assert!(
+                    !(overlap && (needed || (ends_here && !permitted))),
+                    "{} overwrites {}",
+                    p.describe_instr(instr),
+                    p.values[*v].name
+                );
+            }
+            live.push((start, end, w.0 as usize));
+        }
+        live.retain(|(_, _, v)| last_read[*v].is_some_and(|l| l > i));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_model_compiles_under_every_policy(
+        family in prop::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gpt2"]),
+        layers in 1usize..4, kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool,
+        n in 1usize..4, rows in 1usize..3,
+        precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::F16]),
+        recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
+    ) {
+        let forward = model(family, layers, kv_heads, tied)
+            .forward(BatchShape { n_rows: rows, seq_len: 16 }, Head::Loss).unwrap();
+
+        let step = compile_step(forward.clone(), &spec(n, precision, recompute), |_, _| 100).unwrap();
+        let eval = compile_forward(forward, &spec(n, precision, recompute), |_, _| 0).unwrap();
+
+        assert_no_live_buffer_is_overwritten(&step);
+        assert_no_live_buffer_is_overwritten(&eval);
+        prop_assert_eq!(step.program.bound(Role::Ids).count(), n);
+        prop_assert_eq!(step.program.bound(Role::LossSum).count(), 1);
+        // Training and evaluation agree on where each parameter lies.
+        for (i, v) in eval.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Parameter) {
+            prop_assert_eq!(&v.name, &step.program.values[i].name);
+            prop_assert_eq!(eval.layout.places[i], step.layout.places[i]);
+        }
+        let updates = step.program.instrs.iter().filter(|i| matches!(i.op, Op::AdamW { .. })).count();
+        prop_assert_eq!(updates, step.program.params.len());
+    }
+}
+
+#[test]
+fn recomputation_trades_instructions_for_memory() {
+    let compile = |recompute| {
+        let forward = model("llama", 6, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
+        compile_step(forward, &spec(1, Precision::F32, recompute), |_, _| 0).unwrap()
+    };
+    let (none, selective, full) = (compile(Recompute::None), compile(Recompute::Selective), compile(Recompute::Full));
+    let bytes = |c: &Compiled| c.layout.bytes(Region::Work);
+    assert!(
+        bytes(&full) < bytes(&selective) && bytes(&selective) < bytes(&none),
+        "{} {} {}",
+        bytes(&full),
+        bytes(&selective),
+        bytes(&none)
+    );
+    let attentions = |c: &Compiled| {
+        c.program.instrs.iter().filter(|i| matches!(i.op, Op::Attention(_)) && i.site.phase == Phase::Backward).count()
+    };
+    assert_eq!((attentions(&none), attentions(&selective), attentions(&full)), (0, 0, 6));
+}
+
+#[test]
+fn half_width_activations_take_less_memory_and_leave_parameters_alone() {
+    let compile = |precision| {
+        let forward = model("llama", 4, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
+        compile_step(forward, &spec(1, precision, Recompute::None), |_, _| 0).unwrap()
+    };
+    let (f32, bf16) = (compile(Precision::F32), compile(Precision::Bf16));
+    assert!(bf16.layout.bytes(Region::Work) < f32.layout.bytes(Region::Work) * 3 / 4);
+    assert_eq!(bf16.layout.bytes(Region::Parameters), f32.layout.bytes(Region::Parameters));
+}
+
+#[test]
+fn adapters_train_themselves_only_and_need_no_gradient_of_the_base() {
+    let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let targets = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets };
+
+    let step =
+        compile_step(forward, &StepSpec { lora: Some(lora), ..spec(2, Precision::F32, Recompute::Full) }, |_, _| 0)
+            .unwrap();
+
+    assert_no_live_buffer_is_overwritten(&step);
+    let p = &step.program;
+    let updated: Vec<&str> = p
+        .instrs
+        .iter()
+        .filter(|i| matches!(i.op, Op::AdamW { .. }))
+        .map(|i| p.value(i.writes[0]).name.as_str())
+        .collect();
+    assert_eq!(updated.len(), 2 * 3 * 2);
+    assert!(updated.iter().all(|n| n.contains("lora_")), "{updated:?}");
+    let base_grads = p
+        .values
+        .iter()
+        .filter(|v| v.kind == Kind::Gradient && !v.name.contains("lora_") && v.name.starts_with("d."))
+        .count();
+    assert_eq!(base_grads, 0);
+}
+
+#[test]
+fn an_unknown_adapter_target_lists_the_modules_of_the_model() {
+    let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()] };
+    let err =
+        compile_step(forward, &StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) }, |_, _| 0)
+            .unwrap_err();
+    assert_eq!(
+        err.to_string(),
+        "lora_target_modules names `query`, which this model does not have; it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
+    );
+}
+
+#[test]
+fn a_large_model_compiles_in_milliseconds() {
+    let json = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192}"#;
+    let config = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap();
+    let forward = config.forward(BatchShape { n_rows: 1, seq_len: 8192 }, Head::Loss).unwrap();
+    let started = std::time::Instant::now();
+    let step = compile_step(forward, &spec(8, Precision::Bf16, Recompute::Full), |_, _| 0).unwrap();
+    println!("{} instructions in {:?}", step.program.instrs.len(), started.elapsed());
+    assert_eq!(step.program.n_params(), 70_553_706_496);
+    assert!(started.elapsed() < std::time::Duration::from_millis(500), "{:?}", started.elapsed());
+}
