@@ -1,1 +1,3 @@
 //! The compiler: how work is split and how a job survives change. Pure.
+
+pub mod sampler;
