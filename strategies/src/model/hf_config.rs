@@ -237,7 +237,7 @@ fn decoder(hf: &HfConfig, family: Family) -> Result<ModelConfig, ModelError> {
     let n_heads = need("num_attention_heads", family, hf.num_attention_heads)?;
     let n_layers = need("num_hidden_layers", family, hf.num_hidden_layers)?;
     let attention_bias = hf.attention_bias.unwrap_or(false);
-    let head_dim = hf.head_dim.unwrap_or(if n_heads == 0 { 0 } else { hidden_size / n_heads });
+    let head_dim = hf.head_dim.unwrap_or(hidden_size.checked_div(n_heads).unwrap_or(0));
     if hf.head_dim.is_none() && head_dim * n_heads != hidden_size {
         return Err(value_error(
             "num_attention_heads",
