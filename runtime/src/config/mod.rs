@@ -1,1 +1,152 @@
-//! (being written)
+//! The one YAML file of a job: read, overridden, checked. Below [`JobConfig::load`] everything is valid.
+//!
+//! The file is flat, with the keys that users of Axolotl know; a few of Accelerate's spellings are accepted too. Each
+//! section struct is declared once, with documentation, default and range of every key, by the macro in `section`; the
+//! reader, the reference ([`reference()`]) and the starter file ([`starter::starter_yaml`]) are made from that declaration.
+//!
+//! Deliberately absent: the meaning of a model's shape (the model families check it) and of a dataset's lines (`data`).
+
+pub mod adapter;
+pub mod datasets;
+pub mod error;
+mod lines;
+pub mod model;
+pub mod optimizer;
+pub mod output;
+pub mod parallel;
+pub mod precision;
+pub mod schedule;
+pub mod section;
+mod setting;
+mod source;
+mod spelling;
+pub mod starter;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use serde_yaml_ng::{Mapping, Value};
+
+use adapter::AdapterSection;
+use datasets::{DataSection, DatasetConfig};
+use error::ConfigError;
+use model::ModelSection;
+use optimizer::OptimizerSection;
+use output::OutputSection;
+use parallel::ParallelSection;
+use precision::PrecisionSection;
+use schedule::ScheduleSection;
+use section::{KeyDoc, Section};
+use source::Source;
+
+/// A job as its user describes it, checked; the sections gather what one part of the program reads.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct JobConfig {
+    /// The model and its tokenizer.
+    pub model: ModelSection,
+    /// The data and how it is cut into sequences.
+    pub data: DataSection,
+    /// Length of the run, batch size and learning rate.
+    pub schedule: ScheduleSection,
+    /// How gradients change the weights.
+    pub optimizer: OptimizerSection,
+    /// Number formats, memory and threads.
+    pub precision: PrecisionSection,
+    /// Low-rank adapters.
+    pub adapter: AdapterSection,
+    /// The mesh.
+    pub parallel: ParallelSection,
+    /// Output, checkpoints and the seed.
+    pub output: OutputSection,
+}
+
+impl JobConfig {
+    /// Reads and checks a file. `overrides` are pairs of a key (`learning_rate`, `model.hidden_size`, `datasets.0.path`) and
+    /// a YAML value, applied in order; the word `none` switches an optional key off.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or for the reasons of [`JobConfig::from_yaml_str`].
+    pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Self, ConfigError> {
+        let unreadable =
+            |error: std::io::Error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() };
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        Self::from_yaml_str(&text, overrides)
+    }
+
+    /// Reads and checks the text of a file.
+    ///
+    /// # Errors
+    /// The first thing wrong, as one sentence that names key and line: not YAML, a key unknown or given twice, a value of
+    /// the wrong type or out of range, a relation between keys that does not hold.
+    pub fn from_yaml_str(text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigError> {
+        let known = reference();
+        let source = Source::new(text, overrides, &known)?;
+        let at = source.root();
+        let names: Vec<&str> = known.iter().flat_map(|doc| doc.aliases.iter().copied().chain([doc.key])).collect();
+        at.refuse_unknown(&source.keys, &names)?;
+        let keys = &source.keys;
+        let job = Self {
+            model: Section::read_section(keys, &at)?,
+            data: Section::read_section(keys, &at)?,
+            schedule: Section::read_section(keys, &at)?,
+            optimizer: Section::read_section(keys, &at)?,
+            precision: Section::read_section(keys, &at)?,
+            adapter: Section::read_section(keys, &at)?,
+            parallel: Section::read_section(keys, &at)?,
+            output: Section::read_section(keys, &at)?,
+        };
+        job.validate()?;
+        Ok(job)
+    }
+
+    /// The whole configuration, defaults included, as YAML that reads back equal; it belongs beside a run's results.
+    pub fn to_yaml(&self) -> String {
+        let mut keys = Mapping::new();
+        self.model.write_section(&mut keys);
+        self.data.write_section(&mut keys);
+        self.schedule.write_section(&mut keys);
+        self.optimizer.write_section(&mut keys);
+        self.precision.write_section(&mut keys);
+        self.adapter.write_section(&mut keys);
+        self.parallel.write_section(&mut keys);
+        self.output.write_section(&mut keys);
+        serde_yaml_ng::to_string(&Value::Mapping(keys))
+            .expect("a tree of texts, numbers and lists always has a YAML form")
+    }
+
+    /// Relations between keys; types and ranges of single keys were checked as they were read.
+    fn validate(&self) -> Result<(), ConfigError> {
+        self.model.validate()?;
+        self.data.validate()?;
+        self.schedule.validate()?;
+        self.optimizer.validate()?;
+        self.precision.validate()?;
+        self.adapter.validate()?;
+        self.parallel.validate()
+    }
+}
+
+/// Every top-level key with its meaning, default and accepted values, in the order of the sections.
+pub fn reference() -> Vec<KeyDoc> {
+    sections().into_iter().flat_map(|(_, keys)| keys).collect()
+}
+
+/// Every section by title with its keys, in the order in which a person writes a file.
+pub fn sections() -> Vec<(&'static str, Vec<KeyDoc>)> {
+    vec![
+        ("Model", ModelSection::keys()),
+        ("Data", DataSection::keys()),
+        ("Batch, length and learning rate", ScheduleSection::keys()),
+        ("Optimizer", OptimizerSection::keys()),
+        ("Precision and memory", PrecisionSection::keys()),
+        ("Adapters", AdapterSection::keys()),
+        ("Parallelism", ParallelSection::keys()),
+        ("Output and checkpoints", OutputSection::keys()),
+    ]
+}
+
+/// Every key of one entry of `datasets`.
+pub fn dataset_reference() -> Vec<KeyDoc> {
+    DatasetConfig::keys()
+}

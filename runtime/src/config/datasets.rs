@@ -1,0 +1,154 @@
+//! What the model learns from: the files, how a line becomes a sample, and how samples become sequences.
+
+use std::path::PathBuf;
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::error::ConfigError;
+use super::section::{Section, choices, section};
+use super::setting::{AT_LEAST_ONE, Setting};
+use super::source::At;
+
+section! {
+    /// The data and how it is cut into sequences.
+    pub struct DataSection {
+        /// Files to learn from; a list of entries with at least `path` and `type`.
+        pub datasets: Vec<DatasetConfig> = Vec::new();
+        /// Where tokenized data is kept between runs; without it, a folder below `output_dir`.
+        pub dataset_prepared_path: Option<PathBuf> = None;
+        /// Tokens per sequence.
+        pub sequence_len: usize = 512 => AT_LEAST_ONE;
+        /// Put several short samples into one sequence; attention does not cross from one to the next.
+        pub sample_packing: bool = false;
+        /// Also learn the prompt, not only the answer, of instruction and chat samples.
+        pub train_on_inputs: bool = false;
+        /// How much is held out for evaluation: below 1 a share of the samples, from 1 up a number of samples, 0 nothing.
+        pub val_set_size: ValSetSize = ValSetSize::Nothing;
+        /// Steps between evaluations on the held-out samples; without it, once at the end.
+        pub eval_steps: Option<usize> = None => AT_LEAST_ONE;
+        /// Visit the samples in a new random order in every epoch, derived from `seed`.
+        pub shuffle: bool = true;
+    }
+}
+
+section! {
+    /// One entry of `datasets`.
+    pub struct DatasetConfig {
+        /// The file: .jsonl, .json or .txt.
+        pub path: PathBuf = PathBuf::new();
+        /// How an entry of the file becomes a sample.
+        pub r#type: DatasetType = DatasetType::Completion;
+        /// Name of the text field of `completion` entries.
+        pub field: String = "text".into();
+        /// Name of the instruction field of `alpaca` entries.
+        pub field_instruction: String = "instruction".into();
+        /// Name of the input field of `alpaca` entries; it may be absent or empty in an entry.
+        pub field_input: String = "input".into();
+        /// Name of the answer field of `alpaca` entries.
+        pub field_output: String = "output".into();
+        /// Name of the field of `chat_template` entries that lists the messages.
+        pub field_messages: String = "messages".into();
+        /// Name of the field of a message that says who speaks.
+        pub message_field_role: String = "role".into();
+        /// Name of the field of a message that holds its text.
+        pub message_field_content: String = "content".into();
+        /// Jinja template file for `chat_template` entries; without it, the one of the tokenizer.
+        pub chat_template: Option<PathBuf> = None;
+        /// Roles whose messages are learned when `train_on_inputs` is off.
+        pub roles_to_train: Vec<String> = vec!["assistant".into()];
+    }
+}
+
+choices! {
+    /// How an entry of a dataset becomes a sample.
+    pub enum DatasetType {
+        /// Plain text, learned from its first token to its last.
+        Completion = "completion";
+        /// Instruction, optional input, and answer.
+        Alpaca = "alpaca";
+        /// A list of messages, rendered by the chat template.
+        ChatTemplate = "chat_template";
+    }
+}
+
+/// How much of the data is held out for evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ValSetSize {
+    /// Nothing.
+    Nothing,
+    /// This share of the samples, strictly between 0 and 1.
+    Share(f64),
+    /// This many samples, at least one.
+    Samples(usize),
+}
+
+impl DataSection {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if self.datasets.is_empty() {
+            let why = "list at least one entry with `path` and `type`";
+            return Err(ConfigError::Missing { key: "datasets".into(), why: why.into() });
+        }
+        if self.eval_steps.is_some() && self.val_set_size == ValSetSize::Nothing {
+            return Err(ConfigError::Conflict {
+                first: "eval_steps".into(),
+                second: "val_set_size".into(),
+                why: "there is nothing to evaluate on; set `val_set_size` above 0 or remove `eval_steps`".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Setting for ValSetSize {
+    fn fits() -> String {
+        "0, a share between 0 and 1, or a whole number of samples".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match f64::read(value, at).map_err(|_| at.mismatch(value, Self::fits()))? {
+            0.0 => Ok(Self::Nothing),
+            share if share > 0.0 && share < 1.0 => Ok(Self::Share(share)),
+            samples if samples >= 1.0 && samples.fract() == 0.0 && samples < 2f64.powi(53) => {
+                Ok(Self::Samples(samples as usize))
+            }
+            _ => Err(at.mismatch(value, Self::fits())),
+        }
+    }
+    fn write(&self) -> Value {
+        match self {
+            Self::Nothing => 0usize.write(),
+            Self::Share(share) => share.write(),
+            Self::Samples(samples) => samples.write(),
+        }
+    }
+}
+
+impl Setting for Vec<DatasetConfig> {
+    fn fits() -> String {
+        "a list of entries with `path` and `type`".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let entries = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;
+        entries.iter().enumerate().map(|(i, entry)| read_entry(entry, &at.item(i))).collect()
+    }
+    fn write(&self) -> Value {
+        let write_entry = |entry: &DatasetConfig| {
+            let mut keys = Mapping::new();
+            entry.write_section(&mut keys);
+            Value::Mapping(keys)
+        };
+        Value::Sequence(self.iter().map(write_entry).collect())
+    }
+}
+
+fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> {
+    let keys = entry.as_mapping().ok_or_else(|| at.mismatch(entry, "an entry with `path` and `type`".into()))?;
+    let known: Vec<&str> = DatasetConfig::keys().iter().map(|doc| doc.key).collect();
+    at.refuse_unknown(keys, &known)?;
+    for needed in ["path", "type"] {
+        if keys.get(needed).is_none_or(Value::is_null) {
+            let why = "every entry of `datasets` says which file it is and how it is read";
+            return Err(ConfigError::Missing { key: format!("{at}.{needed}"), why: why.into() });
+        }
+    }
+    DatasetConfig::read_section(keys, at)
+}

@@ -1,0 +1,206 @@
+//! Which model is trained: one that exists as a Hugging Face directory, or one described here and started from scratch.
+
+use std::path::{Path, PathBuf};
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::error::ConfigError;
+use super::section::section;
+use super::setting::Setting;
+use super::source::At;
+
+section! {
+    /// The model and its tokenizer.
+    pub struct ModelSection {
+        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from; give this or `model`.
+        pub base_model: Option<PathBuf> = None;
+        /// The keys of a Hugging Face config.json (model_type, hidden_size, …), to train a new model from random weights.
+        pub model: Option<ModelDescription> = None;
+        /// Where the tokenizer comes from: `bytes` (every byte is a token) or a directory or file; without it, `base_model`.
+        pub tokenizer: Option<Tokenizer> = None;
+    }
+}
+
+/// What a new model looks like: the keys of a Hugging Face `config.json`, their names checked, their values left to the
+/// model families, which know which of them they need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelDescription(pub serde_json::Map<String, serde_json::Value>);
+
+/// Where the tokenizer comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Every byte is a token; needs no file.
+    Bytes,
+    /// A directory with `tokenizer.json`, or that file.
+    Path(PathBuf),
+}
+
+/// Where the first weights come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ModelSource<'a> {
+    /// Weights and shape of this Hugging Face directory.
+    Pretrained(&'a Path),
+    /// Random weights in this shape.
+    Scratch(&'a ModelDescription),
+}
+
+impl ModelSection {
+    /// Where the first weights come from.
+    ///
+    /// # Panics
+    /// Never on a loaded configuration, which has exactly one of `base_model` and `model`.
+    pub fn source(&self) -> ModelSource<'_> {
+        match (&self.base_model, &self.model) {
+            (Some(path), None) => ModelSource::Pretrained(path),
+            (None, Some(description)) => ModelSource::Scratch(description),
+            _ => unreachable!("loading refuses a configuration without exactly one of `base_model` and `model`"),
+        }
+    }
+
+    /// The tokenizer named, or the one of the base model.
+    ///
+    /// # Panics
+    /// Never on a loaded configuration, in which `model` comes with a `tokenizer`.
+    pub fn tokenizer_source(&self) -> Tokenizer {
+        match (&self.tokenizer, &self.base_model) {
+            (Some(tokenizer), _) => tokenizer.clone(),
+            (None, Some(path)) => Tokenizer::Path(path.clone()),
+            (None, None) => unreachable!("loading refuses `model` without `tokenizer`"),
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        match (&self.base_model, &self.model) {
+            (Some(_), Some(_)) => Err(ConfigError::Conflict {
+                first: "base_model".into(),
+                second: "model".into(),
+                why: "the first starts from existing weights, the second from random ones; keep one".into(),
+            }),
+            (None, None) => Err(ConfigError::Missing {
+                key: "base_model".into(),
+                why: "name a Hugging Face directory, or describe a new model under `model`".into(),
+            }),
+            (None, Some(_)) if self.tokenizer.is_none() => Err(ConfigError::Missing {
+                key: "tokenizer".into(),
+                why: "a new `model` brings none; use `tokenizer: bytes` or name a directory with tokenizer.json".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Keys of `config.json` that the families read, or that describe the model without changing how it trains.
+const MODEL_KEYS: &[&str] = &[
+    "activation_function",
+    "add_cross_attention",
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "attn_pdrop",
+    "bos_token_id",
+    "dtype",
+    "embd_pdrop",
+    "eos_token_id",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_norm_epsilon",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "mlp_bias",
+    "model_type",
+    "n_embd",
+    "n_head",
+    "n_inner",
+    "n_layer",
+    "n_positions",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "pad_token_id",
+    "pretraining_tp",
+    "reorder_and_upcast_attn",
+    "resid_pdrop",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "scale_attn_by_inverse_layer_idx",
+    "scale_attn_weights",
+    "sliding_window",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_sliding_window",
+    "vocab_size",
+];
+
+impl Setting for ModelDescription {
+    fn fits() -> String {
+        "a section with the keys of a Hugging Face config.json".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
+        at.refuse_unknown(keys, MODEL_KEYS)?;
+        if keys.get("model_type").and_then(Value::as_str).is_none() {
+            let why = "the family decides which other keys are read, for example `model_type: llama`";
+            return Err(ConfigError::Missing { key: format!("{at}.model_type"), why: why.into() });
+        }
+        let mut description = serde_json::Map::new();
+        for (key, value) in keys {
+            let name = key.as_str().unwrap_or_default();
+            let json = as_json(value).ok_or_else(|| at.key(name).mismatch(value, "a value that JSON has".into()))?;
+            description.insert(name.to_owned(), json);
+        }
+        Ok(Self(description))
+    }
+    fn write(&self) -> Value {
+        serde_yaml_ng::to_value(&self.0).unwrap_or_else(|_| Value::Mapping(Mapping::new()))
+    }
+}
+
+/// The same value in JSON's terms; `None` for tags, keys that are not texts, and numbers JSON cannot hold.
+fn as_json(value: &Value) -> Option<serde_json::Value> {
+    Some(match value {
+        Value::Null => serde_json::Value::Null,
+        Value::Bool(x) => (*x).into(),
+        Value::Number(x) if x.is_u64() => x.as_u64()?.into(),
+        Value::Number(x) if x.is_i64() => x.as_i64()?.into(),
+        Value::Number(x) => serde_json::Number::from_f64(x.as_f64()?)?.into(),
+        Value::String(x) => x.clone().into(),
+        Value::Sequence(items) => items.iter().map(as_json).collect::<Option<Vec<_>>>()?.into(),
+        Value::Mapping(keys) => {
+            let pairs = keys.iter().map(|(key, value)| Some((key.as_str()?.to_owned(), as_json(value)?)));
+            pairs.collect::<Option<serde_json::Map<_, _>>>()?.into()
+        }
+        Value::Tagged(_) => return None,
+    })
+}
+
+impl Setting for Tokenizer {
+    fn fits() -> String {
+        "`bytes` or a path".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(word) if word == "bytes" => Ok(Self::Bytes),
+            Value::String(path) if !path.is_empty() => Ok(Self::Path(path.into())),
+            other => Err(at.mismatch(other, Self::fits())),
+        }
+    }
+    fn write(&self) -> Value {
+        match self {
+            Self::Bytes => Value::String("bytes".into()),
+            Self::Path(path) => path.write(),
+        }
+    }
+}

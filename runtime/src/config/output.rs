@@ -1,0 +1,62 @@
+//! What a run leaves behind, how often it reports, and from where it goes on.
+
+use std::path::PathBuf;
+
+use serde_yaml_ng::Value;
+
+use super::error::ConfigError;
+use super::section::section;
+use super::setting::{AT_LEAST_ONE, Setting};
+use super::source::At;
+
+section! {
+    /// Output, checkpoints and the seed.
+    pub struct OutputSection {
+        /// Where checkpoints and the trained model go.
+        pub output_dir: PathBuf = PathBuf::from("./outputs");
+        /// From this number everything random is derived; the same seed gives the same run.
+        pub seed: u64 = 42;
+        /// Steps between lines of progress.
+        pub logging_steps: u64 = 10 => AT_LEAST_ONE;
+        /// Steps between checkpoints; none saves only at the end.
+        pub save_steps: Option<u64> = Some(500) => AT_LEAST_ONE;
+        /// Checkpoints that are kept, the newest; none keeps all.
+        pub save_total_limit: Option<usize> = Some(3) => AT_LEAST_ONE;
+        /// auto goes on from the newest valid checkpoint in `output_dir` if there is one, none starts anew, a path names one.
+        pub resume_from_checkpoint: Resume = Resume::Auto;
+    }
+}
+
+/// From where a run goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// From the newest valid checkpoint of `output_dir`, or from the start where there is none.
+    Auto,
+    /// From the start.
+    Never,
+    /// From this checkpoint directory; its absence is an error.
+    Path(PathBuf),
+}
+
+impl Setting for Resume {
+    fn fits() -> String {
+        "auto, none or the path of a checkpoint".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::Bool(true) => Ok(Self::Auto),
+            Value::Bool(false) => Ok(Self::Never),
+            Value::String(word) if word == "auto" => Ok(Self::Auto),
+            Value::String(word) if word == "none" => Ok(Self::Never),
+            Value::String(path) if !path.is_empty() => Ok(Self::Path(path.into())),
+            other => Err(at.mismatch(other, Self::fits())),
+        }
+    }
+    fn write(&self) -> Value {
+        match self {
+            Self::Auto => Value::String("auto".into()),
+            Self::Never => Value::String("none".into()),
+            Self::Path(path) => path.write(),
+        }
+    }
+}

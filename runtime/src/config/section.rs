@@ -1,0 +1,189 @@
+//! The two macros in which sections and choices are written: one text gives the struct, its defaults, its reader and the
+//! entries of the key reference, so that none of them can fall out of step.
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::error::ConfigError;
+use super::setting::{Range, Setting};
+use super::source::At;
+
+/// One key of the file, for help, the starter file and the search for the nearest key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyDoc {
+    /// The key as it is written.
+    pub key: &'static str,
+    /// Other spellings that are accepted.
+    pub aliases: &'static [&'static str],
+    /// The sentence that says what the key does.
+    pub doc: String,
+    /// The default, as YAML; empty where the key has to be given.
+    pub default: String,
+    /// The values that fit.
+    pub fits: String,
+}
+
+/// A group of keys that one part of the program reads.
+pub(crate) trait Section: Sized {
+    /// Every key of the section, in the order of the struct.
+    fn keys() -> Vec<KeyDoc>;
+    /// Reads the section from the mapping at `at`; absent and empty keys take their defaults.
+    fn read_section(keys: &Mapping, at: &At<'_>) -> Result<Self, ConfigError>;
+    /// Adds every key with its value.
+    fn write_section(&self, keys: &mut Mapping);
+}
+
+/// The values that fit a key: those of its range where it has one, else those of its type.
+pub(crate) fn fits_of<T: Setting>(range: Option<&Range>) -> String {
+    match range {
+        Some(range) if T::fits().ends_with(", or none") => format!("{}, or none", range.fits),
+        Some(range) => range.fits.to_owned(),
+        None => T::fits(),
+    }
+}
+
+/// Shows a default the way a file would write it; an empty path has to be given by the user and shows as nothing.
+pub(crate) fn show(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Sequence(items) => format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(", ")),
+        // The shortest form that reads back equal; the emitter would write 1e-8 as 0.00000001.
+        Value::Number(number) if number.is_f64() => {
+            let x = number.as_f64().unwrap_or_default();
+            if x != 0.0 && x.abs() < 1e-3 { format!("{x:e}") } else { format!("{x}") }
+        }
+        other => serde_yaml_ng::to_string(other).map(|text| text.trim_end().to_owned()).unwrap_or_default(),
+    }
+}
+
+/// Declares a section: documented fields, each with its default, other spellings in brackets and a range after `=>`.
+macro_rules! section {
+    (
+        $(#[doc = $section_doc:literal])+
+        pub struct $name:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                pub $field:ident $([$($alias:literal),+])? : $ty:ty = $default:expr $(=> $range:expr)?;
+            )+
+        }
+    ) => {
+        $(#[doc = $section_doc])+
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $( $(#[doc = $doc])+ pub $field: $ty, )+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $( $field: $default, )+ }
+            }
+        }
+
+        impl $crate::config::section::Section for $name {
+            fn keys() -> Vec<$crate::config::section::KeyDoc> {
+                let default = Self::default();
+                vec![ $(
+                    $crate::config::section::KeyDoc {
+                        key: stringify!($field).trim_start_matches("r#"),
+                        aliases: &[$($($alias),+)?],
+                        doc: [$($doc.trim()),+].join(" "),
+                        default: $crate::config::section::show(
+                            &$crate::config::setting::Setting::write(&default.$field),
+                        ),
+                        fits: $crate::config::section::fits_of::<$ty>($crate::config::section::range!($($range)?)),
+                    },
+                )+ ]
+            }
+
+            fn read_section(
+                keys: &serde_yaml_ng::Mapping,
+                at: &$crate::config::source::At<'_>,
+            ) -> Result<Self, $crate::config::error::ConfigError> {
+                let mut section = Self::default();
+                $(
+                    let key = stringify!($field).trim_start_matches("r#");
+                    if let Some(value) = keys.get(key).filter(|value| !value.is_null()) {
+                        let at = at.key(key);
+                        let read = <$ty as $crate::config::setting::Setting>::read(value, &at)?;
+                        let range: Option<&$crate::config::setting::Range> = $crate::config::section::range!($($range)?);
+                        let number = $crate::config::setting::Setting::number(&read);
+                        if range.zip(number).is_some_and(|(range, number)| !(range.holds)(number)) {
+                            return Err(at.mismatch(value, $crate::config::section::fits_of::<$ty>(range)));
+                        }
+                        section.$field = read;
+                    }
+                )+
+                Ok(section)
+            }
+
+            fn write_section(&self, keys: &mut serde_yaml_ng::Mapping) {
+                $(
+                    let key = stringify!($field).trim_start_matches("r#");
+                    keys.insert(key.into(), $crate::config::setting::Setting::write(&self.$field));
+                )+
+            }
+        }
+    };
+}
+
+/// `Some(range)` where one was written, else `None`.
+macro_rules! range {
+    () => {
+        None
+    };
+    ($range:expr) => {
+        Some(&$range)
+    };
+}
+
+/// Declares an enum whose variants are words of the file; the first word of a variant is the one we write.
+macro_rules! choices {
+    (
+        $(#[doc = $enum_doc:literal])+
+        pub enum $name:ident {
+            $( $(#[doc = $doc:literal])+ $variant:ident = $word:literal $(| $alias:literal)*; )+
+        }
+    ) => {
+        $(#[doc = $enum_doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $( $(#[doc = $doc])+ $variant, )+
+        }
+
+        impl $name {
+            /// The word that the file uses.
+            pub fn word(self) -> &'static str {
+                match self { $( Self::$variant => $word, )+ }
+            }
+        }
+
+        impl $crate::config::setting::Setting for $name {
+            fn fits() -> String {
+                format!("one of {}", [$($word $(, $alias)*),+].join(", "))
+            }
+            // YAML reads the bare words true and false as booleans; here they are words like the others.
+            fn read(
+                value: &serde_yaml_ng::Value,
+                at: &$crate::config::source::At<'_>,
+            ) -> Result<Self, $crate::config::error::ConfigError> {
+                let word = match value {
+                    serde_yaml_ng::Value::Bool(x) => x.to_string(),
+                    serde_yaml_ng::Value::String(text) => text.clone(),
+                    _ => return Err(at.mismatch(value, Self::fits())),
+                };
+                match word.as_str() {
+                    $( $word $(| $alias)* => Ok(Self::$variant), )+
+                    _ => Err(at.mismatch(value, Self::fits())),
+                }
+            }
+            fn write(&self) -> serde_yaml_ng::Value {
+                match self.word() {
+                    "true" => serde_yaml_ng::Value::Bool(true),
+                    "false" => serde_yaml_ng::Value::Bool(false),
+                    word => serde_yaml_ng::Value::String(word.into()),
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use {choices, range, section};

@@ -1,0 +1,184 @@
+//! How one value of the file becomes a typed value, and back.
+
+use std::path::PathBuf;
+
+use serde_yaml_ng::Value;
+
+use super::error::ConfigError;
+use super::source::At;
+
+/// A type that a key of the configuration may have.
+pub(crate) trait Setting: Sized {
+    /// The values that fit, for messages and help: "a number", "one of: a, b".
+    fn fits() -> String;
+    /// Reads a value; `at` knows the key and its place.
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError>;
+    /// Writes the value so that [`Setting::read`] gives it back.
+    fn write(&self) -> Value;
+    /// The value as a number, for range checks; `None` where it has none.
+    fn number(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// A range that a number must lie in.
+pub(crate) struct Range {
+    /// The range in words.
+    pub(crate) fits: &'static str,
+    /// Whether a number lies in it.
+    pub(crate) holds: fn(f64) -> bool,
+}
+
+/// Counts that cannot be zero.
+pub(crate) const AT_LEAST_ONE: Range = Range { fits: "a whole number of at least 1", holds: |x| x >= 1.0 };
+/// Strictly positive numbers.
+pub(crate) const POSITIVE: Range = Range { fits: "a number above 0", holds: |x| x > 0.0 && x.is_finite() };
+/// Numbers from zero up.
+pub(crate) const NOT_NEGATIVE: Range = Range { fits: "a number of at least 0", holds: |x| x >= 0.0 && x.is_finite() };
+/// Shares of a whole.
+pub(crate) const SHARE: Range = Range { fits: "a number between 0 and 1", holds: |x| (0.0..=1.0).contains(&x) };
+/// Decay rates of moving averages; at 1 the average would never move.
+pub(crate) const BELOW_ONE: Range =
+    Range { fits: "a number of at least 0 and below 1", holds: |x| (0.0..1.0).contains(&x) };
+
+/// Describes a value for a message: its kind, and the value where it is short.
+pub(crate) fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "empty".into(),
+        Value::Bool(x) => format!("{x}"),
+        Value::Number(x) => format!("{x}"),
+        Value::String(text) if text.chars().count() <= 60 => format!("the text {text:?}"),
+        Value::String(text) => format!("a text of {} characters", text.chars().count()),
+        Value::Sequence(items) => format!("a list of {}", items.len()),
+        Value::Mapping(keys) => format!("a section of {} keys", keys.len()),
+        Value::Tagged(tagged) => format!("a value tagged {}", tagged.tag),
+    }
+}
+
+impl Setting for bool {
+    fn fits() -> String {
+        "true or false".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        value.as_bool().ok_or_else(|| at.mismatch(value, Self::fits()))
+    }
+    fn write(&self) -> Value {
+        Value::Bool(*self)
+    }
+}
+
+impl Setting for u64 {
+    fn fits() -> String {
+        "a whole number of at least 0".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        value.as_u64().ok_or_else(|| at.mismatch(value, Self::fits()))
+    }
+    fn write(&self) -> Value {
+        Value::Number((*self).into())
+    }
+    fn number(&self) -> Option<f64> {
+        Some(*self as f64)
+    }
+}
+
+impl Setting for usize {
+    fn fits() -> String {
+        u64::fits()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        usize::try_from(u64::read(value, at)?).map_err(|_| at.mismatch(value, Self::fits()))
+    }
+    fn write(&self) -> Value {
+        Value::Number((*self).into())
+    }
+    fn number(&self) -> Option<f64> {
+        Some(*self as f64)
+    }
+}
+
+impl Setting for f64 {
+    fn fits() -> String {
+        "a number".into()
+    }
+    // A quoted number is taken too: files written for YAML 1.1 parsers quote `1e-4`, which those read as text.
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let number = match value {
+            Value::Number(number) => number.as_f64(),
+            Value::String(text) => text.trim().parse::<f64>().ok(),
+            _ => None,
+        };
+        number.filter(|x| x.is_finite()).ok_or_else(|| at.mismatch(value, Self::fits()))
+    }
+    fn write(&self) -> Value {
+        Value::Number((*self).into())
+    }
+    fn number(&self) -> Option<f64> {
+        Some(*self)
+    }
+}
+
+impl Setting for String {
+    fn fits() -> String {
+        "a text".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(text) if !text.is_empty() => Ok(text.clone()),
+            _ => Err(at.mismatch(value, Self::fits())),
+        }
+    }
+    fn write(&self) -> Value {
+        Value::String(self.clone())
+    }
+}
+
+impl Setting for PathBuf {
+    fn fits() -> String {
+        "a path".into()
+    }
+    // A folder may be called 2024: a plain number is a path as it was written.
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(text) if !text.is_empty() => Ok(PathBuf::from(text)),
+            Value::Number(number) if number.is_u64() => Ok(PathBuf::from(number.to_string())),
+            _ => Err(at.mismatch(value, Self::fits())),
+        }
+    }
+    fn write(&self) -> Value {
+        Value::String(self.to_string_lossy().into_owned())
+    }
+}
+
+/// The word `none` switches a setting off; leaving the key out means its default, which may be on.
+impl<T: Setting> Setting for Option<T> {
+    fn fits() -> String {
+        format!("{}, or none", T::fits())
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(word) if word == "none" => Ok(None),
+            Value::Bool(false) if T::fits() != bool::fits() => Ok(None),
+            _ => T::read(value, at).map(Some),
+        }
+    }
+    fn write(&self) -> Value {
+        self.as_ref().map_or_else(|| Value::String("none".into()), T::write)
+    }
+    fn number(&self) -> Option<f64> {
+        self.as_ref().and_then(T::number)
+    }
+}
+
+impl Setting for Vec<String> {
+    fn fits() -> String {
+        "a list of texts".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let items = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;
+        items.iter().enumerate().map(|(i, item)| String::read(item, &at.item(i))).collect()
+    }
+    fn write(&self) -> Value {
+        Value::Sequence(self.iter().map(Setting::write).collect())
+    }
+}

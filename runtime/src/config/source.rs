@@ -1,0 +1,194 @@
+//! The text of a configuration as a tree of keys: parsing, overrides, other spellings, unknown keys, and where each key
+//! was written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::error::{ConfigError, Place};
+use super::lines::{Segment, line_of, repeated_key};
+use super::section::KeyDoc;
+use super::setting::describe;
+use super::spelling::hint_for;
+
+/// Configurations are written by people; a megabyte is far beyond any of them and bounds what the parser may build.
+const TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// A parsed configuration whose top-level keys have their first spelling.
+pub(crate) struct Source {
+    text: String,
+    pub(crate) keys: Mapping,
+    /// First spelling → the spelling in the file, where they differ.
+    spelled: BTreeMap<&'static str, String>,
+    /// Dotted paths that came from the command line.
+    overridden: BTreeSet<String>,
+}
+
+impl Source {
+    /// Parses the text and applies the overrides in order.
+    pub(crate) fn new(text: &str, overrides: &[(String, String)], known: &[KeyDoc]) -> Result<Self, ConfigError> {
+        let mut source =
+            Self { text: text.to_owned(), keys: parse(text)?, spelled: BTreeMap::new(), overridden: BTreeSet::new() };
+        source.use_first_spellings(known)?;
+        for (key, value) in overrides {
+            source.apply_override(key, value, known)?;
+        }
+        Ok(source)
+    }
+
+    /// The whole file.
+    pub(crate) fn root(&self) -> At<'_> {
+        At { source: self, path: Vec::new() }
+    }
+
+    fn use_first_spellings(&mut self, known: &[KeyDoc]) -> Result<(), ConfigError> {
+        for doc in known {
+            for alias in doc.aliases {
+                let Some(value) = self.keys.remove(*alias) else { continue };
+                if self.keys.contains_key(doc.key) {
+                    let first = self.spelled.get(doc.key).cloned().unwrap_or_else(|| doc.key.to_owned());
+                    let place = line_of(&self.text, &[Segment::Key((*alias).into())]).map_or(Place::File, Place::Line);
+                    return Err(ConfigError::Duplicate { first, second: (*alias).into(), place });
+                }
+                self.keys.insert(doc.key.into(), value);
+                self.spelled.insert(doc.key, (*alias).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_override(&mut self, key: &str, value: &str, known: &[KeyDoc]) -> Result<(), ConfigError> {
+        let written = key.trim_start_matches('-').replace('-', "_");
+        let mut segments: Vec<&str> = written.split('.').collect();
+        if let Some(doc) = known.iter().find(|doc| doc.aliases.contains(&segments[0])) {
+            segments[0] = doc.key;
+        }
+        // A text that is not YAML by itself, such as `@data`, is meant as that text.
+        let value = serde_yaml_ng::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        set(&mut self.keys, &segments, value).map_err(|why| ConfigError::UnknownKey {
+            key: written.clone(),
+            place: Place::CommandLine,
+            hint: Some(why),
+        })?;
+        self.overridden.insert(segments.join("."));
+        Ok(())
+    }
+
+    fn place(&self, path: &[Segment]) -> Place {
+        let dotted: Vec<String> = path.iter().map(Segment::to_string).collect();
+        if (1..=dotted.len()).any(|n| self.overridden.contains(&dotted[..n].join("."))) {
+            return Place::CommandLine;
+        }
+        let mut written = path.to_vec();
+        if let Some(Segment::Key(first)) = written.first_mut()
+            && let Some(spelling) = self.spelled.get(first.as_str())
+        {
+            first.clone_from(spelling);
+        }
+        line_of(&self.text, &written).map_or(Place::File, Place::Line)
+    }
+}
+
+/// A position in a [`Source`]: a key, a section or an item of a list.
+pub(crate) struct At<'a> {
+    source: &'a Source,
+    path: Vec<Segment>,
+}
+
+impl<'a> At<'a> {
+    /// The key of this name below.
+    pub(crate) fn key(&self, key: &str) -> At<'a> {
+        self.below(Segment::Key(key.to_owned()))
+    }
+
+    /// The item at this position below.
+    pub(crate) fn item(&self, index: usize) -> At<'a> {
+        self.below(Segment::Item(index))
+    }
+
+    fn below(&self, segment: Segment) -> At<'a> {
+        let mut path = self.path.clone();
+        path.push(segment);
+        At { source: self.source, path }
+    }
+
+    /// The error for a value that does not fit here.
+    pub(crate) fn mismatch(&self, found: &Value, fits: String) -> ConfigError {
+        let place = self.source.place(&self.path);
+        ConfigError::Mismatch { key: self.to_string(), place, found: describe(found), fits }
+    }
+
+    /// Refuses keys of `keys` that are not in `known`, suggesting the nearest.
+    pub(crate) fn refuse_unknown(&self, keys: &Mapping, known: &[&str]) -> Result<(), ConfigError> {
+        for key in keys.keys() {
+            let Value::String(name) = key else {
+                return Err(self.mismatch(key, "a key that is a text".into()));
+            };
+            if !known.contains(&name.as_str()) {
+                let at = self.key(name);
+                let place = self.source.place(&at.path);
+                let hint = hint_for(name, known, self.path.is_empty());
+                return Err(ConfigError::UnknownKey { key: at.to_string(), place, hint });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (depth, segment) in self.path.iter().enumerate() {
+            match segment {
+                Segment::Key(key) if depth == 0 => f.write_str(self.source.spelled.get(key.as_str()).unwrap_or(key))?,
+                Segment::Key(key) => write!(f, ".{key}")?,
+                Segment::Item(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(text: &str) -> Result<Mapping, ConfigError> {
+    let syntax = |reason: String| ConfigError::Syntax { reason };
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(syntax(format!("it has {} bytes, more than the {TEXT_BYTES_MAX} allowed", text.len())));
+    }
+    if let Some((key, line)) = repeated_key(text) {
+        return Err(ConfigError::Duplicate { first: key.clone(), second: key, place: Place::Line(line) });
+    }
+    let mut value: Value = serde_yaml_ng::from_str(text).map_err(|error| syntax(error.to_string()))?;
+    value.apply_merge().map_err(|error| syntax(error.to_string()))?;
+    match value {
+        Value::Mapping(keys) => Ok(keys),
+        Value::Null => Ok(Mapping::new()),
+        other => Err(syntax(format!("it is {}, but must be lines of `key: value`", describe(&other)))),
+    }
+}
+
+/// Sets the value at a dotted path; sections that are absent are made, items of lists have to exist.
+fn set(keys: &mut Mapping, path: &[&str], value: Value) -> Result<(), String> {
+    let (first, rest) = path.split_first().ok_or("the key is empty")?;
+    if rest.is_empty() {
+        keys.insert((*first).into(), value);
+        return Ok(());
+    }
+    let child = keys.entry((*first).into()).or_insert(Value::Null);
+    if child.is_null() {
+        *child = Value::Mapping(Mapping::new());
+    }
+    match child {
+        Value::Mapping(below) => set(below, rest, value),
+        Value::Sequence(items) => {
+            let n_items = items.len();
+            let missing = format!("`{first}` has {n_items} entries, counted from 0");
+            let item = rest[0].parse::<usize>().ok().and_then(|index| items.get_mut(index)).ok_or(missing)?;
+            match (item, &rest[1..]) {
+                (item, []) => *item = value,
+                (Value::Mapping(below), rest) => set(below, rest, value)?,
+                (other, _) => return Err(format!("`{first}.{}` is {}", rest[0], describe(other))),
+            }
+            Ok(())
+        }
+        other => Err(format!("`{first}` is {} and has no keys below it", describe(other))),
+    }
+}

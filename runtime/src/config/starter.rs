@@ -1,0 +1,79 @@
+//! The file that `phalanx init` writes: what must be set is set, everything else stands there as a comment with its default.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::datasets::DatasetType;
+use super::sections;
+
+/// Columns at which the explanations wrap.
+const WRAP_COLUMNS: usize = 100;
+
+/// The text of a starter file for a model directory and a text dataset.
+///
+/// With `base_model` absent the file describes a small new Llama over bytes, which trains without any other file.
+pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: DatasetType) -> String {
+    let mut text =
+        String::from("# A training job. Commented keys show their defaults; remove the `#` to change one.\n");
+    for (title, keys) in sections() {
+        let _ = write!(text, "\n# ---- {title} ----\n");
+        for doc in keys {
+            text.push('\n');
+            comment(&mut text, &format!("{} ({})", doc.doc, doc.fits));
+            match set_value(doc.key, base_model, dataset, dataset_type) {
+                Some(value) => text.push_str(&value),
+                None => {
+                    let _ = writeln!(text, "# {}: {}", doc.key, doc.default);
+                }
+            }
+        }
+    }
+    text
+}
+
+/// The lines of a key that the starter file sets, or `None` for those it leaves at their default.
+fn set_value(key: &str, base_model: Option<&Path>, dataset: &Path, kind: DatasetType) -> Option<String> {
+    Some(match (key, base_model) {
+        ("base_model", Some(path)) => format!("base_model: {}\n", quoted(path)),
+        ("model", None) => {
+            let keys = "model_type: llama, hidden_size: 128, intermediate_size: 384, num_hidden_layers: 4, num_attention_heads: 4";
+            let lines: String = keys.split(", ").map(|line| format!("  {line}\n")).collect();
+            format!("model:\n{lines}")
+        }
+        ("tokenizer", None) => "tokenizer: bytes\n".into(),
+        ("datasets", _) => format!("datasets:\n  - path: {}\n    type: {}\n", quoted(dataset), kind.word()),
+        ("sequence_len", _) => "sequence_len: 256\n".into(),
+        ("sample_packing", _) => "sample_packing: true\n".into(),
+        ("micro_batch_size", _) => "micro_batch_size: 8\n".into(),
+        ("num_epochs", _) => "num_epochs: 1\n".into(),
+        ("learning_rate", Some(_)) => "learning_rate: 5e-5\n".into(),
+        ("learning_rate", None) => "learning_rate: 1e-3\n".into(),
+        ("warmup_ratio", _) => "warmup_ratio: 0.03\n".into(),
+        ("output_dir", _) => "output_dir: ./outputs\n".into(),
+        _ => return None,
+    })
+}
+
+/// A path as a YAML text that no character of it can break.
+fn quoted(path: &Path) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-');
+    let text = path.to_string_lossy();
+    let needs_no_quotes =
+        text.chars().all(plain) && text.starts_with(|c: char| c.is_ascii_alphabetic() || "/._".contains(c));
+    if needs_no_quotes { text.into_owned() } else { format!("'{}'", text.replace('\'', "''")) }
+}
+
+/// Adds `sentence` as comment lines of at most [`WRAP_COLUMNS`] columns.
+fn comment(text: &mut String, sentence: &str) {
+    let mut column = 0;
+    for word in sentence.split_whitespace() {
+        if column == 0 || column + 1 + word.len() > WRAP_COLUMNS {
+            text.push_str(if column == 0 { "#" } else { "\n#" });
+            column = 1;
+        }
+        text.push(' ');
+        text.push_str(word);
+        column += 1 + word.len();
+    }
+    text.push('\n');
+}

@@ -1,0 +1,366 @@
+//! What a person meets when they write a configuration: defaults, spellings, overrides and messages.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::datasets::{DatasetType, ValSetSize};
+use super::model::{ModelSource, Tokenizer};
+use super::optimizer::OptimizerKind;
+use super::output::Resume;
+use super::precision::{Bf16, GradientCheckpointing, Precision};
+use super::schedule::LrScheduler;
+use super::starter::starter_yaml;
+use super::*;
+
+const MINIMAL: &str = "base_model: ./llama\ndatasets:\n  - path: a.jsonl\n    type: alpaca\nmax_steps: 10\n";
+
+fn load(text: &str) -> Result<JobConfig, ConfigError> {
+    JobConfig::from_yaml_str(text, &[])
+}
+
+/// The message for the minimal file with `lines` added.
+fn refusal(lines: &str) -> String {
+    load(&format!("{MINIMAL}{lines}\n")).expect_err("the file must be refused").to_string()
+}
+
+fn with_override(key: &str, value: &str) -> Result<JobConfig, ConfigError> {
+    JobConfig::from_yaml_str(MINIMAL, &[(key.into(), value.into())])
+}
+
+#[test]
+fn a_minimal_file_takes_every_default() {
+    let job = load(MINIMAL).unwrap();
+
+    assert_eq!(job.model.source(), ModelSource::Pretrained(Path::new("./llama")));
+    assert_eq!(job.model.tokenizer_source(), Tokenizer::Path("./llama".into()));
+    assert_eq!(job.data.datasets[0].r#type, DatasetType::Alpaca);
+    assert_eq!(job.schedule, ScheduleSection { max_steps: Some(10), ..Default::default() });
+    assert_eq!(job.optimizer, OptimizerSection::default());
+    assert_eq!(job.output, OutputSection::default());
+    assert_eq!(job.precision.precision(true), Precision::F32);
+    assert_eq!(job.adapter.lora(), None);
+}
+
+#[test]
+fn a_file_in_axolotls_spelling_is_understood() {
+    let text = "
+base_model: ./llama
+datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [assistant, tool]}]
+val_set_size: 0.05
+sequence_len: 2048
+sample_packing: true
+adapter: lora
+lora_r: 32
+lora_alpha: 64
+lora_target_linear: true
+wandb_is_not_here_but_empty_keys_are_fine_as_in: \nnum_epochs: 3
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_torch_fused
+lr_scheduler: warmup_stable_decay
+learning_rate: 2e-4
+warmup_ratio: 0.1
+bf16: auto
+gradient_checkpointing: true
+resume_from_checkpoint:
+tp_size: 1
+save_total_limit: none
+"
+    .replace("wandb_is_not_here_but_empty_keys_are_fine_as_in: \n", "max_steps:\n");
+    let job = load(&text).unwrap();
+
+    assert_eq!(job.schedule.learning_rate, 2e-4);
+    assert_eq!(job.schedule.lr_scheduler, LrScheduler::WarmupStableDecay);
+    assert_eq!((job.schedule.max_steps, job.schedule.num_epochs), (None, Some(3.0)));
+    assert_eq!(job.schedule.sequences_per_step(), 8);
+    assert_eq!(job.data.val_set_size, ValSetSize::Share(0.05));
+    assert_eq!(job.optimizer.optimizer, OptimizerKind::AdamW);
+    assert_eq!(job.precision.bf16, Bf16::Auto);
+    assert_eq!(job.precision.gradient_checkpointing, GradientCheckpointing::Full);
+    assert_eq!(job.output.resume_from_checkpoint, Resume::Auto);
+    assert_eq!(job.output.save_total_limit, None);
+    assert_eq!(job.adapter.lora().map(|lora| (lora.rank, lora.alpha)), Some((32, 64.0)));
+}
+
+#[test]
+fn every_way_to_write_a_number_is_read_as_that_number() {
+    for (written, value) in
+        [("1e-4", 1e-4), ("1E-4", 1e-4), ("1.0e-4", 1e-4), ("'1e-4'", 1e-4), (".5", 0.5), ("2", 2.0), ("+3", 3.0)]
+    {
+        let job = load(&format!("{MINIMAL}learning_rate: {written}\n")).unwrap();
+        assert_eq!(job.schedule.learning_rate, value, "{written}");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line_and_the_nearest_key() {
+    assert_eq!(refusal("lerning_rate: 1e-4"), "unknown key `lerning_rate` (line 6); did you mean `learning_rate`?");
+    assert_eq!(refusal("zebra_crossing_count: 1"), "unknown key `zebra_crossing_count` (line 6)");
+    assert!(refusal("load_in_8bit: false").contains("no such feature"));
+}
+
+#[test]
+fn unknown_keys_inside_sections_are_found_too() {
+    let dataset = MINIMAL.replace("type: alpaca", "type: alpaca\n    feild: x");
+    assert_eq!(
+        load(&dataset).unwrap_err().to_string(),
+        "unknown key `datasets[0].feild` (line 5); did you mean `field`?"
+    );
+    let model = MINIMAL.replace("base_model: ./llama", "model:\n  model_type: llama\n  hiden_size: 8");
+    assert_eq!(
+        load(&model).unwrap_err().to_string(),
+        "unknown key `model.hiden_size` (line 3); did you mean `hidden_size`?"
+    );
+}
+
+#[test]
+fn a_wrong_type_is_named_with_what_was_found_and_what_fits() {
+    assert_eq!(refusal("learning_rate: fast"), "`learning_rate` (line 6) is the text \"fast\", but must be a number");
+    assert_eq!(
+        refusal("micro_batch_size: 0"),
+        "`micro_batch_size` (line 6) is 0, but must be a whole number of at least 1"
+    );
+    assert_eq!(refusal("seed: -1"), "`seed` (line 6) is -1, but must be a whole number of at least 0");
+    assert_eq!(
+        refusal("adam_beta2: 1.0"),
+        "`adam_beta2` (line 6) is 1.0, but must be a number of at least 0 and below 1"
+    );
+    assert_eq!(
+        refusal("save_steps: 0"),
+        "`save_steps` (line 6) is 0, but must be a whole number of at least 1, or none"
+    );
+    assert!(refusal("optimizer: adamw_8bit").contains("one of adamw, adamw_torch, adamw_torch_fused, sgd"));
+    assert!(refusal("bf16: sometimes").contains("one of false, true, full, auto"));
+    assert!(refusal("learning_rate: .nan").contains("must be a number"));
+    assert!(refusal("val_set_size: 1.5").contains("a whole number of samples"));
+}
+
+#[test]
+fn wrong_types_inside_lists_are_named_by_position() {
+    let text = MINIMAL.replace("type: alpaca", "type: alpaca\n    roles_to_train: [user, 3]");
+    assert_eq!(load(&text).unwrap_err().to_string(), "`datasets[0].roles_to_train[1]` is 3, but must be a text");
+}
+
+#[test]
+fn a_key_given_twice_is_refused_in_any_spelling() {
+    assert_eq!(refusal("max_steps: 20"), "`max_steps` and `max_steps` (line 6) set the same thing; keep one of them");
+    assert!(refusal("tp_size: 1\ntensor_parallel_size: 1").contains("`tensor_parallel_size` and `tp_size` (line 6)"));
+    let nested = MINIMAL.replace("type: alpaca", "type: alpaca\n    type: completion");
+    assert!(load(&nested).unwrap_err().to_string().contains("duplicate"), "{}", load(&nested).unwrap_err());
+}
+
+#[test]
+fn relations_that_do_not_hold_name_both_keys() {
+    for (lines, first, second) in [
+        ("warmup_steps: 1\nwarmup_ratio: 0.1", "warmup_steps", "warmup_ratio"),
+        ("bf16: true\nfp16: true", "bf16", "fp16"),
+        ("model: {model_type: llama}", "base_model", "model"),
+        ("lora_r: 4", "lora_r", "adapter"),
+        (
+            "adapter: lora\nlora_target_linear: true\nlora_target_modules: [q_proj]",
+            "lora_target_linear",
+            "lora_target_modules",
+        ),
+        ("eval_steps: 5", "eval_steps", "val_set_size"),
+        ("cosine_min_lr_ratio: 0.1\nlr_scheduler: linear", "cosine_min_lr_ratio", "lr_scheduler"),
+        ("decay_ratio: 0.1", "decay_ratio", "lr_scheduler"),
+        ("warmup_steps: 11", "warmup_steps", "max_steps"),
+        ("momentum: 0.9", "momentum", "optimizer"),
+        ("optimizer: sgd\nadam_beta1: 0.8", "adam_beta1", "optimizer"),
+        ("initial_loss_scale: 2.0", "initial_loss_scale", "fp16"),
+        ("fp16: true\nloss_scale: 8\ninitial_loss_scale: 2", "loss_scale", "initial_loss_scale"),
+    ] {
+        let error = load(&format!("{MINIMAL}{lines}\n")).unwrap_err();
+        let ConfigError::Conflict { first: found_first, second: found_second, .. } = &error else {
+            panic!("{lines:?} gave {error}");
+        };
+        assert_eq!((found_first.as_str(), found_second.as_str()), (first, second), "{lines:?}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    for (absent, key) in [
+        ("base_model: ./llama\n", "base_model"),
+        ("max_steps: 10\n", "num_epochs"),
+        ("datasets:\n  - path: a.jsonl\n    type: alpaca\n", "datasets"),
+        ("    type: alpaca\n", "datasets[0].type"),
+    ] {
+        let error = load(&MINIMAL.replace(absent, "")).unwrap_err();
+        assert!(matches!(&error, ConfigError::Missing { key: found, .. } if found == key), "{absent:?} gave {error}");
+    }
+    let scratch = MINIMAL.replace("base_model: ./llama", "model: {model_type: llama}");
+    assert!(load(&scratch).unwrap_err().to_string().starts_with("`tokenizer` is missing"));
+}
+
+#[test]
+fn a_parallel_size_above_one_is_refused_in_one_sentence() {
+    assert_eq!(
+        refusal("tp_size: 2"),
+        "`tensor_parallel_size` is 2, but this build trains on one rank; set it to 1 or remove it"
+    );
+}
+
+#[test]
+fn overrides_are_checked_like_the_file_and_win_over_it() {
+    assert_eq!(with_override("learning_rate", "1e-4").unwrap().schedule.learning_rate, 1e-4);
+    assert_eq!(with_override("--max-steps", "3").unwrap().schedule.max_steps, Some(3));
+    assert_eq!(with_override("datasets.0.path", "b.jsonl").unwrap().data.datasets[0].path, PathBuf::from("b.jsonl"));
+    assert_eq!(
+        with_override("learning_rate", "fast").unwrap_err().to_string(),
+        "`learning_rate` (from the command line) is the text \"fast\", but must be a number"
+    );
+    assert!(with_override("sede", "1").unwrap_err().to_string().contains("did you mean `seed`?"));
+    assert!(with_override("datasets.7.path", "b").unwrap_err().to_string().contains("has 1 entries"));
+    assert!(with_override("seed.low", "1").is_err());
+}
+
+#[test]
+fn an_override_reaches_into_the_model_section() {
+    let text = MINIMAL.replace("base_model: ./llama", "tokenizer: bytes\nmodel: {model_type: llama, rope_theta: 1e4}");
+    let job = JobConfig::from_yaml_str(&text, &[("model.hidden_size".into(), "64".into())]).unwrap();
+
+    let ModelSource::Scratch(description) = job.model.source() else { panic!("not from scratch") };
+    assert_eq!(description.0["hidden_size"], serde_json::json!(64));
+    assert_eq!(description.0["rope_theta"], serde_json::json!(1e4));
+}
+
+#[test]
+fn the_word_none_switches_an_optional_key_off() {
+    assert_eq!(with_override("max_grad_norm", "none").unwrap().optimizer.clip_norm(), None);
+    assert_eq!(with_override("max_grad_norm", "0").unwrap().optimizer.clip_norm(), None);
+    assert_eq!(with_override("seed", "1").unwrap().optimizer.clip_norm(), Some(1.0));
+}
+
+#[test]
+fn the_learning_rate_scales_linearly_with_the_batch_where_asked_for() {
+    let job = with_override("scale_learning_rate_with_batch", "8").unwrap();
+
+    assert_eq!(job.schedule.peak_learning_rate(32), 4.0 * job.schedule.learning_rate);
+    assert_eq!(load(MINIMAL).unwrap().schedule.peak_learning_rate(32), 5e-5);
+}
+
+#[test]
+fn a_text_that_is_no_mapping_is_refused() {
+    assert!(load("- a\n- b\n").unwrap_err().to_string().contains("is a list of 2"));
+    assert!(load("a: [1\n").unwrap_err().to_string().starts_with("the configuration is not valid YAML"));
+    assert!(load(&" ".repeat(2 << 20)).unwrap_err().to_string().contains("more than"));
+    assert!(JobConfig::load(Path::new("/no/such.yaml"), &[]).unwrap_err().to_string().contains("/no/such.yaml"));
+}
+
+#[test]
+fn every_message_is_one_sentence_on_one_line() {
+    for lines in ["lerning_rate: 1", "seed: x", "bf16: true\nfp16: true", "tp_size: 4", "max_steps: 1"] {
+        let message = refusal(lines);
+        assert!(!message.contains('\n') && !message.ends_with('.'), "{message}");
+    }
+}
+
+#[test]
+fn every_key_is_documented_and_no_two_share_a_spelling() {
+    let mut spellings = std::collections::BTreeSet::new();
+    for doc in reference() {
+        assert!(doc.doc.len() > 10 && doc.doc.ends_with('.'), "{}: {:?}", doc.key, doc.doc);
+        for name in doc.aliases.iter().chain([&doc.key]) {
+            assert!(spellings.insert(*name), "{name} is declared twice");
+        }
+    }
+}
+
+#[test]
+fn the_reference_lists_exactly_the_keys_that_are_written() {
+    let written: Mapping = serde_yaml_ng::from_str(&load(MINIMAL).unwrap().to_yaml()).unwrap();
+    let written: Vec<&str> = written.keys().map(|key| key.as_str().unwrap()).collect();
+    let documented: Vec<&str> = reference().iter().map(|doc| doc.key).collect();
+    assert_eq!(written, documented);
+}
+
+#[test]
+fn the_documented_default_of_a_key_is_what_its_absence_means() {
+    for doc in reference().iter().filter(|doc| doc.key != "datasets") {
+        let text = starter_yaml(Some(Path::new("./llama")), Path::new("a.jsonl"), DatasetType::Alpaca);
+        let absent = JobConfig::from_yaml_str(&text, &[(doc.key.into(), "~".into())]);
+        let given = JobConfig::from_yaml_str(&text, &[(doc.key.into(), doc.default.clone())]);
+        assert_eq!(absent, given, "{}", doc.key);
+    }
+}
+
+#[test]
+fn the_starter_file_loads_and_mentions_every_key_once() {
+    let from_base =
+        starter_yaml(Some(Path::new("/models/it's a llama")), Path::new("data/a.jsonl"), DatasetType::ChatTemplate);
+    let from_scratch = starter_yaml(None, Path::new("a.txt"), DatasetType::Completion);
+
+    let job = load(&from_base).unwrap();
+    assert_eq!(job.model.base_model, Some(PathBuf::from("/models/it's a llama")));
+    assert_eq!(load(&from_scratch).unwrap().model.tokenizer_source(), Tokenizer::Bytes);
+    for text in [from_base, from_scratch] {
+        for doc in reference() {
+            let starts = [format!("{}:", doc.key), format!("# {}:", doc.key)];
+            let n = text.lines().filter(|line| starts.iter().any(|start| line.starts_with(start))).count();
+            assert_eq!(n, 1, "{}", doc.key);
+        }
+        assert!(text.lines().all(|line| line.len() <= 120));
+    }
+}
+
+#[test]
+fn the_commented_lines_of_the_starter_file_can_be_uncommented() {
+    let text = starter_yaml(None, Path::new("a.txt"), DatasetType::Completion);
+    let keys: Vec<String> = reference().iter().map(|doc| format!("# {}:", doc.key)).collect();
+    let uncomment = |line: &str| match keys.iter().any(|key| line.starts_with(key)) {
+        true => line[2..].to_owned() + "\n",
+        false => line.to_owned() + "\n",
+    };
+    let uncommented: String = text.lines().map(uncomment).collect();
+    assert_eq!(load(&uncommented).unwrap(), load(&text).unwrap());
+}
+
+#[test]
+fn configurations_of_the_reference_models_are_accepted_as_model_sections() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models");
+    let Ok(entries) = std::fs::read_dir(&models) else {
+        println!("skipped: {} is absent", models.display());
+        return;
+    };
+    for entry in entries {
+        let json = std::fs::read_to_string(entry.unwrap().path().join("config.json")).unwrap();
+        let text =
+            MINIMAL.replace("base_model: ./llama", &format!("tokenizer: bytes\nmodel: {}", json.replace('\n', " ")));
+
+        let job = load(&text).unwrap();
+
+        let ModelSource::Scratch(description) = job.model.source() else { panic!("not from scratch") };
+        assert_eq!(
+            serde_json::Value::Object(description.0.clone()),
+            serde_json::from_str::<serde_json::Value>(&json).unwrap()
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_written_configuration_reads_back_equal(
+        learning_rate in 0.0..1.0f64, seed: u64, micro_batch_size in 1usize..100, clip in proptest::option::of(0.0..10.0f64),
+        limit in proptest::option::of(1usize..9), ratio in 0.0..1.0f64, path in "[a-z0-9 :#'\"{}-]{1,20}", bf16: bool,
+    ) {
+        let mut job = load(MINIMAL).unwrap();
+        job.schedule.learning_rate = learning_rate;
+        job.schedule.micro_batch_size = micro_batch_size;
+        job.schedule.warmup_ratio = Some(ratio);
+        job.optimizer.max_grad_norm = clip;
+        job.output.seed = seed;
+        job.output.save_total_limit = limit;
+        job.output.output_dir = path.into();
+        job.precision.bf16 = if bf16 { Bf16::On } else { Bf16::Auto };
+
+        prop_assert_eq!(load(&job.to_yaml()).unwrap(), job);
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "([a-z_]{1,8}|- |: |\n|  |[0-9]|[\\[\\]{}&*#'\"|>%!-]){0,60}") {
+        let _ = load(&text);
+        let _ = load(&format!("{MINIMAL}{text}"));
+    }
+}
