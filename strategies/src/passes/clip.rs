@@ -9,9 +9,11 @@ pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<
     let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
     let hyper = super::optimizer::hyper(program);
     let mut reads = Vec::with_capacity(grads.len() + 1);
-    for (_, grad) in grads {
-        let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Activation);
+    for (index, grad) in grads {
+        // The host can ask for each: a non-finite gradient is reported by the name of its parameter.
+        let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
         program.push(Op::SumSquares, vec![*grad], vec![sum], site);
+        program.bindings.push(Binding { role: Role::GradSumSquares, microbatch: *index as u32, value: sum });
         reads.push(sum);
     }
     reads.push(hyper);

@@ -144,6 +144,8 @@ pub enum Role {
     Logits,
     /// L2 norm of the whole gradient before clipping, f64 scalar.
     GradNorm,
+    /// Sum of squares of one parameter's gradient, f64 scalar; the binding's microbatch is the index of the parameter.
+    GradSumSquares,
 }
 
 /// Layout of the [`Role::Hyper`] input: the scalars that the host computes for each step.
@@ -170,7 +172,7 @@ impl Hyper {
 pub struct Binding {
     /// What it means.
     pub role: Role,
-    /// Microbatch it belongs to; 0 for values of the whole step.
+    /// Microbatch it belongs to, 0 for values of the whole step; for [`Role::GradSumSquares`] the index of the parameter.
     pub microbatch: u32,
     /// The value.
     pub value: ValueId,

@@ -1,0 +1,165 @@
+//! What is measured of each step, and the files it goes to: `metrics.jsonl` and TensorBoard events.
+
+use super::tensorboard::EventWriter;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::Path;
+
+/// Measurements of one step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Step, counted from 1.
+    pub step: u64,
+    /// Mean negative log-likelihood of the predicted tokens, nats.
+    pub loss: f64,
+    /// L2 norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens processed a second, padding included.
+    pub tokens_per_s: f64,
+    /// Duration of the step, milliseconds.
+    pub step_ms: f64,
+    /// Passes over the data so far.
+    pub epoch: f64,
+    /// Tokens whose prediction counted in this step.
+    pub predicted_tokens: u64,
+    /// Arithmetic of the model over what the machine can do at its measured best, percent.
+    pub mfu_pct: f64,
+    /// Resident memory of the process, bytes.
+    pub memory_bytes: u64,
+    /// Share of the step spent waiting for data, percent.
+    pub data_wait_pct: f64,
+    /// Loss scale of fp16 runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+}
+
+/// Measurements of one evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalMetrics {
+    /// Step after which it ran.
+    pub step: u64,
+    /// Mean negative log-likelihood over the validation rows, nats.
+    pub eval_loss: f64,
+    /// `exp(eval_loss)`.
+    pub eval_perplexity: f64,
+    /// Duration, milliseconds.
+    pub eval_ms: f64,
+}
+
+/// Writes measurements to the files of a run.
+#[derive(Debug)]
+pub struct MetricsFiles {
+    jsonl: File,
+    events: EventWriter,
+}
+
+impl MetricsFiles {
+    /// Opens `metrics.jsonl` and a new event file in `dir`. Lines of steps behind `resumed_step` are dropped: those
+    /// steps are about to run again.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn open(dir: &Path, resumed_step: u64) -> io::Result<MetricsFiles> {
+        let path = dir.join("metrics.jsonl");
+        let mut jsonl = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
+        let keep = kept_bytes(&jsonl, resumed_step)?;
+        jsonl.set_len(keep)?;
+        jsonl.seek(SeekFrom::End(0))?;
+        Ok(MetricsFiles { jsonl, events: EventWriter::create(dir)? })
+    }
+
+    /// Appends a step.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn step(&mut self, m: &StepMetrics) -> io::Result<()> {
+        self.line(m)?;
+        let scalars = [
+            ("train/loss", m.loss),
+            ("train/grad_norm", m.grad_norm),
+            ("train/learning_rate", m.lr),
+            ("train/epoch", m.epoch),
+            ("throughput/tokens_per_s", m.tokens_per_s),
+            ("throughput/step_ms", m.step_ms),
+            ("throughput/mfu_pct", m.mfu_pct),
+            ("throughput/data_wait_pct", m.data_wait_pct),
+            ("memory/resident_bytes", m.memory_bytes as f64),
+        ];
+        self.events.scalars(m.step, &scalars)
+    }
+
+    /// Appends an evaluation.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn eval(&mut self, m: &EvalMetrics) -> io::Result<()> {
+        self.line(m)?;
+        self.events.scalars(m.step, &[("eval/loss", m.eval_loss), ("eval/perplexity", m.eval_perplexity)])
+    }
+
+    fn line(&mut self, m: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(m)?;
+        line.push(b'\n');
+        self.jsonl.write_all(&line)
+    }
+}
+
+/// Length of the leading lines whose step is at most `last_step`. A torn last line is not kept.
+fn kept_bytes(file: &File, last_step: u64) -> io::Result<u64> {
+    #[derive(Deserialize)]
+    struct Line {
+        step: u64,
+    }
+    let mut reader = BufReader::new(file);
+    let (mut kept, mut line) = (0, String::new());
+    loop {
+        line.clear();
+        let n = reader.read_line(&mut line)?;
+        let parsed = serde_json::from_str::<Line>(&line).ok().filter(|_| line.ends_with('\n'));
+        match parsed {
+            Some(l) if l.step <= last_step => kept += n as u64,
+            _ => return Ok(kept),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 1.5,
+            grad_norm: 0.5,
+            lr: 1e-3,
+            tokens_per_s: 100.0,
+            step_ms: 10.0,
+            epoch: 0.5,
+            predicted_tokens: 64,
+            mfu_pct: 30.0,
+            memory_bytes: 1 << 20,
+            data_wait_pct: 0.1,
+            loss_scale: None,
+        }
+    }
+
+    #[test]
+    fn steps_behind_the_resumed_one_are_dropped_and_a_torn_line_with_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = MetricsFiles::open(dir.path(), 0).unwrap();
+        (1..=3).for_each(|s| files.step(&step(s)).unwrap());
+        files.jsonl.write_all(b"{\"step\": 2, \"lo").unwrap();
+        drop(files);
+
+        let mut files = MetricsFiles::open(dir.path(), 2).unwrap();
+        files.step(&step(3)).unwrap();
+
+        let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
+        let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
+        assert_eq!(steps, [1, 2, 3]);
+    }
+}

@@ -1,0 +1,137 @@
+//! What a person sees while a job runs: a progress bar with ETA on a terminal, plain lines otherwise.
+
+use super::metrics::{EvalMetrics, StepMetrics};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// Shows steps, evaluations and messages.
+#[derive(Debug)]
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    logging_steps: u64,
+    total_steps: u64,
+    n_shown: u64,
+}
+
+impl Progress {
+    /// Shows a bar if standard error is a terminal, lines of every `logging_steps`-th step in any case.
+    pub fn new(total_steps: u64, first_step: u64, logging_steps: u64) -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(total_steps).with_position(first_step);
+            let style = ProgressStyle::with_template("{bar:32} {pos}/{len} [{elapsed_precise} < {eta_precise}] {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.reset_eta();
+            bar
+        });
+        Progress { bar, logging_steps: logging_steps.max(1), total_steps, n_shown: 0 }
+    }
+
+    /// A finished step.
+    pub fn step(&mut self, m: &StepMetrics) {
+        let last = m.step == self.total_steps;
+        if self.n_shown == 0 || last || m.step.is_multiple_of(self.logging_steps) {
+            self.line(&step_line(m));
+        }
+        self.n_shown += 1;
+        if let Some(bar) = &self.bar {
+            bar.set_position(m.step);
+            bar.set_message(format!("loss {:.4}  {:.0} tok/s", m.loss, m.tokens_per_s));
+        }
+    }
+
+    /// A finished evaluation.
+    pub fn eval(&self, m: &EvalMetrics) {
+        self.line(&format!(
+            "eval  {:5}  loss {:8.5}  perplexity {:.2}  ({})",
+            m.step,
+            m.eval_loss,
+            m.eval_perplexity,
+            human_duration(Duration::from_secs_f64(m.eval_ms / 1e3))
+        ));
+    }
+
+    /// A message about the run.
+    pub fn note(&self, text: &str) {
+        self.line(text);
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| write_line(text)),
+            None => write_line(text),
+        }
+    }
+}
+
+/// A reader that went away (`| head`) must not stop a training run.
+fn write_line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// The step line.
+pub fn step_line(m: &StepMetrics) -> String {
+    let scale = m.loss_scale.map(|s| format!("  loss_scale {s:.0}")).unwrap_or_default();
+    format!(
+        "step {:5}  loss {:8.5}  grad_norm {:8.4}  lr {:.3e}  {:6.0} tok/s  mfu {:4.1}%  mem {}  data {:.1}%{scale}",
+        m.step,
+        m.loss,
+        m.grad_norm,
+        m.lr,
+        m.tokens_per_s,
+        m.mfu_pct,
+        human_bytes(m.memory_bytes),
+        m.data_wait_pct
+    )
+}
+
+/// `1.50 GiB`.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let exponent = (bytes.max(1).ilog2() / 10).min(4);
+    let scaled = bytes as f64 / f64::from(1u32 << 10).powi(exponent as i32);
+    if exponent == 0 { format!("{bytes} B") } else { format!("{scaled:.2} {}", UNITS[exponent as usize]) }
+}
+
+/// `1m 05s`.
+pub fn human_duration(d: Duration) -> String {
+    let s = d.as_secs();
+    match s {
+        0 if d.as_millis() < 1000 => format!("{} ms", d.as_millis()),
+        0..60 => format!("{:.1} s", d.as_secs_f64()),
+        60..3600 => format!("{}m {:02}s", s / 60, s % 60),
+        _ => format!("{}h {:02}m", s / 3600, s % 3600 / 60),
+    }
+}
+
+/// `23.5 M`.
+pub fn human_count(n: usize) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.1} K", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_durations_read_well() {
+        assert_eq!(human_bytes(0), "0 B");
+        assert_eq!(human_bytes(1536), "1.50 KiB");
+        assert_eq!(human_bytes(3 << 30), "3.00 GiB");
+        assert_eq!(human_duration(Duration::from_millis(65_000)), "1m 05s");
+        assert_eq!(human_duration(Duration::from_millis(7_260_000)), "2h 01m");
+        assert_eq!(human_count(23_500_000), "23.5 M");
+    }
+}

@@ -1,0 +1,133 @@
+//! TensorBoard event files: length-prefixed, checksummed protobuf records.
+//!
+//! Source: the TFRecord framing (`length, masked crc32c(length), data, masked crc32c(data)`) and the messages
+//! `Event { wall_time = 1, step = 2, file_version = 3, summary = 5 }`, `Summary { value = 1 }`,
+//! `Value { tag = 1, simple_value = 2 }`. Three messages do not justify a protobuf compiler.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Appends scalars to an event file.
+#[derive(Debug)]
+pub struct EventWriter {
+    file: File,
+}
+
+impl EventWriter {
+    /// Creates a new event file in `dir`, which TensorBoard shows together with those already there.
+    ///
+    /// # Errors
+    /// When the file cannot be created.
+    pub fn create(dir: &Path) -> io::Result<EventWriter> {
+        let now = wall_time();
+        let name = format!("events.out.tfevents.{:010}.{}.phalanx", now as u64, std::process::id());
+        let mut writer = EventWriter { file: File::create(dir.join(name))? };
+        let mut event = Vec::new();
+        double(&mut event, 1, now);
+        bytes(&mut event, 3, b"brain.Event:2");
+        writer.record(&event)?;
+        Ok(writer)
+    }
+
+    /// Appends named scalars at a step.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
+        let mut summary = Vec::new();
+        for (tag, value) in scalars {
+            let mut message = Vec::new();
+            bytes(&mut message, 1, tag.as_bytes());
+            key(&mut message, 2, 5);
+            message.extend((*value as f32).to_le_bytes());
+            bytes(&mut summary, 1, &message);
+        }
+        let mut event = Vec::new();
+        double(&mut event, 1, wall_time());
+        key(&mut event, 2, 0);
+        varint(&mut event, step);
+        bytes(&mut event, 5, &summary);
+        self.record(&event)
+    }
+
+    fn record(&mut self, data: &[u8]) -> io::Result<()> {
+        let length = (data.len() as u64).to_le_bytes();
+        let mut out = Vec::with_capacity(data.len() + 16);
+        out.extend(length);
+        out.extend(masked_crc(&length).to_le_bytes());
+        out.extend(data);
+        out.extend(masked_crc(data).to_le_bytes());
+        self.file.write_all(&out)
+    }
+}
+
+fn wall_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// TFRecord stores checksums rotated and offset, so that a checksum of data that holds checksums is still good.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn key(out: &mut Vec<u8>, field: u64, wire_type: u64) {
+    varint(out, field << 3 | wire_type);
+}
+
+fn varint(out: &mut Vec<u8>, mut x: u64) {
+    while x >= 0x80 {
+        out.push(x as u8 | 0x80);
+        x >>= 7;
+    }
+    out.push(x as u8);
+}
+
+fn double(out: &mut Vec<u8>, field: u64, x: f64) {
+    key(out, field, 1);
+    out.extend(x.to_le_bytes());
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, data: &[u8]) {
+    key(out, field, 2);
+    varint(out, data.len() as u64);
+    out.extend(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_framed_with_masked_checksums() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::create(dir.path()).unwrap();
+        writer.scalars(300, &[("train/loss", 1.5)]).unwrap();
+        let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+        let data = std::fs::read(path).unwrap();
+
+        let mut records = Vec::new();
+        let mut rest = &data[..];
+        while !rest.is_empty() {
+            let n = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            assert_eq!(masked_crc(&rest[..8]).to_le_bytes(), rest[8..12]);
+            assert_eq!(masked_crc(&rest[12..12 + n]).to_le_bytes(), rest[12 + n..16 + n]);
+            records.push(&rest[12..12 + n]);
+            rest = &rest[16 + n..];
+        }
+
+        assert_eq!(records.len(), 2);
+        assert!(records[0].ends_with(b"brain.Event:2"));
+        // step 300 as a varint, then the summary with its tag and 1.5f32.
+        assert_eq!(records[1][9..12], [0x10, 0xac, 0x02]);
+        assert!(records[1].windows(10).any(|w| w == b"train/loss"));
+        assert!(records[1].ends_with(&1.5f32.to_le_bytes()));
+    }
+
+    #[test]
+    fn the_mask_is_that_of_the_format() {
+        // CRC-32C of "123456789" is 0xe3069283 (RFC 3720, appendix B.4).
+        assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
+    }
+}
