@@ -1,1 +1,141 @@
-//! (being written)
+//! Matrix products of the CPU machine: `C = alpha · A · B (+ bias) (+ C)` over row-major buffers.
+//!
+//! Legend: A is `[m, k]`, B is `[k, n]`, C is `[m, n]`; `i`, `j`, `p` index m, n, k; `ld` is the distance in elements
+//! between two stored rows.
+//!
+//! Both operands are packed into panels that the innermost kernel reads front to back, so the three layouts of
+//! training (`x Wᵀ`, `dy W`, `dyᵀ x`) cost the same, and every mixture of storage types needs only its own load.
+//! Source of the scheme: Goto and van de Geijn 2008, Anatomy of High-Performance Matrix Multiplication, §4–5. We differ
+//! in packing A and B of a block completely before any product, so that threads share them.
+//!
+//! Invariants:
+//! - MM-1 The bits of C do not depend on the number of threads: only m and n are split over tasks; the k loop of an
+//!   element is cut at fixed positions and runs on one thread at a time.
+//! - MM-2 No element outside the logical operands is read, none outside the logical C written.
+//! - MM-3 C narrower than f32 is rounded once; partial sums are f32.
+//!
+//! Map: [`operand`] what callers pass; `plan` block sizes and scratch; `driver` loops and threads; `store` the
+//! epilogue; `avx512` f32 panels and kernel; `amx` bf16 tiles and kernel; `lanes` vector loads and transposes;
+//! `portable` the `gemm` crate for every other CPU.
+// Raw pointers: C tiles of one product interleave in memory, which slices cannot express, and kernels need intrinsics.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod driver;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+pub mod operand;
+mod plan;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};
+
+/// How the products are formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compute {
+    /// Operands widened to f32 (exact), products and sums in f32.
+    F32,
+    /// Every operand, whatever its storage, is rounded to bf16 (nearest even) on its way into the kernel; products are
+    /// summed in f32. Subnormal operands may count as zero: the hardware flushes them.
+    Bf16,
+}
+
+/// Which kernels run; chosen from what the CPU offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Engine {
+    /// Tile products of bf16 pairs.
+    Amx,
+    /// 512-bit f32 kernel; `round` first rounds operands to bf16.
+    Avx512 { round: bool },
+    /// The `gemm` crate; `round` first rounds operands to bf16.
+    Portable { round: bool },
+}
+
+impl Engine {
+    #[cfg(target_arch = "x86_64")]
+    fn pick(compute: Compute) -> Engine {
+        let round = compute == Compute::Bf16;
+        if round && amx::available() {
+            Engine::Amx
+        } else if lanes::available() {
+            Engine::Avx512 { round }
+        } else {
+            Engine::Portable { round }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn pick(compute: Compute) -> Engine {
+        Engine::Portable { round: compute == Compute::Bf16 }
+    }
+}
+
+/// Bytes of scratch that [`matmul`] and [`tile_matmul`] need for these sizes, whatever the layouts, the storage of the
+/// operands and the number of threads. `c` is the storage of C. The scratch may have any alignment.
+pub fn scratch_bytes(compute: Compute, m: usize, n: usize, k: usize, c: Storage) -> usize {
+    plan::Plan::new(Engine::pick(compute), m, n, k, c).scratch_bytes()
+}
+
+/// Multiplies two matrices on the threads of the current rayon pool: `C = alpha · A · B + bias + (C)`.
+///
+/// Allocates nothing where the CPU has AVX-512 (elsewhere the `gemm` crate keeps workspaces of its own).
+///
+/// # Shapes
+/// `a: [m, k]`, `b: [k, n]`, `c: [m, n]`, `epilogue.bias: [n]`. An operand with `transposed` is stored with its
+/// dimensions exchanged. With `k == 0` the product is zero.
+///
+/// # Panics
+/// If a buffer is shorter than its shape and `ld` say, `ld` is shorter than a row, the bias is not `[n]`, or the
+/// scratch is smaller than [`scratch_bytes`].
+pub fn matmul(
+    compute: Compute,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Mat<'_>,
+    b: Mat<'_>,
+    c: MatMut<'_>,
+    epilogue: Epilogue<'_>,
+    scratch: &mut [u8],
+) {
+    let engine = Engine::pick(compute);
+    let (a, b, c) = (a.checked("a", m, k), b.checked("b", k, n), c.checked("c", m, n));
+    // SAFETY: `checked` compared every extent with its slice, and the borrows of a, b and c live until we return;
+    // `c` is borrowed mutably, so no other thread touches it.
+    unsafe { driver::run(engine, driver::Threads::Pool, m, n, k, a, b, c, epilogue, scratch) }
+}
+
+/// Multiplies two small matrices on the calling thread, for the tiles of attention: operands and result may be column
+/// slices of wider buffers that other threads write beside us.
+///
+/// # Shapes
+/// As for [`matmul`].
+///
+/// # Panics
+/// If the bias is not `[n]` or the scratch is smaller than [`scratch_bytes`].
+///
+/// # Safety
+/// `a` and `b` must be readable and `c` writable over the rows and columns that their sizes and `ld` span; no other
+/// thread may write those elements of `a` and `b`, or touch those of `c`, meanwhile; `c` overlaps neither operand.
+pub unsafe fn tile_matmul(
+    compute: Compute,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: TileRef,
+    b: TileRef,
+    c: TileMut,
+    epilogue: Epilogue<'_>,
+    scratch: &mut [u8],
+) {
+    let engine = Engine::pick(compute);
+    // SAFETY: the caller keeps the contract, which is this function's own.
+    unsafe { driver::run(engine, driver::Threads::Caller, m, n, k, a, b, c, epilogue, scratch) }
+}

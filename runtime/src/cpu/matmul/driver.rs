@@ -1,0 +1,309 @@
+//! The loops of a product: blocks, then two parallel phases per block — pack both operands, multiply the tasks of C.
+
+use rayon::prelude::*;
+
+use super::operand::{Epilogue, Storage, TileMut, TileRef};
+use super::plan::{DEPTH_INNER, Plan};
+use super::{Engine, portable};
+#[cfg(target_arch = "x86_64")]
+use super::{amx, avx512, store::Store};
+
+/// Products of fewer multiplications than this run on the caller: handing them out costs as much (MM-1 holds: threads
+/// do not enter the arithmetic).
+const MULTIPLICATIONS_SERIAL: usize = 1 << 19;
+/// Elements that one packing job should move at least.
+const ELEMENTS_PER_JOB: usize = 1 << 14;
+
+/// Who works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Threads {
+    /// The current rayon pool.
+    Pool,
+    /// The calling thread alone.
+    Caller,
+}
+
+impl Threads {
+    fn each(self, count: usize, at_least: usize, work: impl Fn(usize) + Sync + Send) {
+        match self {
+            Threads::Pool => (0..count).into_par_iter().with_min_len(at_least.max(1)).for_each(work),
+            Threads::Caller => (0..count).for_each(work),
+        }
+    }
+}
+
+/// An operand seen along k: element `(x, p)`, where x runs over the rows of A or the columns of B.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub ptr: *const u8,
+    pub storage: Storage,
+    pub ld: usize,
+    /// Whether neighbours in memory differ in p, not in x.
+    pub k_contiguous: bool,
+}
+
+impl Strip {
+    /// The strip that starts at `(x, p)`.
+    ///
+    /// # Safety
+    /// `(x, p)` lies inside the operand, or just behind it in one dimension.
+    #[inline(always)]
+    pub unsafe fn at(self, x: usize, p: usize) -> Strip {
+        let offset = if self.k_contiguous { x * self.ld + p } else { p * self.ld + x };
+        Strip { ptr: self.ptr.wrapping_add(offset * self.storage.bytes()), ..self }
+    }
+}
+
+/// One block of a product: `rows × cols` sums over `depth`.
+struct Block<'a> {
+    engine: Engine,
+    plan: &'a Plan,
+    a: Strip,
+    b: Strip,
+    c: TileMut,
+    /// Where sums wait in f32 until `last`.
+    sums: TileMut,
+    packed_a: *mut u8,
+    packed_b: *mut u8,
+    rows: usize,
+    cols: usize,
+    depth: usize,
+    first: bool,
+    last: bool,
+    epilogue: Epilogue<'a>,
+}
+
+// SAFETY: the threads of a block share it read-only, and through its pointers each packing job writes its own panels
+// and each task its own tile of C and of the sums; operands are only read.
+unsafe impl Sync for Block<'_> {}
+
+/// Runs a product; see [`super::tile_matmul`].
+///
+/// # Safety
+/// As for [`super::tile_matmul`], and the CPU offers what `engine` needs.
+pub(super) unsafe fn run(
+    engine: Engine,
+    threads: Threads,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: TileRef,
+    b: TileRef,
+    c: TileMut,
+    epilogue: Epilogue<'_>,
+    scratch: &mut [u8],
+) {
+    if let Some(bias) = epilogue.bias {
+        assert!(bias.len() == n, "bias of {} elements for {n} columns", bias.len());
+    }
+    let plan = Plan::new(engine, m, n, k, c.storage);
+    let [packed_a, packed_b, partial] = plan.split(scratch);
+    if m == 0 || n == 0 {
+        return;
+    }
+    let threads = if m * n * k < MULTIPLICATIONS_SERIAL { Threads::Caller } else { threads };
+    let a = Strip { ptr: a.ptr, storage: a.storage, ld: a.ld, k_contiguous: !a.transposed };
+    let b = Strip { ptr: b.ptr, storage: b.storage, ld: b.ld, k_contiguous: b.transposed };
+    for j in (0..n).step_by(plan.cols) {
+        for i in (0..m).step_by(plan.rows) {
+            // With k == 0 there is still one block, which writes zeros, bias or C.
+            for p in (0..k.max(1)).step_by(plan.depth.max(1)) {
+                // SAFETY: (i, p), (j, p) and (i, j) lie inside the operands, whose extents the caller vouches for.
+                let block = unsafe {
+                    let c = TileMut { ptr: c.ptr.add((i * c.ld + j) * c.storage.bytes()), ..c };
+                    let partial = TileMut { ptr: partial.as_mut_ptr(), storage: Storage::F32, ld: plan.cols };
+                    Block {
+                        engine,
+                        plan: &plan,
+                        a: a.at(i, p),
+                        b: b.at(j, p),
+                        c,
+                        sums: if plan.has_partial() { partial } else { c },
+                        packed_a: packed_a.as_mut_ptr(),
+                        packed_b: packed_b.as_mut_ptr(),
+                        rows: plan.rows.min(m - i),
+                        cols: plan.cols.min(n - j),
+                        depth: plan.depth.min(k - p),
+                        first: p == 0,
+                        last: p + plan.depth >= k,
+                        epilogue: Epilogue { bias: epilogue.bias.map(|b| &b[j..]), ..epilogue },
+                    }
+                };
+                // Panels that the previous block packed are still there where k and m did not move.
+                let whole_k = k <= plan.depth;
+                block.pack(threads, !(whole_k && m <= plan.rows && j > 0), !(whole_k && i > 0));
+                block.multiply(threads);
+            }
+        }
+    }
+}
+
+impl Block<'_> {
+    fn pack(&self, threads: Threads, pack_a: bool, pack_b: bool) {
+        let g = &self.plan.geometry;
+        let a_panels = if pack_a { self.rows.div_ceil(g.mr) } else { 0 };
+        let b_panels = if pack_b { self.cols.div_ceil(g.nr) } else { 0 };
+        let at_least = ELEMENTS_PER_JOB / (g.mr.min(g.nr) * self.depth.max(1));
+        threads.each(a_panels + b_panels, at_least, |job| {
+            if job < a_panels {
+                self.pack_panel(job, Side::A);
+            } else {
+                self.pack_panel(job - a_panels, Side::B);
+            }
+        });
+    }
+
+    fn pack_panel(&self, panel: usize, side: Side) {
+        let g = &self.plan.geometry;
+        let (strip, width, extent) = match side {
+            Side::A => (self.a, g.mr, self.rows),
+            Side::B => (self.b, g.nr, self.cols),
+        };
+        let x = panel * width;
+        let filled = width.min(extent - x);
+        // SAFETY: the strip covers `extent × depth`; the panel is this job's own and inside its region of scratch,
+        // which the plan sized for `extent` rounded up to whole panels.
+        unsafe {
+            let (to, from) = (self.panel(panel, 0, side), strip.at(x, 0));
+            match self.engine {
+                #[cfg(target_arch = "x86_64")]
+                Engine::Amx => amx::pack(to, from, filled, self.depth, side),
+                #[cfg(target_arch = "x86_64")]
+                Engine::Avx512 { round } => match side {
+                    Side::A => avx512::pack::<{ avx512::MR }>(to.cast(), from, filled, self.depth, round),
+                    Side::B => avx512::pack::<{ avx512::NR }>(to.cast(), from, filled, self.depth, round),
+                },
+                #[cfg(not(target_arch = "x86_64"))]
+                Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
+                Engine::Portable { round } => portable::pack(to.cast(), from, self.depth, round),
+            }
+        }
+    }
+
+    /// The address of a packed panel at depth `p`, a multiple of [`DEPTH_INNER`].
+    fn panel(&self, panel: usize, p: usize, side: Side) -> *mut u8 {
+        let g = &self.plan.geometry;
+        let padded = self.depth.next_multiple_of(g.k_unit);
+        let (base, width) = match side {
+            Side::A => (self.packed_a, g.mr),
+            Side::B => (self.packed_b, g.nr),
+        };
+        base.wrapping_add((panel * padded + p) * width * g.element)
+    }
+
+    fn multiply(&self, threads: Threads) {
+        let g = &self.plan.geometry;
+        let down = self.rows.div_ceil(g.task_rows);
+        let across = self.cols.div_ceil(g.task_cols);
+        // Neighbouring tasks share their columns, so that a thread keeps the panels of B in its cache.
+        threads.each(down * across, 1, |task| {
+            let (i, j) = (task % down * g.task_rows, task / down * g.task_cols);
+            let (rows, cols) = (g.task_rows.min(self.rows - i), g.task_cols.min(self.cols - j));
+            // SAFETY: the tile lies inside the block and belongs to this task; the panels were packed before.
+            unsafe { self.task(i, j, rows, cols) }
+        });
+    }
+
+    /// Multiplies the `rows × cols` of C at `(i, j)`.
+    ///
+    /// # Safety
+    /// The tile lies inside the block, its panels are packed, and no other thread touches it.
+    unsafe fn task(&self, i: usize, j: usize, rows: usize, cols: usize) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match self.engine {
+                #[cfg(target_arch = "x86_64")]
+                Engine::Amx => {
+                    let tiles = amx::Tiles::configure();
+                    self.stretches(|p, depth, store| {
+                        self.tiles(i, j, rows, cols, p, |a, b, at| amx::multiply(&tiles, depth, a, b, store, at));
+                    });
+                }
+                #[cfg(target_arch = "x86_64")]
+                Engine::Avx512 { .. } => self.stretches(|p, depth, store| {
+                    self.tiles(i, j, rows, cols, p, |a, b, at| avx512::multiply(depth, a, b, store, at));
+                }),
+                #[cfg(not(target_arch = "x86_64"))]
+                Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
+                Engine::Portable { .. } => self.task_portable(i, j, rows, cols),
+            }
+        }
+    }
+
+    /// Cuts the depth of the block into stretches `(p, depth, store)`.
+    #[cfg(target_arch = "x86_64")]
+    fn stretches(&self, mut work: impl FnMut(usize, usize, &Store<'_>)) {
+        for p in (0..self.depth.max(1)).step_by(DEPTH_INNER) {
+            let depth = DEPTH_INNER.min(self.depth - p);
+            let (first, last) = (self.first && p == 0, self.last && p + DEPTH_INNER >= self.depth);
+            let before = if self.epilogue.accumulate { Some(self.c) } else { None };
+            work(
+                p,
+                depth,
+                &Store {
+                    alpha: self.epilogue.alpha,
+                    bias: if first { self.epilogue.bias } else { None },
+                    from: if first { before } else { Some(self.sums) },
+                    to: if last { self.c } else { self.sums },
+                },
+            );
+        }
+    }
+
+    /// Visits the register tiles of a task: one panel of A stays in the L1 cache while those of B pass by.
+    #[cfg(target_arch = "x86_64")]
+    fn tiles(
+        &self,
+        i: usize,
+        j: usize,
+        rows: usize,
+        cols: usize,
+        p: usize,
+        work: impl Fn(*const u8, *const u8, TileAt),
+    ) {
+        let g = &self.plan.geometry;
+        for i in (i..i + rows).step_by(g.mr) {
+            let a = self.panel(i / g.mr, p, Side::A);
+            let filled = g.mr.min(self.rows - i);
+            for j in (j..j + cols).step_by(g.nr) {
+                let b = self.panel(j / g.nr, p, Side::B);
+                work(a, b, TileAt { row: i, col: j, rows: filled, cols: g.nr.min(self.cols - j) });
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::task`].
+    unsafe fn task_portable(&self, i: usize, j: usize, rows: usize, cols: usize) {
+        let (a, b) = (self.panel(i, 0, Side::A), self.panel(j, 0, Side::B));
+        let at = TileAt { row: i, col: j, rows, cols };
+        // SAFETY: passed on from the caller; without partial sums C is f32.
+        unsafe {
+            if self.first {
+                portable::start(self.sums, self.c, &self.epilogue, at);
+            }
+            portable::multiply(self.sums, a.cast(), b.cast(), self.depth, self.epilogue.alpha, at);
+            if self.last && self.plan.has_partial() {
+                portable::finish(self.sums, self.c, at);
+            }
+        }
+    }
+}
+
+/// Which operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Rows of the product.
+    A,
+    /// Columns of the product.
+    B,
+}
+
+/// A tile of a block of C: where, and how much of it exists.
+#[derive(Clone, Copy)]
+pub(super) struct TileAt {
+    pub row: usize,
+    pub col: usize,
+    pub rows: usize,
+    pub cols: usize,
+}

@@ -1,0 +1,103 @@
+//! How a product is cut: block sizes for each engine, and the layout of its scratch.
+//!
+//! A product is a loop over blocks of at most `rows × cols × depth`. The operands of one block are packed whole, then
+//! its C is cut into tasks of `task_rows × task_cols`. The bounds keep scratch finite for any shape; the training
+//! shapes we know are one block, or a few along k.
+
+use super::Engine;
+use super::operand::Storage;
+
+/// Alignment of every region of scratch: one cache line, one vector.
+const ALIGN: usize = 64;
+/// The k loop of a kernel call: a panel of A of this depth stays in the L1 cache (28 KiB f32, 32 KiB bf16).
+pub(super) const DEPTH_INNER: usize = 512;
+const DEPTH_BLOCK: usize = 8 * DEPTH_INNER;
+const COLS_BLOCK: usize = 4096;
+
+/// Sizes that belong to an engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    /// Rows and columns of the tile that the kernel keeps in registers.
+    pub mr: usize,
+    pub nr: usize,
+    /// Packed depth is padded to a multiple of this.
+    pub k_unit: usize,
+    /// Bytes of a packed element.
+    pub element: usize,
+    /// C of one task: with its panels it fits the L2 cache, and there are enough tasks to balance a few threads.
+    pub task_rows: usize,
+    pub task_cols: usize,
+    /// Rows of a block.
+    pub rows_block: usize,
+}
+
+impl Geometry {
+    fn of(engine: Engine) -> Geometry {
+        match engine {
+            Engine::Amx => {
+                Geometry { mr: 32, nr: 32, k_unit: 32, element: 2, task_rows: 128, task_cols: 256, rows_block: 2048 }
+            }
+            Engine::Avx512 { .. } => {
+                Geometry { mr: 14, nr: 32, k_unit: 1, element: 4, task_rows: 112, task_cols: 256, rows_block: 2016 }
+            }
+            Engine::Portable { .. } => {
+                Geometry { mr: 1, nr: 1, k_unit: 1, element: 4, task_rows: 128, task_cols: 256, rows_block: 2048 }
+            }
+        }
+    }
+}
+
+/// The cut of one product; a function of its sizes and the engine only (MM-1).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub geometry: Geometry,
+    pub rows: usize,
+    pub cols: usize,
+    pub depth: usize,
+    packed_a: usize,
+    packed_b: usize,
+    partial: usize,
+}
+
+impl Plan {
+    pub fn new(engine: Engine, m: usize, n: usize, k: usize, c: Storage) -> Plan {
+        let g = Geometry::of(engine);
+        let (rows, cols, depth) = (m.min(g.rows_block), n.min(COLS_BLOCK), k.min(DEPTH_BLOCK));
+        let padded = depth.next_multiple_of(g.k_unit);
+        // f32 sums live in C itself; a narrower C needs room for them while k is unfinished. `gemm` writes f32 only.
+        let portable = matches!(engine, Engine::Portable { .. });
+        let partial = c != Storage::F32 && (portable || k > DEPTH_INNER);
+        Plan {
+            geometry: g,
+            rows,
+            cols,
+            depth,
+            packed_a: (rows.next_multiple_of(g.mr) * padded * g.element).next_multiple_of(ALIGN),
+            packed_b: (cols.next_multiple_of(g.nr) * padded * g.element).next_multiple_of(ALIGN),
+            partial: if partial { (rows * cols * 4).next_multiple_of(ALIGN) } else { 0 },
+        }
+    }
+
+    pub fn scratch_bytes(&self) -> usize {
+        self.packed_a + self.packed_b + self.partial + ALIGN - 1
+    }
+
+    /// Packed A, packed B and the f32 partial sums (empty where C holds them), each on a cache line.
+    pub fn split<'s>(&self, scratch: &'s mut [u8]) -> [&'s mut [u8]; 3] {
+        assert!(
+            scratch.len() >= self.scratch_bytes(),
+            "scratch of {} bytes, {} needed",
+            scratch.len(),
+            self.scratch_bytes()
+        );
+        let start = scratch.as_ptr().align_offset(ALIGN);
+        let (a, rest) = scratch[start..].split_at_mut(self.packed_a);
+        let (b, rest) = rest.split_at_mut(self.packed_b);
+        [a, b, &mut rest[..self.partial]]
+    }
+
+    /// Whether unfinished sums are kept beside C.
+    pub fn has_partial(&self) -> bool {
+        self.partial > 0
+    }
+}
