@@ -1,1 +1,16 @@
-//! (being written)
+//! Hugging Face model directories, in and out.
+//!
+//! - [`dtype`]: element types as safetensors names them.
+//! - [`layout`]: the header of a safetensors file, checked in both directions; checkpoints use it too.
+//! - [`source`]: the tensors of a directory, one file or many, as f32.
+//! - [`export`]: a directory that other tools load; [`adapter`]: the same for low-rank adapters.
+//!
+//! Deliberately absent: which tensors a model has and what they mean (the model families know), and tokenizers (`data`).
+
+pub mod adapter;
+pub mod dtype;
+pub mod error;
+pub mod export;
+pub mod layout;
+pub mod source;
+mod staging;

@@ -1,0 +1,120 @@
+//! Low-rank adapters as a directory that PEFT loads beside the base model.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::dtype::Dtype;
+use super::error::HfError;
+use super::export::{ExportTensor, check_tensors, write_json, write_tensors};
+use super::staging::Staging;
+
+/// Which of the two matrices of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoraMatrix {
+    /// From the layer's input to the rank; shape `[rank, in]`.
+    A,
+    /// From the rank to the layer's output; shape `[out, rank]`.
+    B,
+}
+
+/// An adapter to write.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterExport<'a> {
+    /// The base model's directory or hub name, for `base_model_name_or_path`.
+    pub base_model: &'a str,
+    /// Rank of the matrices.
+    pub rank: usize,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// Names of the adapted layers, the last part of their path, such as `q_proj`.
+    pub target_modules: &'a [String],
+    /// Whether the base model stores its weights as `[in, out]`, as GPT-2 does.
+    pub fan_in_fan_out: bool,
+    /// The matrices, named with [`adapter_tensor_name`].
+    pub tensors: &'a [ExportTensor<'a>],
+    /// The type in the file: F32, BF16 or F16.
+    pub dtype: Dtype,
+}
+
+/// The name that PEFT gives to a matrix of the layer at `module`, such as `model.layers.0.self_attn.q_proj`.
+pub fn adapter_tensor_name(module: &str, matrix: LoraMatrix) -> String {
+    format!("base_model.model.{module}.lora_{matrix:?}.weight")
+}
+
+/// Writes `adapter_config.json` and `adapter_model.safetensors`; they appear at `dir` complete or not at all.
+///
+/// # Errors
+/// When `dir` holds anything that is not from an earlier export, a tensor is inconsistent, not finite or not named as
+/// PEFT expects, or writing fails (what was at `dir` stays).
+pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfError> {
+    check_tensors(adapter.tensors, adapter.dtype)?;
+    for tensor in adapter.tensors {
+        let rank_dim = match (tensor.name.strip_prefix("base_model.model."), tensor.shape) {
+            (Some(name), [rank, _]) if name.ends_with(".lora_A.weight") => Some(*rank),
+            (Some(name), [_, rank]) if name.ends_with(".lora_B.weight") => Some(*rank),
+            _ => None,
+        };
+        if rank_dim != Some(adapter.rank) {
+            let reason = format!("shape {:?} is not that of a rank-{} adapter matrix", tensor.shape, adapter.rank);
+            return Err(HfError::BadExport { name: tensor.name.to_owned(), reason });
+        }
+    }
+    let mut staging = Staging::new(dir)?;
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base_model,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": adapter.target_modules,
+        "bias": "none",
+        "fan_in_fan_out": adapter.fan_in_fan_out,
+        "init_lora_weights": true,
+        "inference_mode": true,
+        "modules_to_save": null,
+    });
+    write_json(&mut staging, "adapter_config.json", &config)?;
+    write_tensors(&mut staging, "adapter_model.safetensors", adapter.tensors, adapter.dtype)?;
+    staging.publish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hf::source::{TensorSource, read_json};
+
+    #[test]
+    fn an_adapter_is_written_under_the_names_that_peft_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = ([1.0f32, 2.0, 3.0], [4.0f32, 5.0]);
+        let module = "model.layers.0.self_attn.q_proj";
+        let names = [adapter_tensor_name(module, LoraMatrix::A), adapter_tensor_name(module, LoraMatrix::B)];
+        let tensors = [
+            ExportTensor { name: &names[0], shape: &[1, 3], values: &a },
+            ExportTensor { name: &names[1], shape: &[2, 1], values: &b },
+        ];
+        let targets = ["q_proj".to_owned()];
+        let mut adapter = AdapterExport {
+            base_model: "meta/llama",
+            rank: 1,
+            alpha: 16.0,
+            target_modules: &targets,
+            fan_in_fan_out: false,
+            tensors: &tensors,
+            dtype: Dtype::F32,
+        };
+        let out = dir.path().join("adapter");
+
+        export_adapter(&out, &adapter).unwrap();
+
+        let source = TensorSource::open_file(&out.join("adapter_model.safetensors")).unwrap();
+        let expected = ["A", "B"].map(|m| format!("base_model.model.{module}.lora_{m}.weight"));
+        assert_eq!(source.names().collect::<Vec<_>>(), expected);
+        let config = read_json(&out.join("adapter_config.json")).unwrap();
+        assert_eq!((&config["r"], &config["peft_type"]), (&json!(1), &json!("LORA")));
+        adapter.rank = 2;
+        assert!(export_adapter(&out, &adapter).unwrap_err().to_string().contains("rank-2"));
+    }
+}

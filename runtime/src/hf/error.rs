@@ -1,0 +1,134 @@
+//! What can be wrong with a model directory, each case as one sentence with file and tensor.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::layout::LayoutError;
+
+/// Why a model directory could not be read or written.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum HfError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    Io {
+        /// What was tried: "read", "write".
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the operating system said.
+        reason: String,
+    },
+    /// The directory holds no weights that we read.
+    #[error("{} has neither model.safetensors nor model.safetensors.index.json{}", dir.display(), if *has_pickle { "; its pickled weights have to be converted to safetensors first" } else { "" })]
+    NoWeights {
+        /// The directory.
+        dir: PathBuf,
+        /// Whether it holds `pytorch_model*.bin`, which can run code when loaded and is never read.
+        has_pickle: bool,
+    },
+    /// A JSON file is not what it should be.
+    #[error("{} is damaged: {reason}", path.display())]
+    BadJson {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The index names a file that could lie outside the directory.
+    #[error("{} places tensor `{tensor}` in {shard:?}, which is not a plain file name ending in .safetensors", index.display())]
+    BadShardName {
+        /// The index file.
+        index: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name as written.
+        shard: String,
+    },
+    /// A safetensors file whose header does not describe its bytes.
+    #[error("{} is damaged: {layout}", path.display())]
+    BadLayout {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        layout: LayoutError,
+    },
+    /// A tensor that the caller or the index names does not exist.
+    #[error("{} has no tensor `{tensor}`", path.display())]
+    NoTensor {
+        /// The file or directory that was searched.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor has another shape than the model needs.
+    #[error("tensor `{tensor}` in {} has shape {found:?}, but the model needs {expected:?}", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shape the model needs.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
+    /// A tensor is not of a floating-point type that widens to f32.
+    #[error("tensor `{tensor}` in {} has type {found}, but weights must be F32, F16 or BF16", path.display())]
+    NotFloat {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: &'static str,
+    },
+    /// The caller's buffer or rows do not match the tensor; a fault of the calling code, not of the file.
+    #[error("tensor `{tensor}` of shape {shape:?} was asked for as rows {start}..{end} into {len} values")]
+    Request {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// First row.
+        start: usize,
+        /// Row after the last.
+        end: usize,
+        /// Length of the buffer.
+        len: usize,
+    },
+    /// A weight is NaN or infinite, which no training leaves behind on purpose.
+    #[error("tensor `{tensor}` in {} holds {value} at position {position}", path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Position in row-major order.
+        position: usize,
+        /// "NaN", "inf" or "-inf".
+        value: String,
+    },
+    /// The place of an export is taken by something that is not one of our exports.
+    #[error("{} holds {found}, which is not from an earlier export; choose another directory or empty it", dir.display())]
+    Occupied {
+        /// The directory.
+        dir: PathBuf,
+        /// A file in it that we did not write.
+        found: String,
+    },
+    /// An export was given tensors or files that do not make sense.
+    #[error("cannot export `{name}`: {reason}")]
+    BadExport {
+        /// The tensor or file.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl HfError {
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, error: &std::io::Error) -> Self {
+        Self::Io { action, path: path.into(), reason: error.to_string() }
+    }
+}

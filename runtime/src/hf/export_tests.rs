@@ -1,0 +1,137 @@
+//! Writing model directories: they read back, they split, and nothing of the user's is overwritten.
+
+use super::*;
+use crate::hf::source::{TensorSource, read_json};
+
+const A: [f32; 4] = [1.0, -2.0, 0.5, 65504.0];
+const B: [f32; 3] = [0.25, 0.0, -1.0];
+
+fn tensors() -> [ExportTensor<'static>; 2] {
+    [ExportTensor { name: "a", shape: &[2, 2], values: &A }, ExportTensor { name: "b", shape: &[3], values: &B }]
+}
+
+fn export<'a>(config: &'a Value, tensors: &'a [ExportTensor<'a>], dtype: Dtype) -> Export<'a> {
+    Export { config, generation_config: None, tensors, dtype, files: &[], max_shard_bytes: MAX_SHARD_BYTES_DEFAULT }
+}
+
+fn read(dir: &Path, name: &str) -> Vec<f32> {
+    let source = TensorSource::open(dir).unwrap();
+    let mut out = vec![0.0; source.shape(name).unwrap().iter().product()];
+    source.read_into(name, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn an_exported_model_reads_back_in_every_type() {
+    let root = tempfile::tempdir().unwrap();
+    let (config, tensors) = (json!({"model_type": "llama", "torch_dtype": "float64"}), tensors());
+    for (dtype, name) in [(Dtype::F32, "float32"), (Dtype::BF16, "bfloat16"), (Dtype::F16, "float16")] {
+        let dir = root.path().join(name);
+        let expected: Vec<f32> = match dtype {
+            Dtype::BF16 => A.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+            _ => A.to_vec(),
+        };
+
+        export_model(&dir, &export(&config, &tensors, dtype)).unwrap();
+
+        assert_eq!((read(&dir, "a"), read(&dir, "b")), (expected, B.to_vec()));
+        assert_eq!(read_json(&dir.join("config.json")).unwrap()["torch_dtype"], json!(name));
+    }
+}
+
+#[test]
+fn weights_beyond_the_limit_are_split_and_found_through_the_index() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let (config, tensors) = (json!({}), tensors());
+
+    export_model(&dir, &Export { max_shard_bytes: 16, ..export(&config, &tensors, Dtype::F32) }).unwrap();
+
+    assert!(dir.join("model-00001-of-00002.safetensors").is_file());
+    let index = read_json(&dir.join("model.safetensors.index.json")).unwrap();
+    assert_eq!(index["metadata"]["total_size"], json!(28));
+    assert_eq!((read(&dir, "a"), read(&dir, "b")), (A.to_vec(), B.to_vec()));
+}
+
+#[test]
+fn an_earlier_export_is_replaced_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let (config, tensors) = (json!({}), tensors());
+    let files = [("tokenizer.json".to_owned(), b"{}".to_vec())];
+    export_model(&dir, &Export { files: &files, max_shard_bytes: 1, ..export(&config, &tensors, Dtype::F32) }).unwrap();
+
+    export_model(&dir, &export(&config, &tensors, Dtype::F32)).unwrap();
+
+    let mut names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, [".phalanx-export", "config.json", "model.safetensors"]);
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "nothing is left beside the export");
+}
+
+#[test]
+fn a_directory_with_anything_else_in_it_is_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let (config, tensors) = (json!({}), tensors());
+    export_model(&dir, &export(&config, &tensors, Dtype::F32)).unwrap();
+    std::fs::write(dir.join("notes.txt"), "mine").unwrap();
+
+    let error = export_model(&dir, &export(&config, &tensors, Dtype::F32)).unwrap_err();
+
+    assert!(matches!(&error, HfError::Occupied { found, .. } if found == "notes.txt"), "{error}");
+    assert_eq!(std::fs::read_to_string(dir.join("notes.txt")).unwrap(), "mine");
+    assert_eq!(read(&dir, "b"), B);
+}
+
+#[test]
+fn tensors_that_no_reader_would_accept_are_refused_before_anything_is_written() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let config = json!({});
+    let refused = |tensors: &[ExportTensor<'_>], dtype| {
+        let message = export_model(&dir, &export(&config, tensors, dtype)).unwrap_err().to_string();
+        assert!(!dir.exists());
+        message
+    };
+    let one = |values| [ExportTensor { name: "w", shape: &[1], values }];
+
+    assert!(refused(&one(&[f32::NAN]), Dtype::F32).contains("NaN at position 0 is not a finite F32"));
+    assert!(refused(&one(&[70000.0]), Dtype::F16).contains("not a finite F16"));
+    assert!(refused(&one(&[f32::MAX]), Dtype::BF16).contains("not a finite BF16"));
+    assert!(refused(&one(&[1.0, 2.0]), Dtype::F32).contains("does not hold 2 values"));
+    assert!(refused(&one(&[1.0]), Dtype::I32).contains("not written as I32"));
+    assert!(refused(&[one(&[1.0])[0], one(&[1.0])[0]], Dtype::F32).contains("taken"));
+}
+
+#[test]
+fn file_names_that_leave_the_directory_are_refused_and_nothing_remains() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let (config, tensors) = (json!({}), tensors());
+    for name in ["../x", "a/b", "", ".hidden", "config.json"] {
+        let files = [(name.to_owned(), Vec::new())];
+        let error = export_model(&dir, &Export { files: &files, ..export(&config, &tensors, Dtype::F32) }).unwrap_err();
+        assert!(matches!(error, HfError::BadExport { .. }), "{name:?} gave {error}");
+    }
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_tokenizer_of_a_reference_model_travels_with_the_export() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/stories260k");
+    if !model.is_dir() {
+        println!("skipped: {} is absent", model.display());
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let files = read_tokenizer_files(&model).unwrap();
+    let (config, tensors) = (read_json(&model.join("config.json")).unwrap(), tensors());
+
+    export_model(&dir, &Export { files: &files, ..export(&config, &tensors, Dtype::F32) }).unwrap();
+
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        assert_eq!(std::fs::read(dir.join(name)).unwrap(), std::fs::read(model.join(name)).unwrap());
+    }
+}

@@ -1,0 +1,208 @@
+//! Reading model directories: what is there comes out exactly, what is damaged is named.
+
+use proptest::prelude::*;
+use safetensors::tensor::{Dtype as CrateDtype, TensorView, serialize};
+
+use super::*;
+use crate::hf::layout::{LayoutError, encode_header};
+
+/// A file made by hand: any header text, any payload.
+fn file_with(header: &str, payload: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), payload].concat()
+}
+
+fn open_bytes(bytes: &[u8]) -> Result<TensorSource, HfError> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    TensorSource::open(dir.path())
+}
+
+fn layout_error(bytes: &[u8]) -> LayoutError {
+    match open_bytes(bytes) {
+        Err(HfError::BadLayout { layout, .. }) => layout,
+        other => panic!("expected a layout error, got {other:?}"),
+    }
+}
+
+const TWO: &str =
+    r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}}"#;
+
+#[test]
+fn tensors_written_by_the_safetensors_crate_are_read_exactly() {
+    let values: Vec<f32> = (0..6).map(|x| x as f32 * 0.5 - 1.0).collect();
+    let wide: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let bf: Vec<u8> = values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+    let hf: Vec<u8> = values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+    let view = |dtype, bytes| TensorView::new(dtype, vec![3, 2], bytes).unwrap();
+    let views = [
+        ("f32", view(CrateDtype::F32, &wide)),
+        ("bf16", view(CrateDtype::BF16, &bf)),
+        ("f16", view(CrateDtype::F16, &hf)),
+    ];
+    let source = open_bytes(&serialize(views, None).unwrap()).unwrap();
+
+    for name in ["f32", "bf16", "f16"] {
+        let mut all = [0.0; 6];
+        source.read_into(name, &mut all).unwrap();
+        let mut rows = [0.0; 4];
+        source.read_rows_into(name, 1..3, &mut rows).unwrap();
+
+        assert_eq!(all.as_slice(), values, "{name}");
+        assert_eq!(rows.as_slice(), &values[2..], "{name}");
+    }
+}
+
+#[test]
+fn a_tensor_longer_than_one_piece_is_read_whole_and_its_bad_value_found() {
+    let n = 2 * PIECE_VALUES + 5;
+    let mut values: Vec<f32> = (0..n).map(|x| x as f32).collect();
+    values[PIECE_VALUES + 7] = f32::NAN;
+    values[2 * PIECE_VALUES + 1] = f32::INFINITY;
+    let header = encode_header(&[("w", Dtype::F32, &[n as u64])], &BTreeMap::new(), 8);
+    let source = open_bytes(&[&header, bytemuck::cast_slice(&values)].concat()).unwrap();
+    let mut out = vec![0.0; n];
+
+    let error = source.read_into("w", &mut out).unwrap_err();
+
+    assert!(
+        matches!(&error, HfError::NotFinite { position, value, .. } if *position == PIECE_VALUES + 7 && value == "NaN"),
+        "{error}"
+    );
+    let mut tail = [0.0; 4];
+    source.read_rows_into("w", n - 3..n - 3 + 3, &mut tail[..3]).unwrap();
+    assert_eq!(tail[..3], values[n - 3..]);
+}
+
+#[test]
+fn headers_that_do_not_describe_their_file_are_refused_by_what_is_wrong() {
+    let payload = [0u8; 12];
+    let whole = file_with(TWO, &payload);
+    assert!(open_bytes(&whole).is_ok());
+
+    assert!(matches!(layout_error(&whole[..5]), LayoutError::TooShort(5)));
+    assert!(matches!(layout_error(&whole[..40]), LayoutError::HeaderLength { .. }));
+    assert!(matches!(layout_error(&whole[..whole.len() - 1]), LayoutError::FileLength { .. }));
+    assert!(matches!(layout_error(&[whole.as_slice(), &[0]].concat()), LayoutError::FileLength { .. }));
+    assert!(matches!(layout_error(&[0xff; 64]), LayoutError::HeaderLength { .. }));
+    assert!(matches!(layout_error(&file_with("not json", &[])), LayoutError::Json(_)));
+    let changed = |from: &str, to: &str| layout_error(&file_with(&TWO.replace(from, to), &payload));
+    assert!(matches!(changed("\"b\"", "\"a\""), LayoutError::Json(text) if text.contains("`a` is described twice")));
+    assert!(matches!(changed("[8,12]", "[4,8]"), LayoutError::Gap { tensor, .. } if tensor == "b"));
+    assert!(matches!(changed("[8,12]", "[9,13]"), LayoutError::Gap { .. }));
+    assert!(matches!(changed("[2]", "[3]"), LayoutError::Extent { tensor, .. } if tensor == "a"));
+    assert!(matches!(changed("[2]", "[4294967296,4294967296]"), LayoutError::Extent { .. }));
+    assert!(matches!(changed("[8,12]", "[12,8]"), LayoutError::Extent { .. }));
+    assert!(matches!(changed("F32", "F9"), LayoutError::UnknownType { dtype, .. } if dtype == "F9"));
+}
+
+#[test]
+fn messages_name_file_tensor_expected_and_found() {
+    let source = open_bytes(&file_with(TWO, &[0; 12])).unwrap();
+    let message = |result: Result<(), HfError>| result.unwrap_err().to_string();
+
+    assert!(message(source.check_shape("a", &[3])).ends_with("has shape [2], but the model needs [3]"));
+    assert!(message(source.read_into("c", &mut [])).contains("has no tensor `c`"));
+    assert!(message(source.read_into("a", &mut [0.0; 3])).contains("rows 0..2 into 3 values"));
+    assert!(message(source.read_rows_into("a", 1..3, &mut [0.0; 2])).contains("rows 1..3"));
+    let ints = open_bytes(&file_with(&TWO.replace("F32", "I32"), &[0; 12])).unwrap();
+    assert!(message(ints.read_into("a", &mut [0.0; 2])).contains("has type I32"));
+}
+
+#[test]
+fn shards_are_found_through_the_index_and_only_inside_the_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = |name: &str, value: f32| {
+        [encode_header(&[(name, Dtype::F32, &[])], &BTreeMap::new(), 8), value.to_le_bytes().to_vec()].concat()
+    };
+    std::fs::write(dir.path().join("m-1.safetensors"), one("x", 1.0)).unwrap();
+    std::fs::write(dir.path().join("m-2.safetensors"), one("y", 2.0)).unwrap();
+    let open = |map: serde_json::Value| {
+        let index = serde_json::json!({"metadata": {}, "weight_map": map});
+        std::fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+        TensorSource::open(dir.path())
+    };
+
+    let source = open(serde_json::json!({"x": "m-1.safetensors", "y": "m-2.safetensors"})).unwrap();
+    let mut y = [0.0];
+    source.read_into("y", &mut y).unwrap();
+    assert_eq!((y, source.names().collect::<Vec<_>>()), ([2.0], vec!["x", "y"]));
+
+    for shard in ["../m-1.safetensors", "/etc/x.safetensors", "a/b.safetensors", ".x.safetensors", "m-1.bin", ""] {
+        let error = open(serde_json::json!({ "x": shard })).unwrap_err();
+        assert!(matches!(error, HfError::BadShardName { .. }), "{shard:?} gave {error}");
+    }
+    let error = open(serde_json::json!({"z": "m-1.safetensors"})).unwrap_err();
+    assert!(error.to_string().contains("m-1.safetensors has no tensor `z`"), "{error}");
+}
+
+#[test]
+fn a_directory_with_pickled_weights_only_is_told_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("pytorch_model.bin"), b"x").unwrap();
+
+    let message = TensorSource::open(dir.path()).unwrap_err().to_string();
+
+    assert!(message.contains("converted to safetensors"), "{message}");
+}
+
+#[test]
+fn the_reference_models_read_as_the_safetensors_crate_reads_them() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models");
+    let Ok(entries) = std::fs::read_dir(&models) else {
+        println!("skipped: {} is absent", models.display());
+        return;
+    };
+    for entry in entries {
+        let dir = entry.unwrap().path();
+        let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
+        let reference = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let source = TensorSource::open(&dir).unwrap();
+        assert_eq!(source.names().count(), reference.len());
+        for (name, view) in reference.tensors() {
+            assert_eq!(source.shape(&name).unwrap(), view.shape());
+            if view.dtype() == CrateDtype::F32 {
+                let mut values = vec![0.0f32; view.shape().iter().product()];
+                source.read_into(&name, &mut values).unwrap();
+                assert_eq!(bytemuck::cast_slice::<f32, u8>(&values), view.data(), "{name}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_damaged_file_gives_an_error_or_the_same_shapes_never_a_panic(position in 0usize..150, bit in 0u8..8) {
+        let mut bytes = file_with(TWO, &[0; 12]);
+        let position = position % bytes.len();
+        bytes[position] ^= 1 << bit;
+
+        if let Ok(source) = open_bytes(&bytes) {
+            for name in source.names() {
+                let mut out = vec![0.0; source.shape(name).unwrap().iter().product()];
+                let _ = source.read_into(name, &mut out);
+            }
+        }
+    }
+
+    #[test]
+    fn headers_we_write_are_read_by_the_safetensors_crate(
+        shapes in proptest::collection::vec(proptest::collection::vec(0u64..5, 0..4), 0..6), page_aligned: bool,
+    ) {
+        let names: Vec<String> = (0..shapes.len()).map(|i| format!("t{i}")).collect();
+        let tensors: Vec<_> = names.iter().zip(&shapes).map(|(n, s)| (n.as_str(), Dtype::F32, s.as_slice())).collect();
+        let align = if page_aligned { 4096 } else { 8 };
+        let header = encode_header(&tensors, &BTreeMap::from([("format", "pt")]), align);
+        let payload: usize = shapes.iter().map(|s| s.iter().product::<u64>() as usize * 4).sum();
+        let bytes = [header.as_slice(), &vec![0; payload]].concat();
+
+        let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+
+        prop_assert_eq!(header.len() % align, 0);
+        prop_assert_eq!(read.len(), shapes.len());
+        for (name, _, shape) in &tensors {
+            let found: Vec<u64> = read.tensor(name).unwrap().shape().iter().map(|&d| d as u64).collect();
+            prop_assert_eq!(&found, shape);
+        }
+        prop_assert!(open_bytes(&bytes).is_ok());
+    }
+}

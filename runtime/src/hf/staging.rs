@@ -1,0 +1,136 @@
+//! A directory that appears at its place complete, or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::error::HfError;
+
+/// Lists what an export wrote, one name per line, so that a later export may replace it and nothing else.
+const MARKER: &str = ".phalanx-export";
+
+/// A directory being written beside its final place; dropped before [`Staging::publish`], it is removed.
+#[must_use = "nothing appears at the final place before `publish`"]
+pub(super) struct Staging {
+    temp: PathBuf,
+    dir: PathBuf,
+    names: Vec<String>,
+    published: bool,
+}
+
+impl Staging {
+    /// Starts a directory that will stand at `dir`, which must be absent, empty or an earlier export.
+    pub(super) fn new(dir: &Path) -> Result<Self, HfError> {
+        refuse_foreign(dir)?;
+        let temp = beside(dir, "writing")?;
+        if let Some(parent) = temp.parent() {
+            fs::create_dir_all(parent).map_err(|error| HfError::io("create", parent, &error))?;
+        }
+        // What an earlier process of this id left behind when it was killed.
+        if temp.exists() {
+            fs::remove_dir_all(&temp).map_err(|error| HfError::io("remove", &temp, &error))?;
+        }
+        fs::create_dir(&temp).map_err(|error| HfError::io("create", &temp, &error))?;
+        Ok(Self { temp, dir: dir.to_owned(), names: Vec::new(), published: false })
+    }
+
+    /// Writes one file and makes it durable.
+    pub(super) fn write(
+        &mut self,
+        name: &str,
+        content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<(), HfError> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let bad = |reason: &str| HfError::BadExport { name: name.to_owned(), reason: reason.to_owned() };
+        if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
+            return Err(bad("it is not a plain file name"));
+        }
+        if self.names.iter().any(|written| written == name) {
+            return Err(bad("two files have this name"));
+        }
+        let path = self.temp.join(name);
+        write_durably(&path, content).map_err(|error| HfError::io("write", &path, &error))?;
+        self.names.push(name.to_owned());
+        Ok(())
+    }
+
+    /// Puts the directory at its place.
+    ///
+    /// An earlier export is moved aside first and removed last: between the two renames a crash leaves it complete under
+    /// its other name, so no moment exists in which both are lost.
+    pub(super) fn publish(mut self) -> Result<(), HfError> {
+        let marker = self.temp.join(MARKER);
+        write_durably(&marker, |file| file.write_all((self.names.join("\n") + "\n").as_bytes()))
+            .map_err(|error| HfError::io("write", &marker, &error))?;
+        sync_dir(&self.temp)?;
+        let rename = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| HfError::io("rename", from, &error));
+        let replaced = beside(&self.dir, "replaced")?;
+        let replaces = self.dir.exists();
+        if replaces {
+            // The directory may have changed while we wrote.
+            refuse_foreign(&self.dir)?;
+            rename(&self.dir, &replaced)?;
+        }
+        if let Err(error) = rename(&self.temp, &self.dir) {
+            if replaces {
+                rename(&replaced, &self.dir)?;
+            }
+            return Err(error);
+        }
+        self.published = true;
+        match self.dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent)?,
+            _ => sync_dir(Path::new("."))?,
+        }
+        if replaces {
+            fs::remove_dir_all(&replaced).map_err(|error| HfError::io("remove", &replaced, &error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published {
+            // The error that brought us here is worth more than one about the remains.
+            let _ = fs::remove_dir_all(&self.temp);
+        }
+    }
+}
+
+fn write_durably(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(1 << 20, File::create_new(path)?);
+    content(&mut file)?;
+    file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+}
+
+fn sync_dir(dir: &Path) -> Result<(), HfError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| HfError::io("write", dir, &error))
+}
+
+/// The name of a working directory beside `dir`, on the same file system, told apart by process.
+fn beside(dir: &Path, role: &str) -> Result<PathBuf, HfError> {
+    let name = dir.file_name().ok_or_else(|| HfError::BadExport {
+        name: dir.display().to_string(),
+        reason: "the path does not end in a directory name".to_owned(),
+    })?;
+    Ok(dir.with_file_name(format!(".{}.{role}-{}", name.to_string_lossy(), std::process::id())))
+}
+
+/// Refuses a place that holds anything we did not write.
+fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
+    let io = |error: io::Error| HfError::io("read", dir, &error);
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(io)?,
+    };
+    let ours = fs::read_to_string(dir.join(MARKER)).unwrap_or_default();
+    for entry in entries {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        let known = !ours.is_empty() && (name == MARKER || ours.lines().any(|ours| ours == name));
+        if !known {
+            return Err(HfError::Occupied { dir: dir.to_owned(), found: name });
+        }
+    }
+    Ok(())
+}
