@@ -1,0 +1,130 @@
+//! What can go wrong with a checkpoint, each case as one sentence.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::manifest::ManifestError;
+
+/// Why a checkpoint could not be written, found or read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CheckpointError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the operating system said.
+        reason: String,
+    },
+    /// The directory's name is not that of a checkpoint.
+    #[error("{} is not named like a checkpoint, step-<step>.g<generation>", path.display())]
+    BadDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The save did not finish.
+    #[error("{} has no COMMIT: saving it did not finish", path.display())]
+    Uncommitted {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The commit marker is not one that we wrote.
+    #[error("{} is damaged: it is not a commit line of this format", path.display())]
+    BadCommit {
+        /// The marker.
+        path: PathBuf,
+    },
+    /// The manifest is not the one that was committed.
+    #[error("{} is damaged: its hash is {found}, but {expected} was committed", path.display())]
+    ManifestHash {
+        /// The manifest.
+        path: PathBuf,
+        /// The hash in the commit marker.
+        expected: String,
+        /// The hash of the file.
+        found: String,
+    },
+    /// The manifest contradicts itself, its marker or its directory.
+    #[error("{} does not describe a checkpoint: {reason}", path.display())]
+    BadManifest {
+        /// The manifest, or the directory about to be written.
+        path: PathBuf,
+        /// What is wrong.
+        reason: ManifestError,
+    },
+    /// Something stands where a regular file should.
+    #[error("{} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file is shorter or longer than it was, or than is allowed.
+    #[error("{} is damaged: it has {found} bytes, but {expected} were saved", path.display())]
+    FileLength {
+        /// The file.
+        path: PathBuf,
+        /// The length in the manifest.
+        expected: u64,
+        /// The length found.
+        found: u64,
+    },
+    /// A file of the format exceeds what is read of it.
+    #[error("{} has {found} bytes, more than the {max} allowed", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        max: u64,
+        /// The length found.
+        found: u64,
+    },
+    /// The content of a file is not what was saved.
+    #[error("{} is damaged: bytes {start}..{end} are not those that were saved", path.display())]
+    FileHash {
+        /// The file.
+        path: PathBuf,
+        /// First byte of the part whose hash differs.
+        start: u64,
+        /// Byte after its last.
+        end: u64,
+    },
+    /// The checkpoint has no such tensor or extra file.
+    #[error("the checkpoint {} has no `{name}`", path.display())]
+    Absent {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What was asked for.
+        name: String,
+    },
+    /// The box or the buffer does not fit the tensor; a fault of the calling code.
+    #[error("box at {offset:?} of shape {shape:?} in {len} bytes does not fit `{name}` of shape {global:?}")]
+    Request {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        global: Vec<u64>,
+        /// Where the box starts.
+        offset: Vec<u64>,
+        /// The shape of the box.
+        shape: Vec<u64>,
+        /// Bytes of the buffer.
+        len: usize,
+    },
+    /// A piece to be saved contradicts itself or another piece of its tensor; a fault of the calling code.
+    #[error("cannot save `{name}`: {reason}")]
+    BadPiece {
+        /// The tensor or extra file.
+        name: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+impl CheckpointError {
+    pub(super) fn io(action: &'static str, path: impl Into<PathBuf>, error: &std::io::Error) -> Self {
+        Self::Io { action, path: path.into(), reason: error.to_string() }
+    }
+}

@@ -1,0 +1,46 @@
+//! The promises of a checkpoint: what is saved is loaded by any box, damage is seen, a crash costs nothing committed.
+
+mod catalog;
+mod crash;
+mod damage;
+mod faulty_disk;
+mod round_trip;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::catalog::{CheckpointId, latest_valid};
+use super::error::CheckpointError;
+use super::writer::{CheckpointMeta, CheckpointWriter, Piece};
+use crate::hf::dtype::Dtype;
+
+fn meta(step: u64) -> CheckpointMeta {
+    CheckpointMeta { job: "test".into(), step, generation: 3, mesh: BTreeMap::from([("dp_shard".into(), 1)]) }
+}
+
+/// Saves a small state that depends on the step: two tensors and an extra.
+fn save_state(writer: &CheckpointWriter, step: u64) -> Result<CheckpointId, CheckpointError> {
+    let weights: Vec<f32> = (0..24).map(|x| x as f32 + step as f32).collect();
+    let counts = [step; 3];
+    let pieces = [
+        Piece::whole("counts", Dtype::U64, &[3], bytemuck::cast_slice(&counts)),
+        Piece::whole("model.weight", Dtype::F32, &[4, 6], bytemuck::cast_slice(&weights)),
+    ];
+    writer.save(&meta(step), &pieces, &[("trainer.json", format!("{{\"step\":{step}}}").as_bytes())])
+}
+
+/// The step of the newest valid checkpoint below `root`, after checking that its content is that step's state.
+fn loaded_step(root: &Path) -> Option<u64> {
+    let checkpoint = latest_valid(root).unwrap().0?;
+    let step = checkpoint.id().step;
+    let mut weights = [0f32; 24];
+    let mut counts = [0u64; 3];
+
+    checkpoint.read_whole_into("model.weight", bytemuck::cast_slice_mut(&mut weights)).unwrap();
+    checkpoint.read_whole_into("counts", bytemuck::cast_slice_mut(&mut counts)).unwrap();
+
+    assert_eq!(counts, [step; 3]);
+    assert!(weights.iter().enumerate().all(|(i, &x)| x == i as f32 + step as f32));
+    assert_eq!(checkpoint.extra("trainer.json").unwrap(), format!("{{\"step\":{step}}}").as_bytes());
+    Some(step)
+}

@@ -1,0 +1,98 @@
+//! C-4 and C-5: names, order, retries and retention.
+
+use std::fs;
+
+use super::*;
+use crate::checkpoint::catalog::list;
+
+fn steps(root: &Path) -> Vec<(u64, u64)> {
+    list(root).unwrap().iter().map(|id| (id.step, id.generation)).collect()
+}
+
+#[test]
+fn directories_sort_by_step_then_generation_and_strangers_are_ignored() {
+    let root = tempfile::tempdir().unwrap();
+    for name in ["step-0000000002.g0001", "step-0000000010.g0001", "step-0000000002.g0003", "step-12345678901.g0000"] {
+        fs::create_dir(root.path().join(name)).unwrap();
+    }
+    for stranger in ["step-2.g1", "step-0000000002", "latest", "step-+000000002.g0001", ".trash-step-0000000001.g0001"]
+    {
+        fs::create_dir(root.path().join(stranger)).unwrap();
+    }
+    fs::write(root.path().join("step-0000000099.g0001"), "a file").unwrap();
+
+    assert_eq!(steps(root.path()), [(12345678901, 0), (10, 1), (2, 3), (2, 1)]);
+}
+
+#[test]
+fn an_absent_root_has_no_checkpoint() {
+    let root = tempfile::tempdir().unwrap();
+
+    let (checkpoint, skipped) = latest_valid(&root.path().join("nothing")).unwrap();
+
+    assert!(checkpoint.is_none() && skipped.is_empty());
+}
+
+#[test]
+fn an_uncommitted_directory_is_skipped_with_its_reason_and_a_retry_takes_the_next_generation() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = CheckpointWriter::new(root.path());
+    save_state(&writer, 1).unwrap();
+    let crashed = save_state(&writer, 2).unwrap().path;
+    fs::remove_file(crashed.join("COMMIT")).unwrap();
+
+    let (_, skipped) = latest_valid(root.path()).unwrap();
+    assert!(skipped[0].reason.to_string().ends_with("has no COMMIT: saving it did not finish"));
+
+    let retried = save_state(&writer, 2).unwrap();
+    assert_eq!((retried.step, retried.generation), (2, 4));
+    assert_eq!(loaded_step(root.path()), Some(2));
+}
+
+#[test]
+fn retention_keeps_the_newest_and_removes_remains_of_unfinished_saves() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = CheckpointWriter::new(root.path());
+    for step in 1..=5 {
+        let id = save_state(&writer, step).unwrap();
+        if step == 3 {
+            fs::remove_file(id.path.join("COMMIT")).unwrap();
+        }
+    }
+    fs::create_dir(root.path().join(".trash-step-0000000000.g0000")).unwrap();
+
+    let removed = writer.retain(2).unwrap();
+
+    assert_eq!(steps(root.path()), [(5, 3), (4, 3)]);
+    assert_eq!(removed.len(), 3);
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn retention_never_removes_the_newest_valid_checkpoint() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = CheckpointWriter::new(root.path());
+    for step in 1..=4 {
+        let shard = save_state(&writer, step).unwrap().path.join("shard-0-0.safetensors");
+        if step >= 3 {
+            fs::write(shard, "damaged").unwrap();
+        }
+    }
+
+    writer.retain(0).unwrap();
+
+    assert_eq!(loaded_step(root.path()), Some(2));
+    assert_eq!(steps(root.path()), [(4, 3), (3, 3), (2, 3)]);
+}
+
+#[test]
+fn retention_removes_nothing_while_no_checkpoint_is_valid() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = CheckpointWriter::new(root.path());
+    for step in 1..=2 {
+        fs::write(save_state(&writer, step).unwrap().path.join("MANIFEST"), "damaged").unwrap();
+    }
+
+    assert_eq!(writer.retain(1).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(steps(root.path()), [(2, 3), (1, 3)]);
+}
