@@ -5,12 +5,21 @@
 //! - [`hf`]: Hugging Face model directories in and out.
 //! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
 //! - [`cpu`]: element types, matrix products, fused kernels, and the executor that runs a compiled program.
+//! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.
+//! - [`job`]: the embedding API; [`generate`]: text from a trained model; [`cli`]: the command line.
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
 
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod cpu;
 pub mod data;
+pub mod generate;
 pub mod hf;
+pub mod job;
+pub mod train;
+
+pub use job::{Control, Event, Job, JobBuilder, JobHandle, Report, Started};
+pub use train::JobError;

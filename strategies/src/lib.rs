@@ -5,13 +5,15 @@
 //! - [`passes`]: rewrite it, one idea a file; [`compile`] applies them in order.
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
 //! - [`cost`]: operations and bytes, read off the program.
-//! - [`schedule`], [`sampler`], [`rng`]: learning rates, sample order and random numbers as functions of the step.
+//! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
+//!   functions of the step.
 //!
 //! Deliberately absent: clocks, threads, tasks, sockets, files, devices. Whatever depends on the machine (how much
 //! working space a kernel needs, how fast it is) is passed in.
 
 pub mod compile;
 pub mod cost;
+pub mod loss_scale;
 pub mod model;
 pub mod passes;
 pub mod program;

@@ -1,7 +1,12 @@
-//! The CPU machine: element types, matrix products and fused kernels.
+//! The CPU machine: element types, matrix products, fused kernels, and the executor that runs a compiled program.
 //!
-//! Everything here works on raw row-major buffers whose shapes were checked by the compiler; no function allocates.
+//! Kernels work on raw row-major buffers whose shapes were checked by the compiler; none allocates.
 
 pub mod element;
+pub mod executor;
 pub mod kernels;
 pub mod matmul;
+pub mod thread;
+
+pub use executor::{AllocError, CpuMachine, ExecError, OpaqueModel, scratch_bytes};
+pub use thread::{available_threads, on_device_thread};

@@ -7,7 +7,7 @@
 //! where [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; the freed neighbours
 //! coalesce.
 
-use crate::program::{Instr, Kind, Op, Program, Value, ValueId};
+use crate::program::{Instr, Kind, Program, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// Alignment of every buffer: a cache line, and the width of a vector register.
@@ -181,7 +181,7 @@ impl Work {
     fn may_take_over(&self, program: &Program, i: usize, instr: &Instr, old: ValueId, new: ValueId) -> bool {
         let (a, b) = (program.value(old), program.value(new));
         let transient = matches!(a.kind, Kind::Activation | Kind::Gradient) && region_of(b) == Region::Work;
-        let once = instr.reads.iter().filter(|v| **v == old).count() == 1 || instr.op == Op::Add;
+        let once = instr.reads.iter().filter(|v| **v == old).count() == 1;
         let dies = self.last_use[old.0 as usize] == i;
         transient && once && dies && a.size_bytes() == b.size_bytes() && self.offsets[new.0 as usize].is_none()
     }

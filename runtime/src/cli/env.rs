@@ -1,0 +1,55 @@
+//! `phalanx env`.
+
+use super::say;
+use crate::cpu::available_threads;
+use crate::cpu::matmul::{fast_bf16, on_engine_name, peak_flops};
+use crate::train::JobError;
+use crate::train::progress::human_bytes;
+use serde_json::json;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    system.refresh_cpu_all();
+    let n_threads = available_threads();
+    let (f32_peak, bf16_peak) = crate::cpu::on_device_thread(n_threads, || (peak_flops(false), peak_flops(true)))?;
+    let cpu = system.cpus().first().map_or(String::new(), |c| c.brand().trim().to_string());
+    let facts = json!({
+        "phalanx": env!("CARGO_PKG_VERSION"),
+        "os": sysinfo::System::long_os_version().unwrap_or_default(),
+        "kernel": sysinfo::System::kernel_version().unwrap_or_default(),
+        "arch": std::env::consts::ARCH,
+        "cpu": cpu,
+        "threads": n_threads,
+        "memory_bytes": system.total_memory(),
+        "memory_available_bytes": system.available_memory(),
+        "f32_products": on_engine_name(false),
+        "bf16_products": on_engine_name(true),
+        "bf16_fast": fast_bf16(),
+        "f32_gflops": (f32_peak / 1e9).round(),
+        "bf16_gflops": (bf16_peak / 1e9).round(),
+        "dfdx": cfg!(feature = "dfdx"),
+        "cuda": false,
+    });
+    if args.json {
+        say(&facts);
+        return Ok(());
+    }
+    say("Paste this into a bug report:");
+    for (key, value) in facts.as_object().into_iter().flatten() {
+        let value = match (key.ends_with("_bytes"), value) {
+            (true, v) => human_bytes(v.as_u64().unwrap_or(0)),
+            (_, serde_json::Value::String(s)) => s.clone(),
+            (_, v) => v.to_string(),
+        };
+        say(format_args!("- {key}: {value}"));
+    }
+    Ok(())
+}

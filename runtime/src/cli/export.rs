@@ -1,0 +1,42 @@
+//! `phalanx export`.
+
+use super::say;
+use crate::checkpoint::catalog::{CheckpointId, latest_valid};
+use crate::train::{JobError, export::export_checkpoint};
+use std::path::PathBuf;
+
+pub(super) const HELP: &str = "Examples:
+  phalanx export outputs my-model                                     the newest valid checkpoint of a run
+  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model   this one";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Checkpoint directory, or the output_dir of a run.
+    checkpoint: PathBuf,
+    /// Directory to write; must not exist, be empty, or be an earlier export.
+    dir: PathBuf,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    let checkpoint = resolve(&args.checkpoint)?;
+    export_checkpoint(&checkpoint, &args.dir)?;
+    say(format_args!("{} → {}", checkpoint.display(), args.dir.display()));
+    Ok(())
+}
+
+/// A checkpoint directory as it is; of an output directory, its newest valid checkpoint.
+pub(super) fn resolve(path: &std::path::Path) -> Result<PathBuf, JobError> {
+    if CheckpointId::from_dir(path).is_some() {
+        return Ok(path.to_owned());
+    }
+    for root in [path.join("checkpoints"), path.to_owned()] {
+        let (found, skipped) = latest_valid(&root)?;
+        for s in &skipped {
+            say(format_args!("skipped {}: {}", s.path.display(), s.reason));
+        }
+        if let Some(checkpoint) = found {
+            return Ok(checkpoint.id().path.clone());
+        }
+    }
+    Err(JobError::NoCheckpoint { path: path.to_owned(), why: String::new() })
+}

@@ -1,0 +1,74 @@
+//! `phalanx generate`.
+
+use crate::data::TextStream;
+use crate::generate::{Sampling, with_generator};
+use crate::train::JobError;
+use std::io::Write;
+use std::path::PathBuf;
+
+pub(super) const HELP: &str = "Examples:
+  phalanx generate outputs/model --prompt 'Once upon a time'
+  phalanx generate outputs/model --temperature 0.8 --top_p 0.95 --seed 7";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Model directory.
+    model: PathBuf,
+    /// Text to continue; empty starts from the beginning of a text.
+    #[arg(long, default_value = "")]
+    prompt: String,
+    /// Most tokens to add.
+    #[arg(long, alias = "max_new_tokens", default_value_t = 200)]
+    max_new_tokens: usize,
+    /// 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Only this many of the likeliest tokens; 0: all.
+    #[arg(long, alias = "top_k", default_value_t = 0)]
+    top_k: usize,
+    /// Only the likeliest tokens with this total probability.
+    #[arg(long, alias = "top_p", default_value_t = 1.0)]
+    top_p: f32,
+    /// The same seed draws the same text.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Threads that compute; default: one per core.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    let sampling =
+        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
+    let longest = 2 * args.prompt.len() + 2 + args.max_new_tokens;
+    with_generator(&args.model, longest, args.threads, |generator| {
+        let tokenizer = generator.tokenizer().clone();
+        let mut prompt: Vec<u32> = tokenizer.document_start().into_iter().collect();
+        if !args.prompt.is_empty() {
+            prompt.extend(tokenizer.encode(&args.prompt)?);
+        }
+        if prompt.is_empty() {
+            return Err(JobError::Unusable("this tokenizer has no token that begins a text; give --prompt".into()));
+        }
+        let mut out = std::io::stdout().lock();
+        let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
+        let mut text = TextStream::new(&tokenizer);
+        let mut failed = None;
+        for id in &prompt {
+            show(&text.push(*id)?);
+        }
+        generator.generate(prompt, args.max_new_tokens, sampling, |id| match text.push(id) {
+            Ok(piece) => show(&piece),
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        })?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        show(&text.finish()?);
+        show("\n");
+        Ok(())
+    })
+}

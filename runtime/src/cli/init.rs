@@ -1,0 +1,69 @@
+//! `phalanx init`.
+
+use super::say;
+use crate::config::datasets::DatasetType;
+use crate::config::starter::starter_yaml;
+use crate::train::JobError;
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// File to write.
+    #[arg(default_value = "phalanx.yaml")]
+    file: PathBuf,
+    /// Ask nothing, take the answers given here or their defaults.
+    #[arg(long, short)]
+    yes: bool,
+    /// Hugging Face directory to start from; without it, a small new model.
+    #[arg(long, alias = "base_model")]
+    base_model: Option<PathBuf>,
+    /// File to train on.
+    #[arg(long)]
+    dataset: Option<PathBuf>,
+    /// What is in it: completion, alpaca or chat_template.
+    #[arg(long, alias = "dataset_type")]
+    dataset_type: Option<String>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    if args.file.exists() {
+        let text = format!("{} exists; name another file or remove it first", args.file.display());
+        return Err(JobError::Unusable(text));
+    }
+    let asks = !args.yes && std::io::stdin().is_terminal();
+    let answer = |question: &str, default: &str| if asks { ask(question, default) } else { default.to_string() };
+    let base_model = args.base_model.clone().or_else(|| {
+        let answer = answer("Hugging Face directory to start from (empty: a small new model)", "");
+        (!answer.is_empty()).then(|| answer.into())
+    });
+    let dataset = args.dataset.clone().unwrap_or_else(|| answer("File to train on", "data.txt").into());
+    let guess = if dataset.extension().is_some_and(|e| e == "jsonl" || e == "json") { "alpaca" } else { "completion" };
+    let kind = args.dataset_type.clone();
+    let kind = kind.unwrap_or_else(|| answer("What is in it (completion, alpaca, chat_template)", guess));
+    let kind = match kind.as_str() {
+        "completion" => DatasetType::Completion,
+        "alpaca" => DatasetType::Alpaca,
+        "chat_template" => DatasetType::ChatTemplate,
+        other => {
+            let text = format!("`{other}` is no type of dataset; completion, alpaca and chat_template are");
+            return Err(JobError::Unusable(text));
+        }
+    };
+    write(&args.file, &starter_yaml(base_model.as_deref(), &dataset, kind))?;
+    say(format_args!("wrote {0}; next:  phalanx estimate {0}  and  phalanx train {0}", args.file.display()));
+    Ok(())
+}
+
+fn ask(question: &str, default: &str) -> String {
+    let shown = if default.is_empty() { String::new() } else { format!(" [{default}]") };
+    let _ = write!(std::io::stderr(), "{question}{shown}: ").and_then(|()| std::io::stderr().flush());
+    let mut line = String::new();
+    let _ = std::io::stdin().lock().read_line(&mut line);
+    let line = line.trim();
+    if line.is_empty() { default.to_string() } else { line.to_string() }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), JobError> {
+    std::fs::write(path, text).map_err(|source| JobError::Io { action: "write", path: path.to_owned(), source })
+}

@@ -1,0 +1,100 @@
+//! `phalanx inspect`.
+
+use super::export::resolve;
+use super::say;
+use crate::checkpoint::reader::Checkpoint;
+use crate::hf::TensorSource;
+use crate::hf::source::read_json;
+use crate::train::progress::{human_bytes, human_count};
+use crate::train::{JobError, plan};
+use comfy_table::{Table, presets};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Checkpoint, output_dir of a run, or model directory.
+    path: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A tensor as a row of the table.
+struct Row {
+    name: String,
+    dtype: String,
+    shape: Vec<u64>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    if args.path.join("config.json").exists() { model(&args.path, args.json) } else { checkpoint(args) }
+}
+
+fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
+    let path = dir.join("config.json");
+    let config = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
+    let source = TensorSource::open(dir)?;
+    let mut rows = Vec::new();
+    for name in source.names() {
+        let shape = source.shape(name)?.iter().map(|n| *n as u64).collect();
+        rows.push(Row { name: name.into(), dtype: source.dtype(name)?.name().into(), shape });
+    }
+    let about = json!({
+        "kind": "model",
+        "architecture": config.family.architecture(),
+        "layers": config.n_layers,
+        "hidden_size": config.hidden_size,
+        "heads": config.n_heads,
+        "kv_heads": config.n_kv_heads,
+        "vocab_size": config.vocab_size,
+        "max_positions": config.max_positions,
+    });
+    show(about, &rows, as_json);
+    Ok(())
+}
+
+fn checkpoint(args: &Args) -> Result<(), JobError> {
+    let path = resolve(&args.path)?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let manifest = checkpoint.manifest();
+    let rows: Vec<Row> = manifest
+        .tensors
+        .iter()
+        .map(|(name, t)| Row { name: name.clone(), dtype: t.dtype.name().into(), shape: t.shape.clone() })
+        .collect();
+    let about = json!({
+        "kind": "checkpoint",
+        "path": path.display().to_string(),
+        "job": manifest.job,
+        "step": manifest.step,
+        "generation": manifest.generation,
+        "mesh": manifest.mesh,
+        "files": manifest.files.iter().map(|(n, f)| (n.clone(), json!(f.len))).collect::<serde_json::Map<_, _>>(),
+        "verified": true,
+    });
+    show(about, &rows, args.json);
+    Ok(())
+}
+
+fn show(about: serde_json::Value, rows: &[Row], as_json: bool) {
+    let elements = |r: &Row| r.shape.iter().product::<u64>();
+    let total: u64 = rows.iter().map(elements).sum();
+    if as_json {
+        let mut about = about;
+        let tensors = rows.iter().map(|r| (r.name.clone(), json!({"dtype": r.dtype, "shape": r.shape})));
+        about["tensors"] = serde_json::Value::Object(tensors.collect());
+        return say(about);
+    }
+    for (key, value) in about.as_object().into_iter().flatten() {
+        say(format_args!("{key}: {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["tensor", "type", "shape", "size"]);
+    for r in rows {
+        let bytes = elements(r) * if r.dtype == "F32" { 4 } else { 2 };
+        table.add_row([r.name.clone(), r.dtype.clone(), format!("{:?}", r.shape), human_bytes(bytes)]);
+    }
+    say(table);
+    say(format_args!("{} tensors, {} elements", rows.len(), human_count(total as usize)));
+}

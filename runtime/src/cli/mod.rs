@@ -1,0 +1,118 @@
+//! The command line: one file for each command.
+
+mod env;
+mod estimate;
+mod export;
+mod generate;
+mod init;
+mod inspect;
+mod train;
+
+use crate::train::JobError;
+use clap::{Parser, Subcommand};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Elastic training of language models.
+#[derive(Debug, Parser)]
+#[command(name = "phalanx", version, about, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train the model that a YAML file describes.
+    #[command(after_help = train::HELP)]
+    Train(train::Args),
+    /// Say what a run would need: memory, parameters, arithmetic, time. Reads no data and trains nothing.
+    #[command(after_help = estimate::HELP)]
+    Estimate(estimate::Args),
+    /// Turn a checkpoint into a directory that `transformers` loads.
+    #[command(after_help = export::HELP)]
+    Export(export::Args),
+    /// Show what a checkpoint or a model directory contains.
+    Inspect(inspect::Args),
+    /// Continue a text with a model, to look at the result of training.
+    #[command(after_help = generate::HELP)]
+    Generate(generate::Args),
+    /// Describe this machine, for a bug report.
+    Env(env::Args),
+    /// Write a commented YAML file to start from.
+    Init(init::Args),
+}
+
+/// Overrides of keys on the command line: `--learning_rate 1e-4` or `--learning_rate=1e-4`.
+#[derive(Debug, clap::Args)]
+struct JobArgs {
+    /// The job's YAML file.
+    config: PathBuf,
+    /// Any key of the file as `--key value`; sections with dots, as in `--model.hidden_size 64`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "--KEY VALUE")]
+    overrides: Vec<String>,
+}
+
+impl JobArgs {
+    fn overrides(&self) -> Result<Vec<(String, String)>, JobError> {
+        let mut pairs = Vec::new();
+        let mut words = self.overrides.iter();
+        while let Some(word) = words.next() {
+            let unusable = |why: &str| JobError::Unusable(format!("`{word}`: {why}"));
+            let key = word.strip_prefix("--").ok_or_else(|| unusable("an override is written `--key value`"))?;
+            let (key, value) = match key.split_once('=') {
+                Some((key, value)) => (key.to_string(), value.to_string()),
+                None => (key.to_string(), words.next().ok_or_else(|| unusable("a value is missing"))?.clone()),
+            };
+            pairs.push((key, value));
+        }
+        Ok(pairs)
+    }
+
+    fn load(&self) -> Result<crate::config::JobConfig, JobError> {
+        Ok(crate::config::JobConfig::load(&self.config, &self.overrides()?)?)
+    }
+}
+
+/// Runs the command line; the exit code is 2 where the input is at fault, 1 where the run is.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Train(args) => train::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Env(args) => env::run(&args),
+        Command::Init(args) => init::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {}", chain(&error));
+            ExitCode::from(if error.is_input() { 2 } else { 1 })
+        }
+    }
+}
+
+/// An error with its causes that its own text does not already contain.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Prints a line; a reader that went away ends the program quietly.
+fn say(text: impl std::fmt::Display) {
+    if writeln!(std::io::stdout(), "{text}").is_err() {
+        std::process::exit(0);
+    }
+}

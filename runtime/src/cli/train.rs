@@ -1,0 +1,103 @@
+//! `phalanx train`.
+
+use super::{JobArgs, say};
+use crate::job::{Control, Event, Job, Report, Started};
+use crate::train::JobError;
+use crate::train::progress::{Progress, human_bytes, human_count};
+use std::sync::Arc;
+
+pub(super) const HELP: &str = "Examples:
+  phalanx train my.yaml
+  phalanx train my.yaml --learning_rate 1e-4 --max_steps 100
+  phalanx train my.yaml --resume_from_checkpoint none --output_dir runs/second
+
+Ctrl-C finishes the step, saves everything and prints how to go on; a second one ends at once.";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    let config = args.job.load()?;
+    let logging_steps = config.output.logging_steps;
+    let control = Arc::new(Control::default());
+    stop_on_signal(&control)?;
+    let mut progress = None;
+    let report = Job::from_config(config).run_with(&control, |event| show(event, &mut progress, logging_steps));
+    if let Some(p) = &progress {
+        Progress::finish(p);
+    }
+    farewell(&report?, args);
+    Ok(())
+}
+
+fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
+    match (event, progress.as_mut()) {
+        (Event::Started(s), _) => {
+            introduce(s);
+            *progress = Some(Progress::new(s.total_steps, s.first_step, logging_steps));
+        }
+        (Event::Step(m), Some(p)) => p.step(m),
+        (Event::Eval(m), Some(p)) => p.eval(m),
+        (Event::Saved { step, path }, Some(p)) => p.note(&format!("saved {:5}  {}", step, path.display())),
+        (Event::Note(text), Some(p)) => p.note(text),
+        (Event::Note(text), None) => say(text),
+        _ => {}
+    }
+}
+
+fn introduce(s: &Started) {
+    let trained = if s.n_trainable == s.n_params {
+        String::new()
+    } else {
+        format!(" ({} trained, {:.2}%)", human_count(s.n_trainable), 100.0 * s.n_trainable as f64 / s.n_params as f64)
+    };
+    let validation = if s.n_rows.1 > 0 { format!(" + {} for validation", s.n_rows.1) } else { String::new() };
+    say(format_args!(
+        "{} parameters{trained}; {} rows{validation}; {} steps; buffers {}; {} threads",
+        human_count(s.n_params),
+        s.n_rows.0,
+        s.total_steps,
+        human_bytes(s.buffer_bytes as u64),
+        s.n_threads
+    ));
+    if let Some(path) = &s.resumed_from {
+        say(format_args!("resuming at step {} from {}", s.first_step, path.display()));
+    }
+}
+
+fn farewell(report: &Report, args: &Args) {
+    if let Some(dir) = &report.model_dir {
+        say(format_args!("model in {}", dir.display()));
+        if dir.join("config.json").exists() {
+            say(format_args!("look at it:  phalanx generate {} --prompt '…'", dir.display()));
+        }
+    }
+    if !report.finished {
+        let overrides = args.job.overrides.join(" ");
+        let command = format!("phalanx train {} {overrides}", args.job.config.display());
+        say(format_args!("stopped after step {}; go on with:  {}", report.steps, command.trim_end()));
+    }
+}
+
+/// The first Ctrl-C or SIGTERM asks the run to stop, the second ends the process as if nobody had listened.
+fn stop_on_signal(control: &Arc<Control>) -> Result<(), JobError> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let io = |source| JobError::Io { action: "listen for signals of", path: "this process".into(), source };
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(io)?;
+    let control = Arc::clone(control);
+    let listen = move || {
+        let mut seen = signals.forever();
+        if seen.next().is_some() {
+            control.stop();
+            super::say("\nfinishing this step, then saving; once more to end at once");
+        }
+        if let Some(signal) = seen.next() {
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(io)?;
+    Ok(())
+}

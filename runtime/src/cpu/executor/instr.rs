@@ -1,0 +1,432 @@
+//! One instruction: its buffers, and the kernel that runs it.
+
+use super::buffer::Buffer;
+use super::product::product;
+use super::{CpuMachine, ExecError, OpaqueModel};
+use crate::cpu::element::Element;
+use crate::cpu::kernels::{
+    Heads, activation, attention, attention_backward, cross_entropy, elementwise, embedding, head_norm, layer_norm, optimizer, reduce, rms_norm, rotary,
+};
+use half::{bf16, f16};
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::program::{ActivationFn, Attention, DType, Hyper, NormKind, Op};
+use rayon::prelude::*;
+
+/// Runs `$body` with `$T` bound to the element type of a buffer of activations.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::Bf16 => {
+                type $T = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = f16;
+                $body
+            }
+            DType::F32 | DType::F64 | DType::I32 => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) const fn heads_of(a: &Attention) -> Heads {
+    Heads { n_heads: a.n_heads, n_kv_heads: a.n_kv_heads, head_dim: a.head_dim }
+}
+
+pub(super) const fn shape_of(a: &Attention) -> attention::Shape {
+    attention::Shape { heads: heads_of(a), seq_len: a.seq_len, window: a.window, scale: a.scale }
+}
+
+/// The operands of one instruction.
+struct Operands<'a> {
+    reads: &'a [Buffer],
+    writes: &'a [Buffer],
+    scratch: &'a mut [u8],
+}
+
+/// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
+const MAX_OPERANDS: usize = 12;
+
+impl CpuMachine {
+    pub(super) fn exec(
+        &mut self,
+        c: &Compiled,
+        index: usize,
+        models: &mut [Box<dyn OpaqueModel>],
+    ) -> Result<(), ExecError> {
+        let instr = &c.program.instrs[index];
+        match &instr.op {
+            Op::ClipCoefficient { max_norm } => {
+                self.clip(c, index, *max_norm);
+                return Ok(());
+            }
+            Op::Opaque { model, n_inputs, n_params, residual } => {
+                return self.opaque(c, index, models, *model, *n_inputs, *n_params, *residual);
+            }
+            Op::Start(_) | Op::Await { .. } => return Err(ExecError::NoGroup { op: instr.op.name() }),
+            _ => {}
+        }
+        let none = Buffer { ptr: std::ptr::null_mut(), rows: 0, cols: 0, dtype: DType::F32 };
+        let (mut reads, mut writes) = ([none; MAX_OPERANDS], [none; MAX_OPERANDS]);
+        instr.reads.iter().zip(&mut reads).for_each(|(v, b)| *b = self.buffer(c, *v));
+        instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
+        // SAFETY: `self` is borrowed mutably, so nothing else reads or writes the arenas; the scratch overlaps no value.
+        let scratch = unsafe { &mut *self.scratch(c) };
+        let mut operands = Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch };
+        // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.
+        unsafe { operands.run(&instr.op) };
+        Ok(())
+    }
+
+    fn clip(&mut self, c: &Compiled, index: usize, max_norm: Option<f64>) {
+        let instr = &c.program.instrs[index];
+        let (hyper, sums) = instr.reads.split_last().expect("the verifier requires the scalars of the step");
+        let loss_scale = self.read::<f64>(c, *hyper)[Hyper::LOSS_SCALE];
+        let total: f64 = sums.iter().map(|s| self.read::<f64>(c, *s)[0]).sum();
+        let norm = total.sqrt() / loss_scale;
+        let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+        let coefficient = if norm.is_finite() { clip / loss_scale } else { f64::NAN };
+        self.write::<f64>(c, instr.writes[0])[0] = norm;
+        self.write::<f64>(c, instr.writes[1])[0] = coefficient;
+    }
+
+    fn opaque(
+        &mut self,
+        c: &Compiled,
+        index: usize,
+        models: &mut [Box<dyn OpaqueModel>],
+        model: u32,
+        n_inputs: usize,
+        n_params: usize,
+        residual: bool,
+    ) -> Result<(), ExecError> {
+        let instr = &c.program.instrs[index];
+        let buffer = |i: usize| self.buffer(c, instr.reads[i]);
+        let written = |i: usize| self.buffer(c, instr.writes[i]);
+        // SAFETY: `self` is borrowed mutably, and a gradient shares a place with nothing but the one it continues.
+        unsafe {
+            let inputs: Vec<&[i32]> = (0..n_inputs).map(|i| buffer(i).slice()).collect();
+            let params: Vec<&[f32]> = (n_inputs..n_inputs + n_params).map(|i| buffer(i).slice()).collect();
+            let hyper: &[f64] = buffer(n_inputs + n_params).slice();
+            let carried = n_inputs + n_params + 1;
+            if residual {
+                (0..=n_params).for_each(|i| copy(buffer(carried + i), written(i)));
+            }
+            let mut grads: Vec<&mut [f32]> = (1..=n_params).map(|i| written(i).slice_mut()).collect();
+            let scale = hyper[Hyper::LOSS_GRAD_SCALE];
+            let unknown = || ExecError::Opaque { model, reason: "the job has no such model".into() };
+            let step = models.get_mut(model as usize).ok_or_else(unknown)?;
+            let loss = step
+                .step(&inputs, &params, scale, &mut grads, residual)
+                .map_err(|reason| ExecError::Opaque { model, reason })?;
+            let sum: &mut [f64] = written(0).slice_mut();
+            sum[0] = if residual { sum[0] + loss } else { loss };
+        }
+        Ok(())
+    }
+}
+
+/// Copies a residual to where it is to be added to, unless it is there.
+///
+/// # Safety
+/// As [`Buffer::slice_mut`]; the two are equal or do not overlap.
+unsafe fn copy(from: Buffer, to: Buffer) {
+    if from.is(&to) {
+        return;
+    }
+    const CHUNK: usize = 1 << 16;
+    let bytes = from.len() * from.dtype.size_bytes();
+    // SAFETY: both hold `bytes` bytes, by the verifier, and do not overlap.
+    let (from, to) =
+        unsafe { (std::slice::from_raw_parts(from.ptr, bytes), std::slice::from_raw_parts_mut(to.ptr, bytes)) };
+    to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+/// # Safety
+/// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
+impl Operands<'_> {
+    unsafe fn run(&mut self, op: &Op) {
+        // SAFETY: the caller's contract is that of every function called here.
+        unsafe {
+            match op {
+                Op::Embedding { residual } => self.embedding(*residual),
+                Op::EmbeddingBackward { residual } => self.embedding_backward(*residual),
+                Op::MatMul(m) => {
+                    let bias = m.bias.then(|| self.reads[2]);
+                    if m.residual {
+                        copy(self.reads[self.reads.len() - 1], self.writes[0]);
+                    }
+                    product(m, self.reads[0], self.reads[1], bias, self.writes[0], self.scratch);
+                }
+                Op::ColumnSum { residual, columns } => {
+                    if *residual {
+                        copy(self.reads[1], self.writes[0]);
+                    }
+                    let first = columns.map_or(0, |c| c.start);
+                    let (dy, db) = (self.reads[0], self.writes[0].slice_mut());
+                    with_element!(dy.dtype, T => {
+                        reduce::column_sum::<T>(dy.slice(), dy.cols, first, db, *residual, f32s(self.scratch));
+                    });
+                }
+                Op::Norm { kind, eps } => with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps)),
+                Op::NormBackward { kind, residual_x, residual_params } => {
+                    let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
+                    let dy = self.reads[2 + n_stats];
+                    with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params));
+                }
+                Op::HeadNorm { heads, eps } => {
+                    with_element!(self.reads[0].dtype, T => self.head_norm::<T>(heads_of(heads), *eps));
+                }
+                Op::HeadNormBackward { heads, residual } => {
+                    with_element!(self.reads[0].dtype, T => self.head_norm_backward::<T>(heads_of(heads), *residual));
+                }
+                Op::Rotary { heads, inverse } => {
+                    copy(self.reads[0], self.writes[0]);
+                    let (positions, table) = (self.reads[1].slice(), self.reads[2].slice());
+                    with_element!(self.writes[0].dtype, T => {
+                        rotary::rotary::<T>(heads_of(heads), self.writes[0].slice_mut(), positions, table, *inverse);
+                    });
+                }
+                Op::Attention(a) => with_element!(self.reads[0].dtype, T => self.attention::<T>(a)),
+                Op::AttentionBackward(a) => with_element!(self.reads[0].dtype, T => self.attention_backward::<T>(a)),
+                Op::Activation(f) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
+                Op::ActivationBackward(f) => with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*f)),
+                Op::Add => with_element!(self.writes[0].dtype, T => self.add::<T>()),
+                Op::Cast => with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
+                    elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
+                })),
+                Op::CrossEntropy { residual, gradient } => self.cross_entropy(*residual, *gradient),
+                Op::SumSquares => {
+                    let g = self.reads[0];
+                    self.writes[0].slice_mut::<f64>()[0] = with_element!(g.dtype, T => reduce::sum_squares::<T>(g.slice()));
+                }
+                Op::AdamW { beta1, beta2, eps, weight_decay } => self.adamw(*beta1, *beta2, *eps, *weight_decay),
+                Op::Sgd { momentum, weight_decay } => self.sgd(*momentum, *weight_decay),
+                Op::ClipCoefficient { .. } | Op::Opaque { .. } | Op::Start(_) | Op::Await { .. } => {
+                    unreachable!("handled before operands are gathered")
+                }
+            }
+        }
+    }
+
+    unsafe fn embedding(&mut self, residual: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[2], self.writes[0]);
+            }
+            let (ids, table, x) = (self.reads[0].slice(), self.reads[1], self.writes[0]);
+            with_element!(x.dtype, T => {
+                embedding::embedding::<T>(ids, table.slice(), table.cols, x.slice_mut(), residual);
+            });
+        }
+    }
+
+    unsafe fn embedding_backward(&mut self, residual: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[2], self.writes[0]);
+            }
+            let (ids, dx, dtable) = (self.reads[0].slice(), self.reads[1], self.writes[0].slice_mut());
+            with_element!(dx.dtype, T => {
+                embedding::embedding_backward::<T>(ids, dx.slice(), dx.cols, dtable, residual);
+            });
+        }
+    }
+
+    unsafe fn norm<Y: Element>(&mut self, kind: NormKind, eps: f32) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, gain) = (self.reads[0], self.reads[1].slice());
+            let (y, rstd) = (self.writes[0].slice_mut::<Y>(), self.writes[1].slice_mut());
+            with_element!(x.dtype, X => match kind {
+                NormKind::Rms => rms_norm::rms_norm::<X, Y>(x.slice(), gain, eps, y, rstd),
+                NormKind::Layer => {
+                    let (bias, mean) = (self.reads[2].slice(), self.writes[2].slice_mut());
+                    layer_norm::layer_norm::<X, Y>(x.slice(), gain, bias, eps, y, rstd, mean);
+                }
+            });
+        }
+    }
+
+    unsafe fn norm_backward<Y: Element>(&mut self, kind: NormKind, residual_x: bool, residual_params: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let n_stats = if kind == NormKind::Rms { 1 } else { 2 };
+            let mut carried = self.reads[3 + n_stats..].iter();
+            let n_writes = self.writes.len();
+            for (write, wanted) in self.writes.iter().zip([residual_x, residual_params, residual_params]) {
+                if let Some(from) = carried.as_slice().first().filter(|_| wanted) {
+                    copy(*from, *write);
+                    carried.next();
+                }
+            }
+            let (x, gain, rstd) = (self.reads[0], self.reads[1].slice(), self.reads[2].slice());
+            let dy = self.reads[2 + n_stats].slice::<Y>();
+            let (dx, dgain) = (self.writes[0], self.writes[1].slice_mut());
+            let scratch = f32s(self.scratch);
+            with_element!(x.dtype, X => match kind {
+                NormKind::Rms => rms_norm::rms_norm_backward::<X, Y>(
+                    x.slice(), gain, rstd, dy, dx.slice_mut(), residual_x, dgain, residual_params, scratch,
+                ),
+                NormKind::Layer => {
+                    let (mean, dbias) = (self.reads[3].slice(), self.writes[n_writes - 1].slice_mut());
+                    layer_norm::layer_norm_backward::<X, Y>(
+                        x.slice(), gain, rstd, mean, dy, dx.slice_mut(), residual_x, dgain, dbias, residual_params, scratch,
+                    );
+                }
+            });
+        }
+    }
+
+    unsafe fn head_norm<T: Element>(&mut self, heads: Heads, eps: f32) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
+            let (y, rstd) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
+            head_norm::head_norm(heads, qkv, gain_q, gain_k, eps, y, rstd);
+        }
+    }
+
+    unsafe fn head_norm_backward<T: Element>(&mut self, heads: Heads, residual: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[5], self.writes[1]);
+                copy(self.reads[6], self.writes[2]);
+            }
+            let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
+            let (rstd, dy) = (self.reads[3].slice(), self.reads[4].slice::<T>());
+            let (dgain_q, dgain_k) = (self.writes[1].slice_mut(), self.writes[2].slice_mut());
+            let dqkv = self.writes[0].slice_mut::<T>();
+            let scratch = f32s(self.scratch);
+            head_norm::head_norm_backward(
+                heads, qkv, gain_q, gain_k, rstd, dy, dqkv, dgain_q, dgain_k, residual, scratch,
+            );
+        }
+    }
+
+    unsafe fn attention<T: Element>(&mut self, a: &Attention) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
+            let (o, lse) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
+            attention::attention(&shape_of(a), qkv, doc_start, o, lse, f32s(self.scratch));
+        }
+    }
+
+    unsafe fn attention_backward<T: Element>(&mut self, a: &Attention) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
+            let (o, lse, dout) = (self.reads[2].slice::<T>(), self.reads[3].slice(), self.reads[4].slice::<T>());
+            let dqkv = self.writes[0].slice_mut::<T>();
+            attention_backward::attention_backward(
+                &shape_of(a), qkv, doc_start, o, lse, dout, dqkv, f32s(self.scratch),
+            );
+        }
+    }
+
+    unsafe fn activation<X: Element>(&mut self, f: ActivationFn) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, y) = (self.reads[0].slice::<X>(), self.writes[0]);
+            with_element!(y.dtype, Y => match f {
+                ActivationFn::SwiGlu => activation::swiglu::<X, Y>(x, y.cols, y.slice_mut()),
+                ActivationFn::GeluTanh => activation::gelu::<X, Y>(x, y.slice_mut()),
+            });
+        }
+    }
+
+    unsafe fn activation_backward<X: Element>(&mut self, f: ActivationFn) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, dy, dx) = (self.reads[0], self.reads[1], self.writes[0]);
+            with_element!(dy.dtype, Y => match f {
+                ActivationFn::SwiGlu if x.is(&dx) => {
+                    activation::swiglu_backward_in_place::<X, Y>(dx.slice_mut(), dy.slice(), dy.cols);
+                }
+                ActivationFn::SwiGlu => {
+                    activation::swiglu_backward::<X, Y>(x.slice(), dy.slice(), dy.cols, dx.slice_mut());
+                }
+                ActivationFn::GeluTanh => activation::gelu_backward::<X, Y>(x.slice(), dy.slice(), dx.slice_mut()),
+            });
+        }
+    }
+
+    unsafe fn add<Y: Element>(&mut self) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (a, b, out) = (self.reads[0], self.reads[1], self.writes[0]);
+            // A sum that takes the place of an operand; the other one may be the same value.
+            let (there, other) = if b.is(&out) { (b, a) } else { (a, b) };
+            if there.is(&out) {
+                return with_element!(other.dtype, B => elementwise::add_assign::<Y, B>(out.slice_mut(), other.slice()));
+            }
+            with_element!(a.dtype, A => with_element!(b.dtype, B => {
+                elementwise::add::<A, B, Y>(a.slice(), b.slice(), out.slice_mut());
+            }));
+        }
+    }
+
+    unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (logits, labels) = (self.reads[0], self.reads[1].slice());
+            let carried = if residual { self.reads[3].slice::<f64>()[0] } else { 0.0 };
+            let loss = if gradient {
+                let scale = self.reads[2].slice::<f64>()[Hyper::LOSS_GRAD_SCALE] as f32;
+                copy(logits, self.writes[1]);
+                cross_entropy::cross_entropy_with_gradient(self.writes[1].slice_mut(), labels, logits.cols, scale)
+            } else {
+                cross_entropy::cross_entropy(logits.slice(), labels, logits.cols)
+            };
+            self.writes[0].slice_mut::<f64>()[0] = carried + loss;
+        }
+    }
+
+    unsafe fn adamw(&mut self, beta1: f64, beta2: f64, eps: f64, weight_decay: f64) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (hyper, coefficient) = (self.reads[4].slice::<f64>(), self.reads[5].slice::<f64>()[0]);
+            let update = optimizer::AdamW {
+                lr: hyper[Hyper::LEARNING_RATE],
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                bias_correction1: hyper[Hyper::BIAS_CORRECTION_1],
+                bias_correction2: hyper[Hyper::BIAS_CORRECTION_2],
+                grad_scale: coefficient,
+            };
+            let (p, m, v) = (self.writes[0].slice_mut(), self.writes[1].slice_mut(), self.writes[2].slice_mut());
+            optimizer::adamw(p, m, v, self.reads[3].slice(), &update);
+        }
+    }
+
+    unsafe fn sgd(&mut self, momentum: f64, weight_decay: f64) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (hyper, coefficient) = (self.reads[3].slice::<f64>(), self.reads[4].slice::<f64>()[0]);
+            let update = optimizer::Sgd {
+                lr: hyper[Hyper::LEARNING_RATE],
+                momentum,
+                weight_decay,
+                nesterov: false,
+                grad_scale: coefficient,
+            };
+            let (p, buffer) = (self.writes[0].slice_mut(), self.writes[1].slice_mut());
+            optimizer::sgd(p, buffer, self.reads[2].slice(), &update);
+        }
+    }
+}
+
+/// The scratch as f32; it is aligned to 64 bytes.
+fn f32s(scratch: &mut [u8]) -> &mut [f32] {
+    let whole = scratch.len() / size_of::<f32>() * size_of::<f32>();
+    bytemuck::cast_slice_mut(&mut scratch[..whole])
+}

@@ -1,0 +1,58 @@
+//! The device thread: the one thread on which programs run, and the pool it leads.
+
+/// Why a device thread could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ThreadError {
+    /// The system refused a thread.
+    #[error("cannot start the device thread")]
+    Spawn(#[source] std::io::Error),
+    /// The system refused the pool's threads.
+    #[error("cannot start {n_threads} compute threads")]
+    Pool {
+        /// How many were wanted.
+        n_threads: usize,
+        /// The pool's reason.
+        #[source]
+        source: rayon::ThreadPoolBuildError,
+    },
+}
+
+/// Cores this process may use.
+pub fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs `work` on a new thread that leads a pool of `n_threads`, itself included, and waits for it.
+///
+/// The thread is a member of the pool, not a client: work it hands out goes through its own queue, which neither locks
+/// nor allocates, while a client's injections do both.
+///
+/// # Errors
+/// When the system refuses the threads.
+pub fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, ThreadError> {
+    std::thread::scope(|scope| {
+        let lead = || {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(n_threads)
+                .use_current_thread()
+                .thread_name(|i| format!("compute-{i}"))
+                .build()
+                .map_err(|source| ThreadError::Pool { n_threads, source })?;
+            Ok(pool.install(work))
+        };
+        let thread = std::thread::Builder::new().name("device".into()).stack_size(8 << 20);
+        let handle = thread.spawn_scoped(scope, lead).map_err(ThreadError::Spawn)?;
+        handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_thread_leads_a_pool_of_the_size_asked_for() {
+        let n = on_device_thread(3, rayon::current_num_threads).unwrap();
+        assert_eq!(n, 3);
+    }
+}

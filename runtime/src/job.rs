@@ -1,0 +1,227 @@
+//! The embedding API: a job from a YAML file or from code, run to its end or followed and stopped from outside.
+//!
+//! ```no_run
+//! use phalanx::{Event, Job};
+//!
+//! let handle = Job::from_yaml("train.yaml")?.start()?;
+//! for event in handle.events() {
+//!     if let Event::Step(m) = event {
+//!         println!("{} {}", m.step, m.loss);
+//!     }
+//! }
+//! let report = handle.wait()?;
+//! println!("{} steps, saved at {:?}", report.steps, report.checkpoint);
+//! # Ok::<(), phalanx::JobError>(())
+//! ```
+
+use crate::config::JobConfig;
+use crate::train::JobError;
+use crate::train::metrics::{EvalMetrics, StepMetrics};
+use crate::train::session;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+/// What happens in a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The first step is about to run.
+    Started(Started),
+    /// A step was completed.
+    Step(StepMetrics),
+    /// The validation rows were evaluated.
+    Eval(EvalMetrics),
+    /// A checkpoint is durable.
+    Saved {
+        /// Steps that it contains.
+        step: u64,
+        /// Its directory.
+        path: PathBuf,
+    },
+    /// Something a person should know.
+    Note(String),
+}
+
+/// What a run is, as it starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Started {
+    /// First step that will run, counted from 0.
+    pub first_step: u64,
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// Trained and all elements of parameters.
+    pub n_trainable: usize,
+    /// Elements of all parameters.
+    pub n_params: usize,
+    /// Rows of training and validation data.
+    pub n_rows: (usize, usize),
+    /// Bytes of all buffers.
+    pub buffer_bytes: usize,
+    /// Threads that compute.
+    pub n_threads: usize,
+    /// Checkpoint from which the run goes on.
+    pub resumed_from: Option<PathBuf>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Steps that are completed.
+    pub steps: u64,
+    /// Whether all steps of the run are.
+    pub finished: bool,
+    /// Metrics of the last step of this run.
+    pub last: Option<StepMetrics>,
+    /// The last checkpoint.
+    pub checkpoint: Option<PathBuf>,
+    /// The exported model, if the run finished.
+    pub model_dir: Option<PathBuf>,
+}
+
+/// What can be asked of a run from outside.
+#[derive(Debug, Default)]
+pub struct Control {
+    pub(crate) stop: AtomicBool,
+    pub(crate) save: AtomicBool,
+}
+
+impl Control {
+    /// Finish the step, save everything, and end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Save a checkpoint after the step.
+    pub fn save(&self) {
+        self.save.store(true, Ordering::Release);
+    }
+}
+
+/// A job that is ready to run.
+#[derive(Debug)]
+pub struct Job {
+    config: JobConfig,
+}
+
+/// Events that a slow reader may be behind before the run waits for it.
+const EVENTS_BEHIND: usize = 1024;
+
+impl Job {
+    /// Reads a job from its YAML file.
+    ///
+    /// # Errors
+    /// When the file or a key in it is not in order.
+    pub fn from_yaml(path: impl AsRef<Path>) -> Result<Job, JobError> {
+        Ok(Job { config: JobConfig::load(path.as_ref(), &[])? })
+    }
+
+    /// A job from a configuration made in code.
+    pub const fn from_config(config: JobConfig) -> Job {
+        Job { config }
+    }
+
+    /// A job from keys and values, as they stand in the YAML file.
+    pub fn builder() -> JobBuilder {
+        JobBuilder::default()
+    }
+
+    /// What it will do.
+    pub const fn config(&self) -> &JobConfig {
+        &self.config
+    }
+
+    /// Runs to the end on this thread and those it starts.
+    ///
+    /// # Errors
+    /// See [`JobError`].
+    pub fn run(self) -> Result<Report, JobError> {
+        session::run(&self.config, &Control::default(), &mut |_| {})
+    }
+
+    /// Runs to the end and shows every event to `on_event`, on the device thread.
+    ///
+    /// # Errors
+    /// See [`JobError`].
+    pub fn run_with(self, control: &Control, mut on_event: impl FnMut(&Event) + Send) -> Result<Report, JobError> {
+        session::run(&self.config, control, &mut |event| on_event(event))
+    }
+
+    /// Starts on a thread of its own.
+    ///
+    /// # Errors
+    /// When the system refuses the thread.
+    pub fn start(self) -> Result<JobHandle, JobError> {
+        let control = Arc::new(Control::default());
+        let (tx, rx) = sync_channel(EVENTS_BEHIND);
+        let theirs = Arc::clone(&control);
+        let work = move || {
+            // Whoever dropped the receiver does not want to hear; the run goes on.
+            session::run(&self.config, &theirs, &mut |event| drop(tx.send(event.clone())))
+        };
+        let thread = std::thread::Builder::new()
+            .name("phalanx-job".into())
+            .spawn(work)
+            .map_err(|e| JobError::Thread(crate::cpu::thread::ThreadError::Spawn(e)))?;
+        Ok(JobHandle { control, events: rx, thread })
+    }
+}
+
+/// Collects keys and values of a job.
+#[derive(Debug, Default, Clone)]
+pub struct JobBuilder {
+    keys: Vec<(String, String)>,
+}
+
+impl JobBuilder {
+    /// Sets a key as in the YAML file; sections with dots: `model.hidden_size`, `datasets.0.path`.
+    #[must_use]
+    pub fn set(mut self, key: impl Into<String>, value: impl ToString) -> JobBuilder {
+        self.keys.push((key.into(), value.to_string()));
+        self
+    }
+
+    /// Checks all keys.
+    ///
+    /// # Errors
+    /// As for a YAML file.
+    pub fn build(self) -> Result<Job, JobError> {
+        Ok(Job { config: JobConfig::from_yaml_str("{}", &self.keys)? })
+    }
+}
+
+/// A running job.
+#[derive(Debug)]
+pub struct JobHandle {
+    control: Arc<Control>,
+    events: Receiver<Event>,
+    thread: JoinHandle<Result<Report, JobError>>,
+}
+
+impl JobHandle {
+    /// Events as they happen; ends when the run does.
+    pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
+        self.events.iter()
+    }
+
+    /// What can be asked of the run; may be kept and used from any thread.
+    pub fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
+    }
+
+    /// Finish the step, save everything, and end.
+    pub fn stop(&self) {
+        self.control.stop();
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// What the run ended with.
+    pub fn wait(self) -> Result<Report, JobError> {
+        // The run must not wait for a reader that only waits for it.
+        drop(self.events);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}

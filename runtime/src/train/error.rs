@@ -1,0 +1,64 @@
+//! Why a job cannot start or go on.
+
+use crate::checkpoint::CheckpointError;
+use crate::config::error::ConfigError;
+use crate::cpu::thread::ThreadError;
+use crate::cpu::{AllocError, ExecError};
+use crate::data::DataError;
+use crate::hf::HfError;
+use phalanx_strategies::compile::CompileError;
+use phalanx_strategies::model::ModelError;
+use phalanx_strategies::sampler::SamplerError;
+use std::path::PathBuf;
+
+/// Why a job cannot start or go on. Its text is one sentence that says what and where.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the variants that only pass an error on are named for it
+pub enum JobError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model's configuration does not fit.
+    #[error("{path}: {source}")]
+    Model { path: String, source: ModelError },
+    #[error(transparent)]
+    Hf(#[from] HfError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A file or directory of the run cannot be used.
+    #[error("cannot {action} {path}: {source}", path = path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    /// A checkpoint of another job.
+    #[error("checkpoint {path} does not fit this job: {reason}", path = path.display())]
+    Mismatch { path: PathBuf, reason: String },
+    /// Loss or gradient is NaN or infinite.
+    #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
+    NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
+    /// Nothing to resume from.
+    #[error("{path} holds no checkpoint that can be resumed{why}", path = path.display())]
+    NoCheckpoint { path: PathBuf, why: String },
+    /// Something a request asks for that does not exist here.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl JobError {
+    /// Whether the user's input is at fault, rather than the machine or the run: exit code 2.
+    pub const fn is_input(&self) -> bool {
+        !matches!(
+            self,
+            JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::NonFinite { .. }
+        )
+    }
+}

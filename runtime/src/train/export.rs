@@ -1,0 +1,145 @@
+//! A trained model as a directory that `transformers` loads: from a machine in memory or from a checkpoint.
+
+use super::error::JobError;
+use super::plan;
+use super::saving::read;
+use super::weights::{self, Tensor};
+use crate::checkpoint::reader::Checkpoint;
+use crate::config::JobConfig;
+use crate::cpu::{CpuMachine, scratch_bytes};
+use crate::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};
+use crate::hf::dtype::Dtype;
+use crate::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, export_model};
+use phalanx_strategies::compile::{Compiled, compile_step};
+use phalanx_strategies::model::{BatchShape, Head};
+use serde_json::Value;
+use std::path::Path;
+
+pub(crate) const JOB_YAML: &str = "job.yaml";
+pub(crate) const CONFIG_JSON: &str = "config.json";
+pub(crate) const GENERATION_JSON: &str = "generation_config.json";
+
+/// Where the weights of an export are.
+pub(crate) struct ExportFrom<'a> {
+    pub(crate) machine: &'a CpuMachine,
+    pub(crate) compiled: &'a Compiled,
+}
+
+/// Writes a model directory, or an adapter directory if the run trained adapters. `extras` are those of a checkpoint.
+pub(crate) fn export(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)]) -> Result<(), JobError> {
+    let tensors = weights::parameters(from.compiled);
+    let job = parse_job(extras)?;
+    if tensors.iter().any(|t| t.name.contains(".lora_")) {
+        return export_lora(dir, from, &tensors, &job, extras);
+    }
+    let values = |t: &Tensor| weights::elements(from.machine, from.compiled, t);
+    let list: Vec<ExportTensor<'_>> =
+        tensors.iter().map(|t| ExportTensor { name: &t.name, shape: &t.shape, values: values(t) }).collect();
+    let config = json_extra(extras, CONFIG_JSON)?
+        .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
+    let generation = json_extra(extras, GENERATION_JSON)?;
+    let tokenizer: Vec<(String, Vec<u8>)> = extras.iter().filter(|(n, _)| is_tokenizer_file(n)).cloned().collect();
+    export_model(
+        dir,
+        &Export {
+            config: &config,
+            generation_config: generation.as_ref(),
+            tensors: &list,
+            dtype: Dtype::F32,
+            files: &tokenizer,
+            max_shard_bytes: MAX_SHARD_BYTES_DEFAULT,
+        },
+    )?;
+    Ok(())
+}
+
+/// Writes the model of a checkpoint.
+///
+/// # Errors
+/// When the checkpoint does not verify or the directory cannot be written.
+pub fn export_checkpoint(checkpoint: &Path, dir: &Path) -> Result<(), JobError> {
+    let opened = Checkpoint::open(checkpoint)?;
+    let names: Vec<String> = opened.extra_names().map(str::to_owned).collect();
+    let extras = names
+        .into_iter()
+        .map(|name| opened.extra(&name).map(|bytes| (name, bytes)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let job = parse_job(&extras)?;
+    let tokenizer = plan::tokenizer(&job).ok();
+    let config = json_extra(&extras, CONFIG_JSON)?
+        .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
+    drop(tokenizer);
+    let model = plan::parse_model(&config, CONFIG_JSON)?;
+    let batch = BatchShape { n_rows: 1, seq_len: 2 };
+    let forward = model
+        .forward(batch, Head::Loss)
+        .map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
+    let compiled = compile_step(forward, &plan::step_spec(&job, &model), scratch_bytes)?;
+    let mut machine = CpuMachine::new(&[&compiled])?;
+    for tensor in weights::parameters(&compiled) {
+        read(&opened, &tensor, &mut machine, &compiled)?;
+    }
+    export(dir, &ExportFrom { machine: &machine, compiled: &compiled }, &extras)
+}
+
+fn export_lora(
+    dir: &Path,
+    from: &ExportFrom<'_>,
+    tensors: &[Tensor],
+    job: &JobConfig,
+    extras: &[(String, Vec<u8>)],
+) -> Result<(), JobError> {
+    let Some(lora) = job.adapter.lora() else {
+        return Err(JobError::Unusable("the checkpoint holds adapters but its job trains none".into()));
+    };
+    let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.name.contains(".lora_")).collect();
+    let names: Vec<String> = adapters
+        .iter()
+        .map(|t| {
+            let (module, rest) = t.name.split_once(".lora_").unwrap_or((&t.name, ""));
+            let matrix = if rest.starts_with('A') { LoraMatrix::A } else { LoraMatrix::B };
+            adapter_tensor_name(module, matrix)
+        })
+        .collect();
+    let mut modules: Vec<String> = adapters
+        .iter()
+        .filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned))
+        .collect();
+    modules.sort();
+    modules.dedup();
+    let list: Vec<ExportTensor<'_>> = adapters
+        .iter()
+        .zip(&names)
+        .map(|(t, name)| ExportTensor { name, shape: &t.shape, values: weights::elements(from.machine, from.compiled, t) })
+        .collect();
+    let config = json_extra(extras, CONFIG_JSON)?.unwrap_or_default();
+    let base = job.model.base_model.as_ref().map_or(String::new(), |p| p.display().to_string());
+    export_adapter(
+        dir,
+        &AdapterExport {
+            base_model: &base,
+            rank: lora.rank,
+            alpha: lora.alpha,
+            target_modules: &modules,
+            fan_in_fan_out: config.get("model_type").and_then(Value::as_str) == Some("gpt2"),
+            tensors: &list,
+            dtype: Dtype::F32,
+        },
+    )?;
+    Ok(())
+}
+
+fn is_tokenizer_file(name: &str) -> bool {
+    ![JOB_YAML, CONFIG_JSON, GENERATION_JSON, "trainer.json"].contains(&name)
+}
+
+fn json_extra(extras: &[(String, Vec<u8>)], name: &str) -> Result<Option<Value>, JobError> {
+    let Some((_, bytes)) = extras.iter().find(|(n, _)| n == name) else { return Ok(None) };
+    serde_json::from_slice(bytes).map(Some).map_err(|e| JobError::Unusable(format!("{name}: {e}")))
+}
+
+fn parse_job(extras: &[(String, Vec<u8>)]) -> Result<JobConfig, JobError> {
+    let yaml = extras.iter().find(|(n, _)| n == JOB_YAML).map(|(_, bytes)| String::from_utf8_lossy(bytes));
+    let yaml = yaml.ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {JOB_YAML}")))?;
+    Ok(JobConfig::from_yaml_str(&yaml, &[])?)
+}

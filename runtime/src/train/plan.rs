@@ -1,0 +1,213 @@
+//! Everything a run is made of, resolved from its configuration before a buffer exists.
+
+use super::error::JobError;
+use crate::config::JobConfig;
+use crate::config::adapter::LoraTargets;
+use crate::config::model::{self, ModelSource};
+use crate::config::optimizer::OptimizerKind;
+use crate::config::precision::{GradientCheckpointing, Precision as ConfigPrecision};
+use crate::config::schedule::LrScheduler;
+use crate::cpu::matmul::fast_bf16;
+use crate::data::Tokenizer;
+use crate::hf::source::read_json;
+use phalanx_strategies::compile::StepSpec;
+use phalanx_strategies::loss_scale::LossScale;
+use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig};
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::schedule::{Schedule, Shape};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// The model of a job and how a step computes; needs no data.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    /// The model.
+    pub model: ModelConfig,
+    /// Its `config.json`, as an export writes it.
+    pub hf_config: Value,
+    /// Directory of the first weights; `None` starts from scratch.
+    pub weights: Option<PathBuf>,
+    /// One microbatch.
+    pub batch: BatchShape,
+    /// How a step computes.
+    pub spec: StepSpec,
+}
+
+/// Learning rate, length and loss scale of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunPlan {
+    /// Learning rate by step.
+    pub schedule: Schedule,
+    /// Steps of the run.
+    pub total_steps: u64,
+    /// Loss scale at the start.
+    pub loss_scale: LossScale,
+}
+
+/// The tokenizer that a configuration names.
+///
+/// # Errors
+/// When its files cannot be read.
+pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
+    Ok(match config.model.tokenizer_source() {
+        model::Tokenizer::Bytes => Tokenizer::bytes(),
+        model::Tokenizer::Path(path) => {
+            let dir = if path.is_file() { path.parent().unwrap_or(Path::new(".")).to_owned() } else { path };
+            Tokenizer::from_dir(&dir)?
+        }
+    })
+}
+
+/// Resolves the model and the step of a configuration.
+///
+/// # Errors
+/// When the model is not one we build, or an adapter target does not exist in it.
+pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan, JobError> {
+    let (hf_config, weights, origin) = match config.model.source() {
+        ModelSource::Pretrained(dir) => {
+            let path = dir.join("config.json");
+            (read_json(&path)?, Some(dir.to_owned()), path.display().to_string())
+        }
+        ModelSource::Scratch(description) => {
+            let described = Value::Object(description.0.clone());
+            (completed(described, tokenizer), None, "model".to_string())
+        }
+    };
+    let model = parse_model(&hf_config, &origin)?;
+    check_vocabulary(&model, tokenizer)?;
+    let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
+    let spec = step_spec(config, &model);
+    // Refuses rows that are longer than the model's positions, in the model's words.
+    model
+        .forward(batch, phalanx_strategies::model::Head::Logits)
+        .map_err(|source| JobError::Model { path: origin, source })?;
+    Ok(ModelPlan { model, hf_config, weights, batch, spec })
+}
+
+/// Reads a model configuration.
+///
+/// # Errors
+/// When it is not one we build; `origin` says where it is from.
+pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
+    let parsed: HfConfig = serde_json::from_value(hf_config.clone())
+        .map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+    ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
+}
+
+/// Learning rate, length and loss scale of a run over `n_rows` rows.
+pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
+    let s = &config.schedule;
+    let batch_rows = s.sequences_per_step();
+    let by_epochs = s.num_epochs.map(|epochs| (epochs * n_rows as f64 / batch_rows as f64).ceil() as u64);
+    let total_steps = [s.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(1).max(1);
+    let shape = match s.lr_scheduler {
+        LrScheduler::Constant => Shape::Constant,
+        LrScheduler::Linear => Shape::Linear,
+        LrScheduler::Cosine => Shape::Cosine,
+        LrScheduler::WarmupStableDecay => {
+            Shape::Wsd { decay_steps: (total_steps as f64 * s.decay_share()).ceil() as u64 }
+        }
+    };
+    let min_ratio = if shape == Shape::Cosine { s.cosine_min_lr_ratio } else { 0.0 };
+    let schedule = Schedule {
+        peak: s.peak_learning_rate(batch_rows),
+        min_ratio,
+        warmup_steps: s.warmup_steps_of(total_steps),
+        total_steps,
+        shape,
+    };
+    RunPlan { schedule, total_steps, loss_scale: loss_scale(config) }
+}
+
+fn loss_scale(config: &JobConfig) -> LossScale {
+    let p = &config.precision;
+    match (p.fp16, p.loss_scale) {
+        (false, _) => LossScale::OFF,
+        (true, Some(scale)) => LossScale { scale, ..LossScale::OFF },
+        (true, None) => LossScale {
+            scale: p.initial_loss_scale,
+            good_steps: 0,
+            window: Some(p.loss_scale_window),
+            min: p.min_loss_scale,
+        },
+    }
+}
+
+fn step_spec(config: &JobConfig, model: &ModelConfig) -> StepSpec {
+    let o = &config.optimizer;
+    StepSpec {
+        n_microbatches: config.schedule.gradient_accumulation_steps,
+        precision: match config.precision.precision(fast_bf16()) {
+            ConfigPrecision::F32 => Precision::F32,
+            ConfigPrecision::Bf16 => Precision::Bf16,
+            ConfigPrecision::Fp16 => Precision::F16,
+        },
+        recompute: match config.precision.gradient_checkpointing {
+            GradientCheckpointing::Off => Recompute::None,
+            GradientCheckpointing::Selective => Recompute::Selective,
+            GradientCheckpointing::Full => Recompute::Full,
+        },
+        lora: config.adapter.lora().map(|l| LoraSpec {
+            rank: l.rank,
+            alpha: l.alpha as f32,
+            target_modules: match l.targets {
+                LoraTargets::Modules(modules) => modules.to_vec(),
+                LoraTargets::AllLinear => block_linears(model),
+            },
+        }),
+        optimizer: match o.optimizer {
+            OptimizerKind::AdamW => OptimizerSpec::AdamW {
+                beta1: o.adam_beta1,
+                beta2: o.adam_beta2,
+                eps: o.adam_epsilon,
+                weight_decay: o.weight_decay,
+            },
+            OptimizerKind::Sgd => OptimizerSpec::Sgd { momentum: o.momentum, weight_decay: o.weight_decay },
+        },
+        max_grad_norm: o.clip_norm(),
+    }
+}
+
+/// Names of the linear layers of a block.
+fn block_linears(model: &ModelConfig) -> Vec<String> {
+    let names: &[&str] = match model.family {
+        Family::Gpt2 => &["c_attn", "c_proj", "c_fc"],
+        _ => &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    };
+    names.iter().map(|n| (*n).to_string()).collect()
+}
+
+/// A described model, with what its tokenizer knows and what readers of an export expect.
+fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
+    if let Some(keys) = described.as_object_mut() {
+        let mut default = |key: &str, value: Option<Value>| {
+            if let (false, Some(value)) = (keys.contains_key(key), value) {
+                keys.insert(key.into(), value);
+            }
+        };
+        default("vocab_size", Some(json!(tokenizer.vocab_size())));
+        default("bos_token_id", tokenizer.bos_id().map(|id| json!(id)));
+        default("eos_token_id", tokenizer.eos_id().map(|id| json!(id)));
+        default("torch_dtype", Some(json!("float32")));
+    }
+    let family = serde_json::from_value::<HfConfig>(described.clone()).ok();
+    let family = family.and_then(|hf| ModelConfig::try_from(&hf).ok()).map(|m| m.family);
+    if let (Some(family), Some(keys)) = (family, described.as_object_mut()) {
+        keys.entry("architectures").or_insert_with(|| json!([family.architecture()]));
+    }
+    described
+}
+
+fn check_vocabulary(model: &ModelConfig, tokenizer: &Tokenizer) -> Result<(), JobError> {
+    if tokenizer.vocab_size() <= model.vocab_size {
+        return Ok(());
+    }
+    Err(JobError::Unusable(format!(
+        "the tokenizer has {} tokens but the model's vocab_size is {}; use the model's own tokenizer or a vocab_size of at least {0}",
+        tokenizer.vocab_size(),
+        model.vocab_size
+    )))
+}

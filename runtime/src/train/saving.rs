@@ -1,0 +1,113 @@
+//! Checkpoints of a run: what belongs to its state, and from which one it goes on.
+
+use super::error::JobError;
+use super::weights::{self, Tensor};
+use crate::checkpoint::catalog::latest_valid;
+use crate::checkpoint::reader::Checkpoint;
+use crate::checkpoint::region::Region;
+use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
+use crate::config::output::Resume;
+use crate::cpu::CpuMachine;
+use crate::hf::dtype::Dtype;
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::loss_scale::LossScale;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Where a run is, besides its weights: all that the next step depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TrainerState {
+    /// Steps that were completed.
+    pub(crate) step: u64,
+    /// Updates that were made: fp16 runs leave some out.
+    pub(crate) n_updates: u64,
+    pub(crate) loss_scale: LossScale,
+}
+
+/// Name of the extra that holds [`TrainerState`].
+const STATE: &str = "trainer.json";
+
+/// Saves and restores the state of one run.
+pub(crate) struct Saving {
+    root: PathBuf,
+    job: String,
+    keep: Option<usize>,
+    /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
+    extras: Vec<(String, Vec<u8>)>,
+}
+
+impl Saving {
+    pub(crate) fn new(output_dir: &Path, keep: Option<usize>, extras: Vec<(String, Vec<u8>)>) -> Saving {
+        let job = output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
+        Saving { root: output_dir.join("checkpoints"), job, keep, extras }
+    }
+
+    /// The checkpoint to go on from, with a sentence about each that was passed over.
+    pub(crate) fn find(&self, resume: &Resume) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
+        match resume {
+            Resume::Never => Ok((None, Vec::new())),
+            Resume::Auto => {
+                let (found, skipped) = latest_valid(&self.root)?;
+                let warn = |s: crate::checkpoint::catalog::Skipped| {
+                    format!("skipped checkpoint {}: {}", s.path.display(), s.reason)
+                };
+                Ok((found.map(|c| c.id().path.clone()), skipped.into_iter().map(warn).collect()))
+            }
+            Resume::Path(path) => Ok((Some(path.clone()), Vec::new())),
+        }
+    }
+
+    pub(crate) fn save(&self, machine: &CpuMachine, c: &Compiled, state: &TrainerState) -> Result<PathBuf, JobError> {
+        let tensors: Vec<Tensor> = weights::parameters(c).into_iter().chain(weights::optimizer_state(c)).collect();
+        let shapes: Vec<Vec<u64>> = tensors.iter().map(|t| t.shape.iter().map(|n| *n as u64).collect()).collect();
+        let pieces: Vec<Piece<'_>> = tensors
+            .iter()
+            .zip(&shapes)
+            .map(|(t, shape)| {
+                let bytes = bytemuck::cast_slice(weights::elements(machine, c, t));
+                Piece::whole(&t.name, Dtype::F32, shape, bytes)
+            })
+            .collect();
+        let state_json = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
+        let mut extras: Vec<(&str, &[u8])> = vec![(STATE, &state_json)];
+        extras.extend(self.extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())));
+        let mesh = ["pp", "dp_replicate", "dp_shard", "cp", "tp"].map(|axis| (axis.to_string(), 1));
+        let meta =
+            CheckpointMeta { job: self.job.clone(), step: state.step, generation: 0, mesh: BTreeMap::from(mesh) };
+        let writer = CheckpointWriter::new(&self.root);
+        let id = writer.save(&meta, &pieces, &extras)?;
+        if let Some(keep) = self.keep {
+            writer.retain(keep)?;
+        }
+        Ok(id.path)
+    }
+
+    pub(crate) fn restore(
+        &self,
+        path: &Path,
+        machine: &mut CpuMachine,
+        c: &Compiled,
+    ) -> Result<TrainerState, JobError> {
+        let checkpoint = Checkpoint::open(path)?;
+        let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
+        for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
+            read(&checkpoint, tensor, machine, c).map_err(|reason| mismatch(reason.to_string()))?;
+        }
+        let state = checkpoint.extra(STATE)?;
+        serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))
+    }
+}
+
+/// Reads one tensor of a checkpoint into its place.
+pub(crate) fn read(
+    checkpoint: &Checkpoint,
+    tensor: &Tensor,
+    machine: &mut CpuMachine,
+    c: &Compiled,
+) -> Result<(), crate::checkpoint::CheckpointError> {
+    let shape: Vec<u64> = tensor.shape.iter().map(|n| *n as u64).collect();
+    let whole = Region { offset: vec![0; shape.len()], shape };
+    let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
+    checkpoint.read_into(&tensor.name, &whole, bytemuck::cast_slice_mut(elements))
+}

@@ -1,0 +1,146 @@
+//! One run from its configuration to the exported model.
+
+use super::error::JobError;
+use super::export::{self, ExportFrom};
+use super::metrics::MetricsFiles;
+use super::plan::{self, ModelPlan};
+use super::saving::Saving;
+use super::trainer::{Programs, TrainData, Trainer};
+use crate::config::JobConfig;
+use crate::cpu::matmul::peak_flops;
+use crate::cpu::{available_threads, on_device_thread};
+use crate::data::{self, Prepared, Tokenizer};
+use crate::job::{Control, Event, Report, Started};
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::sampler::Sampler;
+use std::path::{Path, PathBuf};
+
+/// Runs a job to its end, or until it is asked to stop. Nothing is written before the whole input was checked.
+pub(crate) fn run(
+    config: &JobConfig,
+    control: &Control,
+    on_event: &mut (dyn FnMut(&Event) + Send),
+) -> Result<Report, JobError> {
+    let tokenizer = plan::tokenizer(config)?;
+    let model = plan::model_plan(config, &tokenizer)?;
+    let output_dir = &config.output.output_dir;
+    let data = prepare_data(config, &model, &tokenizer, on_event)?;
+    let programs = Programs::compile(&model, data.validation.is_some())?;
+    create_dir(output_dir)?;
+    let extras = extras(config, &model, &tokenizer)?;
+    let saving = Saving::new(output_dir, config.output.save_total_limit, extras);
+    let n_threads = config.precision.threads.unwrap_or_else(available_threads);
+    let session = Session { config, model: &model, programs: &programs, data: &data, saving, n_threads };
+    let report = on_device_thread(n_threads, || session.run(control, on_event))??;
+    Ok(report)
+}
+
+struct Session<'a> {
+    config: &'a JobConfig,
+    model: &'a ModelPlan,
+    programs: &'a Programs,
+    data: &'a Prepared,
+    saving: Saving,
+    n_threads: usize,
+}
+
+impl Session<'_> {
+    fn run(mut self, control: &Control, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
+        let out = &self.config.output;
+        let n_rows = self.data.train.len();
+        let run = plan::run_plan(self.config, n_rows as u64);
+        let batch_rows = self.config.schedule.sequences_per_step() as u64;
+        let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
+        let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
+        warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
+        let peak = peak_flops(self.model.spec.precision == Precision::Bf16);
+        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, Vec::new(), peak)?;
+        trainer.initialise(out.seed)?;
+        if let Some(path) = &resume {
+            trainer.restore(&self.saving, path)?;
+        }
+        let first_step = trainer.state.step;
+        on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, resume.clone())));
+        let files_error = |source| JobError::Io { action: "write", path: out.output_dir.join("metrics.jsonl"), source };
+        let mut files = MetricsFiles::open(&out.output_dir, first_step).map_err(files_error)?;
+        let mut report =
+            Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
+        let mut emit = |event: Event| {
+            match &event {
+                Event::Step(m) => {
+                    files.step(m).map_err(files_error)?;
+                    (report.steps, report.last) = (m.step, Some(m.clone()));
+                }
+                Event::Eval(m) => files.eval(m).map_err(files_error)?,
+                Event::Saved { path, .. } => report.checkpoint = Some(path.clone()),
+                Event::Started(_) | Event::Note(_) => {}
+            }
+            on_event(&event);
+            Ok(())
+        };
+        let data = TrainData {
+            train: &self.data.train,
+            validation: self.data.validation.as_ref(),
+            eval_steps: self.config.data.eval_steps.map(|n| n as u64),
+            save_steps: out.save_steps,
+        };
+        trainer.train(&data, &mut self.saving, control, &mut emit)?;
+        report.finished = report.steps >= run.total_steps;
+        if report.finished {
+            let dir = out.output_dir.join("model");
+            let from = ExportFrom { machine: trainer.machine(), compiled: &self.programs.train };
+            export::export(&dir, &from, self.saving.extras())?;
+            report.model_dir = Some(dir);
+        }
+        Ok(report)
+    }
+
+    fn started(&self, first_step: u64, total_steps: u64, n_rows: usize, resumed_from: Option<PathBuf>) -> Started {
+        let program = &self.programs.train.program;
+        Started {
+            first_step,
+            total_steps,
+            n_trainable: program.n_trainable(),
+            n_params: program.n_params(),
+            n_rows: (n_rows, self.data.validation.as_ref().map_or(0, data::Rows::len)),
+            buffer_bytes: self.programs.train.layout.total_bytes(),
+            n_threads: self.n_threads,
+            resumed_from,
+        }
+    }
+}
+
+fn prepare_data(
+    config: &JobConfig,
+    model: &ModelPlan,
+    tokenizer: &Tokenizer,
+    on_event: &mut (dyn FnMut(&Event) + Send),
+) -> Result<Prepared, JobError> {
+    let section = config.data.to_data_config(config.output.seed);
+    let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
+    let mut notes = Vec::new();
+    let prepared = data::prepare(&section, tokenizer, &cache, model.model.vocab_size, &mut |note| notes.push(note))?;
+    notes.into_iter().for_each(|n| on_event(&Event::Note(n)));
+    Ok(prepared)
+}
+
+/// The files that make a checkpoint self-contained.
+fn extras(config: &JobConfig, model: &ModelPlan, tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>, JobError> {
+    let json = serde_json::to_vec_pretty(&model.hf_config).map_err(|e| JobError::Unusable(e.to_string()))?;
+    let mut extras = vec![
+        (export::JOB_YAML.to_string(), config.to_yaml().into_bytes()),
+        (export::CONFIG_JSON.to_string(), json),
+    ];
+    extras.extend(tokenizer.files()?);
+    if let Some(dir) = &model.weights {
+        let path = dir.join(export::GENERATION_JSON);
+        if let Ok(bytes) = std::fs::read(&path) {
+            extras.push((export::GENERATION_JSON.to_string(), bytes));
+        }
+    }
+    Ok(extras)
+}
+
+fn create_dir(dir: &Path) -> Result<(), JobError> {
+    std::fs::create_dir_all(dir).map_err(|source| JobError::Io { action: "create", path: dir.to_owned(), source })
+}

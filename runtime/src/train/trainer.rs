@@ -1,0 +1,362 @@
+//! The loop: fill a batch, run the step's program, look at the result. Runs on the device thread.
+
+use super::error::JobError;
+use super::metrics::{EvalMetrics, StepMetrics};
+use super::plan::{ModelPlan, RunPlan};
+use super::saving::{Saving, TrainerState};
+use super::weights;
+use crate::cpu::{CpuMachine, OpaqueModel, scratch_bytes};
+use crate::data::{BatchMut, Rows};
+use crate::hf::TensorSource;
+use crate::job::{Control, Event};
+use phalanx_strategies::compile::{Compiled, compile_forward, compile_step};
+use phalanx_strategies::cost::{Cost, program_cost};
+use phalanx_strategies::loss_scale::{LossScale, Verdict};
+use phalanx_strategies::model::Head;
+use phalanx_strategies::program::{Hyper, Phase, Role, ValueId};
+use phalanx_strategies::sampler::Sampler;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// The programs of a run.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(crate) train: Compiled,
+    /// Forward pass over one microbatch, for validation rows.
+    pub(crate) eval: Option<Compiled>,
+}
+
+impl Programs {
+    pub(crate) fn compile(plan: &ModelPlan, evaluates: bool) -> Result<Programs, JobError> {
+        let path = || plan.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
+        let forward =
+            plan.model.forward(plan.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })?;
+        let eval = evaluates.then(|| compile_forward(forward.clone(), &plan.spec, scratch_bytes)).transpose()?;
+        Ok(Programs { train: compile_step(forward, &plan.spec, scratch_bytes)?, eval })
+    }
+
+    pub(crate) fn all(&self) -> Vec<&Compiled> {
+        [Some(&self.train), self.eval.as_ref()].into_iter().flatten().collect()
+    }
+}
+
+/// Inputs of one microbatch.
+#[derive(Clone, Copy, Debug)]
+struct Inputs {
+    ids: ValueId,
+    labels: ValueId,
+    positions: Option<ValueId>,
+    doc_start: Option<ValueId>,
+}
+
+fn inputs(c: &Compiled) -> Vec<Inputs> {
+    let bound = |role| c.program.bound(role).collect::<Vec<_>>();
+    let (labels, positions, doc_start) = (bound(Role::Labels), bound(Role::Positions), bound(Role::DocStart));
+    let of = |i: usize, ids: ValueId| Inputs {
+        ids,
+        labels: labels[i],
+        positions: positions.get(i).copied(),
+        doc_start: doc_start.get(i).copied(),
+    };
+    bound(Role::Ids).into_iter().enumerate().map(|(i, ids)| of(i, ids)).collect()
+}
+
+/// One microbatch on the host, from where it goes to the inputs that the program has.
+#[derive(Debug)]
+struct Staging {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    positions: Vec<i32>,
+    doc_start: Vec<i32>,
+}
+
+/// A run in progress.
+pub(crate) struct Trainer<'a> {
+    plan: &'a ModelPlan,
+    run: RunPlan,
+    programs: &'a Programs,
+    machine: CpuMachine,
+    models: Vec<Box<dyn OpaqueModel>>,
+    sampler: Sampler,
+    rows: Vec<u64>,
+    staging: Staging,
+    train_inputs: Vec<Inputs>,
+    pub(crate) state: TrainerState,
+    /// Arithmetic of a step and the machine's measured best, FLOP/s.
+    model_flops: f64,
+    peak_flops: f64,
+}
+
+/// What the outcome of a step was.
+struct Outcome {
+    loss_sum: f64,
+    grad_norm: f64,
+    predicted_tokens: u64,
+    data_wait_s: f64,
+    step_s: f64,
+}
+
+impl<'a> Trainer<'a> {
+    pub(crate) fn new(
+        plan: &'a ModelPlan,
+        run: RunPlan,
+        programs: &'a Programs,
+        sampler: Sampler,
+        models: Vec<Box<dyn OpaqueModel>>,
+        peak_flops: f64,
+    ) -> Result<Trainer<'a>, JobError> {
+        let n = plan.batch.n_tokens();
+        let machine = CpuMachine::new(&programs.all())?;
+        let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
+        Ok(Trainer {
+            plan,
+            run,
+            programs,
+            machine,
+            models,
+            sampler,
+            rows: vec![0; plan.batch.n_rows * plan.spec.n_microbatches],
+            staging: Staging { ids: vec![0; n], labels: vec![0; n], positions: vec![0; n], doc_start: vec![0; n] },
+            train_inputs: inputs(&programs.train),
+            state,
+            model_flops: model_flops(&programs.train),
+            peak_flops,
+        })
+    }
+
+    /// Fills the weights from the base model or from scratch.
+    pub(crate) fn initialise(&mut self, seed: u64) -> Result<(), JobError> {
+        let source = self.plan.weights.as_deref().map(TensorSource::open).transpose()?;
+        weights::initialise(&mut self.machine, &self.programs.train, Some(&self.plan.model), seed, source.as_ref())?;
+        Ok(())
+    }
+
+    /// Fills weights, optimizer state and position from a checkpoint.
+    pub(crate) fn restore(&mut self, saving: &Saving, path: &std::path::Path) -> Result<(), JobError> {
+        self.state = saving.restore(path, &mut self.machine, &self.programs.train)?;
+        Ok(())
+    }
+
+    /// Trains to the end or until asked to stop, reporting to `emit`.
+    pub(crate) fn train(
+        &mut self,
+        data: &TrainData<'_>,
+        saving: &mut Saving,
+        control: &Control,
+        emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        let mut saved = None;
+        while self.state.step < self.run.total_steps {
+            let step = self.state.step;
+            let outcome = self.step(data.train)?;
+            self.judge(step, &outcome)?;
+            emit(Event::Step(self.metrics(step, &outcome)))?;
+            let last = self.state.step == self.run.total_steps;
+            let stop = control.stop.load(Ordering::Acquire);
+            if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
+                emit(Event::Eval(self.evaluate(rows)?))?;
+            }
+            let asked = control.save.swap(false, Ordering::AcqRel);
+            if last || stop || asked || due(data.save_steps, self.state.step) {
+                let path = saving.save(&self.machine, &self.programs.train, &self.state)?;
+                saved = Some(self.state.step);
+                emit(Event::Saved { step: self.state.step, path })?;
+            }
+            if stop {
+                break;
+            }
+        }
+        if saved.is_none() && self.state.step == self.run.total_steps {
+            emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)))?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
+        let start = Instant::now();
+        self.sampler.fill_step(self.state.step, 0, &mut self.rows);
+        let per_microbatch = self.plan.batch.n_rows;
+        let mut predicted_tokens = 0;
+        for microbatch in 0..self.train_inputs.len() {
+            let these = microbatch * per_microbatch..(microbatch + 1) * per_microbatch;
+            predicted_tokens += self.staging.fill(rows, &self.rows[these], self.plan.batch.seq_len);
+            self.staging.copy_to(&mut self.machine, &self.programs.train, &self.train_inputs[microbatch]);
+        }
+        let data_wait_s = start.elapsed().as_secs_f64();
+        self.write_hyper(predicted_tokens);
+        let c = &self.programs.train;
+        self.machine.run(c, &mut self.models)?;
+        Ok(Outcome {
+            loss_sum: scalar(&self.machine, c, Role::LossSum),
+            grad_norm: scalar(&self.machine, c, Role::GradNorm),
+            predicted_tokens,
+            data_wait_s,
+            step_s: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn write_hyper(&mut self, predicted_tokens: u64) {
+        let c = &self.programs.train;
+        let (bc1, bc2) = self.plan.spec.optimizer.bias_corrections(self.state.n_updates + 1);
+        let scale = self.state.loss_scale.scale;
+        if let Some(value) = c.program.bound(Role::Hyper).next() {
+            let hyper = self.machine.write::<f64>(c, value);
+            hyper[Hyper::LEARNING_RATE] = self.run.schedule.learning_rate(self.state.step);
+            hyper[Hyper::BIAS_CORRECTION_1] = bc1;
+            hyper[Hyper::BIAS_CORRECTION_2] = bc2;
+            hyper[Hyper::LOSS_GRAD_SCALE] = scale / predicted_tokens.max(1) as f64;
+            hyper[Hyper::LOSS_SCALE] = scale;
+        }
+    }
+
+    /// Moves on to the next step, or says why there is none.
+    fn judge(&mut self, step: u64, outcome: &Outcome) -> Result<(), JobError> {
+        let non_finite = |what| JobError::NonFinite {
+            step: step + 1,
+            what,
+            parameter: self.first_non_finite(),
+            last_good: step,
+        };
+        if !outcome.loss_sum.is_finite() {
+            return Err(non_finite("the loss"));
+        }
+        let mut scale = self.state.loss_scale;
+        match scale.observe(outcome.grad_norm.is_finite()) {
+            Verdict::Diverged => return Err(non_finite("the gradient")),
+            Verdict::Updated => self.state.n_updates += 1,
+            Verdict::Skipped => {}
+        }
+        self.state = TrainerState { step: step + 1, loss_scale: scale, ..self.state };
+        Ok(())
+    }
+
+    /// The first parameter, in table order, that is not finite itself; or else the first, in the order of the backward
+    /// pass, whose gradient is not.
+    fn first_non_finite(&self) -> String {
+        let c = &self.programs.train;
+        if let Some(name) = weights::first_non_finite(&self.machine, c) {
+            return format!("the weights {name}");
+        }
+        let sums = c.program.bindings.iter().filter(|b| b.role == Role::GradSumSquares);
+        let mut bad: Vec<usize> = sums
+            .filter(|b| !self.machine.read::<f64>(c, b.value)[0].is_finite())
+            .map(|b| b.microbatch as usize)
+            .collect();
+        bad.sort_by_key(|p| std::cmp::Reverse(first_read(c, *p)));
+        bad.first().map_or("the logits".into(), |p| format!("the gradient of {}", c.program.params[*p].parts[0].name))
+    }
+
+    fn metrics(&self, step: u64, o: &Outcome) -> StepMetrics {
+        let tokens = (self.rows.len() * self.plan.batch.seq_len) as f64;
+        StepMetrics {
+            step: step + 1,
+            loss: o.loss_sum / o.predicted_tokens.max(1) as f64,
+            grad_norm: o.grad_norm,
+            lr: self.run.schedule.learning_rate(step),
+            tokens_per_s: tokens / o.step_s,
+            step_ms: o.step_s * 1e3,
+            epoch: self.sampler.epochs_after(step + 1),
+            predicted_tokens: o.predicted_tokens,
+            mfu_pct: 100.0 * self.model_flops / o.step_s / self.peak_flops,
+            memory_bytes: resident_bytes(),
+            data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
+            loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
+        }
+    }
+
+    /// Mean loss over all validation rows; the last microbatch is filled up with rows whose labels do not count.
+    fn evaluate(&mut self, rows: &Rows) -> Result<EvalMetrics, JobError> {
+        let start = Instant::now();
+        let Some(c) = &self.programs.eval else {
+            return Err(JobError::Unusable("no program for evaluation was compiled".into()));
+        };
+        let inputs = inputs(c)[0];
+        let n_rows = self.plan.batch.n_rows;
+        let (mut loss_sum, mut predicted) = (0.0, 0);
+        for first in (0..rows.len()).step_by(n_rows) {
+            let here = n_rows.min(rows.len() - first);
+            let indices: Vec<u64> = (0..n_rows).map(|i| (first + i.min(here - 1)) as u64).collect();
+            self.staging.fill(rows, &indices, self.plan.batch.seq_len);
+            self.staging.labels[here * self.plan.batch.seq_len..].fill(-100);
+            predicted += self.staging.labels.iter().filter(|l| **l >= 0).count() as u64;
+            self.staging.copy_to(&mut self.machine, c, &inputs);
+            self.machine.run(c, &mut self.models)?;
+            loss_sum += scalar(&self.machine, c, Role::LossSum);
+        }
+        let eval_loss = loss_sum / predicted.max(1) as f64;
+        Ok(EvalMetrics {
+            step: self.state.step,
+            eval_loss,
+            eval_perplexity: eval_loss.exp(),
+            eval_ms: start.elapsed().as_secs_f64() * 1e3,
+        })
+    }
+
+    pub(crate) fn machine(&self) -> &CpuMachine {
+        &self.machine
+    }
+}
+
+/// The rows of a run and when they are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrainData<'a> {
+    pub(crate) train: &'a Rows,
+    pub(crate) validation: Option<&'a Rows>,
+    pub(crate) eval_steps: Option<u64>,
+    pub(crate) save_steps: Option<u64>,
+}
+
+impl Staging {
+    /// Fills from rows; returns how many tokens are predicted.
+    fn fill(&mut self, rows: &Rows, indices: &[u64], seq_len: usize) -> u64 {
+        debug_assert_eq!(self.ids.len(), indices.len() * seq_len);
+        let batch = BatchMut {
+            ids: &mut self.ids,
+            labels: &mut self.labels,
+            positions: &mut self.positions,
+            doc_start: &mut self.doc_start,
+        };
+        rows.fill(indices, batch) as u64
+    }
+
+    fn copy_to(&self, machine: &mut CpuMachine, c: &Compiled, inputs: &Inputs) {
+        machine.write::<i32>(c, inputs.ids).copy_from_slice(&self.ids);
+        machine.write::<i32>(c, inputs.labels).copy_from_slice(&self.labels);
+        if let Some(positions) = inputs.positions {
+            machine.write::<i32>(c, positions).copy_from_slice(&self.positions);
+        }
+        if let Some(doc_start) = inputs.doc_start {
+            machine.write::<i32>(c, doc_start).copy_from_slice(&self.doc_start);
+        }
+    }
+}
+
+fn due(every: Option<u64>, step: u64) -> bool {
+    every.is_some_and(|n| step.is_multiple_of(n))
+}
+
+fn scalar(machine: &CpuMachine, c: &Compiled, role: Role) -> f64 {
+    c.program.bound(role).next().map_or(f64::NAN, |v| machine.read::<f64>(c, v)[0])
+}
+
+/// Index of the first instruction that reads a parameter: the backward pass comes to it in reverse.
+fn first_read(c: &Compiled, param: usize) -> usize {
+    let value = c.program.params[param].value;
+    c.program.instrs.iter().position(|i| i.reads.contains(&value)).unwrap_or(0)
+}
+
+/// Arithmetic of the model in a step: what forward and backward need, without what is computed twice to save memory.
+fn model_flops(c: &Compiled) -> f64 {
+    let flops = |cost: Cost| cost.matmul_flops + cost.attention_flops;
+    let forward = c.program.instrs.iter().filter(|i| i.site.phase == Phase::Forward);
+    let forward: f64 = forward.map(|i| flops(phalanx_strategies::cost::instr_cost(&c.program, i))).sum();
+    // The backward pass costs twice the forward pass when every weight is trained; with adapters less.
+    flops(program_cost(&c.program)).min(3.0 * forward)
+}
+
+/// Resident memory of this process, from the kernel; 0 where it does not tell.
+pub(crate) fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_whitespace().nth(1).and_then(|p| p.parse::<u64>().ok()).unwrap_or(0);
+    pages * 4096
+}
