@@ -1,0 +1,119 @@
+//! How work is cut: by the shape alone, never by the number of threads.
+#![allow(unsafe_code)] // Tasks of attention write disjoint columns of one matrix, which safe slices cannot express.
+
+use super::simd::simd;
+use rayon::prelude::*;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Elements of one task of an element-wise kernel: 64 KiB of f32, some microseconds of work.
+pub const CHUNK: usize = 1 << 14;
+
+/// Parts into which the rows of a reduction are cut.
+pub const PARTS: usize = 32;
+
+/// Rows of one task where rows are independent; at least 1.
+pub fn rows_per_task(n_columns: usize) -> usize {
+    (CHUNK / n_columns.max(1)).max(1)
+}
+
+/// Rows of one part of a reduction over `n` rows: at most [`PARTS`] parts; at least 1.
+pub fn rows_per_part(n: usize) -> usize {
+    n.div_ceil(PARTS).max(1)
+}
+
+/// Sums the first `n_parts` rows of `parts [PARTS, C]` into `out [C]`, in order.
+pub fn sum_parts(parts: &[f32], n_parts: usize, out: &mut [f32], accumulate: bool) {
+    if !accumulate {
+        out.fill(0.0);
+    }
+    for part in parts.chunks_exact(out.len().max(1)).take(n_parts) {
+        add_row(out, part);
+    }
+}
+
+simd! {
+    fn add_row(out: &mut [f32], row: &[f32]) {
+        for (out, x) in out.iter_mut().zip(row) {
+            *out += x;
+        }
+    }
+}
+
+/// Runs `task(i, slot)` for each `i` in `0..n_tasks`. At any moment a slot of `scratch` serves one task only; there are
+/// as many slots of `slot_len` as fit, and no more than that many tasks run at a time.
+///
+/// # Panics
+/// If not even one slot fits.
+pub fn for_each_task(n_tasks: usize, scratch: &mut [f32], slot_len: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+    assert!(scratch.len() >= slot_len, "scratch of {} is shorter than one slot of {slot_len}", scratch.len());
+    let next = AtomicUsize::new(0);
+    scratch.par_chunks_exact_mut(slot_len.max(1)).with_max_len(1).for_each(|slot| {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= n_tasks {
+                return;
+            }
+            task(i, slot);
+        }
+    });
+}
+
+/// A matrix of which concurrent tasks write disjoint parts.
+#[derive(Clone, Copy)]
+pub struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a `&mut [T]` in disguise; who makes a slice of it promises that no other slice overlaps.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    /// Borrows the matrix for as long as tasks may write to it.
+    pub fn new(whole: &'a mut [T]) -> Shared<'a, T> {
+        Shared { start: whole.as_mut_ptr(), len: whole.len(), owner: PhantomData }
+    }
+
+    /// A part to write to.
+    ///
+    /// # Panics
+    /// If it is out of bounds.
+    ///
+    /// # Safety
+    /// While the slice lives, no other slice that overlaps it may exist.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part(&self, first: usize, len: usize) -> &mut [T] {
+        assert!(first <= self.len && len <= self.len - first, "{first}..+{len} of {}", self.len);
+        // SAFETY: in bounds; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        let runs: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+        let mut scratch = vec![0.0; 3 * 7 + 5];
+
+        for_each_task(100, &mut scratch, 7, |i, slot| {
+            assert_eq!(slot.len(), 7);
+            runs[i].fetch_add(1, Ordering::Relaxed);
+        });
+
+        assert!(runs.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn rows_are_cut_into_at_most_the_agreed_number_of_parts() {
+        for n in 1..200usize {
+            assert!(n.div_ceil(rows_per_part(n)) <= PARTS);
+        }
+    }
+}
