@@ -1,6 +1,7 @@
 //! The loops of a product: blocks, then two parallel phases per block — pack both operands, multiply the tasks of C.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -16,6 +17,8 @@ const MULTIPLICATIONS_SERIAL: usize = 1 << 19;
 /// Elements that one packing job should move at least.
 const ELEMENTS_PER_JOB: usize = 1 << 14;
 const JOBS_MAX: usize = 64;
+/// Rows of strided storage in work at a time: their pages fit the first-level TLB. A multiple of every depth unit.
+const CHUNK_ROWS: usize = 64;
 
 /// Who works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,12 +162,8 @@ impl Block<'_> {
         let jobs = (elements / ELEMENTS_PER_JOB).clamp(1, JOBS_MAX);
         threads.each(jobs, |job| {
             let share = |panels: usize| panels * job / jobs..panels * (job + 1) / jobs;
-            for panel in share(a_panels) {
-                self.pack_panel(panel, Side::A);
-            }
-            for panel in share(b_panels) {
-                self.pack_panel(panel, Side::B);
-            }
+            self.pack_panels(share(a_panels), Side::A);
+            self.pack_panels(share(b_panels), Side::B);
         });
     }
 
@@ -176,17 +175,27 @@ impl Block<'_> {
             && !matches!(self.engine, Engine::Portable { .. })
     }
 
-    fn pack_panel(&self, panel: usize, side: Side) {
+    fn pack_panels(&self, panels: Range<usize>, side: Side) {
         let g = &self.plan.geometry;
         let (strip, width, extent) = match side {
             Side::A => (self.a, g.mr, self.rows),
             Side::B => (self.b, g.nr, self.cols),
         };
-        let x = panel * width;
-        let filled = width.min(extent - x);
-        // SAFETY: the strip covers `extent × depth`; the panel is this job's own and inside its region of scratch,
-        // which the plan sized for `extent` rounded up to whole panels.
-        unsafe { self.pack_lines(self.panel(panel, 0, side), strip.at(x, 0), filled, self.depth, side) };
+        // A row of storage that runs across panels is read on through all of them before the next ones.
+        let chunk = if strip.k_contiguous || matches!(self.engine, Engine::Portable { .. }) {
+            self.depth.max(1)
+        } else {
+            CHUNK_ROWS
+        };
+        for p in (0..self.depth).step_by(chunk) {
+            for panel in panels.clone() {
+                let x = panel * width;
+                let (filled, depth) = (width.min(extent - x), chunk.min(self.depth - p));
+                // SAFETY: the strip covers `extent × depth`; the panel is this job's own and inside its region of
+                // scratch, which the plan sized for `extent` rounded up to whole panels.
+                unsafe { self.pack_lines(self.panel(panel, p, side), strip.at(x, p), filled, depth, side) };
+            }
+        }
     }
 
     /// # Safety
@@ -209,7 +218,7 @@ impl Block<'_> {
         }
     }
 
-    /// The address of a packed panel at depth `p`, a multiple of [`DEPTH_INNER`].
+    /// The address of a packed panel at depth `p`, a multiple of the depth unit.
     fn panel(&self, panel: usize, p: usize, side: Side) -> *mut u8 {
         let g = &self.plan.geometry;
         let padded = self.depth.next_multiple_of(g.k_unit);
