@@ -1,5 +1,8 @@
 //! The loops of a product: blocks, then two parallel phases per block — pack both operands, multiply the tasks of C.
 
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::operand::{Epilogue, Storage, TileMut, TileRef};
@@ -13,6 +16,9 @@ use super::{amx, avx512, store::Store};
 const MULTIPLICATIONS_SERIAL: usize = 1 << 19;
 /// Elements that one packing job should move at least.
 const ELEMENTS_PER_JOB: usize = 1 << 14;
+const JOBS_MAX: usize = 64;
+/// Rows of strided storage in work at a time: their pages fit the first-level TLB. A multiple of every depth unit.
+const CHUNK_ROWS: usize = 64;
 
 /// Who works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +30,17 @@ pub(super) enum Threads {
 }
 
 impl Threads {
-    fn each(self, count: usize, at_least: usize, work: impl Fn(usize) + Sync + Send) {
+    fn each(self, count: usize, work: impl Fn(usize) + Sync + Send) {
         match self {
-            Threads::Pool => (0..count).into_par_iter().with_min_len(at_least.max(1)).for_each(work),
+            Threads::Pool => (0..count).into_par_iter().for_each(work),
             Threads::Caller => (0..count).for_each(work),
+        }
+    }
+
+    fn count(self) -> usize {
+        match self {
+            Threads::Pool => rayon::current_num_threads(),
+            Threads::Caller => 1,
         }
     }
 }
@@ -139,48 +152,73 @@ pub(super) unsafe fn run(
 }
 
 impl Block<'_> {
+    /// Packs what the tasks share. Each job takes the same share of both operands, so that a thread later finds much of
+    /// what it multiplies in its own cache.
     fn pack(&self, threads: Threads, pack_a: bool, pack_b: bool) {
         let g = &self.plan.geometry;
-        let a_panels = if pack_a { self.rows.div_ceil(g.mr) } else { 0 };
+        let a_panels = if pack_a && !self.packs_a_late() { self.rows.div_ceil(g.mr) } else { 0 };
         let b_panels = if pack_b { self.cols.div_ceil(g.nr) } else { 0 };
-        let at_least = ELEMENTS_PER_JOB / (g.mr.min(g.nr) * self.depth.max(1));
-        threads.each(a_panels + b_panels, at_least, |job| {
-            if job < a_panels {
-                self.pack_panel(job, Side::A);
-            } else {
-                self.pack_panel(job - a_panels, Side::B);
-            }
+        let elements = (a_panels * g.mr + b_panels * g.nr) * self.depth;
+        let jobs = (elements / ELEMENTS_PER_JOB).clamp(1, JOBS_MAX);
+        threads.each(jobs, |job| {
+            let share = |panels: usize| panels * job / jobs..panels * (job + 1) / jobs;
+            self.pack_panels(share(a_panels), Side::A);
+            self.pack_panels(share(b_panels), Side::B);
         });
     }
 
-    fn pack_panel(&self, panel: usize, side: Side) {
+    /// Whether tasks pack their rows of A themselves, a panel at a time. That saves a pass over memory, and costs one
+    /// packing for every task along n; strided access to A would cost too much more than once.
+    fn packs_a_late(&self) -> bool {
+        self.a.k_contiguous
+            && self.cols <= self.plan.geometry.late_cols
+            && !matches!(self.engine, Engine::Portable { .. })
+    }
+
+    fn pack_panels(&self, panels: Range<usize>, side: Side) {
         let g = &self.plan.geometry;
         let (strip, width, extent) = match side {
             Side::A => (self.a, g.mr, self.rows),
             Side::B => (self.b, g.nr, self.cols),
         };
-        let x = panel * width;
-        let filled = width.min(extent - x);
-        // SAFETY: the strip covers `extent × depth`; the panel is this job's own and inside its region of scratch,
-        // which the plan sized for `extent` rounded up to whole panels.
-        unsafe {
-            let (to, from) = (self.panel(panel, 0, side), strip.at(x, 0));
-            match self.engine {
-                #[cfg(target_arch = "x86_64")]
-                Engine::Amx => amx::pack(to, from, filled, self.depth, side),
-                #[cfg(target_arch = "x86_64")]
-                Engine::Avx512 { round } => match side {
-                    Side::A => avx512::pack::<{ avx512::MR }>(to.cast(), from, filled, self.depth, round),
-                    Side::B => avx512::pack::<{ avx512::NR }>(to.cast(), from, filled, self.depth, round),
-                },
-                #[cfg(not(target_arch = "x86_64"))]
-                Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
-                Engine::Portable { round } => portable::pack(to.cast(), from, self.depth, round),
+        // A row of storage that runs across panels is read on through all of them before the next ones.
+        let chunk = if strip.k_contiguous || matches!(self.engine, Engine::Portable { .. }) {
+            self.depth.max(1)
+        } else {
+            CHUNK_ROWS
+        };
+        for p in (0..self.depth).step_by(chunk) {
+            for panel in panels.clone() {
+                let x = panel * width;
+                let (filled, depth) = (width.min(extent - x), chunk.min(self.depth - p));
+                // SAFETY: the strip covers `extent × depth`; the panel is this job's own and inside its region of
+                // scratch, which the plan sized for `extent` rounded up to whole panels.
+                unsafe { self.pack_lines(self.panel(panel, p, side), strip.at(x, p), filled, depth, side) };
             }
         }
     }
 
-    /// The address of a packed panel at depth `p`, a multiple of [`DEPTH_INNER`].
+    /// # Safety
+    /// `from` covers `filled × depth`; `to` has room for a panel of that depth, padded.
+    unsafe fn pack_lines(&self, to: *mut u8, from: Strip, filled: usize, depth: usize, side: Side) {
+        // SAFETY: by the caller; the CPU has what the engine needs.
+        unsafe {
+            match self.engine {
+                #[cfg(target_arch = "x86_64")]
+                Engine::Amx => amx::pack(to, from, filled, depth, side),
+                #[cfg(target_arch = "x86_64")]
+                Engine::Avx512 { round } => match side {
+                    Side::A => avx512::pack::<{ avx512::MR }>(to.cast(), from, filled, depth, round),
+                    Side::B => avx512::pack::<{ avx512::NR }>(to.cast(), from, filled, depth, round),
+                },
+                #[cfg(not(target_arch = "x86_64"))]
+                Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
+                Engine::Portable { round } => portable::pack(to.cast(), from, depth, round),
+            }
+        }
+    }
+
+    /// The address of a packed panel at depth `p`, a multiple of the depth unit.
     fn panel(&self, panel: usize, p: usize, side: Side) -> *mut u8 {
         let g = &self.plan.geometry;
         let padded = self.depth.next_multiple_of(g.k_unit);
@@ -192,13 +230,13 @@ impl Block<'_> {
     }
 
     fn multiply(&self, threads: Threads) {
-        let g = &self.plan.geometry;
-        let down = self.rows.div_ceil(g.task_rows);
-        let across = self.cols.div_ceil(g.task_cols);
+        let (task_rows, task_cols) = self.plan.task(self.rows, self.cols, threads.count());
+        let down = self.rows.div_ceil(task_rows);
+        let across = self.cols.div_ceil(task_cols);
         // Neighbouring tasks share their columns, so that a thread keeps the panels of B in its cache.
-        threads.each(down * across, 1, |task| {
-            let (i, j) = (task % down * g.task_rows, task / down * g.task_cols);
-            let (rows, cols) = (g.task_rows.min(self.rows - i), g.task_cols.min(self.cols - j));
+        threads.each(down * across, |task| {
+            let (i, j) = (task % down * task_rows, task / down * task_cols);
+            let (rows, cols) = (task_rows.min(self.rows - i), task_cols.min(self.cols - j));
             // SAFETY: the tile lies inside the block and belongs to this task; the panels were packed before.
             unsafe { self.task(i, j, rows, cols) }
         });
@@ -209,6 +247,9 @@ impl Block<'_> {
     /// # Safety
     /// The tile lies inside the block, its panels are packed, and no other thread touches it.
     unsafe fn task(&self, i: usize, j: usize, rows: usize, cols: usize) {
+        let tile = TileAt { row: i, col: j, rows, cols };
+        #[cfg(target_arch = "x86_64")]
+        let mut late = LatePanel([const { MaybeUninit::uninit() }; LATE_PANEL_BYTES]);
         // SAFETY: passed on from the caller.
         unsafe {
             match self.engine {
@@ -216,16 +257,16 @@ impl Block<'_> {
                 Engine::Amx => {
                     let tiles = amx::Tiles::configure();
                     self.stretches(|p, depth, store| {
-                        self.tiles(i, j, rows, cols, p, |a, b, at| amx::multiply(&tiles, depth, a, b, store, at));
+                        self.tiles(tile, p, depth, &mut late, |a, b, at| amx::multiply(&tiles, depth, a, b, store, at));
                     });
                 }
                 #[cfg(target_arch = "x86_64")]
                 Engine::Avx512 { .. } => self.stretches(|p, depth, store| {
-                    self.tiles(i, j, rows, cols, p, |a, b, at| avx512::multiply(depth, a, b, store, at));
+                    self.tiles(tile, p, depth, &mut late, |a, b, at| avx512::multiply(depth, a, b, store, at));
                 }),
                 #[cfg(not(target_arch = "x86_64"))]
                 Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
-                Engine::Portable { .. } => self.task_portable(i, j, rows, cols),
+                Engine::Portable { .. } => self.task_portable(tile),
             }
         }
     }
@@ -254,29 +295,34 @@ impl Block<'_> {
     #[cfg(target_arch = "x86_64")]
     fn tiles(
         &self,
-        i: usize,
-        j: usize,
-        rows: usize,
-        cols: usize,
+        tile: TileAt,
         p: usize,
+        depth: usize,
+        late: &mut LatePanel,
         work: impl Fn(*const u8, *const u8, TileAt),
     ) {
         let g = &self.plan.geometry;
-        for i in (i..i + rows).step_by(g.mr) {
-            let a = self.panel(i / g.mr, p, Side::A);
-            let filled = g.mr.min(self.rows - i);
-            for j in (j..j + cols).step_by(g.nr) {
+        for i in (tile.row..tile.row + tile.rows).step_by(g.mr) {
+            let rows = g.mr.min(self.rows - i);
+            let a = if self.packs_a_late() {
+                let to = late.0.as_mut_ptr().cast();
+                // SAFETY: row i and depth p are inside the strip; `LatePanel` holds the largest panel of a stretch.
+                unsafe { self.pack_lines(to, self.a.at(i, p), rows, depth, Side::A) };
+                to
+            } else {
+                self.panel(i / g.mr, p, Side::A)
+            };
+            for j in (tile.col..tile.col + tile.cols).step_by(g.nr) {
                 let b = self.panel(j / g.nr, p, Side::B);
-                work(a, b, TileAt { row: i, col: j, rows: filled, cols: g.nr.min(self.cols - j) });
+                work(a, b, TileAt { row: i, col: j, rows, cols: g.nr.min(self.cols - j) });
             }
         }
     }
 
     /// # Safety
     /// As for [`Self::task`].
-    unsafe fn task_portable(&self, i: usize, j: usize, rows: usize, cols: usize) {
-        let (a, b) = (self.panel(i, 0, Side::A), self.panel(j, 0, Side::B));
-        let at = TileAt { row: i, col: j, rows, cols };
+    unsafe fn task_portable(&self, at: TileAt) {
+        let (a, b) = (self.panel(at.row, 0, Side::A), self.panel(at.col, 0, Side::B));
         // SAFETY: passed on from the caller; without partial sums C is f32.
         unsafe {
             if self.first {
@@ -289,6 +335,15 @@ impl Block<'_> {
         }
     }
 }
+
+/// A panel of A that a task packs for itself, on its stack.
+#[cfg(target_arch = "x86_64")]
+#[repr(align(64))]
+struct LatePanel([MaybeUninit<u8>; LATE_PANEL_BYTES]);
+
+/// 32 rows of bf16 or 14 of f32.
+#[cfg(target_arch = "x86_64")]
+const LATE_PANEL_BYTES: usize = 64 * DEPTH_INNER;
 
 /// Which operand.
 #[derive(Clone, Copy, PartialEq, Eq)]

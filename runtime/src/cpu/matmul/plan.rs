@@ -13,6 +13,7 @@ const ALIGN: usize = 64;
 pub(super) const DEPTH_INNER: usize = 512;
 const DEPTH_BLOCK: usize = 8 * DEPTH_INNER;
 const COLS_BLOCK: usize = 4096;
+const TASKS_PER_THREAD: usize = 2;
 
 /// Sizes that belong to an engine.
 #[derive(Clone, Copy, Debug)]
@@ -24,9 +25,11 @@ pub(super) struct Geometry {
     pub k_unit: usize,
     /// Bytes of a packed element.
     pub element: usize,
-    /// C of one task: with its panels it fits the L2 cache, and there are enough tasks to balance a few threads.
+    /// C of one task at most: its sums in f32 and the panels of B of one stretch fit the L2 cache together.
     pub task_rows: usize,
     pub task_cols: usize,
+    /// Up to this many columns, tasks pack A themselves.
+    pub late_cols: usize,
     /// Rows of a block.
     pub rows_block: usize,
 }
@@ -34,15 +37,36 @@ pub(super) struct Geometry {
 impl Geometry {
     fn of(engine: Engine) -> Geometry {
         match engine {
-            Engine::Amx => {
-                Geometry { mr: 32, nr: 32, k_unit: 32, element: 2, task_rows: 128, task_cols: 256, rows_block: 2048 }
-            }
-            Engine::Avx512 { .. } => {
-                Geometry { mr: 14, nr: 32, k_unit: 1, element: 4, task_rows: 112, task_cols: 256, rows_block: 2016 }
-            }
-            Engine::Portable { .. } => {
-                Geometry { mr: 1, nr: 1, k_unit: 1, element: 4, task_rows: 128, task_cols: 256, rows_block: 2048 }
-            }
+            Engine::Amx => Geometry {
+                mr: 32,
+                nr: 32,
+                k_unit: 32,
+                element: 2,
+                task_rows: 256,
+                task_cols: 512,
+                late_cols: 1024,
+                rows_block: 2048,
+            },
+            Engine::Avx512 { .. } => Geometry {
+                mr: 14,
+                nr: 32,
+                k_unit: 1,
+                element: 4,
+                task_rows: 224,
+                task_cols: 512,
+                late_cols: 1024,
+                rows_block: 2016,
+            },
+            Engine::Portable { .. } => Geometry {
+                mr: 1,
+                nr: 1,
+                k_unit: 1,
+                element: 4,
+                task_rows: 128,
+                task_cols: 256,
+                late_cols: 0,
+                rows_block: 2048,
+            },
         }
     }
 }
@@ -94,6 +118,20 @@ impl Plan {
         let (a, rest) = scratch[start..].split_at_mut(self.packed_a);
         let (b, rest) = rest.split_at_mut(self.packed_b);
         [a, b, &mut rest[..self.partial]]
+    }
+
+    /// Rows and columns of a task for so many threads: enough tasks that a slow thread delays the others little. Free to
+    /// depend on the threads, since it moves no sum (MM-1).
+    pub fn task(&self, rows: usize, cols: usize, threads: usize) -> (usize, usize) {
+        let g = &self.geometry;
+        let (down_max, across_max) = (rows.div_ceil(g.mr), cols.div_ceil(g.nr));
+        let wanted = if threads > 1 { TASKS_PER_THREAD * threads } else { 1 };
+        let across = cols.div_ceil(g.task_cols).max(wanted.div_ceil(down_max)).min(across_max);
+        let enough = rows.div_ceil(g.task_rows).max(wanted.div_ceil(across));
+        // Equal shares: a count that the threads divide, if there is one before tasks get too small.
+        let even = (enough..enough + threads).find(|down| (down * across).is_multiple_of(threads));
+        let down = even.unwrap_or(enough).min(down_max);
+        (down_max.div_ceil(down) * g.mr, across_max.div_ceil(across) * g.nr)
     }
 
     /// Whether unfinished sums are kept beside C.

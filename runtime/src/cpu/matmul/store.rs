@@ -52,7 +52,7 @@ impl Store<'_> {
 /// # Safety
 /// The element lies inside the tile's buffer.
 #[inline(always)]
-unsafe fn address(tile: TileMut, i: usize, j: usize) -> *mut u8 {
+pub(super) unsafe fn address(tile: TileMut, i: usize, j: usize) -> *mut u8 {
     // SAFETY: by the caller.
     unsafe { tile.ptr.add((i * tile.ld + j) * tile.storage.bytes()) }
 }
