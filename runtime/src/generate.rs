@@ -4,8 +4,8 @@
 //! values, which serving needs and a look does not.
 
 use crate::cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
-use crate::data::Tokenizer;
-use crate::hf::TensorSource;
+use crate::data::tokenizer::Tokenizer;
+use crate::hf::source::TensorSource;
 use crate::hf::source::read_json;
 use crate::train::{JobError, plan, weights};
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward};

@@ -2,7 +2,7 @@
 
 use super::say;
 use crate::cpu::available_threads;
-use crate::cpu::matmul::{fast_bf16, on_engine_name, peak_flops};
+use crate::cpu::matmul::{fast_bf16, engine_name, peak_flops};
 use crate::train::JobError;
 use crate::train::progress::human_bytes;
 use serde_json::json;
@@ -15,7 +15,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let mut system = sysinfo::System::new();
+    let system = sysinfo::System::new();
+    let mut system = system.map_err(|e| JobError::Unusable(format!("cannot ask the system: {e}")))?;
     system.refresh_memory();
     system.refresh_cpu_all();
     let n_threads = available_threads();
@@ -30,8 +31,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "threads": n_threads,
         "memory_bytes": system.total_memory(),
         "memory_available_bytes": system.available_memory(),
-        "f32_products": on_engine_name(false),
-        "bf16_products": on_engine_name(true),
+        "f32_products": engine_name(false),
+        "bf16_products": engine_name(true),
         "bf16_fast": fast_bf16(),
         "f32_gflops": (f32_peak / 1e9).round(),
         "bf16_gflops": (bf16_peak / 1e9).round(),

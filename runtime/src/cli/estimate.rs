@@ -71,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         return Ok(());
     }
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["memory", "bytes", ""]);
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["memory", "bytes", ""]);
     for (name, bytes) in memory.into_iter().chain([("peak", total)]) {
         let share = format!("{:.1}%", 100.0 * bytes as f64 / total as f64);
         table.add_row([name.to_string(), human_bytes(bytes as u64), share]);
@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     right(&mut table, &[1, 2]);
     say(table);
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["step", ""]);
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["step", ""]);
     let trained = c.program.n_trainable();
     table.add_row(["parameters", &human_count(c.program.n_params())]);
     table.add_row(["trained parameters", &human_count(trained)]);

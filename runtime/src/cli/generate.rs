@@ -1,6 +1,6 @@
 //! `phalanx generate`.
 
-use crate::data::TextStream;
+use crate::data::text_stream::TextStream;
 use crate::generate::{Sampling, with_generator};
 use crate::train::JobError;
 use std::io::Write;

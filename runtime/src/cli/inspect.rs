@@ -3,7 +3,7 @@
 use super::export::resolve;
 use super::say;
 use crate::checkpoint::reader::Checkpoint;
-use crate::hf::TensorSource;
+use crate::hf::source::TensorSource;
 use crate::hf::source::read_json;
 use crate::train::progress::{human_bytes, human_count};
 use crate::train::{JobError, plan};
@@ -90,7 +90,7 @@ fn show(about: serde_json::Value, rows: &[Row], as_json: bool) {
         say(format_args!("{key}: {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
     }
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["tensor", "type", "shape", "size"]);
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["tensor", "type", "shape", "size"]);
     for r in rows {
         let bytes = elements(r) * if r.dtype == "F32" { 4 } else { 2 };
         table.add_row([r.name.clone(), r.dtype.clone(), format!("{:?}", r.shape), human_bytes(bytes)]);

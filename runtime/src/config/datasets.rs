@@ -20,6 +20,12 @@ section! {
         pub sequence_len: usize = 512 => AT_LEAST_ONE;
         /// Put several short samples into one sequence; attention does not cross from one to the next.
         pub sample_packing: bool = false;
+        /// What happens to a sample that is longer than `sequence_len`: error, drop or truncate.
+        pub excess_length_strategy: ExcessLength = ExcessLength::Error;
+        /// Chat template of `chat_template` entries: tokenizer_default (ChatML where the tokenizer has none), chatml or jinja.
+        pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
+        /// The text of the template, for `chat_template: jinja`.
+        pub chat_template_jinja: Option<String> = None;
         /// Also learn the prompt, not only the answer, of instruction and chat samples.
         pub train_on_inputs: bool = false;
         /// How much is held out for evaluation: below 1 a share of the samples, from 1 up a number of samples, 0 nothing.
@@ -38,24 +44,20 @@ section! {
         pub path: PathBuf = PathBuf::new();
         /// How an entry of the file becomes a sample.
         pub r#type: DatasetType = DatasetType::Completion;
-        /// Name of the text field of `completion` entries.
-        pub field: String = "text".into();
-        /// Name of the instruction field of `alpaca` entries.
-        pub field_instruction: String = "instruction".into();
-        /// Name of the input field of `alpaca` entries; it may be absent or empty in an entry.
-        pub field_input: String = "input".into();
-        /// Name of the answer field of `alpaca` entries.
-        pub field_output: String = "output".into();
-        /// Name of the field of `chat_template` entries that lists the messages.
-        pub field_messages: String = "messages".into();
+        /// How the file is written; without it, json for .json and .jsonl, otherwise text.
+        pub ds_type: Option<FileFormat> = None;
+        /// Which file of a folder; without it, train.
+        pub split: Option<String> = None;
+        /// Name of the text field of `completion` entries; without it, text.
+        pub field: Option<String> = None;
+        /// Name of the field of `chat_template` entries that lists the messages; without it, messages.
+        pub field_messages: Option<String> = None;
         /// Name of the field of a message that says who speaks.
         pub message_field_role: String = "role".into();
         /// Name of the field of a message that holds its text.
         pub message_field_content: String = "content".into();
-        /// Jinja template file for `chat_template` entries; without it, the one of the tokenizer.
-        pub chat_template: Option<PathBuf> = None;
-        /// Roles whose messages are learned when `train_on_inputs` is off.
-        pub roles_to_train: Vec<String> = vec!["assistant".into()];
+        /// Roles whose messages are learned when `train_on_inputs` is off; without it, the assistant's.
+        pub roles_to_train: Vec<String> = Vec::new();
     }
 }
 
@@ -68,6 +70,40 @@ choices! {
         Alpaca = "alpaca";
         /// A list of messages, rendered by the chat template.
         ChatTemplate = "chat_template";
+    }
+}
+
+choices! {
+    /// How a dataset file is written.
+    pub enum FileFormat {
+        /// One JSON object per line, or one JSON list of objects.
+        Json = "json";
+        /// One document of plain text.
+        Text = "text";
+    }
+}
+
+choices! {
+    /// What happens to a sample that does not fit into one sequence.
+    pub enum ExcessLength {
+        /// Training stops before it starts, naming the sample.
+        Error = "error" | "raise";
+        /// The sample is left out.
+        Drop = "drop";
+        /// Its beginning is kept.
+        Truncate = "truncate";
+    }
+}
+
+choices! {
+    /// Which template renders conversations.
+    pub enum ChatTemplateChoice {
+        /// The tokenizer's own, or ChatML where it has none.
+        TokenizerDefault = "tokenizer_default" | "tokenizer_default_fallback_chatml";
+        /// ChatML whatever the tokenizer says.
+        Chatml = "chatml";
+        /// The one in `chat_template_jinja`.
+        Jinja = "jinja";
     }
 }
 

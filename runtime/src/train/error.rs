@@ -1,11 +1,12 @@
 //! Why a job cannot start or go on.
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::error::CheckpointError;
 use crate::config::error::ConfigError;
 use crate::cpu::thread::ThreadError;
 use crate::cpu::{AllocError, ExecError};
-use crate::data::DataError;
-use crate::hf::HfError;
+use crate::data::prepare::PrepareError;
+use crate::data::tokenizer::TokenizerError;
+use crate::hf::error::HfError;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;
@@ -23,7 +24,9 @@ pub enum JobError {
     #[error(transparent)]
     Hf(#[from] HfError),
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(#[from] PrepareError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Sampler(#[from] SamplerError),
     #[error(transparent)]

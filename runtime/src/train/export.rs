@@ -59,16 +59,14 @@ pub(crate) fn export(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u
 /// When the checkpoint does not verify or the directory cannot be written.
 pub fn export_checkpoint(checkpoint: &Path, dir: &Path) -> Result<(), JobError> {
     let opened = Checkpoint::open(checkpoint)?;
-    let names: Vec<String> = opened.extra_names().map(str::to_owned).collect();
+    let names: Vec<String> = opened.extras().map(str::to_owned).collect();
     let extras = names
         .into_iter()
         .map(|name| opened.extra(&name).map(|bytes| (name, bytes)))
         .collect::<Result<Vec<_>, _>>()?;
     let job = parse_job(&extras)?;
-    let tokenizer = plan::tokenizer(&job).ok();
     let config = json_extra(&extras, CONFIG_JSON)?
         .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
-    drop(tokenizer);
     let model = plan::parse_model(&config, CONFIG_JSON)?;
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
     let forward = model

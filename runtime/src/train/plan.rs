@@ -8,7 +8,10 @@ use crate::config::optimizer::OptimizerKind;
 use crate::config::precision::{GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
 use crate::cpu::matmul::fast_bf16;
-use crate::data::Tokenizer;
+use crate::config::datasets::{self, ValSetSize};
+use crate::data::config as data;
+use crate::data::config::DataConfig;
+use crate::data::tokenizer::Tokenizer;
 use crate::hf::source::read_json;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
@@ -59,6 +62,58 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
             Tokenizer::from_dir(&dir)?
         }
     })
+}
+
+/// The data section in the terms of the data module.
+pub(crate) fn data_config(config: &JobConfig) -> DataConfig {
+    let d = &config.data;
+    DataConfig {
+        datasets: d.datasets.iter().map(dataset_config).collect(),
+        sequence_len: d.sequence_len,
+        sample_packing: d.sample_packing,
+        shuffle: d.shuffle,
+        seed: config.output.seed,
+        val_set_size: match d.val_set_size {
+            ValSetSize::Nothing => 0.0,
+            ValSetSize::Share(share) => share,
+            ValSetSize::Samples(n) => n as f64,
+        },
+        train_on_inputs: d.train_on_inputs,
+        excess_length_strategy: match d.excess_length_strategy {
+            datasets::ExcessLength::Error => data::ExcessLength::Error,
+            datasets::ExcessLength::Drop => data::ExcessLength::Drop,
+            datasets::ExcessLength::Truncate => data::ExcessLength::Truncate,
+        },
+        chat_template: match d.chat_template {
+            datasets::ChatTemplateChoice::TokenizerDefault => data::ChatTemplateChoice::TokenizerDefault,
+            datasets::ChatTemplateChoice::Chatml => data::ChatTemplateChoice::Chatml,
+            datasets::ChatTemplateChoice::Jinja => data::ChatTemplateChoice::Jinja,
+        },
+        chat_template_jinja: d.chat_template_jinja.clone(),
+    }
+}
+
+fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
+    data::DatasetConfig {
+        path: d.path.clone(),
+        kind: match d.r#type {
+            datasets::DatasetType::Completion => data::DatasetType::Completion,
+            datasets::DatasetType::Alpaca => data::DatasetType::Alpaca,
+            datasets::DatasetType::ChatTemplate => data::DatasetType::ChatTemplate,
+        },
+        ds_type: d.ds_type.map(|format| match format {
+            datasets::FileFormat::Json => data::FileFormat::Json,
+            datasets::FileFormat::Text => data::FileFormat::Text,
+        }),
+        split: d.split.clone(),
+        field: d.field.clone(),
+        field_messages: d.field_messages.clone(),
+        message_property_mappings: data::MessageFields {
+            role: d.message_field_role.clone(),
+            content: d.message_field_content.clone(),
+        },
+        roles_to_train: (!d.roles_to_train.is_empty()).then(|| d.roles_to_train.clone()),
+    }
 }
 
 /// Resolves the model and the step of a configuration.
@@ -136,7 +191,7 @@ fn loss_scale(config: &JobConfig) -> LossScale {
     }
 }
 
-fn step_spec(config: &JobConfig, model: &ModelConfig) -> StepSpec {
+pub(crate) fn step_spec(config: &JobConfig, model: &ModelConfig) -> StepSpec {
     let o = &config.optimizer;
     StepSpec {
         n_microbatches: config.schedule.gradient_accumulation_steps,

@@ -58,6 +58,11 @@ impl Saving {
         }
     }
 
+    /// Files that make a checkpoint self-contained.
+    pub(crate) fn extras(&self) -> &[(String, Vec<u8>)] {
+        &self.extras
+    }
+
     pub(crate) fn save(&self, machine: &CpuMachine, c: &Compiled, state: &TrainerState) -> Result<PathBuf, JobError> {
         let tensors: Vec<Tensor> = weights::parameters(c).into_iter().chain(weights::optimizer_state(c)).collect();
         let shapes: Vec<Vec<u64>> = tensors.iter().map(|t| t.shape.iter().map(|n| *n as u64).collect()).collect();
@@ -105,7 +110,7 @@ pub(crate) fn read(
     tensor: &Tensor,
     machine: &mut CpuMachine,
     c: &Compiled,
-) -> Result<(), crate::checkpoint::CheckpointError> {
+) -> Result<(), crate::checkpoint::error::CheckpointError> {
     let shape: Vec<u64> = tensor.shape.iter().map(|n| *n as u64).collect();
     let whole = Region { offset: vec![0; shape.len()], shape };
     let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];

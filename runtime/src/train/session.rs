@@ -9,7 +9,9 @@ use super::trainer::{Programs, TrainData, Trainer};
 use crate::config::JobConfig;
 use crate::cpu::matmul::peak_flops;
 use crate::cpu::{available_threads, on_device_thread};
-use crate::data::{self, Prepared, Tokenizer};
+use crate::data::prepare::{Prepared, Summary, prepare};
+use crate::data::rows::Rows;
+use crate::data::tokenizer::Tokenizer;
 use crate::job::{Control, Event, Report, Started};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
@@ -102,7 +104,7 @@ impl Session<'_> {
             total_steps,
             n_trainable: program.n_trainable(),
             n_params: program.n_params(),
-            n_rows: (n_rows, self.data.validation.as_ref().map_or(0, data::Rows::len)),
+            n_rows: (n_rows, self.data.validation.as_ref().map_or(0, Rows::len)),
             buffer_bytes: self.programs.train.layout.total_bytes(),
             n_threads: self.n_threads,
             resumed_from,
@@ -116,12 +118,26 @@ fn prepare_data(
     tokenizer: &Tokenizer,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
-    let section = config.data.to_data_config(config.output.seed);
     let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
-    let mut notes = Vec::new();
-    let prepared = data::prepare(&section, tokenizer, &cache, model.model.vocab_size, &mut |note| notes.push(note))?;
-    notes.into_iter().for_each(|n| on_event(&Event::Note(n)));
+    let prepared = prepare(&plan::data_config(config), tokenizer, &cache, model.model.vocab_size, &|_| {})?;
+    for s in &prepared.summaries {
+        on_event(&Event::Note(describe(s)));
+    }
     Ok(prepared)
+}
+
+fn describe(s: &Summary) -> String {
+    let mut text = format!("{}: {} tokens, {} rows", s.path.display(), s.n_tokens, s.n_rows);
+    for (n, what) in [
+        (s.n_empty, "without a token to predict"),
+        (s.n_dropped, "dropped as too long"),
+        (s.n_truncated, "truncated"),
+    ] {
+        if n > 0 {
+            text += &format!(", {n} of {} documents {what}", s.n_documents);
+        }
+    }
+    if s.from_cache { text + " (from the cache)" } else { text }
 }
 
 /// The files that make a checkpoint self-contained.
@@ -131,7 +147,7 @@ fn extras(config: &JobConfig, model: &ModelPlan, tokenizer: &Tokenizer) -> Resul
         (export::JOB_YAML.to_string(), config.to_yaml().into_bytes()),
         (export::CONFIG_JSON.to_string(), json),
     ];
-    extras.extend(tokenizer.files()?);
+    extras.extend(tokenizer.files());
     if let Some(dir) = &model.weights {
         let path = dir.join(export::GENERATION_JSON);
         if let Ok(bytes) = std::fs::read(&path) {

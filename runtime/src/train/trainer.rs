@@ -6,8 +6,8 @@ use super::plan::{ModelPlan, RunPlan};
 use super::saving::{Saving, TrainerState};
 use super::weights;
 use crate::cpu::{CpuMachine, OpaqueModel, scratch_bytes};
-use crate::data::{BatchMut, Rows};
-use crate::hf::TensorSource;
+use crate::data::rows::{BatchMut, Rows};
+use crate::hf::source::TensorSource;
 use crate::job::{Control, Event};
 use phalanx_strategies::compile::{Compiled, compile_forward, compile_step};
 use phalanx_strategies::cost::{Cost, program_cost};
@@ -310,13 +310,13 @@ impl Staging {
     /// Fills from rows; returns how many tokens are predicted.
     fn fill(&mut self, rows: &Rows, indices: &[u64], seq_len: usize) -> u64 {
         debug_assert_eq!(self.ids.len(), indices.len() * seq_len);
-        let batch = BatchMut {
+        let mut batch = BatchMut {
             ids: &mut self.ids,
             labels: &mut self.labels,
             positions: &mut self.positions,
             doc_start: &mut self.doc_start,
         };
-        rows.fill(indices, batch) as u64
+        rows.fill(indices, &mut batch) as u64
     }
 
     fn copy_to(&self, machine: &mut CpuMachine, c: &Compiled, inputs: &Inputs) {

@@ -1,7 +1,8 @@
 //! Parameters and optimizer state as the tensors of a model file: names, shapes, and their bytes in the machine.
 
 use crate::cpu::CpuMachine;
-use crate::hf::{HfError, TensorSource};
+use crate::hf::error::HfError;
+use crate::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::program::{Init, Kind, Op, Param, ValueId};

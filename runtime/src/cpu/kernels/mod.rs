@@ -13,7 +13,7 @@
 
 pub mod activation;
 pub mod attention;
-mod attention_backward;
+pub mod attention_backward;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;

@@ -28,6 +28,7 @@ mod driver;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 pub mod operand;
+mod peak;
 mod plan;
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -35,6 +36,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use peak::{engine_name, fast_bf16, peak_flops};
 pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};
 
 /// How the products are formed.

@@ -1,0 +1,150 @@
+//! The benchmark step: d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, AdamW.
+
+use phalanx::cpu::{CpuMachine, scratch_bytes};
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_step};
+use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
+use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::{Hyper, Init, Kind, Op, Role, ValueId};
+use phalanx_strategies::rng::CounterRng;
+use std::collections::BTreeMap;
+
+/// The benchmark's model.
+pub fn bench_model() -> ModelConfig {
+    ModelConfig {
+        family: Family::Llama,
+        vocab_size: 4096,
+        hidden_size: 512,
+        intermediate_size: 1408,
+        n_layers: 6,
+        n_heads: 8,
+        n_kv_heads: 8,
+        head_dim: 64,
+        max_positions: 256,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        tie_embeddings: false,
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        windows: vec![None; 6],
+        init_std: 0.02,
+    }
+}
+
+/// A compiled step with random weights and tokens.
+pub struct BenchStep {
+    machine: CpuMachine,
+    compiled: Compiled,
+    step: u64,
+    spec: StepSpec,
+}
+
+const BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
+
+impl BenchStep {
+    /// Compiles the step and fills weights and inputs.
+    ///
+    /// # Panics
+    /// If the machine has not the half gigabyte that it takes.
+    pub fn new(bf16: bool) -> BenchStep {
+        let model = bench_model();
+        let spec = StepSpec {
+            n_microbatches: 1,
+            precision: if bf16 { Precision::Bf16 } else { Precision::F32 },
+            recompute: Recompute::None,
+            lora: None,
+            optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
+            max_grad_norm: None,
+        };
+        let forward = model.forward(BATCH, Head::Loss).expect("256 tokens fit");
+        let compiled = compile_step(forward, &spec, scratch_bytes).expect("the step compiles");
+        let mut machine = CpuMachine::new(&[&compiled]).expect("memory for the step");
+        let rng = CounterRng::new(7);
+        for p in &compiled.program.params {
+            let stream = rng.fork_named(&p.parts[0].name);
+            for (i, x) in machine.write::<f32>(&compiled, p.value).iter_mut().enumerate() {
+                *x = match p.init {
+                    Init::Normal { std } => std * stream.normal(i as u64) as f32,
+                    Init::Ones => 1.0,
+                    Init::Zeros => 0.0,
+                };
+            }
+        }
+        for (i, v) in compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {
+            let table = model.constant(&v.name, &v.shape).expect("the model knows its tables");
+            machine.write::<f32>(&compiled, ValueId(i as u32)).copy_from_slice(&table);
+        }
+        for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
+            let value = compiled.program.bound(role).next().expect("the input is bound");
+            let stream = rng.fork_named(&format!("{role:?}"));
+            for (i, x) in machine.write::<i32>(&compiled, value).iter_mut().enumerate() {
+                *x = match role {
+                    Role::Positions => (i % BATCH.seq_len) as i32,
+                    Role::DocStart => 0,
+                    _ => (stream.bits(i as u64) % 4096) as i32,
+                };
+            }
+        }
+        BenchStep { machine, compiled, step: 0, spec }
+    }
+
+    /// Runs one step; returns the mean loss.
+    ///
+    /// # Panics
+    /// Never: the program has no operation that can fail.
+    pub fn run(&mut self) -> f64 {
+        self.prepare();
+        self.machine.run(&self.compiled, &mut []).expect("the step runs");
+        let loss = self.compiled.program.bound(Role::LossSum).next().expect("the loss is bound");
+        self.machine.read::<f64>(&self.compiled, loss)[0] / BATCH.n_tokens() as f64
+    }
+
+    fn prepare(&mut self) {
+        self.step += 1;
+        let (bc1, bc2) = self.spec.optimizer.bias_corrections(self.step);
+        let hyper = self.compiled.program.bound(Role::Hyper).next().expect("the scalars are bound");
+        let hyper = self.machine.write::<f64>(&self.compiled, hyper);
+        hyper[Hyper::LEARNING_RATE] = 3e-4;
+        hyper[Hyper::BIAS_CORRECTION_1] = bc1;
+        hyper[Hyper::BIAS_CORRECTION_2] = bc2;
+        hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / BATCH.n_tokens() as f64;
+        hyper[Hyper::LOSS_SCALE] = 1.0;
+    }
+
+    /// Prints where the time of a step goes: median of `n` runs by operation and shape of its result.
+    ///
+    /// # Panics
+    /// As [`BenchStep::run`].
+    pub fn print_profile(&mut self, n: usize) {
+        let mut runs = Vec::new();
+        for _ in 0..n {
+            self.prepare();
+            let mut timings = Vec::new();
+            self.machine.run_timed(&self.compiled, &mut [], &mut timings).expect("the step runs");
+            runs.push(timings);
+        }
+        let mut by_kind: BTreeMap<String, (f64, usize)> = BTreeMap::new();
+        for (i, instr) in self.compiled.program.instrs.iter().enumerate() {
+            let mut times: Vec<f64> = runs.iter().map(|r| r[i].as_secs_f64() * 1e3).collect();
+            times.sort_by(f64::total_cmp);
+            let shape = instr.writes.first().map(|v| self.compiled.program.value(*v).shape.clone());
+            let layout = match &instr.op {
+                Op::MatMul(m) => format!(" {}{} res={}", letter(m.trans_a), letter(m.trans_b), m.residual),
+                _ => String::new(),
+            };
+            let kind = format!("{}{layout} {:?}", instr.op.name(), shape.unwrap_or_default());
+            let entry = by_kind.entry(kind).or_default();
+            *entry = (entry.0 + times[n / 2], entry.1 + 1);
+        }
+        let mut rows: Vec<_> = by_kind.into_iter().collect();
+        rows.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+        rows.iter().take(30).for_each(|(k, (ms, n))| eprintln!("{ms:8.2} ms  {n:3} x  {k}"));
+    }
+}
+
+fn letter(transposed: bool) -> char {
+    if transposed { 'T' } else { 'N' }
+}
