@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::dtype::Dtype;
 use super::error::HfError;
-use super::layout::encode_header;
+use super::layout::{PAYLOAD_HASH, encode_header};
 use super::staging::Staging;
 use crate::cpu::element::Element;
 
@@ -142,8 +142,14 @@ pub(super) fn write_tensors(
     let shapes: Vec<Vec<u64>> =
         tensors.iter().map(|tensor| tensor.shape.iter().map(|&dim| dim as u64).collect()).collect();
     let described: Vec<_> = tensors.iter().zip(&shapes).map(|(t, shape)| (t.name, dtype, shape.as_slice())).collect();
+    // The hash lets a reader notice bits that changed; the format itself has no checksum.
+    let mut hasher = blake3::Hasher::new();
+    let hashed = tensors.iter().try_for_each(|tensor| write_values(&mut hasher, tensor.values, dtype));
+    hashed.map_err(|error| HfError::io("hash", file_name, &error))?;
+    let hash = hasher.finalize().to_hex();
     // `format: pt` is what `transformers` insists on.
-    let header = encode_header(&described, &BTreeMap::from([("format", "pt")]), 8);
+    let metadata = BTreeMap::from([("format", "pt"), (PAYLOAD_HASH, hash.as_str())]);
+    let header = encode_header(&described, &metadata, 8);
     staging.write(file_name, |file| {
         file.write_all(&header)?;
         tensors.iter().try_for_each(|tensor| write_values(file, tensor.values, dtype))
@@ -157,7 +163,7 @@ pub(super) fn write_json(staging: &mut Staging, name: &str, value: &Value) -> Re
     })
 }
 
-fn write_values(file: &mut BufWriter<File>, values: &[f32], dtype: Dtype) -> io::Result<()> {
+fn write_values(file: &mut impl Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
     if dtype == Dtype::F32 {
         return file.write_all(bytemuck::cast_slice(values));
     }
