@@ -1,0 +1,306 @@
+//! The data section of the user's YAML file: Axolotl's keys, checked before a file is opened.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Why a data section cannot be used.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum DataConfigError {
+    /// Nothing to train on.
+    #[error("datasets is empty; name at least one, as in: datasets: [{{ path: text.txt, type: completion }}]")]
+    NoDatasets,
+    /// A row must hold a token and the one that follows it.
+    #[error("sequence_len must be at least 2, found {0}")]
+    SequenceTooShort(usize),
+    /// Token and row numbers inside a batch are 32-bit.
+    #[error("sequence_len must be at most {max}, found {found}")]
+    SequenceTooLong { found: usize, max: usize },
+    /// Neither a fraction nor a count of rows.
+    #[error("val_set_size must be a fraction from 0 to below 1 or a whole number of rows, found {0}")]
+    ValSetSize(f64),
+    /// A key that another type of data set would use.
+    #[error("dataset {path}: {key} has no meaning for type {found}; it goes with type {fits}")]
+    KeyOfOtherType { path: PathBuf, key: &'static str, found: DatasetType, fits: DatasetType },
+}
+
+/// The longest row: far beyond any model's context, and safely inside 32-bit positions.
+const SEQUENCE_LEN_MAX: usize = 1 << 24;
+
+/// What a job trains on and how it is cut into rows.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// The files, read as if they were one behind the other.
+    pub datasets: Vec<DatasetConfig>,
+    /// Tokens per row.
+    pub sequence_len: usize,
+    /// Lay several documents into one row, isolated from each other; default false: one document per row, padded.
+    #[serde(default)]
+    pub sample_packing: bool,
+    /// Take the rows of each epoch in a random order of its own; default true.
+    #[serde(default = "yes")]
+    pub shuffle: bool,
+    /// Decides the order of rows and the choice of validation rows; default 42.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Rows held out for validation: a fraction below 1 or a count; default 0.
+    #[serde(default)]
+    pub val_set_size: f64,
+    /// Learn instructions too, not only the answers to them; default false.
+    #[serde(default)]
+    pub train_on_inputs: bool,
+    /// What to do with a document longer than a row; default error.
+    #[serde(default)]
+    pub excess_length_strategy: ExcessLength,
+    /// The chat template for data sets that name none.
+    #[serde(default)]
+    pub chat_template: ChatTemplateChoice,
+    /// The template's text, for `chat_template: jinja`.
+    #[serde(default)]
+    pub chat_template_jinja: Option<String>,
+}
+
+impl DataConfig {
+    /// A section of `datasets` in rows of `sequence_len`, everything else at its default.
+    pub fn new(datasets: Vec<DatasetConfig>, sequence_len: usize) -> Self {
+        Self {
+            datasets,
+            sequence_len,
+            sample_packing: false,
+            shuffle: true,
+            seed: default_seed(),
+            val_set_size: 0.0,
+            train_on_inputs: false,
+            excess_length_strategy: ExcessLength::default(),
+            chat_template: ChatTemplateChoice::default(),
+            chat_template_jinja: None,
+        }
+    }
+
+    /// Checks what can be checked without opening a file.
+    ///
+    /// # Errors
+    /// When a value is out of range or two keys do not go together.
+    pub fn validate(&self) -> Result<(), DataConfigError> {
+        if self.datasets.is_empty() {
+            return Err(DataConfigError::NoDatasets);
+        }
+        if self.sequence_len < 2 {
+            return Err(DataConfigError::SequenceTooShort(self.sequence_len));
+        }
+        if self.sequence_len > SEQUENCE_LEN_MAX {
+            return Err(DataConfigError::SequenceTooLong { found: self.sequence_len, max: SEQUENCE_LEN_MAX });
+        }
+        let size = self.val_set_size;
+        if !(size.is_finite() && size >= 0.0 && (size < 1.0 || size.fract() == 0.0)) {
+            return Err(DataConfigError::ValSetSize(size));
+        }
+        self.datasets.iter().try_for_each(DatasetConfig::validate)
+    }
+}
+
+/// One file of training data.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatasetConfig {
+    /// The file, or a folder that holds `<split>.jsonl`, `.json` or `.txt`.
+    pub path: PathBuf,
+    /// What its records mean.
+    #[serde(rename = "type")]
+    pub kind: DatasetType,
+    /// How it is written; default: JSON for `.json` and `.jsonl`, otherwise plain text.
+    #[serde(default)]
+    pub ds_type: Option<FileFormat>,
+    /// Which file of a folder; default `train`.
+    #[serde(default)]
+    pub split: Option<String>,
+    /// `completion`: the field with the text; default `text`.
+    #[serde(default)]
+    pub field: Option<String>,
+    /// `chat_template`: the field with the list of turns; default `messages`.
+    #[serde(default)]
+    pub field_messages: Option<String>,
+    /// `chat_template`: what a turn's fields are called; default `role` and `content`.
+    #[serde(default)]
+    pub message_property_mappings: MessageFields,
+    /// `chat_template`: whose turns are learnt; default `assistant`.
+    #[serde(default)]
+    pub roles_to_train: Option<Vec<String>>,
+}
+
+impl DatasetConfig {
+    /// The data set at `path` with everything else at its default.
+    pub fn new(path: impl Into<PathBuf>, kind: DatasetType) -> Self {
+        Self {
+            path: path.into(),
+            kind,
+            ds_type: None,
+            split: None,
+            field: None,
+            field_messages: None,
+            message_property_mappings: MessageFields::default(),
+            roles_to_train: None,
+        }
+    }
+
+    fn validate(&self) -> Result<(), DataConfigError> {
+        let keys = [
+            ("field", self.field.is_some(), DatasetType::Completion),
+            ("field_messages", self.field_messages.is_some(), DatasetType::ChatTemplate),
+            ("roles_to_train", self.roles_to_train.is_some(), DatasetType::ChatTemplate),
+            (
+                "message_property_mappings",
+                self.message_property_mappings != MessageFields::default(),
+                DatasetType::ChatTemplate,
+            ),
+        ];
+        match keys.into_iter().find(|&(_, set, fits)| set && fits != self.kind) {
+            Some((key, _, fits)) => {
+                Err(DataConfigError::KeyOfOtherType { path: self.path.clone(), key, found: self.kind, fits })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the records of a data set mean. An unknown name is refused with the list of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DatasetType {
+    /// Text to continue; all of it is learnt.
+    Completion,
+    /// `instruction`, `input`, `output`, or `instruction` with a list of `instances`; the output is learnt.
+    Alpaca,
+    /// Conversations; the assistant's turns are learnt.
+    ChatTemplate,
+}
+
+impl std::fmt::Display for DatasetType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Completion => "completion",
+            Self::Alpaca => "alpaca",
+            Self::ChatTemplate => "chat_template",
+        })
+    }
+}
+
+/// How a data file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileFormat {
+    /// One JSON object per line, or one JSON list of objects.
+    Json,
+    /// One document of plain text.
+    Text,
+}
+
+/// The names of a turn's fields.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MessageFields {
+    /// Who speaks; default `role`.
+    pub role: String,
+    /// What is said; default `content`.
+    pub content: String,
+}
+
+impl Default for MessageFields {
+    fn default() -> Self {
+        Self { role: "role".to_owned(), content: "content".to_owned() }
+    }
+}
+
+/// What happens to a document that does not fit into one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExcessLength {
+    /// Stop and name the document.
+    #[default]
+    #[serde(alias = "raise")]
+    Error,
+    /// Leave the document out.
+    Drop,
+    /// Keep its beginning.
+    Truncate,
+}
+
+/// Which chat template renders conversations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChatTemplateChoice {
+    /// The tokenizer's own, or ChatML where it has none.
+    #[default]
+    #[serde(alias = "tokenizer_default_fallback_chatml")]
+    TokenizerDefault,
+    /// ChatML whatever the tokenizer says.
+    Chatml,
+    /// The one in `chat_template_jinja`.
+    Jinja,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn default_seed() -> u64 {
+    42
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(yaml: &str) -> Result<DataConfig, serde_yaml_ng::Error> {
+        serde_yaml_ng::from_str(yaml)
+    }
+
+    #[test]
+    fn short_section_takes_the_documented_defaults() {
+        let config = parse("{ sequence_len: 64, datasets: [{ path: a.txt, type: completion }] }").unwrap();
+
+        assert_eq!(config, DataConfig::new(vec![DatasetConfig::new("a.txt", DatasetType::Completion)], 64));
+        assert_eq!(config.validate(), Ok(()));
+    }
+
+    #[test]
+    fn unknown_type_is_answered_with_the_supported_ones() {
+        let error = parse("{ sequence_len: 64, datasets: [{ path: a, type: sharegpt }] }").unwrap_err().to_string();
+
+        for name in ["sharegpt", "completion", "alpaca", "chat_template"] {
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn unknown_key_is_refused() {
+        let error = parse("{ sequence_len: 64, datasets: [{ path: a, type: alpaca, feild: x }] }").unwrap_err();
+
+        assert!(error.to_string().contains("feild"), "{error}");
+    }
+
+    #[test]
+    fn key_of_another_type_is_refused() {
+        let config = parse("{ sequence_len: 64, datasets: [{ path: a, type: alpaca, field: x }] }").unwrap();
+
+        assert!(matches!(config.validate(), Err(DataConfigError::KeyOfOtherType { key: "field", .. })));
+    }
+
+    #[test]
+    fn validation_size_is_a_fraction_or_a_whole_count() {
+        let with = |size| DataConfig {
+            val_set_size: size,
+            ..DataConfig::new(vec![DatasetConfig::new("a", DatasetType::Alpaca)], 8)
+        };
+
+        for size in [0.0, 0.25, 1.0, 40.0] {
+            assert_eq!(with(size).validate(), Ok(()), "{size}");
+        }
+        for size in [-0.1, 1.5, f64::INFINITY] {
+            assert_eq!(with(size).validate(), Err(DataConfigError::ValSetSize(size)));
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! From the data section of the configuration to rows for training and rows for validation.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use phalanx_strategies::sampler::Permutation;
+use thiserror::Error;
+
+use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
+use super::config::{
+    ChatTemplateChoice, DataConfig, DataConfigError, DatasetConfig, DatasetType, ExcessLength, FileFormat,
+};
+use super::packing::Packing;
+use super::record::RecordReader;
+use super::rows::{Layout, Part, RowStore, Rows, count_predicted};
+use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
+use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
+use super::tokenizer::Tokenizer;
+
+/// Why no rows can be made of the data.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum PrepareError {
+    /// The section contradicts itself.
+    #[error(transparent)]
+    Config(#[from] DataConfigError),
+    /// There is no such file.
+    #[error("dataset {} does not exist{}", path.display(), suggestion(nearest))]
+    Missing { path: PathBuf, nearest: Option<String> },
+    /// The folder has no file for the split.
+    #[error("dataset folder {} holds none of {}", dir.display(), wanted.join(", "))]
+    NoSplit { dir: PathBuf, wanted: Vec<String> },
+    /// A single file has no splits.
+    #[error("dataset {} is one file, which holds the split \"train\" only, found split {split:?}", path.display())]
+    SplitOfFile { path: PathBuf, split: String },
+    /// The file is of a kind that is not read.
+    #[error("dataset {} is a {extension} file; .jsonl, .json and plain text are read, so convert it first", path.display())]
+    Format { path: PathBuf, extension: String },
+    /// Instructions and conversations need named fields.
+    #[error("dataset {} is plain text, which fits type completion only, found {kind}", path.display())]
+    TextOfOtherType { path: PathBuf, kind: DatasetType },
+    /// The chat template cannot be used.
+    #[error("dataset {}: {reason}", path.display())]
+    Template { path: PathBuf, reason: ChatTemplateError },
+    /// `chat_template: jinja` and `chat_template_jinja` go together.
+    #[error("chat_template: jinja and chat_template_jinja go together; found only one of them")]
+    JinjaWithoutTemplate,
+    /// A file cannot be tokenised.
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+    /// The token cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] TokenCacheError),
+    /// The tokenizer knows more tokens than the model.
+    #[error(
+        "dataset {} needs token {id} ({token:?}), but the model's vocabulary has {model_size}; the tokenizer's has {tokenizer_size}, so it belongs to another model",
+        path.display()
+    )]
+    Vocabulary { path: PathBuf, id: u32, token: String, tokenizer_size: usize, model_size: usize },
+    /// A document does not fit.
+    #[error(
+        "{}:{line}: this document has {len} tokens, more than sequence_len {limit}; set sequence_len to at least {len}, or excess_length_strategy to drop or truncate",
+        path.display()
+    )]
+    TooLong { path: PathBuf, line: u64, len: usize, limit: usize },
+    /// The text does not fill a row.
+    #[error("dataset {} has {n_tokens} tokens, less than one row of sequence_len {limit}", path.display())]
+    TooShort { path: PathBuf, n_tokens: usize, limit: usize },
+    /// There is no document with anything to learn.
+    #[error("dataset {} has nothing to learn: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long", path.display())]
+    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize },
+    /// The split leaves one side empty.
+    #[error(
+        "val_set_size {val_set_size} of {n_rows} rows leaves {n_validation} for validation and {n_train} for training; both need at least one"
+    )]
+    Split { val_set_size: f64, n_rows: usize, n_validation: usize, n_train: usize },
+}
+
+/// The data of a job, ready to be drawn from.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// Rows to train on.
+    pub train: Rows,
+    /// Rows held out, if `val_set_size` asks for any; none of them is in `train`.
+    pub validation: Option<Rows>,
+    /// What became of each data set, in their order.
+    pub summaries: Vec<Summary>,
+}
+
+/// What became of a data set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether its tokens were in the cache.
+    pub from_cache: bool,
+    /// Tokens of all its documents.
+    pub n_tokens: usize,
+    /// Documents in the file; a plain text is one.
+    pub n_documents: usize,
+    /// Documents left out because no token of them is to be predicted.
+    pub n_empty: usize,
+    /// Documents left out as too long.
+    pub n_dropped: usize,
+    /// Documents of which only the beginning is used.
+    pub n_truncated: usize,
+    /// Rows made of them.
+    pub n_rows: usize,
+}
+
+/// Tokenises the data sets of `config`, or takes their tokens from `cache_dir`, and lays them into rows.
+///
+/// `vocab_size` is the model's. `progress` is called now and then while a file is tokenised, on the calling thread. The same
+/// data gives the same rows, whatever the machine or the number of threads.
+///
+/// # Errors
+/// When the section, a file or a record cannot be used; the message names it and says what would fit. Tokens of files that
+/// were finished before stay in the cache.
+pub fn prepare(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    cache_dir: &Path,
+    vocab_size: usize,
+    progress: &dyn Fn(Progress<'_>),
+) -> Result<Prepared, PrepareError> {
+    config.validate()?;
+    let (mut parts, mut summaries) = (Vec::new(), Vec::new());
+    for dataset in &config.datasets {
+        let source = Source::find(dataset)?;
+        let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
+        check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
+        let (part, summary) = match source.format {
+            FileFormat::Text => cut(&source.path, tokens, config.sequence_len)?,
+            FileFormat::Json => lay_out(&source.path, tokens, config)?,
+        };
+        parts.push(part);
+        summaries.push(Summary { from_cache, ..summary });
+    }
+    let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
+    let store = Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
+    let (train, validation) = split(store, config.val_set_size, config.seed)?;
+    Ok(Prepared { train, validation, summaries })
+}
+
+/// A data set whose file is found.
+struct Source<'a> {
+    dataset: &'a DatasetConfig,
+    path: PathBuf,
+    format: FileFormat,
+}
+
+impl<'a> Source<'a> {
+    fn find(dataset: &'a DatasetConfig) -> Result<Self, PrepareError> {
+        let path = file_of(dataset)?;
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
+        let format = match (dataset.ds_type, extension.as_str()) {
+            (_, "parquet" | "arrow" | "gz" | "zst" | "zip") => return Err(PrepareError::Format { path, extension }),
+            (Some(format), _) => format,
+            (None, "json" | "jsonl" | "ndjson") => FileFormat::Json,
+            (None, _) => FileFormat::Text,
+        };
+        if format == FileFormat::Text && dataset.kind != DatasetType::Completion {
+            return Err(PrepareError::TextOfOtherType { path, kind: dataset.kind });
+        }
+        Ok(Self { dataset, path, format })
+    }
+
+    /// The tokens of the file, and whether they were in the cache.
+    fn tokens(
+        &self,
+        config: &DataConfig,
+        tokenizer: &Tokenizer,
+        cache_dir: &Path,
+        progress: &dyn Fn(Progress<'_>),
+    ) -> Result<(TokenFile, bool), PrepareError> {
+        let template = template_source(config, tokenizer)?;
+        let key = self.key(config, tokenizer, &template)?;
+        match TokenFile::open(cache_dir, &key) {
+            Ok(Some(file)) => return Ok((file, true)),
+            Ok(None) => {}
+            Err(error @ TokenCacheError::Damaged { .. }) => {
+                tracing::warn!(dataset = %self.path.display(), %error, "tokenising again");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let mut writer = TokenWriter::create(cache_dir, &key)?;
+        match self.format {
+            FileFormat::Text => tokenize_text(&self.path, tokenizer, &mut writer, progress)?,
+            FileFormat::Json => {
+                let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+                let parse = || ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
+                let reader = RecordReader::new(self.dataset, config.train_on_inputs, parse)
+                    .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
+                tokenize_records(&self.path, &reader, tokenizer, &mut writer, progress)?;
+            }
+        }
+        Ok((writer.finish()?, false))
+    }
+
+    /// The hash of everything that decides the tokens. What only lays them into rows is not part of it, so that another
+    /// `sequence_len` finds the same tokens.
+    fn key(&self, config: &DataConfig, tokenizer: &Tokenizer, template: &str) -> Result<[u8; 32], TokenizeError> {
+        let read_error =
+            |error: std::io::Error| TokenizeError::Read { path: self.path.clone(), reason: error.to_string() };
+        let content = {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_reader(std::fs::File::open(&self.path).map_err(read_error)?).map_err(read_error)?;
+            hasher.finalize()
+        };
+        let dataset = self.dataset;
+        let mut options = format!("{:?} {:?}", self.format, dataset.kind);
+        match dataset.kind {
+            DatasetType::Completion => options += &format!(" {:?}", dataset.field),
+            DatasetType::Alpaca => options += &format!(" {}", config.train_on_inputs),
+            DatasetType::ChatTemplate => {
+                let fields = (&dataset.field_messages, &dataset.message_property_mappings, &dataset.roles_to_train);
+                let bos = tokenizer.bos_id();
+                options += &format!(" {} {fields:?} {bos:?} {template:?}", config.train_on_inputs);
+            }
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&FORMAT_VERSION.to_le_bytes());
+        hasher.update(content.as_bytes());
+        hasher.update(&tokenizer.fingerprint());
+        hasher.update(options.as_bytes());
+        Ok(*hasher.finalize().as_bytes())
+    }
+}
+
+/// The file that a data set means.
+fn file_of(dataset: &DatasetConfig) -> Result<PathBuf, PrepareError> {
+    let path = &dataset.path;
+    if path.is_dir() {
+        let split = dataset.split.as_deref().unwrap_or("train");
+        let wanted: Vec<String> = ["jsonl", "json", "txt"].iter().map(|e| format!("{split}.{e}")).collect();
+        let found = wanted.iter().map(|name| path.join(name)).find(|file| file.is_file());
+        return found.ok_or_else(|| PrepareError::NoSplit { dir: path.clone(), wanted });
+    }
+    if !path.exists() {
+        return Err(PrepareError::Missing { path: path.clone(), nearest: nearest_name(path) });
+    }
+    match &dataset.split {
+        Some(split) if split != "train" => Err(PrepareError::SplitOfFile { path: path.clone(), split: split.clone() }),
+        _ => Ok(path.clone()),
+    }
+}
+
+/// The name beside `path` that looks most like it, if any does.
+fn nearest_name(path: &Path) -> Option<String> {
+    let wanted = path.file_name()?.to_str()?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let names = std::fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let scored = names.map(|name| (strsim::jaro_winkler(wanted, &name), name));
+    // Below that, names share hardly more than their extension.
+    let best = scored.filter(|(score, _)| *score > 0.8).max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+    best.map(|(_, name)| name)
+}
+
+fn suggestion(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or_else(String::new, |name| format!("; did you mean {name}?"))
+}
+
+fn template_source(config: &DataConfig, tokenizer: &Tokenizer) -> Result<String, PrepareError> {
+    match (config.chat_template, &config.chat_template_jinja) {
+        (ChatTemplateChoice::Jinja, Some(template)) => Ok(template.clone()),
+        (ChatTemplateChoice::Jinja, None) | (_, Some(_)) => Err(PrepareError::JinjaWithoutTemplate),
+        (ChatTemplateChoice::Chatml, None) => Ok(CHATML.to_owned()),
+        (ChatTemplateChoice::TokenizerDefault, None) => Ok(tokenizer.chat_template().unwrap_or(CHATML).to_owned()),
+    }
+}
+
+fn check_vocabulary(
+    path: &Path,
+    tokens: &TokenFile,
+    tokenizer: &Tokenizer,
+    model_size: usize,
+) -> Result<(), PrepareError> {
+    let id = tokens.max_id();
+    if (id as usize) < model_size {
+        return Ok(());
+    }
+    Err(PrepareError::Vocabulary {
+        path: path.to_owned(),
+        id,
+        token: tokenizer.token_text(id).unwrap_or_default(),
+        tokenizer_size: tokenizer.vocab_size(),
+        model_size,
+    })
+}
+
+/// A plain text: rows of exactly `row_len` tokens, the incomplete last one left out.
+fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary), PrepareError> {
+    let n_tokens = tokens.tokens().len();
+    let n_rows = n_tokens / row_len;
+    if n_rows == 0 {
+        return Err(PrepareError::TooShort { path: path.to_owned(), n_tokens, limit: row_len });
+    }
+    let summary = Summary {
+        path: path.to_owned(),
+        from_cache: false,
+        n_tokens,
+        n_documents: 1,
+        n_empty: 0,
+        n_dropped: 0,
+        n_truncated: 0,
+        n_rows,
+    };
+    Ok((Part { tokens, layout: Layout::Cut { n_rows } }, summary))
+}
+
+/// Records: one document per row, or several.
+fn lay_out(path: &Path, tokens: TokenFile, config: &DataConfig) -> Result<(Part, Summary), PrepareError> {
+    let row_len = config.sequence_len;
+    let mut part = Part { tokens, layout: Layout::Documents(Packing::default()) };
+    let n_documents = part.tokens.documents().len();
+    assert!(u32::try_from(n_documents).is_ok(), "{n_documents} documents are more than 32 bits can number");
+    let (mut kept, mut n_empty, mut n_dropped, mut n_truncated) = (Vec::new(), 0, 0, 0);
+    for number in 0..n_documents as u32 {
+        let len = part.document(number, usize::MAX).len();
+        if len > row_len {
+            match config.excess_length_strategy {
+                ExcessLength::Error => {
+                    let line = part.tokens.documents()[number as usize].line;
+                    return Err(PrepareError::TooLong { path: path.to_owned(), line, len, limit: row_len });
+                }
+                ExcessLength::Drop => {
+                    n_dropped += 1;
+                    continue;
+                }
+                ExcessLength::Truncate => n_truncated += 1,
+            }
+        }
+        match count_predicted(part.document(number, row_len)) {
+            0 => n_empty += 1,
+            _ => kept.push((number, len.min(row_len))),
+        }
+    }
+    if kept.is_empty() {
+        return Err(PrepareError::Empty { path: path.to_owned(), n_documents, n_empty, n_dropped });
+    }
+    if n_empty + n_dropped > 0 {
+        tracing::warn!(dataset = %path.display(), n_documents, n_empty, n_dropped, "documents are left out");
+    }
+    let packing = if config.sample_packing {
+        Packing::best_fit(&kept, row_len)
+    } else {
+        Packing::one_per_row(kept.into_iter().map(|(number, _)| number).collect())
+    };
+    let n_tokens = part.tokens.tokens().len();
+    let path = path.to_owned();
+    let n_rows = packing.len();
+    part.layout = Layout::Documents(packing);
+    Ok((part, Summary { path, from_cache: false, n_tokens, n_documents, n_empty, n_dropped, n_truncated, n_rows }))
+}
+
+/// Sets whole rows aside, chosen by `seed`; both sides keep the order of the files.
+fn split(store: Arc<RowStore>, val_set_size: f64, seed: u64) -> Result<(Rows, Option<Rows>), PrepareError> {
+    if val_set_size == 0.0 {
+        return Ok((Rows::new(store, None), None));
+    }
+    /// Beyond any epoch, so that the choice has nothing to do with an order that the sampler uses.
+    const STREAM: u64 = u64::MAX;
+    let n_rows = store.len();
+    assert!(u32::try_from(n_rows).is_ok(), "{n_rows} rows are more than 32 bits can number");
+    let wanted = if val_set_size < 1.0 { n_rows as f64 * val_set_size } else { val_set_size };
+    let n_validation = (wanted as usize).min(n_rows);
+    let n_train = n_rows - n_validation;
+    if n_validation == 0 || n_train == 0 {
+        return Err(PrepareError::Split { val_set_size, n_rows, n_validation, n_train });
+    }
+    let order = Permutation::new(n_rows as u64, seed, STREAM);
+    let mut is_validation = vec![false; n_rows];
+    for nth in 0..n_validation as u64 {
+        is_validation[order.apply(nth) as usize] = true;
+    }
+    let chosen =
+        |side: bool| (0..n_rows as u32).filter(|&row| is_validation[row as usize] == side).collect::<Arc<[u32]>>();
+    let (train, validation) = (chosen(false), chosen(true));
+    Ok((Rows::new(Arc::clone(&store), Some(train)), Some(Rows::new(store, Some(validation)))))
+}
+
+#[cfg(test)]
+#[path = "prepare_tests.rs"]
+mod tests;

@@ -1,0 +1,352 @@
+//! Tests of [`super`]: from files to filled batches. Apart from it because together they would be too long a file.
+
+use super::*;
+use crate::data::rows::{BatchMut, IGNORED};
+use crate::data::token_cache::cache_path;
+use std::cell::Cell;
+
+struct Files {
+    dir: tempfile::TempDir,
+}
+
+impl Files {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.path("cache")
+    }
+
+    fn config(&self, kind: DatasetType, names: &[&str], sequence_len: usize) -> DataConfig {
+        DataConfig::new(names.iter().map(|name| DatasetConfig::new(self.path(name), kind)).collect(), sequence_len)
+    }
+
+    fn prepare(&self, config: &DataConfig) -> Result<Prepared, PrepareError> {
+        prepare(config, &Tokenizer::bytes(), &self.cache(), 264, &|_| ())
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Batch {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    doc_start: Vec<i32>,
+    n_predicted: usize,
+}
+
+fn batch(rows: &Rows, wanted: std::ops::Range<u64>) -> Batch {
+    let wanted: Vec<u64> = wanted.collect();
+    let n = wanted.len() * rows.row_len();
+    let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![0; n]);
+    let n_predicted = rows.fill(
+        &wanted,
+        &mut BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start },
+    );
+    Batch { ids, labels, doc_start, n_predicted }
+}
+
+fn text(ids: &[i32]) -> String {
+    let ids: Vec<u32> = ids.iter().filter(|&&id| id >= 0).map(|&id| id as u32).collect();
+    Tokenizer::bytes().decode(&ids, false).unwrap()
+}
+
+fn lines(texts: &[&str]) -> String {
+    texts.iter().map(|text| format!("{}\n", serde_json::json!({ "text": text }))).collect()
+}
+
+fn shared(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
+    path.exists().then_some(path).or_else(|| {
+        println!("skipped: {name} is not there");
+        None
+    })
+}
+
+// reference/stories260k.json, "batch_order": tokens of the whole file, BOS first, cut into rows of seq; micro-batch k takes
+// rows k*batch to (k+1)*batch; batch*(seq-1) predictions.
+#[test]
+fn unshuffled_rows_follow_the_reference_batch_order() {
+    let (Some(model), Some(data)) = (shared("models/stories260k"), shared("data/tinystories.txt")) else { return };
+    let Some(reference) = shared("reference/stories260k.json") else { return };
+    let reference: serde_json::Value = serde_json::from_slice(&std::fs::read(reference).unwrap()).unwrap();
+    let seq = reference["hyperparameters"]["seq"].as_u64().unwrap() as usize;
+    let n_rows = reference["hyperparameters"]["batch"].as_u64().unwrap();
+    let tokenizer = Tokenizer::from_dir(&model).unwrap();
+    let files = Files::new(&[]);
+    let config =
+        DataConfig { shuffle: false, ..DataConfig::new(vec![DatasetConfig::new(&data, DatasetType::Completion)], seq) };
+
+    let train = prepare(&config, &tokenizer, &files.cache(), 512, &|_| ()).unwrap().train;
+
+    // The ids of the library itself, which adds BOS by the file's own rule.
+    let library = tokenizers::Tokenizer::from_file(model.join("tokenizer.json")).unwrap();
+    let whole = library.encode(std::fs::read_to_string(&data).unwrap(), true).unwrap();
+    let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id as i32).collect();
+    assert_eq!(whole[0], 1);
+    assert_eq!(train.len(), whole.len() / seq);
+    for micro_batch in 0..3 {
+        let first = micro_batch * n_rows;
+        let got = batch(&train, first..first + n_rows);
+        assert_eq!(got.ids, whole[first as usize * seq..][..n_rows as usize * seq]);
+        assert_eq!(got.n_predicted, n_rows as usize * (seq - 1));
+    }
+    // The window whose logits are the reference stands somewhere in the file.
+    let window: Vec<i32> =
+        reference["logits"]["input_ids"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect();
+    let at = whole.windows(window.len()).position(|ids| ids == window);
+    println!("reference logits are for the tokens of the file from {at:?} on");
+    assert!(at.is_some());
+}
+
+#[test]
+fn packed_rows_hold_isolated_documents_without_losing_any() {
+    let texts = ["aaaaaa", "bb", "cccc", "d"];
+    let files = Files::new(&[("data.jsonl", &lines(&texts))]);
+    let config = DataConfig { sample_packing: true, ..files.config(DatasetType::Completion, &["data.jsonl"], 10) };
+
+    let train = files.prepare(&config).unwrap().train;
+
+    assert_eq!(train.len(), 3);
+    let all = batch(&train, 0..3);
+    for t in 0..all.ids.len() {
+        let (row, seen_from) = (t / 10 * 10, all.doc_start[t] as usize);
+        let seen = text(&all.ids[row + seen_from..=t]);
+        let letters: std::collections::BTreeSet<char> =
+            seen.replace("<|bos|>", "").replace("<|eos|>", "").chars().filter(char::is_ascii_lowercase).collect();
+        assert!(letters.len() <= 1 || seen.contains("<|pad|>"), "position {t} sees {seen}");
+    }
+    let learnt = text(&all.labels);
+    assert_eq!(all.n_predicted, texts.iter().map(|text| text.len() + 1).sum::<usize>());
+    for text in texts {
+        assert!(learnt.contains(&format!("{text}<|eos|>")), "{learnt}");
+    }
+}
+
+#[test]
+fn unpacked_documents_have_rows_of_their_own() {
+    let files = Files::new(&[("data.jsonl", &lines(&["ab", "c"]))]);
+
+    let train = files.prepare(&files.config(DatasetType::Completion, &["data.jsonl"], 6)).unwrap().train;
+
+    let all = batch(&train, 0..2);
+    assert_eq!(text(&all.ids), "<|bos|>ab<|eos|><|pad|><|pad|><|bos|>c<|eos|><|pad|><|pad|><|pad|>");
+    assert_eq!(text(&all.labels), "ab<|eos|>c<|eos|>");
+}
+
+#[test]
+fn seed_tasks_train_on_their_outputs() {
+    let Some(data) = shared("data/alpaca_seed_tasks.jsonl") else { return };
+    let files = Files::new(&[]);
+    let config = DataConfig {
+        sample_packing: true,
+        excess_length_strategy: ExcessLength::Drop,
+        ..DataConfig::new(vec![DatasetConfig::new(&data, DatasetType::Alpaca)], 2048)
+    };
+
+    let prepared = files.prepare(&config).unwrap();
+
+    let summary = &prepared.summaries[0];
+    assert_eq!(summary.n_documents, 175);
+    let learnt = text(&batch(&prepared.train, 0..prepared.train.len() as u64).labels);
+    assert!(learnt.contains("Yes, you can have 1 oatmeal banana protein shake and 4 strips of bacon."));
+    assert!(!learnt.contains("### Instruction:") && !learnt.contains("Is there anything I can eat for a breakfast"));
+    assert_eq!(learnt.matches("<|eos|>").count(), 175 - summary.n_dropped);
+}
+
+#[test]
+fn second_run_reads_the_cache_and_gives_the_same_rows() {
+    let files = Files::new(&[("data.txt", "It was a dark and stormy night.")]);
+    let config = files.config(DatasetType::Completion, &["data.txt"], 8);
+    let first = files.prepare(&config).unwrap();
+
+    let tokenised_again = Cell::new(false);
+    let second = prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|_| tokenised_again.set(true)).unwrap();
+
+    assert!(!tokenised_again.get() && second.summaries[0].from_cache && !first.summaries[0].from_cache);
+    assert_eq!(batch(&second.train, 0..4), batch(&first.train, 0..4));
+}
+
+#[test]
+fn changed_data_or_options_find_no_stale_tokens() {
+    let files = Files::new(&[("data.jsonl", &lines(&["one", "two"]))]);
+    let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
+    files.prepare(&config).unwrap();
+    std::fs::write(files.path("data.jsonl"), lines(&["six", "ten"])).unwrap();
+
+    let changed = files.prepare(&config).unwrap();
+
+    assert!(!changed.summaries[0].from_cache);
+    assert_eq!(text(&batch(&changed.train, 0..2).labels), "six<|eos|>ten<|eos|>");
+    let longer = DataConfig { sequence_len: 16, ..config };
+    assert!(files.prepare(&longer).unwrap().summaries[0].from_cache, "rows of another length use the same tokens");
+}
+
+#[test]
+fn damaged_cache_is_rebuilt_and_not_trusted() {
+    let files = Files::new(&[("data.txt", "It was a dark and stormy night.")]);
+    let config = files.config(DatasetType::Completion, &["data.txt"], 8);
+    let good = batch(&files.prepare(&config).unwrap().train, 0..4);
+    let cached = std::fs::read_dir(files.cache()).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&cached).unwrap();
+    bytes[140] ^= 1;
+    // A new file, as a damaged copy would be: the mapped one must stay as it is.
+    std::fs::remove_file(&cached).unwrap();
+    std::fs::write(&cached, &bytes).unwrap();
+
+    let rebuilt = files.prepare(&config).unwrap();
+
+    assert!(!rebuilt.summaries[0].from_cache);
+    assert_eq!(batch(&rebuilt.train, 0..4), good);
+    assert!(files.prepare(&config).unwrap().summaries[0].from_cache);
+    let key = blake3::Hash::from_hex(cached.file_stem().unwrap().to_str().unwrap()).unwrap();
+    assert_eq!(cache_path(&files.cache(), key.as_bytes()), cached);
+}
+
+#[test]
+fn validation_rows_are_apart_from_training_rows_and_depend_on_the_seed_only() {
+    let texts: Vec<String> = (0..40).map(|n| format!("document {n:02}")).collect();
+    let files = Files::new(&[("data.jsonl", &lines(&texts.iter().map(String::as_str).collect::<Vec<_>>()))]);
+    let with = |val_set_size, seed| {
+        let config = files.config(DatasetType::Completion, &["data.jsonl"], 16);
+        let prepared = files.prepare(&DataConfig { val_set_size, seed, ..config }).unwrap();
+        let validation = prepared.validation.unwrap();
+        [&prepared.train, &validation]
+            .map(|rows| (0..rows.len() as u64).map(|row| text(&batch(rows, row..row + 1).ids)).collect::<Vec<_>>())
+    };
+
+    let [train, validation] = with(0.25, 1);
+
+    assert_eq!((train.len(), validation.len()), (30, 10));
+    let mut all = [train.clone(), validation.clone()].concat();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 40);
+    assert_eq!(with(10.0, 1), [train.clone(), validation]);
+    assert_ne!(with(0.25, 2)[0], train);
+}
+
+#[test]
+fn split_that_leaves_a_side_empty_is_refused() {
+    let files = Files::new(&[("data.jsonl", &lines(&["a", "b"]))]);
+
+    for val_set_size in [0.1, 2.0, 5.0] {
+        let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
+        let error = files.prepare(&DataConfig { val_set_size, ..config }).unwrap_err();
+        assert!(matches!(error, PrepareError::Split { n_rows: 2, .. }), "{error}");
+    }
+}
+
+#[test]
+fn datasets_follow_each_other() {
+    let files = Files::new(&[("a.jsonl", &lines(&["ab"])), ("b.txt", "0123456789")]);
+
+    let prepared = files.prepare(&files.config(DatasetType::Completion, &["b.txt", "a.jsonl"], 5)).unwrap();
+
+    assert_eq!(text(&batch(&prepared.train, 0..3).ids), "<|bos|>012345678<|bos|>ab<|eos|><|pad|>");
+}
+
+#[test]
+fn document_longer_than_a_row_is_named_dropped_or_truncated() {
+    let files = Files::new(&[("data.jsonl", &lines(&["short", "much too long for a row"]))]);
+    let with = |excess_length_strategy| {
+        let config = files.config(DatasetType::Completion, &["data.jsonl"], 10);
+        files.prepare(&DataConfig { excess_length_strategy, ..config })
+    };
+
+    let error = with(ExcessLength::Error).unwrap_err();
+
+    assert!(matches!(error, PrepareError::TooLong { line: 2, len: 25, limit: 10, .. }), "{error}");
+    assert!(error.to_string().contains("excess_length_strategy"), "{error}");
+    assert_eq!(with(ExcessLength::Drop).unwrap().train.len(), 1);
+    let truncated = with(ExcessLength::Truncate).unwrap();
+    assert_eq!(text(&batch(&truncated.train, 1..2).labels), "much too ");
+    assert_eq!(truncated.summaries[0].n_truncated, 1);
+}
+
+#[test]
+fn document_without_anything_to_learn_is_left_out() {
+    let user = r#"{"messages":[{"role":"user","content":"Hi"}]}"#;
+    let both = r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ho"}]}"#;
+    let files = Files::new(&[("some.jsonl", &format!("{user}\n{both}\n")), ("none.jsonl", user)]);
+
+    let some = files.prepare(&files.config(DatasetType::ChatTemplate, &["some.jsonl"], 64)).unwrap();
+    let none = files.prepare(&files.config(DatasetType::ChatTemplate, &["none.jsonl"], 64));
+
+    assert_eq!((some.train.len(), some.summaries[0].n_empty), (1, 1));
+    assert!(batch(&some.train, 0..1).labels.iter().filter(|&&label| label != IGNORED).count() == 3);
+    assert!(matches!(none, Err(PrepareError::Empty { n_documents: 1, n_empty: 1, .. })));
+}
+
+#[test]
+fn missing_file_is_answered_with_the_nearest_name() {
+    let files = Files::new(&[("stories.jsonl", "{}"), ("other.txt", "")]);
+
+    let error = files.prepare(&files.config(DatasetType::Completion, &["storeis.jsonl"], 8)).unwrap_err();
+
+    assert!(error.to_string().ends_with("does not exist; did you mean stories.jsonl?"), "{error}");
+}
+
+#[test]
+fn folder_stands_for_the_file_of_its_split() {
+    let files = Files::new(&[("train.jsonl", &lines(&["t"])), ("extra.jsonl", &lines(&["e"]))]);
+    let with = |split: Option<&str>| {
+        let mut config = files.config(DatasetType::Completion, &["."], 4);
+        config.datasets[0].split = split.map(str::to_owned);
+        files.prepare(&config).map(|prepared| text(&batch(&prepared.train, 0..1).labels))
+    };
+
+    assert_eq!(with(None).unwrap(), "t<|eos|>");
+    assert_eq!(with(Some("extra")).unwrap(), "e<|eos|>");
+    assert!(matches!(with(Some("test")), Err(PrepareError::NoSplit { .. })));
+}
+
+#[test]
+fn files_that_cannot_be_read_as_asked_are_refused() {
+    let files = Files::new(&[("a.parquet", ""), ("a.txt", "text"), ("empty.txt", ""), ("empty.jsonl", "")]);
+    let error = |kind, name| files.prepare(&files.config(kind, &[name], 8)).unwrap_err();
+
+    assert!(matches!(error(DatasetType::Alpaca, "a.parquet"), PrepareError::Format { .. }));
+    assert!(matches!(error(DatasetType::Alpaca, "a.txt"), PrepareError::TextOfOtherType { .. }));
+    assert!(matches!(error(DatasetType::Completion, "empty.txt"), PrepareError::TooShort { n_tokens: 1, .. }));
+    assert!(matches!(error(DatasetType::Completion, "empty.jsonl"), PrepareError::Empty { n_documents: 0, .. }));
+}
+
+#[test]
+fn tokenizer_of_another_model_is_refused_with_both_sizes() {
+    let files = Files::new(&[("data.txt", "some text")]);
+    let config = files.config(DatasetType::Completion, &["data.txt"], 4);
+
+    let error = prepare(&config, &Tokenizer::bytes(), &files.cache(), 200, &|_| ()).unwrap_err();
+
+    assert_eq!(
+        error,
+        PrepareError::Vocabulary {
+            path: files.path("data.txt"),
+            id: 256,
+            token: "<|bos|>".to_owned(),
+            tokenizer_size: 264,
+            model_size: 200
+        }
+    );
+}
+
+#[test]
+fn progress_ends_at_the_length_of_the_file() {
+    let files = Files::new(&[("data.jsonl", &lines(&["abc", "def"]))]);
+    let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
+    let last = Cell::new((0, 0));
+
+    prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|p| last.set((p.done_bytes, p.total_bytes))).unwrap();
+
+    let len = std::fs::metadata(files.path("data.jsonl")).unwrap().len();
+    assert_eq!(last.get(), (len, len));
+}

@@ -1,0 +1,265 @@
+//! One record of a data file to the texts that it trains on.
+#![allow(clippy::single_range_in_vec_init)] // A list of spans to learn often has one member.
+
+use std::ops::Range;
+
+use serde_json::Value;
+use thiserror::Error;
+
+use super::chat_template::{ChatTemplate, ChatTemplateError, Message};
+use super::config::{DatasetConfig, DatasetType, MessageFields};
+
+/// Why a record cannot be used; the caller adds file and line.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RecordError {
+    /// The record is a list, a number, …
+    #[error("a record must be a JSON object with named fields, found {found}")]
+    NotAnObject { found: &'static str },
+    /// A field is not there.
+    #[error("field {wanted:?} is missing; the record has {}", listed(present))]
+    MissingField { wanted: String, present: Vec<String> },
+    /// A field is there but holds something else.
+    #[error("field {field:?} must be {wanted}, found {found}")]
+    WrongType { field: String, wanted: &'static str, found: &'static str },
+    /// The chat template does not take the conversation.
+    #[error(transparent)]
+    Template(#[from] ChatTemplateError),
+}
+
+/// A document before it is tokenised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Document {
+    pub(crate) text: String,
+    /// Byte ranges of the text that are learnt, in order.
+    pub(crate) trained: Vec<Range<usize>>,
+    /// Whether BOS and EOS are put around the text; a chat template writes its own.
+    pub(crate) bounded: bool,
+}
+
+/// How the records of one data set are read.
+#[derive(Debug)]
+pub(crate) enum RecordReader {
+    Completion { field: String },
+    Alpaca { train_on_inputs: bool },
+    Chat { template: Box<ChatTemplate>, fields: [String; 3], trained_roles: Vec<String> },
+}
+
+impl RecordReader {
+    /// The reader for `dataset`; `template` is called only for conversations.
+    pub(crate) fn new(
+        dataset: &DatasetConfig,
+        train_on_inputs: bool,
+        template: impl FnOnce() -> Result<ChatTemplate, ChatTemplateError>,
+    ) -> Result<Self, ChatTemplateError> {
+        Ok(match dataset.kind {
+            DatasetType::Completion => {
+                Self::Completion { field: dataset.field.clone().unwrap_or_else(|| "text".to_owned()) }
+            }
+            DatasetType::Alpaca => Self::Alpaca { train_on_inputs },
+            DatasetType::ChatTemplate => {
+                let MessageFields { role, content } = dataset.message_property_mappings.clone();
+                let messages = dataset.field_messages.clone().unwrap_or_else(|| "messages".to_owned());
+                let mut trained_roles = dataset.roles_to_train.clone().unwrap_or_else(|| vec!["assistant".to_owned()]);
+                if train_on_inputs {
+                    trained_roles.extend(["user", "system"].map(str::to_owned));
+                }
+                Self::Chat { template: Box::new(template()?), fields: [messages, role, content], trained_roles }
+            }
+        })
+    }
+
+    /// The documents of one record: one, or one per instance of an instruction.
+    pub(crate) fn documents(&self, record: &Value) -> Result<Vec<Document>, RecordError> {
+        match self {
+            Self::Completion { field } => {
+                let text = text_of(record, field)?.to_owned();
+                Ok(vec![Document { trained: vec![0..text.len()], text, bounded: true }])
+            }
+            Self::Alpaca { train_on_inputs } => alpaca(record, *train_on_inputs),
+            Self::Chat { template, fields, trained_roles } => {
+                let messages = messages_of(record, fields)?;
+                let chat = template.render_for_training(&messages, trained_roles)?;
+                Ok(vec![Document { text: chat.text, trained: chat.trained, bounded: false }])
+            }
+        }
+    }
+}
+
+fn alpaca(record: &Value, train_on_inputs: bool) -> Result<Vec<Document>, RecordError> {
+    let instruction = text_of(record, "instruction")?;
+    let instances = match field_of(record, "instances") {
+        Ok(Value::Array(instances)) => instances.as_slice(),
+        Ok(other) => return Err(wrong_type("instances", "a list of inputs and outputs", other)),
+        Err(_) => std::slice::from_ref(record),
+    };
+    let document = |instance: &Value| {
+        // An instruction without an input may leave the field out, or write null.
+        let input = match instance.get("input") {
+            None | Some(Value::Null) => "",
+            Some(_) => text_of(instance, "input")?,
+        };
+        let mut text = alpaca_prompt(instruction, input);
+        let learnt_from = if train_on_inputs { 0 } else { text.len() };
+        text += text_of(instance, "output")?;
+        Ok(Document { trained: vec![learnt_from..text.len()], text, bounded: true })
+    };
+    instances.iter().map(document).collect()
+}
+
+/// The prompt that models fine-tuned on Alpaca data were taught. Source: Taori et al. 2023, Stanford Alpaca, data release.
+fn alpaca_prompt(instruction: &str, input: &str) -> String {
+    if input.is_empty() {
+        format!(
+            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
+             ### Instruction:\n{instruction}\n\n### Response:\n"
+        )
+    } else {
+        format!(
+            "Below is an instruction that describes a task, paired with an input that provides further context. \
+             Write a response that appropriately completes the request.\n\n\
+             ### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+        )
+    }
+}
+
+fn messages_of(record: &Value, [list, role, content]: &[String; 3]) -> Result<Vec<Message>, RecordError> {
+    let value = field_of(record, list)?;
+    let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", value))?;
+    let message = |turn: &Value| {
+        let role = match text_of(turn, role)? {
+            // The names that ShareGPT files use for the same speakers.
+            "human" => "user",
+            "gpt" => "assistant",
+            other => other,
+        };
+        Ok(Message { role: role.to_owned(), content: text_of(turn, content)?.to_owned() })
+    };
+    turns.iter().map(message).collect()
+}
+
+fn text_of<'a>(record: &'a Value, name: &str) -> Result<&'a str, RecordError> {
+    let value = field_of(record, name)?;
+    value.as_str().ok_or_else(|| wrong_type(name, "text", value))
+}
+
+fn field_of<'a>(record: &'a Value, name: &str) -> Result<&'a Value, RecordError> {
+    let fields = record.as_object().ok_or(RecordError::NotAnObject { found: type_name(record) })?;
+    fields
+        .get(name)
+        .ok_or_else(|| RecordError::MissingField { wanted: name.to_owned(), present: fields.keys().cloned().collect() })
+}
+
+fn wrong_type(field: &str, wanted: &'static str, found: &Value) -> RecordError {
+    RecordError::WrongType { field: field.to_owned(), wanted, found: type_name(found) }
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::chat_template::CHATML;
+    use serde_json::json;
+
+    fn reader(dataset: DatasetConfig) -> RecordReader {
+        RecordReader::new(&dataset, false, || ChatTemplate::parse(CHATML, "", "")).unwrap()
+    }
+
+    fn learnt(documents: &[Document]) -> Vec<String> {
+        documents.iter().map(|d| d.trained.iter().map(|range| &d.text[range.clone()]).collect()).collect()
+    }
+
+    #[test]
+    fn completion_learns_all_of_the_named_field() {
+        let dataset = DatasetConfig { field: Some("story".into()), ..DatasetConfig::new("", DatasetType::Completion) };
+
+        let documents = reader(dataset).documents(&json!({ "id": 1, "story": "Once." })).unwrap();
+
+        assert_eq!(learnt(&documents), ["Once."]);
+        assert!(documents[0].bounded);
+    }
+
+    #[test]
+    fn wrong_field_is_answered_with_the_fields_that_are_there() {
+        let error = reader(DatasetConfig::new("", DatasetType::Completion))
+            .documents(&json!({ "story": "Once.", "id": 1 }))
+            .unwrap_err();
+
+        assert_eq!(error.to_string(), "field \"text\" is missing; the record has story, id");
+    }
+
+    #[test]
+    fn alpaca_learns_the_output_only() {
+        let record = json!({ "instruction": "Add.", "input": "1 2", "output": "3" });
+
+        let documents = reader(DatasetConfig::new("", DatasetType::Alpaca)).documents(&record).unwrap();
+
+        assert_eq!(learnt(&documents), ["3"]);
+        assert!(documents[0].text.contains("### Input:\n1 2\n\n### Response:\n3"), "{}", documents[0].text);
+    }
+
+    #[test]
+    fn alpaca_learns_everything_when_inputs_are_trained_on() {
+        let dataset = DatasetConfig::new("", DatasetType::Alpaca);
+        let reader = RecordReader::new(&dataset, true, || ChatTemplate::parse(CHATML, "", "")).unwrap();
+
+        let documents = reader.documents(&json!({ "instruction": "Sing.", "output": "La." })).unwrap();
+
+        assert_eq!(learnt(&documents), [documents[0].text.clone()]);
+        assert!(!documents[0].text.contains("### Input"));
+    }
+
+    #[test]
+    fn alpaca_instances_are_documents_of_their_own() {
+        let record = json!({ "instruction": "Double.", "instances": [
+            { "input": "2", "output": "4" }, { "input": "", "output": "nothing" }] });
+
+        let documents = reader(DatasetConfig::new("", DatasetType::Alpaca)).documents(&record).unwrap();
+
+        assert_eq!(learnt(&documents), ["4", "nothing"]);
+    }
+
+    #[test]
+    fn conversation_with_other_field_names_learns_the_assistant() {
+        let dataset = DatasetConfig {
+            field_messages: Some("conversations".into()),
+            message_property_mappings: MessageFields { role: "from".into(), content: "value".into() },
+            ..DatasetConfig::new("", DatasetType::ChatTemplate)
+        };
+        let record = json!({ "conversations": [{ "from": "human", "value": "Hi" }, { "from": "gpt", "value": "Ho" }] });
+
+        let documents = reader(dataset).documents(&record).unwrap();
+
+        assert_eq!(learnt(&documents), ["Ho<|im_end|>"]);
+        assert!(!documents[0].bounded);
+    }
+
+    #[test]
+    fn field_of_another_type_is_named() {
+        let error =
+            reader(DatasetConfig::new("", DatasetType::Completion)).documents(&json!({ "text": 3 })).unwrap_err();
+
+        assert_eq!(error.to_string(), "field \"text\" must be text, found a number");
+    }
+
+    #[test]
+    fn record_that_is_a_list_is_refused() {
+        let error = reader(DatasetConfig::new("", DatasetType::Completion)).documents(&json!(["a"])).unwrap_err();
+
+        assert_eq!(error, RecordError::NotAnObject { found: "a list" });
+    }
+}

@@ -1,0 +1,314 @@
+//! Rows of token ids, and batches copied out of them.
+//!
+//! Legend: B rows of a batch, S tokens of a row; `t` is a position in a row.
+//!
+//! Invariants:
+//! - `R-1` `labels[t]` is the id to be predicted at `t`, always of the same document, or [`IGNORED`].
+//! - `R-2` A token sees `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row are isolated.
+//! - `R-3` Padding is never predicted, and each padding token sees itself only, which makes it nearly free in attention.
+
+use std::sync::Arc;
+
+use super::packing::Packing;
+use super::token_cache::{TRAINED, TokenFile};
+
+/// The label of a position at which nothing is predicted.
+pub const IGNORED: i32 = -100;
+
+/// Where a batch is written; each slice is `[B, S]`, row after row.
+#[derive(Debug)]
+pub struct BatchMut<'a> {
+    /// Token ids.
+    pub ids: &'a mut [i32],
+    /// The id to be predicted at each position, or [`IGNORED`]; already shifted.
+    pub labels: &'a mut [i32],
+    /// Position inside the document, from 0.
+    pub positions: &'a mut [i32],
+    /// Index within the row of the first token that this one may see.
+    pub doc_start: &'a mut [i32],
+}
+
+/// The rows of one data file.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) tokens: TokenFile,
+    pub(crate) layout: Layout,
+}
+
+/// How the tokens of a file are laid into rows.
+#[derive(Debug)]
+pub(crate) enum Layout {
+    /// One long text, cut every S tokens.
+    Cut { n_rows: usize },
+    /// Whole documents, of which a row shows at most S tokens.
+    Documents(Packing),
+}
+
+impl Part {
+    fn n_rows(&self) -> usize {
+        match &self.layout {
+            Layout::Cut { n_rows } => *n_rows,
+            Layout::Documents(packing) => packing.len(),
+        }
+    }
+
+    /// The tokens of document `number`, at most `max` of them.
+    pub(crate) fn document(&self, number: u32, max: usize) -> &[u32] {
+        let documents = self.tokens.documents();
+        let number = number as usize;
+        let start = if number == 0 { 0 } else { documents[number - 1].end as usize };
+        &self.tokens.tokens()[start..(documents[number].end as usize).min(start.saturating_add(max))]
+    }
+
+    /// Calls `each` with the documents of a row in order.
+    fn for_each_document(&self, row: usize, row_len: usize, mut each: impl FnMut(&[u32])) {
+        match &self.layout {
+            Layout::Cut { .. } => each(&self.tokens.tokens()[row * row_len..][..row_len]),
+            Layout::Documents(packing) => {
+                packing.row(row).iter().for_each(|&number| each(self.document(number, row_len)))
+            }
+        }
+    }
+}
+
+/// All rows of the files of a job, in their order.
+#[derive(Debug)]
+pub(crate) struct RowStore {
+    parts: Vec<Part>,
+    /// Number of rows up to and with each part.
+    ends: Vec<usize>,
+    row_len: usize,
+    pad_id: i32,
+}
+
+impl RowStore {
+    pub(crate) fn new(parts: Vec<Part>, row_len: usize, pad_id: u32) -> Self {
+        let ends = parts.iter().scan(0, |end, part| {
+            *end += part.n_rows();
+            Some(*end)
+        });
+        Self { ends: ends.collect(), parts, row_len, pad_id: pad_id as i32 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn part_of(&self, row: usize) -> (&Part, usize) {
+        let nth = self.ends.partition_point(|&end| end <= row);
+        let start = if nth == 0 { 0 } else { self.ends[nth - 1] };
+        (&self.parts[nth], row - start)
+    }
+}
+
+/// A set of rows to draw batches from. Cloning is cheap: the tokens stay where they are on disk.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    store: Arc<RowStore>,
+    /// Numbers in the store; `None` is all of them.
+    selected: Option<Arc<[u32]>>,
+}
+
+impl Rows {
+    pub(crate) fn new(store: Arc<RowStore>, selected: Option<Arc<[u32]>>) -> Self {
+        Self { store, selected }
+    }
+
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.selected.as_ref().map_or(self.store.len(), |rows| rows.len())
+    }
+
+    /// Whether there is no row; [`super::prepare::prepare`] never gives such a set.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens per row, S.
+    pub fn row_len(&self) -> usize {
+        self.store.row_len
+    }
+
+    /// Copies the rows numbered `rows` (B of them) into `batch` and returns how many tokens are predicted. Allocates nothing.
+    ///
+    /// # Shapes
+    /// Every slice of `batch`: `[B, S]`.
+    ///
+    /// # Panics
+    /// When a row does not exist or a slice has another length.
+    pub fn fill(&self, rows: &[u64], batch: &mut BatchMut<'_>) -> usize {
+        let row_len = self.store.row_len;
+        let want = rows.len() * row_len;
+        let lens = [batch.ids.len(), batch.labels.len(), batch.positions.len(), batch.doc_start.len()];
+        assert!(lens.iter().all(|&len| len == want), "slices of {lens:?} for {} rows of {row_len}", rows.len());
+        let mut n_predicted = 0;
+        for (nth, &row) in rows.iter().enumerate() {
+            let (part, row) = self.place(row);
+            let at = nth * row_len..(nth + 1) * row_len;
+            let mut row_out = BatchMut {
+                ids: &mut batch.ids[at.clone()],
+                labels: &mut batch.labels[at.clone()],
+                positions: &mut batch.positions[at.clone()],
+                doc_start: &mut batch.doc_start[at],
+            };
+            let mut used = 0;
+            part.for_each_document(row, row_len, |tokens| {
+                n_predicted += row_out.put_document(used, tokens);
+                used += tokens.len();
+            });
+            row_out.pad(used, self.store.pad_id);
+        }
+        n_predicted
+    }
+
+    /// How many tokens are predicted in `rows`, without copying them: what the loss of a whole step is divided by.
+    ///
+    /// # Panics
+    /// When a row does not exist.
+    pub fn n_predicted(&self, rows: &[u64]) -> usize {
+        let mut n_predicted = 0;
+        for &row in rows {
+            let (part, row) = self.place(row);
+            part.for_each_document(row, self.store.row_len, |tokens| n_predicted += count_predicted(tokens));
+        }
+        n_predicted
+    }
+
+    fn place(&self, row: u64) -> (&Part, usize) {
+        assert!(row < self.len() as u64, "row {row} of a set of {}", self.len());
+        let row = row as usize;
+        self.store.part_of(self.selected.as_ref().map_or(row, |rows| rows[row] as usize))
+    }
+}
+
+/// How many tokens of a document are predicted: those to learn, except the first, before which nothing is seen.
+pub(crate) fn count_predicted(tokens: &[u32]) -> usize {
+    tokens.iter().skip(1).filter(|&&token| token & TRAINED != 0).count()
+}
+
+impl BatchMut<'_> {
+    /// Writes a document at `start` of a single row; returns how many of its tokens are predicted.
+    fn put_document(&mut self, start: usize, tokens: &[u32]) -> usize {
+        for (offset, &token) in tokens.iter().enumerate() {
+            let t = start + offset;
+            self.ids[t] = (token & !TRAINED) as i32;
+            self.positions[t] = offset as i32;
+            self.doc_start[t] = start as i32;
+            self.labels[t] = match tokens.get(offset + 1) {
+                Some(next) if next & TRAINED != 0 => (next & !TRAINED) as i32,
+                _ => IGNORED,
+            };
+        }
+        count_predicted(tokens)
+    }
+
+    /// Fills a single row from `start` on.
+    fn pad(&mut self, start: usize, pad_id: i32) {
+        for t in start..self.ids.len() {
+            self.ids[t] = pad_id;
+            self.labels[t] = IGNORED;
+            self.positions[t] = 0;
+            self.doc_start[t] = t as i32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::token_cache::TokenWriter;
+
+    const S: usize = 8;
+
+    struct Filled {
+        ids: Vec<i32>,
+        labels: Vec<i32>,
+        positions: Vec<i32>,
+        doc_start: Vec<i32>,
+        n_predicted: usize,
+    }
+
+    fn filled(rows: &Rows, wanted: &[u64]) -> Filled {
+        let n = wanted.len() * S;
+        let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![77; n]);
+        let mut batch =
+            BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
+        let n_predicted = rows.fill(wanted, &mut batch);
+        assert_eq!(n_predicted, rows.n_predicted(wanted));
+        Filled { ids, labels, positions, doc_start, n_predicted }
+    }
+
+    fn part(documents: &[&[u32]], layout: Layout) -> Part {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::create(dir.path(), &[0; 32]).unwrap();
+        for (nth, tokens) in documents.iter().enumerate() {
+            writer.push(tokens).unwrap();
+            writer.end_document(nth as u64 + 1);
+        }
+        Part { tokens: writer.finish().unwrap(), layout }
+    }
+
+    fn rows(parts: Vec<Part>) -> Rows {
+        Rows::new(Arc::new(RowStore::new(parts, S, 0)), None)
+    }
+
+    const T: u32 = TRAINED;
+
+    //
+    #[test]
+    fn packed_documents_are_isolated_and_padding_is_not_predicted() {
+        let packing = Packing::best_fit(&[(0, 3), (1, 3)], S);
+        let rows = rows(vec![part(&[&[1, 5 | T, 2 | T], &[1, 6, 7 | T]], Layout::Documents(packing))]);
+
+        let batch = filled(&rows, &[0]);
+
+        assert_eq!(batch.ids, [1, 5, 2, 1, 6, 7, 0, 0]);
+        assert_eq!(batch.labels, [5, 2, IGNORED, IGNORED, 7, IGNORED, IGNORED, IGNORED]);
+        assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 0, 0]);
+        assert_eq!(batch.doc_start, [0, 0, 0, 3, 3, 3, 6, 7]);
+        assert_eq!(batch.n_predicted, 3);
+    }
+
+    #[test]
+    fn cut_text_predicts_all_but_the_last_position_of_each_row() {
+        let tokens: Vec<u32> = (1..=17).map(|id| id | T).collect();
+        let rows = rows(vec![part(&[&tokens], Layout::Cut { n_rows: 2 })]);
+
+        let batch = filled(&rows, &[1, 0]);
+
+        assert_eq!(batch.ids, [9, 10, 11, 12, 13, 14, 15, 16, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(batch.labels[..8], [10, 11, 12, 13, 14, 15, 16, IGNORED]);
+        assert_eq!(batch.positions[8..], [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(batch.doc_start, [0; 16]);
+        assert_eq!(batch.n_predicted, 14);
+    }
+
+    #[test]
+    fn long_document_shows_its_beginning() {
+        let tokens: Vec<u32> = (1..=20).map(|id| id | T).collect();
+        let rows = rows(vec![part(&[&[3], &tokens], Layout::Documents(Packing::one_per_row(vec![1])))]);
+
+        let batch = filled(&rows, &[0]);
+
+        assert_eq!(batch.ids, [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(batch.n_predicted, 7);
+    }
+
+    #[test]
+    fn files_follow_each_other_and_a_selection_renumbers_rows() {
+        let store = Arc::new(RowStore::new(
+            vec![
+                part(&[&[1, 2], &[3, 4]], Layout::Documents(Packing::one_per_row(vec![0, 1]))),
+                part(&[&[5; 8]], Layout::Cut { n_rows: 1 }),
+            ],
+            S,
+            0,
+        ));
+        let all = Rows::new(Arc::clone(&store), None);
+        let some = Rows::new(store, Some([0, 2].into()));
+
+        assert_eq!((all.len(), some.len()), (3, 2));
+        assert_eq!(filled(&all, &[1, 2]).ids, [3, 4, 0, 0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5]);
+        assert_eq!(filled(&some, &[1]).ids, [5; 8]);
+    }
+}

@@ -1,0 +1,174 @@
+//! A long text tokenised in overlapping pieces, in parallel and in bounded memory, with the result of tokenising it whole.
+//!
+//! Two neighbouring pieces share an overlap. Where both give the same run of tokens at the same bytes, one sequence is
+//! continued by the other. In byte-pair encoding that is no approximation: a sequence of tokens is *the* encoding of its text
+//! if each adjacent pair is the encoding of its own text, and every adjacent pair of the joined sequence stands in one of the
+//! two encodings. Pre-tokenizers look only a few characters around, and the run asked for is longer than that. Where no run
+//! agrees (a megabyte of one repeated letter, say), the text is tokenised whole.
+//!
+//! Source of the pair criterion: van Antwerpen and Neubeck 2024, "So many tokens, so little time", on the `bpe` crate.
+
+use rayon::prelude::*;
+
+use super::tokenizer::Piece;
+
+/// Consecutive tokens on which both sides must agree.
+const RUN_TOKENS: usize = 8;
+
+/// How a text is cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cut {
+    pub(crate) chunk_bytes: u64,
+    /// Bytes that a piece reaches into each neighbour.
+    pub(crate) overlap_bytes: u64,
+}
+
+impl Default for Cut {
+    // A megabyte takes about a second in a slow tokenizer, so that progress shows; 2 KiB hold hundreds of tokens.
+    fn default() -> Self {
+        Self { chunk_bytes: 1 << 20, overlap_bytes: 2 << 10 }
+    }
+}
+
+/// Tokenises the `text_bytes` bytes that `encode` reads, handing ids to `emit` in order.
+///
+/// `encode(start, end)` gives the pieces of the bytes `start .. end`, narrowed to whole characters, with offsets in the whole
+/// text. `emit` also learns how many bytes are behind it.
+pub(crate) fn tokenize<E: Send>(
+    text_bytes: u64,
+    cut: Cut,
+    encode: impl Fn(u64, u64) -> Result<Vec<Piece>, E> + Sync,
+    mut emit: impl FnMut(&[Piece], u64) -> Result<(), E>,
+) -> Result<(), E> {
+    let n_chunks = text_bytes.div_ceil(cut.chunk_bytes).max(1);
+    let n_at_once = 2 * rayon::current_num_threads() as u64;
+    let (mut open, mut n_emitted) = (Vec::new(), 0);
+    for first in (0..n_chunks).step_by(n_at_once as usize) {
+        let group: Vec<Vec<Piece>> = (first..n_chunks.min(first + n_at_once))
+            .into_par_iter()
+            .map(|chunk| {
+                let start = (chunk * cut.chunk_bytes).saturating_sub(cut.overlap_bytes);
+                encode(start, text_bytes.min((chunk + 1) * cut.chunk_bytes + cut.overlap_bytes))
+            })
+            .collect::<Result<_, E>>()?;
+        for (chunk, next) in (first..).zip(group) {
+            if chunk == 0 {
+                open = next;
+                continue;
+            }
+            let border = chunk * cut.chunk_bytes;
+            match seam(&open, &next, border as usize) {
+                Some((n_open, n_next)) => {
+                    emit(&open[..n_open], border)?;
+                    n_emitted += n_open;
+                    open = next[n_next..].to_vec();
+                }
+                // What was emitted is a prefix of the whole encoding, by the argument above; the rest follows.
+                None => return emit(&encode(0, text_bytes)?[n_emitted..], text_bytes),
+            }
+        }
+    }
+    emit(&open, text_bytes)
+}
+
+/// Where `open` can be left and `next` be continued: in the middle of a run on which both agree, as near behind `border` as
+/// possible, because both sides are disturbed at their own ends.
+fn seam(open: &[Piece], next: &[Piece], border: usize) -> Option<(usize, usize)> {
+    let mut i = open.partition_point(|piece| piece.start < next.first().map_or(0, |first| first.start));
+    let (mut j, mut run, mut found) = (0, 0, None);
+    while i < open.len() && j < next.len() {
+        if open[i] == next[j] {
+            run += 1;
+            if run >= RUN_TOKENS {
+                found = Some((i - RUN_TOKENS / 2, j - RUN_TOKENS / 2));
+                if open[i].start >= border {
+                    break;
+                }
+            }
+            (i, j) = (i + 1, j + 1);
+            continue;
+        }
+        run = 0;
+        match (open[i].end, open[i].start).cmp(&(next[j].end, next[j].start)) {
+            std::cmp::Ordering::Less => i += 1,
+            std::cmp::Ordering::Greater => j += 1,
+            std::cmp::Ordering::Equal => (i, j) = (i + 1, j + 1),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::tokenizer::Tokenizer;
+    use std::path::Path;
+
+    fn in_pieces(tokenizer: &Tokenizer, text: &str, cut: Cut) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let encode = |start: u64, end: u64| -> Result<Vec<Piece>, String> {
+            let (start, end) = (text.ceil_char_boundary(start as usize), text.floor_char_boundary(end as usize));
+            let pieces = tokenizer.encode_pieces(&text[start..end]).map_err(|error| error.to_string())?;
+            Ok(pieces.into_iter().map(|p| Piece { id: p.id, start: p.start + start, end: p.end + start }).collect())
+        };
+        let emit = |pieces: &[Piece], _| {
+            ids.extend(pieces.iter().map(|piece| piece.id));
+            Ok(())
+        };
+        tokenize(text.len() as u64, cut, encode, emit).unwrap();
+        ids
+    }
+
+    fn shared(name: &str) -> Option<std::path::PathBuf> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
+        path.exists().then_some(path).or_else(|| {
+            println!("skipped: {name} is not there");
+            None
+        })
+    }
+
+    #[test]
+    fn pieces_join_to_the_encoding_of_the_whole_text() {
+        let (Some(model), Some(data)) = (shared("models/stories260k"), shared("data/tinyshakespeare.txt")) else {
+            return;
+        };
+        let tokenizer = Tokenizer::from_dir(&model).unwrap();
+        let text: String =
+            std::fs::read_to_string(data).unwrap().chars().take(200_000).collect::<String>() + "naïve — 語";
+        let whole = tokenizer.encode(&text).unwrap();
+
+        for chunk_bytes in [1000, 4099, 65_536] {
+            let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes, overlap_bytes: 300 });
+
+            assert!(joined == whole, "chunks of {chunk_bytes} bytes give other tokens than the whole");
+        }
+    }
+
+    #[test]
+    fn special_token_across_a_border_stays_one_token() {
+        let text = "abcdefgh<|eos|>ijklmnop<|bos|>".repeat(20);
+        let tokenizer = Tokenizer::bytes();
+
+        for chunk_bytes in 40..60 {
+            let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes, overlap_bytes: 35 });
+
+            assert_eq!(joined, tokenizer.encode(&text).unwrap(), "chunks of {chunk_bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn text_on_which_no_seam_agrees_is_tokenised_whole() {
+        let Some(model) = shared("models/stories260k") else { return };
+        let tokenizer = Tokenizer::from_dir(&model).unwrap();
+        let text = format!("{}{}", "One day a little girl went out to play. ".repeat(30), "e".repeat(5001));
+
+        let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes: 600, overlap_bytes: 9 });
+
+        assert!(joined == tokenizer.encode(&text).unwrap());
+    }
+
+    #[test]
+    fn empty_text_has_no_tokens() {
+        assert!(in_pieces(&Tokenizer::bytes(), "", Cut::default()).is_empty());
+    }
+}

@@ -1,0 +1,327 @@
+//! Token ids on disk: written once, checked whole, then mapped into memory.
+//!
+//! File, all numbers little-endian: a [`Header`] of 128 bytes, the tokens (4 bytes each, [`TRAINED`] marks those to learn),
+//! 4 bytes of zero if their number is odd, then the ends of the documents (16 bytes each).
+//!
+//! Invariants:
+//! - `TC-1` A file of the final name is whole: it is renamed to it after everything is on disk.
+//! - `TC-2` A file is used only if its header, its length, its key and the checksum of every byte agree.
+#![allow(unsafe_code)] // A memory map of a file is unsafe by nature; see `TokenFile::open`.
+
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytemuck::{Pod, Zeroable};
+use memmap2::Mmap;
+use thiserror::Error;
+
+/// Set in a stored token that the model should learn to predict.
+pub(crate) const TRAINED: u32 = 1 << 31;
+
+/// Part of every key: a change of the format, or of how text becomes tokens, must change it.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"PHXTOKEN";
+const HEADER_BYTES: usize = size_of::<Header>();
+const _: () = assert!(HEADER_BYTES == 128 && cfg!(target_endian = "little"));
+
+/// Why a token file cannot be written or used.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TokenCacheError {
+    /// The file system refuses.
+    #[error("cannot {action} token cache {}: {reason}", path.display())]
+    Io { action: &'static str, path: PathBuf, reason: String },
+    /// The file is there but is not what was written.
+    #[error("token cache {} is damaged: {reason}", path.display())]
+    Damaged { path: PathBuf, reason: &'static str },
+}
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: u32,
+    max_id: u32,
+    n_tokens: u64,
+    n_documents: u64,
+    key: [u8; 32],
+    payload_hash: [u8; 32],
+    /// Hash of the fields before it.
+    header_hash: [u8; 32],
+}
+
+impl Header {
+    fn hash(&self) -> [u8; 32] {
+        *blake3::hash(&bytemuck::bytes_of(self)[..HEADER_BYTES - 32]).as_bytes()
+    }
+
+    /// Length of the file that has this header; `None` if no file can be that long.
+    fn file_bytes(&self) -> Option<u64> {
+        let tokens = self.n_tokens.checked_add(self.n_tokens % 2)?.checked_mul(4)?;
+        let documents = self.n_documents.checked_mul(size_of::<DocumentEnd>() as u64)?;
+        tokens.checked_add(documents)?.checked_add(HEADER_BYTES as u64)
+    }
+}
+
+/// Where a document ends in the tokens, and where it came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct DocumentEnd {
+    /// Index behind its last token.
+    pub(crate) end: u64,
+    /// Line of the data file, or number of the record in a JSON list; from 1.
+    pub(crate) line: u64,
+}
+
+/// The path of the tokens with content key `key`.
+pub(crate) fn cache_path(dir: &Path, key: &[u8; 32]) -> PathBuf {
+    dir.join(format!("{}.tokens", blake3::Hash::from_bytes(*key).to_hex()))
+}
+
+/// A checked token file, mapped into memory.
+#[derive(Debug)]
+pub(crate) struct TokenFile {
+    map: Mmap,
+    header: Header,
+}
+
+impl TokenFile {
+    /// Maps and checks the file; `Ok(None)` if there is none.
+    pub(crate) fn open(dir: &Path, key: &[u8; 32]) -> Result<Option<Self>, TokenCacheError> {
+        let path = cache_path(dir, key);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error("open", &path, &error)),
+        };
+        // SAFETY: the map must not change while it is borrowed. Files of this name are complete before they get it (TC-1)
+        // and nobody writes to them afterwards: rebuilding renames another file over the name, which leaves this one, held
+        // by the map, untouched. Whoever edits files inside the cache folder in place breaks the contract.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| io_error("map", &path, &error))?;
+        match Self::check(&map, key) {
+            Ok(header) => Ok(Some(Self { map, header })),
+            Err(reason) => Err(TokenCacheError::Damaged { path, reason }),
+        }
+    }
+
+    /// `TC-2`; the error says what does not agree.
+    fn check(map: &[u8], key: &[u8; 32]) -> Result<Header, &'static str> {
+        let bytes = map.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
+        let header: Header = bytemuck::pod_read_unaligned(bytes);
+        if header.magic != MAGIC || header.version != FORMAT_VERSION {
+            return Err("it is no token file of this version");
+        }
+        if header.header_hash != header.hash() {
+            return Err("its header does not match its checksum");
+        }
+        if header.key != *key {
+            return Err("it belongs to other data");
+        }
+        if header.file_bytes() != Some(map.len() as u64) {
+            return Err("its length is not the one in its header");
+        }
+        if *blake3::hash(&map[HEADER_BYTES..]).as_bytes() != header.payload_hash {
+            return Err("its content does not match its checksum");
+        }
+        Ok(header)
+    }
+
+    /// The stored tokens, with their [`TRAINED`] bits.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        let n = self.header.n_tokens as usize;
+        bytemuck::cast_slice(&self.map[HEADER_BYTES..HEADER_BYTES + 4 * n])
+    }
+
+    /// The documents in file order.
+    pub(crate) fn documents(&self) -> &[DocumentEnd] {
+        let n = self.header.n_tokens as usize;
+        bytemuck::cast_slice(&self.map[HEADER_BYTES + 4 * (n + n % 2)..])
+    }
+
+    /// The largest id; 0 if there is no token.
+    pub(crate) fn max_id(&self) -> u32 {
+        self.header.max_id
+    }
+}
+
+/// Writes a token file from front to back; memory does not grow with the number of tokens.
+#[must_use = "nothing is kept unless the writer is finished"]
+#[derive(Debug)]
+pub(crate) struct TokenWriter {
+    file: BufWriter<File>,
+    temporary: PathBuf,
+    dir: PathBuf,
+    header: Header,
+    hasher: blake3::Hasher,
+    documents: Vec<DocumentEnd>,
+    finished: bool,
+}
+
+/// Tells apart the temporary files of writers in one process.
+static N_WRITERS: AtomicU64 = AtomicU64::new(0);
+
+impl TokenWriter {
+    pub(crate) fn create(dir: &Path, key: &[u8; 32]) -> Result<Self, TokenCacheError> {
+        std::fs::create_dir_all(dir).map_err(|error| io_error("make the folder of", dir, &error))?;
+        let nth = N_WRITERS.fetch_add(1, Ordering::Relaxed);
+        let temporary = cache_path(dir, key).with_extension(format!("tmp-{}-{nth}", std::process::id()));
+        let file = File::create(&temporary).map_err(|error| io_error("create", &temporary, &error))?;
+        let header = Header { magic: MAGIC, version: FORMAT_VERSION, key: *key, ..Header::zeroed() };
+        let mut writer = Self {
+            file: BufWriter::new(file),
+            temporary,
+            dir: dir.to_owned(),
+            header,
+            hasher: blake3::Hasher::new(),
+            documents: Vec::new(),
+            finished: false,
+        };
+        writer.file.write_all(&[0; HEADER_BYTES]).map_err(|error| writer.error(&error))?;
+        Ok(writer)
+    }
+
+    /// Appends tokens to the current document.
+    pub(crate) fn push(&mut self, tokens: &[u32]) -> Result<(), TokenCacheError> {
+        let largest = tokens.iter().map(|token| token & !TRAINED).max().unwrap_or(0);
+        self.header.max_id = self.header.max_id.max(largest);
+        self.header.n_tokens += tokens.len() as u64;
+        self.write(bytemuck::cast_slice(tokens))
+    }
+
+    /// Ends the current document, which came from `line`.
+    pub(crate) fn end_document(&mut self, line: u64) {
+        self.documents.push(DocumentEnd { end: self.header.n_tokens, line });
+    }
+
+    /// Puts the file on disk under its final name and opens it.
+    pub(crate) fn finish(mut self) -> Result<TokenFile, TokenCacheError> {
+        if self.header.n_tokens % 2 == 1 {
+            self.write(&[0; 4])?;
+        }
+        let documents = std::mem::take(&mut self.documents);
+        self.write(bytemuck::cast_slice(&documents))?;
+        self.header.n_documents = documents.len() as u64;
+        self.header.payload_hash = *self.hasher.finalize().as_bytes();
+        self.header.header_hash = self.header.hash();
+        self.put_on_disk().map_err(|error| self.error(&error))?;
+        self.finished = true;
+        let key = self.header.key;
+        TokenFile::open(&self.dir, &key)?.ok_or_else(|| TokenCacheError::Io {
+            action: "open",
+            path: cache_path(&self.dir, &key),
+            reason: "it was removed as soon as it was written".to_owned(),
+        })
+    }
+
+    fn put_on_disk(&mut self) -> std::io::Result<()> {
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.write_all(bytemuck::bytes_of(&self.header))?;
+        self.file.flush()?;
+        self.file.get_ref().sync_all()?;
+        std::fs::rename(&self.temporary, cache_path(&self.dir, &self.header.key))?;
+        // The new name is durable only when the folder is.
+        File::open(&self.dir)?.sync_all()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), TokenCacheError> {
+        self.hasher.update(bytes);
+        self.file.write_all(bytes).map_err(|error| self.error(&error))
+    }
+
+    fn error(&self, error: &std::io::Error) -> TokenCacheError {
+        io_error("write", &self.temporary, error)
+    }
+}
+
+impl Drop for TokenWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Best effort: a file left behind is never read, it only takes room.
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+fn io_error(action: &'static str, path: &Path, error: &std::io::Error) -> TokenCacheError {
+    TokenCacheError::Io { action, path: path.to_owned(), reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: [u8; 32] = [7; 32];
+
+    fn written(dir: &Path) -> TokenFile {
+        let mut writer = TokenWriter::create(dir, &KEY).unwrap();
+        writer.push(&[1, 2 | TRAINED]).unwrap();
+        writer.end_document(1);
+        writer.push(&[900 | TRAINED]).unwrap();
+        writer.end_document(4);
+        writer.finish().unwrap()
+    }
+
+    #[test]
+    fn tokens_and_documents_come_back_as_written() {
+        let dir = tempfile::tempdir().unwrap();
+        written(dir.path());
+
+        let file = TokenFile::open(dir.path(), &KEY).unwrap().unwrap();
+
+        assert_eq!(file.tokens(), [1, 2 | TRAINED, 900 | TRAINED]);
+        assert_eq!(file.documents(), [DocumentEnd { end: 2, line: 1 }, DocumentEnd { end: 3, line: 4 }]);
+        assert_eq!(file.max_id(), 900);
+    }
+
+    #[test]
+    fn absent_file_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+
+        assert!(TokenFile::open(dir.path(), &KEY).unwrap().is_none());
+    }
+
+    // TC-2
+    #[test]
+    fn any_flipped_byte_and_any_cut_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(written(dir.path()));
+        let path = cache_path(dir.path(), &KEY);
+        let good = std::fs::read(&path).unwrap();
+
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            std::fs::write(&path, &bad).unwrap();
+            assert!(matches!(TokenFile::open(dir.path(), &KEY), Err(TokenCacheError::Damaged { .. })), "byte {at}");
+            std::fs::write(&path, &good[..at]).unwrap();
+            assert!(TokenFile::open(dir.path(), &KEY).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn file_of_other_data_under_this_name_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(written(dir.path()));
+        let other = [8; 32];
+        std::fs::rename(cache_path(dir.path(), &KEY), cache_path(dir.path(), &other)).unwrap();
+
+        let error = TokenFile::open(dir.path(), &other).unwrap_err();
+
+        assert!(error.to_string().contains("other data"), "{error}");
+    }
+
+    // TC-1
+    #[test]
+    fn abandoned_writer_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
+        writer.push(&[1, 2, 3]).unwrap();
+
+        drop(writer);
+
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,356 @@
+//! A data file to a token file: records in parallel, in file order, in bounded memory.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use serde_json::Value;
+use thiserror::Error;
+
+use super::record::{Document, RecordError, RecordReader};
+use super::text_chunks::{self, Cut};
+use super::token_cache::{TRAINED, TokenCacheError, TokenWriter};
+use super::tokenizer::{Piece, Tokenizer, TokenizerError};
+
+/// Bytes of records that are in memory at a time; enough to keep many cores busy between two writes.
+const BATCH_BYTES: usize = 8 << 20;
+
+/// Why a data file cannot be tokenised.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TokenizeError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    Read { path: PathBuf, reason: String },
+    /// A line is no JSON.
+    #[error("{}:{line}: this is not valid JSON: {reason}", path.display())]
+    Json { path: PathBuf, line: u64, reason: String },
+    /// A record lacks what its type needs. In a JSON list, `line` counts records.
+    #[error("{}:{line}: {reason}", path.display())]
+    Record { path: PathBuf, line: u64, reason: RecordError },
+    /// A text file holds something else.
+    #[error(
+        "{} is not UTF-8 text at byte {offset}; convert it, or train with the byte tokenizer, which takes any file",
+        path.display()
+    )]
+    NotUtf8 { path: PathBuf, offset: u64 },
+    /// The tokenizer refuses a text.
+    #[error("{}: {reason}", path.display())]
+    Tokenizer { path: PathBuf, reason: TokenizerError },
+    /// The tokens cannot be stored.
+    #[error(transparent)]
+    Cache(#[from] TokenCacheError),
+}
+
+/// How far the tokenising of a file has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// The data file.
+    pub path: &'a Path,
+    /// Bytes of it that are tokenised.
+    pub done_bytes: u64,
+    /// Its length.
+    pub total_bytes: u64,
+}
+
+/// Tokenises the plain text at `path` as one document: BOS if the tokenizer begins texts with it, then every token of the
+/// file; all of it is learnt.
+pub(crate) fn tokenize_text(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    writer: &mut TokenWriter,
+    progress: &dyn Fn(Progress<'_>),
+) -> Result<(), TokenizeError> {
+    let read_error = |error| read_error(path, &error);
+    let file = File::open(path).map_err(read_error)?;
+    let total_bytes = file.metadata().map_err(read_error)?.len();
+    let encode = |start: u64, end: u64| {
+        let mut bytes = vec![0; (end - start) as usize];
+        file.read_exact_at(&mut bytes, start).map_err(read_error)?;
+        encode_bytes(path, tokenizer, &bytes, start, end == total_bytes)
+    };
+    if let Some(bos) = tokenizer.document_start() {
+        writer.push(&[bos])?;
+    }
+    let mut ids = Vec::new();
+    text_chunks::tokenize(total_bytes, Cut::default(), encode, |pieces, done_bytes| {
+        ids.clear();
+        ids.extend(pieces.iter().map(|piece| piece.id | TRAINED));
+        writer.push(&ids)?;
+        progress(Progress { path, done_bytes, total_bytes });
+        Ok::<(), TokenizeError>(())
+    })?;
+    writer.end_document(1);
+    Ok(())
+}
+
+/// The pieces of `bytes`, which begin at `start` of the file and may begin and end inside a character.
+fn encode_bytes(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    bytes: &[u8],
+    start: u64,
+    at_end: bool,
+) -> Result<Vec<Piece>, TokenizeError> {
+    let shifted = |pieces: Vec<Piece>, by: usize| {
+        pieces.into_iter().map(|p| Piece { id: p.id, start: p.start + by, end: p.end + by }).collect()
+    };
+    if let Some(pieces) = tokenizer.encode_bytes(bytes) {
+        return Ok(shifted(pieces, start as usize));
+    }
+    // A character has at most three continuation bytes; more than that is no UTF-8 and is reported below.
+    let is_continuation = |byte: &&u8| **byte & 0xc0 == 0x80;
+    let skipped = if start == 0 { 0 } else { bytes.iter().take(3).take_while(is_continuation).count() };
+    let text = match std::str::from_utf8(&bytes[skipped..]) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_none() && !at_end => {
+            let whole = &bytes[skipped..skipped + error.valid_up_to()];
+            std::str::from_utf8(whole).expect("valid up to here")
+        }
+        Err(error) => {
+            let offset = start + (skipped + error.valid_up_to()) as u64;
+            return Err(TokenizeError::NotUtf8 { path: path.to_owned(), offset });
+        }
+    };
+    let pieces = tokenizer.encode_pieces(text).map_err(|reason| tokenizer_error(path, reason))?;
+    Ok(shifted(pieces, start as usize + skipped))
+}
+
+/// Tokenises the records of the JSON at `path`: one object per line, or one list of objects.
+pub(crate) fn tokenize_records(
+    path: &Path,
+    reader: &RecordReader,
+    tokenizer: &Tokenizer,
+    writer: &mut TokenWriter,
+    progress: &dyn Fn(Progress<'_>),
+) -> Result<(), TokenizeError> {
+    let read_error = |error| read_error(path, &error);
+    let file = File::open(path).map_err(read_error)?;
+    let total_bytes = file.metadata().map_err(read_error)?.len();
+    let mut input = BufReader::with_capacity(1 << 20, file);
+    let is_list = {
+        let head = input.fill_buf().map_err(read_error)?;
+        let head = head.strip_prefix(BOM).unwrap_or(head);
+        head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
+    };
+    let encode = |(line, record): (u64, Value)| encode_record(path, line, &record, reader, tokenizer);
+    if is_list {
+        let records = read_list(path, &mut input)?;
+        let numbered: Vec<(u64, Value)> = (1..).zip(records).collect();
+        write_documents(numbered.into_par_iter().map(encode).collect::<Result<_, _>>()?, writer)?;
+        progress(Progress { path, done_bytes: total_bytes, total_bytes });
+        return Ok(());
+    }
+    let mut next_line = 1;
+    let mut done_bytes = 0;
+    loop {
+        let (lines, n_bytes) = read_lines(&mut input, &mut next_line).map_err(read_error)?;
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        let parse = |(line, bytes): Line| {
+            let record = serde_json::from_slice(&bytes).map_err(|error| json_error(path, line, &error))?;
+            encode((line, record))
+        };
+        write_documents(lines.into_par_iter().map(parse).collect::<Result<_, _>>()?, writer)?;
+        done_bytes += n_bytes as u64;
+        progress(Progress { path, done_bytes, total_bytes });
+    }
+}
+
+const BOM: &[u8] = "\u{feff}".as_bytes();
+
+/// A list cannot be cut without parsing it, so it is held in memory; large sets come as lines.
+fn read_list(path: &Path, input: &mut impl Read) -> Result<Vec<Value>, TokenizeError> {
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes).map_err(|error| read_error(path, &error))?;
+    let json = bytes.strip_prefix(BOM).unwrap_or(&bytes);
+    serde_json::from_slice(json).map_err(|error| json_error(path, error.line() as u64, &error))
+}
+
+/// The number of a line, from 1, and its bytes.
+type Line = (u64, Vec<u8>);
+
+/// The next lines that are not blank, with their numbers, and how many bytes were read.
+fn read_lines(input: &mut impl BufRead, next_line: &mut u64) -> std::io::Result<(Vec<Line>, usize)> {
+    let (mut lines, mut n_bytes) = (Vec::new(), 0);
+    while n_bytes < BATCH_BYTES {
+        let mut line = Vec::new();
+        let n_read = input.read_until(b'\n', &mut line)?;
+        if n_read == 0 {
+            break;
+        }
+        n_bytes += n_read;
+        if *next_line == 1 && line.starts_with(BOM) {
+            line.drain(..BOM.len());
+        }
+        if !line.trim_ascii().is_empty() {
+            lines.push((*next_line, line));
+        }
+        *next_line += 1;
+    }
+    Ok((lines, n_bytes))
+}
+
+/// The tokens of one document and the line that it came from.
+type Encoded = (u64, Vec<u32>);
+
+fn write_documents(documents: Vec<Vec<Encoded>>, writer: &mut TokenWriter) -> Result<(), TokenCacheError> {
+    for (line, tokens) in documents.into_iter().flatten() {
+        writer.push(&tokens)?;
+        writer.end_document(line);
+    }
+    Ok(())
+}
+
+fn encode_record(
+    path: &Path,
+    line: u64,
+    record: &Value,
+    reader: &RecordReader,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Encoded>, TokenizeError> {
+    let documents =
+        reader.documents(record).map_err(|reason| TokenizeError::Record { path: path.to_owned(), line, reason })?;
+    let encode = |document: &Document| Ok((line, encode_document(document, tokenizer)?));
+    documents.iter().map(encode).collect::<Result<_, _>>().map_err(|reason| tokenizer_error(path, reason))
+}
+
+/// The tokens of a document; those that begin inside a span to learn carry [`TRAINED`], and so does an EOS behind one.
+fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+    let Document { text, trained, bounded } = document;
+    let mut tokens = Vec::new();
+    tokens.extend(tokenizer.document_start().filter(|_| *bounded));
+    if matches!(&trained[..], [span] if *span == (0..text.len())) {
+        tokens.extend(tokenizer.encode(text)?.into_iter().map(|id| id | TRAINED));
+    } else {
+        let is_trained = |start: usize| trained.iter().any(|span: &Range<usize>| span.contains(&start));
+        let pieces = tokenizer.encode_pieces(text)?;
+        tokens.extend(pieces.iter().map(|piece| piece.id | if is_trained(piece.start) { TRAINED } else { 0 }));
+    }
+    if *bounded && !text.is_empty() {
+        let flag = if trained.last().is_some_and(|span| span.end == text.len()) { TRAINED } else { 0 };
+        tokens.extend(tokenizer.eos_id().map(|eos| eos | flag));
+    }
+    Ok(tokens)
+}
+
+fn read_error(path: &Path, error: &std::io::Error) -> TokenizeError {
+    TokenizeError::Read { path: path.to_owned(), reason: error.to_string() }
+}
+
+/// serde_json ends its message with a position inside the line it was given, which is not the line of the file.
+fn json_error(path: &Path, line: u64, error: &serde_json::Error) -> TokenizeError {
+    let said = error.to_string();
+    let what = said.split(" at line ").next().unwrap_or(&said);
+    TokenizeError::Json { path: path.to_owned(), line, reason: format!("{what} at column {}", error.column()) }
+}
+
+fn tokenizer_error(path: &Path, reason: TokenizerError) -> TokenizeError {
+    TokenizeError::Tokenizer { path: path.to_owned(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::chat_template::{CHATML, ChatTemplate};
+    use crate::data::config::{DatasetConfig, DatasetType};
+    use crate::data::token_cache::TokenFile;
+
+    fn records(kind: DatasetType, content: &str) -> Result<TokenFile, TokenizeError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.jsonl");
+        std::fs::write(&path, content).unwrap();
+        let reader =
+            RecordReader::new(&DatasetConfig::new(&path, kind), false, || ChatTemplate::parse(CHATML, "", "")).unwrap();
+        let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
+        tokenize_records(&path, &reader, &Tokenizer::bytes(), &mut writer, &|_| ())?;
+        Ok(writer.finish()?)
+    }
+
+    fn decoded(tokens: &[u32]) -> String {
+        let ids: Vec<u32> = tokens.iter().map(|token| token & !TRAINED).collect();
+        Tokenizer::bytes().decode(&ids, false).unwrap()
+    }
+
+    fn learnt(tokens: &[u32]) -> String {
+        decoded(&tokens.iter().copied().filter(|token| token & TRAINED != 0).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn every_line_is_a_document_between_bos_and_eos() {
+        let file = records(DatasetType::Completion, "{\"text\":\"ab\"}\n\n{\"text\":\"c\"}").unwrap();
+
+        assert_eq!(decoded(file.tokens()), "<|bos|>ab<|eos|><|bos|>c<|eos|>");
+        assert_eq!(learnt(file.tokens()), "ab<|eos|>c<|eos|>");
+        assert_eq!(file.documents().iter().map(|d| (d.end, d.line)).collect::<Vec<_>>(), [(4, 1), (7, 3)]);
+    }
+
+    #[test]
+    fn list_of_records_reads_like_lines() {
+        let lines = records(DatasetType::Completion, "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n").unwrap();
+
+        let list = records(DatasetType::Completion, "\u{feff}\n[{\"text\":\"ab\"}, {\"text\":\"c\"}]").unwrap();
+
+        assert_eq!(list.tokens(), lines.tokens());
+        assert_eq!(list.documents(), lines.documents());
+    }
+
+    #[test]
+    fn conversation_trains_on_assistant_tokens_only() {
+        let line = r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes, é."},{"role":"user","content":"So"},{"role":"assistant","content":"No."}]}"#;
+
+        let file = records(DatasetType::ChatTemplate, line).unwrap();
+
+        let trained = learnt(file.tokens());
+        assert_eq!(trained, "Yes, é.<|im_end|>No.<|im_end|>", "trained on {trained:?}");
+        assert!(decoded(file.tokens()).starts_with("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes"));
+    }
+
+    #[test]
+    fn instruction_trains_on_output_and_end_only() {
+        let file = records(DatasetType::Alpaca, r#"{"instruction":"Add.","input":"1 2","output":"3"}"#).unwrap();
+
+        let trained = learnt(file.tokens());
+        assert_eq!(trained, "3<|eos|>", "trained on {trained:?}");
+    }
+
+    #[test]
+    fn malformed_line_is_named_by_its_number() {
+        let error = records(DatasetType::Completion, "{\"text\":\"ab\"}\n{\"text\":\n").unwrap_err();
+
+        assert!(matches!(error, TokenizeError::Json { line: 2, .. }), "{error}");
+    }
+
+    #[test]
+    fn record_without_its_field_is_named_by_line_and_fields() {
+        let error = records(DatasetType::Completion, "{\"text\":\"ab\"}\n{\"body\":\"\"}\n").unwrap_err().to_string();
+
+        assert!(error.ends_with("data.jsonl:2: field \"text\" is missing; the record has body"), "{error}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_refused_by_a_text_tokenizer_only() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/stories260k");
+        if !model.exists() {
+            return println!("skipped: {} is not there", model.display());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.txt");
+        std::fs::write(&path, b"abc\xffdef").unwrap();
+        let tokenize = |tokenizer: &Tokenizer| {
+            let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
+            tokenize_text(&path, tokenizer, &mut writer, &|_| ())?;
+            Ok::<_, TokenizeError>(writer.finish()?.tokens().len())
+        };
+
+        assert_eq!(tokenize(&Tokenizer::bytes()), Ok(8));
+        assert_eq!(
+            tokenize(&Tokenizer::from_dir(&model).unwrap()),
+            Err(TokenizeError::NotUtf8 { path: path.clone(), offset: 3 })
+        );
+    }
+}

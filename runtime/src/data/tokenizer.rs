@@ -1,0 +1,514 @@
+//! Text to token ids and back: a Hugging Face `tokenizer.json`, or plain bytes.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use thiserror::Error;
+
+use super::byte_vocabulary;
+use super::chat_template::CHATML;
+
+/// The files of a model directory that describe its tokenizer and travel with an exported model.
+const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
+
+/// Why a tokenizer cannot be loaded, used or written.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TokenizerError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    Read { path: PathBuf, reason: String },
+    /// A file is there but is not what its name says.
+    #[error("{} is not valid: {reason}", path.display())]
+    Invalid { path: PathBuf, reason: String },
+    /// A file names a special token that the vocabulary lacks.
+    #[error("{} names {token:?} as {role}, which is not in the vocabulary of tokenizer.json", path.display())]
+    UnknownSpecial { path: PathBuf, role: &'static str, token: String },
+    /// The tokenizer refuses a text.
+    #[error("text cannot be tokenised: {reason}")]
+    Encode { reason: String },
+    /// An id is outside the vocabulary, or the tokenizer refuses a sequence.
+    #[error("token ids cannot be decoded: {reason}")]
+    Decode { reason: String },
+    /// An exported file cannot be written.
+    #[error("cannot write {}: {reason}", path.display())]
+    Write { path: PathBuf, reason: String },
+}
+
+/// A token and the bytes `start .. end` of the text that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The token's id.
+    pub id: u32,
+    /// Offset of its first byte.
+    pub start: usize,
+    /// Offset behind its last byte; the tokens of a character that was split share both offsets.
+    pub end: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Vocabulary {
+    Bytes,
+    HuggingFace(Box<tokenizers::Tokenizer>),
+}
+
+/// A vocabulary with its special tokens and chat template.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    vocab_size: usize,
+    bos_id: Option<u32>,
+    eos_id: Option<u32>,
+    pad_id: Option<u32>,
+    stop_ids: Vec<u32>,
+    starts_with_bos: bool,
+    chat_template: Option<String>,
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Tokenizer {
+    /// Loads the tokenizer of a model directory.
+    ///
+    /// `tokenizer.json` must be there. The special tokens come from `tokenizer_config.json`, and where that is silent from
+    /// `config.json` and `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
+    /// A directory that [`Tokenizer::write_files`] wrote for [`Tokenizer::bytes`] gives the byte tokenizer again.
+    ///
+    /// # Errors
+    /// When a file is missing or malformed, or a special token is not in the vocabulary.
+    pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        let json = std::fs::read(&path).map_err(|error| read_error(&path, &error))?;
+        let parsed: Value = serde_json::from_slice(&json).map_err(|error| invalid(&path, &error))?;
+        let mut files = vec![("tokenizer.json", json)];
+        for name in &FILES[1..] {
+            if let Some(content) = read_if_present(&dir.join(name))? {
+                files.push((name, content));
+            }
+        }
+        let settings = Settings::read(dir)?;
+        let (vocabulary, vocab_size) = if parsed == byte_vocabulary::tokenizer_json() {
+            (Vocabulary::Bytes, byte_vocabulary::SIZE)
+        } else {
+            let mut model = tokenizers::Tokenizer::from_bytes(&files[0].1).map_err(|error| invalid(&path, &*error))?;
+            // Both may be left over in the file from training; rows are cut and padded by us.
+            model.with_truncation(None).map_err(|error| invalid(&path, &*error))?;
+            model.with_padding(None);
+            let size = model.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+            (Vocabulary::HuggingFace(Box::new(model)), size)
+        };
+        let chat_template = settings.chat_template(&files)?;
+        let mut tokenizer = Self {
+            vocabulary,
+            vocab_size,
+            bos_id: None,
+            eos_id: None,
+            pad_id: None,
+            stop_ids: Vec::new(),
+            starts_with_bos: false,
+            chat_template,
+            files,
+        };
+        tokenizer.bos_id = settings.special_id(&tokenizer, "bos_token")?;
+        tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token")?;
+        tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token")?;
+        tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
+        tokenizer.starts_with_bos = settings.starts_with_bos(&tokenizer)?;
+        Ok(tokenizer)
+    }
+
+    /// The tokenizer whose tokens are bytes; it needs no file, loses nothing and suits small experiments.
+    pub fn bytes() -> Self {
+        let json = format!("{:#}\n", byte_vocabulary::tokenizer_json());
+        let config = format!("{:#}\n", byte_vocabulary::tokenizer_config_json(CHATML));
+        Self {
+            vocabulary: Vocabulary::Bytes,
+            vocab_size: byte_vocabulary::SIZE,
+            bos_id: Some(byte_vocabulary::BOS),
+            eos_id: Some(byte_vocabulary::EOS),
+            pad_id: Some(byte_vocabulary::PAD),
+            stop_ids: vec![byte_vocabulary::EOS, byte_vocabulary::IM_END],
+            starts_with_bos: true,
+            chat_template: Some(CHATML.to_owned()),
+            files: vec![("tokenizer.json", json.into_bytes()), ("tokenizer_config.json", config.into_bytes())],
+        }
+    }
+
+    /// The tokens of `text`, with no special token added; the text of a special token inside it becomes that token.
+    ///
+    /// # Errors
+    /// When the tokenizer has no token for part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Ok(byte_vocabulary::encode(text.as_bytes()).iter().map(|piece| piece.id).collect()),
+            Vocabulary::HuggingFace(model) => {
+                let encoding = model.encode_fast(text, false).map_err(|error| encode_error(&*error))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// Like [`Tokenizer::encode`], with the place in the text of each token.
+    ///
+    /// # Errors
+    /// When the tokenizer has no token for part of the text.
+    pub fn encode_pieces(&self, text: &str) -> Result<Vec<Piece>, TokenizerError> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Ok(byte_vocabulary::encode(text.as_bytes())),
+            Vocabulary::HuggingFace(model) => {
+                let encoding = model.encode(text, false).map_err(|error| encode_error(&*error))?;
+                let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
+                Ok(pieces.map(|(&id, &(start, end))| Piece { id, start, end }).collect())
+            }
+        }
+    }
+
+    /// The tokens of any bytes if this is the byte tokenizer; `None` for one that knows text only.
+    pub fn encode_bytes(&self, bytes: &[u8]) -> Option<Vec<Piece>> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Some(byte_vocabulary::encode(bytes)),
+            Vocabulary::HuggingFace(_) => None,
+        }
+    }
+
+    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD. Use [`super::text_stream::TextStream`] for ids that arrive
+    /// one by one.
+    ///
+    /// # Errors
+    /// When an id is outside the vocabulary.
+    pub fn decode(&self, ids: &[u32], skip_specials: bool) -> Result<String, TokenizerError> {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            return Err(TokenizerError::Decode { reason: format!("id {id} is beyond the {} known", self.vocab_size) });
+        }
+        match &self.vocabulary {
+            Vocabulary::Bytes => Ok(String::from_utf8_lossy(&self.decode_bytes(ids, skip_specials)?).into_owned()),
+            Vocabulary::HuggingFace(model) => {
+                model.decode(ids, skip_specials).map_err(|error| TokenizerError::Decode { reason: error.to_string() })
+            }
+        }
+    }
+
+    /// The exact bytes of `ids`; for a tokenizer that knows text only, the bytes of that text.
+    ///
+    /// # Errors
+    /// When an id is outside the vocabulary.
+    pub fn decode_bytes(&self, ids: &[u32], skip_specials: bool) -> Result<Vec<u8>, TokenizerError> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => byte_vocabulary::decode(ids, skip_specials).map_err(|id| TokenizerError::Decode {
+                reason: format!("id {id} is beyond the {} known", self.vocab_size),
+            }),
+            Vocabulary::HuggingFace(_) => self.decode(ids, skip_specials).map(String::into_bytes),
+        }
+    }
+
+    /// Whether the text of `ids`, which is `text`, may change its last character when more tokens come.
+    pub(crate) fn ends_inside_character(&self, ids: &[u32], text: &str) -> bool {
+        if !text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return false;
+        }
+        match &self.vocabulary {
+            Vocabulary::Bytes => byte_vocabulary::decode(ids, true).is_ok_and(|bytes| {
+                bytes.utf8_chunks().last().is_some_and(|chunk| {
+                    std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none())
+                })
+            }),
+            // The library shows text only, in which half a character and a replacement character look the same.
+            Vocabulary::HuggingFace(_) => true,
+        }
+    }
+
+    /// One more than the largest id; a model needs at least this many rows in its embedding.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The token that begins a document.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos_id
+    }
+
+    /// The token that ends a document.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos_id
+    }
+
+    /// The token that fills rows up; it is never trained on.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.pad_id
+    }
+
+    /// Every token at which generation ends, the end of a document among them.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// The token to put before every document: BOS if the model's own tokenizer adds it to each text. GPT-2 and Qwen do not.
+    pub fn document_start(&self) -> Option<u32> {
+        self.bos_id.filter(|_| self.starts_with_bos)
+    }
+
+    /// The Jinja chat template that comes with the tokenizer.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// How the vocabulary writes `id`, for messages.
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => {
+                byte_vocabulary::decode(&[id], false).ok().map(|b| String::from_utf8_lossy(&b).into_owned())
+            }
+            Vocabulary::HuggingFace(model) => model.id_to_token(id),
+        }
+    }
+
+    /// The id of the token that the vocabulary writes as `token`.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => match byte_vocabulary::encode(token.as_bytes())[..] {
+                [piece] => Some(piece.id),
+                _ => None,
+            },
+            Vocabulary::HuggingFace(model) => model.token_to_id(token),
+        }
+    }
+
+    /// Writes the tokenizer's files into an exported model directory, byte for byte as they were read.
+    ///
+    /// # Errors
+    /// When a file cannot be written; earlier ones stay.
+    pub fn write_files(&self, dir: &Path) -> Result<(), TokenizerError> {
+        for (name, content) in &self.files {
+            let path = dir.join(name);
+            std::fs::write(&path, content)
+                .map_err(|error| TokenizerError::Write { path: path.clone(), reason: error.to_string() })?;
+        }
+        Ok(())
+    }
+
+    /// A hash of everything that decides the ids of a text: two tokenizers with the same one are interchangeable.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        match &self.vocabulary {
+            Vocabulary::Bytes => hasher.update(b"phalanx bytes 1"),
+            Vocabulary::HuggingFace(_) => hasher.update(&self.files[0].1),
+        };
+        for id in [self.document_start(), self.eos_id] {
+            hasher.update(&id.map_or(u64::MAX, u64::from).to_le_bytes());
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+/// The small JSON files that stand beside `tokenizer.json`; null where absent.
+struct Settings {
+    path: PathBuf,
+    tokenizer_config: Value,
+    special_tokens: Value,
+    /// `config.json` and `generation_config.json`, in the order in which they are asked.
+    model_configs: [Value; 2],
+}
+
+impl Settings {
+    fn read(dir: &Path) -> Result<Self, TokenizerError> {
+        let json = |name: &str| -> Result<Value, TokenizerError> {
+            let path = dir.join(name);
+            match read_if_present(&path)? {
+                Some(content) => serde_json::from_slice(&content).map_err(|error| invalid(&path, &error)),
+                None => Ok(Value::Null),
+            }
+        };
+        Ok(Self {
+            path: dir.join("tokenizer_config.json"),
+            tokenizer_config: json("tokenizer_config.json")?,
+            special_tokens: json("special_tokens_map.json")?,
+            model_configs: [json("config.json")?, json("generation_config.json")?],
+        })
+    }
+
+    /// A file that names a token decides, also when it says `null`; the ids of the model's configs come second, because
+    /// they are often those of the model that it was derived from.
+    fn special_id(&self, tokenizer: &Tokenizer, role: &'static str) -> Result<Option<u32>, TokenizerError> {
+        for source in [&self.tokenizer_config, &self.special_tokens] {
+            let Some(value) = source.get(role) else { continue };
+            let Some(token) = value.as_str().or_else(|| value["content"].as_str()) else { return Ok(None) };
+            return tokenizer.token_id(token).map(Some).ok_or_else(|| TokenizerError::UnknownSpecial {
+                path: self.path.clone(),
+                role,
+                token: token.to_owned(),
+            });
+        }
+        let key = format!("{role}_id");
+        let ids = self.model_configs.iter().flat_map(|config| ids_of(&config[&key]));
+        Ok(ids.into_iter().find(|&id| (id as usize) < tokenizer.vocab_size))
+    }
+
+    fn stop_ids(&self, eos: Option<u32>) -> Vec<u32> {
+        let mut ids: Vec<u32> = eos.into_iter().collect();
+        ids.extend(self.model_configs.iter().flat_map(|config| ids_of(&config["eos_token_id"])));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    fn starts_with_bos(&self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
+        if let Some(said) = self.tokenizer_config["add_bos_token"].as_bool() {
+            return Ok(said);
+        }
+        match &tokenizer.vocabulary {
+            Vocabulary::Bytes => Ok(true),
+            Vocabulary::HuggingFace(model) => {
+                let probe = model.encode_fast("a", true).map_err(|error| encode_error(&*error))?;
+                Ok(tokenizer.bos_id.is_some() && probe.get_ids().first().copied() == tokenizer.bos_id)
+            }
+        }
+    }
+
+    fn chat_template(&self, files: &[(&str, Vec<u8>)]) -> Result<Option<String>, TokenizerError> {
+        if let Some((name, content)) = files.iter().find(|(name, _)| name.ends_with(".jinja")) {
+            let path = self.path.with_file_name(name);
+            return String::from_utf8(content.clone()).map(Some).map_err(|error| invalid(&path, &error));
+        }
+        let template = &self.tokenizer_config["chat_template"];
+        // Some models carry several templates by name; the one for plain conversations is called "default".
+        let named = template.as_array().and_then(|list| list.iter().find(|entry| entry["name"] == "default"));
+        Ok(template.as_str().or_else(|| named?["template"].as_str()).map(str::to_owned))
+    }
+}
+
+/// Ids are written as one number or as a list.
+fn ids_of(value: &Value) -> Vec<u32> {
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    list.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
+    match std::fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(read_error(path, &error)),
+    }
+}
+
+fn read_error(path: &Path, error: &std::io::Error) -> TokenizerError {
+    TokenizerError::Read { path: path.to_owned(), reason: error.to_string() }
+}
+
+fn invalid(path: &Path, error: &dyn std::fmt::Display) -> TokenizerError {
+    TokenizerError::Invalid { path: path.to_owned(), reason: error.to_string() }
+}
+
+fn encode_error(error: &dyn std::fmt::Display) -> TokenizerError {
+    TokenizerError::Encode { reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shared(name: &str) -> Option<PathBuf> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
+        if !path.exists() {
+            println!("skipped: {} is not there", path.display());
+            return None;
+        }
+        Some(path)
+    }
+
+    proptest! {
+        #[test]
+        fn byte_tokenizer_gives_back_any_text(text: String) {
+            let tokenizer = Tokenizer::bytes();
+
+            let ids = tokenizer.encode(&text).unwrap();
+
+            prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        }
+
+        #[test]
+        fn byte_tokenizer_gives_back_bytes_that_are_no_text(bytes: Vec<u8>) {
+            let tokenizer = Tokenizer::bytes();
+
+            let ids: Vec<u32> = tokenizer.encode_bytes(&bytes).unwrap().iter().map(|piece| piece.id).collect();
+
+            prop_assert_eq!(tokenizer.decode_bytes(&ids, false).unwrap(), bytes);
+        }
+
+        #[test]
+        fn exported_byte_tokenizer_gives_the_same_ids_in_the_tokenizers_library(
+            parts in prop::collection::vec(prop_oneof!["\\PC{0,12}", prop::sample::select(&byte_vocabulary::SPECIALS[..]).prop_map(str::to_owned), Just("<|".to_owned()), Just("\r\n\0".to_owned())], 0..6)
+        ) {
+            let text = parts.concat();
+            let exported = byte_vocabulary::tokenizer_json().to_string();
+            let library = tokenizers::Tokenizer::from_bytes(exported).unwrap();
+            let tokenizer = Tokenizer::bytes();
+
+            let theirs = library.encode(text.as_str(), false).unwrap();
+
+            let ours = tokenizer.encode(&text).unwrap();
+            prop_assert_eq!(theirs.get_ids(), &ours[..]);
+            prop_assert_eq!(library.decode(&ours, true).unwrap(), tokenizer.decode(&ours, true).unwrap());
+        }
+    }
+
+    #[test]
+    fn exported_byte_tokenizer_is_recognised_and_starts_texts_with_bos() {
+        let dir = tempfile::tempdir().unwrap();
+        Tokenizer::bytes().write_files(dir.path()).unwrap();
+
+        let loaded = Tokenizer::from_dir(dir.path()).unwrap();
+
+        assert!(matches!(loaded.vocabulary, Vocabulary::Bytes));
+        assert_eq!(loaded.fingerprint(), Tokenizer::bytes().fingerprint());
+        assert_eq!(loaded.document_start(), Some(byte_vocabulary::BOS));
+        assert_eq!(loaded.eos_id(), Some(byte_vocabulary::EOS));
+        assert_eq!(loaded.chat_template(), Some(CHATML));
+        let library = tokenizers::Tokenizer::from_file(dir.path().join("tokenizer.json")).unwrap();
+        assert_eq!(library.encode("a", true).unwrap().get_ids(), [byte_vocabulary::BOS, u32::from(b'a')]);
+    }
+
+    #[test]
+    fn model_directory_gives_special_tokens_and_text_back() {
+        let Some(dir) = shared("models/stories260k") else { return };
+
+        let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+
+        assert_eq!((tokenizer.bos_id(), tokenizer.eos_id(), tokenizer.vocab_size()), (Some(1), Some(2), 512));
+        assert_eq!(tokenizer.document_start(), Some(1));
+        let ids = tokenizer.encode("Once upon a time, é").unwrap();
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), "Once upon a time, é");
+    }
+
+    #[test]
+    fn null_in_the_tokenizer_config_outweighs_the_id_in_the_model_config() {
+        let dir = tempfile::tempdir().unwrap();
+        Tokenizer::bytes().write_files(dir.path()).unwrap();
+        std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"bos_token": null}"#).unwrap();
+        std::fs::write(dir.path().join("config.json"), r#"{"bos_token_id": 5, "eos_token_id": [7, 9]}"#).unwrap();
+
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+
+        assert_eq!((tokenizer.bos_id(), tokenizer.eos_id()), (None, Some(7)));
+        assert_eq!(tokenizer.stop_ids(), [7, 9]);
+    }
+
+    #[test]
+    fn special_token_that_the_vocabulary_lacks_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        Tokenizer::bytes().write_files(dir.path()).unwrap();
+        std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"eos_token": "</s>"}"#).unwrap();
+
+        let error = Tokenizer::from_dir(dir.path()).unwrap_err();
+
+        assert!(matches!(&error, TokenizerError::UnknownSpecial { token, .. } if token == "</s>"), "{error}");
+    }
+
+    #[test]
+    fn missing_tokenizer_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+
+        let error = Tokenizer::from_dir(dir.path()).unwrap_err();
+
+        assert!(error.to_string().contains("tokenizer.json"), "{error}");
+    }
+}
