@@ -2,7 +2,7 @@
 //!
 //! The way of the data: a file's records become text with marked spans to learn ([`record`]), text becomes token ids
 //! ([`tokenizer`]), ids go into a memory-mapped file that is made once ([`token_cache`]), documents are laid into rows
-//! ([`packing`]), and a batch is copied out of the rows that the sampler names ([`rows`]). [`prepare`] is the front door.
+//! (`packing`), and a batch is copied out of the rows that the sampler names ([`rows`]). [`prepare`] is the front door.
 
 pub mod chat_template;
 pub mod config;
