@@ -99,7 +99,9 @@ fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
         let name = bad.file_name().unwrap().to_str().unwrap();
         assert!(run.stdout.contains("skipped checkpoint") && run.stdout.contains(name), "{}", run.stdout);
     }
-    assert!(run.stdout.contains("resuming at step 5 ") && run.stdout.contains(five.file_name().unwrap().to_str().unwrap()));
+    assert!(
+        run.stdout.contains("resuming at step 5 ") && run.stdout.contains(five.file_name().unwrap().to_str().unwrap())
+    );
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
     p.run(&["train", "job.yaml", "--resume_from_checkpoint", &fifteen.display().to_string()]).refuses(&["damaged"]);
 }

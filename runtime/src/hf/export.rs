@@ -1,8 +1,7 @@
 //! A trained model as a Hugging Face directory.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use half::slice::HalfFloatSliceExt;

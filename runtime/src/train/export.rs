@@ -60,18 +60,15 @@ pub(crate) fn export(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u
 pub fn export_checkpoint(checkpoint: &Path, dir: &Path) -> Result<(), JobError> {
     let opened = Checkpoint::open(checkpoint)?;
     let names: Vec<String> = opened.extras().map(str::to_owned).collect();
-    let extras = names
-        .into_iter()
-        .map(|name| opened.extra(&name).map(|bytes| (name, bytes)))
-        .collect::<Result<Vec<_>, _>>()?;
+    let extras =
+        names.into_iter().map(|name| opened.extra(&name).map(|bytes| (name, bytes))).collect::<Result<Vec<_>, _>>()?;
     let job = parse_job(&extras)?;
     let config = json_extra(&extras, CONFIG_JSON)?
         .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
     let model = plan::parse_model(&config, CONFIG_JSON)?;
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
-    let forward = model
-        .forward(batch, Head::Loss)
-        .map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
+    let forward =
+        model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
     let compiled = compile_step(forward, &plan::step_spec(&job, &model), scratch_bytes)?;
     let mut machine = CpuMachine::new(&[&compiled])?;
     for tensor in weights::parameters(&compiled) {
@@ -99,16 +96,18 @@ fn export_lora(
             adapter_tensor_name(module, matrix)
         })
         .collect();
-    let mut modules: Vec<String> = adapters
-        .iter()
-        .filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned))
-        .collect();
+    let mut modules: Vec<String> =
+        adapters.iter().filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned)).collect();
     modules.sort();
     modules.dedup();
     let list: Vec<ExportTensor<'_>> = adapters
         .iter()
         .zip(&names)
-        .map(|(t, name)| ExportTensor { name, shape: &t.shape, values: weights::elements(from.machine, from.compiled, t) })
+        .map(|(t, name)| ExportTensor {
+            name,
+            shape: &t.shape,
+            values: weights::elements(from.machine, from.compiled, t),
+        })
         .collect();
     let config = json_extra(extras, CONFIG_JSON)?.unwrap_or_default();
     let base = job.model.base_model.as_ref().map_or(String::new(), |p| p.display().to_string());

@@ -7,8 +7,8 @@
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
 
 pub mod error;
-pub mod metrics;
 pub mod export;
+pub mod metrics;
 pub mod plan;
 pub mod progress;
 pub(crate) mod saving;

@@ -65,8 +65,7 @@ impl Session<'_> {
         on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, resume.clone())));
         let files_error = |source| JobError::Io { action: "write", path: out.output_dir.join("metrics.jsonl"), source };
         let mut files = MetricsFiles::open(&out.output_dir, first_step).map_err(files_error)?;
-        let mut report =
-            Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
+        let mut report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
         let mut emit = |event: Event| {
             match &event {
                 Event::Step(m) => {
@@ -119,20 +118,23 @@ fn prepare_data(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
     let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
-    let prepared = prepare(&plan::data_config(config), tokenizer, &cache, model.model.vocab_size, &|_| {})?;
-    for s in &prepared.summaries {
-        on_event(&Event::Note(describe(s)));
+    let prepared = prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size, &|_| {})?;
+    match &prepared.summaries[..] {
+        few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),
+        many => {
+            let sum = |count: fn(&Summary) -> usize| many.iter().map(count).sum::<usize>();
+            let (tokens, rows) = (sum(|s| s.n_tokens), sum(|s| s.n_rows));
+            on_event(&Event::Note(format!("{} files: {tokens} tokens, {rows} rows", many.len())));
+        }
     }
     Ok(prepared)
 }
 
 fn describe(s: &Summary) -> String {
     let mut text = format!("{}: {} tokens, {} rows", s.path.display(), s.n_tokens, s.n_rows);
-    for (n, what) in [
-        (s.n_empty, "without a token to predict"),
-        (s.n_dropped, "dropped as too long"),
-        (s.n_truncated, "truncated"),
-    ] {
+    for (n, what) in
+        [(s.n_empty, "without a token to predict"), (s.n_dropped, "dropped as too long"), (s.n_truncated, "truncated")]
+    {
         if n > 0 {
             text += &format!(", {n} of {} documents {what}", s.n_documents);
         }
@@ -143,10 +145,8 @@ fn describe(s: &Summary) -> String {
 /// The files that make a checkpoint self-contained.
 fn extras(config: &JobConfig, model: &ModelPlan, tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>, JobError> {
     let json = serde_json::to_vec_pretty(&model.hf_config).map_err(|e| JobError::Unusable(e.to_string()))?;
-    let mut extras = vec![
-        (export::JOB_YAML.to_string(), config.to_yaml().into_bytes()),
-        (export::CONFIG_JSON.to_string(), json),
-    ];
+    let mut extras =
+        vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
     extras.extend(tokenizer.files());
     if let Some(dir) = &model.weights {
         let path = dir.join(export::GENERATION_JSON);
