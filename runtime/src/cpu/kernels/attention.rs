@@ -13,7 +13,8 @@ use super::Heads;
 use super::math::exp;
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Strided, VECTOR, pack, tile_product, transpose};
+use super::tile::{Strided, VECTOR, pack, tile_product};
+use super::transpose::transpose;
 use crate::cpu::element::Element;
 
 /// Queries and keys of a tile of scores.
@@ -174,39 +175,30 @@ simd! {
         largest: &mut [f32; BLOCK],
         total: &mut [f32; BLOCK],
     ) -> [f32; BLOCK] {
-        let (t0, j0) = (origin.0 as i32, origin.1 as i32);
+        let (t0, j0, width) = (origin.0 as i32, origin.1 as i32, width.min(BLOCK));
+        let rows = &mut scores.as_chunks_mut::<BLOCK>().0[..n_keys];
+        let mut reference = *largest;
+        for (j, row) in rows.iter_mut().enumerate() {
+            for i in 0..width {
+                let seen = sees(t0 + i as i32, from[i], j0 + j as i32);
+                let x = if seen { row[i] } else { f32::NEG_INFINITY };
+                row[i] = x;
+                reference[i] = if x > reference[i] { x } else { reference[i] };
+            }
+        }
         let mut shrink = [1.0; BLOCK];
-        for first in (0..width).step_by(VECTOR) {
-            let (mut new, mut sum) = ([0.0; VECTOR], [0.0; VECTOR]);
-            new.copy_from_slice(&largest[first..first + VECTOR]);
-            let mut column_from = [0; VECTOR];
-            column_from.copy_from_slice(&from[first..first + VECTOR]);
-            let rows = scores.as_chunks_mut::<BLOCK>().0;
-            for (j, row) in rows[..n_keys].iter_mut().enumerate() {
-                let row = &mut row[first..first + VECTOR];
-                for i in 0..VECTOR {
-                    let seen = sees(t0 + (first + i) as i32, column_from[i], j0 + j as i32);
-                    let x = if seen { row[i] } else { f32::NEG_INFINITY };
-                    row[i] = x;
-                    new[i] = if x > new[i] { x } else { new[i] };
-                }
-            }
-            for i in 0..VECTOR {
-                let old = largest[first + i];
-                largest[first + i] = new[i];
-                // A query that has seen no key yet: any finite reference makes its weights 0.
-                new[i] = if new[i] == f32::NEG_INFINITY { 0.0 } else { new[i] };
-                shrink[first + i] = exp(old - new[i]);
-            }
-            for row in &mut rows[..n_keys] {
-                let row = &mut row[first..first + VECTOR];
-                for i in 0..VECTOR {
-                    row[i] = exp(row[i] - new[i]);
-                    sum[i] += row[i];
-                }
-            }
-            for i in 0..VECTOR {
-                total[first + i] = total[first + i] * shrink[first + i] + sum[i];
+        for i in 0..width {
+            let old = largest[i];
+            largest[i] = reference[i];
+            // A query that has seen no key yet: any finite reference makes its weights 0.
+            reference[i] = if reference[i] == f32::NEG_INFINITY { 0.0 } else { reference[i] };
+            shrink[i] = exp(old - reference[i]);
+            total[i] *= shrink[i];
+        }
+        for row in rows.iter_mut() {
+            for i in 0..width {
+                row[i] = exp(row[i] - reference[i]);
+                total[i] += row[i];
             }
         }
         shrink

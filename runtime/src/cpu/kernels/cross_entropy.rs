@@ -56,7 +56,11 @@ simd! {
         let mut loss = 0.0;
         for (row, label) in logits.chunks_exact(v).zip(labels).filter(|(_, label)| **label >= 0) {
             let largest = max(row);
-            let total: f64 = row.chunks(BLOCK).map(|block| sum(block, |x| exp(x - largest)) as f64).sum();
+            // A loop, not `map`: a closure around the sum would not be inlined, and so not vectorised.
+            let mut total = 0.0;
+            for block in row.chunks(BLOCK) {
+                total += sum(block, |x| exp(x - largest)) as f64;
+            }
             loss += largest as f64 + total.ln() - row[column_of(*label, v)] as f64;
         }
         loss

@@ -207,24 +207,6 @@ simd! {
     }
 }
 
-simd! {
-    /// Transposes `n_rows` rows of `d` elements that lie `ld` apart into `d` rows that lie `to_ld` apart; columns of the
-    /// result beyond `n_rows` are zeroed up to the next multiple of [`VECTOR`].
-    pub fn transpose(from: &[f32], ld: usize, n_rows: usize, d: usize, to: &mut [f32], to_ld: usize) {
-        let width = n_rows.next_multiple_of(VECTOR);
-        for first in (0..d).step_by(VECTOR) {
-            let n = VECTOR.min(d - first);
-            for j in 0..n {
-                let to = &mut to[(first + j) * to_ld..(first + j) * to_ld + width];
-                for (i, to) in to[..n_rows].iter_mut().enumerate() {
-                    *to = from[i * ld + first + j];
-                }
-                to[n_rows..].fill(0.0);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{close, random};
@@ -252,19 +234,6 @@ mod tests {
                 close(&c, &expected, 1e-5);
                 close(&plain, &expected, 1e-5);
             }
-        }
-    }
-
-    #[test]
-    fn transpose_pads_with_zeros() {
-        let from = random(5 * 7, 4);
-        let mut to = vec![9.0; 7 * 16];
-
-        transpose(&from, 7, 5, 7, &mut to, 16);
-
-        for (i, x) in to.iter().enumerate() {
-            let expected = if i % 16 < 5 { from[(i % 16) * 7 + i / 16] } else { 0.0 };
-            assert_eq!(*x, expected);
         }
     }
 }
