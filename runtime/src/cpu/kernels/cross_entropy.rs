@@ -16,7 +16,7 @@ const BLOCK: usize = 4096;
 /// # Panics
 /// If a label is not below `V`.
 pub fn cross_entropy(logits: &[f32], labels: &[i32], n_columns: usize) -> f64 {
-    let rows = rows_per_part(labels.len());
+    let rows = rows_per_part(labels.len(), n_columns);
     assert_eq!(logits.len(), labels.len() * n_columns);
     let mut parts = [0.0; PARTS];
     parts
@@ -35,7 +35,7 @@ pub fn cross_entropy(logits: &[f32], labels: &[i32], n_columns: usize) -> f64 {
 /// # Panics
 /// If a label is not below `V`.
 pub fn cross_entropy_with_gradient(logits: &mut [f32], labels: &[i32], n_columns: usize, scale: f32) -> f64 {
-    let rows = rows_per_part(labels.len());
+    let rows = rows_per_part(labels.len(), n_columns);
     assert_eq!(logits.len(), labels.len() * n_columns);
     let mut parts = [0.0; PARTS];
     parts

@@ -40,7 +40,7 @@ pub fn column_sum<T: Element>(
     scratch: &mut [f32],
 ) {
     let (n, c) = (dy.len() / n_columns.max(1), db.len());
-    let rows = rows_per_part(n);
+    let rows = rows_per_part(n, c);
     assert!(first + c <= n_columns && dy.len() == n * n_columns);
     let scratch = &mut scratch[..PARTS * c];
     let parts = scratch.par_chunks_mut(c.max(1));
