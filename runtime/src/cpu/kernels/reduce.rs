@@ -102,7 +102,7 @@ mod tests {
 
         #[test]
         fn column_sums_match_the_definition(
-            n in 1usize..100, first in 0usize..10, c in 1usize..50, after in 0usize..10,
+            n in 1usize..900, first in 0usize..10, c in 1usize..50, after in 0usize..10,
             accumulate in any::<bool>(), seed in any::<u64>(),
         ) {
             let width = first + c + after;
