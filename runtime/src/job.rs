@@ -27,6 +27,15 @@ use std::thread::JoinHandle;
 /// What happens in a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// Data is being tokenised.
+    Preparing {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that are done.
+        done_bytes: u64,
+        /// Bytes of the file.
+        total_bytes: u64,
+    },
     /// The first step is about to run.
     Started(Started),
     /// A step was completed.

@@ -4,7 +4,7 @@ use super::{JobArgs, say};
 use crate::generate::Sampling;
 use crate::job::{Control, Event, Job, Report, Started};
 use crate::train::JobError;
-use crate::train::progress::{Progress, human_bytes, human_count};
+use crate::train::progress::{Progress, Tokenising, human_bytes, human_count};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,8 +27,11 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
     let control = Arc::new(Control::default());
     stop_on_signal(&control)?;
-    let mut progress = None;
-    let report = Job::from_config(config).run_with(&control, |event| show(event, &mut progress, logging_steps));
+    let (mut progress, mut tokenising) = (None, Tokenising::default());
+    let report = Job::from_config(config).run_with(&control, |event| {
+        tokenising.see(event);
+        show(event, &mut progress, logging_steps);
+    });
     if let Some(p) = &progress {
         Progress::finish(p);
     }

@@ -11,6 +11,7 @@ use crate::cpu::matmul::peak_flops;
 use crate::cpu::{available_threads, on_device_thread};
 use crate::data::prepare::{Prepared, Summary, prepare};
 use crate::data::rows::Rows;
+use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::job::{Control, Event, Report, Started};
 use phalanx_strategies::passes::precision::Precision;
@@ -74,7 +75,7 @@ impl Session<'_> {
                 }
                 Event::Eval(m) => files.eval(m).map_err(files_error)?,
                 Event::Saved { path, .. } => report.checkpoint = Some(path.clone()),
-                Event::Started(_) | Event::Note(_) => {}
+                Event::Started(_) | Event::Preparing { .. } | Event::Note(_) => {}
             }
             on_event(&event);
             Ok(())
@@ -118,7 +119,14 @@ fn prepare_data(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
     let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
-    let prepared = prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size, &|_| {})?;
+    let prepared = {
+        let listener = std::cell::RefCell::new(&mut *on_event);
+        let progress = |p: Progress<'_>| {
+            let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
+            listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
+        };
+        prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size, &progress)?
+    };
     match &prepared.summaries[..] {
         few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),
         many => {
