@@ -27,7 +27,7 @@ pub mod rms_norm;
 pub mod rotary;
 mod simd;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tile;
 
 /// Geometry of packed `qkv [N, (H + 2 K) D]`: queries, then keys, then values.
