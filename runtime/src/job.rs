@@ -15,8 +15,10 @@
 //! ```
 
 use crate::config::JobConfig;
+use crate::frontend::user_model::{MODEL_TYPE, UserModel};
 use crate::train::JobError;
 use crate::train::metrics::{EvalMetrics, StepMetrics};
+use crate::train::plan::check_user_defined;
 use crate::train::session;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,6 +114,7 @@ impl Control {
 #[derive(Debug)]
 pub struct Job {
     config: JobConfig,
+    user: Option<UserModel>,
 }
 
 /// Events that a slow reader may be behind before the run waits for it.
@@ -123,12 +126,21 @@ impl Job {
     /// # Errors
     /// When the file or a key in it is not in order.
     pub fn from_yaml(path: impl AsRef<Path>) -> Result<Job, JobError> {
-        Ok(Job { config: JobConfig::load(path.as_ref(), &[])? })
+        Ok(Job { config: JobConfig::load(path.as_ref(), &[])?, user: None })
     }
 
     /// A job from a configuration made in code.
     pub const fn from_config(config: JobConfig) -> Job {
-        Job { config }
+        Job { config, user: None }
+    }
+
+    /// Gives the job a model that the user wrote; its configuration must say `model_type: user_defined` under `model`.
+    ///
+    /// # Errors
+    /// When it says otherwise, or asks for something that does not apply to such a model.
+    pub fn with_model(self, model: impl Into<UserModel>) -> Result<Job, JobError> {
+        check_user_defined(&self.config)?;
+        Ok(Job { user: Some(model.into()), ..self })
     }
 
     /// A job from keys and values, as they stand in the YAML file.
@@ -146,7 +158,7 @@ impl Job {
     /// # Errors
     /// See [`JobError`].
     pub fn run(self) -> Result<Report, JobError> {
-        session::run(&self.config, &Control::default(), &mut |_| {})
+        session::run(&self.config, self.user, &Control::default(), &mut |_| {})
     }
 
     /// Runs to the end and shows every event to `on_event`, on the device thread.
@@ -154,7 +166,7 @@ impl Job {
     /// # Errors
     /// See [`JobError`].
     pub fn run_with(self, control: &Control, mut on_event: impl FnMut(&Event) + Send) -> Result<Report, JobError> {
-        session::run(&self.config, control, &mut |event| on_event(event))
+        session::run(&self.config, self.user, control, &mut |event| on_event(event))
     }
 
     /// Starts on a thread of its own.
@@ -167,7 +179,7 @@ impl Job {
         let theirs = Arc::clone(&control);
         let work = move || {
             // Whoever dropped the receiver does not want to hear; the run goes on.
-            session::run(&self.config, &theirs, &mut |event| drop(tx.send(event.clone())))
+            session::run(&self.config, self.user, &theirs, &mut |event| drop(tx.send(event.clone())))
         };
         let thread = std::thread::Builder::new()
             .name("phalanx-job".into())
@@ -178,9 +190,10 @@ impl Job {
 }
 
 /// Collects keys and values of a job.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 pub struct JobBuilder {
     keys: Vec<(String, String)>,
+    user: Option<UserModel>,
 }
 
 impl JobBuilder {
@@ -191,12 +204,27 @@ impl JobBuilder {
         self
     }
 
+    /// Trains a model that the user wrote, such as a [`crate::frontend::dfdx::DfdxModel`]; `base_model` and `model` are
+    /// not given then.
+    #[must_use]
+    pub fn model(mut self, model: impl Into<UserModel>) -> JobBuilder {
+        self.user = Some(model.into());
+        self
+    }
+
     /// Checks all keys.
     ///
     /// # Errors
-    /// As for a YAML file.
-    pub fn build(self) -> Result<Job, JobError> {
-        Ok(Job { config: JobConfig::from_yaml_str("{}", &self.keys)? })
+    /// As for a YAML file, and as [`Job::with_model`].
+    pub fn build(mut self) -> Result<Job, JobError> {
+        if self.user.is_some() {
+            self.keys.insert(0, ("model.model_type".into(), MODEL_TYPE.into()));
+        }
+        let job = Job::from_config(JobConfig::from_yaml_str("{}", &self.keys)?);
+        match self.user {
+            Some(user) => job.with_model(user),
+            None => Ok(job),
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! - [`hf`]: Hugging Face model directories in and out.
 //! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
 //! - [`cpu`]: element types, matrix products, fused kernels, and the executor that runs a compiled program.
+//! - [`frontend`]: models that users write, in dfdx or otherwise.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.
 //! - [`job`]: the embedding API; [`generate`]: text from a trained model; [`cli`]: the command line.
@@ -16,6 +17,7 @@ pub mod cli;
 pub mod config;
 pub mod cpu;
 pub mod data;
+pub mod frontend;
 pub mod generate;
 pub mod hf;
 pub mod job;

@@ -7,7 +7,9 @@ use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Kind, Op, Phase, Role};
+use phalanx_strategies::program::{
+    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site,
+};
 use proptest::prelude::*;
 
 fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
@@ -190,4 +192,71 @@ fn a_large_model_compiles_in_milliseconds() {
     println!("{} instructions in {:?}", step.program.instrs.len(), started.elapsed());
     assert_eq!(step.program.n_params(), 70_553_706_496);
     assert!(started.elapsed() < std::time::Duration::from_millis(500), "{:?}", started.elapsed());
+}
+
+/// A user-defined model: one operation over the ids and labels, two trained parameters and one that is not.
+fn user_defined() -> Program {
+    let mut p = Program::default();
+    let mut input = |role, shape: &[usize], dtype| {
+        let value = p.add_value(format!("{role:?}"), shape, dtype, Kind::Input);
+        p.bindings.push(Binding { role, microbatch: 0, value });
+        value
+    };
+    let inputs = [input(Role::Ids, &[32], DType::I32), input(Role::Labels, &[32], DType::I32)];
+    let hyper = input(Role::Hyper, &[Hyper::LEN], DType::F64);
+    let mut param = |name: &str, shape: &[usize], trainable| {
+        let value = p.add_value(name, shape, DType::F32, Kind::Parameter);
+        let parts = vec![ParamPart { name: name.into(), rows: shape[0] }];
+        p.params.push(Param { value, parts, init: Init::Zeros, trainable, decay: shape.len() >= 2 });
+        value
+    };
+    let params = [param("weight", &[8, 4], true), param("bias", &[8], true)];
+    param("running_mean", &[8], false);
+    let loss = p.add_value("loss_sum", &[], DType::F64, Kind::Output);
+    let op = Op::Opaque { model: 0, n_inputs: 2, n_params: 2, residual: false, gradient: false };
+    let reads = inputs.into_iter().chain(params).chain([hyper]).collect();
+    p.push(op, reads, vec![loss], Site { phase: Phase::Forward, block: None, microbatch: 0 });
+    p.bindings.push(Binding { role: Role::LossSum, microbatch: 0, value: loss });
+    p
+}
+
+#[test]
+fn a_user_defined_model_accumulates_clips_and_updates_like_any_other() {
+    for n in 1..4 {
+        let step = compile_step(user_defined(), &spec(n, Precision::F32, Recompute::None), |_, _| 0).unwrap();
+
+        assert_no_live_buffer_is_overwritten(&step);
+        let p = &step.program;
+        let runs: Vec<&Instr> = p.instrs.iter().filter(|i| matches!(i.op, Op::Opaque { .. })).collect();
+        assert_eq!(runs.len(), n);
+        for (k, run) in runs.iter().enumerate() {
+            let carries = matches!(run.op, Op::Opaque { residual, gradient: true, .. } if residual == (k > 0));
+            assert!(carries, "run {k} is {}", p.describe_instr(run));
+            // What it carries on is what the run before wrote, and it lies where that lay.
+            let carried = &run.reads[5..];
+            assert_eq!(carried, if k == 0 { &[] } else { runs[k - 1].writes.as_slice() });
+            for (from, to) in carried.iter().zip(&run.writes) {
+                assert_eq!(step.layout.places[from.0 as usize], step.layout.places[to.0 as usize]);
+            }
+        }
+        let last = &runs[n - 1].writes;
+        assert_eq!(p.bound(Role::LossSum).collect::<Vec<_>>(), last[..1]);
+        let reads_of = |matches: fn(&Op) -> bool, i: usize| {
+            p.instrs.iter().filter(|x| matches(&x.op)).map(|x| x.reads[i]).collect::<Vec<_>>()
+        };
+        assert_eq!(reads_of(|op| matches!(op, Op::SumSquares), 0), last[1..]);
+        assert_eq!(reads_of(|op| matches!(op, Op::AdamW { .. }), 3), last[1..]);
+        let updated: Vec<&str> =
+            reads_of(|op| matches!(op, Op::AdamW { .. }), 0).iter().map(|v| p.value(*v).name.as_str()).collect();
+        assert_eq!(updated, ["weight", "bias"]);
+    }
+}
+
+#[test]
+fn evaluating_a_user_defined_model_computes_no_gradients() {
+    let eval = compile_forward(user_defined(), &spec(2, Precision::F32, Recompute::None), |_, _| 0).unwrap();
+
+    let [instr] = eval.program.instrs.as_slice() else { panic!("{} instructions", eval.program.instrs.len()) };
+    assert!(matches!(instr.op, Op::Opaque { gradient: false, .. }));
+    assert_eq!(instr.writes.len(), 1);
 }

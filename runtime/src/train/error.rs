@@ -6,6 +6,7 @@ use crate::cpu::thread::ThreadError;
 use crate::cpu::{AllocError, ExecError};
 use crate::data::prepare::PrepareError;
 use crate::data::tokenizer::TokenizerError;
+use crate::frontend::UserModelError;
 use crate::hf::error::HfError;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
@@ -23,6 +24,8 @@ pub enum JobError {
     Model { path: String, source: ModelError },
     #[error(transparent)]
     Hf(#[from] HfError),
+    #[error(transparent)]
+    UserModel(#[from] UserModelError),
     #[error(transparent)]
     Data(#[from] PrepareError),
     #[error(transparent)]

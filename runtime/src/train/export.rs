@@ -1,5 +1,6 @@
 //! A trained model as a directory that `transformers` loads: from a machine in memory or from a checkpoint.
 
+use super::architecture::Architecture;
 use super::error::JobError;
 use super::plan;
 use super::saving::read;
@@ -72,7 +73,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     let job = parse_job(&extras)?;
     let config = json_extra(&extras, CONFIG_JSON)?
         .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
-    let model = plan::parse_model(&config, CONFIG_JSON)?;
+    let model = Architecture::parse(&config, CONFIG_JSON)?;
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
     let forward =
         model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;

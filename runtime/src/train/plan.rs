@@ -1,17 +1,19 @@
 //! Everything a run is made of, resolved from its configuration before a buffer exists.
 
+use super::architecture::{Architecture, User, is_user_defined};
 use super::error::JobError;
 use crate::config::JobConfig;
 use crate::config::adapter::LoraTargets;
 use crate::config::datasets::{self, ValSetSize};
 use crate::config::model::{self, ModelSource};
 use crate::config::optimizer::OptimizerKind;
-use crate::config::precision::{GradientCheckpointing, Precision as ConfigPrecision};
+use crate::config::precision::{Bf16, GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
 use crate::cpu::matmul::fast_bf16;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
+use crate::frontend::UserModel;
 use crate::hf::source::read_json;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
@@ -28,10 +30,10 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
     /// The model.
-    pub model: ModelConfig,
+    pub model: Architecture,
     /// Its `config.json`, as an export writes it.
     pub hf_config: Value,
-    /// Directory of the first weights; `None` starts from scratch.
+    /// Directory of the first weights; `None` starts from scratch, or from the values of a user-defined model.
     pub weights: Option<PathBuf>,
     /// One microbatch.
     pub batch: BatchShape,
@@ -150,10 +152,13 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
         }
         ModelSource::Scratch(description) => {
             let described = Value::Object(description.0.clone());
+            if is_user_defined(&described) {
+                return Err(JobError::Unusable(USER_DEFINED_ELSEWHERE.into()));
+            }
             (completed(described, tokenizer), None, "model".to_string())
         }
     };
-    let model = parse_model(&hf_config, &origin)?;
+    let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     let spec = step_spec(config, &model);
@@ -162,6 +167,48 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
         .forward(batch, phalanx_strategies::model::Head::Logits)
         .map_err(|source| JobError::Model { path: origin, source })?;
     Ok(ModelPlan { model, hf_config, weights, batch, spec })
+}
+
+const USER_DEFINED_ELSEWHERE: &str =
+    "the model is user-defined: it lives in the program that built this job, not in a file; run that program";
+
+/// Resolves a job whose model the user wrote.
+///
+/// # Errors
+/// When the configuration asks for something that does not apply to it, or its vocabulary is smaller than the
+/// tokenizer's.
+pub(crate) fn user_plan(config: &JobConfig, tokenizer: &Tokenizer, user: &UserModel) -> Result<ModelPlan, JobError> {
+    check_user_defined(config)?;
+    let table = user.table();
+    let hf_config = serde_json::to_value(&table).map_err(|e| JobError::Unusable(e.to_string()))?;
+    let model = Architecture::User(User(table));
+    check_vocabulary(&model, tokenizer)?;
+    let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
+    let spec = step_spec(config, &model);
+    Ok(ModelPlan { model, hf_config, weights: None, batch, spec })
+}
+
+/// Whether a configuration says that the model is user-defined, and asks for nothing that does not apply to such a
+/// model: what it computes, and in which precision, is written in the model itself.
+pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
+    let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
+    if !is_user_defined(&described) {
+        return Err(JobError::Unusable("the job was given a model, but its configuration names another one".into()));
+    }
+    let other = described.as_object().and_then(|keys| keys.keys().find(|k| *k != "model_type"));
+    let keys = [
+        (other.map(|key| format!("model.{key}")), true),
+        (Some("bf16".into()), config.precision.bf16 == Bf16::On),
+        (Some("fp16".into()), config.precision.fp16),
+        (Some("gradient_checkpointing".into()), config.precision.gradient_checkpointing != GradientCheckpointing::Off),
+        (Some("adapter".into()), config.adapter.adapter.is_some()),
+    ];
+    match keys.into_iter().find_map(|(key, asked)| key.filter(|_| asked)) {
+        None => Ok(()),
+        Some(key) => Err(JobError::Unusable(format!(
+            "`{key}` does not apply to a user-defined model, which computes as it is written; remove it"
+        ))),
+    }
 }
 
 /// Reads a model configuration.
@@ -213,11 +260,12 @@ fn loss_scale(config: &JobConfig) -> LossScale {
     }
 }
 
-pub(crate) fn step_spec(config: &JobConfig, model: &ModelConfig) -> StepSpec {
+pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
     let o = &config.optimizer;
     StepSpec {
         n_microbatches: config.schedule.gradient_accumulation_steps,
-        precision: match config.precision.precision(fast_bf16()) {
+        // `bf16: auto` leaves a user-defined model in the precision in which it is written.
+        precision: match config.precision.precision(fast_bf16() && model.known().is_some()) {
             ConfigPrecision::F32 => Precision::F32,
             ConfigPrecision::Bf16 => Precision::Bf16,
             ConfigPrecision::Fp16 => Precision::F16,
@@ -232,7 +280,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &ModelConfig) -> StepSpec {
             alpha: l.alpha as f32,
             target_modules: match l.targets {
                 LoraTargets::Modules(modules) => modules.to_vec(),
-                LoraTargets::AllLinear => block_linears(model),
+                LoraTargets::AllLinear => model.known().map(block_linears).unwrap_or_default(),
             },
         }),
         optimizer: match o.optimizer {
@@ -278,13 +326,13 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
     described
 }
 
-fn check_vocabulary(model: &ModelConfig, tokenizer: &Tokenizer) -> Result<(), JobError> {
-    if tokenizer.vocab_size() <= model.vocab_size {
+fn check_vocabulary(model: &Architecture, tokenizer: &Tokenizer) -> Result<(), JobError> {
+    if tokenizer.vocab_size() <= model.vocab_size() {
         return Ok(());
     }
     Err(JobError::Unusable(format!(
         "the tokenizer has {} tokens but the model's vocab_size is {}; use the model's own tokenizer or a vocab_size of at least {0}",
         tokenizer.vocab_size(),
-        model.vocab_size
+        model.vocab_size()
     )))
 }

@@ -13,6 +13,7 @@ use crate::data::prepare::{Prepared, Summary, prepare};
 use crate::data::rows::Rows;
 use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
+use crate::frontend::UserModel;
 use crate::job::{Control, Event, Report, Started};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
@@ -21,11 +22,15 @@ use std::path::{Path, PathBuf};
 /// Runs a job to its end, or until it is asked to stop. Nothing is written before the whole input was checked.
 pub(crate) fn run(
     config: &JobConfig,
+    user: Option<UserModel>,
     control: &Control,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let tokenizer = plan::tokenizer(config)?;
-    let model = plan::model_plan(config, &tokenizer)?;
+    let model = match &user {
+        Some(user) => plan::user_plan(config, &tokenizer, user)?,
+        None => plan::model_plan(config, &tokenizer)?,
+    };
     let output_dir = &config.output.output_dir;
     let data = prepare_data(config, &model, &tokenizer, on_event)?;
     let programs = Programs::compile(&model, data.validation.is_some())?;
@@ -33,7 +38,7 @@ pub(crate) fn run(
     let extras = extras(config, &model, &tokenizer)?;
     let saving = Saving::new(output_dir, config.output.save_total_limit, extras);
     let n_threads = config.precision.threads.unwrap_or_else(available_threads);
-    let session = Session { config, model: &model, programs: &programs, data: &data, saving, n_threads };
+    let session = Session { config, model: &model, programs: &programs, data: &data, saving, n_threads, user };
     let report = on_device_thread(n_threads, || session.run(control, on_event))??;
     Ok(report)
 }
@@ -45,6 +50,7 @@ struct Session<'a> {
     data: &'a Prepared,
     saving: Saving,
     n_threads: usize,
+    user: Option<UserModel>,
 }
 
 impl Session<'_> {
@@ -57,8 +63,15 @@ impl Session<'_> {
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         let peak = peak_flops(self.model.spec.precision == Precision::Bf16);
-        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, Vec::new(), peak)?;
-        trainer.initialise(out.seed)?;
+        let (first_values, models) = match self.user.take().map(UserModel::into_parts) {
+            Some((values, start)) => (Some(values), vec![start(self.model.batch)?]),
+            None => (None, Vec::new()),
+        };
+        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, peak)?;
+        match first_values {
+            Some(values) => trainer.start_from(&values),
+            None => trainer.initialise(out.seed)?,
+        }
         if let Some(path) = &resume {
             trainer.restore(&self.saving, path)?;
         }
@@ -125,7 +138,7 @@ fn prepare_data(
             let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
             listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
         };
-        prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size, &progress)?
+        prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size(), &progress)?
     };
     match &prepared.summaries[..] {
         few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),

@@ -124,10 +124,18 @@ impl<'a> Trainer<'a> {
         })
     }
 
+    /// Fills the weights with the first values of a user-defined model, one list a parameter.
+    pub(crate) fn start_from(&mut self, values: &[Vec<f32>]) {
+        let c = &self.programs.train;
+        for (param, values) in c.program.params.iter().zip(values) {
+            self.machine.write(c, param.value).copy_from_slice(values);
+        }
+    }
+
     /// Fills the weights from the base model or from scratch.
     pub(crate) fn initialise(&mut self, seed: u64) -> Result<(), JobError> {
         let source = self.plan.weights.as_deref().map(TensorSource::open).transpose()?;
-        weights::initialise(&mut self.machine, &self.programs.train, Some(&self.plan.model), seed, source.as_ref())?;
+        weights::initialise(&mut self.machine, &self.programs.train, self.plan.model.known(), seed, source.as_ref())?;
         Ok(())
     }
 

@@ -116,14 +116,17 @@ impl Backward {
                     self.grads[logits.0 as usize] = Some(dlogits);
                 }
             }
-            Op::Opaque { n_inputs, n_params, residual, .. } => {
+            Op::Opaque { n_inputs, n_params, residual, gradient, .. } => {
                 let params = instr.reads[*n_inputs..*n_inputs + *n_params].to_vec();
-                *residual = carried_loss.is_some();
-                if let Some(loss) = carried_loss {
-                    instr.reads.push(loss);
-                    instr.reads.extend(params.iter().filter_map(|p| self.grads[p.0 as usize]));
+                (*residual, *gradient) = (carried_loss.is_some(), true);
+                instr.reads.extend(carried_loss);
+                for param in params {
+                    // With a carried loss every parameter carries a gradient too; without one, none does.
+                    instr.reads.extend(self.take(param));
+                    let grad = self.grad_of(param);
+                    instr.writes.push(grad);
+                    self.give(param, grad);
                 }
-                params.iter().zip(&instr.writes[1..]).for_each(|(p, g)| self.grads[p.0 as usize] = Some(*g));
             }
             _ => {}
         }

@@ -248,16 +248,19 @@ pub enum Op {
         /// The gradient is written.
         gradient: bool,
     },
-    /// `[inputs…, params…, hyper, (loss0, grads0…)] -> [loss, grads…]`: a user-defined model, forward and backward.
+    /// `[inputs…, params…, hyper, (loss0, grads0…)] -> [loss, (grads…)]`: a user-defined model; like the loss of other
+    /// models it comes with its gradients, those of all its parameters.
     Opaque {
         /// Which of the job's user-defined models.
         model: u32,
         /// Inputs among the reads.
         n_inputs: usize,
-        /// Parameters among the reads, gradients among the writes.
+        /// Parameters among the reads; all of them trained.
         n_params: usize,
         /// Previous sums are added.
         residual: bool,
+        /// The gradients are written; evaluation does without.
+        gradient: bool,
     },
     /// `[g] -> [s]`: sum of squares, f64 scalar.
     SumSquares,
@@ -350,9 +353,9 @@ impl Op {
             Op::CrossEntropy { residual: false, gradient: true } => vec![(0, 1)],
             Op::CrossEntropy { residual: true, gradient: true } => vec![(0, 1), (3, 0)],
             Op::CrossEntropy { residual: true, gradient: false } => vec![(3, 0)],
-            Op::Opaque { n_inputs, n_params, residual: true, .. } => {
-                let first = n_inputs + n_params + 1;
-                (0..=*n_params).map(|i| (first + i, i)).collect()
+            Op::Opaque { n_inputs, n_params, residual: true, gradient, .. } => {
+                let (first, n_grads) = (n_inputs + n_params + 1, if *gradient { *n_params } else { 0 });
+                (0..=n_grads).map(|i| (first + i, i)).collect()
             }
             Op::AdamW { .. } => vec![(0, 0), (1, 1), (2, 2)],
             Op::Sgd { .. } => vec![(0, 0), (1, 1)],

@@ -26,7 +26,9 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::Add => s.count(2, 1).and_then(|()| s.same_shape(&[reads[0], reads[1], writes[0]])),
         Op::Cast => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
         Op::CrossEntropy { residual, gradient } => s.cross_entropy(*residual, *gradient),
-        Op::Opaque { n_inputs, n_params, residual, .. } => s.opaque(*n_inputs, *n_params, *residual),
+        Op::Opaque { n_inputs, n_params, residual, gradient, .. } => {
+            s.opaque(*n_inputs, *n_params, *residual, *gradient)
+        }
         Op::SumSquares => s.count(1, 1).and_then(|()| s.scalar(writes[0])),
         Op::ClipCoefficient { .. } => s.clip(),
         Op::AdamW { .. } => s.update(3),
@@ -239,9 +241,10 @@ impl Signature<'_> {
         self.writes[1..].iter().try_for_each(|d| self.shape(d, &[n, v], Some(DType::F32)))
     }
 
-    fn opaque(&self, n_inputs: usize, n_params: usize, residual: bool) -> Result<(), String> {
+    fn opaque(&self, n_inputs: usize, n_params: usize, residual: bool, gradient: bool) -> Result<(), String> {
         let fixed = n_inputs + n_params + 1;
-        self.count(fixed + usize::from(residual) * (1 + n_params), 1 + n_params)?;
+        let n_grads = if gradient { n_params } else { 0 };
+        self.count(fixed + usize::from(residual) * (1 + n_grads), 1 + n_grads)?;
         self.hyper(self.reads[fixed - 1])?;
         self.scalar(self.writes[0])?;
         let params = &self.reads[n_inputs..fixed - 1];

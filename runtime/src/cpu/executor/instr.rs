@@ -64,9 +64,7 @@ impl CpuMachine {
                 self.clip(c, index, *max_norm);
                 return Ok(());
             }
-            Op::Opaque { model, n_inputs, n_params, residual } => {
-                return self.opaque(c, index, models, *model, *n_inputs, *n_params, *residual);
-            }
+            Op::Opaque { .. } => return self.opaque(c, index, models),
             Op::Start(_) | Op::Await { .. } => return Err(ExecError::NoGroup { op: instr.op.name() }),
             _ => {}
         }
@@ -95,17 +93,12 @@ impl CpuMachine {
         self.write::<f64>(c, instr.writes[1])[0] = coefficient;
     }
 
-    fn opaque(
-        &mut self,
-        c: &Compiled,
-        index: usize,
-        models: &mut [Box<dyn OpaqueModel>],
-        model: u32,
-        n_inputs: usize,
-        n_params: usize,
-        residual: bool,
-    ) -> Result<(), ExecError> {
+    fn opaque(&mut self, c: &Compiled, index: usize, models: &mut [Box<dyn OpaqueModel>]) -> Result<(), ExecError> {
         let instr = &c.program.instrs[index];
+        let Op::Opaque { model, n_inputs, n_params, residual, gradient } = instr.op else {
+            unreachable!("called for user-defined models only")
+        };
+        let n_grads = if gradient { n_params } else { 0 };
         let buffer = |i: usize| self.buffer(c, instr.reads[i]);
         let written = |i: usize| self.buffer(c, instr.writes[i]);
         // SAFETY: `self` is borrowed mutably, and a gradient shares a place with nothing but the one it continues.
@@ -115,9 +108,9 @@ impl CpuMachine {
             let hyper: &[f64] = buffer(n_inputs + n_params).slice();
             let carried = n_inputs + n_params + 1;
             if residual {
-                (0..=n_params).for_each(|i| copy(buffer(carried + i), written(i)));
+                (0..=n_grads).for_each(|i| copy(buffer(carried + i), written(i)));
             }
-            let mut grads: Vec<&mut [f32]> = (1..=n_params).map(|i| written(i).slice_mut()).collect();
+            let mut grads: Vec<&mut [f32]> = (1..=n_grads).map(|i| written(i).slice_mut()).collect();
             let scale = hyper[Hyper::LOSS_GRAD_SCALE];
             let unknown = || ExecError::Opaque { model, reason: "the job has no such model".into() };
             let step = models.get_mut(model as usize).ok_or_else(unknown)?;

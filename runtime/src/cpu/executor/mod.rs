@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 pub trait OpaqueModel {
     /// Computes the summed loss of a microbatch and its gradients times `grad_scale`.
     ///
-    /// `inputs` are the i32 inputs of the microbatch, `params` and `grads` follow the parameter table. With
-    /// `accumulate`, the gradients are added to what `grads` holds.
+    /// `inputs` are the i32 inputs of the microbatch; `params` and `grads` follow the trained parameters of the table.
+    /// Without gradients to compute `grads` is empty. With `accumulate`, gradients are added to what `grads` holds.
     ///
     /// # Errors
     /// Whatever the model reports, as one sentence.

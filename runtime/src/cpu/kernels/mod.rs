@@ -27,7 +27,7 @@ pub mod rms_norm;
 pub mod rotary;
 mod simd;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tile;
 mod tile_simd;
 mod transpose;

@@ -1,0 +1,152 @@
+//! A dfdx module and its loss as a [`UserModel`].
+
+use super::parameters;
+use super::tape_thread::{TapeThread, Work};
+use crate::cpu::OpaqueModel;
+use crate::frontend::user_model::check;
+use crate::frontend::{UserModel, UserModelError, UserParam};
+use dfdx::nn::tensor_collection::TensorCollection;
+use dfdx::prelude::{Cpu, CpuError, OwnedTape, Rank0, Tensor};
+use phalanx_strategies::model::BatchShape;
+use std::fmt;
+
+/// The tape on which a loss is recorded.
+pub type Tape = OwnedTape<f32, Cpu>;
+
+/// A loss with the tape that leads to it.
+pub type Loss = Tensor<Rank0, f32, Cpu, Tape>;
+
+/// One microbatch; `n_rows * seq_len` tokens, row after row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch<'a> {
+    /// Token ids.
+    pub ids: &'a [i32],
+    /// The id to be predicted at each position, already shifted; -100 where none is.
+    pub labels: &'a [i32],
+    /// Position of each token inside its document.
+    pub positions: &'a [i32],
+    /// Index within the row of the first token of each token's document: what attention may see begins there.
+    pub doc_start: &'a [i32],
+    /// Rows.
+    pub n_rows: usize,
+    /// Tokens of a row.
+    pub seq_len: usize,
+}
+
+/// A model written in dfdx: a module built on dfdx's CPU, and a closure that computes its loss.
+///
+/// The loss is the **sum** over all labels that are not -100, in nats: the job divides by the number of predicted
+/// tokens of the whole step, which a microbatch does not know. [`super::ops::cross_entropy`] gives that sum; dfdx's own
+/// `cross_entropy_with_logits_loss` is a mean over rows and must be multiplied by their number.
+///
+/// ```
+/// use dfdx::prelude::*;
+/// use phalanx::frontend::dfdx::{Batch, DfdxModel, Tape, ops};
+///
+/// type Net = (Embedding<259, 16>, Linear<16, 259>);
+/// let module = Cpu::seed_from_u64(1).build_module::<Net, f32>();
+/// let model = DfdxModel::new(module, 259, |net, batch: &Batch<'_>, tape: Tape| {
+///     let x = ops::embedding(&net.0.weight, batch.ids, tape);
+///     ops::cross_entropy(net.1.forward(x), batch.labels)
+/// })?;
+/// let job = phalanx::Job::builder()
+///     .set("tokenizer", "bytes")
+///     .set("datasets.0.path", "train.txt")
+///     .set("max_steps", 100)
+///     .model(model)
+///     .build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct DfdxModel<M, F> {
+    module: M,
+    loss: F,
+    vocab_size: usize,
+    params: Vec<UserParam>,
+}
+
+impl<M, F> DfdxModel<M, F>
+where
+    M: TensorCollection<f32, Cpu> + Send + 'static,
+    F: FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static,
+{
+    /// A model whose training starts from the values that `module` has now.
+    ///
+    /// Tensors are named by their path in the module (`0.weight`, `blocks.1.gain`). Detached ones are not trained and
+    /// keep their values; they are saved and exported with the rest. `vocab_size` is the number of token ids that the
+    /// model knows.
+    ///
+    /// # Errors
+    /// When two tensors have one name, one has no elements, or none is trained; or when memory runs out.
+    pub fn new(mut module: M, vocab_size: usize, loss: F) -> Result<DfdxModel<M, F>, DfdxError> {
+        let params = parameters::table(&mut module)?;
+        check(&params)?;
+        Ok(DfdxModel { module, loss, vocab_size, params })
+    }
+}
+
+impl<M, F> From<DfdxModel<M, F>> for UserModel
+where
+    M: TensorCollection<f32, Cpu> + Send + 'static,
+    F: FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static,
+{
+    fn from(model: DfdxModel<M, F>) -> UserModel {
+        let DfdxModel { module, loss, vocab_size, params } = model;
+        let start = move |batch: BatchShape| {
+            let thread = TapeThread::start(loss, rayon::current_num_threads())?;
+            let model: Box<dyn OpaqueModel> = Box::new(Running { module: Some(Box::new(module)), thread, batch });
+            Ok(model)
+        };
+        UserModel::new(vocab_size, params, Box::new(start)).expect("the table was checked when the model was made")
+    }
+}
+
+impl<M, F> fmt::Debug for DfdxModel<M, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = self.params.iter().map(|p| (&p.name, &p.shape));
+        f.debug_struct("DfdxModel").field("tensors", &tensors.collect::<Vec<_>>()).finish_non_exhaustive()
+    }
+}
+
+/// Why a dfdx module cannot be trained.
+#[derive(Debug, thiserror::Error)]
+pub enum DfdxError {
+    /// Its tensors do not make a parameter table.
+    #[error(transparent)]
+    Model(#[from] UserModelError),
+    /// dfdx could not copy a tensor.
+    #[error("dfdx: {0}")]
+    Device(#[from] CpuError),
+}
+
+/// The model in a run: the module rests here and visits the tape thread for each microbatch.
+struct Running<M> {
+    /// Absent only after the tape thread died with it.
+    module: Option<Box<M>>,
+    thread: TapeThread<M>,
+    batch: BatchShape,
+}
+
+impl<M: TensorCollection<f32, Cpu> + Send + 'static> OpaqueModel for Running<M> {
+    fn step(
+        &mut self,
+        inputs: &[&[i32]],
+        params: &[&[f32]],
+        grad_scale: f64,
+        grads: &mut [&mut [f32]],
+        accumulate: bool,
+    ) -> Result<f64, String> {
+        let mut module = self.module.take().ok_or("its tape thread has ended")?;
+        parameters::write(&mut *module, params).map_err(|e| e.to_string())?;
+        let BatchShape { n_rows, seq_len } = self.batch;
+        let inputs = inputs.iter().map(|input| input.to_vec()).collect();
+        let work = Work { module, inputs, n_rows, seq_len, backward: !grads.is_empty() };
+        let done = self.thread.run(work)?;
+        let module = self.module.insert(done.module);
+        let (loss, gradients) = done.outcome?;
+        if let Some(mut gradients) = gradients {
+            parameters::read_gradients(&**module, &mut gradients, grad_scale as f32, grads, accumulate)
+                .map_err(|e| e.to_string())?;
+        }
+        Ok(loss)
+    }
+}

@@ -1,0 +1,61 @@
+//! What computes a model: one of the families that we build, or the user's own operation.
+
+use super::error::JobError;
+use super::plan::parse_model;
+use crate::frontend::user_model::{MODEL_TYPE, UserTable};
+use phalanx_strategies::model::{BatchShape, Head, ModelConfig, ModelError};
+use phalanx_strategies::program::Program;
+use serde_json::Value;
+
+/// What computes a model.
+#[derive(Clone, Debug)]
+pub enum Architecture {
+    /// A model of a known family.
+    Known(ModelConfig),
+    /// A model that the user wrote; its table says all that a program needs to know.
+    User(User),
+}
+
+/// A user-defined model's parameter table.
+#[derive(Clone, Debug)]
+pub struct User(pub(crate) UserTable);
+
+impl Architecture {
+    /// Reads what a checkpoint holds as `config.json`; `origin` says where it is from.
+    pub(crate) fn parse(config: &Value, origin: &str) -> Result<Architecture, JobError> {
+        if is_user_defined(config) {
+            let table = serde_json::from_value(config.clone());
+            let table = table.map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+            return Ok(Architecture::User(User(table)));
+        }
+        Ok(Architecture::Known(parse_model(config, origin)?))
+    }
+
+    /// The forward program of one microbatch; a user-defined model ends at its loss whatever `head` says.
+    pub(crate) fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
+        match self {
+            Architecture::Known(model) => model.forward(batch, head),
+            Architecture::User(user) => Ok(user.0.forward(batch)),
+        }
+    }
+
+    pub(crate) const fn vocab_size(&self) -> usize {
+        match self {
+            Architecture::Known(model) => model.vocab_size,
+            Architecture::User(user) => user.0.vocab_size,
+        }
+    }
+
+    /// The model's configuration, if it is of a known family.
+    pub(crate) const fn known(&self) -> Option<&ModelConfig> {
+        match self {
+            Architecture::Known(model) => Some(model),
+            Architecture::User(_) => None,
+        }
+    }
+}
+
+/// Whether a model description is that of a user-defined model.
+pub(crate) fn is_user_defined(description: &Value) -> bool {
+    description.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
+}
