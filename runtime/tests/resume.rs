@@ -12,7 +12,8 @@ fn twenty_steps_straight_equal_ten_and_ten_resumed_bit_for_bit() {
     let p = Project::new();
     p.train(&["--output_dir", "straight"]).succeeds();
     // The same run (its schedule is that of 20 steps), stopped by a signal at step 10 or soon after.
-    let mut child = p.command(&["train", "job.yaml", "--output_dir", "halves"]).stdout(Stdio::piped()).spawn().unwrap();
+    let anew = ["train", "job.yaml", "--output_dir", "halves", "--resume_from_checkpoint", "none"];
+    let mut child = p.command(&anew).stdout(Stdio::piped()).spawn().unwrap();
     let out = BufReader::new(child.stdout.take().unwrap());
     let mut lines = out.lines().map(|l| l.unwrap());
     assert!(lines.any(|l| l.starts_with("step    10")), "step 10 is reported");
@@ -21,11 +22,14 @@ fn twenty_steps_straight_equal_ten_and_ten_resumed_bit_for_bit() {
     let status = child.wait().unwrap();
     let stopped_at = p.metrics("halves").len();
 
-    let resumed = p.train(&["--output_dir", "halves"]).succeeds();
+    let resumed = p
+        .train(&["--output_dir", "halves", "--resume_from_checkpoint", "none", "--resume_from_checkpoint", "auto"])
+        .succeeds();
 
     assert!(status.success(), "an interrupted run exits with 0: {rest:?}");
     if stopped_at < 20 {
-        assert!(rest.iter().any(|l| l.contains("go on with:  phalanx train job.yaml --output_dir halves")), "{rest:?}");
+        let command = "go on with:  phalanx train job.yaml --output_dir halves --resume_from_checkpoint none --resume_from_checkpoint auto";
+        assert!(rest.iter().any(|l| l.contains(command)), "{rest:?}");
         assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at}")), "{}", resumed.stdout);
     }
     assert_eq!(p.metrics("halves"), p.metrics("straight"));
@@ -43,6 +47,22 @@ fn resuming_from_a_named_checkpoint_repeats_the_rest_bit_for_bit() {
 
     assert_eq!(p.metrics("again"), p.metrics("straight")[10..]);
     assert_eq!(p.model_bytes("again"), p.model_bytes("straight"));
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
+    let p = Project::new();
+    p.train(&["--max_steps", "5"]).succeeds();
+
+    let other = p.train(&["--model.vocab_size", "300"]);
+    let changed = p.train(&["--learning_rate", "1e-3"]).succeeds();
+
+    other.refuses(&["step-0000000005", "model.embed_tokens.weight", "[264, 32]", "[300, 32]"]);
+    assert!(
+        changed.stdout.contains("changed since the checkpoint was saved: learning_rate, max_steps"),
+        "{}",
+        changed.stdout
+    );
 }
 
 #[test]

@@ -61,11 +61,6 @@ impl Schedule {
     }
 }
 
-/// Learning rate scaled linearly with the global batch. Source: Goyal et al. 2017, §2.1 (arXiv:1706.02677).
-pub fn scale_with_batch(learning_rate: f64, global_batch_rows: u64, reference_rows: u64) -> f64 {
-    learning_rate * global_batch_rows as f64 / reference_rows as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,10 +89,5 @@ mod tests {
         let s = schedule(Shape::Wsd { decay_steps: 5 });
         assert_eq!(s.learning_rate(15), 1.0);
         assert!(s.learning_rate(16) < 1.0);
-    }
-
-    #[test]
-    fn rates_scale_linearly_with_the_batch() {
-        assert_eq!(scale_with_batch(0.1, 8192, 256), 3.2);
     }
 }

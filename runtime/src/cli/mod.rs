@@ -78,6 +78,10 @@ impl JobArgs {
 /// Runs the command line; the exit code is 2 where the input is at fault, 1 where the run is.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Environment variables are read here, where the process starts, and nowhere else.
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
         Command::Estimate(args) => estimate::run(&args),

@@ -1,6 +1,7 @@
 //! `phalanx train`.
 
 use super::{JobArgs, say};
+use crate::config::output::Resume;
 use crate::generate::Sampling;
 use crate::job::{Control, Event, Job, Report, Started};
 use crate::train::JobError;
@@ -24,6 +25,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let config = args.job.load()?;
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
+    let starts_anew = config.output.resume_from_checkpoint == Resume::Never;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
     let control = Arc::new(Control::default());
     stop_on_signal(&control)?;
@@ -36,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         Progress::finish(p);
     }
     let report = report?;
-    farewell(&report, args);
+    farewell(&report, args, starts_anew);
     match (sample, report.model_dir.filter(|dir| dir.join("config.json").exists())) {
         (Some((prompt, n_tokens)), Some(dir)) => show_sample(&dir, &prompt, n_tokens, n_threads),
         _ => Ok(()),
@@ -85,7 +87,7 @@ fn introduce(s: &Started) {
     }
 }
 
-fn farewell(report: &Report, args: &Args) {
+fn farewell(report: &Report, args: &Args, starts_anew: bool) {
     if let Some(dir) = &report.model_dir {
         say(format_args!("model in {}", dir.display()));
         if dir.join("config.json").exists() {
@@ -94,8 +96,11 @@ fn farewell(report: &Report, args: &Args) {
     }
     if !report.finished {
         let overrides = args.job.overrides.join(" ");
-        let command = format!("phalanx train {} {overrides}", args.job.config.display());
-        say(format_args!("stopped after step {}; go on with:  {}", report.steps, command.trim_end()));
+        let mut command = format!("phalanx train {} {overrides}", args.job.config.display()).trim_end().to_string();
+        if starts_anew {
+            command += " --resume_from_checkpoint auto";
+        }
+        say(format_args!("stopped after step {}; go on with:  {command}", report.steps));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checkpoints of a run: what belongs to its state, and from which one it goes on.
 
 use super::error::JobError;
+use super::export::JOB_YAML;
 use super::weights::{self, Tensor};
 use crate::checkpoint::catalog::latest_valid;
 use crate::checkpoint::reader::Checkpoint;
@@ -12,7 +13,7 @@ use crate::hf::dtype::Dtype;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::loss_scale::LossScale;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Where a run is, besides its weights: all that the next step depends on.
@@ -93,15 +94,35 @@ impl Saving {
         path: &Path,
         machine: &mut CpuMachine,
         c: &Compiled,
-    ) -> Result<TrainerState, JobError> {
+    ) -> Result<(TrainerState, Vec<String>), JobError> {
         let checkpoint = Checkpoint::open(path)?;
         let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
         for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
+            let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
+            if !found.iter().copied().eq(tensor.shape.iter().map(|n| *n as u64)) {
+                let (name, ours) = (&tensor.name, &tensor.shape);
+                return Err(mismatch(format!("`{name}` has shape {found:?} there and {ours:?} here")));
+            }
             read(&checkpoint, tensor, machine, c).map_err(|reason| mismatch(reason.to_string()))?;
         }
         let state = checkpoint.extra(STATE)?;
-        serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))
+        let state = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
+        let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
+        let now = self.extras.iter().find(|(name, _)| name == JOB_YAML).map(|(_, bytes)| bytes.as_slice());
+        Ok((state, changed_keys(&then, now.unwrap_or_default())))
     }
+}
+
+/// Keys of the configuration that differ from those that the checkpoint was saved under: a run that goes on with them
+/// is not the run that was begun, and a person should know.
+fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
+    type Keys = BTreeMap<String, serde_yaml_ng::Value>;
+    let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
+    let (then, now) = (parse(then), parse(now));
+    // Where results go and what is shown does not change what is computed.
+    let shown = ["output_dir", "resume_from_checkpoint", "logging_steps", "save_steps", "save_total_limit", "threads"];
+    let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
+    keys.into_iter().filter(|k| !shown.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
 }
 
 /// Reads one tensor of a checkpoint into its place.

@@ -73,7 +73,12 @@ impl Session<'_> {
             None => trainer.initialise(out.seed)?,
         }
         if let Some(path) = &resume {
-            trainer.restore(&self.saving, path)?;
+            let changed = trainer.restore(&self.saving, path)?;
+            if !changed.is_empty() {
+                let note = format!("changed since the checkpoint was saved: {}", changed.join(", "));
+                on_event(&Event::Note(note));
+            }
+            tracing::info!(checkpoint = %path.display(), step = trainer.state.step, "resumed");
         }
         let first_step = trainer.state.step;
         on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, resume.clone())));

@@ -139,10 +139,12 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Fills weights, optimizer state and position from a checkpoint.
-    pub(crate) fn restore(&mut self, saving: &Saving, path: &std::path::Path) -> Result<(), JobError> {
-        self.state = saving.restore(path, &mut self.machine, &self.programs.train)?;
-        Ok(())
+    /// Fills weights, optimizer state and position from a checkpoint; returns the keys of the configuration that have
+    /// changed since.
+    pub(crate) fn restore(&mut self, saving: &Saving, path: &std::path::Path) -> Result<Vec<String>, JobError> {
+        let (state, changed) = saving.restore(path, &mut self.machine, &self.programs.train)?;
+        self.state = state;
+        Ok(changed)
     }
 
     /// Trains to the end or until asked to stop, reporting to `emit`.
@@ -158,6 +160,7 @@ impl<'a> Trainer<'a> {
             let step = self.state.step;
             let outcome = self.step(data.train)?;
             self.judge(step, &outcome)?;
+            tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let last = self.state.step == self.run.total_steps;
             let stop = control.stop.load(Ordering::Acquire);
