@@ -1,1 +1,1 @@
-//! Examples.
+//! Examples, one idea each; `README.md` of this folder is the index.

@@ -17,8 +17,8 @@
 use crate::config::JobConfig;
 use crate::frontend::user_model::{MODEL_TYPE, UserModel};
 use crate::train::JobError;
-use crate::train::plan::check_user_defined;
 use crate::train::metrics::{EvalMetrics, StepMetrics};
+use crate::train::plan::check_user_defined;
 use crate::train::session;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +29,15 @@ use std::thread::JoinHandle;
 /// What happens in a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// Data is being tokenised.
+    Preparing {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that are done.
+        done_bytes: u64,
+        /// Bytes of the file.
+        total_bytes: u64,
+    },
     /// The first step is about to run.
     Started(Started),
     /// A step was completed.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
-use super::reader::Checkpoint;
+use super::reader::{Checkpoint, Hashing};
 use super::volume::Volume;
 
 /// What a removed checkpoint is called while its files are deleted.
@@ -62,9 +62,13 @@ pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
 /// # Errors
 /// When `root` cannot be read; a damaged checkpoint is no error but is skipped.
 pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+    newest_valid(root, Hashing::AllThreads)
+}
+
+fn newest_valid(root: &Path, hashing: Hashing) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
     let mut skipped = Vec::new();
     for id in list(root)? {
-        match Checkpoint::open(&id.path) {
+        match Checkpoint::open_hashing(&id.path, hashing) {
             Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
             Err(reason) => skipped.push(Skipped { path: id.path, reason }),
         }
@@ -76,6 +80,8 @@ pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), C
 /// saves before it that did not finish. Newer ones are left: they are being written, or show what damaged them. Returns what
 /// was removed. Nothing is removed while no checkpoint is valid.
 ///
+/// It reads the newest checkpoint whole, on the calling thread only, so that it can run beside training.
+///
 /// The marker goes first, so that a crash midway leaves an uncommitted directory and never half a checkpoint.
 ///
 /// # Errors
@@ -84,7 +90,7 @@ pub fn retain(volume: &dyn Volume, root: &Path, keep: usize) -> Result<Vec<PathB
     for path in entries(root)?.iter().filter(|path| is_trash(path)) {
         volume.remove_dir_all(path).map_err(|error| CheckpointError::io("remove", path, &error))?;
     }
-    let (Some(newest), _) = latest_valid(root)? else { return Ok(Vec::new()) };
+    let (Some(newest), _) = newest_valid(root, Hashing::ThisThread)? else { return Ok(Vec::new()) };
     let older = list(root)?.into_iter().filter(|id| id < newest.id());
     let mut kept = 1;
     let mut removed = Vec::new();

@@ -27,12 +27,23 @@ pub struct Checkpoint {
     files: BTreeMap<String, File>,
 }
 
+/// Who computes hashes: every thread when a run waits for its state, only the caller's while training goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hashing {
+    AllThreads,
+    ThisThread,
+}
+
 impl Checkpoint {
     /// Opens and verifies the checkpoint in this directory: marker, manifest, lengths and hashes of all files.
     ///
     /// # Errors
     /// The first thing that is not as it was saved.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        Self::open_hashing(dir, Hashing::AllThreads)
+    }
+
+    pub(super) fn open_hashing(dir: &Path, hashing: Hashing) -> Result<Self, CheckpointError> {
         let id = CheckpointId::from_dir(dir).ok_or_else(|| CheckpointError::BadDirectory { path: dir.to_owned() })?;
         let commit_path = dir.join("COMMIT");
         let line = match read_whole(&commit_path, COMMIT_BYTES_MAX) {
@@ -62,7 +73,7 @@ impl Checkpoint {
             files.insert(name.clone(), open_file(&dir.join(name), entry.len)?);
         }
         let checkpoint = Self { id, manifest, files };
-        checkpoint.verify_hashes()?;
+        checkpoint.verify_hashes(hashing)?;
         Ok(checkpoint)
     }
 
@@ -141,26 +152,36 @@ impl Checkpoint {
         CheckpointError::Absent { path: self.id.path.clone(), name: name.to_owned() }
     }
 
-    /// Reads everything once, chunks in parallel.
-    fn verify_hashes(&self) -> Result<(), CheckpointError> {
-        let chunks_of = |(name, entry): (&String, &FileEntry)| {
+    /// Reads everything once.
+    fn verify_hashes(&self, hashing: Hashing) -> Result<(), CheckpointError> {
+        let chunks_of = |(name, entry): (&'_ String, &'_ FileEntry)| {
             let name = name.clone();
             (0..entry.blake3.len()).map(move |chunk| (name.clone(), chunk)).collect::<Vec<_>>()
         };
         let all: Vec<(String, usize)> = self.manifest.files.iter().flat_map(chunks_of).collect();
-        all.par_iter().try_for_each_init(Vec::new, |buffer: &mut Vec<u8>, (name, chunk)| {
-            let entry = &self.manifest.files[name];
-            let start = *chunk as u64 * HASH_CHUNK_BYTES;
-            let end = (start + HASH_CHUNK_BYTES).min(entry.len);
-            buffer.resize((end - start) as usize, 0);
-            let path = || self.id.path.join(name);
-            let read = self.files[name].read_exact_at(buffer, start);
-            read.map_err(|error| CheckpointError::io("read", path(), &error))?;
-            if blake3::hash(buffer).to_hex().as_str() == entry.blake3[*chunk] {
-                return Ok(());
+        match hashing {
+            Hashing::AllThreads => all
+                .par_iter()
+                .try_for_each_init(Vec::new, |buffer, (name, chunk)| self.verify_chunk(name, *chunk, buffer)),
+            Hashing::ThisThread => {
+                let mut buffer = Vec::new();
+                all.iter().try_for_each(|(name, chunk)| self.verify_chunk(name, *chunk, &mut buffer))
             }
-            Err(CheckpointError::FileHash { path: path(), start, end })
-        })
+        }
+    }
+
+    fn verify_chunk(&self, name: &str, chunk: usize, buffer: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let entry = &self.manifest.files[name];
+        let start = chunk as u64 * HASH_CHUNK_BYTES;
+        let end = (start + HASH_CHUNK_BYTES).min(entry.len);
+        buffer.resize((end - start) as usize, 0);
+        let path = || self.id.path.join(name);
+        let read = self.files[name].read_exact_at(buffer, start);
+        read.map_err(|error| CheckpointError::io("read", path(), &error))?;
+        if blake3::hash(buffer).to_hex().as_str() == entry.blake3[chunk] {
+            return Ok(());
+        }
+        Err(CheckpointError::FileHash { path: path(), start, end })
     }
 }
 

@@ -8,11 +8,17 @@ mod round_trip;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::catalog::{CheckpointId, latest_valid};
 use super::error::CheckpointError;
 use super::writer::{CheckpointMeta, CheckpointWriter, Piece};
 use crate::hf::dtype::Dtype;
+
+/// A writer that does not wait for the disk: most tests are about content, and `crash` covers durability.
+fn quick_writer(root: &Path) -> CheckpointWriter {
+    CheckpointWriter::on(Arc::new(faulty_disk::FaultyDisk::default()), root)
+}
 
 fn meta(step: u64) -> CheckpointMeta {
     CheckpointMeta { job: "test".into(), step, generation: 3, mesh: BTreeMap::from([("dp_shard".into(), 1)]) }

@@ -2,7 +2,7 @@
 
 use super::say;
 use crate::cpu::available_threads;
-use crate::cpu::matmul::{fast_bf16, engine_name, peak_flops};
+use crate::cpu::matmul::{engine_name, fast_bf16, peak_flops};
 use crate::train::JobError;
 use crate::train::progress::human_bytes;
 use serde_json::json;

@@ -7,19 +7,23 @@ use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:
   phalanx export outputs my-model                                     the newest valid checkpoint of a run
-  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model   this one";
+  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model   this one
+  phalanx export outputs my-model --merge                             a LoRA run as a whole model";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Checkpoint directory, or the output_dir of a run.
     checkpoint: PathBuf,
+    /// Add the adapters of a LoRA run into the weights that they adapt, and write the whole model.
+    #[arg(long)]
+    merge: bool,
     /// Directory to write; must not exist, be empty, or be an earlier export.
     dir: PathBuf,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let checkpoint = resolve(&args.checkpoint)?;
-    export_checkpoint(&checkpoint, &args.dir)?;
+    export_checkpoint(&checkpoint, &args.dir, args.merge)?;
     say(format_args!("{} → {}", checkpoint.display(), args.dir.display()));
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::data::text_stream::TextStream;
 use crate::generate::{Sampling, with_generator};
 use crate::train::JobError;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub(super) const HELP: &str = "Examples:
   phalanx generate outputs/model --prompt 'Once upon a time'
@@ -38,26 +38,37 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let sampling =
-        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    let longest = 2 * args.prompt.len() + 2 + args.max_new_tokens;
-    with_generator(&args.model, longest, args.threads, |generator| {
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
+    continue_text(&args.model, &args.prompt, args.max_new_tokens, sampling, args.threads)
+}
+
+/// Prints a prompt and its continuation as it grows.
+pub(super) fn continue_text(
+    model: &Path,
+    prompt: &str,
+    n_tokens: usize,
+    sampling: Sampling,
+    n_threads: Option<usize>,
+) -> Result<(), JobError> {
+    // A token is at least a byte of text, but for the one that begins it.
+    let longest = prompt.len() + 1 + n_tokens;
+    with_generator(model, longest, n_threads, |generator| {
         let tokenizer = generator.tokenizer().clone();
-        let mut prompt: Vec<u32> = tokenizer.document_start().into_iter().collect();
-        if !args.prompt.is_empty() {
-            prompt.extend(tokenizer.encode(&args.prompt)?);
+        let mut ids: Vec<u32> = tokenizer.document_start().into_iter().collect();
+        if !prompt.is_empty() {
+            ids.extend(tokenizer.encode(prompt)?);
         }
-        if prompt.is_empty() {
+        if ids.is_empty() {
             return Err(JobError::Unusable("this tokenizer has no token that begins a text; give --prompt".into()));
         }
         let mut out = std::io::stdout().lock();
         let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
         let mut text = TextStream::new(&tokenizer);
         let mut failed = None;
-        for id in &prompt {
+        for id in &ids {
             show(&text.push(*id)?);
         }
-        generator.generate(prompt, args.max_new_tokens, sampling, |id| match text.push(id) {
+        generator.generate(ids, n_tokens, sampling, |id| match text.push(id) {
             Ok(piece) => show(&piece),
             Err(error) => {
                 failed = Some(error);

@@ -1,9 +1,11 @@
 //! `phalanx train`.
 
 use super::{JobArgs, say};
+use crate::generate::Sampling;
 use crate::job::{Control, Event, Job, Report, Started};
 use crate::train::JobError;
-use crate::train::progress::{Progress, human_bytes, human_count};
+use crate::train::progress::{Progress, Tokenising, human_bytes, human_count};
+use std::path::Path;
 use std::sync::Arc;
 
 pub(super) const HELP: &str = "Examples:
@@ -21,16 +23,24 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let config = args.job.load()?;
-    let logging_steps = config.output.logging_steps;
+    let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
+    let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
     let control = Arc::new(Control::default());
     stop_on_signal(&control)?;
-    let mut progress = None;
-    let report = Job::from_config(config).run_with(&control, |event| show(event, &mut progress, logging_steps));
+    let (mut progress, mut tokenising) = (None, Tokenising::default());
+    let report = Job::from_config(config).run_with(&control, |event| {
+        tokenising.see(event);
+        show(event, &mut progress, logging_steps);
+    });
     if let Some(p) = &progress {
         Progress::finish(p);
     }
-    farewell(&report?, args);
-    Ok(())
+    let report = report?;
+    farewell(&report, args);
+    match (sample, report.model_dir.filter(|dir| dir.join("config.json").exists())) {
+        (Some((prompt, n_tokens)), Some(dir)) => show_sample(&dir, &prompt, n_tokens, n_threads),
+        _ => Ok(()),
+    }
 }
 
 fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
@@ -46,6 +56,13 @@ fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
         (Event::Note(text), None) => say(text),
         _ => {}
     }
+}
+
+fn show_sample(dir: &Path, prompt: &str, n_tokens: usize, n_threads: Option<usize>) -> Result<(), JobError> {
+    say("\nsample:");
+    // A small model that always takes the likeliest token repeats itself.
+    let sampling = Sampling { temperature: 0.7, top_k: 0, top_p: 0.95, seed: 0 };
+    super::generate::continue_text(dir, prompt, n_tokens, sampling, n_threads)
 }
 
 fn introduce(s: &Started) {

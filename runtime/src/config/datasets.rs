@@ -40,7 +40,7 @@ section! {
 section! {
     /// One entry of `datasets`.
     pub struct DatasetConfig {
-        /// The file: .jsonl, .json or .txt.
+        /// The file: .jsonl, .json or plain text; a pattern such as `src/**/*.rs` means all files that match, in order of name.
         pub path: PathBuf = PathBuf::new();
         /// How an entry of the file becomes a sample.
         pub r#type: DatasetType = DatasetType::Completion;

@@ -22,6 +22,10 @@ section! {
         pub save_steps: Option<u64> = Some(500) => AT_LEAST_ONE;
         /// Checkpoints that are kept, the newest; none keeps all.
         pub save_total_limit: Option<usize> = Some(3) => AT_LEAST_ONE;
+        /// When training is done, the model continues this text and the result is shown.
+        pub sample_prompt: Option<String> = None;
+        /// Tokens of that continuation.
+        pub sample_tokens: usize = 200 => AT_LEAST_ONE;
         /// auto goes on from the newest valid checkpoint in `output_dir` if there is one, none starts anew, a path names one.
         pub resume_from_checkpoint: Resume = Resume::Auto;
     }

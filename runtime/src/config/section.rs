@@ -158,7 +158,10 @@ macro_rules! choices {
 
         impl $crate::config::setting::Setting for $name {
             fn fits() -> String {
-                format!("one of {}", [$($word $(, $alias)*),+].join(", "))
+                match [$($word $(, $alias)*),+].as_slice() {
+                    [only] => (*only).to_owned(),
+                    words => format!("one of {}", words.join(", ")),
+                }
             }
             // YAML reads the bare words true and false as booleans; here they are words like the others.
             fn read(

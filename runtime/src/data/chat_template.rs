@@ -136,6 +136,8 @@ impl ChatTemplate {
                 Some(offset) if opened == before.len() => opened + offset,
                 _ => opened,
             };
+            // Most vocabularies join a space to the word behind it; that token belongs to the word.
+            let start = before.len() + upto[before.len()..start].trim_end_matches(' ').len();
             let content_end = upto[start..].find(content).map_or(start, |offset| start + offset + content.len());
             let marker = upto[content_end..].trim_end();
             let end = if marker.is_empty() { upto.len() } else { content_end + marker.len() };
@@ -206,7 +208,25 @@ mod tests {
 
         let trained = trained_texts(source, &TWO_TURNS).unwrap();
 
-        assert_eq!(trained, ["Hello.</s>", "Goodbye.</s>"]);
+        assert_eq!(trained, [" Hello.</s>", " Goodbye.</s>"]);
+    }
+
+    #[test]
+    fn turns_that_open_with_the_user_train_from_the_first_word_on() {
+        let source = "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] | trim + eos_token }}{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}";
+
+        let trained = trained_texts(source, &TWO_TURNS[1..]).unwrap();
+
+        assert_eq!(trained, [" Hello.</s>", " Goodbye.</s>"]);
+    }
+
+    #[test]
+    fn template_with_headers_and_a_default_system_turn_trains_on_the_assistant() {
+        let source = "{% if messages[0].role != 'system' %}{{ '<|h|>system<|/h|>Help.<|eot|>' }}{% endif %}\n{% for m in messages %}\n    {%- set text = '<|h|>' + m['role'] + '<|/h|>\n\n' + m['content'] | trim + '<|eot|>' %}\n    {%- if loop.first %}{% set text = bos_token + text %}{% endif %}\n    {{- text }}\n{%- endfor %}\n{%- if add_generation_prompt %}{{ '<|h|>assistant<|/h|>\n\n' }}{% endif %}";
+
+        let trained = trained_texts(source, &TWO_TURNS[1..]).unwrap();
+
+        assert_eq!(trained, ["Hello.<|eot|>", "Goodbye.<|eot|>"]);
     }
 
     #[test]
@@ -215,7 +235,7 @@ mod tests {
 
         let trained = trained_texts(source, &TWO_TURNS).unwrap();
 
-        assert_eq!(trained, ["Hello.\n", "Goodbye.\n"]);
+        assert_eq!(trained, [" Hello.\n", " Goodbye.\n"]);
     }
 
     #[test]

@@ -276,6 +276,13 @@ mod tests {
     }
 
     #[test]
+    fn validation_count_is_written_as_a_whole_number() {
+        let yaml = "{ sequence_len: 64, val_set_size: 20, datasets: [{ path: a, type: alpaca }] }";
+
+        assert_eq!(parse(yaml).unwrap().val_set_size, 20.0);
+    }
+
+    #[test]
     fn unknown_key_is_refused() {
         let error = parse("{ sequence_len: 64, datasets: [{ path: a, type: alpaca, feild: x }] }").unwrap_err();
 

@@ -124,17 +124,29 @@ pub fn prepare(
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<Prepared, PrepareError> {
     config.validate()?;
-    let (mut parts, mut summaries) = (Vec::new(), Vec::new());
+    let (mut parts, mut summaries, mut short) = (Vec::new(), Vec::new(), None);
     for dataset in &config.datasets {
         let source = Source::find(dataset)?;
         let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
         check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
-        let (part, summary) = match source.format {
-            FileFormat::Text => cut(&source.path, tokens, config.sequence_len)?,
-            FileFormat::Json => lay_out(&source.path, tokens, config)?,
+        let laid_out = match source.format {
+            FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
+            FileFormat::Json => lay_out(&source.path, tokens, config),
+        };
+        let (part, summary) = match laid_out {
+            Ok(rows) => rows,
+            // One text of many may be short; that none is long enough is an error.
+            Err(error @ PrepareError::TooShort { .. }) => {
+                short.get_or_insert(error);
+                continue;
+            }
+            Err(error) => return Err(error),
         };
         parts.push(part);
         summaries.push(Summary { from_cache, ..summary });
+    }
+    if let Some(error) = short.filter(|_| parts.is_empty()) {
+        return Err(error);
     }
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
     let store = Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));

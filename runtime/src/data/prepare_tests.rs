@@ -191,6 +191,23 @@ fn changed_data_or_options_find_no_stale_tokens() {
 }
 
 #[test]
+fn another_tokenizer_or_mask_finds_no_stale_tokens() {
+    let record = r#"{"instruction":"Add.","output":"3"}"#;
+    let files = Files::new(&[("data.jsonl", record)]);
+    let config = files.config(DatasetType::Alpaca, &["data.jsonl"], 256);
+    let first = files.prepare(&config).unwrap();
+    Tokenizer::bytes().write_files(files.dir.path()).unwrap();
+    std::fs::write(files.path("tokenizer_config.json"), r#"{"add_bos_token": false, "eos_token": "<|eos|>"}"#).unwrap();
+    let other = Tokenizer::from_dir(files.dir.path()).unwrap();
+
+    let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| ()).unwrap();
+    let with_inputs = files.prepare(&DataConfig { train_on_inputs: true, ..config }).unwrap();
+
+    assert_eq!(without_bos.summaries[0].n_tokens, first.summaries[0].n_tokens - 1);
+    assert!(with_inputs.train.n_predicted(&[0]) > first.train.n_predicted(&[0]));
+}
+
+#[test]
 fn damaged_cache_is_rebuilt_and_not_trusted() {
     let files = Files::new(&[("data.txt", "It was a dark and stormy night.")]);
     let config = files.config(DatasetType::Completion, &["data.txt"], 8);

@@ -24,9 +24,10 @@ pub(crate) struct Cut {
 }
 
 impl Default for Cut {
-    // A megabyte takes about a second in a slow tokenizer, so that progress shows; 2 KiB hold hundreds of tokens.
+    // Without a pre-tokenizer a piece is one word to the merge queue, whose cost per byte grows with its length. 2 KiB hold
+    // hundreds of tokens.
     fn default() -> Self {
-        Self { chunk_bytes: 1 << 20, overlap_bytes: 2 << 10 }
+        Self { chunk_bytes: 64 << 10, overlap_bytes: 2 << 10 }
     }
 }
 
@@ -41,7 +42,8 @@ pub(crate) fn tokenize<E: Send>(
     mut emit: impl FnMut(&[Piece], u64) -> Result<(), E>,
 ) -> Result<(), E> {
     let n_chunks = text_bytes.div_ceil(cut.chunk_bytes).max(1);
-    let n_at_once = 2 * rayon::current_num_threads() as u64;
+    // Enough that no thread waits long for the slowest piece of a group.
+    let n_at_once = 16 * rayon::current_num_threads() as u64;
     let (mut open, mut n_emitted) = (Vec::new(), 0);
     for first in (0..n_chunks).step_by(n_at_once as usize) {
         let group: Vec<Vec<Piece>> = (first..n_chunks.min(first + n_at_once))

@@ -11,7 +11,6 @@
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
@@ -160,15 +159,10 @@ pub(crate) struct TokenWriter {
     finished: bool,
 }
 
-/// Tells apart the temporary files of writers in one process.
-static N_WRITERS: AtomicU64 = AtomicU64::new(0);
-
 impl TokenWriter {
     pub(crate) fn create(dir: &Path, key: &[u8; 32]) -> Result<Self, TokenCacheError> {
         std::fs::create_dir_all(dir).map_err(|error| io_error("make the folder of", dir, &error))?;
-        let nth = N_WRITERS.fetch_add(1, Ordering::Relaxed);
-        let temporary = cache_path(dir, key).with_extension(format!("tmp-{}-{nth}", std::process::id()));
-        let file = File::create(&temporary).map_err(|error| io_error("create", &temporary, &error))?;
+        let (temporary, file) = create_temporary(&cache_path(dir, key))?;
         let header = Header { magic: MAGIC, version: FORMAT_VERSION, key: *key, ..Header::zeroed() };
         let mut writer = Self {
             file: BufWriter::new(file),
@@ -245,6 +239,19 @@ impl Drop for TokenWriter {
     }
 }
 
+/// A new file beside `path`; never one that another writer holds, who may be on another machine with the same process id.
+fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
+    for attempt in 0u64.. {
+        let temporary = path.with_extension(format!("tmp-{}-{attempt}", std::process::id()));
+        match File::create_new(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(io_error("create", &temporary, &error)),
+        }
+    }
+    unreachable!("a folder holds fewer than 2^64 files")
+}
+
 fn io_error(action: &'static str, path: &Path, error: &std::io::Error) -> TokenCacheError {
     TokenCacheError::Io { action, path: path.to_owned(), reason: error.to_string() }
 }
@@ -299,6 +306,19 @@ mod tests {
             std::fs::write(&path, &good[..at]).unwrap();
             assert!(TokenFile::open(dir.path(), &KEY).is_err(), "cut at {at}");
         }
+    }
+
+    #[test]
+    fn two_writers_of_one_key_do_not_disturb_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = TokenWriter::create(dir.path(), &KEY).unwrap();
+        let second = written(dir.path());
+
+        first.push(&[5]).unwrap();
+        first.end_document(1);
+        let first = first.finish().unwrap();
+
+        assert_eq!((first.tokens(), second.tokens().len()), (&[5][..], 3));
     }
 
     #[test]

@@ -261,13 +261,17 @@ mod tests {
     use crate::data::token_cache::TokenFile;
 
     fn records(kind: DatasetType, content: &str) -> Result<TokenFile, TokenizeError> {
+        records_with(&Tokenizer::bytes(), kind, content)
+    }
+
+    fn records_with(tokenizer: &Tokenizer, kind: DatasetType, content: &str) -> Result<TokenFile, TokenizeError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data.jsonl");
         std::fs::write(&path, content).unwrap();
         let reader =
             RecordReader::new(&DatasetConfig::new(&path, kind), false, || ChatTemplate::parse(CHATML, "", "")).unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-        tokenize_records(&path, &reader, &Tokenizer::bytes(), &mut writer, &|_| ())?;
+        tokenize_records(&path, &reader, tokenizer, &mut writer, &|_| ())?;
         Ok(writer.finish()?)
     }
 
@@ -316,6 +320,29 @@ mod tests {
 
         let trained = learnt(file.tokens());
         assert_eq!(trained, "3<|eos|>", "trained on {trained:?}");
+    }
+
+    #[test]
+    fn masks_follow_the_tokens_of_a_subword_vocabulary() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/stories260k");
+        if !model.exists() {
+            return println!("skipped: {} is not there", model.display());
+        }
+        let tokenizer = Tokenizer::from_dir(&model).unwrap();
+        let learnt = |kind, line: &str| {
+            let file = records_with(&tokenizer, kind, line).unwrap();
+            let ids: Vec<u32> = file.tokens().iter().filter(|&t| t & TRAINED != 0).map(|t| t & !TRAINED).collect();
+            tokenizer.decode(&ids, false).unwrap()
+        };
+
+        let answer = learnt(DatasetType::Alpaca, r#"{"instruction":"Was Lily happy?","output":"Yes, é she was."}"#);
+        let turn = learnt(
+            DatasetType::ChatTemplate,
+            r#"{"messages":[{"role":"user","content":"Was she?"},{"role":"assistant","content":"She was 語."}]}"#,
+        );
+
+        assert_eq!(answer, "Yes, é she was.</s>", "trained on {answer:?}");
+        assert_eq!(turn, "She was 語.<|im_end|>", "trained on {turn:?}");
     }
 
     #[test]

@@ -27,6 +27,14 @@ pub enum HfError {
         /// Whether it holds `pytorch_model*.bin`, which can run code when loaded and is never read.
         has_pickle: bool,
     },
+    /// The bytes of a file are not those that were written.
+    #[error("{} is damaged: {reason}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A JSON file is not what it should be.
     #[error("{} is damaged: {reason}", path.display())]
     BadJson {

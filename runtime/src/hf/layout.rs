@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, Visitor};
 use thiserror::Error;
 
 use super::dtype::Dtype;
@@ -100,6 +100,15 @@ pub enum LayoutError {
 /// # Errors
 /// When the header is not valid or does not describe exactly the bytes of the file.
 pub fn read_header(file: &File, file_len: u64) -> Result<Vec<Entry>, LayoutError> {
+    read_hashed_header(file, file_len).map(|(entries, _)| entries)
+}
+
+/// [`read_header`], with the BLAKE3 hash that the file's metadata gives for its payload, if it gives one: our own
+/// exports do, other writers do not.
+///
+/// # Errors
+/// As [`read_header`].
+pub fn read_hashed_header(file: &File, file_len: u64) -> Result<(Vec<Entry>, Option<String>), LayoutError> {
     let io = |error: std::io::Error| LayoutError::Io(error.to_string());
     if file_len < 8 {
         return Err(LayoutError::TooShort(file_len));
@@ -114,7 +123,8 @@ pub fn read_header(file: &File, file_len: u64) -> Result<Vec<Entry>, LayoutError
     let mut json = vec![0; said as usize];
     file.read_exact_at(&mut json, 8).map_err(io)?;
     let raw: RawHeader = serde_json::from_slice(&json).map_err(|error| LayoutError::Json(error.to_string()))?;
-    check_entries(raw, 8 + said, file_len)
+    let hash = raw.1.as_ref().and_then(|m| m.get(PAYLOAD_HASH)?.as_str().map(str::to_owned));
+    check_entries(raw, 8 + said, file_len).map(|entries| (entries, hash))
 }
 
 fn check_entries(raw: RawHeader, payload_start: u64, file_len: u64) -> Result<Vec<Entry>, LayoutError> {
@@ -178,7 +188,10 @@ struct RawEntry {
 }
 
 /// Tensors in the order written; a map would hide a name that stands twice.
-struct RawHeader(Vec<(String, RawEntry)>);
+struct RawHeader(Vec<(String, RawEntry)>, Option<serde_json::Value>);
+
+/// Key of the metadata under which our exports keep the hash of the payload.
+pub const PAYLOAD_HASH: &str = "blake3";
 
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -189,19 +202,19 @@ impl<'de> Deserialize<'de> for RawHeader {
                 f.write_str("an object of tensors")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut pairs = Vec::new();
+                let (mut pairs, mut metadata) = (Vec::new(), None);
                 let mut names = std::collections::HashSet::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if !names.insert(name.clone()) {
                         return Err(serde::de::Error::custom(format_args!("`{name}` is described twice")));
                     }
                     if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
+                        metadata = Some(map.next_value()?);
                     } else {
                         pairs.push((name, map.next_value()?));
                     }
                 }
-                Ok(RawHeader(pairs))
+                Ok(RawHeader(pairs, metadata))
             }
         }
         deserializer.deserialize_map(Pairs)

@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use super::dtype::Dtype;
 use super::error::HfError;
-use super::layout::{Entry, read_header};
+use super::layout::{Entry, read_hashed_header};
 
 /// The longest JSON file that is read from a model directory.
 const JSON_BYTES_MAX: u64 = 100_000_000;
@@ -197,8 +197,12 @@ impl TensorSource {
     fn add_shard(&mut self, path: &Path, wanted: Option<&[&str]>) -> Result<(), HfError> {
         let file = File::open(path).map_err(|error| HfError::io("read", path, &error))?;
         let metadata = file.metadata().map_err(|error| HfError::io("read", path, &error))?;
-        let entries = read_header(&file, metadata.len())
+        let (entries, hash) = read_hashed_header(&file, metadata.len())
             .map_err(|layout| HfError::BadLayout { path: path.to_owned(), layout })?;
+        if let Some(hash) = hash {
+            let payload = entries.first().map_or(metadata.len(), |first| first.start);
+            check_payload(path, &file, payload, &hash)?;
+        }
         let shard = self.shards.len();
         self.shards.push(Shard { path: path.to_owned(), file });
         let mut found: BTreeMap<String, Entry> = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
@@ -215,6 +219,20 @@ impl TensorSource {
         }
         Ok(())
     }
+}
+
+/// Compares the bytes from `start` on with the hash that the file gives for them.
+fn check_payload(path: &Path, file: &File, start: u64, hash: &str) -> Result<(), HfError> {
+    let io = |error: std::io::Error| HfError::io("read", path, &error);
+    let mut reader = std::io::BufReader::with_capacity(1 << 20, file);
+    std::io::Seek::seek(&mut reader, std::io::SeekFrom::Start(start)).map_err(io)?;
+    let mut hasher = blake3::Hasher::new();
+    std::io::copy(&mut reader, &mut hasher).map_err(io)?;
+    if hasher.finalize().to_hex().as_str() == hash {
+        return Ok(());
+    }
+    let reason = "its weights are not those that were saved: their hash differs from the one in its header".into();
+    Err(HfError::BadFile { path: path.to_owned(), reason })
 }
 
 /// Reads a JSON file of a model directory.

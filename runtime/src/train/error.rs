@@ -62,9 +62,6 @@ pub enum JobError {
 impl JobError {
     /// Whether the user's input is at fault, rather than the machine or the run: exit code 2.
     pub const fn is_input(&self) -> bool {
-        !matches!(
-            self,
-            JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::NonFinite { .. }
-        )
+        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::NonFinite { .. })
     }
 }

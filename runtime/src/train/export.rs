@@ -13,6 +13,7 @@ use crate::hf::dtype::Dtype;
 use crate::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, export_model};
 use phalanx_strategies::compile::{Compiled, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
+use phalanx_strategies::program::Op;
 use serde_json::Value;
 use std::path::Path;
 
@@ -28,11 +29,17 @@ pub(crate) struct ExportFrom<'a> {
 
 /// Writes a model directory, or an adapter directory if the run trained adapters. `extras` are those of a checkpoint.
 pub(crate) fn export(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)]) -> Result<(), JobError> {
-    let tensors = weights::parameters(from.compiled);
+    export_as(dir, from, extras, false)
+}
+
+fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], merged: bool) -> Result<(), JobError> {
+    let mut tensors = weights::parameters(from.compiled);
     let job = parse_job(extras)?;
-    if tensors.iter().any(|t| t.name.contains(".lora_")) {
+    let is_adapter = |t: &Tensor| t.name.contains(".lora_");
+    if !merged && tensors.iter().any(is_adapter) {
         return export_lora(dir, from, &tensors, &job, extras);
     }
+    tensors.retain(|t| !is_adapter(t));
     let values = |t: &Tensor| weights::elements(from.machine, from.compiled, t);
     let list: Vec<ExportTensor<'_>> =
         tensors.iter().map(|t| ExportTensor { name: &t.name, shape: &t.shape, values: values(t) }).collect();
@@ -54,31 +61,66 @@ pub(crate) fn export(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u
     Ok(())
 }
 
-/// Writes the model of a checkpoint.
+/// Writes the model of a checkpoint; with `merge`, adapters are added into the weights that they adapt.
 ///
 /// # Errors
 /// When the checkpoint does not verify or the directory cannot be written.
-pub fn export_checkpoint(checkpoint: &Path, dir: &Path) -> Result<(), JobError> {
+pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(), JobError> {
     let opened = Checkpoint::open(checkpoint)?;
     let names: Vec<String> = opened.extras().map(str::to_owned).collect();
-    let extras = names
-        .into_iter()
-        .map(|name| opened.extra(&name).map(|bytes| (name, bytes)))
-        .collect::<Result<Vec<_>, _>>()?;
+    let extras =
+        names.into_iter().map(|name| opened.extra(&name).map(|bytes| (name, bytes))).collect::<Result<Vec<_>, _>>()?;
     let job = parse_job(&extras)?;
     let config = json_extra(&extras, CONFIG_JSON)?
         .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
     let model = Architecture::parse(&config, CONFIG_JSON)?;
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
-    let forward = model
-        .forward(batch, Head::Loss)
-        .map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
+    let forward =
+        model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
     let compiled = compile_step(forward, &plan::step_spec(&job, &model), scratch_bytes)?;
     let mut machine = CpuMachine::new(&[&compiled])?;
     for tensor in weights::parameters(&compiled) {
         read(&opened, &tensor, &mut machine, &compiled)?;
     }
-    export(dir, &ExportFrom { machine: &machine, compiled: &compiled }, &extras)
+    if merge {
+        let lora = job
+            .adapter
+            .lora()
+            .ok_or_else(|| JobError::Unusable("--merge: this run trained no adapter; export it without".into()))?;
+        merge_adapters(&mut machine, &compiled, lora.alpha / lora.rank as f64);
+    }
+    export_as(dir, &ExportFrom { machine: &machine, compiled: &compiled }, &extras, merge)
+}
+
+/// `W += scale B A` for each adapter (`W^T` where the file stores `[in, out]`), summed in f64.
+fn merge_adapters(machine: &mut CpuMachine, c: &Compiled, scale: f64) {
+    let tensors = weights::parameters(c);
+    let find = |name: &str| tensors.iter().find(|t| t.name == name);
+    for b in tensors.iter().filter(|t| t.name.ends_with(".lora_B.weight")) {
+        let module = b.name.trim_end_matches(".lora_B.weight");
+        let (Some(a), Some(w)) = (find(&format!("{module}.lora_A.weight")), find(&format!("{module}.weight"))) else {
+            continue;
+        };
+        let (n_out, rank, n_in) = (b.shape[0], b.shape[1], a.shape[1]);
+        let a_values = weights::elements(machine, c, a).to_vec();
+        let b_values = weights::elements(machine, c, b).to_vec();
+        let transposed = is_stored_in_out(c, w);
+        let values = &mut machine.write::<f32>(c, w.value)[w.elements.clone()];
+        for o in 0..n_out {
+            for i in 0..n_in {
+                let sum: f64 =
+                    (0..rank).map(|r| f64::from(b_values[o * rank + r]) * f64::from(a_values[r * n_in + i])).sum();
+                let at = if transposed { i * n_out + o } else { o * n_in + i };
+                values[at] = (f64::from(values[at]) + scale * sum) as f32;
+            }
+        }
+    }
+}
+
+/// Whether the product that uses a weight takes it as `[in, out]`.
+fn is_stored_in_out(c: &Compiled, w: &Tensor) -> bool {
+    let uses = c.program.instrs.iter().find(|i| matches!(i.op, Op::MatMul(_)) && i.reads.get(1) == Some(&w.value));
+    matches!(uses.map(|i| &i.op), Some(Op::MatMul(m)) if !m.trans_b)
 }
 
 fn export_lora(
@@ -100,16 +142,18 @@ fn export_lora(
             adapter_tensor_name(module, matrix)
         })
         .collect();
-    let mut modules: Vec<String> = adapters
-        .iter()
-        .filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned))
-        .collect();
+    let mut modules: Vec<String> =
+        adapters.iter().filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned)).collect();
     modules.sort();
     modules.dedup();
     let list: Vec<ExportTensor<'_>> = adapters
         .iter()
         .zip(&names)
-        .map(|(t, name)| ExportTensor { name, shape: &t.shape, values: weights::elements(from.machine, from.compiled, t) })
+        .map(|(t, name)| ExportTensor {
+            name,
+            shape: &t.shape,
+            values: weights::elements(from.machine, from.compiled, t),
+        })
         .collect();
     let config = json_extra(extras, CONFIG_JSON)?.unwrap_or_default();
     let base = job.model.base_model.as_ref().map_or(String::new(), |p| p.display().to_string());

@@ -9,8 +9,8 @@
 
 pub mod architecture;
 pub mod error;
-pub mod metrics;
 pub mod export;
+pub mod metrics;
 pub mod plan;
 pub mod progress;
 pub(crate) mod saving;

@@ -4,12 +4,12 @@ use super::architecture::{Architecture, User, is_user_defined};
 use super::error::JobError;
 use crate::config::JobConfig;
 use crate::config::adapter::LoraTargets;
+use crate::config::datasets::{self, ValSetSize};
 use crate::config::model::{self, ModelSource};
 use crate::config::optimizer::OptimizerKind;
 use crate::config::precision::{Bf16, GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
 use crate::cpu::matmul::fast_bf16;
-use crate::config::datasets::{self, ValSetSize};
 use crate::data::config as data;
 use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
@@ -66,11 +66,17 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
     })
 }
 
-/// The data section in the terms of the data module.
-pub(crate) fn data_config(config: &JobConfig) -> DataConfig {
+/// The data section in the terms of the data module, patterns expanded.
+pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let d = &config.data;
-    DataConfig {
-        datasets: d.datasets.iter().map(dataset_config).collect(),
+    let mut datasets = Vec::new();
+    for dataset in &d.datasets {
+        for path in matching(&dataset.path)? {
+            datasets.push(data::DatasetConfig { path, ..dataset_config(dataset) });
+        }
+    }
+    Ok(DataConfig {
+        datasets,
         sequence_len: d.sequence_len,
         sample_packing: d.sample_packing,
         shuffle: d.shuffle,
@@ -92,7 +98,23 @@ pub(crate) fn data_config(config: &JobConfig) -> DataConfig {
             datasets::ChatTemplateChoice::Jinja => data::ChatTemplateChoice::Jinja,
         },
         chat_template_jinja: d.chat_template_jinja.clone(),
+    })
+}
+
+/// The files that a pattern means; a path that is none is itself, whether it exists or not.
+fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
+    let pattern = path.to_string_lossy();
+    if path.exists() || !pattern.contains(['*', '?', '[']) {
+        return Ok(vec![path.to_owned()]);
     }
+    let bad = |e: &dyn std::fmt::Display| JobError::Unusable(format!("dataset pattern {pattern}: {e}"));
+    let found = glob::glob(&pattern).map_err(|e| bad(&e))?;
+    let paths = found.collect::<Result<Vec<_>, _>>().map_err(|e| bad(&e))?;
+    let files: Vec<PathBuf> = paths.into_iter().filter(|p| p.is_file()).collect();
+    if files.is_empty() {
+        return Err(bad(&"no file matches"));
+    }
+    Ok(files)
 }
 
 fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
@@ -194,8 +216,8 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
 /// # Errors
 /// When it is not one we build; `origin` says where it is from.
 pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
-    let parsed: HfConfig = serde_json::from_value(hf_config.clone())
-        .map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+    let parsed: HfConfig =
+        serde_json::from_value(hf_config.clone()).map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
     ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
 }
 

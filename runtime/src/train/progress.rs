@@ -1,8 +1,10 @@
 //! What a person sees while a job runs: a progress bar with ETA on a terminal, plain lines otherwise.
 
 use super::metrics::{EvalMetrics, StepMetrics};
+use crate::job::Event;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Shows steps, evaluations and messages.
@@ -67,6 +69,39 @@ impl Progress {
         match &self.bar {
             Some(bar) => bar.suspend(|| write_line(text)),
             None => write_line(text),
+        }
+    }
+}
+
+/// A bar while files are tokenised, on a terminal; small files are done before it would show.
+#[derive(Debug, Default)]
+pub struct Tokenising {
+    bar: Option<(PathBuf, ProgressBar)>,
+}
+
+/// Bytes from which tokenising takes long enough to be watched.
+const WATCHED_BYTES: u64 = 1 << 20;
+
+impl Tokenising {
+    /// Takes note of an event: progress moves the bar, anything else removes it.
+    pub fn see(&mut self, event: &Event) {
+        let Event::Preparing { path, done_bytes, total_bytes } = event else {
+            if let Some((_, bar)) = self.bar.take() {
+                bar.finish_and_clear();
+            }
+            return;
+        };
+        if *total_bytes < WATCHED_BYTES || !std::io::stderr().is_terminal() {
+            return;
+        }
+        if self.bar.as_ref().is_none_or(|(shown, _)| shown != path) {
+            let style = ProgressStyle::with_template("tokenising {msg} {bar:32} {bytes}/{total_bytes} [{eta} left]");
+            let bar = ProgressBar::new(*total_bytes).with_message(path.display().to_string());
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            self.bar = Some((path.clone(), bar));
+        }
+        if let Some((_, bar)) = &self.bar {
+            bar.set_position(*done_bytes);
         }
     }
 }

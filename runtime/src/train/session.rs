@@ -11,6 +11,7 @@ use crate::cpu::matmul::peak_flops;
 use crate::cpu::{available_threads, on_device_thread};
 use crate::data::prepare::{Prepared, Summary, prepare};
 use crate::data::rows::Rows;
+use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::frontend::UserModel;
 use crate::job::{Control, Event, Report, Started};
@@ -78,8 +79,7 @@ impl Session<'_> {
         on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, resume.clone())));
         let files_error = |source| JobError::Io { action: "write", path: out.output_dir.join("metrics.jsonl"), source };
         let mut files = MetricsFiles::open(&out.output_dir, first_step).map_err(files_error)?;
-        let mut report =
-            Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
+        let mut report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
         let mut emit = |event: Event| {
             match &event {
                 Event::Step(m) => {
@@ -88,7 +88,7 @@ impl Session<'_> {
                 }
                 Event::Eval(m) => files.eval(m).map_err(files_error)?,
                 Event::Saved { path, .. } => report.checkpoint = Some(path.clone()),
-                Event::Started(_) | Event::Note(_) => {}
+                Event::Started(_) | Event::Preparing { .. } | Event::Note(_) => {}
             }
             on_event(&event);
             Ok(())
@@ -132,20 +132,30 @@ fn prepare_data(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
     let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
-    let prepared = prepare(&plan::data_config(config), tokenizer, &cache, model.model.vocab_size(), &|_| {})?;
-    for s in &prepared.summaries {
-        on_event(&Event::Note(describe(s)));
+    let prepared = {
+        let listener = std::cell::RefCell::new(&mut *on_event);
+        let progress = |p: Progress<'_>| {
+            let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
+            listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
+        };
+        prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size(), &progress)?
+    };
+    match &prepared.summaries[..] {
+        few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),
+        many => {
+            let sum = |count: fn(&Summary) -> usize| many.iter().map(count).sum::<usize>();
+            let (tokens, rows) = (sum(|s| s.n_tokens), sum(|s| s.n_rows));
+            on_event(&Event::Note(format!("{} files: {tokens} tokens, {rows} rows", many.len())));
+        }
     }
     Ok(prepared)
 }
 
 fn describe(s: &Summary) -> String {
     let mut text = format!("{}: {} tokens, {} rows", s.path.display(), s.n_tokens, s.n_rows);
-    for (n, what) in [
-        (s.n_empty, "without a token to predict"),
-        (s.n_dropped, "dropped as too long"),
-        (s.n_truncated, "truncated"),
-    ] {
+    for (n, what) in
+        [(s.n_empty, "without a token to predict"), (s.n_dropped, "dropped as too long"), (s.n_truncated, "truncated")]
+    {
         if n > 0 {
             text += &format!(", {n} of {} documents {what}", s.n_documents);
         }
@@ -156,10 +166,8 @@ fn describe(s: &Summary) -> String {
 /// The files that make a checkpoint self-contained.
 fn extras(config: &JobConfig, model: &ModelPlan, tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>, JobError> {
     let json = serde_json::to_vec_pretty(&model.hf_config).map_err(|e| JobError::Unusable(e.to_string()))?;
-    let mut extras = vec![
-        (export::JOB_YAML.to_string(), config.to_yaml().into_bytes()),
-        (export::CONFIG_JSON.to_string(), json),
-    ];
+    let mut extras =
+        vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
     extras.extend(tokenizer.files());
     if let Some(dir) = &model.weights {
         let path = dir.join(export::GENERATION_JSON);

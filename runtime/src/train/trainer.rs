@@ -219,12 +219,8 @@ impl<'a> Trainer<'a> {
 
     /// Moves on to the next step, or says why there is none.
     fn judge(&mut self, step: u64, outcome: &Outcome) -> Result<(), JobError> {
-        let non_finite = |what| JobError::NonFinite {
-            step: step + 1,
-            what,
-            parameter: self.first_non_finite(),
-            last_good: step,
-        };
+        let non_finite =
+            |what| JobError::NonFinite { step: step + 1, what, parameter: self.first_non_finite(), last_good: step };
         if !outcome.loss_sum.is_finite() {
             return Err(non_finite("the loss"));
         }

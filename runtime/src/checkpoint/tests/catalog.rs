@@ -36,7 +36,7 @@ fn an_absent_root_has_no_checkpoint() {
 #[test]
 fn an_uncommitted_directory_is_skipped_with_its_reason_and_a_retry_takes_the_next_generation() {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     save_state(&writer, 1).unwrap();
     let crashed = save_state(&writer, 2).unwrap().path;
     fs::remove_file(crashed.join("COMMIT")).unwrap();
@@ -52,7 +52,7 @@ fn an_uncommitted_directory_is_skipped_with_its_reason_and_a_retry_takes_the_nex
 #[test]
 fn retention_keeps_the_newest_and_removes_remains_of_unfinished_saves() {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     for step in 1..=5 {
         let id = save_state(&writer, step).unwrap();
         if step == 3 {
@@ -71,7 +71,7 @@ fn retention_keeps_the_newest_and_removes_remains_of_unfinished_saves() {
 #[test]
 fn retention_never_removes_the_newest_valid_checkpoint() {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     for step in 1..=4 {
         let shard = save_state(&writer, step).unwrap().path.join("shard-0-0.safetensors");
         if step >= 3 {
@@ -88,7 +88,7 @@ fn retention_never_removes_the_newest_valid_checkpoint() {
 #[test]
 fn retention_removes_nothing_while_no_checkpoint_is_valid() {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     for step in 1..=2 {
         fs::write(save_state(&writer, step).unwrap().path.join("MANIFEST"), "damaged").unwrap();
     }

@@ -1,7 +1,5 @@
 //! C-1 and C-2: a crash, a power failure or a full disk at any moment of a save costs nothing that was committed.
 
-use std::sync::Arc;
-
 use super::faulty_disk::FaultyDisk;
 use super::*;
 
@@ -20,7 +18,7 @@ fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint(
     let mut seen = std::collections::BTreeSet::new();
     for k in 0..=n {
         let root = tempfile::tempdir().unwrap();
-        save_state(&CheckpointWriter::new(root.path()), 1).unwrap();
+        save_state(&quick_writer(root.path()), 1).unwrap();
         let disk = FaultyDisk::stopping_after(k);
 
         let saved = save_state(&CheckpointWriter::on(Arc::new(disk), root.path()), 2);
@@ -33,7 +31,7 @@ fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint(
         }
         seen.insert(loaded);
         // The next run saves the same step again, whatever remains.
-        save_state(&CheckpointWriter::new(root.path()), 2).unwrap();
+        save_state(&quick_writer(root.path()), 2).unwrap();
         assert_eq!(loaded_step(root.path()), Some(2));
     }
     assert_eq!(seen.len(), 2, "the sweep must see both outcomes");
@@ -43,7 +41,7 @@ fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint(
 fn a_power_failure_at_any_operation_of_a_save_leaves_the_previous_checkpoint_or_a_durable_new_one() {
     for k in 0..=operations_of_a_save() {
         let root = tempfile::tempdir().unwrap();
-        save_state(&CheckpointWriter::new(root.path()), 1).unwrap();
+        save_state(&quick_writer(root.path()), 1).unwrap();
         let disk = FaultyDisk::stopping_after(k);
 
         let saved = save_state(&CheckpointWriter::on(Arc::new(disk.clone()), root.path()), 2);
@@ -70,11 +68,11 @@ fn the_root_itself_survives_a_power_failure_once_a_save_has_returned() {
 #[test]
 fn a_disk_that_fills_up_anywhere_gives_an_error_leaves_nothing_and_keeps_the_previous_checkpoint() {
     let whole = tempfile::tempdir().unwrap();
-    let id = save_state(&CheckpointWriter::new(whole.path()), 2).unwrap();
+    let id = save_state(&quick_writer(whole.path()), 2).unwrap();
     let n_bytes: u64 = std::fs::read_dir(&id.path).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     for room in (0..n_bytes).step_by(97).chain([n_bytes - 1]) {
         let root = tempfile::tempdir().unwrap();
-        save_state(&CheckpointWriter::new(root.path()), 1).unwrap();
+        save_state(&quick_writer(root.path()), 1).unwrap();
         let disk = FaultyDisk::full_after(room);
 
         let error = save_state(&CheckpointWriter::on(Arc::new(disk), root.path()), 2).unwrap_err();
@@ -89,7 +87,7 @@ fn a_disk_that_fills_up_anywhere_gives_an_error_leaves_nothing_and_keeps_the_pre
 fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
     for k in 0..30 {
         let root = tempfile::tempdir().unwrap();
-        let writer = CheckpointWriter::new(root.path());
+        let writer = quick_writer(root.path());
         (1..=4).for_each(|step| drop(save_state(&writer, step).unwrap()));
         let disk = FaultyDisk::stopping_after(k);
 

@@ -13,7 +13,7 @@ use crate::checkpoint::reader::Checkpoint;
 /// Two checkpoints; the directory of the newer one.
 fn two_checkpoints() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     save_state(&writer, 1).unwrap();
     let newer = save_state(&writer, 2).unwrap().path;
     (root, newer)

@@ -79,7 +79,7 @@ proptest! {
         }).collect();
         let wanted = region_of(&ranges);
 
-        let writer = CheckpointWriter::new(root.path()).with_shard_bytes_max(shard_bytes_max);
+        let writer = quick_writer(root.path()).with_shard_bytes_max(shard_bytes_max);
         writer.save(&meta(1), &pieces, &[]).unwrap();
         let checkpoint = latest_valid(root.path()).unwrap().0.unwrap();
         let mut whole = vec![0u16; n as usize];
@@ -104,7 +104,7 @@ fn wide_tensor(root: &Path) -> (Vec<u16>, [u64; 2], Checkpoint) {
         Piece { name: "wide", dtype: Dtype::BF16, global_shape: &shape, offset, shape: box_shape, bytes }
     };
     let pieces: Vec<Piece<'_>> = boxes.iter().zip(&contents).map(piece).collect();
-    CheckpointWriter::new(root).save(&meta(1), &pieces, &[]).unwrap();
+    quick_writer(root).save(&meta(1), &pieces, &[]).unwrap();
     (values, shape, latest_valid(root).unwrap().0.unwrap())
 }
 
@@ -124,6 +124,21 @@ fn tensors_larger_than_hash_chunks_and_read_windows_come_back_exactly() {
 }
 
 #[test]
+fn damage_in_a_later_part_of_a_file_is_named_by_its_bytes() {
+    let root = tempfile::tempdir().unwrap();
+    let (_, _, checkpoint) = wide_tensor(root.path());
+    let path = checkpoint.id().path.join("shard-0-0.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[9 << 20] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+
+    let error = Checkpoint::open(&checkpoint.id().path).unwrap_err();
+
+    let part = (8 << 20, 1500 * 4096 * 2 + 4096);
+    assert_eq!(error, CheckpointError::FileHash { path, start: part.0, end: part.1 });
+}
+
+#[test]
 fn shards_are_plain_safetensors_with_a_page_aligned_payload() {
     let root = tempfile::tempdir().unwrap();
     let dir = save_state(&CheckpointWriter::new(root.path()), 7).unwrap().path;
@@ -139,7 +154,7 @@ fn shards_are_plain_safetensors_with_a_page_aligned_payload() {
 #[test]
 fn scalars_empty_tensors_and_states_without_tensors_are_saved() {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     let pieces = [
         Piece::whole("scalar", Dtype::F32, &[], bytemuck::bytes_of(&1.5f32)),
         Piece::whole("empty", Dtype::F32, &[0, 3], &[]),
@@ -160,7 +175,7 @@ fn scalars_empty_tensors_and_states_without_tensors_are_saved() {
 #[test]
 fn pieces_that_contradict_each_other_are_refused_before_anything_is_written() {
     let root = tempfile::tempdir().unwrap();
-    let writer = CheckpointWriter::new(root.path());
+    let writer = quick_writer(root.path());
     let whole = Piece::whole("t", Dtype::U8, &[4], &[1, 2, 3, 4]);
     let half = Piece { shape: &[2], bytes: &[1, 2], ..whole };
     let refused = |pieces: &[Piece<'_>]| {
@@ -181,7 +196,7 @@ fn pieces_that_contradict_each_other_are_refused_before_anything_is_written() {
 #[test]
 fn requests_that_do_not_fit_are_refused() {
     let root = tempfile::tempdir().unwrap();
-    save_state(&CheckpointWriter::new(root.path()), 1).unwrap();
+    save_state(&quick_writer(root.path()), 1).unwrap();
     let checkpoint = latest_valid(root.path()).unwrap().0.unwrap();
     let refused = |ranges: &[Range<u64>], len: usize| {
         checkpoint.read_into("model.weight", &region_of(ranges), &mut vec![0; len]).unwrap_err().to_string()

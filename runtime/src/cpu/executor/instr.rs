@@ -5,7 +5,8 @@ use super::product::product;
 use super::{CpuMachine, ExecError, OpaqueModel};
 use crate::cpu::element::Element;
 use crate::cpu::kernels::{
-    Heads, activation, attention, attention_backward, cross_entropy, elementwise, embedding, head_norm, layer_norm, optimizer, reduce, rms_norm, rotary,
+    Heads, activation, attention, attention_backward, cross_entropy, elementwise, embedding, head_norm, layer_norm,
+    optimizer, reduce, rms_norm, rotary,
 };
 use half::{bf16, f16};
 use phalanx_strategies::compile::Compiled;
@@ -73,7 +74,8 @@ impl CpuMachine {
         instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
         // SAFETY: `self` is borrowed mutably, so nothing else reads or writes the arenas; the scratch overlaps no value.
         let scratch = unsafe { &mut *self.scratch(c) };
-        let mut operands = Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch };
+        let mut operands =
+            Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch };
         // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.
         unsafe { operands.run(&instr.op) };
         Ok(())
@@ -91,12 +93,7 @@ impl CpuMachine {
         self.write::<f64>(c, instr.writes[1])[0] = coefficient;
     }
 
-    fn opaque(
-        &mut self,
-        c: &Compiled,
-        index: usize,
-        models: &mut [Box<dyn OpaqueModel>],
-    ) -> Result<(), ExecError> {
+    fn opaque(&mut self, c: &Compiled, index: usize, models: &mut [Box<dyn OpaqueModel>]) -> Result<(), ExecError> {
         let instr = &c.program.instrs[index];
         let Op::Opaque { model, n_inputs, n_params, residual, gradient } = instr.op else {
             unreachable!("called for user-defined models only")
@@ -199,7 +196,8 @@ impl Operands<'_> {
                 Op::CrossEntropy { residual, gradient } => self.cross_entropy(*residual, *gradient),
                 Op::SumSquares => {
                     let g = self.reads[0];
-                    self.writes[0].slice_mut::<f64>()[0] = with_element!(g.dtype, T => reduce::sum_squares::<T>(g.slice()));
+                    self.writes[0].slice_mut::<f64>()[0] =
+                        with_element!(g.dtype, T => reduce::sum_squares::<T>(g.slice()));
                 }
                 Op::AdamW { beta1, beta2, eps, weight_decay } => self.adamw(*beta1, *beta2, *eps, *weight_decay),
                 Op::Sgd { momentum, weight_decay } => self.sgd(*momentum, *weight_decay),
@@ -324,7 +322,14 @@ impl Operands<'_> {
             let (o, lse, dout) = (self.reads[2].slice::<T>(), self.reads[3].slice(), self.reads[4].slice::<T>());
             let dqkv = self.writes[0].slice_mut::<T>();
             attention_backward::attention_backward(
-                &shape_of(a), qkv, doc_start, o, lse, dout, dqkv, f32s(self.scratch),
+                &shape_of(a),
+                qkv,
+                doc_start,
+                o,
+                lse,
+                dout,
+                dqkv,
+                f32s(self.scratch),
             );
         }
     }

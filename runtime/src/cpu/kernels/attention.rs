@@ -13,7 +13,8 @@ use super::Heads;
 use super::math::exp;
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Strided, VECTOR, pack, tile_product, transpose};
+use super::tile::{Strided, VECTOR, pack, tile_product};
+use super::transpose::transpose;
 use crate::cpu::element::Element;
 
 /// Queries and keys of a tile of scores.
@@ -123,8 +124,8 @@ fn forward_task<T: Element>(
     transpose(rows, dp, n_queries, d, q_t, BLOCK);
     let from = shape.visible_from(t0, &doc_start[first + t0..first + t0 + n_queries]);
     let (mut largest, mut total) = ([f32::NEG_INFINITY; BLOCK], [0.0; BLOCK]);
-    o_t.fill(0.0);
-    let mut j0 = from[0] as usize;
+    let first_key = from[0] as usize;
+    let mut j0 = first_key;
     while j0 < t0 + n_queries {
         let n_keys = BLOCK.min(t0 + n_queries - j0);
         let keys = (first + j0) * ld + (h + head / (h / kv)) * d;
@@ -132,8 +133,11 @@ fn forward_task<T: Element>(
         pack(&qkv[keys + kv * d..], ld, n_keys, d, 1.0, v, dp);
         tile_product((n_keys, width, d), Strided::rows(k, dp), (q_t, BLOCK), (scores, BLOCK), false);
         let shrink = online_softmax(scores, n_keys, width, (t0, j0), &from, &mut largest, &mut total);
-        scale_columns(o_t, d, width, &shrink);
-        tile_product((d, width, n_keys), Strided::transposed(v, dp), (scores, BLOCK), (o_t, BLOCK), true);
+        let accumulate = j0 > first_key;
+        if accumulate {
+            scale_columns(o_t, d, width, &shrink);
+        }
+        tile_product((d, width, n_keys), Strided::transposed(v, dp), (scores, BLOCK), (o_t, BLOCK), accumulate);
         j0 += n_keys;
     }
     scale_columns(o_t, d, width, &total.map(|x| 1.0 / x));
@@ -174,39 +178,30 @@ simd! {
         largest: &mut [f32; BLOCK],
         total: &mut [f32; BLOCK],
     ) -> [f32; BLOCK] {
-        let (t0, j0) = (origin.0 as i32, origin.1 as i32);
+        let (t0, j0, width) = (origin.0 as i32, origin.1 as i32, width.min(BLOCK));
+        let rows = &mut scores.as_chunks_mut::<BLOCK>().0[..n_keys];
+        let mut reference = *largest;
+        for (j, row) in rows.iter_mut().enumerate() {
+            for i in 0..width {
+                let seen = sees(t0 + i as i32, from[i], j0 + j as i32);
+                let x = if seen { row[i] } else { f32::NEG_INFINITY };
+                row[i] = x;
+                reference[i] = if x > reference[i] { x } else { reference[i] };
+            }
+        }
         let mut shrink = [1.0; BLOCK];
-        for first in (0..width).step_by(VECTOR) {
-            let (mut new, mut sum) = ([0.0; VECTOR], [0.0; VECTOR]);
-            new.copy_from_slice(&largest[first..first + VECTOR]);
-            let mut column_from = [0; VECTOR];
-            column_from.copy_from_slice(&from[first..first + VECTOR]);
-            let rows = scores.as_chunks_mut::<BLOCK>().0;
-            for (j, row) in rows[..n_keys].iter_mut().enumerate() {
-                let row = &mut row[first..first + VECTOR];
-                for i in 0..VECTOR {
-                    let seen = sees(t0 + (first + i) as i32, column_from[i], j0 + j as i32);
-                    let x = if seen { row[i] } else { f32::NEG_INFINITY };
-                    row[i] = x;
-                    new[i] = if x > new[i] { x } else { new[i] };
-                }
-            }
-            for i in 0..VECTOR {
-                let old = largest[first + i];
-                largest[first + i] = new[i];
-                // A query that has seen no key yet: any finite reference makes its weights 0.
-                new[i] = if new[i] == f32::NEG_INFINITY { 0.0 } else { new[i] };
-                shrink[first + i] = exp(old - new[i]);
-            }
-            for row in &mut rows[..n_keys] {
-                let row = &mut row[first..first + VECTOR];
-                for i in 0..VECTOR {
-                    row[i] = exp(row[i] - new[i]);
-                    sum[i] += row[i];
-                }
-            }
-            for i in 0..VECTOR {
-                total[first + i] = total[first + i] * shrink[first + i] + sum[i];
+        for i in 0..width {
+            let old = largest[i];
+            largest[i] = reference[i];
+            // A query that has seen no key yet: any finite reference makes its weights 0.
+            reference[i] = if reference[i] == f32::NEG_INFINITY { 0.0 } else { reference[i] };
+            shrink[i] = exp(old - reference[i]);
+            total[i] *= shrink[i];
+        }
+        for row in rows.iter_mut() {
+            for i in 0..width {
+                row[i] = exp(row[i] - reference[i]);
+                total[i] += row[i];
             }
         }
         shrink
@@ -229,7 +224,7 @@ mod tests {
         bits, close, finite_differences, inner, random, same_on_every_number_of_threads, stored, wide,
     };
     use super::*;
-    use half::bf16;
+    use half::{bf16, f16};
     use proptest::prelude::*;
 
     /// Documents of the given length in each row.
@@ -334,21 +329,27 @@ mod tests {
         }
     }
 
+    /// Both directions on storage `T`, against f32 storage of the same numbers.
+    fn narrow_storage_agrees<T: Element>(rounding: f64) {
+        let shape = shape(2, 2, 32, 130, None);
+        let qkv: Vec<T> = stored(&random(2 * 130 * shape.heads.columns(), 7));
+        let dout: Vec<T> = stored(&random(2 * 130 * 128, 8));
+        let widened = |x: &[T]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+        let doc_start = documents(260, 130, 50);
+
+        let (o, _) = forward(&shape, &qkv, &doc_start);
+        let dqkv = backward(&shape, &qkv, &doc_start, &dout);
+
+        close(&o, &wide(&forward(&shape, &widened(&qkv), &doc_start).0), rounding);
+        // `delta` is taken from the rounded output, hence twice the rounding of one operation.
+        let expected = backward(&shape, &widened(&qkv), &doc_start, &widened(&dout));
+        close(&dqkv, &wide(&expected), 2.0 * rounding);
+    }
+
     #[test]
     fn half_width_storage_differs_by_its_rounding_only() {
-        let shape = shape(2, 2, 32, 130, None);
-        let narrow: Vec<bf16> = stored(&random(2 * 130 * shape.heads.columns(), 7));
-        let dout: Vec<bf16> = stored(&random(2 * 130 * 128, 8));
-        let (qkv, doc_start) =
-            (stored::<f32>(&narrow.iter().map(|x| Element::to_f32(*x)).collect::<Vec<_>>()), documents(260, 130, 50));
-
-        let (o, _) = forward(&shape, &narrow, &doc_start);
-        let dqkv = backward(&shape, &narrow, &doc_start, &dout);
-
-        close(&o, &wide(&forward(&shape, &qkv, &doc_start).0), 1.0 / 256.0);
-        let dout = dout.iter().map(|x| Element::to_f32(*x)).collect::<Vec<_>>();
-        // `delta` is taken from the rounded output, hence twice the rounding of one operation.
-        close(&dqkv, &wide(&backward(&shape, &qkv, &doc_start, &dout)), 2.0 / 256.0);
+        narrow_storage_agrees::<bf16>(1.0 / 256.0);
+        narrow_storage_agrees::<f16>(1.0 / 2048.0);
     }
 
     #[test]

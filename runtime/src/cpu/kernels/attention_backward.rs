@@ -10,7 +10,8 @@ use super::attention::{BLOCK, Shape, narrow, sees};
 use super::math::{exp, sum2};
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Strided, VECTOR, pack, tile_product, transpose};
+use super::tile::{Strided, VECTOR, pack, tile_product};
+use super::transpose::transpose;
 use crate::cpu::element::Element;
 
 /// Length of the scratch of [`attention_backward`] for as many threads.

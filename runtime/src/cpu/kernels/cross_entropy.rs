@@ -16,7 +16,7 @@ const BLOCK: usize = 4096;
 /// # Panics
 /// If a label is not below `V`.
 pub fn cross_entropy(logits: &[f32], labels: &[i32], n_columns: usize) -> f64 {
-    let rows = rows_per_part(labels.len());
+    let rows = rows_per_part(labels.len(), n_columns);
     assert_eq!(logits.len(), labels.len() * n_columns);
     let mut parts = [0.0; PARTS];
     parts
@@ -35,7 +35,7 @@ pub fn cross_entropy(logits: &[f32], labels: &[i32], n_columns: usize) -> f64 {
 /// # Panics
 /// If a label is not below `V`.
 pub fn cross_entropy_with_gradient(logits: &mut [f32], labels: &[i32], n_columns: usize, scale: f32) -> f64 {
-    let rows = rows_per_part(labels.len());
+    let rows = rows_per_part(labels.len(), n_columns);
     assert_eq!(logits.len(), labels.len() * n_columns);
     let mut parts = [0.0; PARTS];
     parts
@@ -56,7 +56,11 @@ simd! {
         let mut loss = 0.0;
         for (row, label) in logits.chunks_exact(v).zip(labels).filter(|(_, label)| **label >= 0) {
             let largest = max(row);
-            let total: f64 = row.chunks(BLOCK).map(|block| sum(block, |x| exp(x - largest)) as f64).sum();
+            // A loop, not `map`: a closure around the sum would not be inlined, and so not vectorised.
+            let mut total = 0.0;
+            for block in row.chunks(BLOCK) {
+                total += sum(block, |x| exp(x - largest)) as f64;
+            }
             loss += largest as f64 + total.ln() - row[column_of(*label, v)] as f64;
         }
         loss

@@ -54,7 +54,7 @@ pub fn head_norm_backward<T: Element>(
 ) {
     let (columns, n_normed, d) = (heads.columns(), heads.n_heads + heads.n_kv_heads, heads.head_dim);
     let n = qkv.len() / columns;
-    let rows = rows_per_part(n);
+    let rows = rows_per_part(n, columns);
     assert!(dout.len() == qkv.len() && dqkv.len() == qkv.len() && rstd.len() == n * n_normed);
     assert!(dgain_q.len() == d && dgain_k.len() == d);
     let (queries, keys) = scratch[..2 * PARTS * d].split_at_mut(PARTS * d);
@@ -220,6 +220,20 @@ mod tests {
     }
 
     #[test]
+    fn gradients_of_the_gains_are_summed_over_all_parts() {
+        let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8 };
+        let (qkv, dout) = (random(300 * heads.columns(), 10), random(300 * heads.columns(), 11));
+        let (gain_q, gain_k) = (random(8, 12), random(8, 13));
+        assert!(rows_per_part(300, heads.columns()) < 150);
+
+        let (_, dgain_q, dgain_k) = backward(heads, &qkv, &gain_q, &gain_k, &dout, None);
+
+        let (qkv, q, k, dout) = (wide(&qkv), wide(&gain_q), wide(&gain_k), wide(&dout));
+        close(&dgain_q, &finite_differences(&q, |q| inner(&reference(heads, &qkv, q, &k), &dout)), 1e-5);
+        close(&dgain_k, &finite_differences(&k, |k| inner(&reference(heads, &qkv, &q, k), &dout)), 1e-5);
+    }
+
+    #[test]
     fn accumulation_and_threads_keep_the_bits_in_order() {
         let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 16 };
         let (qkv, dout) = (random(200 * heads.columns(), 5), random(200 * heads.columns(), 6));
@@ -228,7 +242,7 @@ mod tests {
         let (_, fresh_q, fresh_k) = backward(heads, &qkv, &gain_q, &gain_k, &dout, None);
         let (_, added_q, added_k) = backward(heads, &qkv, &gain_q, &gain_k, &dout, Some(2.0));
 
-        // A sum that starts at 2 is rounded to the spacing of 2 or 4 at each of its 32 parts.
+        // A sum that starts at 2 is rounded to the spacing of 2 or 4 at each of its parts.
         close(&added_q, &wide(&fresh_q).iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-5);
         close(&added_k, &wide(&fresh_k).iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-5);
         same_on_every_number_of_threads(|| {

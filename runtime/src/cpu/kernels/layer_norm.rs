@@ -54,7 +54,7 @@ pub fn layer_norm_backward<X: Element, Y: Element>(
     scratch: &mut [f32],
 ) {
     let (n, c) = (rstd.len(), gain.len());
-    let rows = rows_per_part(n);
+    let rows = rows_per_part(n, c);
     assert!(x.len() == n * c && dy.len() == x.len() && dx.len() == x.len() && mean.len() == n);
     assert!(dgain.len() == c && dbias.len() == c);
     let (gains, biases) = scratch[..2 * PARTS * c].split_at_mut(PARTS * c);
@@ -192,7 +192,7 @@ mod tests {
         let fresh = backward(&x, &gain, &dy, None);
         let added = backward(&x, &gain, &dy, Some(2.0));
 
-        // A sum that starts at 2 is rounded to the spacing of 2 or 4 at each of its 32 parts.
+        // A sum that starts at 2 is rounded to the spacing of 2 or 4 at each of its parts.
         for (fresh, added) in fresh.iter().zip(&added) {
             close(added, &wide(fresh).iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-5);
         }
@@ -207,6 +207,18 @@ mod tests {
 
         close(&y, &reference(&wide(&x), &wide(&gain), &wide(&gain)), 1.0 / 256.0);
         assert_eq!(backward(&x, &gain, &dy, None), backward(&x, &gain, &dy_wide, None));
+    }
+
+    #[test]
+    fn gradients_of_the_parameters_are_summed_over_all_parts() {
+        let (x, gain, dy) = (random(500 * 40, 10), random(40, 11), random(500 * 40, 12));
+        assert!(rows_per_part(500, 40) < 250);
+
+        let [_, dgain, dbias] = backward(&x, &gain, &dy, None);
+
+        let (x, gain, dy) = (wide(&x), wide(&gain), wide(&dy));
+        close(&dgain, &finite_differences(&gain, |g| inner(&reference(&x, g, &gain), &dy)), 1e-5);
+        close(&dbias, &finite_differences(&gain, |b| inner(&reference(&x, &gain, b), &dy)), 1e-5);
     }
 
     #[test]

@@ -29,6 +29,8 @@ mod simd;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tile;
+mod tile_simd;
+mod transpose;
 
 /// Geometry of packed `qkv [N, (H + 2 K) D]`: queries, then keys, then values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,9 +17,12 @@ pub fn rows_per_task(n_columns: usize) -> usize {
     (CHUNK / n_columns.max(1)).max(1)
 }
 
-/// Rows of one part of a reduction over `n` rows: at most [`PARTS`] parts; at least 1.
-pub fn rows_per_part(n: usize) -> usize {
-    n.div_ceil(PARTS).max(1)
+/// Elements below which a part of a reduction costs less than handing it to another thread.
+const SMALLEST_PART: usize = 1 << 12;
+
+/// Rows of one part of a reduction over `n` rows of `n_columns`: at most [`PARTS`] parts; at least 1.
+pub fn rows_per_part(n: usize, n_columns: usize) -> usize {
+    n.div_ceil(PARTS).max(SMALLEST_PART.div_ceil(n_columns.max(1)))
 }
 
 /// Sums the first `n_parts` rows of `parts [PARTS, C]` into `out [C]`, in order.
@@ -113,7 +116,7 @@ mod tests {
     #[test]
     fn rows_are_cut_into_at_most_the_agreed_number_of_parts() {
         for n in 1..200usize {
-            assert!(n.div_ceil(rows_per_part(n)) <= PARTS);
+            assert!(n.div_ceil(rows_per_part(n, 10_000)) <= PARTS);
         }
     }
 }

@@ -40,7 +40,7 @@ pub fn column_sum<T: Element>(
     scratch: &mut [f32],
 ) {
     let (n, c) = (dy.len() / n_columns.max(1), db.len());
-    let rows = rows_per_part(n);
+    let rows = rows_per_part(n, c);
     assert!(first + c <= n_columns && dy.len() == n * n_columns);
     let scratch = &mut scratch[..PARTS * c];
     let parts = scratch.par_chunks_mut(c.max(1));
@@ -102,7 +102,7 @@ mod tests {
 
         #[test]
         fn column_sums_match_the_definition(
-            n in 1usize..100, first in 0usize..10, c in 1usize..50, after in 0usize..10,
+            n in 1usize..900, first in 0usize..10, c in 1usize..50, after in 0usize..10,
             accumulate in any::<bool>(), seed in any::<u64>(),
         ) {
             let width = first + c + after;

@@ -42,7 +42,7 @@ pub fn rms_norm_backward<X: Element, Y: Element>(
     scratch: &mut [f32],
 ) {
     let (n, c) = (rstd.len(), gain.len());
-    let rows = rows_per_part(n);
+    let rows = rows_per_part(n, c);
     assert!(x.len() == n * c && dy.len() == x.len() && dx.len() == x.len() && dgain.len() == c);
     let scratch = &mut scratch[..PARTS * c];
     let len = rows * c.max(1);
@@ -156,7 +156,7 @@ mod tests {
         let (dx, dgain) = backward(&x, &gain, &dy, None);
         let (dx_added, dgain_added) = backward(&x, &gain, &dy, Some(2.0));
 
-        // A sum that starts at 2 is rounded to the spacing of 2 or 4 at each of its 32 parts.
+        // A sum that starts at 2 is rounded to the spacing of 2 or 4 at each of its parts.
         close(&dx_added, &wide(&dx).iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-5);
         close(&dgain_added, &wide(&dgain).iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-5);
     }
@@ -171,6 +171,17 @@ mod tests {
 
         close(&y, &reference(&wide(&x), &wide(&gain)), 1.0 / 256.0);
         assert_eq!(backward(&x, &gain, &dy, None), backward(&x, &gain, &dy_wide, None));
+    }
+
+    #[test]
+    fn gradients_of_the_gain_are_summed_over_all_parts() {
+        let (x, gain, dy) = (random(500 * 40, 10), random(40, 11), random(500 * 40, 12));
+        assert!(rows_per_part(500, 40) < 250);
+
+        let (_, dgain) = backward(&x, &gain, &dy, None);
+
+        let loss = |g: &[f64]| inner(&reference(&wide(&x), g), &wide(&dy));
+        close(&dgain, &finite_differences(&wide(&gain), loss), 1e-5);
     }
 
     #[test]

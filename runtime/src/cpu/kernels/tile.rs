@@ -1,7 +1,9 @@
 //! Products and copies of tiles that fit in the first-level cache: the building blocks of attention.
-#![allow(unsafe_code)] // The AVX-512 product keeps its sums in registers, which needs intrinsics on raw pointers.
+#![allow(unsafe_code)] // The versions for an instruction set may only be called where it exists.
 
 use super::simd::simd;
+#[cfg(target_arch = "x86_64")]
+use super::tile_simd;
 use crate::cpu::element::Element;
 
 /// Tile edges and leading dims of right-hand sides are multiples of this: one 512-bit register of f32.
@@ -52,9 +54,15 @@ pub fn tile_product(
     assert!((m - 1) * a.row + (k - 1) * a.column < a.data.len());
     assert!((k - 1) * ldb + n <= b.len() && (m - 1) * ldc + n <= c.len());
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the CPU has AVX-512F; the asserts above keep every access in bounds.
-        return unsafe { avx512::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the CPU has AVX-512F; the asserts above keep every access in bounds.
+            return unsafe { tile_simd::avx512::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the CPU has AVX2 and FMA; the asserts above keep every access in bounds.
+            return unsafe { tile_simd::avx2::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+        }
     }
     plain_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
 }
@@ -83,108 +91,6 @@ simd! {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use super::{Strided, VECTOR};
-    use std::arch::x86_64::*;
-
-    /// Rows of a block of sums. With four registers a row, 24 of the 32 registers hold sums, and a step of the inner
-    /// loop does 24 multiply-adds for 10 loads.
-    const ROWS: usize = 6;
-
-    /// # Safety
-    /// The shapes are within the slices, `n` is a multiple of [`VECTOR`], no extent is 0.
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn product(
-        (m, n, k): (usize, usize, usize),
-        a: Strided,
-        (b, ldb): (&[f32], usize),
-        (c, ldc): (&mut [f32], usize),
-        accumulate: bool,
-    ) {
-        let mut column = 0;
-        while column < n {
-            let vectors = ((n - column) / VECTOR).min(4);
-            let mut row = 0;
-            while row < m {
-                let rows = (m - row).min(ROWS);
-                // SAFETY: `row + rows <= m` and `column + vectors * VECTOR <= n`, so all accesses are of the shapes.
-                unsafe {
-                    let a_start = a.data.as_ptr().add(row * a.row);
-                    let b_start = b.as_ptr().add(column);
-                    let c_start = c.as_mut_ptr().add(row * ldc + column);
-                    let block = Block { k, a: a_start, a_strides: (a.row, a.column), b: b_start, ldb };
-                    match vectors {
-                        4 => block.rows::<4>(rows, c_start, ldc, accumulate),
-                        3 => block.rows::<3>(rows, c_start, ldc, accumulate),
-                        2 => block.rows::<2>(rows, c_start, ldc, accumulate),
-                        _ => block.rows::<1>(rows, c_start, ldc, accumulate),
-                    }
-                }
-                row += rows;
-            }
-            column += vectors * VECTOR;
-        }
-    }
-
-    struct Block {
-        k: usize,
-        a: *const f32,
-        a_strides: (usize, usize),
-        b: *const f32,
-        ldb: usize,
-    }
-
-    impl Block {
-        #[target_feature(enable = "avx512f")]
-        unsafe fn rows<const V: usize>(&self, rows: usize, c: *mut f32, ldc: usize, accumulate: bool) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe {
-                match rows {
-                    6 => self.sums::<6, V>(c, ldc, accumulate),
-                    5 => self.sums::<5, V>(c, ldc, accumulate),
-                    4 => self.sums::<4, V>(c, ldc, accumulate),
-                    3 => self.sums::<3, V>(c, ldc, accumulate),
-                    2 => self.sums::<2, V>(c, ldc, accumulate),
-                    _ => self.sums::<1, V>(c, ldc, accumulate),
-                }
-            }
-        }
-
-        #[target_feature(enable = "avx512f")]
-        unsafe fn sums<const R: usize, const V: usize>(&self, c: *mut f32, ldc: usize, accumulate: bool) {
-            let mut sums = [[_mm512_setzero_ps(); V]; R];
-            let (mut a, mut b) = (self.a, self.b);
-            let (row, column) = self.a_strides;
-            for _ in 0..self.k {
-                let mut right = [_mm512_setzero_ps(); V];
-                for v in 0..V {
-                    // SAFETY: `V` vectors of row `k` of `b`, in bounds by the caller's promise.
-                    right[v] = unsafe { _mm512_loadu_ps(b.add(v * VECTOR)) };
-                }
-                for r in 0..R {
-                    // SAFETY: element `(r, k)` of `a`, in bounds by the caller's promise.
-                    let left = _mm512_set1_ps(unsafe { *a.add(r * row) });
-                    for v in 0..V {
-                        sums[r][v] = _mm512_fmadd_ps(left, right[v], sums[r][v]);
-                    }
-                }
-                (a, b) = (a.wrapping_add(column), b.wrapping_add(self.ldb));
-            }
-            for r in 0..R {
-                for v in 0..V {
-                    // SAFETY: vector `v` of row `r` of `c`, in bounds by the caller's promise.
-                    unsafe {
-                        let place = c.add(r * ldc + v * VECTOR);
-                        let old = if accumulate { _mm512_loadu_ps(place) } else { _mm512_setzero_ps() };
-                        _mm512_storeu_ps(place, _mm512_add_ps(old, sums[r][v]));
-                    }
-                }
-            }
-        }
-    }
-}
-
 simd! {
     /// Copies `n_rows` rows of `d` elements that lie `stride` apart, times `factor`, to rows `ld` apart; columns from
     /// `d` to `ld` are zeroed.
@@ -203,24 +109,6 @@ simd! {
                 *to = from.to_f32() * factor;
             }
             padding.fill(0.0);
-        }
-    }
-}
-
-simd! {
-    /// Transposes `n_rows` rows of `d` elements that lie `ld` apart into `d` rows that lie `to_ld` apart; columns of the
-    /// result beyond `n_rows` are zeroed up to the next multiple of [`VECTOR`].
-    pub fn transpose(from: &[f32], ld: usize, n_rows: usize, d: usize, to: &mut [f32], to_ld: usize) {
-        let width = n_rows.next_multiple_of(VECTOR);
-        for first in (0..d).step_by(VECTOR) {
-            let n = VECTOR.min(d - first);
-            for j in 0..n {
-                let to = &mut to[(first + j) * to_ld..(first + j) * to_ld + width];
-                for (i, to) in to[..n_rows].iter_mut().enumerate() {
-                    *to = from[i * ld + first + j];
-                }
-                to[n_rows..].fill(0.0);
-            }
         }
     }
 }
@@ -251,20 +139,14 @@ mod tests {
 
                 close(&c, &expected, 1e-5);
                 close(&plain, &expected, 1e-5);
+                #[cfg(target_arch = "x86_64")]
+                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                    let mut narrow = old.clone();
+                    // SAFETY: the CPU has the features; the slices have the shapes; `n` is a multiple of 16.
+                    unsafe { tile_simd::avx2::product((m, n, k), left, (&b, n), (&mut narrow, n), accumulate) };
+                    close(&narrow, &expected, 1e-5);
+                }
             }
-        }
-    }
-
-    #[test]
-    fn transpose_pads_with_zeros() {
-        let from = random(5 * 7, 4);
-        let mut to = vec![9.0; 7 * 16];
-
-        transpose(&from, 7, 5, 7, &mut to, 16);
-
-        for (i, x) in to.iter().enumerate() {
-            let expected = if i % 16 < 5 { from[(i % 16) * 7 + i / 16] } else { 0.0 };
-            assert_eq!(*x, expected);
         }
     }
 }

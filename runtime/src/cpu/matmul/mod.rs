@@ -36,8 +36,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use peak::{engine_name, fast_bf16, peak_flops};
 pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};
+pub use peak::{engine_name, fast_bf16, peak_flops};
 
 /// How the products are formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

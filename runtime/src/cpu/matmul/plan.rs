@@ -139,3 +139,33 @@ impl Plan {
         self.partial > 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_get_equal_shares_of_the_benchmark_shapes() {
+        for (m, n) in [(1024, 512), (1024, 1536), (512, 512), (512, 1408), (4096, 512)] {
+            for engine in [Engine::Amx, Engine::Avx512 { round: false }] {
+                for threads in [1, 2, 4] {
+                    let plan = Plan::new(engine, m, n, 512, Storage::F32);
+                    let (rows, cols) = (m.min(plan.rows), n.min(plan.cols));
+
+                    let (task_rows, task_cols) = plan.task(rows, cols, threads);
+
+                    let count = rows.div_ceil(task_rows) * cols.div_ceil(task_cols);
+                    assert!(count.is_multiple_of(threads), "{engine:?} [{m}, {n}]: {count} tasks, {threads} threads");
+                    assert!(task_rows.is_multiple_of(plan.geometry.mr) && task_cols.is_multiple_of(plan.geometry.nr));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scratch_stays_bounded_for_huge_products() {
+        let huge = Plan::new(Engine::Avx512 { round: false }, 1 << 20, 1 << 20, 1 << 20, Storage::Bf16);
+
+        assert!(huge.scratch_bytes() < 160 << 20, "{} bytes", huge.scratch_bytes());
+    }
+}

@@ -110,10 +110,7 @@ impl Transformer {
         cross_entropy_with_logits_loss(logits, one_hot(&device, batch.labels)) * n as f32
     }
 
-    fn stock_norm(
-        &self,
-        x: Tensor<(usize, Const<C>), f32, Cpu, Tape>,
-    ) -> Tensor<(usize, Const<C>), f32, Cpu, Tape> {
+    fn stock_norm(&self, x: Tensor<(usize, Const<C>), f32, Cpu, Tape>) -> Tensor<(usize, Const<C>), f32, Cpu, Tape> {
         let shape = *x.shape();
         let rms = (x.with_empty_tape().square().mean::<(usize,), Axis<1>>() + 1e-5).sqrt();
         let gain = self.gain.retaped::<Tape>().broadcast_like::<_, Axis<0>>(&shape);

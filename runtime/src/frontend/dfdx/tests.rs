@@ -212,7 +212,7 @@ fn the_export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
     let (_, report) = losses(job(dir.path(), transformer(9), &[("learning_rate", "0")]).unwrap());
     let model_dir = report.model_dir.unwrap();
 
-    export_checkpoint(&report.checkpoint.unwrap(), &dir.path().join("again")).unwrap();
+    export_checkpoint(&report.checkpoint.unwrap(), &dir.path().join("again"), false).unwrap();
 
     let weights = weights(&model_dir);
     let mut names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
@@ -252,7 +252,8 @@ fn a_configuration_of_a_user_defined_model_alone_says_where_the_model_is() {
 
     let error = Job::from_config(crate::config::JobConfig::from_yaml_str(&yaml, &[]).unwrap()).run().unwrap_err();
 
-    let expected = "the model is user-defined: it lives in the program that built this job, not in a file; run that program";
+    let expected =
+        "the model is user-defined: it lives in the program that built this job, not in a file; run that program";
     assert_eq!(error.to_string(), expected);
 }
 

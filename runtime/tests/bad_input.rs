@@ -1,0 +1,148 @@
+//! Bad input gets one clear sentence and exit code 2, and nothing is half written.
+
+mod support;
+
+use support::{Project, flip};
+
+#[test]
+fn an_unknown_key_suggests_the_nearest() {
+    let p = Project::new();
+    p.train(&["--learning_rat", "1"]).refuses(&["learning_rat", "learning_rate"]);
+    p.train(&["--model.hidden_sise", "8"]).refuses(&["hidden_sise", "hidden_size"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
+fn a_value_of_the_wrong_type_says_what_fits() {
+    let p = Project::new();
+    p.train(&["--max_steps", "many"]).refuses(&["max_steps", "many"]);
+    p.train(&["--sequence_len", "-4"]).refuses(&["sequence_len", "-4"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
+fn missing_files_are_named() {
+    let p = Project::new();
+    p.run(&["train", "jobb.yaml"]).refuses(&["jobb.yaml"]);
+    p.train(&["--datasets.0.path", "texts.txt"]).refuses(&["texts.txt"]);
+    p.write("job2.yaml", &support::YAML.replace("model:\n  model_type: llama", "base_model: nowhere\nx:\n  y: z"));
+    let yaml = support::YAML.split_once("tokenizer: bytes").unwrap().1;
+    p.write("job2.yaml", &format!("base_model: nowhere\n{yaml}"));
+    p.run(&["train", "job2.yaml"]).refuses(&["nowhere"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
+fn an_empty_dataset_is_refused() {
+    let p = Project::new();
+    p.write("text.txt", "");
+    p.train(&[]).refuses(&["text.txt"]);
+    p.write("text.txt", "short");
+    p.train(&[]).refuses(&["text.txt", "sequence_len 32"]);
+}
+
+#[test]
+fn a_sample_longer_than_a_row_is_named_by_line_and_length() {
+    let p = Project::new();
+    let long = "x".repeat(100);
+    p.write("data.jsonl", &format!("{{\"text\": \"fine\"}}\n{{\"text\": \"{long}\"}}\n"));
+    p.train(&["--datasets.0.path", "data.jsonl"]).refuses(&["data.jsonl:2", "sequence_len 32", "truncate"]);
+    p.train(&["--datasets.0.path", "data.jsonl", "--excess_length_strategy", "drop", "--max_steps", "2"]).succeeds();
+}
+
+#[test]
+fn a_tokenizer_larger_than_the_model_is_refused() {
+    let p = Project::new();
+    p.train(&["--model.vocab_size", "100"]).refuses(&["vocab_size", "100"]);
+}
+
+#[test]
+fn an_unsupported_architecture_lists_those_supported() {
+    let p = Project::new();
+    p.train(&["--model.model_type", "mamba"]).refuses(&["mamba", "llama", "mistral", "qwen2", "qwen3", "gpt2"]);
+}
+
+#[test]
+fn damaged_weights_are_refused_by_name() {
+    let p = Project::new();
+    p.train(&["--max_steps", "2"]).succeeds();
+    let weights = p.path("out/model/model.safetensors");
+    let good = std::fs::read(&weights).unwrap();
+    let generate = || p.run(&["generate", "out/model", "--max-new-tokens", "1"]);
+    generate().succeeds();
+
+    std::fs::write(&weights, &good[..good.len() - 7]).unwrap();
+    generate().refuses(&["model.safetensors"]);
+    for at in [0, 9, 60, good.len() / 2, good.len() - 1] {
+        std::fs::write(&weights, &good).unwrap();
+        flip(&weights, |_| at);
+        generate().refuses(&["model.safetensors"]);
+    }
+}
+
+#[test]
+fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
+    let p = Project::new();
+    p.train(&["--output_dir", "straight"]).succeeds();
+    p.train(&["--save_total_limit", "none"]).succeeds();
+    let checkpoints = p.checkpoints("out");
+    let [five, ten, fifteen, twenty] = &checkpoints[..] else { panic!("{checkpoints:?}") };
+    std::fs::remove_file(twenty.join("COMMIT")).unwrap();
+    let shard = std::fs::read_dir(fifteen).unwrap().map(|e| e.unwrap().path());
+    let shard = shard.into_iter().find(|f| f.extension().is_some_and(|e| e == "safetensors")).unwrap();
+    flip(&shard, |n| n - 5);
+    flip(&ten.join("MANIFEST"), |n| n / 2);
+
+    let run = p.train(&[]).succeeds();
+
+    for bad in [twenty, fifteen, ten] {
+        let name = bad.file_name().unwrap().to_str().unwrap();
+        assert!(run.stdout.contains("skipped checkpoint") && run.stdout.contains(name), "{}", run.stdout);
+    }
+    assert!(
+        run.stdout.contains("resuming at step 5 ") && run.stdout.contains(five.file_name().unwrap().to_str().unwrap())
+    );
+    assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
+    p.run(&["train", "job.yaml", "--resume_from_checkpoint", &fifteen.display().to_string()]).refuses(&["damaged"]);
+}
+
+#[test]
+fn a_full_disk_leaves_the_previous_checkpoint_and_says_so() {
+    let p = Project::new();
+    p.train(&["--max_steps", "5"]).succeeds();
+    let before = p.checkpoints("out");
+    // No file may grow beyond 64 KiB: a shard of this model does not fit, its metrics do.
+    let script = format!(
+        "ulimit -f 64; trap '' XFSZ; exec {} train job.yaml --max_steps 10 --resume_from_checkpoint auto",
+        env!("CARGO_BIN_EXE_phalanx")
+    );
+    let full = std::process::Command::new("bash").args(["-c", &script]).current_dir(p.dir.path()).output().unwrap();
+
+    let full = support::Run::of(full);
+    assert_ne!(full.code, Some(0), "{}", full.stdout);
+    assert!(full.stderr.contains("shard"), "{}", full.stderr);
+    assert_eq!(p.checkpoints("out"), before, "the failed save left nothing, and the previous checkpoint is there");
+    let resumed = p.train(&["--max_steps", "10"]).succeeds();
+    assert!(resumed.stdout.contains("resuming at step 5"), "{}", resumed.stdout);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_names_step_and_parameter() {
+    let p = Project::new();
+    let run = p.train(&["--learning_rate", "1e30", "--max_grad_norm", "none", "--warmup_steps", "0"]);
+    assert_eq!(run.code, Some(1), "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stderr.contains("step ") && run.stderr.contains("not finite"), "{}", run.stderr);
+    assert!(run.stderr.contains("model."), "a parameter is named: {}", run.stderr);
+}
+
+#[test]
+fn an_export_never_overwrites_what_is_not_an_export() {
+    let p = Project::new();
+    p.train(&["--max_steps", "2"]).succeeds();
+    std::fs::create_dir(p.path("precious")).unwrap();
+    p.write("precious/notes.txt", "mine");
+    p.run(&["export", "out", "precious"]).refuses(&["precious"]);
+    assert_eq!(std::fs::read_to_string(p.path("precious/notes.txt")).unwrap(), "mine");
+    p.run(&["export", "out", "copy"]).succeeds();
+    assert_eq!(std::fs::read(p.path("copy/model.safetensors")).unwrap(), p.model_bytes("out"));
+}

@@ -1,0 +1,130 @@
+//! The commands, as a person and as a program use them.
+
+mod support;
+
+use serde_json::Value;
+use support::Project;
+
+#[test]
+fn a_run_leaves_metrics_events_checkpoint_and_model_and_its_loss_falls() {
+    let p = Project::new();
+
+    let run = p.train(&["--max_steps", "40", "--val_set_size", "0.1", "--eval_steps", "20"]).succeeds();
+
+    let text = std::fs::read_to_string(p.path("out/metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let steps: Vec<&Value> = lines.iter().filter(|l| l.get("loss").is_some()).collect();
+    assert_eq!(steps.len(), 40);
+    for key in
+        ["step", "loss", "grad_norm", "lr", "tokens_per_s", "step_ms", "mfu_pct", "memory_bytes", "data_wait_pct"]
+    {
+        assert!(steps.iter().all(|l| l[key].is_number()), "{key}");
+    }
+    let loss = |i: usize| steps[i]["loss"].as_f64().unwrap();
+    assert!(loss(0) > 5.0 && loss(39) < 3.0, "{} {}", loss(0), loss(39));
+    assert_eq!(lines.iter().filter(|l| l.get("eval_loss").is_some()).count(), 2);
+    assert!(run.stdout.contains("eval     20") && run.stdout.contains("step    40"), "{}", run.stdout);
+    let names: Vec<String> =
+        std::fs::read_dir(p.path("out")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.iter().any(|n| n.starts_with("events.out.tfevents")), "{names:?}");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        assert!(p.path("out/model").join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn estimate_tells_memory_parameters_arithmetic_and_time_as_a_table_and_as_json() {
+    let p = Project::new();
+
+    let table = p.run(&["estimate", "job.yaml"]).succeeds().stdout;
+    let json = p.run(&["estimate", "--json", "job.yaml", "--micro_batch_size", "4"]).succeeds().stdout;
+
+    for row in ["parameters", "optimizer state", "activations", "peak", "tokens/s", "GFLOP/s"] {
+        assert!(table.contains(row), "{row}: {table}");
+    }
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let total: u64 = json["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
+    assert_eq!(json["peak_memory_bytes"].as_u64(), Some(total), "the categories are the whole");
+    // Embedding and head 264 x 32; two blocks of q, k, v, o, gate, up, down and two gains; the last gain.
+    let block = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64 + 2 * 32;
+    assert_eq!(json["parameters"].as_u64(), Some(2 * 264 * 32 + 2 * block + 32));
+    assert!(!p.path("out").exists(), "estimating writes nothing");
+}
+
+#[test]
+fn inspect_shows_the_tensors_of_a_checkpoint_and_of_a_model() {
+    let p = Project::new();
+    p.train(&["--max_steps", "2"]).succeeds();
+
+    let checkpoint: Value = serde_json::from_str(&p.run(&["inspect", "--json", "out"]).succeeds().stdout).unwrap();
+    let model = p.run(&["inspect", "out/model"]).succeeds().stdout;
+
+    assert_eq!(checkpoint["step"], 2);
+    assert!(checkpoint["tensors"].get("exp_avg.model.layers.0.self_attn.q_proj.weight").is_some());
+    assert!(model.contains("LlamaForCausalLM") && model.contains("model.layers.1.mlp.down_proj.weight"), "{model}");
+}
+
+#[test]
+fn generation_is_greedy_by_default_and_repeats_with_its_seed() {
+    let p = Project::new();
+    p.train(&["--max_steps", "120"]).succeeds();
+    let generate =
+        |args: &[&str]| p.run(&[&["generate", "out/model", "--max-new-tokens", "24"], args].concat()).succeeds().stdout;
+
+    let greedy = generate(&["--prompt", "The 1"]);
+    let sampled = generate(&["--prompt", "The 1", "--temperature", "1.5", "--seed", "3"]);
+
+    assert!(greedy.starts_with("The 1"), "{greedy}");
+    assert_eq!(greedy, generate(&["--prompt", "The 1"]));
+    assert_eq!(sampled, generate(&["--prompt", "The 1", "--temperature", "1.5", "--seed", "3"]));
+    assert_ne!(sampled, generate(&["--prompt", "The 1", "--temperature", "1.5", "--seed", "4"]));
+}
+
+#[test]
+fn a_merged_adapter_is_a_whole_model_and_differs_from_its_base() {
+    let p = Project::new();
+    p.train(&["--max_steps", "10", "--output_dir", "base"]).succeeds();
+    let yaml = support::YAML.split_once("datasets:").unwrap().1;
+    p.write("lora.yaml", &format!("base_model: base/model\nadapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\ndatasets:{yaml}"));
+
+    p.run(&["train", "lora.yaml", "--max_steps", "10", "--output_dir", "tuned", "--val_set_size", "0.1"]).succeeds();
+    p.run(&["export", "tuned", "adapter"]).succeeds();
+    p.run(&["export", "tuned", "merged", "--merge"]).succeeds();
+
+    assert!(p.path("adapter/adapter_model.safetensors").exists());
+    let merged: Value = serde_json::from_str(&p.run(&["inspect", "--json", "merged"]).succeeds().stdout).unwrap();
+    let base: Value = serde_json::from_str(&p.run(&["inspect", "--json", "base/model"]).succeeds().stdout).unwrap();
+    assert_eq!(merged["tensors"], base["tensors"], "the same tensors and shapes");
+    assert_ne!(std::fs::read(p.path("merged/model.safetensors")).unwrap(), p.model_bytes("base"));
+    // On the same validation rows the merged model, not trained further, has the loss of the adapted one.
+    p.write("on.yaml", &format!("base_model: merged\ndatasets:{yaml}"));
+    let still = ["--max_steps", "2", "--learning_rate", "0", "--output_dir", "on", "--val_set_size", "0.1"];
+    p.run(&[&["train", "on.yaml"], &still[..]].concat()).succeeds();
+    let (tuned, on) = (eval_loss(&p, "tuned"), eval_loss(&p, "on"));
+    assert!((tuned - on).abs() < 1e-5, "{tuned} {on}");
+    p.run(&["export", "base", "x", "--merge"]).refuses(&["no adapter"]);
+}
+
+#[test]
+fn init_writes_a_file_that_trains_and_never_replaces_one() {
+    let p = Project::new();
+    p.run(&["init", "new.yaml", "--yes", "--dataset", "text.txt"]).succeeds();
+
+    let run = p.run(&["train", "new.yaml", "--max_steps", "1", "--num_epochs", "none", "--warmup_ratio", "none"]);
+
+    run.succeeds();
+    p.run(&["init", "new.yaml", "--yes"]).refuses(&["new.yaml"]);
+}
+
+#[test]
+fn env_describes_the_machine() {
+    let p = Project::new();
+    let json: Value = serde_json::from_str(&p.run(&["env", "--json"]).succeeds().stdout).unwrap();
+    assert!(json["threads"].as_u64().unwrap() > 0 && json["f32_gflops"].as_f64().unwrap() > 0.0, "{json}");
+}
+
+fn eval_loss(p: &Project, out: &str) -> f64 {
+    let text = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap();
+    let line = text.lines().rfind(|l| l.contains("eval_loss")).unwrap();
+    serde_json::from_str::<Value>(line).unwrap()["eval_loss"].as_f64().unwrap()
+}

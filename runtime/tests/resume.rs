@@ -1,0 +1,100 @@
+//! A run that is interrupted ends with the bits of one that was not.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use support::Project;
+
+#[test]
+fn twenty_steps_straight_equal_ten_and_ten_resumed_bit_for_bit() {
+    let p = Project::new();
+    p.train(&["--output_dir", "straight"]).succeeds();
+    // The same run (its schedule is that of 20 steps), stopped by a signal at step 10 or soon after.
+    let mut child = p.command(&["train", "job.yaml", "--output_dir", "halves"]).stdout(Stdio::piped()).spawn().unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = out.lines().map(|l| l.unwrap());
+    assert!(lines.any(|l| l.starts_with("step    10")), "step 10 is reported");
+    interrupt(&child);
+    let rest: Vec<String> = lines.collect();
+    let status = child.wait().unwrap();
+    let stopped_at = p.metrics("halves").len();
+
+    let resumed = p.train(&["--output_dir", "halves"]).succeeds();
+
+    assert!(status.success(), "an interrupted run exits with 0: {rest:?}");
+    if stopped_at < 20 {
+        assert!(rest.iter().any(|l| l.contains("go on with:  phalanx train job.yaml --output_dir halves")), "{rest:?}");
+        assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at}")), "{}", resumed.stdout);
+    }
+    assert_eq!(p.metrics("halves"), p.metrics("straight"));
+    assert_eq!(p.model_bytes("halves"), p.model_bytes("straight"));
+}
+
+#[test]
+fn resuming_from_a_named_checkpoint_repeats_the_rest_bit_for_bit() {
+    let p = Project::new();
+    p.train(&["--output_dir", "straight", "--save_total_limit", "none"]).succeeds();
+    let tenth = p.checkpoints("straight").into_iter().find(|c| c.display().to_string().contains("step-0000000010"));
+    let tenth = tenth.unwrap().display().to_string();
+
+    p.train(&["--output_dir", "again", "--resume_from_checkpoint", &tenth]).succeeds();
+
+    assert_eq!(p.metrics("again"), p.metrics("straight")[10..]);
+    assert_eq!(p.model_bytes("again"), p.model_bytes("straight"));
+}
+
+#[test]
+fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
+    let p = Project::new();
+    let long = ["--max_steps", "60", "--save_steps", "3", "--save_total_limit", "2"];
+    p.train(&[&long[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let args = [&["train", "job.yaml", "--output_dir", "killed"], &long[..]].concat();
+    let mut kills = 0;
+    // A moment in the run that no test chooses: the clock's low digits.
+    let mut moment = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos() as u64;
+    println!("moments derive from {moment}");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        assert!(Instant::now() < deadline, "the run makes progress between kills");
+        let mut child = p.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let patience = Duration::from_micros(100_000 + (moment >> 33) % 200_000 + kills * 20_000);
+        let until = Instant::now() + patience;
+        while Instant::now() < until && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        if child.try_wait().unwrap().is_some_and(|s| s.success()) {
+            break;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+    }
+    println!("{kills} kills");
+
+    assert_eq!(p.metrics("killed"), p.metrics("straight"));
+    assert_eq!(p.model_bytes("killed"), p.model_bytes("straight"));
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let p = Project::new();
+    for (threads, out) in [("1", "one"), ("2", "two"), ("3", "three")] {
+        for (bf16, kind) in [("false", "f32"), ("true", "bf16")] {
+            let out = format!("{out}-{kind}");
+            p.train(&["--threads", threads, "--bf16", bf16, "--output_dir", &out]).succeeds();
+        }
+    }
+    for kind in ["f32", "bf16"] {
+        for n in ["two", "three"] {
+            assert_eq!(p.model_bytes(&format!("one-{kind}")), p.model_bytes(&format!("{n}-{kind}")), "{n} {kind}");
+        }
+    }
+}
+
+fn interrupt(child: &std::process::Child) {
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+}

@@ -1,0 +1,284 @@
+//! A small random model with its data, and machines that compute its loss and its gradient.
+
+use phalanx::cpu::{CpuMachine, scratch_bytes};
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::{Hyper, Init, Kind, Role, ValueId};
+use phalanx_strategies::rng::CounterRng;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// Tensors by the name of their parameter.
+pub type Tensors = BTreeMap<String, Vec<f32>>;
+
+pub const VOCABULARY: usize = 37;
+
+/// A model and how its step is cut.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub model: ModelConfig,
+    pub seq_len: usize,
+    pub rows: usize,
+    pub n_microbatches: usize,
+    pub recompute: Recompute,
+    pub lora: Option<LoraSpec>,
+    /// Rows hold two documents each.
+    pub packed: bool,
+    pub seed: u64,
+}
+
+/// What a step predicts, row after row; `n` tokens in all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Data {
+    pub ids: Vec<i32>,
+    pub labels: Vec<i32>,
+    pub positions: Vec<i32>,
+    pub doc_start: Vec<i32>,
+}
+
+/// Every family, with biases, grouped heads, windows, tied heads and adapters where it can have them.
+pub fn cases() -> impl Strategy<Value = Case> {
+    let family = prop::sample::select(vec![Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Gpt2]);
+    let shape = (1usize..=2, prop::sample::select(vec![1usize, 2, 4]), any::<bool>(), prop::option::of(2usize..9));
+    let cut = (6usize..=14, 1usize..=2, 1usize..=3);
+    let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+    (family, shape, cut, recompute, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(
+        |(
+            family,
+            (n_layers, n_kv_heads, tied, window),
+            (seq_len, rows, n_microbatches),
+            recompute,
+            lora,
+            packed,
+            seed,
+        )| {
+            let model = small_model(family, n_layers, n_kv_heads, tied, window);
+            let lora = lora.then(|| adapters(family));
+            Case { model, seq_len, rows, n_microbatches, recompute, lora, packed, seed }
+        },
+    )
+}
+
+fn small_model(family: Family, n_layers: usize, n_kv_heads: usize, tied: bool, window: Option<usize>) -> ModelConfig {
+    let gpt2 = family == Family::Gpt2;
+    ModelConfig {
+        family,
+        vocab_size: VOCABULARY,
+        hidden_size: 24,
+        intermediate_size: 20,
+        n_layers,
+        n_heads: 4,
+        n_kv_heads: if gpt2 { 4 } else { n_kv_heads },
+        head_dim: 6,
+        max_positions: 32,
+        norm_eps: 1e-5,
+        rope_theta: 100.0,
+        rope_scaling: if n_layers == 2 { RopeScaling::Linear { factor: 2.0 } } else { RopeScaling::None },
+        tie_embeddings: tied,
+        qkv_bias: family == Family::Qwen2,
+        // Llama can have these; its `attention_bias` and `mlp_bias` are otherwise off.
+        o_bias: family == Family::Llama && tied,
+        mlp_bias: family == Family::Llama && tied,
+        windows: (0..n_layers).map(|layer| window.filter(|_| layer == 0)).collect(),
+        init_std: 0.3,
+    }
+}
+
+/// Adapters on some of a family's layers: alone, and beside each other in one fused projection.
+pub fn adapters(family: Family) -> LoraSpec {
+    let names: &[&str] = match family {
+        Family::Gpt2 => &["c_attn", "c_proj"],
+        _ => &["q_proj", "v_proj", "o_proj", "down_proj", "up_proj"],
+    };
+    LoraSpec { rank: 3, alpha: 3.0, target_modules: names.iter().map(|n| (*n).to_string()).collect() }
+}
+
+impl Case {
+    pub fn spec(&self) -> StepSpec {
+        StepSpec {
+            n_microbatches: self.n_microbatches,
+            precision: Precision::F32,
+            recompute: self.recompute,
+            lora: self.lora.clone(),
+            // Without momentum the buffer is the gradient itself, bit for bit.
+            optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            max_grad_norm: None,
+        }
+    }
+
+    pub fn rng(&self, name: &str) -> CounterRng {
+        CounterRng::new(self.seed).fork_named(name)
+    }
+
+    /// Weights with nothing at its default, so that a term that is left out shows.
+    pub fn weights(&self) -> Tensors {
+        let compiled = self.compile_train();
+        let of = |p: &phalanx_strategies::program::Param| {
+            let value = compiled.program.value(p.value);
+            let stream = self.rng(&value.name);
+            let normal = |i: usize| stream.normal(i as u64) as f32;
+            let element = |i| match p.init {
+                Init::Normal { .. } => 0.25 * normal(i),
+                Init::Ones => 1.0 + 0.2 * normal(i),
+                Init::Zeros => 0.2 * normal(i),
+            };
+            (value.name.clone(), (0..value.n_elements()).map(element).collect())
+        };
+        compiled.program.params.iter().map(of).collect()
+    }
+
+    /// Random rows of one or two documents, a few tokens of which are not predicted.
+    pub fn data(&self) -> Data {
+        let mut data = Data::default();
+        for row in 0..self.rows * self.n_microbatches {
+            let rng = self.rng("row").fork(row as u64);
+            let second = if self.packed { 2 + rng.bits(0) as usize % (self.seq_len - 3) } else { 0 };
+            for t in 0..self.seq_len {
+                let start = if t < second { 0 } else { second };
+                let label = (rng.bits(2 * t as u64 + 2) % VOCABULARY as u64) as i32;
+                let last = t + 1 == second || t + 1 == self.seq_len;
+                data.ids.push((rng.bits(2 * t as u64 + 1) % VOCABULARY as u64) as i32);
+                data.labels.push(if last || label == 0 { -100 } else { label });
+                data.positions.push((t - start) as i32);
+                data.doc_start.push(start as i32);
+            }
+        }
+        data
+    }
+
+    pub fn compile_train(&self) -> Compiled {
+        compile_step(self.forward(), &self.spec(), scratch_bytes).expect("every case compiles")
+    }
+
+    fn forward(&self) -> phalanx_strategies::program::Program {
+        let batch = BatchShape { n_rows: self.rows, seq_len: self.seq_len };
+        self.model.forward(batch, Head::Loss).expect("the rows fit the positions")
+    }
+}
+
+/// A compiled case on a machine.
+pub struct Bench {
+    machine: CpuMachine,
+    pub train: Compiled,
+    eval: Compiled,
+    scale: f64,
+}
+
+impl Bench {
+    pub fn new(case: &Case) -> Bench {
+        Bench::with_program(case, case.compile_train())
+    }
+
+    /// With a training program that a test has changed.
+    pub fn with_program(case: &Case, train: Compiled) -> Bench {
+        let eval = compile_forward(case.forward(), &case.spec(), scratch_bytes).expect("every case compiles");
+        let mut machine = CpuMachine::new(&[&train, &eval]).expect("a small model fits");
+        for compiled in [&train, &eval] {
+            let constants = compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant);
+            for (i, v) in constants {
+                let table = case.model.constant(&v.name, &v.shape).expect("the model knows its tables");
+                machine.write::<f32>(compiled, ValueId(i as u32)).copy_from_slice(&table);
+            }
+        }
+        let mut bench = Bench { machine, train, eval, scale: 1.0 };
+        bench.set_weights(&case.weights());
+        bench
+    }
+
+    /// Weights of the names that the program has; others may be of an adapter that it lacks.
+    pub fn set_weights(&mut self, weights: &Tensors) {
+        for p in &self.train.program.params {
+            let name = &self.train.program.value(p.value).name;
+            self.machine.write::<f32>(&self.train, p.value).copy_from_slice(&weights[name]);
+        }
+    }
+
+    pub fn weights(&self) -> Tensors {
+        let of = |p: &phalanx_strategies::program::Param| {
+            let name = self.train.program.value(p.value).name.clone();
+            (name, self.machine.read::<f32>(&self.train, p.value).to_vec())
+        };
+        self.train.program.params.iter().map(of).collect()
+    }
+
+    /// Trains one step with learning rate `lr`; returns the mean loss and the gradient of every trained parameter.
+    pub fn step(&mut self, data: &Data, lr: f64) -> (f64, Tensors) {
+        self.scale = 1.0 / data.labels.iter().filter(|l| **l >= 0).count() as f64;
+        let train = self.train.clone();
+        self.fill(&train, data, 0);
+        let hyper = train.program.bound(Role::Hyper).next().expect("a step has scalars");
+        let hyper = self.machine.write::<f64>(&train, hyper);
+        hyper.copy_from_slice(&[lr, 1.0, 1.0, self.scale, 1.0]);
+        assert_eq!((Hyper::LEARNING_RATE, Hyper::LOSS_GRAD_SCALE, Hyper::LOSS_SCALE), (0, 3, 4));
+        self.machine.run(&train, &mut []).expect("the step runs");
+        let mut grads = Tensors::new();
+        for (i, v) in train.program.values.iter().enumerate() {
+            if let Some(name) = v.name.strip_prefix("momentum_buffer.") {
+                grads.insert(name.into(), self.machine.read::<f32>(&train, ValueId(i as u32)).to_vec());
+            }
+        }
+        (self.loss_of(&train) * self.scale, grads)
+    }
+
+    /// Mean loss of the same step by the forward program alone, microbatch after microbatch.
+    pub fn loss(&mut self, data: &Data) -> f64 {
+        let eval = self.eval.clone();
+        let scale = 1.0 / data.labels.iter().filter(|l| **l >= 0).count() as f64;
+        let ids = eval.program.bound(Role::Ids).next().expect("a model reads ids");
+        let n = eval.program.value(ids).n_elements();
+        let mut sum = 0.0;
+        for first in (0..data.ids.len()).step_by(n) {
+            self.fill(&eval, data, first);
+            self.machine.run(&eval, &mut []).expect("the forward program runs");
+            sum += self.loss_of(&eval);
+        }
+        sum * scale
+    }
+
+    fn loss_of(&self, compiled: &Compiled) -> f64 {
+        let loss = compiled.program.bound(Role::LossSum).next().expect("the program ends at a loss");
+        self.machine.read::<f64>(compiled, loss)[0]
+    }
+
+    /// Writes the tokens from `first` on to every microbatch of the program.
+    fn fill(&mut self, compiled: &Compiled, data: &Data, first: usize) {
+        let columns = [
+            (Role::Ids, &data.ids),
+            (Role::Labels, &data.labels),
+            (Role::Positions, &data.positions),
+            (Role::DocStart, &data.doc_start),
+        ];
+        for (role, column) in columns {
+            let mut at = first;
+            for value in compiled.program.bound(role) {
+                let to = self.machine.write::<i32>(compiled, value);
+                to.copy_from_slice(&column[at..at + to.len()]);
+                at += to.len();
+            }
+        }
+    }
+}
+
+/// L2 norm of a tensor.
+pub fn norm(x: &[f32]) -> f64 {
+    x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Largest distance of a tensor from its counterpart, relative to the norm of all of them; infinite where names or
+/// shapes differ or a number is none.
+pub fn distance(a: &Tensors, b: &Tensors) -> f64 {
+    let all = b.values().map(|t| norm(t).powi(2)).sum::<f64>().sqrt();
+    if a.keys().ne(b.keys()) {
+        return f64::INFINITY;
+    }
+    let of = |(x, y): (&Vec<f32>, &Vec<f32>)| {
+        let difference: Vec<f32> = x.iter().zip(y).map(|(x, y)| x - y).collect();
+        let distance = norm(&difference) / all;
+        if x.len() == y.len() && distance.is_finite() { distance } else { f64::INFINITY }
+    };
+    a.values().zip(b.values()).map(of).fold(0.0, f64::max)
+}

@@ -1,0 +1,244 @@
+//! Gradients of small random models of every family under every cut of the step, against finite differences and
+//! against each other.
+
+mod case;
+
+use case::{Bench, Case, Data, adapters, cases, distance, norm};
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::{Op, Phase, ValueId};
+use phalanx_strategies::verify::verify;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{RngSeed, TestCaseError};
+
+/// Largest middle step of the differences. The loss is about 4 and computed in f32, hence known to some 1e-7; the
+/// formula divides that by the shortest step, while its own error falls with the sixth power of it.
+const STEP_MAX: f64 = 0.02;
+/// Change of the loss at which a step is long enough: a steep loss bends sooner.
+const CHANGE: f64 = 0.01;
+/// What remains of both: absolute, and as a share of the gradient's norm.
+const DIFFERENCE_BOUND: (f64, f64) = (3e-5, 4e-4);
+/// Another order of f32 sums over some hundred terms, relative to the whole gradient.
+const ROUNDING_BOUND: f64 = 2e-6;
+
+const N_CASES: u32 = 48;
+
+fn config(cases: u32) -> ProptestConfig {
+    // The same cases in every run: a bound that holds for them does not depend on the day.
+    let rng_seed = RngSeed::Fixed(20_260_101);
+    ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
+}
+
+/// Compares the gradient of every tensor with the slope of the loss along a direction made half of that gradient, on
+/// which its length shows, and half of a random direction, on which a part that is missing shows. Returns the largest
+/// error in units of what is allowed.
+fn slope_error(case: &Case, bench: &mut Bench) -> (f64, String) {
+    let (data, weights) = (case.data(), case.weights());
+    let (_, grads) = bench.step(&data, 0.0);
+    let mut worst = (0.0, String::new());
+    for (name, grad) in &grads {
+        let direction = direction(case, name, grad);
+        let expected: f64 = grad.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        let step = STEP_MAX.min(CHANGE / norm(grad));
+        let mut loss_at = |h: f64| {
+            let mut moved = weights.clone();
+            let tensor = moved.get_mut(name).expect("a gradient belongs to a weight");
+            tensor.iter_mut().zip(&direction).for_each(|(w, d)| *w += h as f32 * d);
+            bench.set_weights(&moved);
+            bench.loss(&data)
+        };
+        // Source: Romberg 1955; central differences over three steps, extrapolated twice.
+        let [d1, d2, d4] = [0.5, 1.0, 2.0].map(|k| (loss_at(k * step) - loss_at(-k * step)) / (2.0 * k * step));
+        let slope = (16.0 * (4.0 * d1 - d2) - (4.0 * d2 - d4)) / 45.0;
+        let error = (slope - expected).abs() / (DIFFERENCE_BOUND.0 + DIFFERENCE_BOUND.1 * norm(grad));
+        if error > worst.0 || error.is_nan() {
+            worst = (error, format!("{name}: slope {slope:.6}, gradient {expected:.6}, norm {:.6}", norm(grad)));
+        }
+    }
+    bench.set_weights(&weights);
+    worst
+}
+
+/// Unit vector halfway between a gradient and a random direction.
+fn direction(case: &Case, name: &str, grad: &[f32]) -> Vec<f32> {
+    let rng = case.rng("direction").fork_named(name);
+    let random: Vec<f32> = (0..grad.len()).map(|i| rng.normal(i as u64) as f32).collect();
+    let (of_grad, of_random) = (1.0 / norm(grad).max(1e-30), 1.0 / norm(&random));
+    let sum: Vec<f32> = grad.iter().zip(&random).map(|(g, r)| g * of_grad as f32 + r * of_random as f32).collect();
+    let length = norm(&sum) as f32;
+    sum.iter().map(|x| x / length).collect()
+}
+
+fn in_test(condition: bool, message: impl FnOnce() -> String) -> Result<(), TestCaseError> {
+    if condition { Ok(()) } else { Err(TestCaseError::fail(message())) }
+}
+
+proptest! {
+    #![proptest_config(config(N_CASES))]
+
+    #[test]
+    fn gradients_are_the_slopes_of_the_loss(case in cases()) {
+        let mut bench = Bench::new(&case);
+
+        let (error, what) = slope_error(&case, &mut bench);
+
+        in_test(error < 1.0, || format!("{error:.2} times the bound: {what}"))?;
+    }
+
+    #[test]
+    fn recomputation_changes_no_bit_of_an_update(case in cases()) {
+        let data = case.data();
+        let update = |recompute| {
+            let mut bench = Bench::new(&Case { recompute, ..case.clone() });
+            let (loss, grads) = bench.step(&data, 0.1);
+            (loss.to_bits(), grads, bench.weights())
+        };
+
+        let kept = update(Recompute::None);
+
+        in_test(kept.2 != case.weights(), || "the update does nothing".into())?;
+        for policy in [Recompute::Selective, Recompute::Full] {
+            in_test(update(policy) == kept, || format!("{policy:?} differs"))?;
+        }
+    }
+
+    #[test]
+    fn accumulated_rows_sum_to_the_gradient_of_the_whole_batch(case in cases()) {
+        let n = 3;
+        let whole = Case { rows: n, n_microbatches: 1, ..case.clone() };
+        let cut = Case { rows: 1, n_microbatches: n, ..case };
+        let data = whole.data();
+
+        let (loss, grads) = Bench::new(&whole).step(&data, 0.0);
+        let (cut_loss, cut_grads) = Bench::new(&cut).step(&data, 0.0);
+
+        let off = distance(&cut_grads, &grads);
+        in_test((cut_loss / loss - 1.0).abs() < 1e-6, || format!("losses {cut_loss} and {loss}"))?;
+        in_test(off < ROUNDING_BOUND, || format!("gradients differ by {off:.2e}"))?;
+    }
+
+    #[test]
+    fn packed_documents_have_the_gradient_of_separate_rows(case in cases()) {
+        let packed = Case { packed: true, rows: 1, n_microbatches: 1, ..case };
+        let separate = Case { rows: 2, ..packed.clone() };
+        let data = packed.data();
+
+        let (loss, grads) = Bench::new(&packed).step(&data, 0.0);
+        let (separate_loss, separate_grads) = Bench::new(&separate).step(&unpacked(&data, packed.seq_len), 0.0);
+
+        let off = distance(&separate_grads, &grads);
+        in_test((separate_loss / loss - 1.0).abs() < 1e-6, || format!("losses {separate_loss} and {loss}"))?;
+        in_test(off < ROUNDING_BOUND, || format!("gradients differ by {off:.2e}"))?;
+    }
+
+    #[test]
+    fn adapters_start_as_the_base_model_and_leave_it_alone(case in cases()) {
+        let case = Case { lora: Some(adapters(case.model.family)), ..case };
+        let base = Case { lora: None, ..case.clone() };
+        let data = case.data();
+        let mut weights = case.weights();
+        weights.iter_mut().filter(|(name, _)| name.contains("lora_B")).for_each(|(_, b)| b.fill(0.0));
+        let mut bench = Bench::new(&case);
+        bench.set_weights(&weights);
+
+        let loss = Bench::new(&base).loss(&data);
+        let adapted_loss = bench.loss(&data);
+        let (step_loss, _) = bench.step(&data, 0.1);
+
+        in_test(adapted_loss == loss, || format!("{adapted_loss} is not {loss}"))?;
+        in_test(step_loss == loss, || format!("in training {step_loss} is not {loss}"))?;
+        for (name, tensor) in bench.weights() {
+            // A has no gradient while B is zero.
+            let moved = tensor != weights[&name];
+            in_test(moved == name.contains("lora_B"), || format!("{name}: moved {moved}"))?;
+        }
+    }
+
+    #[test]
+    fn a_program_that_lacks_an_instruction_is_refused(case in cases()) {
+        let program = case.compile_train().program;
+        in_test(verify(&program).is_ok(), || "the whole program is refused".into())?;
+        for i in 0..program.instrs.len() {
+            // Parameters are there without their update.
+            if matches!(program.instrs[i].op, Op::Sgd { .. }) {
+                continue;
+            }
+            let mut broken = program.clone();
+            let lost = broken.instrs.remove(i);
+            in_test(verify(&broken).is_err(), || format!("lost {}", program.describe_instr(&lost)))?;
+        }
+    }
+}
+
+/// The two documents of one row at the start of a row each; what is behind them is not predicted.
+fn unpacked(data: &Data, seq_len: usize) -> Data {
+    let second = data.doc_start.iter().position(|s| *s > 0).expect("a packed row has a second document");
+    let mut out = Data::default();
+    for document in [0..second, second..seq_len] {
+        let n = document.len();
+        let padding = || 0..(seq_len - n) as i32;
+        out.ids.extend(data.ids[document.clone()].iter().copied().chain(padding().map(|_| 1)));
+        out.labels.extend(data.labels[document.clone()].iter().copied().chain(padding().map(|_| -100)));
+        out.positions.extend(data.positions[document].iter().copied().chain(padding()));
+        out.doc_start.extend((0..n).map(|_| 0).chain(padding().map(|_| n as i32)));
+    }
+    out
+}
+
+/// A case in which every kind of instruction occurs.
+fn rich_case() -> Case {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    loop {
+        let case = cases().new_tree(&mut runner).expect("cases are never exhausted").current();
+        if case.lora.is_none() && case.n_microbatches > 1 && case.model.n_layers > 1 {
+            return case;
+        }
+    }
+}
+
+/// The slope test itself: it must see one backward product that is five percent too small.
+#[test]
+fn slopes_betray_a_wrong_backward_product() {
+    let case = rich_case();
+    let products: Vec<usize> = {
+        let program = case.compile_train().program;
+        let backward = |i: &usize| program.instrs[*i].site.phase == Phase::Backward;
+        let product = |i: &usize| matches!(program.instrs[*i].op, Op::MatMul(_));
+        (0..program.instrs.len()).filter(backward).filter(product).collect()
+    };
+    assert!(products.len() > 20, "{} products", products.len());
+
+    for i in products.into_iter().step_by(5) {
+        let mut train = case.compile_train();
+        let Op::MatMul(m) = &mut train.program.instrs[i].op else { unreachable!("chosen as a product") };
+        m.alpha *= 0.95;
+        let what = train.program.describe_instr(&train.program.instrs[i]);
+        let (error, _) = slope_error(&case, &mut Bench::with_program(&case, train));
+        assert!(error > 1.0, "not seen: {what}");
+    }
+}
+
+/// And one operand of the right shape that is another value.
+#[test]
+fn slopes_betray_a_wrong_operand() {
+    let case = rich_case();
+    let mut train = case.compile_train();
+    let program = &mut train.program;
+    let (i, operand) = program
+        .instrs
+        .iter()
+        .enumerate()
+        .find_map(|(i, instr)| match instr.op {
+            Op::AttentionBackward(_) => Some((i, instr.reads[2])),
+            _ => None,
+        })
+        .expect("a decoder has attention");
+    // The gradient of the output in place of the output.
+    let dy: ValueId = program.instrs[i].reads[4];
+    assert_eq!(program.value(operand).shape, program.value(dy).shape);
+    program.instrs[i].reads[2] = dy;
+
+    let (error, what) = slope_error(&case, &mut Bench::with_program(&case, train));
+
+    assert!(error > 1.0, "{what}");
+}
