@@ -165,7 +165,7 @@ fn parse(text: &str) -> Result<Mapping, ConfigError> {
     }
 }
 
-/// Sets the value at a dotted path; sections that are absent are made, items of lists have to exist.
+/// Sets the value at a dotted path; sections that are absent are made, and lists grow by one item at a time.
 fn set(keys: &mut Mapping, path: &[&str], value: Value) -> Result<(), String> {
     let (first, rest) = path.split_first().ok_or("the key is empty")?;
     if rest.is_empty() {
@@ -174,14 +174,19 @@ fn set(keys: &mut Mapping, path: &[&str], value: Value) -> Result<(), String> {
     }
     let child = keys.entry((*first).into()).or_insert(Value::Null);
     if child.is_null() {
-        *child = Value::Mapping(Mapping::new());
+        let list = rest[0] == "0";
+        *child = if list { Value::Sequence(Vec::new()) } else { Value::Mapping(Mapping::new()) };
     }
     match child {
         Value::Mapping(below) => set(below, rest, value),
         Value::Sequence(items) => {
             let n_items = items.len();
             let missing = format!("`{first}` has {n_items} entries, counted from 0");
-            let item = rest[0].parse::<usize>().ok().and_then(|index| items.get_mut(index)).ok_or(missing)?;
+            let index = rest[0].parse::<usize>().ok().filter(|index| *index <= n_items).ok_or(missing)?;
+            if index == n_items {
+                items.push(Value::Mapping(Mapping::new()));
+            }
+            let item = &mut items[index];
             match (item, &rest[1..]) {
                 (item, []) => *item = value,
                 (Value::Mapping(below), rest) => set(below, rest, value)?,

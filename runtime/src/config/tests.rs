@@ -217,6 +217,24 @@ fn overrides_are_checked_like_the_file_and_win_over_it() {
 }
 
 #[test]
+fn overrides_build_a_list_item_by_item() {
+    let keys = [
+        ("base_model", "./llama"),
+        ("max_steps", "1"),
+        ("datasets.0.path", "a.txt"),
+        ("datasets.0.type", "completion"),
+        ("datasets.1.path", "b.txt"),
+        ("datasets.1.type", "completion"),
+    ];
+    let keys = keys.map(|(key, value)| (key.to_string(), value.to_string()));
+
+    let job = JobConfig::from_yaml_str("{}", &keys).unwrap();
+
+    let paths: Vec<&Path> = job.data.datasets.iter().map(|d| d.path.as_path()).collect();
+    assert_eq!(paths, [Path::new("a.txt"), Path::new("b.txt")]);
+}
+
+#[test]
 fn an_override_reaches_into_the_model_section() {
     let text = MINIMAL.replace("base_model: ./llama", "tokenizer: bytes\nmodel: {model_type: llama, rope_theta: 1e4}");
     let job = JobConfig::from_yaml_str(&text, &[("model.hidden_size".into(), "64".into())]).unwrap();

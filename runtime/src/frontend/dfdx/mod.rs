@@ -22,5 +22,9 @@ mod model;
 pub mod ops;
 mod parameters;
 mod tape_thread;
+#[cfg(test)]
+mod test_models;
+#[cfg(test)]
+mod tests;
 
 pub use model::{Batch, DfdxError, DfdxModel, Loss, Tape};

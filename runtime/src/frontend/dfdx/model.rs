@@ -43,15 +43,16 @@ pub struct Batch<'a> {
 /// use dfdx::prelude::*;
 /// use phalanx::frontend::dfdx::{Batch, DfdxModel, Tape, ops};
 ///
-/// type Net = (Embedding<259, 16>, Linear<16, 259>);
+/// type Net = (Embedding<264, 16>, Linear<16, 264>);
 /// let module = Cpu::seed_from_u64(1).build_module::<Net, f32>();
-/// let model = DfdxModel::new(module, 259, |net, batch: &Batch<'_>, tape: Tape| {
+/// let model = DfdxModel::new(module, 264, |net, batch: &Batch<'_>, tape: Tape| {
 ///     let x = ops::embedding(&net.0.weight, batch.ids, tape);
 ///     ops::cross_entropy(net.1.forward(x), batch.labels)
 /// })?;
 /// let job = phalanx::Job::builder()
 ///     .set("tokenizer", "bytes")
 ///     .set("datasets.0.path", "train.txt")
+///     .set("datasets.0.type", "completion")
 ///     .set("max_steps", 100)
 ///     .model(model)
 ///     .build()?;
