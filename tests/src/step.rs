@@ -34,23 +34,31 @@ pub fn bench_model() -> ModelConfig {
     }
 }
 
+/// A compiled step, before any of its memory exists.
+#[derive(Debug)]
+pub struct BenchProgram {
+    compiled: Compiled,
+    spec: StepSpec,
+    batch: BatchShape,
+}
+
 /// A compiled step with random weights and tokens.
 pub struct BenchStep {
     machine: CpuMachine,
     compiled: Compiled,
     step: u64,
     spec: StepSpec,
+    batch: BatchShape,
 }
 
 const BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
 
-impl BenchStep {
-    /// Compiles the step and fills weights and inputs.
+impl BenchProgram {
+    /// Compiles the step of the benchmark's model on batches of this shape.
     ///
     /// # Panics
-    /// If the machine has not the half gigabyte that it takes.
-    pub fn new(bf16: bool) -> BenchStep {
-        let model = bench_model();
+    /// If a row is longer than 256 tokens.
+    pub fn new(bf16: bool, batch: BatchShape) -> BenchProgram {
         let spec = StepSpec {
             n_microbatches: 1,
             precision: if bf16 { Precision::Bf16 } else { Precision::F32 },
@@ -59,8 +67,22 @@ impl BenchStep {
             optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
             max_grad_norm: None,
         };
-        let forward = model.forward(BATCH, Head::Loss).expect("256 tokens fit");
+        let forward = bench_model().forward(batch, Head::Loss).expect("256 tokens fit");
         let compiled = compile_step(forward, &spec, scratch_bytes).expect("the step compiles");
+        BenchProgram { compiled, spec, batch }
+    }
+
+    /// What the layout says that a step takes.
+    pub fn total_bytes(&self) -> u64 {
+        self.compiled.layout.total_bytes() as u64
+    }
+
+    /// Allocates the machine and fills weights and inputs.
+    ///
+    /// # Panics
+    /// If the system has not the memory.
+    pub fn allocate(self) -> BenchStep {
+        let BenchProgram { compiled, spec, batch } = self;
         let mut machine = CpuMachine::new(&[&compiled]).expect("memory for the step");
         let rng = CounterRng::new(7);
         for p in &compiled.program.params {
@@ -74,7 +96,7 @@ impl BenchStep {
             }
         }
         for (i, v) in compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {
-            let table = model.constant(&v.name, &v.shape).expect("the model knows its tables");
+            let table = bench_model().constant(&v.name, &v.shape).expect("the model knows its tables");
             machine.write::<f32>(&compiled, ValueId(i as u32)).copy_from_slice(&table);
         }
         for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
@@ -82,13 +104,36 @@ impl BenchStep {
             let stream = rng.fork_named(&format!("{role:?}"));
             for (i, x) in machine.write::<i32>(&compiled, value).iter_mut().enumerate() {
                 *x = match role {
-                    Role::Positions => (i % BATCH.seq_len) as i32,
+                    Role::Positions => (i % batch.seq_len) as i32,
                     Role::DocStart => 0,
                     _ => (stream.bits(i as u64) % 4096) as i32,
                 };
             }
         }
-        BenchStep { machine, compiled, step: 0, spec }
+        BenchStep { machine, compiled, step: 0, spec, batch }
+    }
+}
+
+impl BenchStep {
+    /// The benchmark: 4 rows of 256 tokens.
+    ///
+    /// # Panics
+    /// If the machine has not the half gigabyte that it takes.
+    pub fn new(bf16: bool) -> BenchStep {
+        BenchProgram::new(bf16, BATCH).allocate()
+    }
+
+    /// Writes a batch in place of the random one, each column `[rows * seq_len]`.
+    ///
+    /// # Panics
+    /// If a column has another length.
+    pub fn write_batch(&mut self, ids: &[i32], labels: &[i32], positions: &[i32], doc_start: &[i32]) {
+        let columns =
+            [(Role::Ids, ids), (Role::Labels, labels), (Role::Positions, positions), (Role::DocStart, doc_start)];
+        for (role, column) in columns {
+            let value = self.compiled.program.bound(role).next().expect("the input is bound");
+            self.machine.write::<i32>(&self.compiled, value).copy_from_slice(column);
+        }
     }
 
     /// Runs one step; returns the mean loss.
@@ -99,7 +144,7 @@ impl BenchStep {
         self.prepare();
         self.machine.run(&self.compiled, &mut []).expect("the step runs");
         let loss = self.compiled.program.bound(Role::LossSum).next().expect("the loss is bound");
-        self.machine.read::<f64>(&self.compiled, loss)[0] / BATCH.n_tokens() as f64
+        self.machine.read::<f64>(&self.compiled, loss)[0] / self.batch.n_tokens() as f64
     }
 
     fn prepare(&mut self) {
@@ -110,7 +155,7 @@ impl BenchStep {
         hyper[Hyper::LEARNING_RATE] = 3e-4;
         hyper[Hyper::BIAS_CORRECTION_1] = bc1;
         hyper[Hyper::BIAS_CORRECTION_2] = bc2;
-        hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / BATCH.n_tokens() as f64;
+        hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / self.batch.n_tokens() as f64;
         hyper[Hyper::LOSS_SCALE] = 1.0;
     }
 
