@@ -37,6 +37,7 @@ pub fn bench_model() -> ModelConfig {
 /// A compiled step, before any of its memory exists.
 #[derive(Debug)]
 pub struct BenchProgram {
+    model: ModelConfig,
     compiled: Compiled,
     spec: StepSpec,
     batch: BatchShape,
@@ -54,11 +55,11 @@ pub struct BenchStep {
 const BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
 
 impl BenchProgram {
-    /// Compiles the step of the benchmark's model on batches of this shape.
+    /// Compiles a step of `model`, the benchmark's or one like it, on batches of this shape.
     ///
     /// # Panics
-    /// If a row is longer than 256 tokens.
-    pub fn new(bf16: bool, batch: BatchShape) -> BenchProgram {
+    /// If a row is longer than the model's positions.
+    pub fn new(model: ModelConfig, bf16: bool, batch: BatchShape) -> BenchProgram {
         let spec = StepSpec {
             n_microbatches: 1,
             precision: if bf16 { Precision::Bf16 } else { Precision::F32 },
@@ -67,9 +68,9 @@ impl BenchProgram {
             optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
             max_grad_norm: None,
         };
-        let forward = bench_model().forward(batch, Head::Loss).expect("256 tokens fit");
+        let forward = model.forward(batch, Head::Loss).expect("the rows fit the positions");
         let compiled = compile_step(forward, &spec, scratch_bytes).expect("the step compiles");
-        BenchProgram { compiled, spec, batch }
+        BenchProgram { model, compiled, spec, batch }
     }
 
     /// What the layout says that a step takes.
@@ -82,7 +83,7 @@ impl BenchProgram {
     /// # Panics
     /// If the system has not the memory.
     pub fn allocate(self) -> BenchStep {
-        let BenchProgram { compiled, spec, batch } = self;
+        let BenchProgram { model, compiled, spec, batch } = self;
         let mut machine = CpuMachine::new(&[&compiled]).expect("memory for the step");
         let rng = CounterRng::new(7);
         for p in &compiled.program.params {
@@ -96,7 +97,7 @@ impl BenchProgram {
             }
         }
         for (i, v) in compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {
-            let table = bench_model().constant(&v.name, &v.shape).expect("the model knows its tables");
+            let table = model.constant(&v.name, &v.shape).expect("the model knows its tables");
             machine.write::<f32>(&compiled, ValueId(i as u32)).copy_from_slice(&table);
         }
         for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
@@ -106,7 +107,7 @@ impl BenchProgram {
                 *x = match role {
                     Role::Positions => (i % batch.seq_len) as i32,
                     Role::DocStart => 0,
-                    _ => (stream.bits(i as u64) % 4096) as i32,
+                    _ => (stream.bits(i as u64) % model.vocab_size as u64) as i32,
                 };
             }
         }
@@ -120,7 +121,7 @@ impl BenchStep {
     /// # Panics
     /// If the machine has not the half gigabyte that it takes.
     pub fn new(bf16: bool) -> BenchStep {
-        BenchProgram::new(bf16, BATCH).allocate()
+        BenchProgram::new(bench_model(), bf16, BATCH).allocate()
     }
 
     /// Writes a batch in place of the random one, each column `[rows * seq_len]`.

@@ -1,4 +1,4 @@
-//! What a run takes is what its layout says: measured in a process of its own, above what it held before.
+//! What a run takes is what its layout says, and its steps allocate nothing besides: measured in processes of their own.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -71,4 +71,21 @@ output_dir: DIR/out
     ensure!(bytes(&estimated, "peak_memory_bytes")? == bytes(&measured, "planned")?, "{estimated} {measured}");
     assert_as_planned("training", &measured, "peak")?;
     assert_as_planned("with checkpoint and export", &measured, "end")
+}
+
+#[test]
+fn steps_allocate_nothing_in_any_precision_on_any_number_of_threads() -> Result<()> {
+    for threads in ["1", "2"] {
+        for precision in ["f32", "bf16"] {
+            let output = Command::new(env!("CARGO_BIN_EXE_allocation_probe")).args([precision, threads]).output()?;
+            let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            ensure!(output.status.success(), "{precision}, {threads} threads: {err}");
+            ensure!(
+                out.trim() == "0",
+                "{precision}, {threads} threads: {} allocations, the first in {err}",
+                out.trim()
+            );
+        }
+    }
+    Ok(())
 }

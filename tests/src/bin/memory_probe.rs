@@ -5,7 +5,7 @@
 
 use phalanx::{Control, Event, Job, JobError};
 use phalanx_strategies::model::BatchShape;
-use phalanx_tests::step::BenchProgram;
+use phalanx_tests::step::{BenchProgram, bench_model};
 use phalanx_tests::{peak_rss_bytes, rss_bytes};
 use std::path::Path;
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 }
 
 fn measure_step(bf16: bool, n_rows: usize) {
-    let program = BenchProgram::new(bf16, BatchShape { n_rows, seq_len: 256 });
+    let program = BenchProgram::new(bench_model(), bf16, BatchShape { n_rows, seq_len: 256 });
     let planned = program.total_bytes();
     let baseline = rss_bytes();
     let mut step = program.allocate();
