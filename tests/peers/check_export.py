@@ -1,7 +1,9 @@
-"""Loads an exported directory with transformers and compares its logits with those that Phalanx computed.
+"""Loads an exported directory with transformers and compares it with what Phalanx computed from the same weights.
 
-usage: check_export.py DIR LOGITS.json      LOGITS.json: {"ids": [...], "logits": [... of the last position]}
-Exits 0 when they agree within 1e-4 relative, 77 when transformers is not installed.
+usage: check_export.py DIR EXPECTED.json
+EXPECTED.json: {"ids": [...], "logits": [... of the last position], "text": "...", "text_ids": [...]}
+Exits 0 when every weight of the model was in the files and no other, the logits agree within 1e-4 relative, and the
+tokenizer gives the same ids; 77 when transformers is not installed.
 """
 import json
 import sys
@@ -14,15 +16,27 @@ except ImportError as missing:
     sys.exit(77)
 
 directory, expected = sys.argv[1], json.load(open(sys.argv[2]))
-model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+failed = []
+
+model, info = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    if info[kind]:
+        failed.append(f"{kind}: {sorted(map(str, info[kind]))}")
+
 with torch.no_grad():
-    logits = model(torch.tensor([expected["ids"]])).logits[0, -1].double()
+    logits = model.eval()(torch.tensor([expected["ids"]])).logits[0, -1].double()
 wanted = torch.tensor(expected["logits"], dtype=torch.float64)
 error = ((logits - wanted).norm() / wanted.norm()).item()
+if not error < 1e-4:  # NaN fails too
+    failed.append(f"the logits differ by {error:.2e}")
+
 tokenizer = AutoTokenizer.from_pretrained(directory)
-ids = tokenizer("Once upon a time, there was a dragon.")["input_ids"]
-print(f"relative error of the logits {error:.2e}; {len(ids)} ids: {ids}")
-if "text_ids" in expected and ids != expected["text_ids"]:
-    print(f"the tokenizer disagrees: expected {expected['text_ids']}")
-    sys.exit(1)
-sys.exit(0 if error < 1e-4 else 1)
+ids = tokenizer(expected["text"], add_special_tokens=False)["input_ids"]
+if ids != expected["text_ids"]:
+    failed.append(f"the tokenizer gives {ids}, expected {expected['text_ids']}")
+if tokenizer.decode(ids) != expected["text"]:
+    failed.append(f"the tokenizer decodes to {tokenizer.decode(ids)!r}")
+
+print(f"{type(model).__name__}: relative error of the logits {error:.1e}, {len(ids)} ids of the text")
+print("\n".join(failed), end="")
+sys.exit(1 if failed else 0)

@@ -34,23 +34,32 @@ pub fn bench_model() -> ModelConfig {
     }
 }
 
+/// A compiled step, before any of its memory exists.
+#[derive(Debug)]
+pub struct BenchProgram {
+    model: ModelConfig,
+    compiled: Compiled,
+    spec: StepSpec,
+    batch: BatchShape,
+}
+
 /// A compiled step with random weights and tokens.
 pub struct BenchStep {
     machine: CpuMachine,
     compiled: Compiled,
     step: u64,
     spec: StepSpec,
+    batch: BatchShape,
 }
 
 const BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
 
-impl BenchStep {
-    /// Compiles the step and fills weights and inputs.
+impl BenchProgram {
+    /// Compiles a step of `model`, the benchmark's or one like it, on batches of this shape.
     ///
     /// # Panics
-    /// If the machine has not the half gigabyte that it takes.
-    pub fn new(bf16: bool) -> BenchStep {
-        let model = bench_model();
+    /// If a row is longer than the model's positions.
+    pub fn new(model: ModelConfig, bf16: bool, batch: BatchShape) -> BenchProgram {
         let spec = StepSpec {
             n_microbatches: 1,
             precision: if bf16 { Precision::Bf16 } else { Precision::F32 },
@@ -59,8 +68,22 @@ impl BenchStep {
             optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
             max_grad_norm: None,
         };
-        let forward = model.forward(BATCH, Head::Loss).expect("256 tokens fit");
+        let forward = model.forward(batch, Head::Loss).expect("the rows fit the positions");
         let compiled = compile_step(forward, &spec, scratch_bytes).expect("the step compiles");
+        BenchProgram { model, compiled, spec, batch }
+    }
+
+    /// What the layout says that a step takes.
+    pub fn total_bytes(&self) -> u64 {
+        self.compiled.layout.total_bytes() as u64
+    }
+
+    /// Allocates the machine and fills weights and inputs.
+    ///
+    /// # Panics
+    /// If the system has not the memory.
+    pub fn allocate(self) -> BenchStep {
+        let BenchProgram { model, compiled, spec, batch } = self;
         let mut machine = CpuMachine::new(&[&compiled]).expect("memory for the step");
         let rng = CounterRng::new(7);
         for p in &compiled.program.params {
@@ -82,13 +105,36 @@ impl BenchStep {
             let stream = rng.fork_named(&format!("{role:?}"));
             for (i, x) in machine.write::<i32>(&compiled, value).iter_mut().enumerate() {
                 *x = match role {
-                    Role::Positions => (i % BATCH.seq_len) as i32,
+                    Role::Positions => (i % batch.seq_len) as i32,
                     Role::DocStart => 0,
-                    _ => (stream.bits(i as u64) % 4096) as i32,
+                    _ => (stream.bits(i as u64) % model.vocab_size as u64) as i32,
                 };
             }
         }
-        BenchStep { machine, compiled, step: 0, spec }
+        BenchStep { machine, compiled, step: 0, spec, batch }
+    }
+}
+
+impl BenchStep {
+    /// The benchmark: 4 rows of 256 tokens.
+    ///
+    /// # Panics
+    /// If the machine has not the half gigabyte that it takes.
+    pub fn new(bf16: bool) -> BenchStep {
+        BenchProgram::new(bench_model(), bf16, BATCH).allocate()
+    }
+
+    /// Writes a batch in place of the random one, each column `[rows * seq_len]`.
+    ///
+    /// # Panics
+    /// If a column has another length.
+    pub fn write_batch(&mut self, ids: &[i32], labels: &[i32], positions: &[i32], doc_start: &[i32]) {
+        let columns =
+            [(Role::Ids, ids), (Role::Labels, labels), (Role::Positions, positions), (Role::DocStart, doc_start)];
+        for (role, column) in columns {
+            let value = self.compiled.program.bound(role).next().expect("the input is bound");
+            self.machine.write::<i32>(&self.compiled, value).copy_from_slice(column);
+        }
     }
 
     /// Runs one step; returns the mean loss.
@@ -99,7 +145,7 @@ impl BenchStep {
         self.prepare();
         self.machine.run(&self.compiled, &mut []).expect("the step runs");
         let loss = self.compiled.program.bound(Role::LossSum).next().expect("the loss is bound");
-        self.machine.read::<f64>(&self.compiled, loss)[0] / BATCH.n_tokens() as f64
+        self.machine.read::<f64>(&self.compiled, loss)[0] / self.batch.n_tokens() as f64
     }
 
     fn prepare(&mut self) {
@@ -110,7 +156,7 @@ impl BenchStep {
         hyper[Hyper::LEARNING_RATE] = 3e-4;
         hyper[Hyper::BIAS_CORRECTION_1] = bc1;
         hyper[Hyper::BIAS_CORRECTION_2] = bc2;
-        hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / BATCH.n_tokens() as f64;
+        hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / self.batch.n_tokens() as f64;
         hyper[Hyper::LOSS_SCALE] = 1.0;
     }
 

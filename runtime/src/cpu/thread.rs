@@ -38,6 +38,9 @@ pub fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() -> R + Se
                 .thread_name(|i| format!("compute-{i}"))
                 .build()
                 .map_err(|source| ThreadError::Pool { n_threads, source })?;
+            // A thread's first attempt to steal work registers it with the queues' memory reclamation, which allocates.
+            // That comes at any step, the thousandth perhaps; here it comes before the first.
+            pool.broadcast(|_| drop(crossbeam_epoch::pin()));
             Ok(pool.install(work))
         };
         let thread = std::thread::Builder::new().name("device".into()).stack_size(8 << 20);

@@ -1,0 +1,91 @@
+//! What a run takes is what its layout says, and its steps allocate nothing besides: measured in processes of their own.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::process::Command;
+
+/// Share by which the measured peak may differ from the planned one.
+const SHARE: f64 = 0.02;
+
+fn probe(args: &[&str]) -> Result<Value> {
+    let output = Command::new(env!("CARGO_BIN_EXE_memory_probe")).args(args).output()?;
+    ensure!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
+    let line = text.lines().last().context("the probe prints a line")?;
+    serde_json::from_str(line).with_context(|| line.to_string())
+}
+
+fn bytes(measured: &Value, key: &str) -> Result<f64> {
+    measured[key].as_f64().with_context(|| format!("{key} in {measured}"))
+}
+
+/// Compares the peak named `at` with the plan; both in the numbers of the probe.
+fn assert_as_planned(what: &str, measured: &Value, at: &str) -> Result<()> {
+    let planned = bytes(measured, "planned")?;
+    let taken = bytes(measured, at)? - bytes(measured, "baseline")?;
+    let off = taken / planned - 1.0;
+    println!("{what}: planned {:.1} MB, taken {:.1} MB ({:+.2} %)", planned / 1e6, taken / 1e6, 100.0 * off);
+    ensure!(planned > 500e6, "{what}: {planned} bytes are too few to tell");
+    ensure!(off.abs() < SHARE, "{what}: planned {planned}, taken {taken}");
+    Ok(())
+}
+
+#[test]
+fn a_step_takes_the_memory_of_its_layout() -> Result<()> {
+    for (precision, rows) in [("f32", "8"), ("bf16", "16")] {
+        assert_as_planned(precision, &probe(&["measure-step", precision, rows])?, "peak")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_job_takes_the_memory_that_the_command_line_estimates() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let text: String = (0..4000).map(|i| format!("The {i}th hoplite holds the line. ")).collect();
+    std::fs::write(dir.path().join("text.txt"), text)?;
+    let yaml = dir.path().join("job.yaml");
+    let job = "\
+model:
+  model_type: llama
+  hidden_size: 768
+  intermediate_size: 2048
+  num_hidden_layers: 6
+  num_attention_heads: 12
+  max_position_embeddings: 256
+tokenizer: bytes
+datasets:
+  - path: DIR/text.txt
+    type: completion
+sequence_len: 128
+micro_batch_size: 4
+max_steps: 3
+learning_rate: 1e-4
+output_dir: DIR/out
+";
+    std::fs::write(&yaml, job.replace("DIR", &dir.path().display().to_string()))?;
+    let yaml = yaml.to_str().context("a temporary path is text")?;
+
+    let estimated = probe(&["estimate", yaml, "--json"])?;
+    let measured = probe(&["measure-job", yaml])?;
+
+    ensure!(bytes(&estimated, "peak_memory_bytes")? == bytes(&measured, "planned")?, "{estimated} {measured}");
+    assert_as_planned("training", &measured, "peak")?;
+    assert_as_planned("with checkpoint and export", &measured, "end")
+}
+
+#[test]
+fn steps_allocate_nothing_in_any_precision_on_any_number_of_threads() -> Result<()> {
+    for threads in ["1", "2"] {
+        for precision in ["f32", "bf16"] {
+            let output = Command::new(env!("CARGO_BIN_EXE_allocation_probe")).args([precision, threads]).output()?;
+            let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            ensure!(output.status.success(), "{precision}, {threads} threads: {err}");
+            ensure!(
+                out.trim() == "0",
+                "{precision}, {threads} threads: {} allocations, the first in {err}",
+                out.trim()
+            );
+        }
+    }
+    Ok(())
+}
