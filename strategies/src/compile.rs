@@ -90,10 +90,12 @@ pub fn compile_forward(
 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     verify(forward)?;
+    // Fused before adapters are added: the base then runs the same products as without them, to the last bit, and an
+    // adapter behind such a product adds to the residual stream directly.
+    fuse(forward);
     if let Some(adapters) = &spec.lora {
         lora(forward, adapters)?;
     }
-    fuse(forward);
     precision(forward, spec.precision);
     Ok(())
 }

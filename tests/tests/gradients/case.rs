@@ -25,6 +25,8 @@ pub struct Case {
     pub rows: usize,
     pub n_microbatches: usize,
     pub recompute: Recompute,
+    /// f32, except where a test is about bits and not about slopes.
+    pub precision: Precision,
     pub lora: Option<LoraSpec>,
     /// Rows hold two documents each.
     pub packed: bool,
@@ -58,7 +60,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
         )| {
             let model = small_model(family, n_layers, n_kv_heads, tied, window);
             let lora = lora.then(|| adapters(family));
-            Case { model, seq_len, rows, n_microbatches, recompute, lora, packed, seed }
+            Case { model, seq_len, rows, n_microbatches, recompute, precision: Precision::F32, lora, packed, seed }
         },
     )
 }
@@ -101,7 +103,7 @@ impl Case {
     pub fn spec(&self) -> StepSpec {
         StepSpec {
             n_microbatches: self.n_microbatches,
-            precision: Precision::F32,
+            precision: self.precision,
             recompute: self.recompute,
             lora: self.lora.clone(),
             // Without momentum the buffer is the gradient itself, bit for bit.
@@ -117,12 +119,13 @@ impl Case {
     /// Weights with nothing at its default, so that a term that is left out shows.
     pub fn weights(&self) -> Tensors {
         let compiled = self.compile_train();
+        let std = 1.2 / (self.model.hidden_size as f32).sqrt();
         let of = |p: &phalanx_strategies::program::Param| {
             let value = compiled.program.value(p.value);
             let stream = self.rng(&value.name);
             let normal = |i: usize| stream.normal(i as u64) as f32;
             let element = |i| match p.init {
-                Init::Normal { .. } => 0.25 * normal(i),
+                Init::Normal { .. } => std * normal(i),
                 Init::Ones => 1.0 + 0.2 * normal(i),
                 Init::Zeros => 0.2 * normal(i),
             };

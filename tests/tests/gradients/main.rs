@@ -4,6 +4,8 @@
 mod case;
 
 use case::{Bench, Case, Data, adapters, cases, distance, norm};
+use phalanx_strategies::model::ModelConfig;
+use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Op, Phase, ValueId};
 use phalanx_strategies::verify::verify;
@@ -22,6 +24,10 @@ const DIFFERENCE_BOUND: (f64, f64) = (3e-5, 4e-4);
 const ROUNDING_BOUND: f64 = 2e-6;
 
 const N_CASES: u32 = 48;
+
+fn precisions() -> impl Strategy<Value = Precision> {
+    prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::F16])
+}
 
 fn config(cases: u32) -> ProptestConfig {
     // The same cases in every run: a bound that holds for them does not depend on the day.
@@ -86,7 +92,8 @@ proptest! {
     }
 
     #[test]
-    fn recomputation_changes_no_bit_of_an_update(case in cases()) {
+    fn recomputation_changes_no_bit_of_an_update(case in cases(), precision in precisions()) {
+        let case = Case { precision, ..case };
         let data = case.data();
         let update = |recompute| {
             let mut bench = Bench::new(&Case { recompute, ..case.clone() });
@@ -132,8 +139,13 @@ proptest! {
     }
 
     #[test]
-    fn adapters_start_as_the_base_model_and_leave_it_alone(case in cases()) {
-        let case = Case { lora: Some(adapters(case.model.family)), ..case };
+    fn adapters_start_as_the_base_model_and_leave_it_alone(
+        case in cases(), precision in precisions(), hidden_size in prop::sample::select(vec![24, 640]),
+    ) {
+        // The wider products are summed in several blocks, where adding to a residual could round differently.
+        let (intermediate_size, head_dim) = (hidden_size + 20, hidden_size / 4);
+        let model = ModelConfig { hidden_size, intermediate_size, head_dim, ..case.model };
+        let case = Case { lora: Some(adapters(model.family)), model, precision, ..case };
         let base = Case { lora: None, ..case.clone() };
         let data = case.data();
         let mut weights = case.weights();
