@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use crate::config::datasets::{ChatTemplateChoice, DatasetType, ExcessLength, FileFormat};
 use thiserror::Error;
 
 /// Why a data section cannot be used.
@@ -22,7 +22,7 @@ pub enum DataConfigError {
     #[error("val_set_size must be a fraction from 0 to below 1 or a whole number of rows, found {0}")]
     ValSetSize(f64),
     /// A key that another type of data set would use.
-    #[error("dataset {path}: {key} has no meaning for type {found}; it goes with type {fits}")]
+    #[error("dataset {}: {key} has no meaning for type {}; it goes with type {}", path.display(), found.word(), fits.word())]
     KeyOfOtherType { path: PathBuf, key: &'static str, found: DatasetType, fits: DatasetType },
 }
 
@@ -30,36 +30,27 @@ pub enum DataConfigError {
 const SEQUENCE_LEN_MAX: usize = 1 << 24;
 
 /// What a job trains on and how it is cut into rows.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DataConfig {
     /// The files, read as if they were one behind the other.
     pub datasets: Vec<DatasetConfig>,
     /// Tokens per row.
     pub sequence_len: usize,
     /// Lay several documents into one row, isolated from each other; default false: one document per row, padded.
-    #[serde(default)]
     pub sample_packing: bool,
     /// Take the rows of each epoch in a random order of its own; default true.
-    #[serde(default = "yes")]
     pub shuffle: bool,
     /// Decides the order of rows and the choice of validation rows; default 42.
-    #[serde(default = "default_seed")]
     pub seed: u64,
     /// Rows held out for validation: a fraction below 1 or a count; default 0.
-    #[serde(default)]
     pub val_set_size: f64,
     /// Learn instructions too, not only the answers to them; default false.
-    #[serde(default)]
     pub train_on_inputs: bool,
     /// What to do with a document longer than a row; default error.
-    #[serde(default)]
     pub excess_length_strategy: ExcessLength,
     /// The chat template for data sets that name none.
-    #[serde(default)]
     pub chat_template: ChatTemplateChoice,
     /// The template's text, for `chat_template: jinja`.
-    #[serde(default)]
     pub chat_template_jinja: Option<String>,
 }
 
@@ -71,11 +62,11 @@ impl DataConfig {
             sequence_len,
             sample_packing: false,
             shuffle: true,
-            seed: default_seed(),
+            seed: 42,
             val_set_size: 0.0,
             train_on_inputs: false,
-            excess_length_strategy: ExcessLength::default(),
-            chat_template: ChatTemplateChoice::default(),
+            excess_length_strategy: ExcessLength::Error,
+            chat_template: ChatTemplateChoice::TokenizerDefault,
             chat_template_jinja: None,
         }
     }
@@ -103,31 +94,23 @@ impl DataConfig {
 }
 
 /// One file of training data.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetConfig {
     /// The file, or a folder that holds `<split>.jsonl`, `.json` or `.txt`.
     pub path: PathBuf,
     /// What its records mean.
-    #[serde(rename = "type")]
     pub kind: DatasetType,
     /// How it is written; default: JSON for `.json` and `.jsonl`, otherwise plain text.
-    #[serde(default)]
     pub ds_type: Option<FileFormat>,
     /// Which file of a folder; default `train`.
-    #[serde(default)]
     pub split: Option<String>,
     /// `completion`: the field with the text; default `text`.
-    #[serde(default)]
     pub field: Option<String>,
     /// `chat_template`: the field with the list of turns; default `messages`.
-    #[serde(default)]
     pub field_messages: Option<String>,
     /// `chat_template`: what a turn's fields are called; default `role` and `content`.
-    #[serde(default)]
     pub message_property_mappings: MessageFields,
     /// `chat_template`: whose turns are learnt; default `assistant`.
-    #[serde(default)]
     pub roles_to_train: Option<Vec<String>>,
 }
 
@@ -166,41 +149,8 @@ impl DatasetConfig {
     }
 }
 
-/// What the records of a data set mean. An unknown name is refused with the list of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DatasetType {
-    /// Text to continue; all of it is learnt.
-    Completion,
-    /// `instruction`, `input`, `output`, or `instruction` with a list of `instances`; the output is learnt.
-    Alpaca,
-    /// Conversations; the assistant's turns are learnt.
-    ChatTemplate,
-}
-
-impl std::fmt::Display for DatasetType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Completion => "completion",
-            Self::Alpaca => "alpaca",
-            Self::ChatTemplate => "chat_template",
-        })
-    }
-}
-
-/// How a data file is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FileFormat {
-    /// One JSON object per line, or one JSON list of objects.
-    Json,
-    /// One document of plain text.
-    Text,
-}
-
 /// The names of a turn's fields.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageFields {
     /// Who speaks; default `role`.
     pub role: String,
@@ -212,42 +162,6 @@ impl Default for MessageFields {
     fn default() -> Self {
         Self { role: "role".to_owned(), content: "content".to_owned() }
     }
-}
-
-/// What happens to a document that does not fit into one row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExcessLength {
-    /// Stop and name the document.
-    #[default]
-    #[serde(alias = "raise")]
-    Error,
-    /// Leave the document out.
-    Drop,
-    /// Keep its beginning.
-    Truncate,
-}
-
-/// Which chat template renders conversations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ChatTemplateChoice {
-    /// The tokenizer's own, or ChatML where it has none.
-    #[default]
-    #[serde(alias = "tokenizer_default_fallback_chatml")]
-    TokenizerDefault,
-    /// ChatML whatever the tokenizer says.
-    Chatml,
-    /// The one in `chat_template_jinja`.
-    Jinja,
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn default_seed() -> u64 {
-    42
 }
 
 #[cfg(test)]
@@ -267,31 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn unknown_type_is_answered_with_the_supported_ones() {
-        let error = parse("{ sequence_len: 64, datasets: [{ path: a, type: sharegpt }] }").unwrap_err().to_string();
-
-        for name in ["sharegpt", "completion", "alpaca", "chat_template"] {
-            assert!(error.contains(name), "{error}");
-        }
-    }
-
-    #[test]
-    fn validation_count_is_written_as_a_whole_number() {
-        let yaml = "{ sequence_len: 64, val_set_size: 20, datasets: [{ path: a, type: alpaca }] }";
-
-        assert_eq!(parse(yaml).unwrap().val_set_size, 20.0);
-    }
-
-    #[test]
-    fn unknown_key_is_refused() {
-        let error = parse("{ sequence_len: 64, datasets: [{ path: a, type: alpaca, feild: x }] }").unwrap_err();
-
-        assert!(error.to_string().contains("feild"), "{error}");
-    }
-
-    #[test]
     fn key_of_another_type_is_refused() {
-        let config = parse("{ sequence_len: 64, datasets: [{ path: a, type: alpaca, field: x }] }").unwrap();
+        let field = Some("x".to_owned());
+        let dataset = DatasetConfig { field, ..DatasetConfig::new("a", DatasetType::Alpaca) };
+        let config = DataConfig::new(vec![dataset], 64);
 
         assert!(matches!(config.validate(), Err(DataConfigError::KeyOfOtherType { key: "field", .. })));
     }

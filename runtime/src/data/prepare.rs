@@ -7,15 +7,14 @@ use phalanx_strategies::sampler::Permutation;
 use thiserror::Error;
 
 use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
-use super::config::{
-    ChatTemplateChoice, DataConfig, DataConfigError, DatasetConfig, DatasetType, ExcessLength, FileFormat,
-};
+use super::config::{DataConfig, DataConfigError, DatasetConfig};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::rows::{Layout, Part, RowStore, Rows, count_predicted};
 use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
+use crate::config::datasets::{ChatTemplateChoice, DatasetType, ExcessLength, FileFormat};
 
 /// Why no rows can be made of the data.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
@@ -37,7 +36,7 @@ pub enum PrepareError {
     #[error("dataset {} is a {extension} file; .jsonl, .json and plain text are read, so convert it first", path.display())]
     Format { path: PathBuf, extension: String },
     /// Instructions and conversations need named fields.
-    #[error("dataset {} is plain text, which fits type completion only, found {kind}", path.display())]
+    #[error("dataset {} is plain text, which fits type completion only, found {}", path.display(), kind.word())]
     TextOfOtherType { path: PathBuf, kind: DatasetType },
     /// The chat template cannot be used.
     #[error("dataset {}: {reason}", path.display())]

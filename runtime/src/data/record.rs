@@ -7,7 +7,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError, Message};
-use super::config::{DatasetConfig, DatasetType, MessageFields};
+use super::config::{DatasetConfig, MessageFields};
+use crate::config::datasets::DatasetType;
 
 /// Why a record cannot be used; the caller adds file and line.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]

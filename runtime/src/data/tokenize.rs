@@ -256,8 +256,9 @@ fn tokenizer_error(path: &Path, reason: TokenizerError) -> TokenizeError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::datasets::DatasetType;
     use crate::data::chat_template::{CHATML, ChatTemplate};
-    use crate::data::config::{DatasetConfig, DatasetType};
+    use crate::data::config::DatasetConfig;
     use crate::data::token_cache::TokenFile;
 
     fn records(kind: DatasetType, content: &str) -> Result<TokenFile, TokenizeError> {

@@ -87,16 +87,8 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
             ValSetSize::Samples(n) => n as f64,
         },
         train_on_inputs: d.train_on_inputs,
-        excess_length_strategy: match d.excess_length_strategy {
-            datasets::ExcessLength::Error => data::ExcessLength::Error,
-            datasets::ExcessLength::Drop => data::ExcessLength::Drop,
-            datasets::ExcessLength::Truncate => data::ExcessLength::Truncate,
-        },
-        chat_template: match d.chat_template {
-            datasets::ChatTemplateChoice::TokenizerDefault => data::ChatTemplateChoice::TokenizerDefault,
-            datasets::ChatTemplateChoice::Chatml => data::ChatTemplateChoice::Chatml,
-            datasets::ChatTemplateChoice::Jinja => data::ChatTemplateChoice::Jinja,
-        },
+        excess_length_strategy: d.excess_length_strategy,
+        chat_template: d.chat_template,
         chat_template_jinja: d.chat_template_jinja.clone(),
     })
 }
@@ -120,15 +112,8 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
 fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
     data::DatasetConfig {
         path: d.path.clone(),
-        kind: match d.r#type {
-            datasets::DatasetType::Completion => data::DatasetType::Completion,
-            datasets::DatasetType::Alpaca => data::DatasetType::Alpaca,
-            datasets::DatasetType::ChatTemplate => data::DatasetType::ChatTemplate,
-        },
-        ds_type: d.ds_type.map(|format| match format {
-            datasets::FileFormat::Json => data::FileFormat::Json,
-            datasets::FileFormat::Text => data::FileFormat::Text,
-        }),
+        kind: d.r#type,
+        ds_type: d.ds_type,
         split: d.split.clone(),
         field: d.field.clone(),
         field_messages: d.field_messages.clone(),
