@@ -168,18 +168,6 @@ impl Default for MessageFields {
 mod tests {
     use super::*;
 
-    fn parse(yaml: &str) -> Result<DataConfig, serde_yaml_ng::Error> {
-        serde_yaml_ng::from_str(yaml)
-    }
-
-    #[test]
-    fn short_section_takes_the_documented_defaults() {
-        let config = parse("{ sequence_len: 64, datasets: [{ path: a.txt, type: completion }] }").unwrap();
-
-        assert_eq!(config, DataConfig::new(vec![DatasetConfig::new("a.txt", DatasetType::Completion)], 64));
-        assert_eq!(config.validate(), Ok(()));
-    }
-
     #[test]
     fn key_of_another_type_is_refused() {
         let field = Some("x".to_owned());

@@ -6,7 +6,8 @@
 #![allow(unsafe_code)] // an allocator can be written in no other way
 
 use anyhow::{Result, bail, ensure};
-use phalanx::data::config::{DataConfig, DatasetConfig, DatasetType};
+use phalanx::config::datasets::DatasetType;
+use phalanx::data::config::{DataConfig, DatasetConfig};
 use phalanx::data::prepare::prepare;
 use phalanx::data::rows::{BatchMut, Rows};
 use phalanx::data::tokenizer::Tokenizer;
