@@ -1,7 +1,8 @@
 //! From the keys of a YAML file through data and schedule to what a step reports.
 
 use anyhow::{Context, Result, ensure};
-use phalanx::data::config::{DataConfig, DatasetConfig, DatasetType};
+use phalanx::config::datasets::DatasetType;
+use phalanx::data::config::{DataConfig, DatasetConfig};
 use phalanx::data::prepare::prepare;
 use phalanx::data::rows::{BatchMut, Rows};
 use phalanx::data::tokenizer::Tokenizer;
