@@ -50,6 +50,29 @@ fn resuming_from_a_named_checkpoint_repeats_the_rest_bit_for_bit() {
 }
 
 #[test]
+fn an_fp16_run_leaves_out_steps_that_overflow_and_resumes_with_its_loss_scale() {
+    let p = Project::new();
+    // A scale at which the first gradients overflow: it must fall before a step counts.
+    let args =
+        ["--fp16", "true", "--initial_loss_scale", "1e9", "--loss_scale_window", "4", "--save_total_limit", "none"];
+    p.train(&[&args[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let fifth = p.checkpoints("straight").into_iter().next().unwrap().display().to_string();
+    let from = ["--output_dir", "again", "--resume_from_checkpoint", &fifth];
+
+    p.train(&[&args[..], &from].concat()).succeeds();
+
+    let text = std::fs::read_to_string(p.path("straight/metrics.jsonl")).unwrap();
+    let field = |line: &str, key: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()[key].as_f64();
+    let scales: Vec<f64> = text.lines().filter_map(|l| field(l, "loss_scale")).collect();
+    assert!(scales[0] < 1e9, "the first step overflowed and halved the scale: {scales:?}");
+    assert!(scales.windows(2).any(|w| w[1] > w[0]), "a run of good steps doubled it again: {scales:?}");
+    let losses: Vec<f64> = text.lines().filter_map(|l| field(l, "loss")).collect();
+    assert!(losses.last() < losses.first(), "{losses:?}");
+    assert_eq!(p.metrics("again"), p.metrics("straight")[5..]);
+    assert_eq!(p.model_bytes("again"), p.model_bytes("straight"));
+}
+
+#[test]
 fn a_checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
     let p = Project::new();
     p.train(&["--max_steps", "5"]).succeeds();

@@ -128,11 +128,13 @@ impl Reference {
         Ok(())
     }
 
-    /// Final norms of all parameters, by name. PyTorch's own two runs differ by more than the bound in biases of keys,
-    /// whose gradient is close to zero by the softmax's invariance and whose AdamW update thus follows rounding errors;
-    /// there three times the largest distance between those two runs, over the layers' parameters of that name, is the
-    /// bound.
-    fn assert_parameters(&self, run: &Run) -> Result<()> {
+    /// Final norms of all parameters, by name: within the bound of the nearer of PyTorch's two runs.
+    ///
+    /// Those two differ by more than the bound in biases of keys, whose gradient is close to zero by the softmax's
+    /// invariance and whose AdamW update thus follows rounding errors. A run that sums in another order than the
+    /// reference (`reordered`) may therefore be off by three times the largest distance between the two, over the
+    /// layers' parameters of that name.
+    fn assert_parameters(&self, run: &Run, reordered: bool) -> Result<()> {
         let bytes = std::fs::read(run.model.join("model.safetensors"))?;
         let tensors = SafeTensors::deserialize(&bytes)?;
         let norms = |precision: &str| self.json[precision]["final_parameter_l2_norms"].as_object();
@@ -151,8 +153,9 @@ impl Reference {
             let tensor = tensors.tensor(name).with_context(|| format!("{}: the export has {name}", self.name))?;
             let floats = tensor.data().as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b)));
             let norm = floats.map(|x| x * x).sum::<f64>().sqrt();
-            let distance = (norm / wanted - 1.0).abs();
-            let bound = PARAMETER_BOUND.max(3.0 * spread);
+            let other = f32s[name].as_f64().context("a norm is a number")?;
+            let distance = (norm / wanted - 1.0).abs().min((norm / other - 1.0).abs());
+            let bound = PARAMETER_BOUND.max(if reordered { 3.0 * spread } else { 0.0 });
             ensure!(distance < bound, "{} {name}: norm {norm} is {distance:.2e} from {wanted}", self.name);
             worst = worst.max(distance);
         }
@@ -197,7 +200,7 @@ fn training_follows_pytorch_and_ends_at_its_weights() -> Result<()> {
     for r in references()? {
         let run = r.train(&r.whole_batch())?;
         r.assert_curve(&run, "whole batch")?;
-        r.assert_parameters(&run)?;
+        r.assert_parameters(&run, false)?;
     }
     Ok(())
 }
@@ -207,7 +210,7 @@ fn accumulated_microbatches_follow_the_same_curve() -> Result<()> {
     for r in references()? {
         let run = r.train("micro_batch_size: 2\ngradient_accumulation_steps: 2")?;
         r.assert_curve(&run, "2 x 2")?;
-        r.assert_parameters(&run)?;
+        r.assert_parameters(&run, true)?;
     }
     Ok(())
 }
@@ -218,7 +221,7 @@ fn recomputed_activations_follow_the_same_curve() -> Result<()> {
         for policy in ["selective", "full"] {
             let run = r.train(&format!("{}\ngradient_checkpointing: {policy}", r.whole_batch()))?;
             r.assert_curve(&run, policy)?;
-            r.assert_parameters(&run)?;
+            r.assert_parameters(&run, true)?;
         }
     }
     Ok(())

@@ -60,8 +60,9 @@ pub enum JobError {
 }
 
 impl JobError {
-    /// Whether the user's input is at fault, rather than the machine or the run: exit code 2.
+    /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
+    /// finite counts among them: it comes from the data or the hyperparameters.
     pub const fn is_input(&self) -> bool {
-        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::NonFinite { .. })
+        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_))
     }
 }

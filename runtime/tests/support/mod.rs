@@ -79,7 +79,8 @@ impl Project {
         lines
             .filter(|l| l.get("loss").is_some())
             .map(|l| {
-                let bits = |key: &str| l[key].as_f64().unwrap().to_bits();
+                // A gradient that overflowed has no number in JSON.
+                let bits = |key: &str| l[key].as_f64().unwrap_or(f64::INFINITY).to_bits();
                 (l["step"].as_u64().unwrap(), bits("loss"), bits("grad_norm"))
             })
             .collect()
