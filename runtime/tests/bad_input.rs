@@ -63,6 +63,14 @@ fn an_unsupported_architecture_lists_those_supported() {
 }
 
 #[test]
+fn an_adapter_target_that_does_not_exist_lists_those_that_do_and_leaves_nothing_behind() {
+    let p = Project::new();
+    let lora = ["--adapter", "lora", "--lora_target_modules", "[query]"];
+    p.train(&lora).refuses(&["query", "q_proj", "down_proj"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
 fn damaged_weights_are_refused_by_name() {
     let p = Project::new();
     p.train(&["--max_steps", "2"]).succeeds();

@@ -117,6 +117,14 @@ fn init_writes_a_file_that_trains_and_never_replaces_one() {
 }
 
 #[test]
+fn dropout_of_a_model_that_is_not_applied_is_said() {
+    let p = Project::new();
+    let run = p.train(&["--max_steps", "2", "--model.attention_dropout", "0.1"]).succeeds();
+    assert!(run.stdout.contains("attention_dropout is not applied"), "{}", run.stdout);
+    assert!(!p.train(&["--max_steps", "2"]).succeeds().stdout.contains("dropout"));
+}
+
+#[test]
 fn env_describes_the_machine() {
     let p = Project::new();
     let json: Value = serde_json::from_str(&p.run(&["env", "--json"]).succeeds().stdout).unwrap();

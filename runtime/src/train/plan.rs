@@ -206,6 +206,15 @@ pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobEr
     ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
 }
 
+/// A sentence about dropout that a model's configuration asks for and this build does not apply.
+pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
+    let keys = ["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"];
+    let asked = |key: &&&str| hf_config.get(**key).and_then(Value::as_f64).is_some_and(|p| p > 0.0);
+    let asked: Vec<&str> = keys.iter().filter(asked).copied().collect();
+    let keys = asked.join(", ");
+    (!asked.is_empty()).then(|| format!("the model's {keys} is not applied: training here is without dropout"))
+}
+
 /// Learning rate, length and loss scale of a run over `n_rows` rows.
 pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
     let s = &config.schedule;

@@ -7,6 +7,7 @@ use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::trainer::{Programs, TrainData, Trainer};
 use crate::config::JobConfig;
+use crate::config::datasets::ValSetSize;
 use crate::cpu::matmul::peak_flops;
 use crate::cpu::{available_threads, on_device_thread};
 use crate::data::prepare::{Prepared, Summary, prepare};
@@ -32,8 +33,12 @@ pub(crate) fn run(
         None => plan::model_plan(config, &tokenizer)?,
     };
     let output_dir = &config.output.output_dir;
+    // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
+    let programs = Programs::compile(&model, config.data.val_set_size != ValSetSize::Nothing)?;
+    if let Some(note) = plan::ignored_dropout(&model.hf_config) {
+        on_event(&Event::Note(note));
+    }
     let data = prepare_data(config, &model, &tokenizer, on_event)?;
-    let programs = Programs::compile(&model, data.validation.is_some())?;
     create_dir(output_dir)?;
     let extras = extras(config, &model, &tokenizer)?;
     let saving = Saving::new(output_dir, config.output.save_total_limit, extras);
