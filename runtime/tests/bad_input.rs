@@ -71,6 +71,15 @@ fn an_adapter_target_that_does_not_exist_lists_those_that_do_and_leaves_nothing_
 }
 
 #[test]
+fn a_step_larger_than_the_machine_is_refused_with_what_takes_less() {
+    let p = Project::new();
+    let huge =
+        ["--model.hidden_size", "65536", "--model.intermediate_size", "262144", "--model.num_hidden_layers", "64"];
+    p.train(&huge).refuses(&["needs", "TiB", "this machine has", "phalanx estimate"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
 fn damaged_weights_are_refused_by_name() {
     let p = Project::new();
     p.train(&["--max_steps", "2"]).succeeds();

@@ -4,7 +4,7 @@
 //! - V-1 every id refers to a value of the program;
 //! - V-2 no value is read before it is written (state, constants and inputs are there from the start);
 //! - V-3 a value is written once, and only parameters and optimizer state may be written although they are given;
-//! - V-4 operands and results have the number, shapes and element types of the operation ([`shapes`]);
+//! - V-4 operands and results have the number, shapes and element types of the operation (`shapes`);
 //! - V-5 the sequence numbers of each axis count from 0, every started collective is awaited once and in order, and its
 //!   result is not read before;
 //! - V-6 every output that the host reads is written.

@@ -8,6 +8,7 @@ use crate::data::prepare::PrepareError;
 use crate::data::tokenizer::TokenizerError;
 use crate::frontend::UserModelError;
 use crate::hf::error::HfError;
+use crate::train::progress::human_bytes;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;
@@ -51,6 +52,12 @@ pub enum JobError {
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
+    /// More memory than the machine has.
+    #[error(
+        "the step needs {} and this machine has {}; a smaller micro_batch_size or sequence_len, gradient_checkpointing, bf16 or an adapter takes less (see `phalanx estimate`)",
+        human_bytes(*needed), human_bytes(*present)
+    )]
+    TooLarge { needed: u64, present: u64 },
     /// Nothing to resume from.
     #[error("{path} holds no checkpoint that can be resumed{why}", path = path.display())]
     NoCheckpoint { path: PathBuf, why: String },

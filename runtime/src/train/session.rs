@@ -35,6 +35,7 @@ pub(crate) fn run(
     let output_dir = &config.output.output_dir;
     // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
     let programs = Programs::compile(&model, config.data.val_set_size != ValSetSize::Nothing)?;
+    check_memory(&programs)?;
     if let Some(note) = plan::ignored_dropout(&model.hf_config) {
         on_event(&Event::Note(note));
     }
@@ -159,6 +160,16 @@ fn prepare_data(
         }
     }
     Ok(prepared)
+}
+
+/// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
+fn check_memory(programs: &Programs) -> Result<(), JobError> {
+    let needed = programs.all().iter().map(|c| c.layout.total_bytes() as u64).max().unwrap_or(0);
+    // Where the system does not tell, the allocation itself has the last word.
+    let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
+    system.refresh_memory();
+    let present = system.total_memory();
+    if present > 0 && needed > present { Err(JobError::TooLarge { needed, present }) } else { Ok(()) }
 }
 
 fn describe(s: &Summary) -> String {

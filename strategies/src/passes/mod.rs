@@ -1,7 +1,7 @@
 //! Passes: each takes a program and returns one that computes the same, or more. One file, one idea.
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
-//! `lora`, `fuse`, `precision`, `backward`, `recompute`, `accumulate`, `clip`, `optimizer`, `memory`.
+//! `fuse`, `lora`, `precision`, `backward`, `recompute`, `accumulate`, `clip`, `optimizer`, `memory`.
 
 pub mod accumulate;
 pub mod backward;
