@@ -138,6 +138,6 @@ fn results_do_not_depend_on_the_number_of_threads() {
 }
 
 fn interrupt(child: &std::process::Child) {
-    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    let kill = std::process::Command::new("bash").args(["-c", &format!("kill -INT {}", child.id())]).status();
     assert!(kill.unwrap().success());
 }
