@@ -297,6 +297,15 @@ impl ShmCollective {
     }
 }
 
+impl Drop for ShmCollective {
+    /// A rank that panics takes its group down with it; its peers would wait for ever otherwise.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.segment.abort(&format!("rank {} panicked", self.rank));
+        }
+    }
+}
+
 impl Collective for ShmCollective {
     fn rank(&self) -> u32 {
         self.rank

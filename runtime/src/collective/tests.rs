@@ -225,6 +225,22 @@ fn a_tensor_whose_operation_failed_is_empty() {
 }
 
 #[test]
+fn a_rank_that_panics_aborts_its_group() {
+    let segment = Arc::new(Segment::create(GROUP, 2, 0).unwrap());
+    let mut waiter = ShmCollective::join(segment.clone(), 0).unwrap();
+    let leaver = ShmCollective::join(segment, 1).unwrap();
+
+    let panicked = std::thread::spawn(move || {
+        let _leaver = leaver;
+        panic!("on purpose");
+    });
+
+    let reason = "rank 1 panicked".to_owned();
+    assert_eq!(waiter.barrier().unwrap_err(), CollectiveError::Aborted { reason });
+    assert!(panicked.join().is_err());
+}
+
+#[test]
 fn arguments_that_do_not_fit_fail_every_rank() {
     let errors = with_threads(2, |mut group| match group.rank() {
         0 => group.all_gather(&[1.0, 2.0], &mut [0.0; 3]).unwrap_err(),
