@@ -14,6 +14,7 @@
 
 pub mod checkpoint;
 pub mod cli;
+pub mod collective;
 pub mod config;
 pub mod cpu;
 pub mod data;
