@@ -254,6 +254,15 @@ fn arguments_that_do_not_fit_fail_every_rank() {
 
 #[test]
 fn abort_releases_a_sleeping_waiter_within_milliseconds_and_fails_later_calls() {
+    // On a loaded machine a thread that was woken may wait for a core: the shortest of a few delays is the wake-up's.
+    let shortest = (0..10).map(|_| delay_of_release()).min().unwrap();
+
+    // Below the 50 ms after which a sleeper looks by itself: the wake-up did it.
+    assert!(shortest < Duration::from_millis(25), "{shortest:?}");
+}
+
+/// Aborts a group while a rank sleeps in a barrier; checks what the rank is told, and returns how long that took.
+fn delay_of_release() -> Duration {
     let segment = Arc::new(Segment::create(GROUP, 2, 0).unwrap());
     let mut group = ShmCollective::join(segment.clone(), 0).unwrap();
     let expected = CollectiveError::Aborted { reason: "node lost".to_owned() };
@@ -273,8 +282,7 @@ fn abort_releases_a_sleeping_waiter_within_milliseconds_and_fails_later_calls() 
     });
 
     assert_eq!((error, later), (expected.clone(), expected));
-    // Below the 50 ms after which a sleeper looks by itself: the wake-up did it.
-    assert!(delay < Duration::from_millis(25), "{delay:?}");
+    delay
 }
 
 #[test]
