@@ -77,7 +77,7 @@ impl Generator {
         &self.tokenizer
     }
 
-    /// Logits `[V]` behind each of the first `ids.len()` positions' last one.
+    /// Logits `[V]` of the token that follows `ids`.
     ///
     /// # Errors
     /// When `ids` is empty or longer than the generator was made for.

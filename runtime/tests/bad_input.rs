@@ -71,6 +71,13 @@ fn an_adapter_target_that_does_not_exist_lists_those_that_do_and_leaves_nothing_
 }
 
 #[test]
+fn a_row_longer_than_the_models_positions_is_refused() {
+    let p = Project::new();
+    p.train(&["--sequence_len", "65"]).refuses(&["sequence_len 65", "max_position_embeddings 64"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
 fn a_step_larger_than_the_machine_is_refused_with_what_takes_less() {
     let p = Project::new();
     let huge =

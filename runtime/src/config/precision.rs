@@ -19,7 +19,7 @@ section! {
         pub loss_scale_window: u64 = 2000 => AT_LEAST_ONE;
         /// With `fp16`: the adaptive factor never falls below this; training stops with an error where it would.
         pub min_loss_scale: f64 = 1.0 => POSITIVE;
-        /// Recompute activations in the backward pass: false keeps all, selective recomputes the cheap ones, true or full keeps one per layer.
+        /// Recompute activations in the backward pass: false keeps all, selective keeps the input of each layer and its attention output, true or full keeps the input only.
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
         /// Threads that compute; without it, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
@@ -45,7 +45,7 @@ choices! {
         Off = "false";
         /// The input of every layer; the rest is computed again.
         Full = "full" | "true";
-        /// Results of matrix products; what is cheap is computed again.
+        /// The input of every layer and its attention output, whose work is large and whose size is small.
         Selective = "selective";
     }
 }

@@ -128,7 +128,8 @@ fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
 /// Resolves the model and the step of a configuration.
 ///
 /// # Errors
-/// When the model is not one we build, or an adapter target does not exist in it.
+/// When the model is not one we build or its vocabulary is smaller than the tokenizer's. What compiling refuses (rows
+/// longer than the model's positions, adapter targets that do not exist) is refused there.
 pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan, JobError> {
     let (hf_config, weights, origin) = match config.model.source() {
         ModelSource::Pretrained(dir) => {
@@ -147,10 +148,6 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     let spec = step_spec(config, &model);
-    // Refuses rows that are longer than the model's positions, in the model's words.
-    model
-        .forward(batch, phalanx_strategies::model::Head::Logits)
-        .map_err(|source| JobError::Model { path: origin, source })?;
     Ok(ModelPlan { model, hf_config, weights, batch, spec })
 }
 
