@@ -1,7 +1,7 @@
 //! From a forward program to the program of a step: the passes in their order.
 
 use crate::passes::accumulate::accumulate;
-use crate::passes::backward::{BackwardError, backward};
+use crate::passes::backward::{BackwardError, Carry, backward, needs_grad};
 use crate::passes::clip::clip;
 use crate::passes::fuse::fuse;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
@@ -64,8 +64,9 @@ pub fn compile_step(
     scratch_bytes: impl Fn(&Program, &Instr) -> usize,
 ) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
-    let mut first = backward(&forward, false)?;
-    let mut rest = backward(&forward, true)?;
+    let needs = needs_grad(&forward)?;
+    let mut first = backward(&forward, &needs, Carry::NOTHING)?;
+    let mut rest = backward(&forward, &needs, Carry { loss: true, grads: true })?;
     recompute(&mut first.program, spec.recompute);
     recompute(&mut rest.program, spec.recompute);
     let step = accumulate(&first, &rest, spec.n_microbatches);

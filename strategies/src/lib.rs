@@ -3,6 +3,7 @@
 //! Code map, in the order in which a job passes through it:
 //! - [`model`]: a Hugging Face configuration or the user's own builder calls become a forward [`program`].
 //! - [`passes`]: rewrite it, one idea a file; [`compile`] applies them in order.
+//! - [`mesh`]: how ranks are arranged, and which of them form groups.
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
 //! - [`cost`]: operations and bytes, read off the program.
 //! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
@@ -14,6 +15,7 @@
 pub mod compile;
 pub mod cost;
 pub mod loss_scale;
+pub mod mesh;
 pub mod model;
 pub mod passes;
 pub mod program;

@@ -5,13 +5,13 @@
 //! - V-2 no value is read before it is written (state, constants and inputs are there from the start);
 //! - V-3 a value is written once, and only parameters and optimizer state may be written although they are given;
 //! - V-4 operands and results have the number, shapes and element types of the operation (`shapes`);
-//! - V-5 the sequence numbers of each axis count from 0, every started collective is awaited once and in order, and its
-//!   result is not read before;
+//! - V-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until then its
+//!   results are not touched and its operands not written;
 //! - V-6 every output that the host reads is written.
 
 mod shapes;
 
-use crate::program::{Axis, Instr, Kind, Op, Program, ValueId};
+use crate::program::{Collective, Instr, Kind, Op, Program, Stream, ValueId};
 use std::collections::BTreeMap;
 
 /// Why a program cannot run.
@@ -53,12 +53,12 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
             problem,
         })?;
     }
-    if let Some((axis, sequence)) = state.in_flight.keys().next() {
+    if let Some(flight) = state.in_flight.values().next() {
         let last = program.instrs.len().saturating_sub(1);
         return Err(VerifyError::Instr {
             index: last,
             instr: program.instrs.last().map(|i| program.describe_instr(i)).unwrap_or_default(),
-            problem: format!("collective #{sequence} on axis {axis:?} is never awaited"),
+            problem: format!("{} is never awaited", flight.collective),
         });
     }
     match program.bindings.iter().find(|b| !state.written[b.value.0 as usize]) {
@@ -70,13 +70,19 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
 struct State<'a> {
     program: &'a Program,
     written: Vec<bool>,
-    /// Results of collectives that were started and not yet awaited.
-    in_flight: BTreeMap<(Axis, u32), ValueId>,
-    next: BTreeMap<Axis, u32>,
+    /// Collectives that were started and not yet awaited.
+    in_flight: BTreeMap<(Stream, u32), Flight<'a>>,
+    next: BTreeMap<Stream, u32>,
 }
 
-impl State<'_> {
-    fn step(&mut self, instr: &Instr) -> Result<(), String> {
+struct Flight<'a> {
+    collective: Collective,
+    operands: &'a [ValueId],
+    results: &'a [ValueId],
+}
+
+impl<'a> State<'a> {
+    fn step(&mut self, instr: &'a Instr) -> Result<(), String> {
         let p = self.program;
         if let Some(v) = instr.reads.iter().chain(&instr.writes).find(|v| v.0 as usize >= p.values.len()) {
             return Err(format!("{} does not exist", p.describe_value(*v)));
@@ -84,16 +90,26 @@ impl State<'_> {
         if let Some(v) = instr.reads.iter().find(|v| !self.written[v.0 as usize]) {
             return Err(format!("`{}` is read before it is written", p.describe_value(*v)));
         }
-        if !matches!(instr.op, Op::Await { .. }) {
-            let busy = |v: &&ValueId| self.in_flight.values().any(|r| r == *v);
-            if let Some(v) = instr.reads.iter().chain(&instr.writes).find(busy) {
-                return Err(format!("`{}` is used before its collective is awaited", p.describe_value(*v)));
-            }
+        if !self.in_flight.is_empty() && !matches!(instr.op, Op::Await(_)) {
+            self.untouched(instr)?;
         }
         shapes::check(p, instr)?;
         self.collective(instr)?;
         for v in &instr.writes {
             self.write(instr, *v)?;
+        }
+        Ok(())
+    }
+
+    fn untouched(&self, instr: &Instr) -> Result<(), String> {
+        for flight in self.in_flight.values() {
+            let busy = |v: &&ValueId| flight.results.contains(v);
+            if let Some(v) = instr.reads.iter().chain(&instr.writes).find(busy) {
+                return Err(format!("`{}` is used before its collective is awaited", self.program.describe_value(*v)));
+            }
+            if let Some(v) = instr.writes.iter().find(|v| flight.operands.contains(v)) {
+                return Err(format!("`{}` is written while {} reads it", self.program.describe_value(*v), flight.collective));
+            }
         }
         Ok(())
     }
@@ -108,21 +124,22 @@ impl State<'_> {
         Ok(())
     }
 
-    fn collective(&mut self, instr: &Instr) -> Result<(), String> {
+    fn collective(&mut self, instr: &'a Instr) -> Result<(), String> {
         match instr.op {
             Op::Start(c) => {
-                let next = self.next.entry(c.axis).or_default();
+                let next = self.next.entry(c.stream()).or_default();
                 if c.sequence != *next {
-                    return Err(format!("collective #{} on axis {:?} should be #{next}", c.sequence, c.axis));
+                    return Err(format!("{c} should be #{next}"));
                 }
                 *next += 1;
-                self.in_flight.insert((c.axis, c.sequence), instr.writes[0]);
+                let flight = Flight { collective: c, operands: &instr.reads, results: &instr.writes };
+                self.in_flight.insert((c.stream(), c.sequence), flight);
                 Ok(())
             }
-            Op::Await { axis, sequence } => match self.in_flight.remove(&(axis, sequence)) {
-                Some(result) if result == instr.reads[0] => Ok(()),
-                Some(result) => Err(format!("the awaited result is `{}`", self.program.describe_value(result))),
-                None => Err(format!("collective #{sequence} on axis {axis:?} is not in flight")),
+            Op::Await(c) => match self.in_flight.remove(&(c.stream(), c.sequence)) {
+                Some(f) if f.results == instr.reads && f.collective == c => Ok(()),
+                Some(f) => Err(format!("{} with other results was started", f.collective)),
+                None => Err(format!("{c} is not in flight")),
             },
             _ => Ok(()),
         }
@@ -132,7 +149,8 @@ impl State<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Collective, CollectiveKind, DType, MatMul, Phase, Site};
+    use crate::mesh::{Axis, Group};
+    use crate::program::{CollectiveKind, DType, MatMul, Phase, Site};
 
     const SITE: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
 
@@ -182,9 +200,9 @@ mod tests {
         let mut p = product(8);
         let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
         let twice = p.add_value("twice", &[4, 3], DType::F32, Kind::Activation);
-        let start = Collective { kind: CollectiveKind::AllReduce, axis: Axis::Tp, sequence: 0 };
+        let start = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Tp]));
         p.push(Op::Start(start), vec![ValueId(2)], vec![sum], SITE);
-        let wait = Op::Await { axis: Axis::Tp, sequence: 0 };
+        let wait = Op::Await(start);
         let mut good = p.clone();
         good.push(wait.clone(), vec![sum], vec![], SITE);
         good.push(Op::Add, vec![sum, sum], vec![twice], SITE);
@@ -199,7 +217,7 @@ mod tests {
     fn a_collective_that_is_never_awaited_is_refused() {
         let mut p = product(8);
         let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
-        let start = Collective { kind: CollectiveKind::AllReduce, axis: Axis::Tp, sequence: 0 };
+        let start = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Tp]));
         p.push(Op::Start(start), vec![ValueId(2)], vec![sum], SITE);
         assert!(verify(&p).unwrap_err().to_string().contains("never awaited"));
     }

@@ -54,8 +54,9 @@ impl ForwardBuilder {
     /// A parameter made of several tensors of the model file, stacked along the first dim.
     pub fn fused_param(&mut self, name: &str, shape: &[usize], parts: &[(&str, usize)], init: Init) -> Tensor {
         let value = self.program.add_value(name, shape, DType::F32, Kind::Parameter);
-        let parts = parts.iter().map(|(name, rows)| ParamPart { name: (*name).into(), rows: *rows }).collect();
-        self.program.params.push(Param { value, parts, init, trainable: true, decay: shape.len() >= 2 });
+        let part = |(name, rows): &(&str, usize)| ParamPart::whole(*name, &[&[*rows], &shape[1..]].concat());
+        let parts = parts.iter().map(part).collect();
+        self.program.params.push(Param::whole(value, shape, parts, init));
         value
     }
 
@@ -74,7 +75,7 @@ impl ForwardBuilder {
             return value;
         }
         let value = self.program.add_value(format!("{role:?}").to_lowercase(), &shape, dtype, Kind::Input);
-        self.program.bindings.push(Binding { role, microbatch: 0, value });
+        self.program.bindings.push(Binding::new(role, value));
         value
     }
 
@@ -93,7 +94,7 @@ impl ForwardBuilder {
     fn embed(&mut self, ids: Tensor, table: Tensor, residual: Option<Tensor>) -> Tensor {
         let shape = [self.batch.n_tokens(), self.columns(table)];
         let reads = [ids, table].into_iter().chain(residual).collect();
-        self.emit("embedding", Op::Embedding { residual: residual.is_some() }, reads, &shape)
+        self.emit("embedding", Op::Embedding { residual: residual.is_some(), first: 0 }, reads, &shape)
     }
 
     /// `x W^T + bias` with `W [out, in]`, as Hugging Face stores linear layers.
@@ -185,7 +186,7 @@ impl ForwardBuilder {
     /// Ends the program at the logits.
     pub fn finish_logits(mut self, logits: Tensor) -> Program {
         self.program.values[logits.0 as usize].kind = Kind::Output;
-        self.program.bindings.push(Binding { role: Role::Logits, microbatch: 0, value: logits });
+        self.program.bindings.push(Binding::new(Role::Logits, logits));
         self.program
     }
 
@@ -193,8 +194,9 @@ impl ForwardBuilder {
     pub fn finish_loss(mut self, logits: Tensor) -> Program {
         let (labels, hyper) = (self.input(Role::Labels), self.input(Role::Hyper));
         let loss = self.program.add_value("loss_sum", &[], DType::F64, Kind::Output);
-        self.push(Op::CrossEntropy { residual: false, gradient: false }, vec![logits, labels, hyper], vec![loss]);
-        self.program.bindings.push(Binding { role: Role::LossSum, microbatch: 0, value: loss });
+        let op = Op::CrossEntropy { residual: false, gradient: false, vocab: None };
+        self.push(op, vec![logits, labels, hyper], vec![loss]);
+        self.program.bindings.push(Binding::new(Role::LossSum, loss));
         self.program
     }
 

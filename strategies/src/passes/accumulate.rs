@@ -1,72 +1,195 @@
-//! Gradient accumulation: the program of one microbatch, run for each microbatch of the step, each continuing the loss
-//! and the gradients of the one before.
+//! Gradient accumulation and pipelining: the programs of one microbatch, forward and backward parts run in the order of
+//! a schedule, each microbatch continuing the loss and the gradients of the one before.
 
 use super::backward::Differentiated;
-use crate::program::{Binding, Kind, Program, Role, ValueId};
+use crate::pipeline::{Slot, Work};
+use crate::program::{Binding, Instr, Kind, Op, Phase, Program, Role, ValueId};
+use std::collections::BTreeMap;
 
-/// The whole forward and backward part of a step.
+/// A chunk of the model, differentiated: for the first microbatch, and for the others, which continue it.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// For microbatch 0.
+    pub first: Differentiated,
+    /// For the others.
+    pub rest: Differentiated,
+}
+
+/// Everything of a step up to the gradients.
 #[derive(Clone, Debug)]
 pub struct Accumulated {
     /// The program; its inputs are bound once for each microbatch.
     pub program: Program,
-    /// Gradient of each trainable parameter over all microbatches: `(index in Program::params, value)`.
-    pub grads: Vec<(usize, ValueId)>,
+    /// Gradient of each trainable parameter: `(index in Program::params, terms)`. Terms that were not continued from
+    /// microbatch to microbatch stand one by one, in the order in which they are made.
+    pub grads: Vec<(usize, Vec<ValueId>)>,
 }
 
-/// Runs `first`, then `rest` (the same program, made to carry) `n_microbatches - 1` times.
+/// Runs the chunks of a rank in the given order.
 ///
-/// # Panics
-/// If `n_microbatches` is 0.
-pub fn accumulate(first: &Differentiated, rest: &Differentiated, n_microbatches: usize) -> Accumulated {
-    assert!(n_microbatches > 0, "a step has at least one microbatch");
-    let mut program = first.program.clone();
-    program.bindings.retain(|b| b.role != Role::LossSum);
-    let mut grads = first.grads.clone();
-    let mut loss = first.loss();
-    for microbatch in 1..n_microbatches as u32 {
-        let carried = rest
-            .carried_grads
-            .iter()
-            .filter_map(|(param, hole)| grads.iter().find(|(p, _)| p == param).map(|(_, grad)| (*hole, *grad)));
-        let carried: Vec<(ValueId, ValueId)> = carried.chain(rest.carried_loss.zip(loss.map(|l| l.value))).collect();
-        let map = instantiate(&mut program, &rest.program, microbatch, &carried);
-        grads = rest.grads.iter().map(|(param, grad)| (*param, map[grad.0 as usize])).collect();
-        if let Some(previous) = loss {
-            program.values[previous.value.0 as usize].kind = Kind::Activation;
-        }
-        loss = rest.loss().map(|l| Binding { value: map[l.value.0 as usize], ..l });
+/// All chunks are made from the forward program `base`, so that its values have the same ids in all of them.
+pub fn accumulate(base: &Program, chunks: &[Chunk], order: &[Slot]) -> Accumulated {
+    let shared = |v: ValueId| {
+        let value = base.values.get(v.0 as usize);
+        value.is_some_and(|value| value.kind.is_state()) || base.bound(Role::Hyper).any(|hyper| hyper == v)
+    };
+    let is_shared: Vec<bool> = (0..base.values.len() as u32).map(|v| shared(ValueId(v))).collect();
+    let mut program = Program { instrs: Vec::new(), bindings: Vec::new(), ..base.clone() };
+    program.bindings.extend(base.bindings.iter().filter(|b| b.role == Role::Hyper));
+    for (i, param) in program.params.iter_mut().enumerate() {
+        param.owned = chunks.iter().any(|c| c.first.program.params[i].owned);
+        param.stages.clone_from(&chunks[0].first.program.params[i].stages);
     }
-    program.bindings.extend(loss);
-    Accumulated { program, grads }
+    let mut run = Run {
+        chunks,
+        is_shared,
+        weight_grads: chunks.iter().map(|c| [weight_grads(&c.first), weight_grads(&c.rest)]).collect(),
+        instances: BTreeMap::new(),
+        terms: BTreeMap::new(),
+        loss: None,
+        program,
+    };
+    order.iter().for_each(|slot| run.slot(*slot));
+    run.finish()
 }
 
-/// Copies `template` into `program` with fresh values for all that belongs to a microbatch; returns the new ids.
-fn instantiate(
-    program: &mut Program,
-    template: &Program,
-    microbatch: u32,
-    carried: &[(ValueId, ValueId)],
-) -> Vec<ValueId> {
-    let hyper = template.bound(Role::Hyper).next();
-    let mut map: Vec<ValueId> = Vec::with_capacity(template.values.len());
-    for (i, value) in template.values.iter().enumerate() {
-        let id = ValueId(i as u32);
-        let new = match carried.iter().find(|(hole, _)| *hole == id) {
-            Some((_, supplied)) => *supplied,
-            // State and the scalars of the step are shared; both programs list them under the same ids, since the
-            // backward pass only appends.
-            None if value.kind.is_state() || Some(id) == hyper => id,
-            None => program.add_value(value.name.clone(), &value.shape, value.dtype, value.kind),
+struct Run<'a> {
+    program: Program,
+    chunks: &'a [Chunk],
+    /// Values of the base program that all microbatches share.
+    is_shared: Vec<bool>,
+    /// Which instructions of the first and the other microbatches of a chunk only make gradients of weights.
+    weight_grads: Vec<[Vec<bool>; 2]>,
+    /// Ids that the values of a chunk have for a microbatch.
+    instances: BTreeMap<(u32, u32), Vec<Option<ValueId>>>,
+    /// Gradients so far, by chunk and parameter.
+    terms: BTreeMap<(u32, usize), Vec<ValueId>>,
+    loss: Option<Binding>,
+}
+
+impl Run<'_> {
+    fn slot(&mut self, slot: Slot) {
+        let chunks = self.chunks;
+        let chunk = &chunks[slot.chunk as usize];
+        let is_rest = usize::from(slot.microbatch > 0);
+        let template = if is_rest == 1 { &chunk.rest } else { &chunk.first };
+        let key = (slot.chunk, slot.microbatch);
+        let n_values = template.program.values.len();
+        let mut map = self.instances.remove(&key).unwrap_or_else(|| vec![None; n_values]);
+        if slot.work == Work::Forward {
+            self.bind(template, slot.microbatch, &mut map);
+        }
+        for (i, instr) in template.program.instrs.iter().enumerate() {
+            let is_weight_grad = self.weight_grads[slot.chunk as usize][is_rest][i];
+            let runs = match slot.work {
+                Work::Forward => instr.site.phase == Phase::Forward,
+                Work::Backward => instr.site.phase == Phase::Backward,
+                Work::BackwardInput => instr.site.phase == Phase::Backward && !is_weight_grad,
+                Work::BackwardWeight => instr.site.phase == Phase::Backward && is_weight_grad,
+            };
+            if runs {
+                self.instr(template, instr, slot, &mut map);
+            }
+        }
+        self.collect(template, slot, &map);
+        self.instances.insert(key, map);
+    }
+
+    /// Inputs are bound when the forward part begins.
+    fn bind(&mut self, template: &Differentiated, microbatch: u32, map: &mut [Option<ValueId>]) {
+        for b in template.program.bindings.iter().filter(|b| !matches!(b.role, Role::Hyper | Role::LossSum)) {
+            let value = self.instance(template, b.value, (0, 0), map);
+            self.program.bindings.push(Binding { microbatch, value, ..*b });
+        }
+    }
+
+    fn instr(&mut self, template: &Differentiated, instr: &Instr, slot: Slot, map: &mut [Option<ValueId>]) {
+        let key = (slot.chunk, slot.microbatch);
+        let mut ids = |vs: &[ValueId]| -> Vec<ValueId> {
+            vs.iter().map(|v| self.instance(template, *v, key, map)).collect()
         };
-        map.push(new);
+        let (reads, writes) = (ids(&instr.reads), ids(&instr.writes));
+        let mut site = instr.site;
+        site.microbatch = slot.microbatch;
+        self.program.push(instr.op.clone(), reads, writes, site);
     }
-    for instr in &template.instrs {
-        let mut instr = instr.clone();
-        instr.site.microbatch = microbatch;
-        instr.reads.iter_mut().chain(&mut instr.writes).for_each(|v| *v = map[v.0 as usize]);
-        program.instrs.push(instr);
+
+    fn instance(
+        &mut self,
+        template: &Differentiated,
+        v: ValueId,
+        (chunk, _): (u32, u32),
+        map: &mut [Option<ValueId>],
+    ) -> ValueId {
+        if self.is_shared.get(v.0 as usize).copied().unwrap_or(false) {
+            return v;
+        }
+        if let Some(known) = map[v.0 as usize] {
+            return known;
+        }
+        let carried = template.carried_grads.iter().find(|(_, hole)| *hole == v);
+        let continued = match carried {
+            Some((param, _)) => self.terms.get(&(chunk, *param)).and_then(|terms| terms.last()).copied(),
+            None if template.carried_loss == Some(v) => self.loss.map(|l| l.value),
+            None => None,
+        };
+        let id = continued.unwrap_or_else(|| {
+            let value = template.program.value(v);
+            self.program.add_value(value.name.clone(), &value.shape, value.dtype, value.kind)
+        });
+        map[v.0 as usize] = Some(id);
+        id
     }
-    let own = template.bindings.iter().filter(|b| b.role != Role::LossSum && Some(b.value) != hyper);
-    program.bindings.extend(own.map(|b| Binding { role: b.role, microbatch, value: map[b.value.0 as usize] }));
-    map
+
+    /// Takes note of the loss and the gradients that this part has made.
+    fn collect(&mut self, template: &Differentiated, slot: Slot, map: &[Option<ValueId>]) {
+        if let Some(loss) = template.loss().filter(|_| slot.work == Work::Forward) {
+            let value = map[loss.value.0 as usize].expect("the forward part writes the loss");
+            if let Some(previous) = self.loss.replace(Binding { value, ..loss }) {
+                self.program.values[previous.value.0 as usize].kind = Kind::Activation;
+            }
+        }
+        for (param, grad) in &template.grads {
+            let Some(grad) = map[grad.0 as usize] else { continue };
+            let terms = self.terms.entry((slot.chunk, *param)).or_default();
+            if terms.contains(&grad) {
+                continue;
+            }
+            if template.carried_grads.iter().any(|(p, _)| p == param) {
+                terms.clear();
+            }
+            terms.push(grad);
+        }
+    }
+
+    fn finish(mut self) -> Accumulated {
+        self.program.bindings.extend(self.loss);
+        let mut grads: BTreeMap<usize, Vec<ValueId>> = BTreeMap::new();
+        for ((_, param), terms) in self.terms {
+            grads.entry(param).or_default().extend(terms);
+        }
+        Accumulated { program: self.program, grads: grads.into_iter().collect() }
+    }
+}
+
+/// Instructions of the backward part on which no gradient that leaves the chunk depends: they can wait.
+/// Source: Qi et al. 2023, §2.1 (arXiv:2401.10241).
+fn weight_grads(template: &Differentiated) -> Vec<bool> {
+    let program = &template.program;
+    let mut needed = vec![false; program.values.len()];
+    let mut waits = vec![false; program.instrs.len()];
+    for (i, instr) in program.instrs.iter().enumerate().rev() {
+        let leaves = matches!(instr.op, Op::Start(c) if c.is_message());
+        let awaited = matches!(instr.op, Op::Await(_)) && (instr.reads.is_empty() || any(&needed, &instr.reads));
+        if leaves || awaited || any(&needed, &instr.writes) {
+            instr.reads.iter().for_each(|v| needed[v.0 as usize] = true);
+        } else {
+            waits[i] = instr.site.phase == Phase::Backward;
+        }
+    }
+    waits
+}
+
+fn any(marked: &[bool], values: &[ValueId]) -> bool {
+    values.iter().any(|v| marked[v.0 as usize])
 }

@@ -1,10 +1,18 @@
 //! Reverse-mode differentiation of a forward program: every operation has an adjoint, so no model has a backward pass
 //! of its own. Source: Griewank and Walther 2008, Evaluating Derivatives, §3.
 //!
+//! Collectives have adjoints like everything else, so the parallel backward pass needs no code of its own: a sum over a
+//! group passes its gradient on, and where a value enters a group its gradient is summed; gathering and scattering are
+//! adjoint to each other, and so are sending and receiving.
+//!
 //! Partial gradients are never summed by instructions of their own where the adjoint can add to what is there: each
 //! adjoint takes the partial sum as its residual.
 
-use crate::program::{Binding, DType, Instr, Kind, MatMul, NormKind, Op, Phase, Program, Role, Site, ValueId};
+use crate::program::{
+    AttentionPart, Binding, Collective, CollectiveKind, Columns, DType, Instr, Kind, MatMul, NormKind, Op, Phase,
+    Program, Role, Site, ValueId,
+};
+use std::collections::BTreeMap;
 
 /// Why a program cannot be differentiated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,10 +31,24 @@ pub enum BackwardError {
     },
 }
 
-/// A forward program followed by its backward pass.
+/// What a backward pass continues: results of an earlier microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carry {
+    /// The loss.
+    pub loss: bool,
+    /// The gradients of parameters.
+    pub grads: bool,
+}
+
+impl Carry {
+    /// Nothing: a first microbatch.
+    pub const NOTHING: Carry = Carry { loss: false, grads: false };
+}
+
+/// A forward program, or a pipeline stage of one, followed by its backward pass.
 #[derive(Clone, Debug)]
 pub struct Differentiated {
-    /// The program; its loss is bound to [`Role::LossSum`].
+    /// The program; its loss, if it has one, is bound to [`Role::LossSum`].
     pub program: Program,
     /// Gradient of each trainable parameter: `(index in Program::params, value)`.
     pub grads: Vec<(usize, ValueId)>,
@@ -37,23 +59,38 @@ pub struct Differentiated {
     pub carried_loss: Option<ValueId>,
 }
 
-/// Appends the backward pass. With `carry`, loss and gradients continue earlier ones.
+/// Which values of a whole forward program a gradient flows to: those that a trainable parameter influences.
 ///
 /// # Errors
-/// See [`BackwardError`].
-pub fn backward(forward: &Program, carry: bool) -> Result<Differentiated, BackwardError> {
-    let loss = forward.bound(Role::LossSum).next().ok_or(BackwardError::NoLoss)?;
+/// When the program has no loss, or nothing that influences it is trainable.
+pub fn needs_grad(program: &Program) -> Result<Vec<bool>, BackwardError> {
+    let loss = program.bound(Role::LossSum).next().ok_or(BackwardError::NoLoss)?;
+    let mut needs = vec![false; program.values.len()];
+    program.params.iter().filter(|p| p.trainable).for_each(|p| needs[p.value.0 as usize] = true);
+    for instr in &program.instrs {
+        if instr.reads.iter().any(|v| needs[v.0 as usize]) {
+            instr.writes.iter().for_each(|v| needs[v.0 as usize] = true);
+        }
+    }
+    if needs[loss.0 as usize] { Ok(needs) } else { Err(BackwardError::NothingTrainable) }
+}
+
+/// Appends the backward pass of a program, or of a stage of one, whose values are those of [`needs_grad`].
+///
+/// # Errors
+/// When an operation has no adjoint.
+pub fn backward(forward: &Program, needs: &[bool], carry: Carry) -> Result<Differentiated, BackwardError> {
+    let loss = forward.bound(Role::LossSum).next();
     let mut b = Backward {
-        needs: needs_grad(forward),
+        needs: needs.to_vec(),
         grads: vec![None; forward.values.len()],
+        merged: BTreeMap::new(),
         out: Program { instrs: Vec::new(), ..forward.clone() },
         site: Site { phase: Phase::Backward, block: None, microbatch: 0 },
     };
-    if !forward.params.iter().any(|p| p.trainable && b.needs[p.value.0 as usize]) {
-        return Err(BackwardError::NothingTrainable);
-    }
-    let carried_grads = if carry { b.carry_grads(forward) } else { Vec::new() };
-    let carried_loss = carry.then(|| b.out.add_value("loss_carry", &[], DType::F64, Kind::Activation));
+    let carried_grads = if carry.grads { b.carry_grads(forward) } else { Vec::new() };
+    let carried_loss = loss.filter(|_| carry.loss);
+    let carried_loss = carried_loss.map(|_| b.out.add_value("loss_carry", &[], DType::F64, Kind::Activation));
     for instr in &forward.instrs {
         let instr = b.forward_instr(instr, loss, carried_loss);
         b.out.instrs.push(instr);
@@ -68,30 +105,23 @@ pub fn backward(forward: &Program, carry: bool) -> Result<Differentiated, Backwa
     Ok(Differentiated { program: b.out, grads, carried_grads, carried_loss })
 }
 
-/// A value needs a gradient if a trainable parameter influences it.
-fn needs_grad(program: &Program) -> Vec<bool> {
-    let mut needs = vec![false; program.values.len()];
-    program.params.iter().filter(|p| p.trainable).for_each(|p| needs[p.value.0 as usize] = true);
-    for instr in &program.instrs {
-        if instr.reads.iter().any(|v| needs[v.0 as usize]) {
-            instr.writes.iter().for_each(|v| needs[v.0 as usize] = true);
-        }
-    }
-    needs
-}
-
 struct Backward {
     out: Program,
     needs: Vec<bool>,
     /// Partial gradient of each value of the forward program.
     grads: Vec<Option<ValueId>>,
+    /// Output of an attention part → output and statistics of all parts together.
+    merged: BTreeMap<ValueId, (ValueId, ValueId)>,
     site: Site,
 }
 
 impl Backward {
     fn carry_grads(&mut self, forward: &Program) -> Vec<(usize, ValueId)> {
+        let mut read = vec![false; forward.values.len()];
+        forward.instrs.iter().flat_map(|i| &i.reads).for_each(|v| read[v.0 as usize] = true);
         let mut carried = Vec::new();
-        for (i, param) in forward.params.iter().enumerate().filter(|(_, p)| p.trainable) {
+        let trained = |p: &crate::program::Param| p.trainable && read[p.value.0 as usize];
+        for (i, param) in forward.params.iter().enumerate().filter(|(_, p)| trained(p)) {
             let shape = &forward.value(param.value).shape;
             let value = self.out.add_value("grad_carry", shape, DType::F32, Kind::Gradient);
             self.grads[param.value.0 as usize] = Some(value);
@@ -101,10 +131,10 @@ impl Backward {
     }
 
     /// The forward instruction as it runs in training: the loss also writes its gradient.
-    fn forward_instr(&mut self, instr: &Instr, loss: ValueId, carried_loss: Option<ValueId>) -> Instr {
+    fn forward_instr(&mut self, instr: &Instr, loss: Option<ValueId>, carried_loss: Option<ValueId>) -> Instr {
         let mut instr = instr.clone();
         match &mut instr.op {
-            Op::CrossEntropy { residual, gradient } if instr.writes[0] == loss => {
+            Op::CrossEntropy { residual, gradient, .. } if Some(instr.writes[0]) == loss => {
                 let logits = instr.reads[0];
                 *residual = carried_loss.is_some();
                 *gradient = self.needs[logits.0 as usize];
@@ -134,13 +164,16 @@ impl Backward {
     }
 
     fn adjoint(&mut self, instr: &Instr) -> Result<(), BackwardError> {
-        if matches!(instr.op, Op::CrossEntropy { .. } | Op::Opaque { .. }) {
-            return Ok(());
+        match instr.op {
+            // The loss comes with its gradient; an await says nothing new about its start.
+            Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) | Op::Opaque { .. } | Op::Await(_) => return Ok(()),
+            Op::Start(c) => return self.collective(instr, c),
+            _ => {}
         }
         // No gradient arrives at a result that does not influence the loss, or that no parameter influences.
         let Some(dy) = self.take(instr.writes[0]) else { return Ok(()) };
         match &instr.op {
-            Op::Embedding { residual } => self.embedding(instr, *residual, dy),
+            Op::Embedding { residual, first } => self.embedding(instr, *residual, *first, dy),
             Op::MatMul(m) => self.matmul(instr, *m, dy),
             Op::Norm { kind, .. } => self.norm(instr, *kind, dy),
             Op::HeadNorm { heads, .. } => {
@@ -163,11 +196,110 @@ impl Backward {
             Op::Activation(f) => {
                 self.simple(Op::ActivationBackward(*f), instr.reads[0], vec![instr.reads[0], dy]);
             }
+            Op::SplitColumns => self.split_columns(instr, dy),
+            Op::AttentionPart(part) => self.attention_part(instr, *part, dy),
             Op::Add => instr.reads.iter().for_each(|x| self.give(*x, dy)),
+            Op::AddBias => {
+                self.give(instr.reads[0], dy);
+                self.bias(instr.reads[1], None, dy);
+            }
+            Op::Enter { group } => {
+                let sum = Collective::new(CollectiveKind::AllReduce, *group);
+                let dx = self.grad_of(instr.reads[0]);
+                self.emit_collective(sum, vec![dy], vec![dx]);
+                self.give(instr.reads[0], dx);
+            }
             Op::Cast => self.simple(Op::Cast, instr.reads[0], vec![dy]),
             other => return Err(BackwardError::NoAdjoint { op: other.name() }),
         }
         Ok(())
+    }
+
+    /// A collective, and the wait for it.
+    fn emit_collective(&mut self, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
+        self.emit(Op::Start(c), reads, &writes);
+        self.emit(Op::Await(c), writes, &[]);
+    }
+
+    fn collective(&mut self, instr: &Instr, c: Collective) -> Result<(), BackwardError> {
+        let kind = match c.kind {
+            CollectiveKind::Send { to, channel } => return self.send(instr, c, to, channel),
+            CollectiveKind::Recv { from, channel } => return self.recv(instr, c, from, channel),
+            CollectiveKind::AllReduce => None,
+            CollectiveKind::AllGather => Some(CollectiveKind::ReduceScatter),
+            CollectiveKind::ReduceScatter => Some(CollectiveKind::AllGather),
+            CollectiveKind::Shift { by } => Some(CollectiveKind::Shift { by: -by }),
+            _ => return Err(BackwardError::NoAdjoint { op: "collective" }),
+        };
+        let (mut from, mut to) = (Vec::new(), Vec::new());
+        for (x, y) in instr.reads.iter().zip(&instr.writes) {
+            let Some(dy) = self.take(*y) else { continue };
+            if kind.is_none() {
+                // The gradient of the sum, which every rank has, is that of each term.
+                self.give(*x, dy);
+                continue;
+            }
+            let dtype = self.out.value(dy).dtype;
+            let dx = self.grad_of(*x);
+            self.out.values[dx.0 as usize].dtype = dtype;
+            from.push(dy);
+            to.push((*x, dx));
+        }
+        if let Some(kind) = kind.filter(|_| !from.is_empty()) {
+            self.emit_collective(Collective { kind, ..c }, from, to.iter().map(|(_, dx)| *dx).collect());
+        }
+        to.into_iter().for_each(|(x, dx)| self.give(x, dx));
+        Ok(())
+    }
+
+    /// Gradients go back by the channel behind that of the values, whose number is even.
+    fn send(&mut self, instr: &Instr, c: Collective, to: u32, channel: u32) -> Result<(), BackwardError> {
+        let sent: Vec<ValueId> = instr.reads.iter().copied().filter(|v| self.needs[v.0 as usize]).collect();
+        let grads: Vec<ValueId> = sent.iter().map(|v| self.grad_of(*v)).collect();
+        if !sent.is_empty() {
+            let kind = CollectiveKind::Recv { from: to, channel: channel + 1 };
+            self.emit_collective(Collective { kind, ..c }, vec![], grads.clone());
+        }
+        sent.iter().zip(grads).for_each(|(v, g)| self.give(*v, g));
+        Ok(())
+    }
+
+    fn recv(&mut self, instr: &Instr, c: Collective, from: u32, channel: u32) -> Result<(), BackwardError> {
+        let grads: Vec<ValueId> = instr.writes.iter().filter_map(|v| self.take(*v)).collect();
+        if !grads.is_empty() {
+            let kind = CollectiveKind::Send { to: from, channel: channel + 1 };
+            self.emit_collective(Collective { kind, ..c }, grads, vec![]);
+        }
+        Ok(())
+    }
+
+    /// The gradient of the left part has arrived; that of the right one joins it.
+    fn split_columns(&mut self, instr: &Instr, dleft: ValueId) {
+        let Some(dright) = self.take(instr.writes[1]) else { return };
+        self.simple(Op::JoinColumns, instr.reads[0], vec![dleft, dright]);
+    }
+
+    /// The adjoint of each part needs the output of all parts together only, which makes the parts independent of each
+    /// other: the gradient of what a part carried is that of what it made.
+    fn attention_part(&mut self, instr: &Instr, part: AttentionPart, dy: ValueId) {
+        let (q, kv) = (instr.reads[0], instr.reads[1]);
+        let all = self.merged.get(&instr.writes[0]).copied().unwrap_or((instr.writes[0], instr.writes[1]));
+        if part.carried {
+            self.merged.insert(instr.reads[3], all);
+            self.give(instr.reads[3], dy);
+        }
+        let (dq0, dkv0) = (self.take(q), self.take(kv));
+        let op = Op::AttentionPartBackward { part, carried_q: dq0.is_some(), carried_kv: dkv0.is_some() };
+        let reads = [q, kv, instr.reads[2], all.0, all.1, dy].into_iter().chain(dq0).chain(dkv0).collect();
+        let grads = [q, kv].map(|v| {
+            let dv = self.grad_of(v);
+            // Parts are summed: in half width the sum would lose what the last parts add.
+            self.out.values[dv.0 as usize].dtype = DType::F32;
+            dv
+        });
+        self.emit(op, reads, &grads);
+        self.give(q, grads[0]);
+        self.give(kv, grads[1]);
     }
 
     /// An adjoint with one result, the gradient of `x`.
@@ -179,7 +311,7 @@ impl Backward {
         }
     }
 
-    fn embedding(&mut self, instr: &Instr, residual: bool, dy: ValueId) {
+    fn embedding(&mut self, instr: &Instr, residual: bool, first: usize, dy: ValueId) {
         let (ids, table) = (instr.reads[0], instr.reads[1]);
         if residual {
             self.give(instr.reads[2], dy);
@@ -188,7 +320,7 @@ impl Backward {
             let carried = self.take(table);
             let reads = [ids, dy].into_iter().chain(carried).collect();
             let dtable = self.grad_of(table);
-            self.emit(Op::EmbeddingBackward { residual: carried.is_some() }, reads, &[dtable]);
+            self.emit(Op::EmbeddingBackward { residual: carried.is_some(), first }, reads, &[dtable]);
             self.give(table, dtable);
         }
     }
@@ -196,7 +328,7 @@ impl Backward {
     fn matmul(&mut self, instr: &Instr, m: MatMul, dy: ValueId) {
         let (x, w) = (instr.reads[0], instr.reads[1]);
         if m.bias {
-            self.bias(instr.reads[2], m, dy);
+            self.bias(instr.reads[2], m.c_columns, dy);
         }
         if self.needs[w.0 as usize] {
             let carried = self.take(w);
@@ -226,11 +358,11 @@ impl Backward {
         }
     }
 
-    fn bias(&mut self, bias: ValueId, m: MatMul, dy: ValueId) {
+    fn bias(&mut self, bias: ValueId, columns: Option<Columns>, dy: ValueId) {
         if self.needs[bias.0 as usize] {
             let carried = self.take(bias);
             let db = self.grad_of(bias);
-            let op = Op::ColumnSum { residual: carried.is_some(), columns: m.c_columns };
+            let op = Op::ColumnSum { residual: carried.is_some(), columns };
             self.emit(op, [dy].into_iter().chain(carried).collect(), &[db]);
             self.give(bias, db);
         }

@@ -12,14 +12,15 @@ pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<
     for (index, grad) in grads {
         // The host can ask for each: a non-finite gradient is reported by the name of its parameter.
         let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
-        program.push(Op::SumSquares, vec![*grad], vec![sum], site);
-        program.bindings.push(Binding { role: Role::GradSumSquares, microbatch: *index as u32, value: sum });
+        program.push(Op::SumSquares { elements: None }, vec![*grad], vec![sum], site);
+        let binding = Binding::new(Role::GradSumSquares, sum);
+        program.bindings.push(Binding { microbatch: *index as u32, ..binding });
         reads.push(sum);
     }
     reads.push(hyper);
     let norm = program.add_value("grad_norm", &[], DType::F64, Kind::Output);
     let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Activation);
     program.push(Op::ClipCoefficient { max_norm }, reads, vec![norm, coefficient], site);
-    program.bindings.push(Binding { role: Role::GradNorm, microbatch: 0, value: norm });
+    program.bindings.push(Binding::new(Role::GradNorm, norm));
     coefficient
 }

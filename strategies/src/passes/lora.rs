@@ -106,7 +106,7 @@ fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> 
     let mut targets = Vec::new();
     for part in &param.parts {
         // A weight stored `[in, out]` is one part whose columns, not rows, are the outputs.
-        let len = if m.trans_b { part.rows } else { program.value(param.value).n_columns() };
+        let len = if m.trans_b { part.rows() } else { program.value(param.value).n_columns() };
         if spec.target_modules.iter().any(|t| t == module_name(&part.name)) {
             let module = part.name.trim_end_matches(".weight").to_string();
             targets.push(Target { module, columns: Columns { start, len } });
@@ -148,7 +148,7 @@ fn adapt(
 
 fn adapter(program: &mut Program, name: &str, shape: &[usize], init: Init) -> ValueId {
     let value = program.add_value(name, shape, DType::F32, Kind::Parameter);
-    let parts = vec![ParamPart { name: name.into(), rows: shape[0] }];
-    program.params.push(Param { value, parts, init, trainable: true, decay: true });
+    let parts = vec![ParamPart::whole(name, shape)];
+    program.params.push(Param::whole(value, shape, parts, init));
     value
 }

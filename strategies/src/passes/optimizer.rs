@@ -51,23 +51,27 @@ pub fn optimizer(program: &mut Program, grads: &[(usize, ValueId)], coefficient:
     let hyper = hyper(program);
     for (index, grad) in grads {
         let param = program.params[*index].clone();
-        let (name, shape) = (program.value(param.value).name.clone(), program.value(param.value).shape.clone());
+        let name = program.value(param.value).name.clone();
+        // Sharded state is a run of elements; whole state keeps the shape of its parameter.
+        let (held, updated) = (param.held.clone(), param.updated.clone());
+        let whole = updated.len() == param.shape.iter().product::<usize>();
+        let shape = if whole { param.shape.clone() } else { vec![updated.len()] };
         let mut state = vec![param.value];
         for slot in spec.state_names() {
             state.push(program.add_value(format!("{slot}.{name}"), &shape, DType::F32, Kind::OptimizerState));
         }
         let reads = state.iter().copied().chain([*grad, hyper, coefficient]).collect();
-        program.push(update(spec, param.decay), reads, state, site);
+        program.push(update(spec, param.decay, updated.start - held.start), reads, state, site);
     }
 }
 
-fn update(spec: &OptimizerSpec, decay: bool) -> Op {
+fn update(spec: &OptimizerSpec, decay: bool, first: usize) -> Op {
     let factor = if decay { 1.0 } else { 0.0 };
     match *spec {
         OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => {
-            Op::AdamW { beta1, beta2, eps, weight_decay: weight_decay * factor }
+            Op::AdamW { first, beta1, beta2, eps, weight_decay: weight_decay * factor }
         }
-        OptimizerSpec::Sgd { momentum, weight_decay } => Op::Sgd { momentum, weight_decay: weight_decay * factor },
+        OptimizerSpec::Sgd { momentum, weight_decay } => Op::Sgd { first, momentum, weight_decay: weight_decay * factor },
     }
 }
 
@@ -77,6 +81,6 @@ pub(super) fn hyper(program: &mut Program) -> ValueId {
         return value;
     }
     let value = program.add_value("hyper", &[Hyper::LEN], DType::F64, Kind::Input);
-    program.bindings.push(Binding { role: Role::Hyper, microbatch: 0, value });
+    program.bindings.push(Binding::new(Role::Hyper, value));
     value
 }

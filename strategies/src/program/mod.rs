@@ -5,14 +5,18 @@
 //! updates in place. Whether two values share memory is not said here: that is decided by
 //! [`crate::passes::memory`] from what each operation permits.
 
+pub mod collective;
 mod display;
 pub mod dtype;
 pub mod op;
 pub mod param;
 
+pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
-pub use op::{ActivationFn, Attention, Axis, Collective, CollectiveKind, Columns, Compute, MatMul, NormKind, Op};
-pub use param::{Init, Param, ParamPart};
+pub use op::{ActivationFn, Attention, AttentionPart, Columns, Compute, MatMul, NormKind, Op, VocabShard};
+pub use param::{GradSum, Init, Param, ParamPart};
+
+use crate::mesh::Place;
 
 /// Index of a value in [`Program::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -176,6 +180,24 @@ pub struct Binding {
     pub microbatch: u32,
     /// The value.
     pub value: ValueId,
+    /// Only this part of the tokens: a sequence-parallel rank's.
+    pub slice: Option<TokenSlice>,
+}
+
+impl Binding {
+    /// A value of the whole step.
+    pub const fn new(role: Role, value: ValueId) -> Binding {
+        Binding { role, microbatch: 0, value, slice: None }
+    }
+}
+
+/// One of the parts into which sequence-parallel ranks cut the tokens; see [`collective::part`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenSlice {
+    /// Which.
+    pub index: usize,
+    /// Of how many.
+    pub of: usize,
 }
 
 /// The program of one rank for one step.
@@ -189,6 +211,8 @@ pub struct Program {
     pub params: Vec<Param>,
     /// What the host writes and reads.
     pub bindings: Vec<Binding>,
+    /// The rank that runs it.
+    pub place: Place,
 }
 
 impl Program {

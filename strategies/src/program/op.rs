@@ -4,7 +4,9 @@
 //! `D` head width, `F` feed-forward width, `V` vocabulary. `qkv` is packed `[N, (H + 2 K) D]`: queries, keys, values.
 //! An operand in parentheses is present when the attribute of that name says so.
 
+use super::collective::{Collective, CollectiveKind};
 use super::DType;
+use crate::mesh::Group;
 
 /// Precision in which a matrix product multiplies; sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,72 +115,49 @@ impl Attention {
     }
 }
 
-/// An axis of the mesh, outermost first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Axis {
-    /// Pipeline stages.
-    Pp,
-    /// Replicas of the data-parallel group.
-    DpReplicate,
-    /// Shards of the data-parallel group.
-    DpShard,
-    /// Context (sequence) shards.
-    Cp,
-    /// Tensor shards.
-    Tp,
+/// Attention between the tokens of context-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionPart {
+    /// Heads and mask; `seq_len` counts the tokens that one rank has of a row.
+    pub heads: Attention,
+    /// Context-parallel ranks.
+    pub n_ranks: usize,
+    /// Whose queries.
+    pub q_rank: usize,
+    /// Whose keys and values: `n_kv_ranks` ranks from this one on, in order.
+    pub kv_rank: usize,
+    /// Number of ranks whose keys and values are there.
+    pub n_kv_ranks: usize,
+    /// Output and statistics of other parts are merged in.
+    pub carried: bool,
 }
 
-/// What a collective does with its buffer.
+/// Columns of the logits that one tensor-parallel rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CollectiveKind {
-    /// Sum over the group, result everywhere.
-    AllReduce,
-    /// Sum over the group, each member keeps its part of the first dim.
-    ReduceScatter,
-    /// Concatenation along the first dim, everywhere.
-    AllGather,
-    /// Transpose of parts between members.
-    AllToAll,
-    /// Copy from one member to all.
-    Broadcast {
-        /// Position in the group that has the data.
-        root: u32,
-    },
-    /// To one member.
-    Send {
-        /// Position in the group.
-        to: u32,
-    },
-    /// From one member.
-    Recv {
-        /// Position in the group.
-        from: u32,
-    },
-}
-
-/// A collective of a mesh group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Collective {
-    /// What it does.
-    pub kind: CollectiveKind,
-    /// Axis whose group takes part.
-    pub axis: Axis,
-    /// Position in that group's schedule, from 0 in each step.
-    pub sequence: u32,
+pub struct VocabShard {
+    /// Token id of the first column.
+    pub first: usize,
+    /// Ranks that share the vocabulary.
+    pub n_shards: usize,
 }
 
 /// One operation. Operands are listed as `[reads] -> [writes]`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// `[ids N, table [V, C], (residual [N, C])] -> [x [N, C]]`: rows of the table.
+    /// `[ids N, table [V, C], (residual [N, C])] -> [x [N, C]]`: rows of the table, which holds the ids from `first` on;
+    /// other ids have rows of zeros.
     Embedding {
         /// A residual is added.
         residual: bool,
+        /// Id of the first row of the table.
+        first: usize,
     },
     /// `[ids N, dx [N, C], (residual [V, C])] -> [dtable [V, C]]`: rows summed by id.
     EmbeddingBackward {
         /// A residual is added.
         residual: bool,
+        /// Id of the first row of the table.
+        first: usize,
     },
     /// `[a, b, (bias), (residual)] -> [c]`.
     MatMul(MatMul),
@@ -232,22 +211,65 @@ pub enum Op {
     Attention(Attention),
     /// `[qkv, doc_start, o, lse, do] -> [dqkv]`.
     AttentionBackward(Attention),
+    /// `[x [N, A + B]] -> [left [N, A], right [N, B]]`: queries apart from keys and values.
+    SplitColumns,
+    /// `[left [N, A], right [N, B]] -> [x [N, A + B]]`: the adjoint of [`Op::SplitColumns`]; converts element types.
+    JoinColumns,
+    /// `[q [N, H D], kv [B N, 2 K D], doc_start N, (o0, lse0)] -> [o [N, H D] f32, lse [N, H]]`: attention of the queries
+    /// of one context-parallel rank to the keys and values of `B` of them, merged with what came before.
+    /// Source: Liu et al. 2023, ring attention (arXiv:2310.01889).
+    AttentionPart(AttentionPart),
+    /// `[q, kv, doc_start, o, lse, do, (dq0, dkv0)] -> [dq f32, dkv f32]`, where `o` and `lse` are those of all parts together.
+    AttentionPartBackward {
+        /// The part.
+        part: AttentionPart,
+        /// `dq0` is read and added to.
+        carried_q: bool,
+        /// `dkv0` is read and added to.
+        carried_kv: bool,
+    },
     /// `[x] -> [y]`.
     Activation(ActivationFn),
     /// `[x, dy] -> [dx]`.
     ActivationBackward(ActivationFn),
     /// `[a, b] -> [a + b]`.
     Add,
+    /// `[x [N, C], bias [C]] -> [x + bias]`.
+    AddBias,
+    /// `[x] -> [x]`: where a tensor-parallel region begins. Nothing happens to the value; its gradient, of which every
+    /// rank has a part, is summed over the group. Erased once the program is differentiated.
+    Enter {
+        /// Ranks over which the gradient is summed.
+        group: Group,
+    },
+    /// `[x] -> [y [len]]`: elements `start..start + len`.
+    Slice {
+        /// First element.
+        start: usize,
+    },
+    /// `[x, part [len]] -> [x]`: `x` with elements `start..start + len` replaced.
+    Paste {
+        /// First element.
+        start: usize,
+    },
+    /// `[s…] -> [s]`: sum of f64 scalars in order; zero if there are none.
+    Sum,
     /// `[x] -> [y]`: conversion to the element type of `y`.
     Cast,
-    /// `[logits [N, V], labels N, hyper, (loss0)] -> [loss, (dlogits)]`: summed negative log-likelihood, and its
-    /// gradient times [`super::Hyper::LOSS_GRAD_SCALE`] in the same pass.
+    /// `[logits [N, V], labels N, hyper, (stats [S, N, 3]), (loss0)] -> [loss, (dlogits)]`: summed negative
+    /// log-likelihood, and its gradient times [`super::Hyper::LOSS_GRAD_SCALE`] in the same pass. With `vocab`, the
+    /// logits are some columns only and `stats` say of all columns what [`Op::CrossEntropyStats`] says of some.
     CrossEntropy {
         /// A previous sum is added to the loss.
         residual: bool,
         /// The gradient is written.
         gradient: bool,
+        /// The columns that are here.
+        vocab: Option<VocabShard>,
     },
+    /// `[logits [N, v], labels N] -> [stats [1, N, 3]]`: of each row the largest logit, the sum of the exponentials below
+    /// it, and the logit of the label if it is here. Source: Shoeybi et al. 2019, §3 (arXiv:1909.08053).
+    CrossEntropyStats(VocabShard),
     /// `[inputs…, params…, hyper, (loss0, grads0…)] -> [loss, (grads…)]`: a user-defined model; like the loss of other
     /// models it comes with its gradients, those of all its parameters.
     Opaque {
@@ -263,15 +285,21 @@ pub enum Op {
         gradient: bool,
     },
     /// `[g] -> [s]`: sum of squares, f64 scalar.
-    SumSquares,
+    SumSquares {
+        /// Only these elements, first and number.
+        elements: Option<(usize, usize)>,
+    },
     /// `[s…, hyper] -> [norm, coefficient]`: L2 norm of the unscaled gradient and the factor that clips it.
     /// A non-finite norm gives a NaN coefficient, on which the optimizer leaves everything as it is.
     ClipCoefficient {
         /// Largest norm that is left alone.
         max_norm: Option<f64>,
     },
-    /// `[p, m, v, g, hyper, coefficient] -> [p, m, v]`. Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
+    /// `[p, m, v, g, hyper, coefficient] -> [p, m, v]`, where `m`, `v` and `g` may be of a run of the elements of `p`.
+    /// Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
     AdamW {
+        /// First element of `p` that is updated.
+        first: usize,
         /// Decay of the first moment.
         beta1: f64,
         /// Decay of the second moment.
@@ -283,20 +311,18 @@ pub enum Op {
     },
     /// `[p, momentum, g, hyper, coefficient] -> [p, momentum]`. Source: Sutskever et al. 2013, in PyTorch's form.
     Sgd {
+        /// First element of `p` that is updated.
+        first: usize,
         /// Decay of the momentum buffer.
         momentum: f64,
         /// L2 penalty added to the gradient.
         weight_decay: f64,
     },
-    /// `[buffer] -> [result]`: begins a collective; its result may be read after the matching await.
+    /// `[buffers…] -> [results…]`: begins a collective; see [`CollectiveKind`]. Operands and results may not be touched
+    /// before the matching await.
     Start(Collective),
-    /// `[result] -> []`: waits for the collective that writes `result`.
-    Await {
-        /// Axis of the group.
-        axis: Axis,
-        /// Position in that group's schedule.
-        sequence: u32,
-    },
+    /// `[results…] -> []`: waits for the collective that writes the results.
+    Await(Collective),
 }
 
 impl Op {
@@ -315,18 +341,28 @@ impl Op {
             Op::Rotary { inverse: true, .. } => "rotary_backward",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
+            Op::SplitColumns => "split_columns",
+            Op::JoinColumns => "join_columns",
+            Op::AttentionPart(_) => "attention_part",
+            Op::AttentionPartBackward { .. } => "attention_part_backward",
             Op::Activation(_) => "activation",
             Op::ActivationBackward(_) => "activation_backward",
             Op::Add => "add",
+            Op::AddBias => "add_bias",
+            Op::Enter { .. } => "enter",
+            Op::Slice { .. } => "slice",
+            Op::Paste { .. } => "paste",
+            Op::Sum => "sum",
             Op::Cast => "cast",
             Op::CrossEntropy { .. } => "cross_entropy",
+            Op::CrossEntropyStats(_) => "cross_entropy_stats",
             Op::Opaque { .. } => "opaque",
-            Op::SumSquares => "sum_squares",
+            Op::SumSquares { .. } => "sum_squares",
             Op::ClipCoefficient { .. } => "clip_coefficient",
             Op::AdamW { .. } => "adamw",
             Op::Sgd { .. } => "sgd",
             Op::Start(_) => "start",
-            Op::Await { .. } => "await",
+            Op::Await(_) => "await",
         }
     }
 
@@ -335,7 +371,7 @@ impl Op {
     pub fn in_place_pairs(&self, n_reads: usize) -> Vec<(usize, usize)> {
         let last = n_reads.wrapping_sub(1);
         match self {
-            Op::Embedding { residual: true } | Op::EmbeddingBackward { residual: true } => vec![(2, 0)],
+            Op::Embedding { residual: true, .. } | Op::EmbeddingBackward { residual: true, .. } => vec![(2, 0)],
             Op::MatMul(m) if m.residual => vec![(last, 0)],
             Op::ColumnSum { residual: true, .. } => vec![(1, 0)],
             // Only the residuals: a row of `dy` is reduced before the row of `dx` is written, but `dy` may be narrower.
@@ -350,9 +386,16 @@ impl Op {
             Op::HeadNormBackward { residual: true, .. } => vec![(5, 1), (6, 2)],
             Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
-            Op::CrossEntropy { residual: false, gradient: true } => vec![(0, 1)],
-            Op::CrossEntropy { residual: true, gradient: true } => vec![(0, 1), (3, 0)],
-            Op::CrossEntropy { residual: true, gradient: false } => vec![(3, 0)],
+            Op::AddBias | Op::Paste { .. } => vec![(0, 0)],
+            Op::AttentionPart(AttentionPart { carried: true, .. }) => vec![(3, 0), (4, 1)],
+            Op::AttentionPartBackward { carried_q, carried_kv, .. } => {
+                let q = carried_q.then_some((6, 0));
+                q.into_iter().chain(carried_kv.then_some((6 + usize::from(*carried_q), 1))).collect()
+            }
+            Op::CrossEntropy { residual, gradient, .. } => {
+                let loss = residual.then_some((last, 0));
+                gradient.then_some((0, 1)).into_iter().chain(loss).collect()
+            }
             Op::Opaque { n_inputs, n_params, residual: true, gradient, .. } => {
                 let (first, n_grads) = (n_inputs + n_params + 1, if *gradient { *n_params } else { 0 });
                 (0..=n_grads).map(|i| (first + i, i)).collect()
@@ -360,7 +403,7 @@ impl Op {
             Op::AdamW { .. } => vec![(0, 0), (1, 1), (2, 2)],
             Op::Sgd { .. } => vec![(0, 0), (1, 1)],
             Op::Start(Collective { kind: CollectiveKind::AllReduce | CollectiveKind::Broadcast { .. }, .. }) => {
-                vec![(0, 0)]
+                (0..n_reads).map(|i| (i, i)).collect()
             }
             _ => Vec::new(),
         }

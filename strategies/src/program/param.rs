@@ -1,6 +1,8 @@
 //! The parameter table: how the program's weights relate to the tensors of a model file.
 
 use super::ValueId;
+use crate::mesh::Group;
+use std::ops::Range;
 
 /// How a parameter is filled when a model starts from scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +18,7 @@ pub enum Init {
     Ones,
 }
 
-/// A named slice of a parameter along its first dim: one tensor of a model file.
+/// A tensor of a model file, or what a rank has of it, as a slice of a parameter along its first dim.
 ///
 /// Projections that read the same input (q, k and v; gate and up) are one parameter, so that they run as one matrix
 /// product; each keeps its own name here.
@@ -24,8 +26,51 @@ pub enum Init {
 pub struct ParamPart {
     /// Name in the model file, e.g. `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Extent along the first dim; parts follow each other and fill the parameter.
-    pub rows: usize,
+    /// Shape of the whole tensor.
+    pub shape: Vec<usize>,
+    /// Dim that tensor parallelism cuts.
+    pub dim: usize,
+    /// What this rank has of that dim, ascending, and lying one after the other in the parameter; all of it if it is
+    /// not cut. A packed tensor (GPT-2's `c_attn`) has a range each for queries, keys and values.
+    pub ranges: Vec<Range<usize>>,
+    /// Whether this rank answers for it: of several tensor-parallel ranks that hold the same key/value head, one.
+    pub owned: bool,
+}
+
+impl ParamPart {
+    /// A whole tensor.
+    pub fn whole(name: impl Into<String>, shape: &[usize]) -> ParamPart {
+        let all = 0..shape.first().copied().unwrap_or(1);
+        ParamPart { name: name.into(), shape: shape.to_vec(), dim: 0, ranges: vec![all], owned: true }
+    }
+
+    /// Extent of what is here along each dim.
+    pub fn local_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some(extent) = shape.get_mut(self.dim) {
+            *extent = self.ranges.iter().map(Range::len).sum();
+        }
+        shape
+    }
+
+    /// Rows that it takes in the parameter.
+    pub fn rows(&self) -> usize {
+        self.local_shape().first().copied().unwrap_or(1)
+    }
+
+    /// Elements that it takes in the parameter.
+    pub fn n_elements(&self) -> usize {
+        self.local_shape().iter().product()
+    }
+}
+
+/// A sum that completes the gradient of a parameter, besides that over the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradSum {
+    /// Ranks that have a part of it.
+    pub group: Group,
+    /// Elements of the parameter that it concerns; `None`: all.
+    pub elements: Option<Range<usize>>,
 }
 
 /// A weight of the model.
@@ -41,4 +86,52 @@ pub struct Param {
     pub trainable: bool,
     /// Whether weight decay applies: by convention to tensors with two or more dims.
     pub decay: bool,
+    /// Shape of the parameter on this tensor-parallel rank, of which `value` may hold some elements only.
+    pub shape: Vec<usize>,
+    /// Elements that `value` holds, in row-major order.
+    pub held: Range<usize>,
+    /// Elements whose optimizer state is here.
+    pub updated: Range<usize>,
+    /// Whether this rank saves what it holds; one of those that hold the same does.
+    pub owned: bool,
+    /// Pipeline stages that hold it, if there are several: each has a part of its gradient.
+    pub stages: Vec<usize>,
+    /// Sums that complete its gradient.
+    pub sums: Vec<GradSum>,
+}
+
+impl Param {
+    /// A parameter that this rank has alone and whole.
+    pub fn whole(value: ValueId, shape: &[usize], parts: Vec<ParamPart>, init: Init) -> Param {
+        let all = 0..shape.iter().product();
+        Param {
+            value,
+            parts,
+            init,
+            trainable: true,
+            decay: shape.len() >= 2,
+            shape: shape.to_vec(),
+            held: all.clone(),
+            updated: all,
+            owned: true,
+            stages: Vec::new(),
+            sums: Vec::new(),
+        }
+    }
+
+    /// Keeps only `ranges` of dim `dim`, in this order.
+    pub fn cut(&mut self, dim: usize, ranges: &[Range<usize>]) {
+        let mut first = 0;
+        for part in &mut self.parts {
+            part.dim = dim;
+            // Parts are stacked along the first dim; along others they all have the same extent.
+            let (start, end) = (first, first + part.shape[dim]);
+            first = if dim == 0 { end } else { 0 };
+            let inside = |r: &Range<usize>| r.start.clamp(start, end) - start..r.end.clamp(start, end) - start;
+            part.ranges = ranges.iter().map(inside).filter(|r| !r.is_empty()).collect();
+        }
+        self.shape[dim] = ranges.iter().map(Range::len).sum();
+        let all = 0..self.shape.iter().product();
+        (self.held, self.updated) = (all.clone(), all);
+    }
 }

@@ -1,7 +1,9 @@
 //! Operands and results of each operation: how many, which shapes, which element types.
 
+use crate::mesh::Place;
 use crate::program::{
-    ActivationFn, Attention, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind, Op, Program, Value,
+    ActivationFn, Attention, AttentionPart, Collective, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind,
+    Op, Program, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -10,8 +12,8 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
     let writes: Vec<&Value> = instr.writes.iter().map(|v| program.value(*v)).collect();
     let s = Signature { reads: &reads, writes: &writes };
     match &instr.op {
-        Op::Embedding { residual } => s.embedding(*residual),
-        Op::EmbeddingBackward { residual } => s.embedding_backward(*residual),
+        Op::Embedding { residual, .. } => s.embedding(*residual),
+        Op::EmbeddingBackward { residual, .. } => s.embedding_backward(*residual),
         Op::MatMul(m) => s.matmul(m),
         Op::ColumnSum { residual, columns } => s.column_sum(*residual, *columns),
         Op::Norm { kind, .. } => s.norm(*kind),
@@ -25,16 +27,36 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::ActivationBackward(f) => s.activation(*f, true),
         Op::Add => s.count(2, 1).and_then(|()| s.same_shape(&[reads[0], reads[1], writes[0]])),
         Op::Cast => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
-        Op::CrossEntropy { residual, gradient } => s.cross_entropy(*residual, *gradient),
+        Op::CrossEntropy { residual, gradient, vocab } => s.cross_entropy(*residual, *gradient, *vocab),
+        Op::CrossEntropyStats(_) => s.cross_entropy_stats(),
+        Op::SplitColumns => s.split(reads.first(), &writes),
+        Op::JoinColumns => s.split(writes.first(), &reads),
+        Op::AttentionPart(part) => s.attention_part(part),
+        Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+            s.attention_part_backward(part, *carried_q, *carried_kv)
+        }
+        Op::AddBias => s.add_bias(),
+        Op::Enter { .. } => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
+        Op::Slice { start } => s.slice(*start, false),
+        Op::Paste { start } => s.slice(*start, true),
+        Op::Sum => {
+            s.count(reads.len(), 1)?;
+            reads.iter().chain(&writes).try_for_each(|v| s.scalar(v))
+        }
         Op::Opaque { n_inputs, n_params, residual, gradient, .. } => {
             s.opaque(*n_inputs, *n_params, *residual, *gradient)
         }
-        Op::SumSquares => s.count(1, 1).and_then(|()| s.scalar(writes[0])),
+        Op::SumSquares { elements } => {
+            s.count(1, 1)?;
+            let (first, len) = elements.unwrap_or((0, reads[0].n_elements()));
+            s.run(reads[0], first, len)?;
+            s.scalar(writes[0])
+        }
         Op::ClipCoefficient { .. } => s.clip(),
-        Op::AdamW { .. } => s.update(3),
-        Op::Sgd { .. } => s.update(2),
-        Op::Start(c) => s.collective(c.kind),
-        Op::Await { .. } => s.count(1, 0),
+        Op::AdamW { first, .. } => s.update(3, *first),
+        Op::Sgd { first, .. } => s.update(2, *first),
+        Op::Start(c) => s.collective(c, &program.place),
+        Op::Await(_) => s.count(reads.len(), 0),
     }
 }
 
@@ -230,15 +252,98 @@ impl Signature<'_> {
         self.shape(self.writes[0], &[n, narrow], None)
     }
 
-    fn cross_entropy(&self, residual: bool, gradient: bool) -> Result<(), String> {
-        self.count(3 + usize::from(residual), 1 + usize::from(gradient))?;
+    fn cross_entropy(&self, residual: bool, gradient: bool, vocab: Option<VocabShard>) -> Result<(), String> {
+        let stats = usize::from(vocab.is_some());
+        self.count(3 + stats + usize::from(residual), 1 + usize::from(gradient))?;
         let (n, v) = self.matrix(self.reads[0])?;
         self.shape(self.reads[0], &[n, v], Some(DType::F32))?;
         self.shape(self.reads[1], &[n], Some(DType::I32))?;
         self.hyper(self.reads[2])?;
-        self.reads[3..].iter().try_for_each(|l| self.scalar(l))?;
+        if let Some(vocab) = vocab {
+            self.shape(self.reads[3], &[vocab.n_shards, n, 3], Some(DType::F32))?;
+        }
+        self.reads[3 + stats..].iter().try_for_each(|l| self.scalar(l))?;
         self.scalar(self.writes[0])?;
         self.writes[1..].iter().try_for_each(|d| self.shape(d, &[n, v], Some(DType::F32)))
+    }
+
+    fn cross_entropy_stats(&self) -> Result<(), String> {
+        self.count(2, 1)?;
+        let (n, v) = self.matrix(self.reads[0])?;
+        self.shape(self.reads[0], &[n, v], Some(DType::F32))?;
+        self.shape(self.reads[1], &[n], Some(DType::I32))?;
+        self.shape(self.writes[0], &[1, n, 3], Some(DType::F32))
+    }
+
+    fn split(&self, whole: Option<&&Value>, parts: &[&Value]) -> Result<(), String> {
+        let (Some(whole), [left, right]) = (whole, parts) else {
+            return Err("a matrix and its left and right columns fit".into());
+        };
+        let (n, c) = self.matrix(whole)?;
+        let (_, a) = self.matrix(left)?;
+        self.shape(left, &[n, a], None)?;
+        self.shape(right, &[n, c.saturating_sub(a)], None)
+    }
+
+    /// Shapes of queries, keys and values of a part.
+    fn part_operands(&self, part: &AttentionPart) -> Result<usize, String> {
+        let a = &part.heads;
+        let (n, _) = self.matrix(self.reads[0])?;
+        if a.seq_len == 0 || !n.is_multiple_of(a.seq_len) {
+            return Err(format!("{n} tokens are not a multiple of seq_len {}", a.seq_len));
+        }
+        if part.q_rank >= part.n_ranks || part.kv_rank + part.n_kv_ranks > part.n_ranks {
+            return Err(format!("there are {} context-parallel ranks", part.n_ranks));
+        }
+        self.shape(self.reads[0], &[n, a.n_heads * a.head_dim], None)?;
+        self.shape(self.reads[1], &[part.n_kv_ranks * n, 2 * a.n_kv_heads * a.head_dim], None)?;
+        self.shape(self.reads[2], &[n], Some(DType::I32))?;
+        Ok(n)
+    }
+
+    fn attention_part(&self, part: &AttentionPart) -> Result<(), String> {
+        self.count(3 + 2 * usize::from(part.carried), 2)?;
+        let n = self.part_operands(part)?;
+        let (o, lse) = ([n, part.heads.n_heads * part.heads.head_dim], [n, part.heads.n_heads]);
+        let pairs = [self.writes, &self.reads[3..]].concat();
+        pairs.chunks(2).try_for_each(|pair| {
+            self.shape(pair[0], &o, Some(DType::F32))?;
+            self.shape(pair[1], &lse, Some(DType::F32))
+        })
+    }
+
+    fn attention_part_backward(&self, part: &AttentionPart, q: bool, kv: bool) -> Result<(), String> {
+        self.count(6 + usize::from(q) + usize::from(kv), 2)?;
+        let n = self.part_operands(part)?;
+        let o = [n, part.heads.n_heads * part.heads.head_dim];
+        self.shape(self.reads[3], &o, Some(DType::F32))?;
+        self.shape(self.reads[4], &[n, part.heads.n_heads], Some(DType::F32))?;
+        self.shape(self.reads[5], &o, Some(DType::F32))?;
+        let dq = self.reads[6..].iter().take(usize::from(q)).chain(&self.writes[..1]);
+        dq.into_iter().try_for_each(|v| self.shape(v, &o, Some(DType::F32)))?;
+        let dkv = self.reads[6 + usize::from(q)..].iter().chain(&self.writes[1..]);
+        dkv.into_iter().try_for_each(|v| self.shape(v, &self.reads[1].shape, Some(DType::F32)))
+    }
+
+    fn add_bias(&self) -> Result<(), String> {
+        self.count(2, 1)?;
+        let (_, c) = self.matrix(self.reads[0])?;
+        self.shape(self.reads[1], &[c], Some(DType::F32))?;
+        self.same_shape(&[self.reads[0], self.writes[0]])
+    }
+
+    fn run(&self, value: &Value, start: usize, len: usize) -> Result<(), String> {
+        if start + len <= value.n_elements() {
+            return Ok(());
+        }
+        Err(format!("elements {start}..{} of `{}`, which has {}", start + len, value.name, value.n_elements()))
+    }
+
+    fn slice(&self, start: usize, paste: bool) -> Result<(), String> {
+        self.count(1 + usize::from(paste), 1)?;
+        let part = if paste { self.reads[1] } else { self.writes[0] };
+        self.run(self.reads[0], start, part.n_elements())?;
+        if paste { self.same_shape(&[self.reads[0], self.writes[0]]) } else { Ok(()) }
     }
 
     fn opaque(&self, n_inputs: usize, n_params: usize, residual: bool, gradient: bool) -> Result<(), String> {
@@ -264,23 +369,51 @@ impl Signature<'_> {
         sums.iter().chain(self.writes).try_for_each(|s| self.scalar(s))
     }
 
-    fn update(&self, n_state: usize) -> Result<(), String> {
+    fn update(&self, n_state: usize, first: usize) -> Result<(), String> {
         self.count(n_state + 3, n_state)?;
-        let shape = &self.reads[0].shape;
-        self.reads[..=n_state].iter().try_for_each(|v| self.shape(v, shape, Some(DType::F32)))?;
+        let n = self.reads[n_state].n_elements();
+        self.run(self.reads[0], first, n)?;
+        for v in &self.reads[..=n_state] {
+            self.shape(v, &v.shape, Some(DType::F32))?;
+        }
+        for v in &self.reads[1..=n_state] {
+            if v.n_elements() != n {
+                return Err(format!("`{}` has {} elements, {n} fit", v.name, v.n_elements()));
+            }
+        }
         self.hyper(self.reads[n_state + 1])?;
         self.scalar(self.reads[n_state + 2])?;
-        self.writes.iter().try_for_each(|v| self.shape(v, shape, Some(DType::F32)))
+        self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(DType::F32)))
     }
 
-    fn collective(&self, kind: CollectiveKind) -> Result<(), String> {
-        let n_reads = usize::from(!matches!(kind, CollectiveKind::Recv { .. }));
-        self.count(n_reads, 1)?;
-        match kind {
-            CollectiveKind::AllReduce | CollectiveKind::AllToAll | CollectiveKind::Broadcast { .. } => {
-                self.same_shape(&[self.reads[0], self.writes[0]])
-            }
-            _ => Ok(()),
+    fn collective(&self, c: &Collective, place: &Place) -> Result<(), String> {
+        let (size, position) = (place.group_size(c.group), place.position(c.group));
+        let part = |n: usize| c.part(n, size, position).len();
+        let (n_in, n_out) = match c.kind {
+            CollectiveKind::Send { .. } => (self.reads.len(), 0),
+            CollectiveKind::Recv { .. } => (0, self.writes.len()),
+            _ => (self.reads.len().max(1), self.reads.len().max(1)),
+        };
+        self.count(n_in, n_out)?;
+        let pairs = || self.reads.iter().zip(self.writes);
+        let sized = |v: &Value, n: usize| match v.n_elements() == n {
+            true => Ok(()),
+            false => Err(format!("`{}` has {} elements, {n} fit at position {position} of {size}", v.name, v.n_elements())),
+        };
+        if let Some((a, b)) = pairs().find(|(a, b)| a.dtype != b.dtype) {
+            return Err(format!("`{}` is {} and `{}` is {}", a.name, a.dtype, b.name, b.dtype));
+        }
+        match c.kind {
+            CollectiveKind::ReduceScatter => pairs().try_for_each(|(a, b)| sized(b, part(a.n_elements()))),
+            CollectiveKind::AllGather => pairs().try_for_each(|(a, b)| match std::ptr::eq(*a, *b) {
+                true => Ok(()),
+                false => sized(a, part(b.n_elements())),
+            }),
+            CollectiveKind::Send { to: peer, .. } | CollectiveKind::Recv { from: peer, .. } => match peer as usize {
+                peer if peer < size && peer != position => Ok(()),
+                peer => Err(format!("position {peer} is no other member of a group of {size}")),
+            },
+            _ => pairs().try_for_each(|(a, b)| sized(b, a.n_elements())),
         }
     }
 }

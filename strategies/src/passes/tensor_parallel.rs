@@ -1,0 +1,74 @@
+//! Tensor parallelism: products are cut along their outputs where heads, feed-forward columns or the vocabulary begin, and
+//! along their inputs where these end, so that one sum per attention and one per feed-forward part is all that ranks
+//! exchange.
+//!
+//! Source: Shoeybi et al. 2019, Megatron-LM, §3 (arXiv:1909.08053); Korthikanti et al. 2022, §4.2.2, for sequence
+//! parallelism (arXiv:2205.05198): between these regions each rank has some of the tokens instead of all, and the sum
+//! becomes a scatter before and a gather behind.
+//!
+//! We differ in that nothing is declared by the model: the regions are found from the operations (`regions`), so any
+//! model made with the builder is cut. Extents that the degree does not divide are cut unevenly. With more ranks than
+//! key/value heads neighbours hold the same head, and sum its gradient.
+
+mod regions;
+mod rewrite;
+
+use crate::program::Program;
+
+/// Why a model cannot be cut.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TpError {
+    /// Heads that cannot be shared.
+    #[error(
+        "{n_heads} attention heads with {n_kv_heads} key/value heads cannot be shared by tensor_parallel_size {tp}; {} would fit",
+        fits.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    Heads {
+        /// Query heads.
+        n_heads: usize,
+        /// Key/value heads.
+        n_kv_heads: usize,
+        /// Size of the axis.
+        tp: usize,
+        /// Sizes that fit.
+        fits: Vec<usize>,
+    },
+    /// Fewer columns than ranks.
+    #[error("{extent} {what} are fewer than tensor_parallel_size {tp}")]
+    TooSmall {
+        /// What there is too little of.
+        what: &'static str,
+        /// How many there are.
+        extent: usize,
+        /// Size of the axis.
+        tp: usize,
+    },
+    /// An operation that stands where it cannot be cut.
+    #[error("`{value}` cannot be shared by tensor_parallel_size {tp}: {reason}")]
+    Shape {
+        /// The value.
+        value: String,
+        /// Size of the axis.
+        tp: usize,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+/// Leaves what this rank does of a forward program.
+///
+/// # Errors
+/// When the model cannot be cut in so many parts; the program is then unchanged.
+pub fn tensor_parallel(program: &mut Program, sequence_parallel: bool) -> Result<(), TpError> {
+    if program.place.mesh.tp == 1 {
+        return Ok(());
+    }
+    let cut = regions::find(program)?;
+    rewrite::rewrite(program, &cut, sequence_parallel);
+    Ok(())
+}
+
+/// Whether so many heads can be shared by `tp` ranks: key/value heads evenly, or each by as many ranks.
+pub fn heads_fit(n_heads: usize, n_kv_heads: usize, tp: usize) -> bool {
+    n_heads.is_multiple_of(tp) && (n_kv_heads.is_multiple_of(tp) || tp.is_multiple_of(n_kv_heads))
+}

@@ -1,0 +1,287 @@
+//! Rewrites a program to what one rank does, given where it is cut.
+
+use super::regions::{Cut, Piece, inside};
+use crate::mesh::{Axes, Axis, Group};
+use crate::program::collective::part;
+use crate::program::{
+    Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Program, Role, Site,
+    TokenSlice, ValueId, VocabShard,
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+const GROUP: Group = Group::over(&[Axis::Tp]);
+
+pub(super) fn rewrite(program: &mut Program, cut: &Cut, sequence_parallel: bool) {
+    let instrs = std::mem::take(&mut program.instrs);
+    let place = program.place;
+    let ids = program.bound(Role::Ids).next();
+    let mut r = Rewrite {
+        n_tokens: ids.map_or(0, |ids| program.value(ids).shape[0]),
+        tp: place.mesh.tp,
+        me: place.on(Axis::Tp),
+        cut,
+        sequence_parallel,
+        entered: BTreeMap::new(),
+        sliced: BTreeMap::new(),
+        program,
+    };
+    r.cut_params();
+    r.cut_values();
+    instrs.into_iter().for_each(|instr| r.instr(instr));
+}
+
+struct Rewrite<'a> {
+    program: &'a mut Program,
+    cut: &'a Cut,
+    n_tokens: usize,
+    tp: usize,
+    me: usize,
+    sequence_parallel: bool,
+    /// A value between the regions → the same as products within one read it.
+    entered: BTreeMap<ValueId, ValueId>,
+    /// An input → the part of it that belongs to this rank's tokens.
+    sliced: BTreeMap<ValueId, ValueId>,
+}
+
+fn ranges(pieces: &[Piece]) -> Vec<Range<usize>> {
+    pieces.iter().map(|p| p.range.clone()).collect()
+}
+
+fn extent(pieces: &[Piece]) -> usize {
+    pieces.iter().map(|p| p.range.len()).sum()
+}
+
+impl Rewrite<'_> {
+    fn cut_params(&mut self) {
+        let run = self.cut.run;
+        for param in &mut self.program.params {
+            let Some((dim, pieces)) = self.cut.params.get(&param.value) else {
+                param.owned = self.me == 0;
+                continue;
+            };
+            param.cut(*dim, &ranges(pieces));
+            self.program.values[param.value.0 as usize].shape.clone_from(&param.shape);
+            let mut first = 0;
+            let row: usize = param.shape[1..].iter().product();
+            for piece in pieces {
+                let elements = first * row..(first + piece.range.len()) * row;
+                first += piece.range.len();
+                if piece.copied {
+                    let group = Group { axes: Axes::of(&[Axis::Tp]), run: Some(run as u32) };
+                    match param.sums.last_mut().and_then(|s| s.elements.as_mut()) {
+                        // Keys and values follow each other: one sum for both.
+                        Some(before) if before.end == elements.start => before.end = elements.end,
+                        _ => param.sums.push(GradSum { group, elements: Some(elements) }),
+                    }
+                }
+            }
+            if !self.me.is_multiple_of(run) {
+                disown_copies(param, pieces);
+            }
+        }
+    }
+
+    /// Values lose the columns, and those between regions the tokens, that other ranks have.
+    fn cut_values(&mut self) {
+        for i in 0..self.program.values.len() {
+            let id = ValueId(i as u32);
+            let value = &mut self.program.values[i];
+            match self.cut.columns.get(&id) {
+                Some(pieces) => *value.shape.last_mut().expect("it has columns") = extent(pieces),
+                None if self.sequence_parallel && value.kind == Kind::Activation && !value.shape.is_empty() => {
+                    value.shape[0] = part(value.shape[0], 1, self.tp, self.me).len();
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn instr(&mut self, mut instr: Instr) {
+        let is_cut = |v: &ValueId| self.cut.columns.contains_key(v);
+        match instr.op {
+            Op::MatMul(m) if is_cut(&instr.reads[0]) => self.row_parallel(&instr, m),
+            Op::MatMul(m) if is_cut(&instr.writes[0]) => self.column_parallel(instr, m),
+            Op::Embedding { residual, .. } if self.cut.params.contains_key(&instr.reads[1]) => {
+                self.embedding(&instr, residual);
+            }
+            Op::CrossEntropy { residual, gradient, .. } => self.cross_entropy(instr, residual, gradient),
+            Op::Attention(a) => {
+                // Statistics of the heads that are here.
+                let local = self.local_heads(a);
+                self.program.values[instr.writes[1].0 as usize].shape =
+                    vec![self.program.value(instr.writes[0]).shape[0], local.n_heads];
+                self.program.push(Op::Attention(local), instr.reads, instr.writes, instr.site);
+            }
+            Op::Rotary { heads, inverse } => {
+                let op = Op::Rotary { heads: self.local_heads(heads), inverse };
+                self.program.push(op, instr.reads, instr.writes, instr.site);
+            }
+            Op::HeadNorm { heads, eps } => {
+                let local = self.local_heads(heads);
+                let n = self.program.value(instr.reads[0]).shape[0];
+                self.program.values[instr.writes[1].0 as usize].shape = vec![n, local.n_heads + local.n_kv_heads];
+                // Every rank has the gradient that its heads give.
+                instr.reads[1..3].iter().for_each(|gain| self.sum_gradient(*gain));
+                self.program.push(Op::HeadNorm { heads: local, eps }, instr.reads, instr.writes, instr.site);
+            }
+            Op::Activation(_) => self.program.instrs.push(instr),
+            _ => {
+                if self.sequence_parallel {
+                    self.of_own_tokens(&mut instr);
+                }
+                self.program.instrs.push(instr);
+            }
+        }
+    }
+
+    fn local_heads(&self, a: Attention) -> Attention {
+        Attention { n_heads: a.n_heads / self.tp, n_kv_heads: (a.n_kv_heads / self.tp).max(1), ..a }
+    }
+
+    /// An operation between regions works on this rank's tokens only: its inputs are cut, and its parameters have a part
+    /// of their gradient on every rank.
+    fn of_own_tokens(&mut self, instr: &mut Instr) {
+        for v in &mut instr.reads {
+            match self.program.value(*v).kind {
+                Kind::Input if self.program.value(*v).dtype == DType::I32 => *v = self.slice(*v),
+                Kind::Parameter => self.sum_gradient(*v),
+                _ => {}
+            }
+        }
+    }
+
+    fn slice(&mut self, input: ValueId) -> ValueId {
+        if let Some(there) = self.sliced.get(&input) {
+            return *there;
+        }
+        let value = self.program.value(input).clone();
+        let n = part(value.shape[0], 1, self.tp, self.me).len();
+        let slice = self.program.add_value(value.name, &[n], value.dtype, value.kind);
+        let bindings: Vec<Binding> = self.program.bindings.iter().filter(|b| b.value == input).copied().collect();
+        let to = Some(TokenSlice { index: self.me, of: self.tp });
+        self.program.bindings.extend(bindings.into_iter().map(|b| Binding { value: slice, slice: to, ..b }));
+        self.sliced.insert(input, slice);
+        slice
+    }
+
+    fn sum_gradient(&mut self, param: ValueId) {
+        let all = GradSum { group: GROUP, elements: None };
+        if let Some(param) = self.program.params.iter_mut().find(|p| p.value == param && !p.sums.contains(&all)) {
+            param.sums.push(all);
+        }
+    }
+
+    /// `y = x W^T` with some columns of `y`: nothing is exchanged but, backwards, the gradient of `x`.
+    fn column_parallel(&mut self, mut instr: Instr, m: MatMul) {
+        instr.reads[0] = self.enter(instr.reads[0], instr.site);
+        let mut op = m;
+        if let Some(c) = m.c_columns {
+            let pieces = &self.cut.columns[&instr.writes[0]];
+            let here = extent(&inside(pieces, c.start..c.start + c.len));
+            let before = extent(&inside(pieces, 0..c.start));
+            op.c_columns = Some(Columns { start: before, len: here });
+        }
+        self.program.push(Op::MatMul(op), instr.reads, instr.writes, instr.site);
+    }
+
+    /// `y = x W^T` with some columns of `x`: the products of all ranks are summed.
+    fn row_parallel(&mut self, instr: &Instr, m: MatMul) {
+        let y = instr.writes[0];
+        let n = self.program.value(instr.reads[0]).shape[0];
+        let partial = self.like(y, n);
+        let product = MatMul { bias: false, residual: false, ..m };
+        self.program.push(Op::MatMul(product), instr.reads[..2].to_vec(), vec![partial], instr.site);
+        let bias = m.bias.then(|| instr.reads[2]);
+        let residual = m.residual.then(|| instr.reads[instr.reads.len() - 1]);
+        self.finish_sum(partial, y, bias, residual, instr.site);
+    }
+
+    fn embedding(&mut self, instr: &Instr, residual: bool) {
+        let (ids, table, y) = (instr.reads[0], instr.reads[1], instr.writes[0]);
+        let n = self.program.value(ids).shape[0];
+        let partial = self.like(y, n);
+        let first = self.cut.params[&table].1[0].range.start;
+        self.program.push(Op::Embedding { residual: false, first }, vec![ids, table], vec![partial], instr.site);
+        self.finish_sum(partial, y, None, residual.then(|| instr.reads[2]), instr.site);
+    }
+
+    /// `y = residual + bias + Σ partial`.
+    fn finish_sum(&mut self, partial: ValueId, y: ValueId, bias: Option<ValueId>, residual: Option<ValueId>, site: Site) {
+        let n = self.program.value(y).shape[0];
+        let kind = if self.sequence_parallel { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
+        let sum = if bias.is_none() && residual.is_none() { y } else { self.like(y, n) };
+        self.collective(kind, self.program.value(y).n_columns(), partial, sum, site);
+        let mut last = sum;
+        if let Some(bias) = bias {
+            let to = if residual.is_none() { y } else { self.like(y, n) };
+            if self.sequence_parallel {
+                self.sum_gradient(bias);
+            }
+            self.program.push(Op::AddBias, vec![last, bias], vec![to], site);
+            last = to;
+        }
+        if let Some(residual) = residual {
+            self.program.push(Op::Add, vec![residual, last], vec![y], site);
+        }
+    }
+
+    /// Of each token the logits are spread over the ranks; three numbers say what the others have.
+    fn cross_entropy(&mut self, mut instr: Instr, residual: bool, gradient: bool) {
+        let (logits, labels) = (instr.reads[0], instr.reads[1]);
+        let n = self.program.value(logits).shape[0];
+        let vocab = VocabShard { first: self.cut.columns[&logits][0].range.start, n_shards: self.tp };
+        let own = self.program.add_value("loss_stats", &[1, n, 3], DType::F32, Kind::Activation);
+        let all = self.program.add_value("loss_stats", &[self.tp, n, 3], DType::F32, Kind::Activation);
+        self.program.push(Op::CrossEntropyStats(vocab), vec![logits, labels], vec![own], instr.site);
+        self.collective(CollectiveKind::AllGather, 3 * n, own, all, instr.site);
+        instr.reads.insert(3, all);
+        let op = Op::CrossEntropy { residual, gradient, vocab: Some(vocab) };
+        self.program.push(op, instr.reads, instr.writes, instr.site);
+    }
+
+    /// The value as a region reads it: all tokens, and a gradient that is summed over the ranks.
+    fn enter(&mut self, x: ValueId, site: Site) -> ValueId {
+        if let Some(entered) = self.entered.get(&x) {
+            return *entered;
+        }
+        let all = self.like(x, self.n_tokens);
+        if self.sequence_parallel {
+            self.collective(CollectiveKind::AllGather, self.program.value(x).n_columns(), x, all, site);
+        } else {
+            self.program.push(Op::Enter { group: GROUP }, vec![x], vec![all], site);
+        }
+        self.entered.insert(x, all);
+        all
+    }
+
+    fn collective(&mut self, kind: CollectiveKind, unit: usize, from: ValueId, to: ValueId, site: Site) {
+        let c = Collective { unit, ..Collective::new(kind, GROUP) };
+        self.program.push(Op::Start(c), vec![from], vec![to], site);
+        self.program.push(Op::Await(c), vec![to], vec![], site);
+    }
+
+    /// A new value with the columns of `v` and `n` rows.
+    fn like(&mut self, v: ValueId, n: usize) -> ValueId {
+        let value = self.program.value(v);
+        let (name, shape) = (value.name.clone(), [n, value.n_columns()]);
+        self.program.add_value(name, &shape, DType::F32, Kind::Activation)
+    }
+}
+
+/// Of the ranks that hold a key/value head the first answers for it.
+fn disown_copies(param: &mut crate::program::Param, pieces: &[Piece]) {
+    let mut first = 0;
+    let n_parts = param.parts.len();
+    for part in &mut param.parts {
+        let rows = part.rows();
+        let mut at = 0;
+        let piece = pieces.iter().find(|p| {
+            let start = std::mem::replace(&mut at, at + p.range.len());
+            start == first
+        });
+        // Parts of a fused projection are cut one by one; a packed tensor with copies is refused where heads are fitted.
+        part.owned = !(piece.is_some_and(|p| p.copied) && (n_parts > 1 || pieces.len() == 1));
+        first += rows;
+    }
+}
