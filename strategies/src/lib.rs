@@ -5,6 +5,7 @@
 //! - [`passes`]: rewrite it, one idea a file; [`compile`] applies them in order.
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
 //! - [`cost`]: operations and bytes, read off the program.
+//! - [`pipeline`]: the order in which pipeline stages run their microbatches.
 //! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
 //!   functions of the step.
 //!
@@ -16,6 +17,7 @@ pub mod cost;
 pub mod loss_scale;
 pub mod model;
 pub mod passes;
+pub mod pipeline;
 pub mod program;
 pub mod rng;
 pub mod sampler;
