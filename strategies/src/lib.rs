@@ -6,6 +6,7 @@
 //! - [`mesh`]: how ranks are arranged, and which of them form groups.
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
 //! - [`cost`]: operations and bytes, read off the program.
+//! - [`pipeline`]: the order in which pipeline stages run their microbatches.
 //! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
 //!   functions of the step.
 //!
@@ -18,6 +19,7 @@ pub mod loss_scale;
 pub mod mesh;
 pub mod model;
 pub mod passes;
+pub mod pipeline;
 pub mod program;
 pub mod rng;
 pub mod sampler;
