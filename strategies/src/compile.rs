@@ -1,15 +1,25 @@
 //! From a forward program to the program of a step: the passes in their order.
 
-use crate::passes::accumulate::accumulate;
-use crate::passes::backward::{BackwardError, Carry, backward, needs_grad};
-use crate::passes::clip::clip;
+use crate::mesh::{Axis, Place};
+use crate::passes::accumulate::{Chunk, accumulate};
+use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
+use crate::passes::clip::{clip, complete_loss};
+use crate::passes::compact::compact;
+use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens};
+use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microbatch};
+use crate::passes::enter::erase;
+use crate::passes::fully_sharded::{GROUP as SHARDS, ZeroStage, fully_sharded, gather_updated};
 use crate::passes::fuse::fuse;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
 use crate::passes::optimizer::{OptimizerSpec, optimizer};
+use crate::passes::overlap::overlap;
+use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
-use crate::program::{Instr, Program};
+use crate::passes::tensor_parallel::{TpError, tensor_parallel};
+use crate::pipeline::{ScheduleKind, Slot, Work, order};
+use crate::program::{Instr, Program, Role};
 use crate::verify::{VerifyError, verify};
 
 /// Everything that decides the program of a training step, besides the model.
@@ -27,6 +37,49 @@ pub struct StepSpec {
     pub optimizer: OptimizerSpec,
     /// Largest gradient norm that is left alone.
     pub max_grad_norm: Option<f64>,
+    /// How work is shared, besides the mesh, which the forward program carries.
+    pub parallel: Parallel,
+}
+
+/// How the axes of the mesh are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallel {
+    /// What ranks of `dp_shard x cp` share.
+    pub zero_stage: ZeroStage,
+    /// How many uses ahead weights are gathered.
+    pub prefetch: usize,
+    /// Order of work of pipeline stages.
+    pub schedule: ScheduleKind,
+    /// Tensor-parallel ranks share tokens where they do not share columns.
+    pub sequence_parallel: bool,
+    /// How keys and values reach other context-parallel ranks.
+    pub cp_comm: CpComm,
+    /// Gradients that are summed by one collective, in bytes.
+    pub bucket_bytes: usize,
+}
+
+impl Default for Parallel {
+    fn default() -> Parallel {
+        Parallel {
+            zero_stage: ZeroStage::default(),
+            prefetch: 1,
+            schedule: ScheduleKind::default(),
+            sequence_parallel: false,
+            cp_comm: CpComm::default(),
+            bucket_bytes: 25 << 20,
+        }
+    }
+}
+
+impl Parallel {
+    /// One stage has nothing to schedule.
+    fn schedule(&self, place: &Place) -> ScheduleKind {
+        if place.mesh.pp == 1 { ScheduleKind::OneF1B } else { self.schedule }
+    }
+
+    fn chunks(&self, place: &Place) -> usize {
+        self.schedule(place).n_chunks()
+    }
 }
 
 /// Why a step cannot be compiled.
@@ -35,6 +88,15 @@ pub enum CompileError {
     /// Adapters that do not fit the model.
     #[error(transparent)]
     Lora(#[from] LoraError),
+    /// Rows that cannot be shared by context-parallel ranks.
+    #[error(transparent)]
+    Context(#[from] CpError),
+    /// Products that cannot be shared by tensor-parallel ranks.
+    #[error(transparent)]
+    Tensor(#[from] TpError),
+    /// More chunks than blocks.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
     /// The program cannot be differentiated.
     #[error(transparent)]
     Backward(#[from] BackwardError),
@@ -64,15 +126,30 @@ pub fn compile_step(
     scratch_bytes: impl Fn(&Program, &Instr) -> usize,
 ) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
+    let (place, parallel) = (forward.place, &spec.parallel);
     let needs = needs_grad(&forward)?;
-    let mut first = backward(&forward, &needs, Carry::NOTHING)?;
-    let mut rest = backward(&forward, &needs, Carry { loss: true, grads: true })?;
-    recompute(&mut first.program, spec.recompute);
-    recompute(&mut rest.program, spec.recompute);
-    let step = accumulate(&first, &rest, spec.n_microbatches);
+    let grads = !reduces_each_microbatch(parallel.zero_stage, place.group_size(SHARDS));
+    let differentiate = |chunk: &Program, carry| -> Result<Differentiated, CompileError> {
+        let mut both = backward(chunk, &needs, carry)?;
+        erase(&mut both.program);
+        recompute(&mut both.program, spec.recompute);
+        Ok(both)
+    };
+    let mut chunks = Vec::new();
+    for chunk in pipeline(&forward, parallel.chunks(&place))? {
+        let rest = differentiate(&chunk, Carry { loss: true, grads })?;
+        chunks.push(Chunk { first: differentiate(&chunk, Carry::NOTHING)?, rest });
+    }
+    let order = order(parallel.schedule(&place), place.mesh.pp, place.on(Axis::Pp), spec.n_microbatches);
+    let step = accumulate(&forward, &chunks, &order);
     let mut program = step.program;
-    let coefficient = clip(&mut program, &step.grads, spec.max_grad_norm);
-    optimizer(&mut program, &step.grads, coefficient, &spec.optimizer);
+    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch);
+    let mut grads = data_parallel(&mut program, &step.grads, parallel.bucket_bytes);
+    complete(&mut program, &mut grads, parallel.bucket_bytes);
+    let coefficient = clip(&mut program, &grads, spec.max_grad_norm);
+    optimizer(&mut program, &grads, coefficient, &spec.optimizer);
+    let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
+    gather_updated(&mut program, &trained, parallel.bucket_bytes);
     finish(program, scratch_bytes)
 }
 
@@ -86,22 +163,41 @@ pub fn compile_forward(
     scratch_bytes: impl Fn(&Program, &Instr) -> usize,
 ) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
-    finish(forward, scratch_bytes)
+    erase(&mut forward);
+    let (place, parallel) = (forward.place, &spec.parallel);
+    let mut chunks = Vec::new();
+    for program in pipeline(&forward, parallel.chunks(&place))? {
+        let alone = Differentiated { program, grads: vec![], carried_grads: vec![], carried_loss: None };
+        chunks.push(Chunk { first: alone.clone(), rest: alone });
+    }
+    let slot = |chunk| Slot { chunk, microbatch: 0, work: Work::Forward };
+    let order: Vec<Slot> = (0..chunks.len() as u32).map(slot).collect();
+    let mut program = accumulate(&forward, &chunks, &order).program;
+    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch);
+    if program.bound(Role::Logits).next().is_none() {
+        complete_loss(&mut program);
+    }
+    finish(program, scratch_bytes)
 }
 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     verify(forward)?;
+    shard_tokens(forward)?;
     // Fused before adapters are added: the base then runs the same products as without them, to the last bit, and an
     // adapter behind such a product adds to the residual stream directly.
     fuse(forward);
     if let Some(adapters) = &spec.lora {
         lora(forward, adapters)?;
     }
+    tensor_parallel(forward, spec.parallel.sequence_parallel)?;
+    exchange_keys(forward, spec.parallel.cp_comm);
     precision(forward, spec.precision);
     Ok(())
 }
 
-fn finish(program: Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Result<Compiled, CompileError> {
+fn finish(mut program: Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Result<Compiled, CompileError> {
+    overlap(&mut program);
+    compact(&mut program);
     verify(&program)?;
     let layout = memory(&program, scratch_bytes);
     Ok(Compiled { program, layout })

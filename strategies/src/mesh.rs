@@ -128,7 +128,9 @@ pub enum MeshError {
         world: usize,
     },
     /// `dp_shard_size: auto` cannot fill what is left.
-    #[error("dp_shard_size: auto cannot fill the world: {world} ranks are not a multiple of {product}, the product of the other axes ({mesh})")]
+    #[error(
+        "dp_shard_size: auto cannot fill the world: {world} ranks are not a multiple of {product}, the product of the other axes ({mesh})"
+    )]
     Auto {
         /// The mesh with a `dp_shard` of 1.
         mesh: Mesh,
@@ -321,8 +323,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_mesh() -> impl Strategy<Value = Mesh> {
-        (1usize..4, 1usize..4, 1usize..4, 1usize..4, 1usize..5)
-            .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp })
+        (1usize..4, 1usize..4, 1usize..4, 1usize..4, 1usize..5).prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh {
+            pp,
+            dp_replicate,
+            dp_shard,
+            cp,
+            tp,
+        })
     }
 
     proptest! {

@@ -108,7 +108,11 @@ impl<'a> State<'a> {
                 return Err(format!("`{}` is used before its collective is awaited", self.program.describe_value(*v)));
             }
             if let Some(v) = instr.writes.iter().find(|v| flight.operands.contains(v)) {
-                return Err(format!("`{}` is written while {} reads it", self.program.describe_value(*v), flight.collective));
+                return Err(format!(
+                    "`{}` is written while {} reads it",
+                    self.program.describe_value(*v),
+                    flight.collective
+                ));
             }
         }
         Ok(())

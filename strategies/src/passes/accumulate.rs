@@ -105,9 +105,8 @@ impl Run<'_> {
 
     fn instr(&mut self, template: &Differentiated, instr: &Instr, slot: Slot, map: &mut [Option<ValueId>]) {
         let key = (slot.chunk, slot.microbatch);
-        let mut ids = |vs: &[ValueId]| -> Vec<ValueId> {
-            vs.iter().map(|v| self.instance(template, *v, key, map)).collect()
-        };
+        let mut ids =
+            |vs: &[ValueId]| -> Vec<ValueId> { vs.iter().map(|v| self.instance(template, *v, key, map)).collect() };
         let (reads, writes) = (ids(&instr.reads), ids(&instr.writes));
         let mut site = instr.site;
         site.microbatch = slot.microbatch;

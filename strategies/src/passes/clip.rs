@@ -1,26 +1,89 @@
 //! Gradient clipping by the global L2 norm. Source: Pascanu et al. 2013 (arXiv:1211.5063), with PyTorch's
 //! `max_norm / (norm + 1e-6)`. The norm is computed whether or not it clips: it is what people watch, and a non-finite
 //! one stops the update.
+//!
+//! It is the norm of the whole gradient however that is spread: each element is counted by one of the ranks that hold it,
+//! and one sum over the world completes the norm and the loss.
 
-use crate::program::{Binding, DType, Kind, Op, Phase, Program, Role, Site, ValueId};
+use crate::mesh::{Axes, Axis, Group};
+use crate::program::{
+    Binding, Collective, CollectiveKind, DType, Kind, Op, Param, Phase, Program, Role, Site, ValueId,
+};
+use std::ops::Range;
 
-/// Appends the norm over `grads` and the clipping coefficient; returns the coefficient.
+const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
+
+/// Appends the norm over `grads` and the clipping coefficient; returns the coefficient. Completes the loss, too.
 pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<f64>) -> ValueId {
-    let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
     let hyper = super::optimizer::hyper(program);
-    let mut reads = Vec::with_capacity(grads.len() + 1);
+    let mut sums = Vec::with_capacity(grads.len() + 1);
     for (index, grad) in grads {
-        // The host can ask for each: a non-finite gradient is reported by the name of its parameter.
-        let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
-        program.push(Op::SumSquares { elements: None }, vec![*grad], vec![sum], site);
-        let binding = Binding::new(Role::GradSumSquares, sum);
-        program.bindings.push(Binding { microbatch: *index as u32, ..binding });
-        reads.push(sum);
+        for elements in counted(program, &program.params[*index]) {
+            // The host can ask for each: a non-finite gradient is reported by the name of its parameter.
+            let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
+            program.push(Op::SumSquares { elements }, vec![*grad], vec![sum], SITE);
+            let binding = Binding::new(Role::GradSumSquares, sum);
+            program.bindings.push(Binding { microbatch: *index as u32, ..binding });
+            sums.push(sum);
+        }
     }
-    reads.push(hyper);
+    let mut sums = complete(program, sums);
+    sums.push(hyper);
     let norm = program.add_value("grad_norm", &[], DType::F64, Kind::Output);
     let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Activation);
-    program.push(Op::ClipCoefficient { max_norm }, reads, vec![norm, coefficient], site);
+    program.push(Op::ClipCoefficient { max_norm }, sums, vec![norm, coefficient], SITE);
     program.bindings.push(Binding::new(Role::GradNorm, norm));
     coefficient
+}
+
+/// Appends the sum of the loss over the world to a program without gradients.
+pub fn complete_loss(program: &mut Program) {
+    complete(program, Vec::new());
+}
+
+/// Runs of the elements of a gradient that this rank counts.
+fn counted(program: &Program, param: &Param) -> Vec<Option<(usize, usize)>> {
+    if !param.owned || program.place.on(Axis::DpReplicate) > 0 {
+        return Vec::new();
+    }
+    if param.parts.iter().all(|p| p.owned) {
+        return vec![None];
+    }
+    let mut start = 0;
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for part in &param.parts {
+        let here = start..start + part.n_elements();
+        start = here.end;
+        let here = here.start.max(param.updated.start)..here.end.min(param.updated.end);
+        if part.owned && !here.is_empty() {
+            runs.push(here);
+        }
+    }
+    runs.into_iter().map(|r| Some((r.start - param.updated.start, r.len()))).collect()
+}
+
+/// Sums the loss and the sums of squares over the world; alone, there is nothing to add.
+fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
+    let place = program.place;
+    let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| place.mesh.axis(*a) > 1).collect();
+    if axes.is_empty() {
+        return sums;
+    }
+    let group = Group { axes: Axes::of(&axes), run: None };
+    let loss = program.bindings.iter().position(|b| b.role == Role::LossSum);
+    let loss = loss.map(|i| program.bindings.remove(i).value);
+    // The loss of a row is known to all its tensor-parallel ranks, and counts once.
+    let loss: Vec<ValueId> = loss.into_iter().filter(|_| place.on(Axis::Tp) == 0).collect();
+    let partial = [loss, sums].map(|terms| {
+        let sum = program.add_value("partial_sum", &[], DType::F64, Kind::Activation);
+        program.push(Op::Sum, terms, vec![sum], SITE);
+        sum
+    });
+    let totals = [("loss_sum", Kind::Output), ("sum_squares", Kind::Activation)]
+        .map(|(name, kind)| program.add_value(name, &[], DType::F64, kind));
+    let c = Collective::new(CollectiveKind::AllReduce, group);
+    program.push(Op::Start(c), partial.to_vec(), totals.to_vec(), SITE);
+    program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+    program.bindings.push(Binding::new(Role::LossSum, totals[0]));
+    vec![totals[1]]
 }

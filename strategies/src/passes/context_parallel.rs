@@ -8,9 +8,7 @@
 //! Two steps, since tensor parallelism stands between them: [`shard_tokens`] before it, [`exchange_keys`] behind.
 
 use crate::mesh::{Axis, Group};
-use crate::program::{
-    Attention, AttentionPart, Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId,
-};
+use crate::program::{Attention, AttentionPart, Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -27,7 +25,9 @@ pub enum CpComm {
 
 /// Why tokens cannot be shared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a row of {seq_len} tokens cannot be cut into {chunks} equal chunks for context_parallel_size {cp}; {fits} would fit")]
+#[error(
+    "a row of {seq_len} tokens cannot be cut into {chunks} equal chunks for context_parallel_size {cp}; {fits} would fit"
+)]
 pub struct CpError {
     /// Tokens of a row.
     pub seq_len: usize,

@@ -7,7 +7,7 @@
 //! where [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; the freed neighbours
 //! coalesce.
 
-use crate::program::{Instr, Kind, Program, Value, ValueId};
+use crate::program::{Instr, Kind, Op, Program, Stream, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// Alignment of every buffer: a cache line, and the width of a vector register.
@@ -120,6 +120,10 @@ struct Work {
     offsets: Vec<Option<usize>>,
     /// Index of the last instruction that touches each value; inputs and outputs stay to the end.
     last_use: Vec<usize>,
+    /// Where each collective is awaited.
+    awaited_at: BTreeMap<(Stream, u32), usize>,
+    /// Operands of collectives under way, which peers may still read, by the await that frees them.
+    in_use: BTreeMap<usize, Vec<ValueId>>,
     free: FreeList,
     live: WorkPeak,
     peak: WorkPeak,
@@ -128,12 +132,18 @@ struct Work {
 impl Work {
     fn new(program: &Program) -> Work {
         let mut last_use = vec![0; program.values.len()];
+        let mut awaited_at = BTreeMap::new();
         for (i, instr) in program.instrs.iter().enumerate() {
             instr.reads.iter().chain(&instr.writes).for_each(|v| last_use[v.0 as usize] = i);
+            if let Op::Await(c) = instr.op {
+                awaited_at.insert((c.stream(), c.sequence), i);
+            }
         }
         let mut work = Work {
             offsets: vec![None; program.values.len()],
             last_use,
+            awaited_at,
+            in_use: BTreeMap::new(),
             free: FreeList::default(),
             live: WorkPeak::default(),
             peak: WorkPeak::default(),
@@ -165,7 +175,11 @@ impl Work {
         if self.live_bytes() > self.peak.gradients + self.peak.activations + self.peak.inputs {
             self.peak = self.live;
         }
-        let mut touched: Vec<ValueId> = instr.reads.iter().chain(&instr.writes).copied().collect();
+        if let Op::Start(c) = instr.op {
+            self.keep_operands(instr, (c.stream(), c.sequence), &taken_over);
+        }
+        let freed = self.in_use.remove(&i).unwrap_or_default();
+        let mut touched: Vec<ValueId> = instr.reads.iter().chain(&instr.writes).copied().chain(freed).collect();
         touched.sort_unstable();
         touched.dedup();
         for v in touched {
@@ -174,6 +188,17 @@ impl Work {
             if let Some(offset) = self.offsets[v.0 as usize].filter(|_| ends && !taken_over.contains(&v)) {
                 self.free.release(offset, padded(value));
                 *self.tag(value.kind) -= padded(value);
+            }
+        }
+    }
+
+    /// Operands live at least until their collective is awaited, but for those whose place became the result's.
+    fn keep_operands(&mut self, instr: &Instr, collective: (Stream, u32), taken_over: &[ValueId]) {
+        let Some(at) = self.awaited_at.get(&collective).copied() else { return };
+        for v in instr.reads.iter().filter(|v| !taken_over.contains(v)) {
+            if self.last_use[v.0 as usize] <= at {
+                self.last_use[v.0 as usize] = at;
+                self.in_use.entry(at).or_default().push(*v);
             }
         }
     }

@@ -71,7 +71,9 @@ fn update(spec: &OptimizerSpec, decay: bool, first: usize) -> Op {
         OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => {
             Op::AdamW { first, beta1, beta2, eps, weight_decay: weight_decay * factor }
         }
-        OptimizerSpec::Sgd { momentum, weight_decay } => Op::Sgd { first, momentum, weight_decay: weight_decay * factor },
+        OptimizerSpec::Sgd { momentum, weight_decay } => {
+            Op::Sgd { first, momentum, weight_decay: weight_decay * factor }
+        }
     }
 }
 

@@ -11,7 +11,9 @@ use std::ops::Range;
 
 /// Why a model cannot be cut into so many chunks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{blocks} blocks cannot fill {chunks} pipeline chunks (pipeline_parallel_size {pp} with {per_stage} each); at most {blocks} would fit")]
+#[error(
+    "{blocks} blocks cannot fill {chunks} pipeline chunks (pipeline_parallel_size {pp} with {per_stage} each); at most {blocks} would fit"
+)]
 pub struct PipelineError {
     /// Blocks of the model.
     pub blocks: usize,
@@ -122,7 +124,8 @@ fn cut(
     let site = |instr: Option<&&Instr>| instr.map_or(forward.instrs[0].site, |i| i.site);
     if chunk > 0 {
         let (values, site): (_, Site) = (crossing.behind(chunk - 1), site(own.first()));
-        let c = Collective::new(CollectiveKind::Recv { from: stage_of(chunk - 1), channel: 2 * chunk as u32 - 2 }, group);
+        let c =
+            Collective::new(CollectiveKind::Recv { from: stage_of(chunk - 1), channel: 2 * chunk as u32 - 2 }, group);
         program.push(Op::Start(c), vec![], values.clone(), site);
         program.push(Op::Await(c), values, vec![], site);
     }

@@ -31,6 +31,10 @@ pub fn precision(program: &mut Program, precision: Precision) {
     let wide = read_as_f32(program);
     for i in 0..program.instrs.len() {
         let instr = &mut program.instrs[i];
+        if matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Enter { .. } | Op::SplitColumns) {
+            follow_operands(program, i);
+            continue;
+        }
         let follows_residual = match &mut instr.op {
             Op::MatMul(m) => {
                 *m = MatMul { compute, ..*m };
@@ -49,11 +53,26 @@ pub fn precision(program: &mut Program, precision: Precision) {
     }
 }
 
+/// What is only moved, summed or split keeps its element type.
+fn follow_operands(program: &mut Program, i: usize) {
+    let instr = &program.instrs[i];
+    let first = instr.reads.first().map(|v| program.value(*v).dtype);
+    let of_operand = |w: usize| instr.reads.get(w).map(|v| program.value(*v).dtype).or(first);
+    let dtypes: Vec<_> = (0..instr.writes.len()).map(of_operand).collect();
+    for (v, dtype) in instr.writes.clone().into_iter().zip(dtypes) {
+        program.values[v.0 as usize].dtype = dtype.unwrap_or(program.value(v).dtype);
+    }
+}
+
 /// Values that an f32-only operation reads: logits, and terms of the residual stream.
 fn read_as_f32(program: &Program) -> Vec<bool> {
     let mut wide = vec![false; program.values.len()];
-    for instr in &program.instrs {
-        if matches!(instr.op, Op::CrossEntropy { .. } | Op::Add | Op::Embedding { .. }) {
+    for instr in program.instrs.iter().rev() {
+        let passes_on = matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Enter { .. });
+        if matches!(instr.op, Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) | Op::Add | Op::Embedding { .. }) {
+            instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
+        } else if passes_on && instr.writes.iter().any(|v| wide[v.0 as usize]) {
+            // A sum over ranks is as wide as its terms.
             instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
         }
     }

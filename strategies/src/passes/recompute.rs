@@ -49,10 +49,13 @@ fn kept(program: &Program, policy: Recompute) -> Vec<bool> {
             let elsewhere = home[v.0 as usize].is_some_and(|b| b != instr.site.block);
             kept[v.0 as usize] |= elsewhere;
         }
-        let attention = policy == Recompute::Selective && matches!(instr.op, Op::Attention(_));
+        let attention = matches!(instr.op, Op::Attention(_) | Op::AttentionPart(_));
+        let attention = policy == Recompute::Selective && attention;
+        // A message cannot be received twice.
+        let received = matches!(instr.op, Op::Start(c) if c.is_message());
         for v in &instr.writes {
             home[v.0 as usize] = Some(instr.site.block);
-            kept[v.0 as usize] |= attention;
+            kept[v.0 as usize] |= attention || received;
         }
     }
     kept
@@ -74,7 +77,9 @@ fn recompute_block(program: &mut Program, block: u32, kept: &[bool]) {
     let mut again = Vec::new();
     for i in forward.into_iter().rev() {
         let instr = program.instrs[i].clone();
-        if instr.writes.iter().any(|v| needed[v.0 as usize]) {
+        // What is awaited is needed with its await.
+        let awaited = matches!(instr.op, Op::Await(_)) && instr.reads.iter().any(|v| needed[v.0 as usize]);
+        if awaited || instr.writes.iter().any(|v| needed[v.0 as usize]) {
             instr.reads.iter().filter(|v| lost(v)).for_each(|v| needed[v.0 as usize] = true);
             again.push(instr);
         }

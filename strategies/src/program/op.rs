@@ -4,8 +4,8 @@
 //! `D` head width, `F` feed-forward width, `V` vocabulary. `qkv` is packed `[N, (H + 2 K) D]`: queries, keys, values.
 //! An operand in parentheses is present when the attribute of that name says so.
 
-use super::collective::{Collective, CollectiveKind};
 use super::DType;
+use super::collective::{Collective, CollectiveKind};
 use crate::mesh::Group;
 
 /// Precision in which a matrix product multiplies; sums are always f32.

@@ -398,7 +398,9 @@ impl Signature<'_> {
         let pairs = || self.reads.iter().zip(self.writes);
         let sized = |v: &Value, n: usize| match v.n_elements() == n {
             true => Ok(()),
-            false => Err(format!("`{}` has {} elements, {n} fit at position {position} of {size}", v.name, v.n_elements())),
+            false => {
+                Err(format!("`{}` has {} elements, {n} fit at position {position} of {size}", v.name, v.n_elements()))
+            }
         };
         if let Some((a, b)) = pairs().find(|(a, b)| a.dtype != b.dtype) {
             return Err(format!("`{}` is {} and `{}` is {}", a.name, a.dtype, b.name, b.dtype));

@@ -49,7 +49,8 @@ pub(super) fn find(program: &Program) -> Result<Cut, TpError> {
             }
             Op::Opaque { .. } => return Err(search.refuse(instr.writes[0], "the model is user-defined")),
             Op::CrossEntropy { .. } => {
-                let vocabulary = search.evenly("tokens of the vocabulary", program.value(instr.reads[0]).n_columns())?;
+                let vocabulary =
+                    search.evenly("tokens of the vocabulary", program.value(instr.reads[0]).n_columns())?;
                 search.region(i, instr.reads[0], vocabulary, None)?;
             }
             _ => {}
@@ -181,7 +182,8 @@ impl<'a> Search<'a> {
         if self.program.param_of(param).is_none() {
             return Err(self.refuse(param, "it is no parameter"));
         }
-        if dim > 0 && pieces.iter().any(|p| p.copied) {
+        let n_parts = self.program.param_of(param).map_or(0, |p| p.parts.len());
+        if pieces.iter().any(|p| p.copied) && (dim > 0 || n_parts != pieces.len()) {
             return Err(self.refuse(param, "its packed key/value heads are fewer than the ranks"));
         }
         let cut = (dim, pieces);

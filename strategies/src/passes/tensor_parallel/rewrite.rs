@@ -4,8 +4,8 @@ use super::regions::{Cut, Piece, inside};
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
 use crate::program::{
-    Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Program, Role, Site,
-    TokenSlice, ValueId, VocabShard,
+    Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Program, Role,
+    Site, TokenSlice, ValueId, VocabShard,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -207,7 +207,14 @@ impl Rewrite<'_> {
     }
 
     /// `y = residual + bias + Σ partial`.
-    fn finish_sum(&mut self, partial: ValueId, y: ValueId, bias: Option<ValueId>, residual: Option<ValueId>, site: Site) {
+    fn finish_sum(
+        &mut self,
+        partial: ValueId,
+        y: ValueId,
+        bias: Option<ValueId>,
+        residual: Option<ValueId>,
+        site: Site,
+    ) {
         let n = self.program.value(y).shape[0];
         let kind = if self.sequence_parallel { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
         let sum = if bias.is_none() && residual.is_none() { y } else { self.like(y, n) };
@@ -271,17 +278,9 @@ impl Rewrite<'_> {
 
 /// Of the ranks that hold a key/value head the first answers for it.
 fn disown_copies(param: &mut crate::program::Param, pieces: &[Piece]) {
-    let mut first = 0;
-    let n_parts = param.parts.len();
-    for part in &mut param.parts {
-        let rows = part.rows();
-        let mut at = 0;
-        let piece = pieces.iter().find(|p| {
-            let start = std::mem::replace(&mut at, at + p.range.len());
-            start == first
-        });
-        // Parts of a fused projection are cut one by one; a packed tensor with copies is refused where heads are fitted.
-        part.owned = !(piece.is_some_and(|p| p.copied) && (n_parts > 1 || pieces.len() == 1));
-        first += rows;
+    // Projections of queries, keys and values are tensors of their own; where they are packed into one, copies are
+    // refused when regions are found.
+    for (part, piece) in param.parts.iter_mut().zip(pieces) {
+        part.owned = !piece.copied;
     }
 }

@@ -1,0 +1,179 @@
+//! Fully sharded data parallelism: each rank of `dp_shard x cp` keeps a part of the state, and gathers weights when an
+//! operation needs them.
+//!
+//! Source: Rajbhandari et al. 2019, ZeRO, §5 (arXiv:1910.02054); Zhao et al. 2023, FSDP, §3 (arXiv:2304.11277).
+//! Stage 1 shards the optimizer's state; stages 2 and 3 shard weights and gradients too, of which 2 keeps gathered weights
+//! from their first use to their last and 3 gathers them for each use. We differ in that a parameter is cut by
+//! elements, wherever its rows begin, and that a block's parameters are gathered by one collective without being copied
+//! together.
+//!
+//! What becomes of the gradients is [`super::data_parallel`]'s part.
+
+use crate::mesh::{Axis, Group};
+use crate::program::collective::part;
+use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Phase, Program, Site, ValueId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Ranks among which state is sharded.
+pub const GROUP: Group = Group::over(&[Axis::DpShard, Axis::Cp]);
+/// Shards begin at multiples of this many elements: a cache line of f32.
+pub const UNIT: usize = 16;
+
+/// What is sharded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum ZeroStage {
+    /// State of the optimizer.
+    One,
+    /// Weights and gradients too; gathered weights stay for the step.
+    Two,
+    /// Weights and gradients too; gathered weights are dropped after each use.
+    #[default]
+    Three,
+}
+
+impl TryFrom<u8> for ZeroStage {
+    type Error = String;
+
+    fn try_from(stage: u8) -> Result<ZeroStage, String> {
+        match stage {
+            1 => Ok(ZeroStage::One),
+            2 => Ok(ZeroStage::Two),
+            3 => Ok(ZeroStage::Three),
+            _ => Err(format!("ZeRO has stages 1, 2 and 3, not {stage}")),
+        }
+    }
+}
+
+impl From<ZeroStage> for u8 {
+    fn from(stage: ZeroStage) -> u8 {
+        stage as u8 + 1
+    }
+}
+
+/// Leaves this rank's part of every parameter's state, and gathers weights where they are needed.
+///
+/// `prefetch` is how many uses ahead a gathering begins.
+pub fn fully_sharded(program: &mut Program, stage: ZeroStage, prefetch: usize) {
+    let n_ranks = program.place.group_size(GROUP);
+    if n_ranks == 1 {
+        return;
+    }
+    let position = program.place.position(GROUP);
+    for param in &mut program.params {
+        param.updated = part(param.shape.iter().product(), UNIT, n_ranks, position);
+    }
+    if stage == ZeroStage::One {
+        return;
+    }
+    let whole: BTreeMap<ValueId, Vec<usize>> = program.params.iter().map(|p| (p.value, p.shape.clone())).collect();
+    let uses = uses(program, &whole, stage);
+    gather(program, &whole, &uses, prefetch);
+    for param in &mut program.params {
+        param.held = param.updated.clone();
+        program.values[param.value.0 as usize].shape = vec![param.held.len()];
+    }
+}
+
+/// A run of instructions that need the same parameters gathered.
+struct Use {
+    /// First and last instruction.
+    span: (usize, usize),
+    params: Vec<ValueId>,
+}
+
+/// Parameters that one instruction after another of the same block needs are gathered together.
+fn uses(program: &Program, whole: &BTreeMap<ValueId, Vec<usize>>, stage: ZeroStage) -> Vec<Use> {
+    let mut uses: Vec<Use> = Vec::new();
+    let mut open: Option<Site> = None;
+    let mut held: BTreeMap<ValueId, usize> = BTreeMap::new();
+    for (i, instr) in program.instrs.iter().enumerate().filter(|(_, i)| i.site.phase != Phase::Optimizer) {
+        if open != Some(instr.site) {
+            open = Some(instr.site);
+            if stage == ZeroStage::Three {
+                held.clear();
+            }
+        }
+        for v in instr.reads.iter().filter(|v| whole.contains_key(v)) {
+            let known = held.get(v).copied();
+            // A block's first use opens a collective; its other parameters join.
+            let at = known.unwrap_or_else(|| match uses.last() {
+                Some(last) if last.span.0 == i || same_run(program, last.span.0, i) => uses.len() - 1,
+                _ => {
+                    uses.push(Use { span: (i, i), params: Vec::new() });
+                    uses.len() - 1
+                }
+            });
+            if known.is_none() {
+                held.insert(*v, at);
+                uses[at].params.push(*v);
+            }
+            uses[at].span.1 = i;
+        }
+    }
+    uses
+}
+
+/// Whether all instructions between two are of one site.
+fn same_run(program: &Program, first: usize, last: usize) -> bool {
+    program.instrs[first].site.block.is_some()
+        && program.instrs[first..=last].iter().all(|i| i.site == program.instrs[first].site)
+}
+
+fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[Use], prefetch: usize) {
+    let instrs = std::mem::take(&mut program.instrs);
+    // Before instruction `i`: collectives that begin there, then those that must be done.
+    let mut begins: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut needed: BTreeMap<usize, usize> = BTreeMap::new();
+    for (u, this) in uses.iter().enumerate() {
+        let at = uses[u.saturating_sub(prefetch)].span.0;
+        begins.entry(at).or_default().push(u);
+        needed.insert(this.span.0, u);
+    }
+    let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::AllGather, GROUP) };
+    let mut gathered: Vec<Vec<ValueId>> = vec![Vec::new(); uses.len()];
+    // Parameter → its gathered value now, and the last instruction that may read that.
+    let mut current: BTreeMap<ValueId, (ValueId, usize)> = BTreeMap::new();
+    for (i, mut instr) in instrs.into_iter().enumerate() {
+        for u in begins.remove(&i).unwrap_or_default() {
+            for param in &uses[u].params {
+                let value = program.value(*param).clone();
+                gathered[u].push(program.add_value(value.name, &whole[param], value.dtype, Kind::Activation));
+            }
+            program.push(Op::Start(c), uses[u].params.clone(), gathered[u].clone(), instr.site);
+        }
+        if let Some(u) = needed.remove(&i) {
+            program.push(Op::Await(c), gathered[u].clone(), vec![], instr.site);
+            let pairs = uses[u].params.iter().zip(&gathered[u]);
+            current.extend(pairs.map(|(param, value)| (*param, (*value, uses[u].span.1))));
+        }
+        substitute(&mut instr, &current, i);
+        program.instrs.push(instr);
+    }
+}
+
+fn substitute(instr: &mut Instr, current: &BTreeMap<ValueId, (ValueId, usize)>, at: usize) {
+    for v in &mut instr.reads {
+        if let Some((value, _)) = current.get(v).filter(|(_, last)| at <= *last) {
+            *v = *value;
+        }
+    }
+}
+
+/// After the update of stage 1: every rank gathers the parts that the others updated.
+pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize) {
+    let n_ranks = program.place.group_size(GROUP);
+    let sharded = |p: &usize| program.params[*p].held != program.params[*p].updated;
+    let params: Vec<usize> = trained.iter().copied().filter(sharded).collect();
+    if n_ranks == 1 || params.is_empty() {
+        return;
+    }
+    let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::AllGather, GROUP) };
+    let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
+    for bucket in super::data_parallel::buckets(program, &params, |p| p, bucket_bytes) {
+        let values: Vec<ValueId> = bucket.iter().map(|p| program.params[*p].value).collect();
+        program.push(Op::Start(c), values.clone(), values.clone(), site);
+        program.push(Op::Await(c), values, vec![], site);
+    }
+}

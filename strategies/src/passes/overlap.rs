@@ -1,0 +1,71 @@
+//! Asynchrony: when collectives begin and how long they may take. Moves starts and awaits, never changes a result, and
+//! numbers the collectives of each stream.
+//!
+//! - A message is sent while its sender goes on: its await moves down to the next message of its stream, so that two
+//!   stages that send to each other do not wait for each other.
+//! - A sum of gradients runs behind the rest of the backward pass: its await moves down to where the sum is read, or to
+//!   the second sum of its group behind it, which bounds how many gradients are kept for it.
+
+use crate::program::{Collective, CollectiveKind, Instr, Op, Program, Stream};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Sums of gradients of one group that may be under way together.
+const SUMS_IN_FLIGHT: usize = 2;
+
+/// Delays awaits, then numbers all collectives.
+pub fn overlap(program: &mut Program) {
+    let instrs = std::mem::take(&mut program.instrs);
+    let mut delayed: BTreeMap<Stream, VecDeque<Instr>> = BTreeMap::new();
+    for instr in instrs {
+        release(program, &mut delayed, &instr);
+        match instr.op {
+            Op::Await(c) if may_wait(&c) => delayed.entry(c.stream()).or_default().push_back(instr),
+            _ => program.instrs.push(instr),
+        }
+    }
+    program.instrs.extend(delayed.into_values().flatten());
+    number(program);
+}
+
+fn may_wait(c: &Collective) -> bool {
+    matches!(c.kind, CollectiveKind::Send { .. } | CollectiveKind::ReduceScatter | CollectiveKind::AllReduce)
+}
+
+/// Puts down the awaits that can be delayed no longer.
+fn release(program: &mut Program, delayed: &mut BTreeMap<Stream, VecDeque<Instr>>, instr: &Instr) {
+    let touched = |i: &Instr| instr.reads.iter().chain(&instr.writes).any(|v| i.reads.contains(v));
+    for (stream, awaits) in delayed.iter_mut() {
+        // Of one stream they stay in order.
+        let last = awaits.iter().rposition(touched).map_or(0, |i| i + 1);
+        program.instrs.extend(awaits.drain(..last));
+        let begins = matches!(instr.op, Op::Start(c) if c.stream() == *stream);
+        let room = if stream.peer.is_some() { 1 } else { SUMS_IN_FLIGHT };
+        if begins && awaits.len() >= room {
+            program.instrs.extend(awaits.pop_front());
+        }
+    }
+}
+
+/// Numbers the collectives of each stream in program order, and the awaits like the starts they belong to.
+fn number(program: &mut Program) {
+    let mut next: BTreeMap<Stream, u32> = BTreeMap::new();
+    let mut awaited: BTreeMap<Stream, VecDeque<(Vec<crate::program::ValueId>, Collective)>> = BTreeMap::new();
+    for instr in &mut program.instrs {
+        match &mut instr.op {
+            Op::Start(c) => {
+                let sequence = next.entry(c.stream()).or_default();
+                c.sequence = *sequence;
+                *sequence += 1;
+                awaited.entry(c.stream()).or_default().push_back((instr.writes.clone(), *c));
+            }
+            Op::Await(c) => {
+                let open = awaited.entry(c.stream()).or_default();
+                let at = open.iter().position(|(results, _)| *results == instr.reads).unwrap_or(0);
+                if let Some((_, started)) = open.remove(at) {
+                    *c = started;
+                }
+            }
+            _ => {}
+        }
+    }
+}

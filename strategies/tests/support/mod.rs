@@ -1,0 +1,88 @@
+//! Small models and the replay of a layout.
+
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
+use phalanx_strategies::model::{HfConfig, ModelConfig};
+use phalanx_strategies::passes::memory::{Place, Region};
+use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::{Op, ValueId};
+
+pub fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
+    let json = if family == "gpt2" {
+        format!(
+            r#"{{"model_type": "gpt2", "vocab_size": 50, "n_embd": 32, "n_head": 4, "n_layer": {layers}, "n_positions": 64}}"#
+        )
+    } else {
+        format!(
+            r#"{{"model_type": "{family}", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
+            "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": {kv_heads},
+            "max_position_embeddings": 64, "tie_word_embeddings": {tied}}}"#
+        )
+    };
+    ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
+}
+
+pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -> StepSpec {
+    StepSpec {
+        n_microbatches,
+        precision,
+        recompute,
+        lora: None,
+        optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        max_grad_norm: Some(1.0),
+        parallel: Parallel::default(),
+    }
+}
+
+/// Replays the program over its layout: a buffer that is still to be read must hold what was written into it.
+pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
+    let p = &compiled.program;
+    let mut last_read = vec![None; p.values.len()];
+    for (i, instr) in p.instrs.iter().enumerate() {
+        instr.reads.iter().for_each(|v| last_read[v.0 as usize] = Some(i));
+        let Op::Await(c) = instr.op else { continue };
+        // Peers may read what a collective was given until it is awaited, unless its result took the place.
+        let start = p.instrs[..i].iter().find(|s| s.op == Op::Start(c)).unwrap();
+        for (r, operand) in start.reads.iter().enumerate() {
+            let place = c_place(compiled, *operand);
+            if start.writes.get(r).is_none_or(|w| c_place(compiled, *w) != place) {
+                last_read[operand.0 as usize] = last_read[operand.0 as usize].max(Some(i));
+            }
+        }
+    }
+    p.bindings.iter().for_each(|b| last_read[b.value.0 as usize] = Some(usize::MAX));
+    let mut live: Vec<(usize, usize, usize)> = Vec::new(); // start, end, value
+    for (i, instr) in p.instrs.iter().enumerate() {
+        for w in &instr.writes {
+            let place = c_place(compiled, *w).unwrap();
+            if place.region != Region::Work {
+                continue;
+            }
+            let (start, end) = (place.offset, place.offset + p.value(*w).size_bytes());
+            for (s, e, v) in &live {
+                let needed = last_read[*v].is_some_and(|l| l > i) && *v != w.0 as usize;
+                // An operand that ends here may be the place of the result only where the operation permits it.
+                let ends_here = last_read[*v] == Some(i);
+                let permitted = instr
+                    .op
+                    .in_place_pairs(instr.reads.len())
+                    .iter()
+                    .any(|(r, k)| instr.reads[*r].0 as usize == *v && instr.writes[*k] == *w);
+                let overlap = start < *e && *s < end;
+                assert!(
+                    !(overlap && (needed || (ends_here && !permitted))),
+                    "{} overwrites {}",
+                    p.describe_instr(instr),
+                    p.values[*v].name
+                );
+            }
+            live.push((start, end, w.0 as usize));
+        }
+        live.retain(|(_, _, v)| last_read[*v].is_some_and(|l| l > i));
+    }
+}
+
+fn c_place(c: &Compiled, v: ValueId) -> Option<Place> {
+    c.layout.places[v.0 as usize]
+}
