@@ -8,6 +8,7 @@
 pub mod collective;
 mod display;
 pub mod dtype;
+pub mod held;
 pub mod op;
 pub mod param;
 
