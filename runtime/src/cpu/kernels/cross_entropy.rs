@@ -6,7 +6,7 @@ use super::simd::simd;
 use rayon::prelude::*;
 
 /// Columns that are summed in f32 before the sum goes to f64: keeps the error of a row of any width below 1e-6.
-const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = 4096;
 
 /// Sum over rows with `label >= 0` of `ln Σ e^logits - logits[label]`, in nats; other rows are ignored.
 ///

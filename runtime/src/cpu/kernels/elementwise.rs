@@ -1,6 +1,6 @@
 //! Sums, conversions and fills, element by element.
 
-use super::parallel::CHUNK;
+use super::parallel::{CHUNK, rows_per_task};
 use super::simd::simd;
 use crate::cpu::element::Element;
 use rayon::prelude::*;
@@ -22,6 +22,35 @@ pub fn add<A: Element, B: Element, Y: Element>(a: &[A], b: &[B], out: &mut [Y]) 
 pub fn add_assign<A: Element, B: Element>(a: &mut [A], b: &[B]) {
     assert_eq!(a.len(), b.len());
     a.par_chunks_mut(CHUNK).zip(b.par_chunks(CHUNK)).for_each(|(a, b)| add_assign_chunk(a, b));
+}
+
+/// `out[t, :] = x[t, :] + bias`, `N = x.len() / C`.
+///
+/// # Shapes
+/// `x, out: [N, C]`, `bias: [C]`.
+pub fn add_bias<X: Element, B: Element, Y: Element>(x: &[X], bias: &[B], out: &mut [Y]) {
+    let c = bias.len().max(1);
+    assert!(x.len() == out.len() && x.len().is_multiple_of(c) && (x.is_empty() || !bias.is_empty()));
+    let len = rows_per_task(c) * c;
+    out.par_chunks_mut(len).zip(x.par_chunks(len)).for_each(|(out, x)| {
+        for (out, x) in out.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
+            add_chunk(x, bias, out);
+        }
+    });
+}
+
+/// `x[t, :] += bias`, `N = x.len() / C`.
+///
+/// # Shapes
+/// `x: [N, C]`, `bias: [C]`.
+pub fn add_bias_assign<X: Element, B: Element>(x: &mut [X], bias: &[B]) {
+    let c = bias.len().max(1);
+    assert!(x.len().is_multiple_of(c) && (x.is_empty() || !bias.is_empty()));
+    x.par_chunks_mut(rows_per_task(c) * c).for_each(|x| {
+        for x in x.chunks_exact_mut(c) {
+            add_assign_chunk(x, bias);
+        }
+    });
 }
 
 /// `out = x`, rounded to the element type of `out`.
@@ -97,6 +126,24 @@ mod tests {
         close(&out, &expected, 1e-7);
         close(&narrow, &expected, 1.0 / 2048.0);
         assert_eq!(out, assigned);
+    }
+
+    #[test]
+    fn a_bias_is_added_to_every_row_and_rounded_once() {
+        for (n, c) in [(0usize, 5usize), (1, 1), (3, 7), (300, 77), (2, CHUNK + 3)] {
+            let (x, bias) = (stored::<bf16>(&random(n * c, 5)), random(c, 6));
+            let expected: Vec<f64> =
+                wide(&x).iter().enumerate().map(|(i, x)| (*x as f32 + bias[i % c]) as f64).collect();
+            let (mut out, mut narrow, mut assigned) = (vec![f32::NAN; n * c], vec![bf16::NAN; n * c], x.clone());
+
+            add_bias(&x, &bias, &mut out);
+            add_bias(&x, &bias, &mut narrow);
+            add_bias_assign(&mut assigned, &bias);
+
+            assert_eq!(wide(&out), expected);
+            assert!(narrow.iter().zip(&out).all(|(y, x)| *y == bf16::from_f32(*x)));
+            assert_eq!(assigned, narrow);
+        }
     }
 
     #[test]

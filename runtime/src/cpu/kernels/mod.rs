@@ -14,7 +14,9 @@
 pub mod activation;
 pub mod attention;
 pub mod attention_backward;
+pub mod copy;
 pub mod cross_entropy;
+pub mod cross_entropy_part;
 pub mod elementwise;
 pub mod embedding;
 pub mod head_norm;
