@@ -3,14 +3,18 @@
 use super::buffer::Buffer;
 use super::product::product;
 use super::{CpuMachine, ExecError, OpaqueModel};
+use crate::collective::{ElementType, Operand, RawBuffer};
 use crate::cpu::element::Element;
 use crate::cpu::kernels::{
-    Heads, activation, attention, attention_backward, cross_entropy, elementwise, embedding, head_norm, layer_norm,
-    optimizer, reduce, rms_norm, rotary,
+    Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
+    head_norm, layer_norm, optimizer, reduce, rms_norm, rotary,
 };
+use crate::groups::Groups;
 use half::{bf16, f16};
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::{ActivationFn, Attention, DType, Hyper, NormKind, Op};
+use phalanx_strategies::program::{
+    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, ValueId, VocabShard,
+};
 use rayon::prelude::*;
 
 /// Runs `$body` with `$T` bound to the element type of a buffer of activations.
@@ -41,11 +45,23 @@ pub(super) const fn shape_of(a: &Attention) -> attention::Shape {
     attention::Shape { heads: heads_of(a), seq_len: a.seq_len, window: a.window, scale: a.scale }
 }
 
+const fn element_type(dtype: DType) -> ElementType {
+    match dtype {
+        DType::F32 => ElementType::F32,
+        DType::Bf16 => ElementType::Bf16,
+        DType::F16 => ElementType::F16,
+        DType::F64 => ElementType::F64,
+        DType::I32 => ElementType::I32,
+    }
+}
+
 /// The operands of one instruction.
-struct Operands<'a> {
-    reads: &'a [Buffer],
-    writes: &'a [Buffer],
-    scratch: &'a mut [u8],
+pub(super) struct Operands<'a> {
+    pub(super) reads: &'a [Buffer],
+    pub(super) writes: &'a [Buffer],
+    pub(super) scratch: &'a mut [u8],
+    /// Tables may hold a part of the vocabulary only.
+    is_part: bool,
 }
 
 /// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
@@ -57,6 +73,7 @@ impl CpuMachine {
         c: &Compiled,
         index: usize,
         models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
     ) -> Result<(), ExecError> {
         let instr = &c.program.instrs[index];
         match &instr.op {
@@ -65,7 +82,15 @@ impl CpuMachine {
                 return Ok(());
             }
             Op::Opaque { .. } => return self.opaque(c, index, models),
-            Op::Start(_) | Op::Await { .. } => return Err(ExecError::NoGroup { op: instr.op.name() }),
+            Op::Sum => {
+                let total = instr.reads.iter().map(|s| self.read::<f64>(c, *s)[0]).sum();
+                self.write::<f64>(c, instr.writes[0])[0] = total;
+                return Ok(());
+            }
+            // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
+            // memory pass keeps their places.
+            Op::Start(collective) => return unsafe { self.start(c, instr, collective, groups) },
+            Op::Await(collective) => return Ok(groups.finish(collective)?),
             _ => {}
         }
         let none = Buffer { ptr: std::ptr::null_mut(), rows: 0, cols: 0, dtype: DType::F32 };
@@ -74,10 +99,39 @@ impl CpuMachine {
         instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
         // SAFETY: `self` is borrowed mutably, so nothing else reads or writes the arenas; the scratch overlaps no value.
         let scratch = unsafe { &mut *self.scratch(c) };
+        let is_part = c.program.place.mesh.tp > 1;
         let mut operands =
-            Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch };
+            Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch, is_part };
         // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.
         unsafe { operands.run(&instr.op) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// Nothing touches the results, or writes the operands, before the collective is finished.
+    unsafe fn start(
+        &mut self,
+        c: &Compiled,
+        instr: &Instr,
+        collective: &Collective,
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        let n = instr.reads.len().max(instr.writes.len());
+        let raw = |v: Option<&ValueId>| {
+            v.map(|v| {
+                let b = self.buffer(c, *v);
+                (RawBuffer::new(b.ptr, b.len() * b.dtype.size_bytes()), b.len(), b.dtype)
+            })
+        };
+        let operand = |i: usize| {
+            let (send, recv) = (raw(instr.reads.get(i)), raw(instr.writes.get(i)));
+            let whole = if collective.kind == CollectiveKind::AllGather { recv.or(send) } else { send.or(recv) };
+            let (_, n_elements, dtype) = whole.expect("an operation has operands or results");
+            let buffer = |b: Option<(RawBuffer, usize, DType)>| b.map_or(RawBuffer::EMPTY, |b| b.0);
+            Operand { send: buffer(send), recv: buffer(recv), dtype: element_type(dtype), n_elements }
+        };
+        // SAFETY: the caller's contract.
+        unsafe { groups.start(collective, (0..n).map(operand)) }?;
         Ok(())
     }
 
@@ -128,7 +182,7 @@ impl CpuMachine {
 ///
 /// # Safety
 /// As [`Buffer::slice_mut`]; the two are equal or do not overlap.
-unsafe fn copy(from: Buffer, to: Buffer) {
+pub(super) unsafe fn copy(from: Buffer, to: Buffer) {
     if from.is(&to) {
         return;
     }
@@ -147,8 +201,8 @@ impl Operands<'_> {
         // SAFETY: the caller's contract is that of every function called here.
         unsafe {
             match op {
-                Op::Embedding { residual } => self.embedding(*residual),
-                Op::EmbeddingBackward { residual } => self.embedding_backward(*residual),
+                Op::Embedding { residual, first } => self.embedding(*residual, *first),
+                Op::EmbeddingBackward { residual, first } => self.embedding_backward(*residual, *first),
                 Op::MatMul(m) => {
                     let bias = m.bias.then(|| self.reads[2]);
                     if m.residual {
@@ -193,35 +247,55 @@ impl Operands<'_> {
                 Op::Cast => with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
                     elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
                 })),
-                Op::CrossEntropy { residual, gradient } => self.cross_entropy(*residual, *gradient),
-                Op::SumSquares => {
-                    let g = self.reads[0];
-                    self.writes[0].slice_mut::<f64>()[0] =
-                        with_element!(g.dtype, T => reduce::sum_squares::<T>(g.slice()));
+                Op::CrossEntropy { residual, gradient, vocab } => self.cross_entropy(*residual, *gradient, *vocab),
+                Op::CrossEntropyStats(vocab) => self.cross_entropy_stats(*vocab),
+                Op::SplitColumns => self.split_columns(),
+                Op::JoinColumns => self.join_columns(),
+                Op::AttentionPart(part) => {
+                    with_element!(self.reads[0].dtype, T => self.attention_part::<T>(part));
                 }
-                Op::AdamW { beta1, beta2, eps, weight_decay } => self.adamw(*beta1, *beta2, *eps, *weight_decay),
-                Op::Sgd { momentum, weight_decay } => self.sgd(*momentum, *weight_decay),
-                Op::ClipCoefficient { .. } | Op::Opaque { .. } | Op::Start(_) | Op::Await { .. } => {
+                Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+                    with_element!(self.reads[0].dtype, T => {
+                        self.attention_part_backward::<T>(part, *carried_q, *carried_kv);
+                    });
+                }
+                Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
+                Op::Slice { start } => self.slice(*start),
+                Op::Paste { start } => self.paste(*start),
+                Op::SumSquares { elements } => {
+                    let g = self.reads[0];
+                    let (first, len) = elements.unwrap_or((0, g.len()));
+                    self.writes[0].slice_mut::<f64>()[0] =
+                        with_element!(g.dtype, T => reduce::sum_squares::<T>(&g.slice()[first..first + len]));
+                }
+                Op::AdamW { first, beta1, beta2, eps, weight_decay } => {
+                    self.adamw(*first, *beta1, *beta2, *eps, *weight_decay);
+                }
+                Op::Sgd { first, momentum, weight_decay } => self.sgd(*first, *momentum, *weight_decay),
+                Op::ClipCoefficient { .. } | Op::Opaque { .. } | Op::Sum | Op::Start(_) | Op::Await(_) => {
                     unreachable!("handled before operands are gathered")
                 }
+                Op::Enter { .. } => unreachable!("erased when the program was compiled"),
             }
         }
     }
 
-    unsafe fn embedding(&mut self, residual: bool) {
+    unsafe fn embedding(&mut self, residual: bool, first: usize) {
         // SAFETY: see the impl block.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
             }
             let (ids, table, x) = (self.reads[0].slice(), self.reads[1], self.writes[0]);
-            with_element!(x.dtype, T => {
-                embedding::embedding::<T>(ids, table.slice(), table.cols, x.slice_mut(), residual);
+            let id_is_elsewhere = first > 0 || self.is_part;
+            with_element!(x.dtype, T => match id_is_elsewhere {
+                true => embedding::embedding_part::<T>(ids, table.slice(), table.cols, first, x.slice_mut(), residual),
+                false => embedding::embedding::<T>(ids, table.slice(), table.cols, x.slice_mut(), residual),
             });
         }
     }
 
-    unsafe fn embedding_backward(&mut self, residual: bool) {
+    unsafe fn embedding_backward(&mut self, residual: bool, first: usize) {
         // SAFETY: see the impl block.
         unsafe {
             if residual {
@@ -229,7 +303,10 @@ impl Operands<'_> {
             }
             let (ids, dx, dtable) = (self.reads[0].slice(), self.reads[1], self.writes[0].slice_mut());
             with_element!(dx.dtype, T => {
-                embedding::embedding_backward::<T>(ids, dx.slice(), dx.cols, dtable, residual);
+                match first > 0 || self.is_part {
+                    true => embedding::embedding_part_backward::<T>(ids, dx.slice(), dx.cols, first, dtable, residual),
+                    false => embedding::embedding_backward::<T>(ids, dx.slice(), dx.cols, dtable, residual),
+                }
             });
         }
     }
@@ -376,23 +453,35 @@ impl Operands<'_> {
         }
     }
 
-    unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool) {
+    unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool, vocab: Option<VocabShard>) {
         // SAFETY: see the impl block.
         unsafe {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
-            let carried = if residual { self.reads[3].slice::<f64>()[0] } else { 0.0 };
-            let loss = if gradient {
-                let scale = self.reads[2].slice::<f64>()[Hyper::LOSS_GRAD_SCALE] as f32;
+            let carried = if residual { self.reads[self.reads.len() - 1].slice::<f64>()[0] } else { 0.0 };
+            let scale = self.reads[2].slice::<f64>()[Hyper::LOSS_GRAD_SCALE] as f32;
+            if gradient {
                 copy(logits, self.writes[1]);
-                cross_entropy::cross_entropy_with_gradient(self.writes[1].slice_mut(), labels, logits.cols, scale)
-            } else {
-                cross_entropy::cross_entropy(logits.slice(), labels, logits.cols)
+            }
+            let loss = match (gradient, vocab) {
+                (true, None) => {
+                    cross_entropy::cross_entropy_with_gradient(self.writes[1].slice_mut(), labels, logits.cols, scale)
+                }
+                (false, None) => cross_entropy::cross_entropy(logits.slice(), labels, logits.cols),
+                (true, Some(vocab)) => cross_entropy_part::cross_entropy_from_stats_with_gradient(
+                    self.writes[1].slice_mut(),
+                    labels,
+                    logits.cols,
+                    vocab.first,
+                    self.reads[3].slice(),
+                    scale,
+                ),
+                (false, Some(_)) => cross_entropy_part::cross_entropy_from_stats(labels, self.reads[3].slice()),
             };
             self.writes[0].slice_mut::<f64>()[0] = carried + loss;
         }
     }
 
-    unsafe fn adamw(&mut self, beta1: f64, beta2: f64, eps: f64, weight_decay: f64) {
+    unsafe fn adamw(&mut self, first: usize, beta1: f64, beta2: f64, eps: f64, weight_decay: f64) {
         // SAFETY: see the impl block.
         unsafe {
             let (hyper, coefficient) = (self.reads[4].slice::<f64>(), self.reads[5].slice::<f64>()[0]);
@@ -407,11 +496,11 @@ impl Operands<'_> {
                 grad_scale: coefficient,
             };
             let (p, m, v) = (self.writes[0].slice_mut(), self.writes[1].slice_mut(), self.writes[2].slice_mut());
-            optimizer::adamw(p, m, v, self.reads[3].slice(), &update);
+            optimizer::adamw(&mut p[first..first + m.len()], m, v, self.reads[3].slice(), &update);
         }
     }
 
-    unsafe fn sgd(&mut self, momentum: f64, weight_decay: f64) {
+    unsafe fn sgd(&mut self, first: usize, momentum: f64, weight_decay: f64) {
         // SAFETY: see the impl block.
         unsafe {
             let (hyper, coefficient) = (self.reads[3].slice::<f64>(), self.reads[4].slice::<f64>()[0]);
@@ -423,13 +512,13 @@ impl Operands<'_> {
                 grad_scale: coefficient,
             };
             let (p, buffer) = (self.writes[0].slice_mut(), self.writes[1].slice_mut());
-            optimizer::sgd(p, buffer, self.reads[2].slice(), &update);
+            optimizer::sgd(&mut p[first..first + buffer.len()], buffer, self.reads[2].slice(), &update);
         }
     }
 }
 
 /// The scratch as f32; it is aligned to 64 bytes.
-fn f32s(scratch: &mut [u8]) -> &mut [f32] {
+pub(super) fn f32s(scratch: &mut [u8]) -> &mut [f32] {
     let whole = scratch.len() / size_of::<f32>() * size_of::<f32>();
     bytemuck::cast_slice_mut(&mut scratch[..whole])
 }

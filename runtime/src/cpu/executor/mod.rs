@@ -9,6 +9,7 @@
 mod arena;
 mod buffer;
 mod instr;
+mod parts;
 mod product;
 mod scratch;
 
@@ -17,6 +18,7 @@ pub use scratch::scratch_bytes;
 
 use arena::Arena;
 use buffer::Buffer;
+use crate::groups::{GroupError, Groups};
 use bytemuck::Pod;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
@@ -54,12 +56,9 @@ pub enum ExecError {
         /// What it said.
         reason: String,
     },
-    /// An instruction that one rank alone does not have.
-    #[error("instruction `{op}` needs a process group, and this rank is alone")]
-    NoGroup {
-        /// Name of the operation.
-        op: &'static str,
-    },
+    /// A collective failed.
+    #[error(transparent)]
+    Collective(#[from] GroupError),
 }
 
 /// How long each instruction took in a run.
@@ -106,12 +105,17 @@ impl CpuMachine {
         unsafe { buffer.slice_mut() }
     }
 
-    /// Runs a program once, on the threads of the current rayon pool.
+    /// Runs a program once, on the threads of the current rayon pool, with the groups that its rank belongs to.
     ///
     /// # Errors
     /// See [`ExecError`]; parameters and optimizer state are unchanged then, since updates come last.
-    pub fn run(&mut self, c: &Compiled, models: &mut [Box<dyn OpaqueModel>]) -> Result<(), ExecError> {
-        (0..c.program.instrs.len()).try_for_each(|i| self.exec(c, i, models))
+    pub fn run(
+        &mut self,
+        c: &Compiled,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        (0..c.program.instrs.len()).try_for_each(|i| self.exec(c, i, models, groups))
     }
 
     /// Runs a program once and measures every instruction into `timings`, one entry each.
@@ -122,12 +126,13 @@ impl CpuMachine {
         &mut self,
         c: &Compiled,
         models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
         timings: &mut Timings,
     ) -> Result<(), ExecError> {
         timings.clear();
         for i in 0..c.program.instrs.len() {
             let start = Instant::now();
-            self.exec(c, i, models)?;
+            self.exec(c, i, models, groups)?;
             timings.push(start.elapsed());
         }
         Ok(())
