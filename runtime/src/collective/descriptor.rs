@@ -1,132 +1,168 @@
-//! What a rank says it is about to do; ranks compare these before any of them touches data.
+//! What a member says it is about to do; members compare these before any of them touches data.
 
 use std::fmt;
 
-/// Kind of an operation, with the root where there is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OpKind {
-    /// Sum, result everywhere.
-    AllReduce,
-    /// Sum of tensors that lie in the segment, result everywhere, in place.
-    AllReduceShared,
-    /// Sum, each rank keeps its part.
-    ReduceScatter,
-    /// Concatenation, everywhere.
-    AllGather,
-    /// Copy from `root` to all.
-    Broadcast {
-        /// The rank that has the data.
-        root: u32,
-    },
-    /// Nothing but waiting for each other.
-    Barrier,
-    /// A code that this build does not know; only ever read from a peer.
-    Unknown {
-        /// The code.
-        code: u64,
-    },
-}
+use super::operation::{Operand, Operation, OperationKind};
 
-/// Type of the elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ElementType {
-    /// 32-bit floats.
-    F32,
-    /// A code that this build does not know; only ever read from a peer.
-    Unknown {
-        /// The code.
-        code: u64,
-    },
-}
+/// Words by which a descriptor travels.
+pub const DESCRIPTOR_WORDS: usize = 5;
 
-/// One operation as one rank issued it.
+/// One operation as one member issued it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
-    /// What it does.
-    pub kind: OpKind,
-    /// Elements: of the buffer of an all-reduce or broadcast, of one rank's part otherwise.
-    pub n_elements: u64,
-    /// Their type.
-    pub dtype: ElementType,
-    /// Position in the group's order of operations, from 1.
-    pub sequence: u64,
+    /// What it does, in codes that any build can carry.
+    kind: u32,
+    argument: u32,
+    sequence: u32,
+    n_operands: u32,
+    unit: u64,
+    /// Elements of the wholes of all operands together.
+    n_elements: u64,
+    /// Over everything above and over type and length of every operand.
+    digest: u64,
 }
 
 impl Descriptor {
-    /// The words by which the descriptor travels: kind, elements, type, sequence number, and a hash of the four.
-    pub(super) fn encode(&self) -> [u64; 5] {
-        let kind = match self.kind {
-            OpKind::AllReduce => 1,
-            OpKind::AllReduceShared => 2,
-            OpKind::ReduceScatter => 3,
-            OpKind::AllGather => 4,
-            OpKind::Broadcast { root } => 5 | (u64::from(root) << 32),
-            OpKind::Barrier => 6,
-            OpKind::Unknown { code } => code,
+    /// Describes an operation as the member at `position` issues it. A send and its receive have the same descriptor
+    /// but for the side, which [`Descriptor::agrees`] overlooks.
+    pub fn of(operation: &Operation, operands: &[Operand]) -> Descriptor {
+        let (kind, argument) = match operation.kind {
+            OperationKind::AllReduce => (1, 0),
+            OperationKind::ReduceScatter => (2, 0),
+            OperationKind::AllGather => (3, 0),
+            OperationKind::AllToAll => (4, 0),
+            OperationKind::Broadcast { root } => (5, root),
+            OperationKind::Send { to } => (6, to),
+            OperationKind::Recv { from } => (7, from),
+            OperationKind::Shift { by } => (8, by as u32),
+            OperationKind::Barrier => (9, 0),
         };
-        let dtype = match self.dtype {
-            ElementType::F32 => 1,
-            ElementType::Unknown { code } => code,
+        let n_elements = operands.iter().map(|operand| operand.n_elements as u64).fold(0, u64::wrapping_add);
+        let (sequence, unit) = (operation.sequence, operation.unit as u64);
+        let described = match operation.kind {
+            OperationKind::Send { .. } | OperationKind::Recv { .. } => [6, 0, u64::from(sequence), unit],
+            _ => [kind, u64::from(argument), u64::from(sequence), unit],
         };
-        let fields = [kind, self.n_elements, dtype, self.sequence];
-        [kind, self.n_elements, dtype, self.sequence, hash(fields)]
+        let of_operands = operands.iter().flat_map(|o| [u64::from(o.dtype.code()), o.n_elements as u64]);
+        let digest = digest(described.into_iter().chain(of_operands));
+        let n_operands = operands.len() as u32;
+        Descriptor { kind: kind as u32, argument, sequence, n_operands, unit, n_elements, digest }
     }
 
-    /// Reads what a peer wrote; codes that this build does not know are kept as such.
-    pub(super) fn decode(words: [u64; 5]) -> Descriptor {
-        let [kind, n_elements, dtype, sequence, _] = words;
-        let kind = match (kind as u32, (kind >> 32) as u32) {
-            (1, 0) => OpKind::AllReduce,
-            (2, 0) => OpKind::AllReduceShared,
-            (3, 0) => OpKind::ReduceScatter,
-            (4, 0) => OpKind::AllGather,
-            (5, root) => OpKind::Broadcast { root },
-            (6, 0) => OpKind::Barrier,
-            _ => OpKind::Unknown { code: kind },
+    /// Whether the two members are about to do the same.
+    pub fn agrees(&self, other: &Descriptor) -> bool {
+        let is_transfer = |kind| kind == 6 || kind == 7;
+        let same_kind = if is_transfer(self.kind) {
+            is_transfer(other.kind)
+        } else {
+            (self.kind, self.argument) == (other.kind, other.argument)
         };
-        let dtype = if dtype == 1 { ElementType::F32 } else { ElementType::Unknown { code: dtype } };
-        Descriptor { kind, n_elements, dtype, sequence }
+        let rest = |d: &Descriptor| (d.sequence, d.n_operands, d.unit, d.n_elements, d.digest);
+        same_kind && rest(self) == rest(other)
+    }
+
+    /// Operands of the operation.
+    pub fn n_operands(&self) -> usize {
+        self.n_operands as usize
+    }
+
+    /// The words by which the descriptor travels.
+    pub fn encode(&self) -> [u64; DESCRIPTOR_WORDS] {
+        let pair = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
+        [pair(self.kind, self.argument), pair(self.sequence, self.n_operands), self.unit, self.n_elements, self.digest]
+    }
+
+    /// Reads what a peer wrote; nothing in it is trusted to be sensible.
+    pub fn decode(words: [u64; DESCRIPTOR_WORDS]) -> Descriptor {
+        let [what, which, unit, n_elements, digest] = words;
+        let halves = |word: u64| (word as u32, (word >> 32) as u32);
+        let ((kind, argument), (sequence, n_operands)) = (halves(what), halves(which));
+        Descriptor { kind, argument, sequence, n_operands, unit, n_elements, digest }
     }
 }
 
 impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{} {:?} of {} {:?}", self.sequence, self.kind, self.n_elements, self.dtype)
+        write!(f, "#{} ", self.sequence)?;
+        match self.kind {
+            1 => write!(f, "all_reduce"),
+            2 => write!(f, "reduce_scatter"),
+            3 => write!(f, "all_gather"),
+            4 => write!(f, "all_to_all"),
+            5 => write!(f, "broadcast from position {}", self.argument),
+            6 => write!(f, "send to position {}", self.argument),
+            7 => write!(f, "recv from position {}", self.argument),
+            8 => write!(f, "shift by {}", self.argument as i32),
+            9 => write!(f, "barrier"),
+            code => write!(f, "operation of unknown kind {code}"),
+        }?;
+        let plural = if self.n_operands == 1 { "" } else { "s" };
+        write!(
+            f,
+            " of {} elements in {} tensor{plural}, unit {}, digest {:08x}",
+            self.n_elements, self.n_operands, self.unit, self.digest as u32
+        )
     }
 }
 
-/// FNV-1a over 64-bit words. Source: Fowler, Noll and Vo, 1991; here per word, which is enough to tell operations apart
-/// because equal hashes only skip the comparison field by field.
-fn hash(words: [u64; 4]) -> u64 {
-    words.iter().fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29))
+/// FNV-1a over 64-bit words, each followed by a rotation. Source: Fowler, Noll and Vo, 1991; per word instead of per
+/// byte, which is enough to tell operations of one program apart.
+fn digest(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::element::ElementType;
+    use crate::collective::operation::RawBuffer;
+
+    fn operand(dtype: ElementType, n_elements: usize) -> Operand {
+        Operand { send: RawBuffer::EMPTY, recv: RawBuffer::EMPTY, dtype, n_elements }
+    }
+
+    fn operation(kind: OperationKind) -> Operation {
+        Operation { kind, sequence: 3, unit: 1 }
+    }
 
     #[test]
     fn a_descriptor_survives_its_words() {
-        for kind in [OpKind::AllReduce, OpKind::AllGather, OpKind::Broadcast { root: 7 }, OpKind::Unknown { code: 99 }]
-        {
-            let d = Descriptor { kind, n_elements: 12, dtype: ElementType::F32, sequence: 5 };
+        for kind in [OperationKind::AllReduce, OperationKind::Broadcast { root: 7 }, OperationKind::Shift { by: -2 }] {
+            let descriptor = Descriptor::of(&operation(kind), &[operand(ElementType::Bf16, 12)]);
 
-            assert_eq!(Descriptor::decode(d.encode()), d);
+            assert_eq!(Descriptor::decode(descriptor.encode()), descriptor);
         }
     }
 
     #[test]
-    fn every_field_changes_the_hash() {
-        let d = Descriptor { kind: OpKind::AllReduce, n_elements: 12, dtype: ElementType::F32, sequence: 5 };
+    fn every_difference_is_noticed() {
+        let operands = [operand(ElementType::F32, 12), operand(ElementType::F32, 20)];
+        let base = operation(OperationKind::AllReduce);
+        let descriptor = Descriptor::of(&base, &operands);
+
         let others = [
-            Descriptor { kind: OpKind::AllGather, ..d },
-            Descriptor { n_elements: 13, ..d },
-            Descriptor { dtype: ElementType::Unknown { code: 2 }, ..d },
-            Descriptor { sequence: 6, ..d },
+            Descriptor::of(&operation(OperationKind::AllGather), &operands),
+            Descriptor::of(&operation(OperationKind::Shift { by: 1 }), &operands),
+            Descriptor::of(&Operation { sequence: 4, ..base }, &operands),
+            Descriptor::of(&Operation { unit: 2, ..base }, &operands),
+            Descriptor::of(&base, &operands[..1]),
+            Descriptor::of(&base, &[operands[1], operands[0]]),
+            Descriptor::of(&base, &[operands[0], operand(ElementType::I32, 20)]),
         ];
 
+        assert!(descriptor.agrees(&Descriptor::of(&base, &operands)));
         for other in others {
-            assert_ne!(other.encode()[4], d.encode()[4], "{other}");
+            assert!(!descriptor.agrees(&other), "{other}");
         }
+    }
+
+    #[test]
+    fn a_send_agrees_with_its_receive_of_the_same_tensors_only() {
+        let send = Descriptor::of(&operation(OperationKind::Send { to: 1 }), &[operand(ElementType::F32, 12)]);
+        let recv = operation(OperationKind::Recv { from: 0 });
+
+        assert!(send.agrees(&Descriptor::of(&recv, &[operand(ElementType::F32, 12)])));
+        assert!(!send.agrees(&Descriptor::of(&recv, &[operand(ElementType::F32, 13)])));
+        assert!(!send.agrees(&Descriptor::of(&recv, &[operand(ElementType::F16, 12)])));
     }
 }

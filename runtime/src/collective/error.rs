@@ -1,15 +1,16 @@
 //! What can go wrong with a group of ranks.
 
-use super::GroupId;
 use super::descriptor::Descriptor;
+use super::operation::OperationKind;
+use super::world::WorldId;
 
-/// Failure of a collective or of joining its group.
+/// Failure of a collective or of joining its world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    /// Two ranks issued different operations under the same number.
+    /// Two ranks issued different operations as the same one of a stream.
     #[error("rank {rank_a} issued {a} but rank {rank_b} issued {b}")]
     Mismatch {
-        /// One of the ranks.
+        /// One of the ranks, by its number in the world.
         rank_a: u32,
         /// What it issued.
         a: Descriptor,
@@ -18,29 +19,100 @@ pub enum CollectiveError {
         /// What that one issued.
         b: Descriptor,
     },
-    /// The group was aborted.
-    #[error("group aborted: {reason}")]
+    /// The world was aborted.
+    #[error("aborted: {reason}")]
     Aborted {
         /// Why, in the words of whoever aborted it.
         reason: String,
     },
     /// A buffer has the wrong number of elements.
-    #[error("{operation}: expected {expected} elements, found {found}")]
+    #[error("{kind:?}: expected {expected} elements in {side}, found {found}")]
     Length {
         /// The operation.
-        operation: &'static str,
-        /// Elements that the other buffer asks for.
+        kind: OperationKind,
+        /// `send` or `recv`.
+        side: &'static str,
+        /// Elements that the operation asks for.
         expected: usize,
         /// Elements of the buffer.
         found: usize,
     },
-    /// A rank outside the group was named.
-    #[error("rank {rank} is not in a group of {size}")]
+    /// A buffer does not begin at a multiple of the size of its elements.
+    #[error("{kind:?}: {side} is not aligned to {bytes} bytes")]
+    Unaligned {
+        /// The operation.
+        kind: OperationKind,
+        /// `send` or `recv`.
+        side: &'static str,
+        /// The alignment that is needed.
+        bytes: usize,
+    },
+    /// What is read and what is written share memory in a way that the operation does not allow.
+    #[error("{kind:?}: send and recv overlap")]
+    Overlap {
+        /// The operation.
+        kind: OperationKind,
+    },
+    /// Blocks of no elements.
+    #[error("the unit of an operation is 0")]
+    Unit,
+    /// More tensors than fit one operation.
+    #[error("{found} tensors in one operation, at most {max}")]
+    TooManyOperands {
+        /// Most that one operation can have.
+        max: usize,
+        /// Found.
+        found: usize,
+    },
+    /// More operations started than may be in flight.
+    #[error("{max} operations of one stream are in flight already")]
+    TooManyInFlight {
+        /// Most that one stream can have.
+        max: usize,
+    },
+    /// Operations in flight have more tensors together than can be announced.
+    #[error("operations in flight would have {wanted} tensors, at most {max}")]
+    TooManyOperandsInFlight {
+        /// With the new operation.
+        wanted: usize,
+        /// Most that there can be.
+        max: usize,
+    },
+    /// An operation names a position that it cannot name.
+    #[error("position {position} of a group of {size} named position {named}")]
+    NoSuchPosition {
+        /// The position named.
+        named: u32,
+        /// Who named it.
+        position: u32,
+        /// Members of the group.
+        size: u32,
+    },
+    /// A ticket that this communicator did not give, or that was finished before.
+    #[error("ticket {index} of {stream:?} is not in flight here")]
+    UnknownTicket {
+        /// Its stream.
+        stream: super::operation::Stream,
+        /// Its number in the stream.
+        index: u64,
+    },
+    /// A rank outside the world was named.
+    #[error("rank {rank} is not in a world of {size}")]
     NoSuchRank {
         /// The rank.
         rank: u32,
-        /// Ranks of the group.
+        /// Ranks of the world.
         size: u32,
+    },
+    /// A group outside the world, or one that the rank is not in.
+    #[error("rank {rank} is not in group {group} of {n_groups}")]
+    NotAMember {
+        /// The rank.
+        rank: u32,
+        /// Index of the group.
+        group: usize,
+        /// Groups of the world.
+        n_groups: usize,
     },
     /// Another process or thread already acts as this rank.
     #[error("rank {rank} is already taken")]
@@ -48,28 +120,26 @@ pub enum CollectiveError {
         /// The rank.
         rank: u32,
     },
-    /// The segment belongs to another generation or incarnation.
-    #[error("expected a segment of {expected}, found one of {found}")]
+    /// A segment or a peer belongs to another world.
+    #[error("expected {expected}, found {found}")]
     Stale {
         /// What the caller belongs to.
-        expected: GroupId,
-        /// What the segment says.
-        found: GroupId,
+        expected: WorldId,
+        /// What was found.
+        found: WorldId,
     },
-    /// A group of this shape cannot be built.
-    #[error(
-        "expected 1 to {max} ranks and a segment below 2^46 bytes, found {size} ranks with {arena_bytes} bytes each"
-    )]
+    /// A world of this shape cannot be built.
+    #[error("{field} is {found}, expected {expected}")]
     Shape {
-        /// Most ranks that a group can have.
-        max: u32,
-        /// Ranks asked for.
-        size: u32,
-        /// Bytes of shared tensors asked for per rank.
-        arena_bytes: u64,
+        /// What was checked.
+        field: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it was.
+        found: u64,
     },
-    /// A segment or a peer's offset is not what a member of this build writes.
-    #[error("not a usable segment: {field} is {found}, expected {expected}")]
+    /// Something that a peer wrote is not what a member of this build writes.
+    #[error("not written by a member: {field} is {found}, expected {expected}")]
     Invalid {
         /// What was checked.
         field: &'static str,
@@ -77,14 +147,6 @@ pub enum CollectiveError {
         expected: u64,
         /// What it was.
         found: u64,
-    },
-    /// The rank's part of the segment has no room for another tensor.
-    #[error("shared tensors: {wanted_bytes} bytes wanted, {free_bytes} free")]
-    ArenaFull {
-        /// Bytes asked for.
-        wanted_bytes: u64,
-        /// Bytes left.
-        free_bytes: u64,
     },
     /// The operating system refused.
     #[error("{call}: {kind}")]
@@ -98,7 +160,12 @@ pub enum CollectiveError {
 
 impl CollectiveError {
     /// The error that the last system call of this thread left behind.
-    pub(super) fn last_os(call: &'static str) -> CollectiveError {
-        CollectiveError::System { call, kind: std::io::Error::last_os_error().kind() }
+    pub fn last_os(call: &'static str) -> CollectiveError {
+        CollectiveError::io(call, &std::io::Error::last_os_error())
+    }
+
+    /// An error of the standard library's input and output.
+    pub fn io(call: &'static str, error: &std::io::Error) -> CollectiveError {
+        CollectiveError::System { call, kind: error.kind() }
     }
 }

@@ -1,0 +1,85 @@
+//! One body of checks over every implementation of the trait.
+
+mod agreement;
+mod definitions;
+mod failures;
+
+use std::collections::BTreeMap;
+
+use super::local::LocalWorld;
+use super::world::{World, WorldId};
+use super::{Collective, CollectiveError, RawBuffer};
+
+const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
+
+/// A rank of a test: its groups by index, and memory for operands.
+struct Rank {
+    rank: u32,
+    groups: BTreeMap<usize, Box<dyn Collective>>,
+    memory: Memory,
+}
+
+impl Rank {
+    fn group(&mut self, group: usize) -> &mut dyn Collective {
+        &mut **self.groups.get_mut(&group).expect("a group of this rank")
+    }
+}
+
+/// Memory that lives as long as the test's rank.
+#[derive(Default)]
+struct Memory {
+    heap: Vec<Vec<u64>>,
+}
+
+impl Memory {
+    /// `bytes` bytes, aligned for every element type.
+    fn alloc(&mut self, bytes: usize) -> RawBuffer {
+        self.heap.push(vec![0; bytes.div_ceil(8)]);
+        let words = self.heap.last_mut().expect("just pushed");
+        RawBuffer::new(words.as_mut_ptr().cast(), bytes)
+    }
+}
+
+/// What every rank of a test does.
+type Body<'a> = &'a (dyn Fn(&mut Rank) + Sync);
+
+/// Runs a body as every rank of a world.
+type Run = fn(&World, Body);
+
+/// Every implementation, with its name.
+const IMPLEMENTATIONS: [(&str, Run); 1] = [("local", with_local)];
+
+/// Runs `body` as every rank, over every implementation.
+fn with_all(world: &World, body: Body) {
+    for (name, run) in IMPLEMENTATIONS {
+        println!("implementation {name}");
+        run(world, body);
+    }
+}
+
+fn with_local(world: &World, body: Body) {
+    let local = LocalWorld::new(world.clone());
+    let join = |rank: u32| -> Result<Rank, CollectiveError> {
+        let groups = groups_of(world, rank).map(|group| {
+            let communicator: Box<dyn Collective> = Box::new(local.communicator(group, rank)?);
+            Ok((group, communicator))
+        });
+        Ok(Rank { rank, groups: groups.collect::<Result<_, CollectiveError>>()?, memory: Memory::default() })
+    };
+    as_threads(world.n_ranks(), &join, body);
+}
+
+/// The groups that a rank is in.
+fn groups_of(world: &World, rank: u32) -> impl Iterator<Item = usize> {
+    (0..world.groups().len()).filter(move |group| world.membership(*group, rank).is_ok())
+}
+
+/// Runs `body` in a thread per rank, each with what `join` makes of it.
+fn as_threads(n_ranks: u32, join: &(dyn Fn(u32) -> Result<Rank, CollectiveError> + Sync), body: Body) {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_ranks).map(|rank| scope.spawn(move || body(&mut join(rank).unwrap()))).collect();
+        // All are joined before any failure is passed on.
+        let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        outcomes.into_iter().for_each(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    });
+}

@@ -1,0 +1,122 @@
+//! Which ranks there are, and which groups they form: the same description at every rank.
+
+use super::error::CollectiveError;
+
+/// Most ranks of one world.
+pub const RANKS_MAX: u32 = 4096;
+/// Most groups of one world.
+pub const GROUPS_MAX: usize = 1 << 16;
+
+/// Which incarnation of which numbered world something belongs to; anything of another is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WorldId {
+    /// The job.
+    pub job: u64,
+    /// The numbered world.
+    pub generation: u64,
+    /// Restarts of the workers since the generation was announced.
+    pub incarnation: u64,
+}
+
+impl std::fmt::Display for WorldId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "job {} generation {} incarnation {}", self.job, self.generation, self.incarnation)
+    }
+}
+
+/// The ranks of a world and its groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    id: WorldId,
+    n_ranks: u32,
+    groups: Vec<Vec<u32>>,
+}
+
+impl World {
+    /// A world of `n_ranks` with `groups`, each a list of different ranks in order of position. A group is named by its
+    /// index in this list, so the list is the same at every rank.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Shape`], [`CollectiveError::NoSuchRank`].
+    pub fn new(id: WorldId, n_ranks: u32, groups: Vec<Vec<u32>>) -> Result<World, CollectiveError> {
+        let shape = |field, expected: String, found| Err(CollectiveError::Shape { field, expected, found });
+        if n_ranks == 0 || n_ranks > RANKS_MAX {
+            return shape("number of ranks", format!("1 to {RANKS_MAX}"), u64::from(n_ranks));
+        }
+        if groups.len() > GROUPS_MAX {
+            return shape("number of groups", format!("at most {GROUPS_MAX}"), groups.len() as u64);
+        }
+        for group in &groups {
+            if group.is_empty() {
+                return shape("number of members of a group", "at least 1".to_owned(), 0);
+            }
+            if let Some(rank) = group.iter().find(|rank| **rank >= n_ranks) {
+                return Err(CollectiveError::NoSuchRank { rank: *rank, size: n_ranks });
+            }
+            let mut sorted = group.clone();
+            sorted.sort_unstable();
+            if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                return shape("a member of a group", "named once".to_owned(), u64::from(twice[0]));
+            }
+        }
+        Ok(World { id, n_ranks, groups })
+    }
+
+    /// A world with one group of all ranks, in order.
+    ///
+    /// # Errors
+    /// As [`World::new`].
+    pub fn of_one_group(id: WorldId, n_ranks: u32) -> Result<World, CollectiveError> {
+        World::new(id, n_ranks, vec![(0..n_ranks.min(RANKS_MAX)).collect()])
+    }
+
+    /// Its name.
+    pub fn id(&self) -> WorldId {
+        self.id
+    }
+
+    /// Ranks.
+    pub fn n_ranks(&self) -> u32 {
+        self.n_ranks
+    }
+
+    /// Groups, each in order of position.
+    pub fn groups(&self) -> &[Vec<u32>] {
+        &self.groups
+    }
+
+    /// Members of a group and the position of `rank` in it.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub fn membership(&self, group: usize, rank: u32) -> Result<(&[u32], u32), CollectiveError> {
+        let not_a_member = CollectiveError::NotAMember { rank, group, n_groups: self.groups.len() };
+        let members = self.groups.get(group).ok_or(not_a_member.clone())?;
+        let position = members.iter().position(|member| *member == rank).ok_or(not_a_member)?;
+        Ok((members, position as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
+
+    #[test]
+    fn groups_that_name_no_rank_or_a_rank_twice_are_refused() {
+        let new = |groups| World::new(ID, 4, groups).unwrap_err();
+
+        assert_eq!(new(vec![vec![0, 4]]), CollectiveError::NoSuchRank { rank: 4, size: 4 });
+        assert!(matches!(new(vec![vec![0], vec![]]), CollectiveError::Shape { found: 0, .. }));
+        assert!(matches!(new(vec![vec![2, 1, 2]]), CollectiveError::Shape { found: 2, .. }));
+    }
+
+    #[test]
+    fn a_position_is_the_place_in_the_list() {
+        let world = World::new(ID, 4, vec![vec![3, 1]]).unwrap();
+
+        assert_eq!(world.membership(0, 1), Ok((&[3, 1][..], 1)));
+        assert_eq!(world.membership(0, 0), Err(CollectiveError::NotAMember { rank: 0, group: 0, n_groups: 1 }));
+    }
+}
