@@ -37,20 +37,20 @@ pub enum CheckpointError {
         /// The marker.
         path: PathBuf,
     },
-    /// The manifest is not the one that was committed.
+    /// The manifest or an index is not the one that was committed.
     #[error("{} is damaged: its hash is {found}, but {expected} was committed", path.display())]
     ManifestHash {
-        /// The manifest.
+        /// The manifest or index.
         path: PathBuf,
-        /// The hash in the commit marker.
+        /// The hash in the commit marker or the manifest.
         expected: String,
         /// The hash of the file.
         found: String,
     },
-    /// The manifest contradicts itself, its marker or its directory.
+    /// The manifest or an index contradicts itself, its marker, its directory or another index.
     #[error("{} does not describe a checkpoint: {reason}", path.display())]
     BadManifest {
-        /// The manifest, or the directory about to be written.
+        /// The manifest or index, or the directory about to be committed.
         path: PathBuf,
         /// What is wrong.
         reason: ManifestError,
@@ -120,6 +120,32 @@ pub enum CheckpointError {
         name: String,
         /// What is wrong.
         reason: &'static str,
+    },
+    /// A writer's index is not there: the writer has not finished, or writes to another disk.
+    #[error("writer {writer} of {n_writers} has not written its part of {}", path.display())]
+    MissingPart {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The writer.
+        writer: u32,
+        /// How many writers there are.
+        n_writers: u32,
+    },
+    /// Other writers could not write their parts, so that there is no checkpoint of this step; each reports why itself.
+    #[error("saving step {step} was given up: {n_failed} other writers failed")]
+    OthersFailed {
+        /// The step.
+        step: u64,
+        /// How many failed.
+        n_failed: u64,
+    },
+    /// Writers could not agree whether the checkpoint is complete.
+    #[error("writers of the checkpoint of step {step} could not agree: {reason}")]
+    Agreement {
+        /// The step.
+        step: u64,
+        /// What the exchange between them said.
+        reason: String,
     },
 }
 

@@ -1,25 +1,20 @@
-//! The manifest: which boxes of which tensors lie where, and the hashes of every file.
+//! The manifest: what a checkpoint is of, and the hash of what every writer says it wrote.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::region::{Region, tiles_exactly};
-use crate::hf::dtype::Dtype;
+use super::index::INDEX_BYTES_MAX;
 
-/// The version of the format that is written and read.
-pub const FORMAT: u32 = 1;
+/// The version of the format that is written. Format 1, of one writer without indexes, is read too.
+pub const FORMAT: u32 = 2;
 /// Bytes of a file that one hash covers: small enough to verify in parallel and to name the damaged part.
 pub const HASH_CHUNK_BYTES: u64 = 4 << 20;
-/// A manifest of a million boxes has about this size; a longer one is not read.
+/// A longer manifest is not read. One of format 1 lists every box; those of format 2 are much shorter.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
-/// Tensors, boxes of one tensor, files and extras beyond these are refused.
-const ENTRIES_MAX: usize = 1 << 20;
-/// More dims than any tensor of a model has.
-const DIMS_MAX: usize = 8;
-/// Hash chunks of one file: 4 TiB.
-const CHUNKS_MAX: usize = 1 << 20;
+/// More ranks than any job has.
+pub const WRITERS_MAX: u32 = 1 << 16;
 /// More axes than any mesh has.
 const AXES_MAX: usize = 16;
 
@@ -35,67 +30,35 @@ pub struct Manifest {
     pub step: u64,
     /// The generation under which the directory was written.
     pub generation: u64,
-    /// How many writers contributed files.
-    pub writers: u32,
     /// Sizes of the mesh's axes when it was saved; for people, loading does not need it.
     pub mesh: BTreeMap<String, u64>,
-    /// Bytes that one entry of [`FileEntry::blake3`] covers.
+    /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
-    /// Every tensor by name.
-    pub tensors: BTreeMap<String, TensorEntry>,
-    /// Every file by name, except `MANIFEST` and `COMMIT`.
-    pub files: BTreeMap<String, FileEntry>,
-    /// Small files of the state: their name → the file that holds them whole.
-    pub extras: BTreeMap<String, String>,
+    /// The index of every writer, in the order of writers.
+    pub indexes: Vec<IndexEntry>,
 }
 
-/// A tensor and the boxes that make it up.
+/// A writer's index as it was committed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TensorEntry {
-    /// The type of its elements.
-    pub dtype: Dtype,
-    /// Its global shape.
-    pub shape: Vec<u64>,
-    /// Boxes that tile the shape exactly.
-    pub chunks: Vec<Chunk>,
-}
-
-/// One box of a tensor and its bytes, row-major.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Chunk {
-    /// The box.
-    #[serde(flatten)]
-    pub region: Region,
-    /// The file that holds it.
-    pub file: String,
-    /// Where its bytes start in the file.
-    pub byte_offset: u64,
-    /// How many they are.
-    pub byte_len: u64,
-}
-
-/// A file's length and hashes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FileEntry {
+pub struct IndexEntry {
     /// Its length.
     pub len: u64,
-    /// BLAKE3 of every [`HASH_CHUNK_BYTES`] of it, the last part shorter, in hexadecimal.
-    pub blake3: Vec<String>,
+    /// Its BLAKE3 in hexadecimal.
+    pub blake3: String,
 }
 
-/// How a manifest contradicts itself or exceeds a limit.
+/// How a manifest or an index contradicts itself or exceeds a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ManifestError {
     /// Not JSON of this form.
     #[error("{0}")]
     Json(String),
     /// Another version.
-    #[error("it has format {0}, but this build reads format {FORMAT}")]
+    #[error("it has format {0}, but this build reads formats 1 to {FORMAT}")]
     Format(u32),
-    /// A field of the manifest differs from the commit marker or the directory's name.
-    #[error("its step, generation and writers differ from its COMMIT or its directory")]
+    /// A field differs from the commit marker, the directory's name or the writer's number.
+    #[error("its job, step, generation or writers differ from its COMMIT, its directory or the other parts")]
     Identity,
     /// More of something than is allowed.
     #[error("it lists {found} {what}, more than the {max} allowed")]
@@ -110,6 +73,14 @@ pub enum ManifestError {
     /// A name that could be a path, or is too long.
     #[error("{0:?} is not a name of 1 to 128 letters, digits, dots, underscores and hyphens")]
     Name(String),
+    /// A writer claims a file that is not its own.
+    #[error("writer {writer} lists `{file}`, which is not one of its files")]
+    Foreign {
+        /// The writer.
+        writer: u32,
+        /// The file.
+        file: String,
+    },
     /// Hashes of a file are malformed or too few or many.
     #[error("the hashes of `{0}` do not cover its length")]
     Hashes(String),
@@ -124,6 +95,17 @@ pub enum ManifestError {
     /// A box's bytes do not match its shape or lie outside its file.
     #[error("a box of `{0}` is given bytes that do not match its shape or its file")]
     Bytes(String),
+    /// Writers disagree about a tensor's type or shape.
+    #[error("writer {writer} gives `{name}` another type or shape than a writer before it")]
+    Disagreement {
+        /// The tensor.
+        name: String,
+        /// The first writer that differs.
+        writer: u32,
+    },
+    /// Two writers give an extra of one name.
+    #[error("`{0}` was written twice")]
+    Twice(String),
     /// Boxes leave a hole or overlap.
     #[error("the boxes of `{0}` do not tile its shape")]
     Tiling(String),
@@ -148,7 +130,7 @@ impl Manifest {
         serde_json::to_vec_pretty(self).expect("maps with text keys and numbers always have a JSON form")
     }
 
-    /// Checks everything that reading relies on: limits, names, byte ranges, hashes and tilings.
+    /// Checks everything that reading relies on.
     ///
     /// # Errors
     /// The first thing wrong.
@@ -156,50 +138,41 @@ impl Manifest {
         if self.format != FORMAT {
             return Err(ManifestError::Format(self.format));
         }
-        limit("tensors", self.tensors.len(), ENTRIES_MAX)?;
-        limit("files", self.files.len(), ENTRIES_MAX)?;
-        limit("extras", self.extras.len(), ENTRIES_MAX)?;
-        limit("axes", self.mesh.len(), AXES_MAX)?;
-        let numbers = [
-            ("number of writers", self.writers == 0),
-            ("mesh", self.mesh.values().any(|&size| size == 0)),
-            ("hash chunk size", self.hash_chunk_bytes != HASH_CHUNK_BYTES),
-            ("job name", self.job.len() > 256),
-        ];
-        if let Some((what, _)) = numbers.into_iter().find(|(_, bad)| *bad) {
-            return Err(ManifestError::Number(what));
+        check_about(&self.job, &self.mesh, self.hash_chunk_bytes)?;
+        if self.indexes.is_empty() {
+            return Err(ManifestError::Number("number of writers"));
         }
-        self.files.iter().try_for_each(|(name, file)| validate_file(name, file))?;
-        self.tensors.iter().try_for_each(|(name, tensor)| self.validate_tensor(name, tensor))?;
-        for (name, file) in &self.extras {
-            check_name(name)?;
-            if !self.files.contains_key(file) {
-                return Err(ManifestError::NoFile { owner: name.clone(), file: file.clone() });
-            }
+        limit("writers", self.indexes.len(), WRITERS_MAX as usize)?;
+        let bytes = self.indexes.iter().try_fold(0u64, |sum, index| sum.checked_add(index.len));
+        if bytes.is_none_or(|bytes| bytes > INDEX_BYTES_MAX) {
+            return Err(ManifestError::Number("length of the indexes"));
         }
-        Ok(())
+        match self.indexes.iter().position(|index| !is_hash(&index.blake3)) {
+            Some(writer) => Err(ManifestError::Hashes(super::index::index_name(writer as u32))),
+            None => Ok(()),
+        }
     }
+}
 
-    fn validate_tensor(&self, name: &str, tensor: &TensorEntry) -> Result<(), ManifestError> {
-        check_name(name)?;
-        limit("dims", tensor.shape.len(), DIMS_MAX)?;
-        limit("boxes", tensor.chunks.len(), ENTRIES_MAX)?;
-        let regions: Vec<Region> = tensor.chunks.iter().map(|chunk| chunk.region.clone()).collect();
-        if tensor.dtype.bytes_of(&tensor.shape).is_none() || !tiles_exactly(&tensor.shape, &regions) {
-            return Err(ManifestError::Tiling(name.to_owned()));
-        }
-        for chunk in &tensor.chunks {
-            let Some(file) = self.files.get(&chunk.file) else {
-                return Err(ManifestError::NoFile { owner: name.to_owned(), file: chunk.file.clone() });
-            };
-            let end = chunk.byte_offset.checked_add(chunk.byte_len);
-            let inside = end.is_some_and(|end| end <= file.len);
-            if !inside || tensor.dtype.bytes_of(&chunk.region.shape) != Some(chunk.byte_len) {
-                return Err(ManifestError::Bytes(name.to_owned()));
-            }
-        }
-        Ok(())
+/// What format a manifest says it has, whatever else is in it.
+pub(super) fn format_of(bytes: &[u8]) -> Result<u32, ManifestError> {
+    #[derive(Deserialize)]
+    struct Probe {
+        format: u32,
     }
+    let probe: Probe = serde_json::from_slice(bytes).map_err(|error| ManifestError::Json(error.to_string()))?;
+    Ok(probe.format)
+}
+
+/// Checks what every format says about a checkpoint as a whole.
+pub(super) fn check_about(job: &str, mesh: &BTreeMap<String, u64>, hash_chunk_bytes: u64) -> Result<(), ManifestError> {
+    limit("axes", mesh.len(), AXES_MAX)?;
+    let numbers = [
+        ("mesh", mesh.values().any(|&size| size == 0)),
+        ("hash chunk size", hash_chunk_bytes != HASH_CHUNK_BYTES),
+        ("job name", job.len() > 256),
+    ];
+    numbers.into_iter().find(|(_, bad)| *bad).map_or(Ok(()), |(what, _)| Err(ManifestError::Number(what)))
 }
 
 /// Whether a name is an id: letters, digits, dots, underscores and hyphens, at most 128, not starting with a dot.
@@ -208,21 +181,15 @@ pub fn is_name(name: &str) -> bool {
     (1..=128).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
 }
 
-fn check_name(name: &str) -> Result<(), ManifestError> {
+pub(super) fn check_name(name: &str) -> Result<(), ManifestError> {
     if is_name(name) { Ok(()) } else { Err(ManifestError::Name(name.chars().take(200).collect())) }
 }
 
-fn limit(what: &'static str, found: usize, max: usize) -> Result<(), ManifestError> {
+pub(super) fn limit(what: &'static str, found: usize, max: usize) -> Result<(), ManifestError> {
     if found <= max { Ok(()) } else { Err(ManifestError::TooMany { what, found, max }) }
 }
 
-fn validate_file(name: &str, file: &FileEntry) -> Result<(), ManifestError> {
-    check_name(name)?;
-    limit("hashes of a file", file.blake3.len(), CHUNKS_MAX)?;
-    let hex = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
-    let well_formed = file.blake3.iter().all(|hash| hash.len() == 64 && hash.bytes().all(hex));
-    if !well_formed || file.blake3.len() as u64 != file.len.div_ceil(HASH_CHUNK_BYTES) {
-        return Err(ManifestError::Hashes(name.to_owned()));
-    }
-    Ok(())
+/// Whether this is a BLAKE3 hash as we write it.
+pub(super) fn is_hash(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }

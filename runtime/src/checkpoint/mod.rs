@@ -2,32 +2,50 @@
 //!
 //! ```text
 //! <root>/step-0000001200.g0007/
-//!   shard-0-0.safetensors    tensors, or boxes of them; plain safetensors, payload at a page boundary
-//!   extra-trainer.json       small files that belong to the state
-//!   MANIFEST                 JSON: where every box lies, and hashes of every file
-//!   COMMIT                   one line with the hash of MANIFEST, written last
+//!   rank-00000-0000.safetensors    boxes of tensors; plain safetensors, payload at a page boundary
+//!   rank-00000-extra-trainer.json  small files that belong to the state
+//!   rank-00000-index.json          where every box of this writer lies, and hashes of its files
+//!   rank-00001-0000.safetensors    … as many writers as there are ranks with something of their own to save
+//!   rank-00001-index.json
+//!   MANIFEST                       JSON: what it is of, and the hash of every index
+//!   COMMIT                         one line with the hash of MANIFEST, written last
 //! ```
+//!
+//! A save of one process is a save of one writer; there is no second format for it. Format 1, from before there were
+//! indexes, is still read.
 //!
 //! Invariants, cited by the tests:
 //! - **C-1** A checkpoint exists if and only if its `COMMIT` verifies; what a crash leaves behind is never loaded.
-//! - **C-2** When `save` returns, the checkpoint survives a power failure; until then the previous one does.
-//! - **C-3** A checkpoint in which any bit differs from what was saved is skipped with the reason, never loaded.
+//! - **C-2** When a save returns, the checkpoint survives a power failure; until then the previous one does.
+//! - **C-3** Any bit that differs from what was saved is seen before it is used, and named; a checkpoint that is opened whole
+//!   is then skipped, never loaded.
 //! - **C-4** A directory of a step is never written twice; a retry takes the next generation.
 //! - **C-5** Retention never removes the newest valid checkpoint.
 //! - **C-6** Names in a manifest cannot leave the directory, and its numbers cannot overflow or exhaust memory.
+//! - **C-7** A save of many writers is committed only when the boxes of all tile every tensor exactly once; it succeeds for
+//!   all of them or for none, except where their connection breaks at the very end.
 //!
-//! Map: [`writer`] saves, [`reader`] verifies and reads, [`catalog`] lists, finds the latest and removes old ones;
-//! [`manifest`], [`commit`] and [`region`] are the format; [`volume`] is the seam below which files are made durable.
+//! Map: [`writer`] saves, alone or with others, by way of [`pending`], a checkpoint without its marker; [`reader`] verifies
+//! and reads; [`catalog`] lists, finds the latest and removes old ones. [`index`] is what one writer says, [`contents`] what
+//! all say together, [`manifest`] and [`commit`] make it final; [`region`], [`tiling`] and [`flat_run`] are the geometry;
+//! [`volume`] is the seam below which files are made durable.
 //!
-//! Deliberately absent: which tensors make up a training state, and when to save (the trainer knows).
+//! Deliberately absent: which tensors make up a training state, who holds which box, and when to save (the trainer knows).
 
 pub mod catalog;
 pub mod commit;
+pub mod contents;
 pub mod error;
+pub mod flat_run;
+pub mod index;
 pub mod manifest;
+pub mod pending;
+mod pieces;
 pub mod reader;
 pub mod region;
 mod shard;
+mod stored;
+pub mod tiling;
 pub mod volume;
 pub mod writer;
 

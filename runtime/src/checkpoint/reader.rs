@@ -1,30 +1,32 @@
-//! Reading: a checkpoint is verified from marker to last byte when it is opened, then read box by box.
+//! Reading: marker, manifest and indexes are verified when a checkpoint is opened; its data then too, or when it is read.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use rayon::prelude::*;
 
 use super::catalog::CheckpointId;
 use super::commit::{COMMIT_BYTES_MAX, Commit};
+use super::contents::Contents;
 use super::error::CheckpointError;
-use super::manifest::{Chunk, FileEntry, HASH_CHUNK_BYTES, MANIFEST_BYTES_MAX, Manifest, ManifestError, TensorEntry};
+use super::index::{Chunk, Index, TensorEntry, index_name};
+use super::manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestError, format_of};
 use super::region::Region;
+use super::stored::{StoredFiles, read_whole};
 use super::writer::EXTRA_BYTES_MAX;
 
 /// Runs shorter than this are read through a window of this size, so that a column costs one read per window and not one
 /// per row.
 const WINDOW_BYTES: u64 = 256 << 10;
 
-/// A checkpoint whose every byte was found to be what was saved.
+/// A committed checkpoint. Whatever is read from it was found to be what was saved.
 #[derive(Debug)]
 pub struct Checkpoint {
     id: CheckpointId,
-    manifest: Manifest,
-    files: BTreeMap<String, File>,
+    contents: Contents,
+    files: StoredFiles,
+    /// For every tensor, how far along its first dim the boxes up to each one reach.
+    reaches: BTreeMap<String, Vec<u64>>,
 }
 
 /// Who computes hashes: every thread when a run waits for its state, only the caller's while training goes on.
@@ -43,7 +45,12 @@ impl Checkpoint {
         Self::open_hashing(dir, Hashing::AllThreads)
     }
 
-    pub(super) fn open_hashing(dir: &Path, hashing: Hashing) -> Result<Self, CheckpointError> {
+    /// Opens the checkpoint in this directory without reading its data: for one of many ranks, each of which needs a part.
+    /// Data is verified when it is read, in pieces of [`super::manifest::HASH_CHUNK_BYTES`], each once.
+    ///
+    /// # Errors
+    /// When marker, manifest or an index is not as it was saved. Damaged data is an error of the read that meets it.
+    pub fn open_lazily(dir: &Path) -> Result<Self, CheckpointError> {
         let id = CheckpointId::from_dir(dir).ok_or_else(|| CheckpointError::BadDirectory { path: dir.to_owned() })?;
         let commit_path = dir.join("COMMIT");
         let line = match read_whole(&commit_path, COMMIT_BYTES_MAX) {
@@ -54,26 +61,31 @@ impl Checkpoint {
         };
         let commit = Commit::decode(&line).ok_or(CheckpointError::BadCommit { path: commit_path })?;
         let manifest_path = dir.join("MANIFEST");
-        let encoded = read_whole(&manifest_path, MANIFEST_BYTES_MAX)?;
-        let found = blake3::hash(&encoded).to_hex().to_string();
-        if found != commit.manifest_blake3 {
-            let expected = commit.manifest_blake3;
-            return Err(CheckpointError::ManifestHash { path: manifest_path, expected, found });
-        }
+        let encoded = read_hashed(&manifest_path, MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
         let bad = |reason| CheckpointError::BadManifest { path: manifest_path.clone(), reason };
-        let manifest = Manifest::decode(&encoded).map_err(bad)?;
+        let contents = match format_of(&encoded).map_err(bad)? {
+            1 => Contents::decode_format_1(&encoded).map_err(bad)?,
+            _ => {
+                let manifest = Manifest::decode(&encoded).map_err(bad)?;
+                let indexes = read_indexes(dir, &manifest)?;
+                Contents::join(&manifest, indexes).map_err(bad)?
+            }
+        };
         let committed = (commit.step, commit.generation, commit.writers);
-        if committed != (manifest.step, manifest.generation, manifest.writers)
-            || (id.step, id.generation) != (manifest.step, manifest.generation)
+        if committed != (contents.step, contents.generation, contents.writers)
+            || (id.step, id.generation) != (contents.step, contents.generation)
         {
             return Err(bad(ManifestError::Identity));
         }
-        let mut files = BTreeMap::new();
-        for (name, entry) in &manifest.files {
-            files.insert(name.clone(), open_file(&dir.join(name), entry.len)?);
-        }
-        let checkpoint = Self { id, manifest, files };
-        checkpoint.verify_hashes(hashing)?;
+        let files = StoredFiles::new(dir, &contents.files);
+        let reaches = contents.tensors.iter().map(|(name, tensor)| (name.clone(), reach(tensor))).collect();
+        Ok(Self { id, contents, files, reaches })
+    }
+
+    pub(super) fn open_hashing(dir: &Path, hashing: Hashing) -> Result<Self, CheckpointError> {
+        let checkpoint = Self::open_lazily(dir)?;
+        checkpoint.files.check_lengths()?;
+        checkpoint.verify_all(hashing)?;
         Ok(checkpoint)
     }
 
@@ -83,8 +95,8 @@ impl Checkpoint {
     }
 
     /// What it contains.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    pub fn contents(&self) -> &Contents {
+        &self.contents
     }
 
     /// A tensor's type, shape and boxes.
@@ -92,13 +104,16 @@ impl Checkpoint {
     /// # Errors
     /// When there is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<&TensorEntry, CheckpointError> {
-        self.manifest.tensors.get(name).ok_or_else(|| self.absent(name))
+        self.contents.tensors.get(name).ok_or_else(|| self.absent(name))
     }
 
-    /// Reads a box of a tensor, row-major, from however many boxes it was saved in.
+    /// Reads a box of a tensor, row-major, from however many boxes it was saved in. Only files that hold a part of it are
+    /// opened, and of these only the bytes that are shared are read, or, where they were not verified yet, the hash chunks
+    /// around them.
     ///
     /// # Errors
-    /// When there is no such tensor, the box does not lie in it, `out` has not the bytes of the box, or reading fails.
+    /// When there is no such tensor, the box does not lie in it, `out` has not the bytes of the box, reading fails or what
+    /// is read is damaged; `out` then holds anything.
     pub fn read_into(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<(), CheckpointError> {
         let tensor = self.tensor(name)?;
         if !region.fits_in(&tensor.shape) || tensor.dtype.bytes_of(&region.shape) != Some(out.len() as u64) {
@@ -110,12 +125,10 @@ impl Checkpoint {
                 len: out.len(),
             });
         }
-        for chunk in &tensor.chunks {
-            let file = &self.files[&chunk.file];
-            read_shared(file, chunk, region, tensor.dtype.bytes() as u64, out)
-                .map_err(|error| CheckpointError::io("read", self.id.path.join(&chunk.file), &error))?;
-        }
-        Ok(())
+        let element_bytes = tensor.dtype.bytes() as u64;
+        near(tensor, &self.reaches[name], region)
+            .iter()
+            .try_for_each(|chunk| self.read_shared(chunk, region, element_bytes, out))
     }
 
     /// Reads a whole tensor, row-major.
@@ -128,23 +141,22 @@ impl Checkpoint {
 
     /// The names of the extra files.
     pub fn extras(&self) -> impl Iterator<Item = &str> {
-        self.manifest.extras.keys().map(String::as_str)
+        self.contents.extras.keys().map(String::as_str)
     }
 
     /// Reads an extra file.
     ///
     /// # Errors
-    /// When there is none of this name, it is too long or reading fails.
+    /// When there is none of this name, it is too long, damaged, or reading fails.
     pub fn extra(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
-        let file_name = self.manifest.extras.get(name).ok_or_else(|| self.absent(name))?;
-        let path = self.id.path.join(file_name);
-        let len = self.manifest.files[file_name].len;
+        let file_name = self.contents.extras.get(name).ok_or_else(|| self.absent(name))?;
+        let len = self.contents.files[file_name].len;
         if len > EXTRA_BYTES_MAX {
+            let path = self.id.path.join(file_name);
             return Err(CheckpointError::TooLong { path, max: EXTRA_BYTES_MAX, found: len });
         }
         let mut content = vec![0; len as usize];
-        let read = self.files[file_name].read_exact_at(&mut content, 0);
-        read.map_err(|error| CheckpointError::io("read", path, &error))?;
+        self.files.read(file_name, 0, &mut content)?;
         Ok(content)
     }
 
@@ -153,87 +165,86 @@ impl Checkpoint {
     }
 
     /// Reads everything once.
-    fn verify_hashes(&self, hashing: Hashing) -> Result<(), CheckpointError> {
-        let chunks_of = |(name, entry): (&'_ String, &'_ FileEntry)| {
-            let name = name.clone();
-            (0..entry.blake3.len()).map(move |chunk| (name.clone(), chunk)).collect::<Vec<_>>()
-        };
-        let all: Vec<(String, usize)> = self.manifest.files.iter().flat_map(chunks_of).collect();
+    fn verify_all(&self, hashing: Hashing) -> Result<(), CheckpointError> {
+        let all = self.files.all_chunks();
         match hashing {
             Hashing::AllThreads => all
                 .par_iter()
-                .try_for_each_init(Vec::new, |buffer, (name, chunk)| self.verify_chunk(name, *chunk, buffer)),
+                .try_for_each_init(Vec::new, |buffer, (name, chunk)| self.files.verify(name, *chunk, buffer)),
             Hashing::ThisThread => {
                 let mut buffer = Vec::new();
-                all.iter().try_for_each(|(name, chunk)| self.verify_chunk(name, *chunk, &mut buffer))
+                all.iter().try_for_each(|(name, chunk)| self.files.verify(name, *chunk, &mut buffer))
             }
         }
     }
 
-    fn verify_chunk(&self, name: &str, chunk: usize, buffer: &mut Vec<u8>) -> Result<(), CheckpointError> {
-        let entry = &self.manifest.files[name];
-        let start = chunk as u64 * HASH_CHUNK_BYTES;
-        let end = (start + HASH_CHUNK_BYTES).min(entry.len);
-        buffer.resize((end - start) as usize, 0);
-        let path = || self.id.path.join(name);
-        let read = self.files[name].read_exact_at(buffer, start);
-        read.map_err(|error| CheckpointError::io("read", path(), &error))?;
-        if blake3::hash(buffer).to_hex().as_str() == entry.blake3[chunk] {
-            return Ok(());
+    /// Copies what the stored box and the wanted one share.
+    fn read_shared(
+        &self,
+        chunk: &Chunk,
+        wanted: &Region,
+        element_bytes: u64,
+        out: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let runs = chunk.region.shared_runs(wanted, element_bytes);
+        let Some(last) = runs.last().map(|run| run.stored + run.len) else { return Ok(()) };
+        let mut window = Vec::new();
+        let mut window_start = 0;
+        for run in &runs {
+            let out = &mut out[run.wanted as usize..(run.wanted + run.len) as usize];
+            if run.len >= WINDOW_BYTES || runs.len() == 1 {
+                self.files.read(&chunk.file, chunk.byte_offset + run.stored, out)?;
+                continue;
+            }
+            if run.stored < window_start || run.stored + run.len > window_start + window.len() as u64 {
+                window_start = run.stored;
+                window.resize((last - run.stored).min(WINDOW_BYTES) as usize, 0);
+                self.files.read(&chunk.file, chunk.byte_offset + window_start, &mut window)?;
+            }
+            let at = (run.stored - window_start) as usize;
+            out.copy_from_slice(&window[at..at + out.len()]);
         }
-        Err(CheckpointError::FileHash { path: path(), start, end })
+        Ok(())
     }
 }
 
-/// Copies what the stored box and the wanted one share.
-fn read_shared(file: &File, chunk: &Chunk, wanted: &Region, element_bytes: u64, out: &mut [u8]) -> io::Result<()> {
-    let runs = chunk.region.shared_runs(wanted, element_bytes);
-    let Some(last) = runs.last().map(|run| run.stored + run.len) else { return Ok(()) };
-    let mut window = Vec::new();
-    let mut window_start = 0;
-    for run in &runs {
-        let out = &mut out[run.wanted as usize..(run.wanted + run.len) as usize];
-        if run.len >= WINDOW_BYTES || runs.len() == 1 {
-            file.read_exact_at(out, chunk.byte_offset + run.stored)?;
-            continue;
-        }
-        if run.stored < window_start || run.stored + run.len > window_start + window.len() as u64 {
-            window_start = run.stored;
-            window.resize((last - run.stored).min(WINDOW_BYTES) as usize, 0);
-            file.read_exact_at(&mut window, chunk.byte_offset + window_start)?;
-        }
-        let at = (run.stored - window_start) as usize;
-        out.copy_from_slice(&window[at..at + out.len()]);
-    }
-    Ok(())
+/// How far along the first dim the boxes up to each one reach; the boxes are in the order of their offsets.
+fn reach(tensor: &TensorEntry) -> Vec<u64> {
+    let mut reach = 0;
+    let end = |chunk: &Chunk| Some(chunk.region.offset.first()? + chunk.region.shape[0]);
+    let further = |chunk: &Chunk| {
+        reach = end(chunk).unwrap_or(1).max(reach);
+        reach
+    };
+    tensor.chunks.iter().map(further).collect()
 }
 
-/// Opens a regular file without following a link out of the directory, and checks its length.
-fn open_file(path: &Path, expected: u64) -> Result<File, CheckpointError> {
-    let (file, found) = open_regular(path)?;
-    if found != expected {
-        return Err(CheckpointError::FileLength { path: path.to_owned(), expected, found });
-    }
-    Ok(file)
+/// The boxes that may meet the wanted one, found without looking at all: a tensor cut among a thousand ranks has
+/// thousands of boxes, and each rank reads its own.
+fn near<'a>(tensor: &'a TensorEntry, reaches: &[u64], wanted: &Region) -> &'a [Chunk] {
+    let (Some(&start), Some(&len)) = (wanted.offset.first(), wanted.shape.first()) else { return &tensor.chunks };
+    let first = reaches.partition_point(|&reach| reach <= start);
+    let chunks = &tensor.chunks[first..];
+    let n = chunks.partition_point(|chunk| chunk.region.offset[0] < start + len);
+    &chunks[..n]
 }
 
-fn open_regular(path: &Path) -> Result<(File, u64), CheckpointError> {
-    let io = |error: io::Error| CheckpointError::io("read", path, &error);
-    // Asked first, because opening a pipe or a device may block or act.
-    if !fs::symlink_metadata(path).map_err(io)?.is_file() {
-        return Err(CheckpointError::NotAFile { path: path.to_owned() });
-    }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).map_err(io)?;
-    let len = file.metadata().map_err(io)?.len();
-    Ok((file, len))
+fn read_indexes(dir: &Path, manifest: &Manifest) -> Result<Vec<Index>, CheckpointError> {
+    let read = |(writer, committed)| {
+        let path = dir.join(index_name(writer));
+        let entry: &super::manifest::IndexEntry = committed;
+        let encoded = read_hashed(&path, entry.len, &entry.blake3)?;
+        Index::decode(&encoded).map_err(|reason| CheckpointError::BadManifest { path, reason })
+    };
+    (0..).zip(&manifest.indexes).map(read).collect()
 }
 
-fn read_whole(path: &Path, max: u64) -> Result<Vec<u8>, CheckpointError> {
-    let (file, found) = open_regular(path)?;
-    if found > max {
-        return Err(CheckpointError::TooLong { path: path.to_owned(), max, found });
+/// Reads a file of which nothing is believed before its hash was seen to be right.
+fn read_hashed(path: &Path, max: u64, expected: &str) -> Result<Vec<u8>, CheckpointError> {
+    let content = read_whole(path, max)?;
+    let found = blake3::hash(&content).to_hex().to_string();
+    if found == expected {
+        return Ok(content);
     }
-    let mut content = Vec::with_capacity(found as usize);
-    file.take(max).read_to_end(&mut content).map_err(|error| CheckpointError::io("read", path, &error))?;
-    Ok(content)
+    Err(CheckpointError::ManifestHash { path: path.to_owned(), expected: expected.to_owned(), found })
 }

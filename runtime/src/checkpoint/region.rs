@@ -1,4 +1,4 @@
-//! Boxes of tensors: whether they tile a shape, where two of them meet, and which runs of bytes they share.
+//! Boxes of tensors: where two of them meet, and which runs of bytes they share.
 
 use serde::{Deserialize, Serialize};
 
@@ -95,55 +95,12 @@ impl Region {
     }
 }
 
-/// Whether the boxes cover a tensor of this shape exactly, without hole or overlap. An empty tensor needs no box.
-pub fn tiles_exactly(shape: &[u64], boxes: &[Region]) -> bool {
-    let Some(total) = Region::whole(shape).volume() else { return false };
-    if !boxes.iter().all(|region| region.fits_in(shape) && region.volume().is_some_and(|volume| volume > 0)) {
-        return false;
-    }
-    let covered = boxes.iter().try_fold(0u64, |n, region| n.checked_add(region.volume()?));
-    if covered != Some(total) {
-        return false;
-    }
-    // Boxes that do not overlap and have the volume of the whole leave no hole. Sorted along the first dim, a box can
-    // only meet those that start before it ends.
-    let mut sorted: Vec<&Region> = boxes.iter().collect();
-    sorted.sort();
-    sorted.iter().enumerate().all(|(i, a)| {
-        let end = a.offset.first().map_or(1, |start| start + a.shape[0]);
-        let near = sorted[i + 1..].iter().take_while(|b| b.offset.first().is_none_or(|&start| start < end));
-        near.into_iter().all(|b| a.intersection(b).is_none())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn region(offset: &[u64], shape: &[u64]) -> Region {
         Region { offset: offset.to_vec(), shape: shape.to_vec() }
-    }
-
-    #[test]
-    fn boxes_with_a_hole_or_an_overlap_do_not_tile() {
-        let shape = [4, 2];
-        let (top, bottom) = (region(&[0, 0], &[2, 2]), region(&[2, 0], &[2, 2]));
-        assert!(tiles_exactly(&shape, &[bottom.clone(), top.clone()]));
-        assert!(!tiles_exactly(&shape, std::slice::from_ref(&top)));
-        assert!(!tiles_exactly(&shape, &[top.clone(), top.clone()]));
-        assert!(!tiles_exactly(&shape, &[top.clone(), region(&[1, 0], &[2, 2])]));
-        assert!(!tiles_exactly(&shape, &[top.clone(), region(&[2, 0], &[2, 3])]));
-        assert!(!tiles_exactly(&shape, &[top, region(&[u64::MAX, 0], &[2, 2])]));
-        assert!(!tiles_exactly(&shape, &[region(&[0], &[8])]));
-    }
-
-    #[test]
-    fn scalars_and_empty_tensors_tile() {
-        assert!(tiles_exactly(&[], &[region(&[], &[])]));
-        assert!(!tiles_exactly(&[], &[region(&[], &[]), region(&[], &[])]));
-        assert!(tiles_exactly(&[0, 3], &[]));
-        assert!(!tiles_exactly(&[0, 3], &[region(&[0, 0], &[0, 3])]));
-        assert!(!tiles_exactly(&[u64::MAX, 2], &[]));
     }
 
     #[test]

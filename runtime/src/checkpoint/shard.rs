@@ -5,7 +5,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::error::CheckpointError;
-use super::manifest::{Chunk, FileEntry, HASH_CHUNK_BYTES};
+use super::index::{Chunk, FileEntry, file_prefix};
+use super::manifest::HASH_CHUNK_BYTES;
 use super::region::Region;
 use super::volume::{Volume, VolumeFile};
 use super::writer::Piece;
@@ -45,7 +46,7 @@ pub(super) fn write_shards(
             bytes <= shard_bytes_max
         };
         let n = rest.iter().take_while(fits).count().max(1);
-        let file_name = format!("shard-{writer}-{}.safetensors", written.files.len());
+        let file_name = format!("{}{:04}.safetensors", file_prefix(writer), written.files.len());
         let entry = write_shard(volume, dir, &file_name, pieces, &rest[..n], &mut written.chunks)?;
         written.files.insert(file_name, entry);
         rest = &rest[n..];

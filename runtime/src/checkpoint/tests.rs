@@ -4,6 +4,10 @@ mod catalog;
 mod crash;
 mod damage;
 mod faulty_disk;
+mod format_1;
+mod lazy;
+mod many_writers;
+mod many_writers_crash;
 mod round_trip;
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Saving: shards, then the manifest, then the commit marker, each durable before the next.
+//! Saving: every writer's part, then the manifest, then the commit marker, each durable before the next.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,11 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::catalog::{self, CheckpointId};
-use super::commit::Commit;
 use super::error::CheckpointError;
-use super::manifest::{FORMAT, HASH_CHUNK_BYTES, Manifest, TensorEntry, is_name};
-use super::region::{Region, tiles_exactly};
-use super::shard::{Written, write_file, write_shards};
+use super::pending::PendingCheckpoint;
+use super::pieces;
 use super::volume::{LocalDisk, Volume};
 use crate::hf::dtype::Dtype;
 
@@ -39,6 +37,15 @@ pub struct CheckpointMeta {
     pub generation: u64,
     /// Sizes of the mesh's axes by name.
     pub mesh: BTreeMap<String, u64>,
+}
+
+/// Which of the writers of a checkpoint one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Its number; 0 leads.
+    pub writer: u32,
+    /// How many writers there are.
+    pub n_writers: u32,
 }
 
 /// A box of a tensor, or a whole one, to be saved.
@@ -100,15 +107,88 @@ impl CheckpointWriter {
         pieces: &[Piece<'_>],
         extras: &[(&str, &[u8])],
     ) -> Result<CheckpointId, CheckpointError> {
-        check_pieces(pieces, extras)?;
-        let id = self.begin(meta.step, meta.generation)?;
-        let saved = self.write_all(&id, meta, pieces, extras);
-        if saved.is_err() {
-            // The first error is the one to report; what cannot be removed has no COMMIT and is skipped when loading.
-            let _ = self.volume.remove_file(&id.path.join("COMMIT"));
-            let _ = self.volume.remove_dir_all(&id.path);
+        let alone = Seat { writer: 0, n_writers: 1 };
+        self.save_together(meta, alone, pieces, extras, Ok::<_, CheckpointError>)
+    }
+
+    /// Saves a checkpoint together with the other writers, each of which calls this with its own seat, pieces and extras;
+    /// the pieces of all tile every tensor. When this returns, the whole checkpoint is durable.
+    ///
+    /// `sum` gives the sum of what all writers give it; everyone calls it three times: for the generation that writer 0
+    /// took, for how many could not write, and for whether writer 0 committed. A collective does this, and none of the
+    /// three values comes near 2^31.
+    ///
+    /// # Errors
+    /// When this writer's pieces contradict each other or its volume refuses; [`CheckpointError::OthersFailed`] when that
+    /// happened to others; [`CheckpointError::Agreement`] when `sum` fails, after which the checkpoint is there only if
+    /// writer 0 had committed it already. What was written is removed as far as the volume lets us.
+    pub fn save_together<E: std::fmt::Display>(
+        &self,
+        meta: &CheckpointMeta,
+        seat: Seat,
+        pieces: &[Piece<'_>],
+        extras: &[(&str, &[u8])],
+        mut sum: impl FnMut(u64) -> Result<u64, E>,
+    ) -> Result<CheckpointId, CheckpointError> {
+        let step = meta.step;
+        let is_leader = seat.writer == 0;
+        let mut sum =
+            |value| sum(value).map_err(|error| CheckpointError::Agreement { step, reason: error.to_string() });
+        let checked = pieces::check(pieces, extras, seat.n_writers == 1);
+        let begun = checked.and_then(|()| if is_leader { self.begin(meta).map(Some) } else { Ok(None) });
+        // Generations are told plus one, so that zero says that there is none.
+        let told = begun.as_ref().ok().and_then(Option::as_ref).map_or(0, |pending| pending.id().generation + 1);
+        let Some(generation) = sum(told)?.checked_sub(1) else {
+            return Err(begun.err().unwrap_or(CheckpointError::OthersFailed { step, n_failed: 1 }));
+        };
+        let (pending, written) = match begun {
+            Ok(pending) => {
+                let pending = pending.unwrap_or_else(|| self.join(meta, generation));
+                let written = pending.write_part(seat.writer, pieces, extras);
+                (pending, written)
+            }
+            Err(error) => (self.join(meta, generation), Err(error)),
+        };
+        let id = pending.id().clone();
+        if let Err(error) = settle(step, written, &mut sum) {
+            if is_leader {
+                pending.abandon();
+            }
+            return Err(error);
         }
-        saved.map(|()| id)
+        // Once the marker may have been seen by somebody, nobody takes it back: only a failed commit is abandoned.
+        let committed = if is_leader { pending.commit(seat.n_writers) } else { Ok(()) };
+        if committed.is_err() {
+            pending.abandon();
+        }
+        settle(step, committed, &mut sum).map(|()| id)
+    }
+
+    /// Makes a directory that nobody has written to, for a save of many writers; for their leader, who tells the others the
+    /// generation in its [`PendingCheckpoint::id`]. Most callers want [`CheckpointWriter::save_together`].
+    ///
+    /// # Errors
+    /// When the volume refuses.
+    pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
+        create_dirs(&*self.volume, &self.root)?;
+        let mut id = CheckpointId::new(&self.root, meta.step, meta.generation);
+        loop {
+            match self.volume.create_dir(&id.path) {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    id = CheckpointId::new(&self.root, meta.step, id.generation + 1);
+                }
+                Err(error) => return Err(CheckpointError::io("create", id.path, &error)),
+            }
+        }
+        self.volume.sync_dir(&self.root).map_err(|error| CheckpointError::io("write", &self.root, &error))?;
+        Ok(PendingCheckpoint::new(self.volume.clone(), id, meta, self.shard_bytes_max))
+    }
+
+    /// Takes part in the save for which the leader made the directory of this generation.
+    pub fn join(&self, meta: &CheckpointMeta, generation: u64) -> PendingCheckpoint {
+        let id = CheckpointId::new(&self.root, meta.step, generation);
+        PendingCheckpoint::new(self.volume.clone(), id, meta, self.shard_bytes_max)
     }
 
     /// Removes old checkpoints; see [`catalog::retain`].
@@ -118,131 +198,20 @@ impl CheckpointWriter {
     pub fn retain(&self, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
         catalog::retain(&*self.volume, &self.root, keep)
     }
-
-    /// Makes a directory that nobody has written to.
-    fn begin(&self, step: u64, generation: u64) -> Result<CheckpointId, CheckpointError> {
-        create_dirs(&*self.volume, &self.root)?;
-        let mut id = CheckpointId::new(&self.root, step, generation);
-        loop {
-            match self.volume.create_dir(&id.path) {
-                Ok(()) => break,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    id = CheckpointId::new(&self.root, step, id.generation + 1);
-                }
-                Err(error) => return Err(CheckpointError::io("create", id.path, &error)),
-            }
-        }
-        self.sync_dir(&self.root)?;
-        Ok(id)
-    }
-
-    fn write_all(
-        &self,
-        id: &CheckpointId,
-        meta: &CheckpointMeta,
-        pieces: &[Piece<'_>],
-        extras: &[(&str, &[u8])],
-    ) -> Result<(), CheckpointError> {
-        let volume = &*self.volume;
-        let mut written = write_shards(volume, &id.path, 0, pieces, self.shard_bytes_max)?;
-        let mut extra_files = BTreeMap::new();
-        for (name, content) in extras {
-            let file_name = format!("extra-{name}");
-            let entry = write_file(volume, &id.path, &file_name, |file| file.write(content))?;
-            written.files.insert(file_name.clone(), entry);
-            extra_files.insert((*name).to_owned(), file_name);
-        }
-        self.sync_dir(&id.path)?;
-        let manifest = assemble(id, meta, pieces, written, extra_files);
-        self.commit(id, &manifest)
-    }
-
-    /// Writes the manifest and then, once that is durable, the marker that makes the checkpoint exist.
-    fn commit(&self, id: &CheckpointId, manifest: &Manifest) -> Result<(), CheckpointError> {
-        let refused = |reason| CheckpointError::BadManifest { path: id.path.clone(), reason };
-        manifest.validate().map_err(refused)?;
-        let encoded = manifest.encode();
-        let commit = Commit {
-            step: id.step,
-            generation: id.generation,
-            writers: manifest.writers,
-            manifest_blake3: blake3::hash(&encoded).to_hex().to_string(),
-        };
-        write_file(&*self.volume, &id.path, "MANIFEST", |file| file.write(&encoded))?;
-        self.sync_dir(&id.path)?;
-        write_file(&*self.volume, &id.path, "COMMIT", |file| file.write(commit.encode().as_bytes()))?;
-        self.sync_dir(&id.path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> Result<(), CheckpointError> {
-        self.volume.sync_dir(path).map_err(|error| CheckpointError::io("write", path, &error))
-    }
 }
 
-fn assemble(
-    id: &CheckpointId,
-    meta: &CheckpointMeta,
-    pieces: &[Piece<'_>],
-    written: Written,
-    extras: BTreeMap<String, String>,
-) -> Manifest {
-    let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
-    for (piece, chunk) in pieces.iter().zip(written.chunks) {
-        let entry = tensors.entry(piece.name.to_owned()).or_insert_with(|| TensorEntry {
-            dtype: piece.dtype,
-            shape: piece.global_shape.to_vec(),
-            chunks: Vec::new(),
-        });
-        entry.chunks.extend(chunk);
+/// Learns whether all have done it: `Ok` for everyone or an error for everyone, one's own where there is one.
+fn settle(
+    step: u64,
+    own: Result<(), CheckpointError>,
+    sum: &mut impl FnMut(u64) -> Result<u64, CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let n_failed = sum(u64::from(own.is_err()));
+    own?;
+    match n_failed? {
+        0 => Ok(()),
+        n_failed => Err(CheckpointError::OthersFailed { step, n_failed }),
     }
-    Manifest {
-        format: FORMAT,
-        job: meta.job.clone(),
-        step: id.step,
-        generation: id.generation,
-        writers: 1,
-        mesh: meta.mesh.clone(),
-        hash_chunk_bytes: HASH_CHUNK_BYTES,
-        tensors,
-        files: written.files,
-        extras,
-    }
-}
-
-/// Refuses what would only be found out after gigabytes were written.
-fn check_pieces(pieces: &[Piece<'_>], extras: &[(&str, &[u8])]) -> Result<(), CheckpointError> {
-    let bad = |name: &str, reason| Err(CheckpointError::BadPiece { name: name.to_owned(), reason });
-    let mut tensors: BTreeMap<&str, (&Piece<'_>, Vec<Region>)> = BTreeMap::new();
-    for piece in pieces {
-        let (first, regions) = tensors.entry(piece.name).or_insert((piece, Vec::new()));
-        if !is_name(piece.name) {
-            return bad(piece.name, "names have 1 to 128 letters, digits, dots, underscores and hyphens");
-        }
-        if (first.dtype, first.global_shape) != (piece.dtype, piece.global_shape) {
-            return bad(piece.name, "its pieces differ in type or global shape");
-        }
-        if piece.dtype.bytes_of(piece.shape) != Some(piece.bytes.len() as u64) {
-            return bad(piece.name, "the shape of a piece does not hold its bytes");
-        }
-        if !piece.bytes.is_empty() {
-            regions.push(Region { offset: piece.offset.to_vec(), shape: piece.shape.to_vec() });
-        }
-    }
-    for (name, (first, regions)) in &tensors {
-        if !tiles_exactly(first.global_shape, regions) {
-            return bad(name, "its pieces leave a hole or overlap");
-        }
-    }
-    let mut names = std::collections::BTreeSet::new();
-    for (name, content) in extras {
-        if !is_name(name) || name.len() > 100 || !names.insert(name) {
-            return bad(name, "extras have distinct names of 1 to 100 letters, digits, dots, underscores and hyphens");
-        }
-        if content.len() as u64 > EXTRA_BYTES_MAX {
-            return bad(name, "it is too large for an extra");
-        }
-    }
-    Ok(())
 }
 
 /// Makes a directory and its missing parents, durably.

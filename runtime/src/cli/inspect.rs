@@ -57,7 +57,7 @@ fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
 fn checkpoint(args: &Args) -> Result<(), JobError> {
     let path = resolve(&args.path)?;
     let checkpoint = Checkpoint::open(&path)?;
-    let manifest = checkpoint.manifest();
+    let manifest = checkpoint.contents();
     let rows: Vec<Row> = manifest
         .tensors
         .iter()

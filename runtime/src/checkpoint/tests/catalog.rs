@@ -73,7 +73,7 @@ fn retention_never_removes_the_newest_valid_checkpoint() {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());
     for step in 1..=4 {
-        let shard = save_state(&writer, step).unwrap().path.join("shard-0-0.safetensors");
+        let shard = save_state(&writer, step).unwrap().path.join("rank-00000-0000.safetensors");
         if step >= 3 {
             fs::write(shard, "damaged").unwrap();
         }

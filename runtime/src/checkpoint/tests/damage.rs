@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::commit::Commit;
-use crate::checkpoint::manifest::{Manifest, ManifestError, TensorEntry};
-use crate::checkpoint::reader::Checkpoint;
+use crate::checkpoint::index::{Index, TensorEntry};
+use crate::checkpoint::manifest::{Manifest, ManifestError};
 
 /// Two checkpoints; the directory of the newer one.
 fn two_checkpoints() -> (tempfile::TempDir, PathBuf) {
@@ -27,11 +27,12 @@ fn reason(root: &Path) -> CheckpointError {
     skipped.remove(0).reason
 }
 
-const FILES: [&str; 4] = ["COMMIT", "MANIFEST", "shard-0-0.safetensors", "extra-trainer.json"];
+const INDEX: &str = "rank-00000-index.json";
+const FILES: [&str; 5] = ["COMMIT", "MANIFEST", INDEX, "rank-00000-0000.safetensors", "rank-00000-extra-trainer.json"];
 
 proptest! {
     #[test]
-    fn any_flipped_bit_of_any_file_is_seen_and_the_previous_checkpoint_used(file in 0usize..4, at: prop::sample::Index, bit in 0u8..8) {
+    fn any_flipped_bit_of_any_file_is_seen_and_the_previous_checkpoint_used(file in 0usize..5, at: prop::sample::Index, bit in 0u8..8) {
         let (root, newer) = two_checkpoints();
         let path = newer.join(FILES[file]);
         let mut bytes = fs::read(&path).unwrap();
@@ -43,14 +44,14 @@ proptest! {
 
         let fits = match FILES[file] {
             "COMMIT" => matches!(reason, CheckpointError::BadCommit { .. } | CheckpointError::ManifestHash { .. } | CheckpointError::BadManifest { .. }),
-            "MANIFEST" => matches!(reason, CheckpointError::ManifestHash { .. }),
+            "MANIFEST" | INDEX => matches!(&reason, CheckpointError::ManifestHash { path: damaged, .. } if *damaged == path),
             _ => matches!(&reason, CheckpointError::FileHash { path: damaged, .. } if *damaged == path),
         };
         prop_assert!(fits, "{} gave {reason}", FILES[file]);
     }
 
     #[test]
-    fn a_file_of_any_other_length_is_seen(file in 0usize..4, cut: prop::sample::Index, longer: bool) {
+    fn a_file_of_any_other_length_is_seen(file in 0usize..5, cut: prop::sample::Index, longer: bool) {
         let (root, newer) = two_checkpoints();
         let path = newer.join(FILES[file]);
         let mut bytes = fs::read(&path).unwrap();
@@ -59,7 +60,7 @@ proptest! {
 
         let reason = reason(root.path());
 
-        if file >= 2 {
+        if file >= 3 {
             let is_length = matches!(reason, CheckpointError::FileLength { found, .. } if found == bytes.len() as u64);
             prop_assert!(is_length, "{reason}");
         }
@@ -84,7 +85,7 @@ fn a_missing_file_is_named() {
 #[test]
 fn a_link_in_place_of_a_file_is_not_followed() {
     let (root, newer) = two_checkpoints();
-    let path = newer.join("shard-0-0.safetensors");
+    let path = newer.join("rank-00000-0000.safetensors");
     fs::rename(&path, root.path().join("elsewhere")).unwrap();
     std::os::unix::fs::symlink(root.path().join("elsewhere"), &path).unwrap();
 
@@ -99,46 +100,77 @@ fn a_checkpoint_under_the_name_of_another_step_is_not_loaded() {
     assert!(matches!(reason(root.path()), CheckpointError::BadManifest { reason: ManifestError::Identity, .. }));
 }
 
-/// Rewrites the manifest of the newer checkpoint, with a marker that fits it: what a hostile writer could do.
-fn forge(change: impl FnOnce(&mut Manifest)) -> ManifestError {
+/// Gives the newer checkpoint another manifest, with a marker that fits it: what a hostile writer could do.
+fn forge(change: impl FnOnce(&Path, &mut Manifest)) -> ManifestError {
     let (root, newer) = two_checkpoints();
-    let mut manifest = Checkpoint::open(&newer).unwrap().manifest().clone();
-    change(&mut manifest);
+    let mut manifest = Manifest::decode(&fs::read(newer.join("MANIFEST")).unwrap()).unwrap();
+    change(&newer, &mut manifest);
     let encoded = manifest.encode();
     let manifest_blake3 = blake3::hash(&encoded).to_hex().to_string();
-    let Manifest { step, generation, writers, .. } = manifest;
+    let Manifest { step, generation, .. } = manifest;
     fs::write(newer.join("MANIFEST"), encoded).unwrap();
-    fs::write(newer.join("COMMIT"), Commit { step, generation, writers, manifest_blake3 }.encode()).unwrap();
+    fs::write(newer.join("COMMIT"), Commit { step, generation, writers: 1, manifest_blake3 }.encode()).unwrap();
     match reason(root.path()) {
         CheckpointError::BadManifest { reason, .. } => reason,
         other => panic!("expected a refused manifest, got {other}"),
     }
 }
 
+/// Gives the newer checkpoint another index, with a manifest that names it.
+fn forge_index(change: impl FnOnce(&mut Index)) -> ManifestError {
+    forge(|dir, manifest| {
+        let mut index = Index::decode(&fs::read(dir.join(INDEX)).unwrap()).unwrap();
+        change(&mut index);
+        let encoded = index.encode();
+        manifest.indexes[0].len = encoded.len() as u64;
+        manifest.indexes[0].blake3 = blake3::hash(&encoded).to_hex().to_string();
+        fs::write(dir.join(INDEX), encoded).unwrap();
+    })
+}
+
 #[test]
 fn forged_manifests_are_refused() {
+    assert!(matches!(forge(|_, m| m.format = 3), ManifestError::Format(3)));
+    assert!(matches!(forge(|_, m| m.step = 7), ManifestError::Identity));
+    assert!(matches!(forge(|_, m| m.job = "other".into()), ManifestError::Identity));
+    assert!(matches!(forge(|_, m| m.hash_chunk_bytes = 0), ManifestError::Number(_)));
+    assert!(matches!(forge(|_, m| m.mesh = BTreeMap::from([("tp".into(), 0)])), ManifestError::Number(_)));
+    assert!(matches!(forge(|_, m| m.indexes.clear()), ManifestError::Number(_)));
+    assert!(matches!(forge(|_, m| m.indexes[0].len = u64::MAX), ManifestError::Number(_)));
+    assert!(matches!(forge(|_, m| m.indexes[0].blake3 = "x".repeat(64)), ManifestError::Hashes(_)));
+    let crowd = forge(|_, m| m.indexes = vec![m.indexes[0].clone(); (1 << 16) + 1]);
+    assert!(matches!(crowd, ManifestError::TooMany { what: "writers", .. }));
+}
+
+#[test]
+fn forged_indexes_are_refused() {
     let forge_weight =
-        |change: &dyn Fn(&mut TensorEntry)| forge(|m| change(m.tensors.get_mut("model.weight").unwrap()));
-    assert!(matches!(forge(|m| m.format = 2), ManifestError::Format(2)));
-    assert!(matches!(forge(|m| m.step = 7), ManifestError::Identity));
-    assert!(matches!(forge(|m| m.hash_chunk_bytes = 0), ManifestError::Number(_)));
+        |change: &dyn Fn(&mut TensorEntry)| forge_index(|i| change(i.tensors.get_mut("model.weight").unwrap()));
+    assert!(matches!(forge_index(|i| i.format = 1), ManifestError::Format(1)));
+    assert!(matches!(forge_index(|i| i.step = 7), ManifestError::Identity));
+    assert!(matches!(forge_index(|i| i.generation = 7), ManifestError::Identity));
     assert!(matches!(forge_weight(&|t| t.shape[0] = 5), ManifestError::Tiling(_)));
     assert!(matches!(forge_weight(&|t| t.shape = vec![u64::MAX, u64::MAX]), ManifestError::Tiling(_)));
     assert!(matches!(forge_weight(&|t| t.shape = vec![1; 9]), ManifestError::TooMany { what: "dims", .. }));
     assert!(matches!(forge_weight(&|t| t.chunks.push(t.chunks[0].clone())), ManifestError::Tiling(_)));
     assert!(matches!(forge_weight(&|t| t.chunks[0].region.offset[0] = u64::MAX), ManifestError::Tiling(_)));
+    assert!(matches!(forge_weight(&|t| t.chunks[0].region.offset.clear()), ManifestError::Tiling(_)));
     assert!(matches!(forge_weight(&|t| t.chunks[0].byte_offset = u64::MAX), ManifestError::Bytes(_)));
     assert!(matches!(forge_weight(&|t| t.chunks[0].byte_offset += 4096), ManifestError::Bytes(_)));
     assert!(matches!(forge_weight(&|t| t.chunks[0].byte_len -= 4), ManifestError::Bytes(_)));
     assert!(matches!(forge_weight(&|t| t.dtype = Dtype::F64), ManifestError::Bytes(_)));
     assert!(matches!(forge_weight(&|t| t.chunks[0].file = "../x".into()), ManifestError::NoFile { .. }));
-    for name in ["../outside", "/etc/passwd", "a/b", "..", "", ".hidden", "a\0b", &"x".repeat(129)] {
-        let refused = forge(|m| {
-            let file = m.files["extra-trainer.json"].clone();
-            m.files.insert(name.into(), file);
-        });
+    let forge_file = |name: &str| {
+        forge_index(|i| {
+            let file = i.files["rank-00000-extra-trainer.json"].clone();
+            i.files.insert(name.into(), file);
+        })
+    };
+    for name in ["../outside", "/etc/passwd", "rank-00000-a/b", "..", "", ".hidden", "a\0b", &"x".repeat(129)] {
+        let refused = forge_file(name);
         assert!(matches!(refused, ManifestError::Name(_)), "{name:?} gave {refused}");
     }
-    assert!(matches!(forge(|m| m.files.values_mut().for_each(|f| f.blake3.clear())), ManifestError::Hashes(_)));
-    assert!(matches!(forge(|m| drop(m.extras.insert("x".into(), "no".into()))), ManifestError::NoFile { .. }));
+    assert!(matches!(forge_file("rank-00001-0000.safetensors"), ManifestError::Foreign { writer: 0, .. }));
+    assert!(matches!(forge_index(|i| i.files.values_mut().for_each(|f| f.blake3.clear())), ManifestError::Hashes(_)));
+    assert!(matches!(forge_index(|i| drop(i.extras.insert("x".into(), "no".into()))), ManifestError::NoFile { .. }));
 }

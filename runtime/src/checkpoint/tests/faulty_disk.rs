@@ -12,6 +12,7 @@ use crate::checkpoint::volume::{LocalDisk, Volume, VolumeFile};
 struct State {
     n_operations: usize,
     stops_after: Option<usize>,
+    has_stopped: bool,
     bytes_left: Option<u64>,
     /// Files whose content is not durable.
     unsynced: BTreeSet<PathBuf>,
@@ -43,6 +44,11 @@ impl FaultyDisk {
         self.0.lock().unwrap().n_operations
     }
 
+    /// Whether an operation failed because the disk had stopped.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.0.lock().unwrap().has_stopped
+    }
+
     /// What is left after the power failed: names not synced are as before, contents not synced are cut in half.
     pub(super) fn lose_power(&self) {
         let mut state = self.0.lock().unwrap();
@@ -71,6 +77,7 @@ impl FaultyDisk {
     fn operate(&self) -> io::Result<std::sync::MutexGuard<'_, State>> {
         let mut state = self.0.lock().unwrap();
         if state.stops_after.is_some_and(|n| state.n_operations >= n) {
+            state.has_stopped = true;
             return Err(io::Error::other("the disk has stopped"));
         }
         state.n_operations += 1;

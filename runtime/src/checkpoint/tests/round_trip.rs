@@ -9,7 +9,7 @@ use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::region::Region;
 
 /// The elements of a box, by plain indexing: the reference that reading is compared with.
-fn cut(values: &[u16], global: &[u64], region: &Region) -> Vec<u16> {
+pub(super) fn cut(values: &[u16], global: &[u64], region: &Region) -> Vec<u16> {
     let n: u64 = region.shape.iter().product();
     let element = |mut flat: u64| {
         let mut index = 0;
@@ -25,7 +25,7 @@ fn cut(values: &[u16], global: &[u64], region: &Region) -> Vec<u16> {
 }
 
 /// Splits a box at random places along random dims: a tiling that need not be a grid.
-fn split(region: Region, cuts: &[(prop::sample::Index, prop::sample::Index)]) -> Vec<Region> {
+pub(super) fn split(region: Region, cuts: &[(prop::sample::Index, prop::sample::Index)]) -> Vec<Region> {
     let mut boxes = vec![region];
     for (which, place) in cuts {
         let whole = boxes.swap_remove(which.index(boxes.len()));
@@ -45,7 +45,7 @@ fn split(region: Region, cuts: &[(prop::sample::Index, prop::sample::Index)]) ->
     boxes
 }
 
-fn region_of(ranges: &[Range<u64>]) -> Region {
+pub(super) fn region_of(ranges: &[Range<u64>]) -> Region {
     Region {
         offset: ranges.iter().map(|range| range.start).collect(),
         shape: ranges.iter().map(|range| range.end - range.start).collect(),
@@ -112,7 +112,7 @@ fn wide_tensor(root: &Path) -> (Vec<u16>, [u64; 2], Checkpoint) {
 fn tensors_larger_than_hash_chunks_and_read_windows_come_back_exactly() {
     let root = tempfile::tempdir().unwrap();
     let (values, shape, checkpoint) = wide_tensor(root.path());
-    assert!(checkpoint.manifest().files["shard-0-0.safetensors"].blake3.len() >= 3);
+    assert!(checkpoint.contents().files["rank-00000-0000.safetensors"].blake3.len() >= 3);
     for ranges in [[0..1500, 0..4096], [3..1400, 5..6], [700..701, 0..4096], [1..1499, 1000..3100]] {
         let wanted = region_of(&ranges);
         let mut part = vec![0u16; wanted.shape.iter().product::<u64>() as usize];
@@ -127,7 +127,7 @@ fn tensors_larger_than_hash_chunks_and_read_windows_come_back_exactly() {
 fn damage_in_a_later_part_of_a_file_is_named_by_its_bytes() {
     let root = tempfile::tempdir().unwrap();
     let (_, _, checkpoint) = wide_tensor(root.path());
-    let path = checkpoint.id().path.join("shard-0-0.safetensors");
+    let path = checkpoint.id().path.join("rank-00000-0000.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[9 << 20] ^= 1;
     std::fs::write(&path, bytes).unwrap();
@@ -142,7 +142,7 @@ fn damage_in_a_later_part_of_a_file_is_named_by_its_bytes() {
 fn shards_are_plain_safetensors_with_a_page_aligned_payload() {
     let root = tempfile::tempdir().unwrap();
     let dir = save_state(&CheckpointWriter::new(root.path()), 7).unwrap().path;
-    let bytes = std::fs::read(dir.join("shard-0-0.safetensors")).unwrap();
+    let bytes = std::fs::read(dir.join("rank-00000-0000.safetensors")).unwrap();
 
     let shard = safetensors::SafeTensors::deserialize(&bytes).unwrap();
 

@@ -1,0 +1,47 @@
+//! What one writer is asked to save: refused before gigabytes of it are written, where it cannot be right.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::error::CheckpointError;
+use super::manifest::is_name;
+use super::region::Region;
+use super::tiling::{are_disjoint, tiles_exactly};
+use super::writer::{EXTRA_BYTES_MAX, Piece};
+
+/// Checks the pieces and extras of one writer. Where it is the only one, its pieces must tile; where it is one of many,
+/// whether they leave a hole together shows when all have written.
+pub(super) fn check(pieces: &[Piece<'_>], extras: &[(&str, &[u8])], is_alone: bool) -> Result<(), CheckpointError> {
+    let bad = |name: &str, reason| Err(CheckpointError::BadPiece { name: name.to_owned(), reason });
+    let mut tensors: BTreeMap<&str, (&Piece<'_>, Vec<Region>)> = BTreeMap::new();
+    for piece in pieces {
+        let (first, regions) = tensors.entry(piece.name).or_insert((piece, Vec::new()));
+        if !is_name(piece.name) {
+            return bad(piece.name, "names have 1 to 128 letters, digits, dots, underscores and hyphens");
+        }
+        if (first.dtype, first.global_shape) != (piece.dtype, piece.global_shape) {
+            return bad(piece.name, "its pieces differ in type or global shape");
+        }
+        if piece.dtype.bytes_of(piece.shape) != Some(piece.bytes.len() as u64) {
+            return bad(piece.name, "the shape of a piece does not hold its bytes");
+        }
+        if !piece.bytes.is_empty() {
+            regions.push(Region { offset: piece.offset.to_vec(), shape: piece.shape.to_vec() });
+        }
+    }
+    for (name, (first, regions)) in &tensors {
+        let fits = if is_alone { tiles_exactly } else { are_disjoint };
+        if !fits(first.global_shape, regions) {
+            return bad(name, if is_alone { "its pieces leave a hole or overlap" } else { "its pieces overlap" });
+        }
+    }
+    let mut names = BTreeSet::new();
+    for (name, content) in extras {
+        if !is_name(name) || name.len() > 100 || !names.insert(name) {
+            return bad(name, "extras have distinct names of 1 to 100 letters, digits, dots, underscores and hyphens");
+        }
+        if content.len() as u64 > EXTRA_BYTES_MAX {
+            return bad(name, "it is too large for an extra");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! C-1, C-2 and C-7 with many writers: whoever dies, and whenever, costs nothing that was committed.
+
+use super::faulty_disk::FaultyDisk;
+use super::many_writers::Board;
+use super::*;
+use crate::checkpoint::writer::Seat;
+
+const N_WRITERS: u32 = 3;
+
+/// Where a writer dies: after a number of operations of its disk, or instead of an exchange with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    Operation(usize),
+    Exchange(usize),
+}
+
+/// One writer's part of the state that [`loaded_step`] expects.
+fn save_part(
+    writer: &CheckpointWriter,
+    seat: u32,
+    step: u64,
+    sum: impl FnMut(u64) -> Result<u64, String>,
+) -> Result<CheckpointId, CheckpointError> {
+    let weights: Vec<f32> = (0..24).map(|x| x as f32 + step as f32).collect();
+    let counts = [step; 3];
+    let row = |i: u64| Piece {
+        name: "model.weight",
+        dtype: Dtype::F32,
+        global_shape: &[4, 6],
+        offset: if i == 0 { &[0, 0] } else { &[2, 0] },
+        shape: &[2, 6],
+        bytes: bytemuck::cast_slice(&weights[i as usize * 12..(i as usize + 1) * 12]),
+    };
+    let json = format!("{{\"step\":{step}}}");
+    let extras: [(&str, &[u8]); 1] = [("trainer.json", json.as_bytes())];
+    let seat = Seat { writer: seat, n_writers: N_WRITERS };
+    let counts = Piece::whole("counts", Dtype::U64, &[3], bytemuck::cast_slice(&counts));
+    let pieces = match seat.writer {
+        0 => vec![row(0)],
+        1 => vec![counts, row(1)],
+        _ => vec![],
+    };
+    writer.save_together(&meta(step), seat, &pieces, if seat.writer == 0 { &extras } else { &[] }, sum)
+}
+
+/// All writers on one disk, none of which dies.
+fn save_on(disk: &FaultyDisk, root: &Path, step: u64) -> Vec<Result<CheckpointId, CheckpointError>> {
+    let board = Board::new(N_WRITERS as usize);
+    let writer = CheckpointWriter::on(Arc::new(disk.clone()), root);
+    let part = |seat| save_part(&writer, seat, step, |value| board.sum(value));
+    std::thread::scope(|scope| {
+        let seats: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || part(seat))).collect();
+        seats.into_iter().map(|seat| seat.join().unwrap()).collect()
+    })
+}
+
+/// All writers; one of them dies. The dead one's result is what it would have returned had it lived.
+fn save_with_death(root: &Path, step: u64, dying: u32, death: Death) -> Vec<Result<CheckpointId, CheckpointError>> {
+    let board = Board::new(N_WRITERS as usize);
+    let part = |seat| {
+        let disk = match death {
+            Death::Operation(n) if seat == dying => FaultyDisk::stopping_after(n),
+            _ => FaultyDisk::default(),
+        };
+        let mut n_exchanges = 0;
+        let sum = |value| {
+            let dies = disk.has_stopped() || death == Death::Exchange(n_exchanges);
+            n_exchanges += 1;
+            if seat == dying && dies {
+                board.leave();
+                return Err("dead".into());
+            }
+            board.sum(value)
+        };
+        save_part(&CheckpointWriter::on(Arc::new(disk.clone()), root), seat, step, sum)
+    };
+    std::thread::scope(|scope| {
+        let part = &part;
+        let seats: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || part(seat))).collect();
+        seats.into_iter().map(|seat| seat.join().unwrap()).collect()
+    })
+}
+
+fn operations_of_a_save() -> usize {
+    let root = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::default();
+    assert!(save_on(&disk, root.path(), 1).iter().all(Result::is_ok));
+    disk.n_operations()
+}
+
+#[test]
+fn a_writer_that_dies_at_any_operation_or_exchange_leaves_the_previous_or_the_new_checkpoint() {
+    let deaths = (0..40).map(Death::Operation).chain((0..3).map(Death::Exchange));
+    let mut seen = std::collections::BTreeSet::new();
+    for (death, dying) in deaths.flat_map(|death| (0..N_WRITERS).map(move |dying| (death, dying))) {
+        let root = tempfile::tempdir().unwrap();
+        save_state(&quick_writer(root.path()), 1).unwrap();
+
+        let results = save_with_death(root.path(), 2, dying, death);
+
+        let loaded = loaded_step(root.path());
+        assert!(loaded == Some(1) || loaded == Some(2), "writer {dying}, {death:?}: {loaded:?}");
+        if results.iter().any(Result::is_ok) {
+            assert_eq!(loaded, Some(2), "writer {dying}, {death:?}: somebody was told that it is saved");
+        }
+        seen.insert((results.iter().all(Result::is_ok), loaded));
+        // The next run saves the same step again, whatever remains, and retention removes the remains.
+        assert!(save_on(&FaultyDisk::default(), root.path(), 2).iter().all(Result::is_ok));
+        assert_eq!(loaded_step(root.path()), Some(2));
+        quick_writer(root.path()).retain(1).unwrap();
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "writer {dying}, {death:?}");
+    }
+    let outcomes = [(false, Some(1)), (false, Some(2)), (true, Some(2))];
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), outcomes, "the sweep must see all outcomes");
+}
+
+#[test]
+fn a_power_failure_at_any_operation_leaves_the_previous_checkpoint_or_a_durable_new_one() {
+    let n = operations_of_a_save();
+    assert!(n > 25, "a save has only {n} operations");
+    for k in 0..=n {
+        let root = tempfile::tempdir().unwrap();
+        save_state(&quick_writer(root.path()), 1).unwrap();
+        let disk = FaultyDisk::stopping_after(k);
+
+        let results = save_on(&disk, root.path(), 2);
+        disk.lose_power();
+
+        assert!(results.iter().all(|result| result.is_ok() == (k == n)), "after {k} operations");
+        assert_eq!(loaded_step(root.path()), Some(if k == n { 2 } else { 1 }), "after {k} operations");
+    }
+}
+
+#[test]
+fn a_disk_that_fills_up_anywhere_gives_every_writer_an_error_and_leaves_nothing() {
+    let whole = tempfile::tempdir().unwrap();
+    let id = save_on(&FaultyDisk::default(), whole.path(), 2)[0].clone().unwrap();
+    let n_bytes: u64 = std::fs::read_dir(&id.path).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    for room in (0..n_bytes).step_by(487).chain([n_bytes - 1]) {
+        let root = tempfile::tempdir().unwrap();
+        save_state(&quick_writer(root.path()), 1).unwrap();
+
+        let results = save_on(&FaultyDisk::full_after(room), root.path(), 2);
+
+        let errors: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
+        assert!(errors.iter().any(|error| error.contains("No space left on device")), "{errors:?}");
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "with room for {room} bytes");
+        assert_eq!(loaded_step(root.path()), Some(1));
+    }
+}

@@ -1,0 +1,172 @@
+//! Whether boxes cover a tensor exactly once.
+//!
+//! Boxes that do not overlap and have together the volume of the whole leave no hole. That no two of very many boxes
+//! overlap is found by sweeping: along one dim, boxes fall into groups whose intervals do not touch, and only boxes of one
+//! group can meet; each group is then swept along the next dim, and so on. Rows, columns, grids and flat runs of elements
+//! come apart in two or three sweeps; a group that no dim separates is compared pair by pair.
+
+use super::region::Region;
+
+/// Boxes visited before the answer is no: boxes of a real save need some tens of visits each, and a file that was made to
+/// be slow must not hold up a start.
+const VISITS_MAX: u64 = 1 << 30;
+
+/// Whether the boxes cover a tensor of this shape exactly, without hole or overlap. An empty tensor needs no box.
+pub fn tiles_exactly(shape: &[u64], boxes: &[Region]) -> bool {
+    let Some(total) = Region::whole(shape).volume() else { return false };
+    let covered = boxes.iter().try_fold(0u64, |n, region| n.checked_add(region.volume()?));
+    covered == Some(total) && are_disjoint(shape, boxes)
+}
+
+/// Whether every box lies in a tensor of this shape and has an element, and no two have one in common.
+pub fn are_disjoint(shape: &[u64], boxes: &[Region]) -> bool {
+    let usable = |region: &Region| region.fits_in(shape) && region.volume().is_some_and(|volume| volume > 0);
+    boxes.iter().all(usable) && come_apart(boxes.iter().collect(), shape.len())
+}
+
+/// Boxes that touch along every dim looked at since they were last separated.
+struct Group<'a> {
+    boxes: Vec<&'a Region>,
+    /// The dim to sweep next.
+    dim: usize,
+    /// Dims in a row, before `dim`, along which the boxes are known to touch.
+    n_stuck: usize,
+}
+
+fn come_apart(boxes: Vec<&Region>, n_dims: usize) -> bool {
+    let mut visits = 0u64;
+    let mut groups = vec![Group { boxes, dim: 0, n_stuck: 0 }];
+    while let Some(mut group) = groups.pop() {
+        let n = group.boxes.len();
+        if n < 2 {
+            continue;
+        }
+        let is_stuck = group.n_stuck == n_dims;
+        visits = visits.saturating_add(if is_stuck { (n as u64).saturating_mul(n as u64) } else { n as u64 });
+        if visits > VISITS_MAX || (is_stuck && has_overlap(&group.boxes)) {
+            return false;
+        }
+        if !is_stuck {
+            sweep(&mut group, n_dims, &mut groups);
+        }
+    }
+    true
+}
+
+/// Splits a group wherever no box crosses a plane.
+fn sweep<'a>(group: &mut Group<'a>, n_dims: usize, groups: &mut Vec<Group<'a>>) {
+    let dim = group.dim;
+    group.boxes.sort_unstable_by_key(|region| region.offset[dim]);
+    let n = group.boxes.len();
+    let mut start = 0;
+    let mut end = 0;
+    for i in 0..=n {
+        let is_cut = i == n || (i > start && group.boxes[i].offset[dim] >= end);
+        if is_cut {
+            let n_stuck = if i - start == n { group.n_stuck + 1 } else { 1 };
+            groups.push(Group { boxes: group.boxes[start..i].to_vec(), dim: (dim + 1) % n_dims, n_stuck });
+            start = i;
+        }
+        if i < n {
+            let region = group.boxes[i];
+            end = end.max(region.offset[dim] + region.shape[dim]);
+        }
+    }
+}
+
+fn has_overlap(boxes: &[&Region]) -> bool {
+    boxes.iter().enumerate().any(|(i, a)| boxes[i + 1..].iter().any(|b| a.intersection(b).is_some()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn region(offset: &[u64], shape: &[u64]) -> Region {
+        Region { offset: offset.to_vec(), shape: shape.to_vec() }
+    }
+
+    #[test]
+    fn boxes_with_a_hole_or_an_overlap_do_not_tile() {
+        let shape = [4, 2];
+        let (top, bottom) = (region(&[0, 0], &[2, 2]), region(&[2, 0], &[2, 2]));
+        assert!(tiles_exactly(&shape, &[bottom.clone(), top.clone()]));
+        assert!(!tiles_exactly(&shape, std::slice::from_ref(&top)));
+        assert!(!tiles_exactly(&shape, &[top.clone(), top.clone()]));
+        assert!(!tiles_exactly(&shape, &[top.clone(), region(&[1, 0], &[2, 2])]));
+        assert!(!tiles_exactly(&shape, &[top.clone(), region(&[2, 0], &[2, 3])]));
+        assert!(!tiles_exactly(&shape, &[top, region(&[u64::MAX, 0], &[2, 2])]));
+        assert!(!tiles_exactly(&shape, &[region(&[0], &[8])]));
+    }
+
+    #[test]
+    fn scalars_and_empty_tensors_tile() {
+        assert!(tiles_exactly(&[], &[region(&[], &[])]));
+        assert!(!tiles_exactly(&[], &[region(&[], &[]), region(&[], &[])]));
+        assert!(tiles_exactly(&[0, 3], &[]));
+        assert!(!tiles_exactly(&[0, 3], &[region(&[0, 0], &[0, 3])]));
+        assert!(!tiles_exactly(&[u64::MAX, 2], &[]));
+    }
+
+    #[test]
+    fn boxes_that_no_plane_separates_still_tile() {
+        let pinwheel = [
+            region(&[0, 0], &[1, 2]),
+            region(&[0, 2], &[2, 1]),
+            region(&[2, 1], &[1, 2]),
+            region(&[1, 0], &[2, 1]),
+            region(&[1, 1], &[1, 1]),
+        ];
+        let mut shifted = pinwheel.clone();
+        shifted[4].offset = vec![1, 2];
+
+        assert!(tiles_exactly(&[3, 3], &pinwheel));
+        assert!(!tiles_exactly(&[3, 3], &shifted));
+    }
+
+    #[test]
+    fn a_quarter_of_a_million_columns_are_not_compared_pair_by_pair() {
+        let n = 1 << 18;
+        let columns: Vec<Region> = (0..n).map(|i| region(&[0, i], &[3, 1])).collect();
+        let started = Instant::now();
+
+        assert!(tiles_exactly(&[3, n], &columns));
+
+        // Pair by pair this takes 34 thousand million comparisons, a minute at the least.
+        assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
+    }
+
+    proptest! {
+        #[test]
+        fn boxes_are_disjoint_exactly_when_no_element_is_counted_twice(
+            shape in proptest::collection::vec(1u64..5, 0..4),
+            corners in proptest::collection::vec(any::<[(prop::sample::Index, prop::sample::Index); 3]>(), 0..6),
+        ) {
+            let boxes: Vec<Region> = corners.iter().map(|corner| {
+                let mut region = Region::whole(&shape);
+                for (dim, &n) in shape.iter().enumerate() {
+                    region.offset[dim] = corner[dim].0.index(n as usize) as u64;
+                    region.shape[dim] = 1 + corner[dim].1.index((n - region.offset[dim]) as usize) as u64;
+                }
+                region
+            }).collect();
+            let total: u64 = shape.iter().product();
+            let element_in = |flat: u64, region: &Region| {
+                let mut rest = flat;
+                (0..shape.len()).rev().all(|dim| {
+                    let at = rest % shape[dim];
+                    rest /= shape[dim];
+                    (region.offset[dim]..region.offset[dim] + region.shape[dim]).contains(&at)
+                })
+            };
+            let counts: Vec<usize> = (0..total).map(|e| boxes.iter().filter(|b| element_in(e, b)).count()).collect();
+
+            prop_assert_eq!(are_disjoint(&shape, &boxes), counts.iter().all(|&n| n <= 1));
+            prop_assert_eq!(tiles_exactly(&shape, &boxes), counts.iter().all(|&n| n == 1));
+        }
+    }
+}
