@@ -8,7 +8,8 @@ use crate::data::tokenizer::Tokenizer;
 use crate::hf::source::TensorSource;
 use crate::hf::source::read_json;
 use crate::train::{JobError, plan, weights};
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward};
+use crate::groups::Groups;
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
@@ -114,7 +115,7 @@ impl Generator {
         }
         // The tables of a program depend on its length, and all programs share one place for them.
         weights::fill_constants(machine, c, Some(&self.model));
-        machine.run(c, &mut [])?;
+        machine.run(c, &mut [], &mut Groups::none())?;
         let logits = c.program.bound(Role::Logits).next();
         let logits = logits.ok_or_else(|| JobError::Unusable("the program has no logits".into()))?;
         Ok(&machine.read::<f32>(c, logits)[..ids.len() * self.model.vocab_size])
@@ -170,6 +171,7 @@ fn forward(model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled,
         lora: None,
         optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
         max_grad_norm: None,
+        parallel: Parallel::default(),
     };
     let program = model
         .forward(BatchShape { n_rows: 1, seq_len }, Head::Logits)

@@ -20,6 +20,7 @@ use crate::train::JobError;
 use crate::train::metrics::{EvalMetrics, StepMetrics};
 use crate::train::plan::check_user_defined;
 use crate::train::session;
+use phalanx_strategies::mesh::Mesh;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,6 +59,8 @@ pub enum Event {
 /// What a run is, as it starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Started {
+    /// How the ranks are arranged.
+    pub mesh: Mesh,
     /// First step that will run, counted from 0.
     pub first_step: u64,
     /// Steps of the whole run.
@@ -68,9 +71,9 @@ pub struct Started {
     pub n_params: usize,
     /// Rows of training and validation data.
     pub n_rows: (usize, usize),
-    /// Bytes of all buffers.
+    /// Bytes of all buffers of the first rank.
     pub buffer_bytes: usize,
-    /// Threads that compute.
+    /// Threads of each rank that compute.
     pub n_threads: usize,
     /// Checkpoint from which the run goes on.
     pub resumed_from: Option<PathBuf>,

@@ -21,6 +21,7 @@ pub mod cpu;
 pub mod data;
 pub mod frontend;
 pub mod generate;
+pub mod groups;
 pub mod hf;
 pub mod job;
 pub mod train;

@@ -1,7 +1,8 @@
 //! The benchmark step: d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, AdamW.
 
 use phalanx::cpu::{CpuMachine, scratch_bytes};
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_step};
+use phalanx::groups::Groups;
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
@@ -67,6 +68,7 @@ impl BenchProgram {
             lora: None,
             optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
             max_grad_norm: None,
+            parallel: Parallel::default(),
         };
         let forward = model.forward(batch, Head::Loss).expect("the rows fit the positions");
         let compiled = compile_step(forward, &spec, scratch_bytes).expect("the step compiles");
@@ -143,7 +145,7 @@ impl BenchStep {
     /// Never: the program has no operation that can fail.
     pub fn run(&mut self) -> f64 {
         self.prepare();
-        self.machine.run(&self.compiled, &mut []).expect("the step runs");
+        self.machine.run(&self.compiled, &mut [], &mut Groups::none()).expect("the step runs");
         let loss = self.compiled.program.bound(Role::LossSum).next().expect("the loss is bound");
         self.machine.read::<f64>(&self.compiled, loss)[0] / self.batch.n_tokens() as f64
     }
@@ -169,7 +171,7 @@ impl BenchStep {
         for _ in 0..n {
             self.prepare();
             let mut timings = Vec::new();
-            self.machine.run_timed(&self.compiled, &mut [], &mut timings).expect("the step runs");
+            self.machine.run_timed(&self.compiled, &mut [], &mut Groups::none(), &mut timings).expect("the step runs");
             runs.push(timings);
         }
         let mut by_kind: BTreeMap<String, (f64, usize)> = BTreeMap::new();

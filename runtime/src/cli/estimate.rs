@@ -8,6 +8,7 @@ use crate::train::plan;
 use crate::train::progress::{human_bytes, human_count, human_duration};
 use crate::train::trainer::Programs;
 use comfy_table::{CellAlignment, Table, presets};
+use phalanx_strategies::mesh::Place;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
@@ -36,7 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let config = job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;
-    let programs = Programs::compile(&model, false)?;
+    let programs = Programs::compile(&model, Place { mesh: config.parallel.mesh()?, rank: 0 }, false)?;
     let c = &programs.train;
     let n_threads = config.precision.threads.unwrap_or_else(available_threads);
     let bf16 = model.spec.precision == Precision::Bf16;

@@ -1,5 +1,6 @@
 //! What can be wrong with a job's configuration, each case as one sentence that names the key.
 
+use phalanx_strategies::mesh::MeshError;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -93,12 +94,10 @@ pub enum ConfigError {
         /// The relation that fails, and the way out.
         why: String,
     },
-    /// A parallel size that this build accepts as a key and cannot serve.
-    #[error("`{key}` is {size}, but this build trains on one rank; set it to 1 or remove it")]
-    OneRankOnly {
-        /// The parallel size.
-        key: &'static str,
-        /// Its value.
-        size: usize,
-    },
+    /// A mesh that is not one of the ranks that there are.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// Nothing says how many ranks there are.
+    #[error("`dp_shard_size` is auto, but nothing says how many ranks there are; set nproc_per_node")]
+    AutoAxis,
 }

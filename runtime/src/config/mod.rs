@@ -115,6 +115,12 @@ impl JobConfig {
             .expect("a tree of texts, numbers and lists always has a YAML form")
     }
 
+    /// Sequences that one change of the weights sees, over all ranks.
+    pub fn sequences_per_step(&self) -> usize {
+        let data_ranks = self.parallel.mesh().map_or(1, |mesh| mesh.data_ranks());
+        self.schedule.sequences_per_step().saturating_mul(data_ranks)
+    }
+
     /// Relations between keys; types and ranges of single keys were checked as they were read.
     fn validate(&self) -> Result<(), ConfigError> {
         self.model.validate()?;

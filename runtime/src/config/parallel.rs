@@ -1,37 +1,149 @@
-//! How many ranks share the work along each axis of the mesh.
+//! How ranks share the work: the mesh, and what each of its axes does.
 
 use super::error::ConfigError;
-use super::section::section;
-use super::setting::AT_LEAST_ONE;
+use super::section::{choices, section};
+use super::setting::{AT_LEAST_ONE, Range, Setting};
+use super::source::At;
+use phalanx_strategies::compile::Parallel;
+use phalanx_strategies::mesh::Mesh;
+use phalanx_strategies::passes::context_parallel::CpComm;
+use phalanx_strategies::passes::fully_sharded::ZeroStage;
+use phalanx_strategies::pipeline::ScheduleKind;
+use serde_yaml_ng::Value;
+
+const ONE_TO_THREE: Range = Range { fits: "1, 2 or 3", holds: |x| (1.0..=3.0).contains(&x) };
 
 section! {
-    /// The mesh. This build trains on one rank, so every size is 1.
+    /// The mesh of ranks, outermost axis first: pp, dp_replicate, dp_shard, cp, tp. Its product is the number of ranks.
     pub struct ParallelSection {
+        /// Ranks on this machine; without it, as many as the mesh has.
+        pub nproc_per_node: Option<usize> = None => AT_LEAST_ONE;
         /// Copies of the model that learn from different data.
         pub dp_replicate_size: usize = 1 => AT_LEAST_ONE;
-        /// Ranks that share the weights of one copy and learn from different data (ZeRO-3).
-        pub dp_shard_size: usize = 1 => AT_LEAST_ONE;
+        /// Ranks that share the state of one copy and learn from different data; auto takes the ranks that the other sizes leave.
+        pub dp_shard_size: AxisSize = AxisSize::Ranks(1);
         /// Ranks that share each matrix product.
         pub tensor_parallel_size ["tp_size"]: usize = 1 => AT_LEAST_ONE;
         /// Ranks that share one sequence.
         pub context_parallel_size ["cp_size"]: usize = 1 => AT_LEAST_ONE;
         /// Ranks that share the layers, one run of layers each.
         pub pipeline_parallel_size ["pp_size"]: usize = 1 => AT_LEAST_ONE;
+        /// What ranks of dp_shard and cp share: 1 the optimizer's state, 2 gradients and weights too, 3 and drop gathered weights after each use.
+        pub zero_stage: usize = 3 => ONE_TO_THREE;
+        /// How many uses ahead sharded weights are gathered.
+        pub zero_prefetch: usize = 1;
+        /// Gradients that are summed by one collective, in MiB.
+        pub bucket_cap_mb: usize = 25 => AT_LEAST_ONE;
+        /// Tensor-parallel ranks also share the tokens between the products.
+        pub sequence_parallel: bool = false;
+        /// How keys and values reach the other context-parallel ranks: ring or allgather.
+        pub cp_comm_strategy: CpCommChoice = CpCommChoice::Ring;
+        /// In which order pipeline stages work: 1f1b, gpipe, interleaved or zero_bubble.
+        pub pipeline_schedule: PipelineSchedule = PipelineSchedule::OneF1B;
+        /// Runs of layers that each stage holds, for `pipeline_schedule: interleaved`.
+        pub pipeline_chunks: usize = 2 => AT_LEAST_ONE;
+    }
+}
+
+choices! {
+    /// How keys and values travel.
+    pub enum CpCommChoice {
+        /// From neighbour to neighbour.
+        Ring = "ring";
+        /// All at once.
+        AllGather = "allgather";
+    }
+}
+
+choices! {
+    /// Order of work of pipeline stages.
+    pub enum PipelineSchedule {
+        /// As few microbatches in flight as keep the pipeline full.
+        OneF1B = "1f1b" | "1F1B";
+        /// All forwards, then all backwards.
+        GPipe = "gpipe" | "GPipe";
+        /// 1F1B over several runs of layers a stage.
+        Interleaved = "interleaved" | "Interleaved1F1B" | "interleaved_1f1b";
+        /// 1F1B whose bubbles are filled with gradients of weights (ZB-H1).
+        ZeroBubble = "zero_bubble" | "zbh1";
+    }
+}
+
+/// Size of an axis that may take what the others leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AxisSize {
+    /// So many ranks.
+    Ranks(usize),
+    /// What is left.
+    Auto,
+}
+
+impl Setting for AxisSize {
+    fn fits() -> String {
+        "a whole number of at least 1, or auto".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(word) if word == "auto" => Ok(AxisSize::Auto),
+            _ => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+                Some(n) if n > 0 => Ok(AxisSize::Ranks(n)),
+                _ => Err(at.mismatch(value, Self::fits())),
+            },
+        }
+    }
+    fn write(&self) -> Value {
+        match self {
+            AxisSize::Ranks(n) => Value::Number((*n).into()),
+            AxisSize::Auto => Value::String("auto".into()),
+        }
     }
 }
 
 impl ParallelSection {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let sizes = [
-            ("pipeline_parallel_size", self.pipeline_parallel_size),
-            ("dp_replicate_size", self.dp_replicate_size),
-            ("dp_shard_size", self.dp_shard_size),
-            ("context_parallel_size", self.context_parallel_size),
-            ("tensor_parallel_size", self.tensor_parallel_size),
-        ];
-        match sizes.into_iter().find(|&(_, size)| size > 1) {
-            Some((key, size)) => Err(ConfigError::OneRankOnly { key, size }),
-            None => Ok(()),
+        self.mesh().map(drop)
+    }
+
+    /// The mesh of all ranks.
+    ///
+    /// # Errors
+    /// When its product is not the number of ranks.
+    pub fn mesh(&self) -> Result<Mesh, ConfigError> {
+        let auto = self.dp_shard_size == AxisSize::Auto;
+        let mesh = Mesh {
+            pp: self.pipeline_parallel_size,
+            dp_replicate: self.dp_replicate_size,
+            dp_shard: if let AxisSize::Ranks(n) = self.dp_shard_size { n } else { 1 },
+            cp: self.context_parallel_size,
+            tp: self.tensor_parallel_size,
+        };
+        let Some(world) = self.nproc_per_node.or((!auto).then(|| mesh.size())) else {
+            return Err(ConfigError::AutoAxis);
+        };
+        Ok(mesh.fit(world, auto)?)
+    }
+
+    /// What the axes do.
+    pub fn parallel(&self) -> Parallel {
+        Parallel {
+            zero_stage: match self.zero_stage {
+                1 => ZeroStage::One,
+                2 => ZeroStage::Two,
+                _ => ZeroStage::Three,
+            },
+            prefetch: self.zero_prefetch,
+            schedule: match self.pipeline_schedule {
+                PipelineSchedule::OneF1B => ScheduleKind::OneF1B,
+                PipelineSchedule::GPipe => ScheduleKind::GPipe,
+                PipelineSchedule::Interleaved => ScheduleKind::Interleaved { chunks: self.pipeline_chunks },
+                PipelineSchedule::ZeroBubble => ScheduleKind::ZeroBubble,
+            },
+            sequence_parallel: self.sequence_parallel,
+            cp_comm: match self.cp_comm_strategy {
+                CpCommChoice::Ring => CpComm::Ring,
+                CpCommChoice::AllGather => CpComm::AllGather,
+            },
+            bucket_bytes: self.bucket_cap_mb << 20,
         }
     }
 }

@@ -195,11 +195,15 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn a_parallel_size_above_one_is_refused_in_one_sentence() {
+fn a_mesh_that_is_not_the_world_is_refused_with_its_product() {
     assert_eq!(
-        refusal("tp_size: 2"),
-        "`tensor_parallel_size` is 2, but this build trains on one rank; set it to 1 or remove it"
+        refusal("tp_size: 2\nnproc_per_node: 8"),
+        "the mesh pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2 has 2 ranks, but the world has 8"
     );
+    assert!(refusal("tp_size: 3\ndp_shard_size: auto\nnproc_per_node: 8").contains("8 ranks are not a multiple of 3"));
+    assert!(refusal("dp_shard_size: auto").contains("set nproc_per_node"));
+    let filled = load(&format!("{MINIMAL}\ntp_size: 2\ndp_shard_size: auto\nnproc_per_node: 8")).unwrap();
+    assert_eq!(filled.parallel.mesh().unwrap().dp_shard, 4);
 }
 
 #[test]

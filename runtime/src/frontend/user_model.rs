@@ -154,23 +154,23 @@ impl UserTable {
         let n_inputs = UserModel::INPUTS.len();
         let op = Op::Opaque { model: 0, n_inputs, n_params: params.len(), residual: false, gradient: false };
         p.push(op, reads, vec![loss], Site { phase: Phase::Forward, block: None, microbatch: 0 });
-        p.bindings.push(Binding { role: Role::LossSum, microbatch: 0, value: loss });
+        p.bindings.push(Binding::new(Role::LossSum, loss));
         p
     }
 }
 
 fn input(p: &mut Program, role: Role, len: usize, dtype: DType) -> ValueId {
     let value = p.add_value(format!("{role:?}").to_lowercase(), &[len], dtype, Kind::Input);
-    p.bindings.push(Binding { role, microbatch: 0, value });
+    p.bindings.push(Binding::new(role, value));
     value
 }
 
 fn param(p: &mut Program, tensor: &UserTensor) -> ValueId {
     let value = p.add_value(&tensor.name, &tensor.shape, DType::F32, Kind::Parameter);
-    let parts = vec![ParamPart { name: tensor.name.clone(), rows: tensor.shape[0] }];
+    let parts = vec![ParamPart::whole(&tensor.name, &tensor.shape)];
     // The first values are the user's; nothing is ever drawn for these parameters.
     let (init, trainable, decay) = (Init::Zeros, tensor.trainable, tensor.shape.len() >= 2);
-    p.params.push(Param { value, parts, init, trainable, decay });
+    p.params.push(Param { trainable, decay, ..Param::whole(value, &tensor.shape, parts, init) });
     value
 }
 

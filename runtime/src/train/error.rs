@@ -1,6 +1,7 @@
 //! Why a job cannot start or go on.
 
 use crate::checkpoint::error::CheckpointError;
+use crate::collective::CollectiveError;
 use crate::config::error::ConfigError;
 use crate::cpu::thread::ThreadError;
 use crate::cpu::{AllocError, ExecError};
@@ -42,6 +43,8 @@ pub enum JobError {
     #[error(transparent)]
     Exec(#[from] ExecError),
     #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// A file or directory of the run cannot be used.
     #[error("cannot {action} {path}: {source}", path = path.display())]
@@ -67,9 +70,19 @@ pub enum JobError {
 }
 
 impl JobError {
+    /// Whether it only says that another rank failed.
+    pub(crate) const fn is_consequence(&self) -> bool {
+        use crate::groups::GroupError;
+        matches!(
+            self,
+            JobError::Collective(CollectiveError::Aborted { .. })
+                | JobError::Exec(ExecError::Collective(GroupError::Failed { source: CollectiveError::Aborted { .. }, .. }))
+        )
+    }
+
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
     /// finite counts among them: it comes from the data or the hyperparameters.
     pub const fn is_input(&self) -> bool {
-        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_))
+        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_))
     }
 }

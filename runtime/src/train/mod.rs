@@ -15,6 +15,8 @@ pub mod plan;
 pub mod progress;
 pub(crate) mod saving;
 pub(crate) mod session;
+mod staging;
+pub(crate) mod team;
 pub mod tensorboard;
 pub(crate) mod trainer;
 pub(crate) mod weights;

@@ -215,7 +215,7 @@ pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
 /// Learning rate, length and loss scale of a run over `n_rows` rows.
 pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
     let s = &config.schedule;
-    let batch_rows = s.sequences_per_step();
+    let batch_rows = config.sequences_per_step();
     let by_epochs = s.num_epochs.map(|epochs| (epochs * n_rows as f64 / batch_rows as f64).ceil() as u64);
     let total_steps = [s.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(1).max(1);
     let shape = match s.lr_scheduler {
@@ -284,6 +284,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
             OptimizerKind::Sgd => OptimizerSpec::Sgd { momentum: o.momentum, weight_decay: o.weight_decay },
         },
         max_grad_norm: o.clip_norm(),
+        parallel: config.parallel.parallel(),
     }
 }
 

@@ -2,17 +2,20 @@
 
 use super::error::JobError;
 use super::export::JOB_YAML;
+use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::checkpoint::catalog::latest_valid;
 use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::region::Region;
-use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
+use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
 use crate::config::output::Resume;
 use crate::cpu::CpuMachine;
 use crate::hf::dtype::Dtype;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::loss_scale::LossScale;
+use phalanx_strategies::mesh::Axis;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -64,26 +67,42 @@ impl Saving {
         &self.extras
     }
 
-    pub(crate) fn save(&self, machine: &CpuMachine, c: &Compiled, state: &TrainerState) -> Result<PathBuf, JobError> {
-        let tensors: Vec<Tensor> = weights::parameters(c).into_iter().chain(weights::optimizer_state(c)).collect();
-        let shapes: Vec<Vec<u64>> = tensors.iter().map(|t| t.shape.iter().map(|n| *n as u64).collect()).collect();
-        let pieces: Vec<Piece<'_>> = tensors
+    pub(crate) fn save(
+        &self,
+        machine: &CpuMachine,
+        c: &Compiled,
+        state: &TrainerState,
+        team: &mut Team,
+    ) -> Result<PathBuf, JobError> {
+        let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
+        let boxes: Vec<(Tensor, [Vec<u64>; 3], Cow<'_, [f32]>)> = saved
+            .map(|t| {
+                let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
+                let values = weights::packed(machine, c, &t);
+                (t, dims, values)
+            })
+            .collect();
+        let pieces: Vec<Piece<'_>> = boxes
             .iter()
-            .zip(&shapes)
-            .map(|(t, shape)| {
-                let bytes = bytemuck::cast_slice(weights::elements(machine, c, t));
-                Piece::whole(&t.name, Dtype::F32, shape, bytes)
+            .map(|(t, [global_shape, offset, shape], values)| {
+                let bytes = bytemuck::cast_slice(values);
+                Piece { name: &t.name, dtype: Dtype::F32, global_shape, offset, shape, bytes }
             })
             .collect();
         let state_json = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
-        let mut extras: Vec<(&str, &[u8])> = vec![(STATE, &state_json)];
-        extras.extend(self.extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())));
-        let mesh = ["pp", "dp_replicate", "dp_shard", "cp", "tp"].map(|axis| (axis.to_string(), 1));
+        let mut extras: Vec<(&str, &[u8])> = Vec::new();
+        if team.leads() {
+            extras.push((STATE, &state_json));
+            extras.extend(self.extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())));
+        }
+        let sizes = team.place.mesh;
+        let mesh = Axis::ALL.map(|axis| (axis.name().to_string(), sizes.axis(axis) as u64));
         let meta =
             CheckpointMeta { job: self.job.clone(), step: state.step, generation: 0, mesh: BTreeMap::from(mesh) };
         let writer = CheckpointWriter::new(&self.root);
-        let id = writer.save(&meta, &pieces, &extras)?;
-        if let Some(keep) = self.keep {
+        let seat = Seat { writer: team.place.rank as u32, n_writers: team.n_ranks() as u32 };
+        let id = writer.save_together(&meta, seat, &pieces, &extras, |value| team.sum(value))?;
+        if let Some(keep) = self.keep.filter(|_| team.leads()) {
             writer.retain(keep)?;
         }
         Ok(id.path)
@@ -132,8 +151,14 @@ pub(crate) fn read(
     machine: &mut CpuMachine,
     c: &Compiled,
 ) -> Result<(), crate::checkpoint::error::CheckpointError> {
-    let shape: Vec<u64> = tensor.shape.iter().map(|n| *n as u64).collect();
-    let whole = Region { offset: vec![0; shape.len()], shape };
-    let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-    checkpoint.read_into(&tensor.name, &whole, bytemuck::cast_slice_mut(elements))
+    let dims = |d: &[usize]| d.iter().map(|n| *n as u64).collect();
+    let region = Region { offset: dims(&tensor.held.offset), shape: dims(&tensor.held.extent) };
+    if tensor.elements.len() == tensor.held.n_elements() {
+        let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
+        return checkpoint.read_into(&tensor.name, &region, bytemuck::cast_slice_mut(elements));
+    }
+    let mut values = vec![0.0f32; tensor.held.n_elements()];
+    checkpoint.read_into(&tensor.name, &region, bytemuck::cast_slice_mut(&mut values))?;
+    weights::unpack(machine, c, tensor, &values);
+    Ok(())
 }

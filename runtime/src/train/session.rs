@@ -5,7 +5,11 @@ use super::export::{self, ExportFrom};
 use super::metrics::MetricsFiles;
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
+use super::team::{Team, TeamPlan};
 use super::trainer::{Programs, TrainData, Trainer};
+use crate::collective::local::LocalWorld;
+use crate::collective::world::WorldId;
+use crate::collective::{Collective, CollectiveError};
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::cpu::matmul::peak_flops;
@@ -16,6 +20,7 @@ use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::frontend::UserModel;
 use crate::job::{Control, Event, Report, Started};
+use phalanx_strategies::mesh::Place;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
 use std::path::{Path, PathBuf};
@@ -32,21 +37,104 @@ pub(crate) fn run(
         Some(user) => plan::user_plan(config, &tokenizer, user)?,
         None => plan::model_plan(config, &tokenizer)?,
     };
-    let output_dir = &config.output.output_dir;
+    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    let mesh = config.parallel.mesh()?;
     // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
-    let programs = Programs::compile(&model, config.data.val_set_size != ValSetSize::Nothing)?;
-    check_memory(&programs)?;
+    let ranks = (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates));
+    let ranks = ranks.collect::<Result<Vec<Programs>, _>>()?;
+    check_memory(&ranks)?;
     if let Some(note) = plan::ignored_dropout(&model.hf_config) {
         on_event(&Event::Note(note));
     }
     let data = prepare_data(config, &model, &tokenizer, on_event)?;
-    create_dir(output_dir)?;
+    create_dir(&config.output.output_dir)?;
     let extras = extras(config, &model, &tokenizer)?;
-    let saving = Saving::new(output_dir, config.output.save_total_limit, extras);
-    let n_threads = config.precision.threads.unwrap_or_else(available_threads);
-    let session = Session { config, model: &model, programs: &programs, data: &data, saving, n_threads, user };
-    let report = on_device_thread(n_threads, || session.run(control, on_event))??;
-    Ok(report)
+    let run = Run { config, model: &model, data: &data, extras, control };
+    match &ranks[..] {
+        [programs] => run.rank(programs, user, || Ok(Team::alone()), on_event),
+        _ => run.threads(&ranks, &TeamPlan::new(&model, mesh, evaluates)?, user, on_event),
+    }
+}
+
+/// What all ranks of a run share.
+struct Run<'a> {
+    config: &'a JobConfig,
+    model: &'a ModelPlan,
+    data: &'a Prepared,
+    extras: Vec<(String, Vec<u8>)>,
+    control: &'a Control,
+}
+
+impl Run<'_> {
+    /// Runs one rank on a device thread of its own.
+    fn rank(
+        &self,
+        programs: &Programs,
+        user: Option<UserModel>,
+        team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Report, JobError> {
+        let n_ranks = programs.train.program.place.mesh.size();
+        let n_threads = self.config.precision.threads.unwrap_or_else(|| (available_threads() / n_ranks).max(1));
+        let output = &self.config.output;
+        let saving = Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone());
+        let Run { config, model, data, .. } = *self;
+        let session = Session { config, model, programs, data, saving, n_threads, user };
+        on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
+    }
+
+    /// Runs all ranks in this process. The first one that fails takes the others with it.
+    fn threads(
+        &self,
+        ranks: &[Programs],
+        plan: &TeamPlan,
+        user: Option<UserModel>,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Report, JobError> {
+        if user.is_some() {
+            return Err(JobError::Unusable("a user-defined model trains on one rank in one process".into()));
+        }
+        let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
+        let world = LocalWorld::new(plan.world(id)?);
+        let outcomes: Vec<Result<Report, JobError>> = std::thread::scope(|scope| {
+            let mut handles = Vec::new();
+            let mut listener = Some(on_event);
+            for (rank, programs) in ranks.iter().enumerate() {
+                let (world, leader) = (&world, listener.take_if(|_| rank == 0));
+                handles.push(scope.spawn(move || {
+                    let connect = |group| Ok(Box::new(world.communicator(group, rank as u32)?) as Box<dyn Collective>);
+                    let team = || plan.join(rank, connect);
+                    let outcome = match leader {
+                        Some(on_event) => self.rank(programs, None, team, on_event),
+                        None => self.rank(programs, None, team, &mut |_| {}),
+                    };
+                    if let Err(error) = &outcome {
+                        world.abort(&format!("rank {rank}: {error}"));
+                    }
+                    outcome
+                }));
+            }
+            handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        });
+        root_cause(outcomes)
+    }
+}
+
+/// The leader's report, or the error that was not a consequence of another.
+fn root_cause(outcomes: Vec<Result<Report, JobError>>) -> Result<Report, JobError> {
+    let mut report = None;
+    let mut errors = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(of_rank) => report = report.or(Some(of_rank)),
+            Err(error) => errors.push(error),
+        }
+    }
+    let first = errors.iter().position(|e| !e.is_consequence()).unwrap_or(0);
+    match report.filter(|_| errors.is_empty()) {
+        Some(report) => Ok(report),
+        None => Err(errors.swap_remove(first)),
+    }
 }
 
 struct Session<'a> {
@@ -60,11 +148,17 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(mut self, control: &Control, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
+    fn run(
+        mut self,
+        team: Team,
+        control: &Control,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Report, JobError> {
         let out = &self.config.output;
         let n_rows = self.data.train.len();
         let run = plan::run_plan(self.config, n_rows as u64);
-        let batch_rows = self.config.schedule.sequences_per_step() as u64;
+        let (leads, alone) = (team.leads(), team.n_ranks() == 1);
+        let batch_rows = self.config.sequences_per_step() as u64;
         let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
@@ -73,7 +167,7 @@ impl Session<'_> {
             Some((values, start)) => (Some(values), vec![start(self.model.batch)?]),
             None => (None, Vec::new()),
         };
-        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, peak)?;
+        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, team, peak)?;
         match first_values {
             Some(values) => trainer.start_from(&values),
             None => trainer.initialise(out.seed)?,
@@ -89,15 +183,16 @@ impl Session<'_> {
         let first_step = trainer.state.step;
         on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, resume.clone())));
         let files_error = |source| JobError::Io { action: "write", path: out.output_dir.join("metrics.jsonl"), source };
-        let mut files = MetricsFiles::open(&out.output_dir, first_step).map_err(files_error)?;
+        let files = leads.then(|| MetricsFiles::open(&out.output_dir, first_step));
+        let mut files = files.transpose().map_err(files_error)?;
         let mut report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
         let mut emit = |event: Event| {
             match &event {
                 Event::Step(m) => {
-                    files.step(m).map_err(files_error)?;
+                    files.iter_mut().try_for_each(|f| f.step(m)).map_err(files_error)?;
                     (report.steps, report.last) = (m.step, Some(m.clone()));
                 }
-                Event::Eval(m) => files.eval(m).map_err(files_error)?,
+                Event::Eval(m) => files.iter_mut().try_for_each(|f| f.eval(m)).map_err(files_error)?,
                 Event::Saved { path, .. } => report.checkpoint = Some(path.clone()),
                 Event::Started(_) | Event::Preparing { .. } | Event::Note(_) => {}
             }
@@ -112,10 +207,16 @@ impl Session<'_> {
         };
         trainer.train(&data, &mut self.saving, control, &mut emit)?;
         report.finished = report.steps >= run.total_steps;
-        if report.finished {
+        if report.finished && leads {
             let dir = out.output_dir.join("model");
-            let from = ExportFrom { machine: trainer.machine(), compiled: &self.programs.train };
-            export::export(&dir, &from, self.saving.extras())?;
+            match report.checkpoint.as_deref().filter(|_| !alone) {
+                // Of several ranks none has the whole model; the checkpoint does.
+                Some(checkpoint) => export::export_checkpoint(checkpoint, &dir, false)?,
+                None => {
+                    let from = ExportFrom { machine: trainer.machine(), compiled: &self.programs.train };
+                    export::export(&dir, &from, self.saving.extras())?;
+                }
+            }
             report.model_dir = Some(dir);
         }
         Ok(report)
@@ -123,11 +224,13 @@ impl Session<'_> {
 
     fn started(&self, first_step: u64, total_steps: u64, n_rows: usize, resumed_from: Option<PathBuf>) -> Started {
         let program = &self.programs.train.program;
+        let place = program.place;
         Started {
+            mesh: place.mesh,
             first_step,
             total_steps,
-            n_trainable: program.n_trainable(),
-            n_params: program.n_params(),
+            n_trainable: self.programs.n_params.1,
+            n_params: self.programs.n_params.0,
             n_rows: (n_rows, self.data.validation.as_ref().map_or(0, Rows::len)),
             buffer_bytes: self.programs.train.layout.total_bytes(),
             n_threads: self.n_threads,
@@ -163,8 +266,9 @@ fn prepare_data(
 }
 
 /// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
-fn check_memory(programs: &Programs) -> Result<(), JobError> {
-    let needed = programs.all().iter().map(|c| c.layout.total_bytes() as u64).max().unwrap_or(0);
+fn check_memory(ranks: &[Programs]) -> Result<(), JobError> {
+    let of_rank = |p: &Programs| p.all().iter().map(|c| c.layout.total_bytes() as u64).max().unwrap_or(0);
+    let needed = ranks.iter().map(of_rank).sum();
     // Where the system does not tell, the allocation itself has the last word.
     let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
     system.refresh_memory();

@@ -6,14 +6,18 @@ use super::plan::{ModelPlan, RunPlan};
 use super::saving::{Saving, TrainerState};
 use super::weights;
 use crate::cpu::{CpuMachine, OpaqueModel, scratch_bytes};
-use crate::data::rows::{BatchMut, Rows};
+use super::staging::{Inputs, Staging, inputs};
+use super::team::Team;
+use crate::data::rows::Rows;
 use crate::hf::source::TensorSource;
 use crate::job::{Control, Event};
-use phalanx_strategies::compile::{Compiled, compile_forward, compile_step};
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::model::Head;
-use phalanx_strategies::program::{Hyper, Phase, Role, ValueId};
+use phalanx_strategies::mesh::{Axis, Place};
+use phalanx_strategies::passes::lora::lora;
+use phalanx_strategies::program::{Hyper, Phase, Program, Role};
 use phalanx_strategies::sampler::Sampler;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -24,50 +28,25 @@ pub(crate) struct Programs {
     pub(crate) train: Compiled,
     /// Forward pass over one microbatch, for validation rows.
     pub(crate) eval: Option<Compiled>,
+    /// Elements of all parameters of the model, and of those that are trained, however ranks share them.
+    pub(crate) n_params: (usize, usize),
 }
 
 impl Programs {
-    pub(crate) fn compile(plan: &ModelPlan, evaluates: bool) -> Result<Programs, JobError> {
+    /// Compiles the programs of the rank at `place`.
+    pub(crate) fn compile(plan: &ModelPlan, place: Place, evaluates: bool) -> Result<Programs, JobError> {
         let path = || plan.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
-        let forward =
+        let mut forward =
             plan.model.forward(plan.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })?;
+        forward.place = place;
         let eval = evaluates.then(|| compile_forward(forward.clone(), &plan.spec, scratch_bytes)).transpose()?;
-        Ok(Programs { train: compile_step(forward, &plan.spec, scratch_bytes)?, eval })
+        let n_params = whole_model(&forward, &plan.spec);
+        Ok(Programs { train: compile_step(forward, &plan.spec, scratch_bytes)?, eval, n_params })
     }
 
     pub(crate) fn all(&self) -> Vec<&Compiled> {
         [Some(&self.train), self.eval.as_ref()].into_iter().flatten().collect()
     }
-}
-
-/// Inputs of one microbatch.
-#[derive(Clone, Copy, Debug)]
-struct Inputs {
-    ids: ValueId,
-    labels: ValueId,
-    positions: Option<ValueId>,
-    doc_start: Option<ValueId>,
-}
-
-fn inputs(c: &Compiled) -> Vec<Inputs> {
-    let bound = |role| c.program.bound(role).collect::<Vec<_>>();
-    let (labels, positions, doc_start) = (bound(Role::Labels), bound(Role::Positions), bound(Role::DocStart));
-    let of = |i: usize, ids: ValueId| Inputs {
-        ids,
-        labels: labels[i],
-        positions: positions.get(i).copied(),
-        doc_start: doc_start.get(i).copied(),
-    };
-    bound(Role::Ids).into_iter().enumerate().map(|(i, ids)| of(i, ids)).collect()
-}
-
-/// One microbatch on the host, from where it goes to the inputs that the program has.
-#[derive(Debug)]
-struct Staging {
-    ids: Vec<i32>,
-    labels: Vec<i32>,
-    positions: Vec<i32>,
-    doc_start: Vec<i32>,
 }
 
 /// A run in progress.
@@ -77,7 +56,9 @@ pub(crate) struct Trainer<'a> {
     programs: &'a Programs,
     machine: CpuMachine,
     models: Vec<Box<dyn OpaqueModel>>,
+    team: Team,
     sampler: Sampler,
+    /// Rows of the whole step, those of other ranks included.
     rows: Vec<u64>,
     staging: Staging,
     train_inputs: Vec<Inputs>,
@@ -103,10 +84,12 @@ impl<'a> Trainer<'a> {
         programs: &'a Programs,
         sampler: Sampler,
         models: Vec<Box<dyn OpaqueModel>>,
+        team: Team,
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
-        let n = plan.batch.n_tokens();
         let machine = CpuMachine::new(&programs.all())?;
+        let mesh = team.place.mesh;
+        let n_rows = plan.batch.n_rows * plan.spec.n_microbatches * mesh.data_ranks();
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
         Ok(Trainer {
             plan,
@@ -114,21 +97,26 @@ impl<'a> Trainer<'a> {
             programs,
             machine,
             models,
+            team,
             sampler,
-            rows: vec![0; plan.batch.n_rows * plan.spec.n_microbatches],
-            staging: Staging { ids: vec![0; n], labels: vec![0; n], positions: vec![0; n], doc_start: vec![0; n] },
+            rows: vec![0; n_rows],
+            staging: Staging::new(plan.batch, mesh.cp),
             train_inputs: inputs(&programs.train),
             state,
-            model_flops: model_flops(&programs.train),
-            peak_flops,
+            // Of ranks that share a model each has its part; the first stage's stands for all.
+            model_flops: model_flops(&programs.train) * mesh.size() as f64,
+            peak_flops: peak_flops * mesh.size() as f64,
         })
     }
 
     /// Fills the weights with the first values of a user-defined model, one list a parameter.
     pub(crate) fn start_from(&mut self, values: &[Vec<f32>]) {
         let c = &self.programs.train;
-        for (param, values) in c.program.params.iter().zip(values) {
-            self.machine.write(c, param.value).copy_from_slice(values);
+        for tensor in weights::parameters(c) {
+            // A user's parameter is one tensor, of the same place in both tables.
+            let of = |p: &phalanx_strategies::program::Param| p.value == tensor.value;
+            let Some(index) = c.program.params.iter().position(of) else { continue };
+            weights::unpack_from_whole(&mut self.machine, c, &tensor, &values[index]);
         }
     }
 
@@ -163,13 +151,12 @@ impl<'a> Trainer<'a> {
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let last = self.state.step == self.run.total_steps;
-            let stop = control.stop.load(Ordering::Acquire);
+            let (stop, asked) = self.agree(control)?;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
             }
-            let asked = control.save.swap(false, Ordering::AcqRel);
             if last || stop || asked || due(data.save_steps, self.state.step) {
-                let path = saving.save(&self.machine, &self.programs.train, &self.state)?;
+                let path = saving.save(&self.machine, &self.programs.train, &self.state, &mut self.team)?;
                 saved = Some(self.state.step);
                 emit(Event::Saved { step: self.state.step, path })?;
             }
@@ -183,20 +170,31 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
+    /// What was asked of any rank since the last step: to stop, to save.
+    fn agree(&mut self, control: &Control) -> Result<(bool, bool), JobError> {
+        const STOP: u64 = 1 << 32;
+        let (stop, save) = (control.stop.load(Ordering::Acquire), control.save.swap(false, Ordering::AcqRel));
+        let asked = self.team.sum(u64::from(stop) * STOP + u64::from(save))?;
+        Ok((asked >= STOP, asked % STOP > 0))
+    }
+
     fn step(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
         let start = Instant::now();
         self.sampler.fill_step(self.state.step, 0, &mut self.rows);
+        let predicted_tokens = rows.n_predicted(&self.rows) as u64;
+        // Each data-parallel rank takes a run of the step's microbatches.
+        let place = self.team.place;
         let per_microbatch = self.plan.batch.n_rows;
-        let mut predicted_tokens = 0;
-        for microbatch in 0..self.train_inputs.len() {
-            let these = microbatch * per_microbatch..(microbatch + 1) * per_microbatch;
-            predicted_tokens += self.staging.fill(rows, &self.rows[these], self.plan.batch.seq_len);
-            self.staging.copy_to(&mut self.machine, &self.programs.train, &self.train_inputs[microbatch]);
+        let first = place.mesh.coord(place.rank).data_rank(&place.mesh) * self.plan.spec.n_microbatches;
+        for (microbatch, inputs) in self.train_inputs.iter().enumerate().filter(|(_, i)| !i.is_empty()) {
+            let at = (first + microbatch) * per_microbatch;
+            self.staging.fill(rows, &self.rows[at..at + per_microbatch], place.on(Axis::Cp));
+            self.staging.copy_to(&mut self.machine, &self.programs.train, inputs);
         }
         let data_wait_s = start.elapsed().as_secs_f64();
         self.write_hyper(predicted_tokens);
         let c = &self.programs.train;
-        self.machine.run(c, &mut self.models)?;
+        self.machine.run(c, &mut self.models, &mut self.team.groups)?;
         Ok(Outcome {
             loss_sum: scalar(&self.machine, c, Role::LossSum),
             grad_norm: scalar(&self.machine, c, Role::GradNorm),
@@ -277,17 +275,24 @@ impl<'a> Trainer<'a> {
         let Some(c) = &self.programs.eval else {
             return Err(JobError::Unusable("no program for evaluation was compiled".into()));
         };
-        let inputs = inputs(c)[0];
+        let inputs = inputs(c);
         let n_rows = self.plan.batch.n_rows;
+        let place = self.team.place;
+        let data_rank = place.mesh.coord(place.rank).data_rank(&place.mesh);
         let (mut loss_sum, mut predicted) = (0.0, 0);
-        for first in (0..rows.len()).step_by(n_rows) {
-            let here = n_rows.min(rows.len() - first);
-            let indices: Vec<u64> = (0..n_rows).map(|i| (first + i.min(here - 1)) as u64).collect();
-            self.staging.fill(rows, &indices, self.plan.batch.seq_len);
-            self.staging.labels[here * self.plan.batch.seq_len..].fill(-100);
-            predicted += self.staging.labels.iter().filter(|l| **l >= 0).count() as u64;
-            self.staging.copy_to(&mut self.machine, c, &inputs);
-            self.machine.run(c, &mut self.models)?;
+        for first in (0..rows.len()).step_by(n_rows * place.mesh.data_ranks()) {
+            let end = rows.len().min(first + n_rows * place.mesh.data_ranks());
+            let all: Vec<u64> = (first as u64..end as u64).collect();
+            predicted += rows.n_predicted(&all) as u64;
+            // Behind the last row, its copies, whose labels do not count.
+            let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
+            let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
+            if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
+                self.staging.fill(rows, &indices, place.on(Axis::Cp));
+                self.staging.ignore(own.iter().filter(|i| **i < end).count());
+                self.staging.copy_to(&mut self.machine, c, inputs);
+            }
+            self.machine.run(c, &mut self.models, &mut self.team.groups)?;
             loss_sum += scalar(&self.machine, c, Role::LossSum);
         }
         let eval_loss = loss_sum / predicted.max(1) as f64;
@@ -302,6 +307,10 @@ impl<'a> Trainer<'a> {
     pub(crate) fn machine(&self) -> &CpuMachine {
         &self.machine
     }
+
+    pub(crate) fn team(&mut self) -> &mut Team {
+        &mut self.team
+    }
 }
 
 /// The rows of a run and when they are looked at.
@@ -313,29 +322,14 @@ pub(crate) struct TrainData<'a> {
     pub(crate) save_steps: Option<u64>,
 }
 
-impl Staging {
-    /// Fills from rows; returns how many tokens are predicted.
-    fn fill(&mut self, rows: &Rows, indices: &[u64], seq_len: usize) -> u64 {
-        debug_assert_eq!(self.ids.len(), indices.len() * seq_len);
-        let mut batch = BatchMut {
-            ids: &mut self.ids,
-            labels: &mut self.labels,
-            positions: &mut self.positions,
-            doc_start: &mut self.doc_start,
-        };
-        rows.fill(indices, &mut batch) as u64
+/// Elements of all parameters and of the trained ones, adapters included.
+fn whole_model(forward: &Program, spec: &StepSpec) -> (usize, usize) {
+    let mut whole = forward.clone();
+    if let Some(adapters) = &spec.lora {
+        // What does not fit is reported when the step is compiled.
+        let _ = lora(&mut whole, adapters);
     }
-
-    fn copy_to(&self, machine: &mut CpuMachine, c: &Compiled, inputs: &Inputs) {
-        machine.write::<i32>(c, inputs.ids).copy_from_slice(&self.ids);
-        machine.write::<i32>(c, inputs.labels).copy_from_slice(&self.labels);
-        if let Some(positions) = inputs.positions {
-            machine.write::<i32>(c, positions).copy_from_slice(&self.positions);
-        }
-        if let Some(doc_start) = inputs.doc_start {
-            machine.write::<i32>(c, doc_start).copy_from_slice(&self.doc_start);
-        }
-    }
+    (whole.n_params(), whole.n_trainable())
 }
 
 fn due(every: Option<u64>, step: u64) -> bool {

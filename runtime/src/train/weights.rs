@@ -5,58 +5,85 @@ use crate::hf::error::HfError;
 use crate::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::model::ModelConfig;
+use phalanx_strategies::mesh::Axis;
+use phalanx_strategies::program::held::HeldBox;
 use phalanx_strategies::program::{Init, Kind, Op, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::ops::Range;
 
-/// A tensor of a model file, and where its elements are.
+/// What a rank holds of a tensor of a model file: a box of it, whole on a rank alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tensor {
     /// Name in the file.
     pub(crate) name: String,
+    /// Shape of the whole tensor.
     pub(crate) shape: Vec<usize>,
-    /// The value that holds it, and which of its elements.
+    /// The value that holds it, and which of its elements, from the first to behind the last.
     pub(crate) value: ValueId,
     pub(crate) elements: Range<usize>,
     pub(crate) trainable: bool,
+    /// Which box of the tensor it is.
+    pub(crate) held: HeldBox,
 }
 
-/// The tensors of all parameters, in table order.
+/// What this rank holds of all parameters, in table order.
 pub(crate) fn parameters(c: &Compiled) -> Vec<Tensor> {
-    c.program.params.iter().flat_map(|p| parts(c, p, p.value, "")).collect()
+    c.program.params.iter().flat_map(|p| tensors(p, p.value, &p.held, 0, "")).collect()
 }
 
-/// The tensors of the optimizer's state, named `exp_avg.<parameter>`.
+/// What this rank saves of all parameters: of ranks that hold the same, one does.
+pub(crate) fn saved_parameters(c: &Compiled) -> Vec<Tensor> {
+    let saved = |p: &&Param| is_saved_here(c, p);
+    let own = |p: &Param| tensors(p, p.value, &p.updated, p.updated.start - p.held.start, "");
+    c.program.params.iter().filter(saved).flat_map(own).filter(|t| t.held.owned).collect()
+}
+
+/// The optimizer's state on this rank, named `exp_avg.<parameter>`.
 pub(crate) fn optimizer_state(c: &Compiled) -> Vec<Tensor> {
-    let mut tensors = Vec::new();
+    state_of(c, |_| true)
+}
+
+/// What this rank saves of the optimizer's state.
+pub(crate) fn saved_optimizer_state(c: &Compiled) -> Vec<Tensor> {
+    let mut tensors = state_of(c, |p| is_saved_here(c, p));
+    tensors.retain(|t| t.held.owned);
+    tensors
+}
+
+fn is_saved_here(c: &Compiled, param: &Param) -> bool {
+    param.owned && c.program.place.on(Axis::DpReplicate) == 0
+}
+
+fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
+    let mut found = Vec::new();
     for instr in &c.program.instrs {
         let n_state = match instr.op {
             Op::AdamW { .. } => 3,
             Op::Sgd { .. } => 2,
             _ => continue,
         };
-        let Some(param) = c.program.param_of(instr.reads[0]) else { continue };
+        let Some(param) = c.program.param_of(instr.reads[0]).filter(|p| wanted(p)) else { continue };
         let param_name = &c.program.value(param.value).name;
         for state in &instr.reads[1..n_state] {
             let slot = c.program.value(*state).name.trim_end_matches(param_name.as_str()).to_string();
-            tensors.extend(parts(c, param, *state, &slot));
+            found.extend(tensors(param, *state, &param.updated, 0, &slot));
         }
     }
-    tensors
+    found
 }
 
-fn parts(c: &Compiled, param: &Param, value: ValueId, prefix: &str) -> Vec<Tensor> {
-    let shape = &c.program.value(value).shape;
-    let row = shape[1..].iter().product::<usize>();
-    let mut start = 0;
-    let tensor = |part: &phalanx_strategies::program::ParamPart| {
-        let elements = start..start + part.rows * row;
-        start = elements.end;
-        let shape = [&[part.rows], &shape[1..]].concat();
-        Tensor { name: format!("{prefix}{}", part.name), shape, value, elements, trainable: param.trainable }
+/// The tensors that a run of a parameter's elements is, which `value` holds from its element `first` on.
+fn tensors(param: &Param, value: ValueId, run: &Range<usize>, first: usize, prefix: &str) -> Vec<Tensor> {
+    let tensor = |mut held: HeldBox| {
+        held.start += first;
+        let n_rows = held.n_elements() / held.row_len().max(1);
+        let elements = held.start..held.start + n_rows.saturating_sub(1) * held.row_stride + held.row_len();
+        let (name, shape) = (format!("{prefix}{}", held.name), held.shape.clone());
+        Tensor { name, shape, value, elements, trainable: param.trainable, held }
     };
-    param.parts.iter().map(tensor).collect()
+    param.boxes(run).into_iter().map(tensor).collect()
 }
 
 /// Fills parameters from a model directory, or from scratch where there is none or it lacks an adapter; and constants.
@@ -93,13 +120,32 @@ pub(crate) fn fill_constants(machine: &mut CpuMachine, c: &Compiled, model: Opti
 }
 
 fn load(machine: &mut CpuMachine, c: &Compiled, param: &Param, source: &TensorSource) -> Result<(), HfError> {
-    for tensor in parts(c, param, param.value, "") {
+    let mut whole: (&str, Vec<f32>) = ("", Vec::new());
+    let tensors = tensors(param, param.value, &param.held, 0, "");
+    for tensor in &tensors {
         let name = name_in(source, &tensor.name);
         source.check_shape(name, &tensor.shape)?;
-        let elements = tensor.elements.clone();
-        source.read_into(name, &mut machine.write::<f32>(c, param.value)[elements])?;
+        let n: usize = tensor.shape.iter().product();
+        let elements = &mut machine.write::<f32>(c, param.value)[tensor.elements.clone()];
+        if elements.len() == n {
+            source.read_into(name, elements)?;
+            continue;
+        }
+        // Boxes of one tensor follow each other.
+        if whole.0 != tensor.name {
+            let mut values = vec![0.0; n];
+            source.read_into(name, &mut values)?;
+            whole = (&tensor.name, values);
+        }
+        fill(tensor, elements, |index, row| row.copy_from_slice(&whole.1[index..index + row.len()]));
     }
     Ok(())
+}
+
+/// Calls `of` for each row of a box with the index of its first element in the whole tensor.
+fn fill(tensor: &Tensor, elements: &mut [f32], of: impl Fn(usize, &mut [f32]) + Sync) {
+    let start = tensor.held.start;
+    tensor.held.rows().for_each(|(index, at)| of(index, &mut elements[at.start - start..at.end - start]));
 }
 
 /// The GPT-2 files on the hub lack the prefix that `transformers` writes today.
@@ -108,25 +154,48 @@ fn name_in<'a>(source: &TensorSource, name: &'a str) -> &'a str {
     if source.contains(name) { name } else { short.unwrap_or(name) }
 }
 
-/// Element `i` of a parameter depends on (seed, name of its part, i in the part) only: neither on the number of
-/// threads nor on how projections are stacked.
+/// Element `i` of a tensor depends on (seed, its name, i in the whole tensor) only: neither on the number of threads nor
+/// on how projections are stacked or ranks share them.
 fn draw(out: &mut [f32], param: &Param, rng: CounterRng) {
-    let n_rows: usize = param.parts.iter().map(|p| p.rows).sum();
-    let row = out.len() / n_rows.max(1);
-    let mut rest = out;
-    for part in &param.parts {
-        let (elements, tail) = rest.split_at_mut(part.rows * row);
-        rest = tail;
+    for tensor in tensors(param, param.value, &param.held, 0, "") {
+        let elements = &mut out[tensor.elements.clone()];
         match param.init {
-            Init::Zeros => elements.fill(0.0),
-            Init::Ones => elements.fill(1.0),
+            Init::Zeros => fill(&tensor, elements, |_, row| row.fill(0.0)),
+            Init::Ones => fill(&tensor, elements, |_, row| row.fill(1.0)),
             Init::Normal { std } => {
-                let stream = rng.fork_named(&part.name);
-                elements.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
-                    *x = std * stream.normal(i as u64) as f32;
+                let stream = rng.fork_named(&tensor.name);
+                fill(&tensor, elements, |index, row| {
+                    row.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
+                        *x = std * stream.normal((index + i) as u64) as f32;
+                    });
                 });
             }
         }
+    }
+}
+
+/// Elements of one tensor, row after row.
+pub(crate) fn packed<'a>(machine: &'a CpuMachine, c: &Compiled, tensor: &Tensor) -> Cow<'a, [f32]> {
+    let values = elements(machine, c, tensor);
+    if values.len() == tensor.held.n_elements() {
+        return Cow::Borrowed(values);
+    }
+    let start = tensor.held.start;
+    Cow::Owned(tensor.held.rows().flat_map(|(_, at)| &values[at.start - start..at.end - start]).copied().collect())
+}
+
+/// Takes a box out of the whole tensor.
+pub(crate) fn unpack_from_whole(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, whole: &[f32]) {
+    let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
+    fill(tensor, elements, |index, row| row.copy_from_slice(&whole[index..index + row.len()]));
+}
+
+/// Puts the elements of a box, row after row, where they belong.
+pub(crate) fn unpack(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, values: &[f32]) {
+    let to = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
+    let start = tensor.held.start;
+    for ((_, at), row) in tensor.held.rows().zip(values.chunks_exact(tensor.held.row_len().max(1))) {
+        to[at.start - start..at.end - start].copy_from_slice(row);
     }
 }
 

@@ -142,7 +142,8 @@ fn cut(
     program.bindings.retain(|b| touched[b.value.0 as usize] && (b.role != Role::LossSum || is_last));
     for param in &mut program.params {
         let readers = &readers[param.value.0 as usize];
-        param.owned &= readers.first().is_none_or(|first| *first == chunk);
+        // What nobody reads stays with the first chunk.
+        param.owned &= readers.first().copied().unwrap_or(0) == chunk;
         param.stages = readers.iter().map(|c| c % pp).collect();
         param.stages.sort_unstable();
         param.stages.dedup();

@@ -53,6 +53,14 @@ impl Operands<'_> {
         }
     }
 
+    pub(super) unsafe fn attention_part<T: Element>(&mut self, _part: &phalanx_strategies::program::AttentionPart) {
+        unimplemented!()
+    }
+
+    pub(super) unsafe fn attention_part_backward<T: Element>(&mut self, _part: &phalanx_strategies::program::AttentionPart, _q: bool, _kv: bool) {
+        unimplemented!()
+    }
+
     pub(super) unsafe fn add_bias<Y: Element>(&mut self) {
         // SAFETY: see the impl block.
         unsafe {
@@ -85,7 +93,7 @@ impl Operands<'_> {
 fn place<T: Element>(from: &[f32], from_columns: usize, to: &mut [T], to_columns: usize, first: usize) {
     for (to, from) in to.chunks_exact_mut(to_columns).zip(from.chunks_exact(from_columns)) {
         for (to, from) in to[first..].iter_mut().zip(from) {
-            *to = T::narrow(*from);
+            *to = T::from_f32(*from);
         }
     }
 }

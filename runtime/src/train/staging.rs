@@ -1,0 +1,99 @@
+//! One microbatch on the host, from where it goes to the inputs that a rank's program has.
+
+use crate::cpu::CpuMachine;
+use crate::data::rows::{BatchMut, Rows};
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::passes::context_parallel::chunks;
+use phalanx_strategies::program::collective::part;
+use phalanx_strategies::program::{Binding, Role};
+
+/// Where the inputs of one microbatch go; a pipeline stage may read none.
+pub(super) type Inputs = Vec<Binding>;
+
+/// The inputs of every microbatch of a program.
+pub(super) fn inputs(c: &Compiled) -> Vec<Inputs> {
+    let is_input = |b: &&Binding| matches!(b.role, Role::Ids | Role::Labels | Role::Positions | Role::DocStart);
+    let mut inputs: Vec<Inputs> = Vec::new();
+    for b in c.program.bindings.iter().filter(is_input) {
+        let at = b.microbatch as usize;
+        inputs.resize(inputs.len().max(at + 1), Vec::new());
+        inputs[at].push(*b);
+    }
+    inputs
+}
+
+/// Buffers for whole rows, and for a rank's tokens of them.
+#[derive(Debug)]
+pub(super) struct Staging {
+    batch: BatchShape,
+    cp: usize,
+    rows: Buffers,
+    own: Buffers,
+}
+
+#[derive(Debug)]
+struct Buffers {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    positions: Vec<i32>,
+    doc_start: Vec<i32>,
+}
+
+impl Buffers {
+    fn new(n: usize) -> Buffers {
+        Buffers { ids: vec![0; n], labels: vec![0; n], positions: vec![0; n], doc_start: vec![0; n] }
+    }
+
+    fn all(&mut self) -> [&mut Vec<i32>; 4] {
+        [&mut self.ids, &mut self.labels, &mut self.positions, &mut self.doc_start]
+    }
+}
+
+impl Staging {
+    pub(super) fn new(batch: BatchShape, cp: usize) -> Staging {
+        let n = batch.n_tokens();
+        Staging { batch, cp, rows: Buffers::new(n), own: Buffers::new(n / cp) }
+    }
+
+    /// Fills with the tokens that the context-parallel rank `cp_rank` has of these rows.
+    pub(super) fn fill(&mut self, rows: &Rows, indices: &[u64], cp_rank: usize) {
+        let whole = if self.cp == 1 { &mut self.own } else { &mut self.rows };
+        let mut batch = BatchMut {
+            ids: &mut whole.ids,
+            labels: &mut whole.labels,
+            positions: &mut whole.positions,
+            doc_start: &mut whole.doc_start,
+        };
+        rows.fill(indices, &mut batch);
+        if self.cp == 1 {
+            return;
+        }
+        let chunks = chunks(self.batch.seq_len, self.cp, cp_rank);
+        for (own, whole) in self.own.all().into_iter().zip(self.rows.all()) {
+            own.clear();
+            for row in whole.chunks_exact(self.batch.seq_len) {
+                chunks.iter().for_each(|chunk| own.extend_from_slice(&row[chunk.clone()]));
+            }
+        }
+    }
+
+    /// Labels of rows from `first` on do not count.
+    pub(super) fn ignore(&mut self, first: usize) {
+        self.own.labels[first * self.batch.seq_len / self.cp..].fill(-100);
+    }
+
+    /// Copies what is there to a program's inputs.
+    pub(super) fn copy_to(&self, machine: &mut CpuMachine, c: &Compiled, inputs: &Inputs) {
+        for b in inputs {
+            let tokens = match b.role {
+                Role::Ids => &self.own.ids,
+                Role::Labels => &self.own.labels,
+                Role::Positions => &self.own.positions,
+                _ => &self.own.doc_start,
+            };
+            let slice = b.slice.map_or(0..tokens.len(), |s| part(tokens.len(), 1, s.of, s.index));
+            machine.write::<i32>(c, b.value).copy_from_slice(&tokens[slice]);
+        }
+    }
+}

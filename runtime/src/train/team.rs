@@ -1,0 +1,88 @@
+//! A rank among the others of its run: where it stands, and what they agree on between steps.
+
+use super::error::JobError;
+use super::plan::ModelPlan;
+use super::trainer::Programs;
+use crate::collective::world::{World, WorldId};
+use crate::collective::{Collective, CollectiveError, SliceOperations};
+use crate::groups::{Groups, Wire, groups_of_world, wires};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use std::collections::BTreeSet;
+
+/// The groups of all ranks of a run, the same list at every rank.
+#[derive(Clone, Debug)]
+pub(crate) struct TeamPlan {
+    pub(crate) mesh: Mesh,
+    groups: Vec<(Wire, Vec<u32>)>,
+}
+
+impl TeamPlan {
+    /// Derives the groups from the programs: those of one rank of each pipeline stage tell all, since ranks that differ on
+    /// other axes use the same kinds.
+    pub(crate) fn new(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<TeamPlan, JobError> {
+        let mut all: BTreeSet<Wire> = BTreeSet::new();
+        for stage in 0..mesh.pp {
+            let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
+            let programs = Programs::compile(plan, Place { mesh, rank }, evaluates)?;
+            programs.all().into_iter().for_each(|c| all.extend(wires(&c.program)));
+        }
+        Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all) })
+    }
+
+    /// The world of these groups; the last one is everyone.
+    pub(crate) fn world(&self, id: WorldId) -> Result<World, CollectiveError> {
+        let n = self.mesh.size() as u32;
+        let everyone = (0..n).collect();
+        World::new(id, n, self.groups.iter().map(|(_, ranks)| ranks.clone()).chain([everyone]).collect())
+    }
+
+    /// Takes the place of `rank`; `connect` makes its communicator of the group with this index in the world.
+    pub(crate) fn join(
+        &self,
+        rank: usize,
+        mut connect: impl FnMut(usize) -> Result<Box<dyn Collective>, CollectiveError>,
+    ) -> Result<Team, CollectiveError> {
+        let place = Place { mesh: self.mesh, rank };
+        let everyone = connect(self.groups.len())?;
+        Ok(Team { place, groups: Groups::connect(&place, &self.groups, connect)?, everyone: Some(everyone) })
+    }
+}
+
+/// One rank and its peers.
+pub(crate) struct Team {
+    pub(crate) place: Place,
+    pub(crate) groups: Groups,
+    everyone: Option<Box<dyn Collective>>,
+}
+
+impl Team {
+    /// A rank without peers.
+    pub(crate) fn alone() -> Team {
+        Team { place: Place::default(), groups: Groups::none(), everyone: None }
+    }
+
+    /// Whether this rank speaks for all: it writes metrics, exports, and decides when to stop.
+    pub(crate) const fn leads(&self) -> bool {
+        self.place.rank == 0
+    }
+
+    pub(crate) const fn n_ranks(&self) -> usize {
+        self.place.mesh.size()
+    }
+
+    /// The sum of what all ranks give, of whole numbers below 2^53.
+    pub(crate) fn sum(&mut self, value: u64) -> Result<u64, CollectiveError> {
+        let mut sum = [value as f64];
+        if let Some(everyone) = &mut self.everyone {
+            everyone.all_reduce(&mut sum)?;
+        }
+        Ok(sum[0] as u64)
+    }
+
+    /// Tells all peers that this rank cannot go on.
+    pub(crate) fn abort(&self, reason: &str) {
+        if let Some(everyone) = &self.everyone {
+            everyone.abort(reason);
+        }
+    }
+}
