@@ -4,7 +4,7 @@
 use super::backward::Differentiated;
 use crate::pipeline::{Slot, Work};
 use crate::program::{Binding, Instr, Kind, Op, Phase, Program, Role, ValueId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A chunk of the model, differentiated: for the first microbatch, and for the others, which continue it.
 #[derive(Clone, Debug)]
@@ -79,6 +79,7 @@ impl Run<'_> {
         if slot.work == Work::Forward {
             self.bind(template, slot.microbatch, &mut map);
         }
+        let first = self.program.instrs.len();
         for (i, instr) in template.program.instrs.iter().enumerate() {
             let is_weight_grad = self.weight_grads[slot.chunk as usize][is_rest][i];
             let runs = match slot.work {
@@ -91,7 +92,7 @@ impl Run<'_> {
                 self.instr(template, instr, slot, &mut map);
             }
         }
-        self.collect(template, slot, &map);
+        self.collect(template, slot, &map, first);
         self.instances.insert(key, map);
     }
 
@@ -140,20 +141,19 @@ impl Run<'_> {
         id
     }
 
-    /// Takes note of the loss and the gradients that this part has made.
-    fn collect(&mut self, template: &Differentiated, slot: Slot, map: &[Option<ValueId>]) {
+    /// Takes note of the loss and the gradients that this part, the instructions from `first` on, has made.
+    fn collect(&mut self, template: &Differentiated, slot: Slot, map: &[Option<ValueId>], first: usize) {
         if let Some(loss) = template.loss().filter(|_| slot.work == Work::Forward) {
             let value = map[loss.value.0 as usize].expect("the forward part writes the loss");
             if let Some(previous) = self.loss.replace(Binding { value, ..loss }) {
                 self.program.values[previous.value.0 as usize].kind = Kind::Activation;
             }
         }
+        let made: BTreeSet<ValueId> = self.program.instrs[first..].iter().flat_map(|i| &i.writes).copied().collect();
         for (param, grad) in &template.grads {
-            let Some(grad) = map[grad.0 as usize] else { continue };
+            // Later microbatches may have continued what an earlier part of this one made.
+            let Some(grad) = map[grad.0 as usize].filter(|grad| made.contains(grad)) else { continue };
             let terms = self.terms.entry((slot.chunk, *param)).or_default();
-            if terms.contains(&grad) {
-                continue;
-            }
             if template.carried_grads.iter().any(|(p, _)| p == param) {
                 terms.clear();
             }
