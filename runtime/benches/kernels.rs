@@ -5,8 +5,9 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use half::bf16;
 use phalanx::cpu::element::Element;
 use phalanx::cpu::kernels::attention::{self, Shape};
+use phalanx::cpu::kernels::attention_part::{self, Indexes, PartShape};
 use phalanx::cpu::kernels::{
-    Heads, activation, cross_entropy, elementwise, embedding, optimizer, reduce, rms_norm, rotary,
+    Heads, activation, cross_entropy, elementwise, embedding, optimizer, reduce, rms_norm, rotary, tree_sum,
 };
 use std::hint::black_box;
 
@@ -41,10 +42,46 @@ fn attention_of<T: Element>(criterion: &mut Criterion, storage: &str, seq_len: u
     });
 }
 
+/// One row in zigzag over a ring of `n` ranks: what all of them compute together, beside the whole row.
+fn attention_in_parts(criterion: &mut Criterion, n: usize) {
+    let chunk = N / (2 * n);
+    let shape = PartShape { heads: HEADS, n_queries: 2 * chunk, n_keys: 2 * chunk, window: None, scale: 0.125 };
+    let index_of = |i: usize| -> Vec<i32> {
+        [i, 2 * n - 1 - i].iter().flat_map(|c| (c * chunk..(c + 1) * chunk).map(|t| t as i32)).collect()
+    };
+    let index: Vec<Vec<i32>> = (0..n).map(index_of).collect();
+    let (qkv, dout, doc_start) =
+        (values::<f32>(2 * chunk * HEADS.columns()), values::<f32>(2 * chunk * C), vec![0; 2 * chunk]);
+    let (mut o, mut lse) = (vec![0.0; 2 * chunk * C], vec![0.0; 2 * chunk * HEADS.n_heads]);
+    let n_threads = rayon::current_num_threads();
+    let indexes = |i: usize, j: usize| Indexes { queries: &index[i], keys: &index[j], doc_start: &doc_start };
+    let mut scratch = vec![0.0; attention_part::attention_part_scratch_len(&shape, n_threads)];
+    criterion.bench_function(&format!("attention_part/f32/{N} over {n}/forward"), |b| {
+        b.iter(|| {
+            for (i, j) in (0..n * n).map(|pair| (pair / n, pair % n)) {
+                let qkv = black_box(&qkv);
+                attention_part::attention_part(&shape, qkv, qkv, indexes(i, j), j > 0, &mut o, &mut lse, &mut scratch);
+            }
+        });
+    });
+    let (mut dq, mut dkv) = (vec![0.0; qkv.len()], vec![0.0; qkv.len()]);
+    let mut scratch = vec![0.0; attention_part::attention_part_backward_scratch_len(&shape, n_threads)];
+    criterion.bench_function(&format!("attention_part/f32/{N} over {n}/backward"), |b| {
+        b.iter(|| {
+            for (i, j) in (0..n * n).map(|pair| (pair / n, pair % n)) {
+                let (qkv, known) = (black_box(&qkv), (&o[..], &lse[..], &dout[..]));
+                let (dq, dkv, scratch) = (&mut dq, &mut dkv, &mut scratch);
+                attention_part::attention_part_backward(&shape, qkv, qkv, indexes(i, j), known, dq, dkv, scratch);
+            }
+        });
+    });
+}
+
 fn attention_kernels(criterion: &mut Criterion) {
     attention_of::<f32>(criterion, "f32", SEQ_LEN);
     attention_of::<bf16>(criterion, "bf16", SEQ_LEN);
     attention_of::<f32>(criterion, "f32", N);
+    attention_in_parts(criterion, 4);
 }
 
 fn row_kernels<T: Element>(criterion: &mut Criterion, storage: &str) {
@@ -112,6 +149,9 @@ fn whole_buffers(criterion: &mut Criterion) {
     criterion
         .bench_function("adamw/4Mi", |b| b.iter(|| optimizer::adamw(black_box(&mut p), &mut m, &mut v, &g, &update)));
     criterion.bench_function("sum_squares/4Mi", |b| b.iter(|| reduce::sum_squares(black_box(&g))));
+    let leaves: Vec<Vec<f32>> = (0..7).map(|_| g.clone()).collect();
+    let leaves: Vec<&[f32]> = leaves.iter().map(Vec::as_slice).collect();
+    criterion.bench_function("tree_sum/8 x 4Mi", |b| b.iter(|| tree_sum::tree_sum_assign(black_box(&mut m), &leaves)));
     criterion.bench_function("add_assign/4Mi", |b| b.iter(|| elementwise::add_assign(black_box(&mut p), &g)));
 }
 

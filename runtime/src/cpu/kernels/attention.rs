@@ -1,24 +1,14 @@
-//! Causal grouped-query attention that never holds the matrix of scores.
-//! Source: Dao 2023, FlashAttention-2 (arXiv:2307.08691), algorithm 1.
+//! Causal grouped-query attention that never holds the matrix of scores, over rows that are here as a whole.
 //!
-//! We differ in the layout: tiles of scores are kept transposed, `[keys, queries]`, so that the softmax of a query runs
-//! down a column, sixteen queries to a register and no sum across one, and so that keys and values are used as they lie.
-//!
-//! Legend: `t` query token, `j` key token, both counted within a row of the batch; `BLOCK` queries and keys of a tile.
-#![allow(unsafe_code)] // Tasks write disjoint columns of the output.
+//! Legend: `t` query token, `j` key token, both counted within a row of the batch.
 
 pub use super::attention_backward::{attention_backward, attention_backward_scratch_len};
 
 use super::Heads;
-use super::math::exp;
-use super::parallel::{Shared, for_each_task};
-use super::simd::simd;
-use super::tile::{Strided, VECTOR, pack, tile_product};
-use super::transpose::transpose;
+use super::attention_forward::{forward, slot_len};
+use super::attention_operands::{Index, Operands};
+use super::attention_part::PartShape;
 use crate::cpu::element::Element;
-
-/// Queries and keys of a tile of scores.
-pub(super) const BLOCK: usize = 64;
 
 /// Geometry and mask of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,36 +24,26 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// First token that `t` sees, given the first one of its document.
-    pub(super) fn first_visible(&self, t: usize, doc_start: i32) -> usize {
-        let of_window = self.window.map_or(0, |w| (t + 1).saturating_sub(w));
-        let of_document = usize::try_from(doc_start).expect("a document starts within its row");
-        assert!(of_document <= t && self.window != Some(0), "token {t} does not see itself");
-        of_window.max(of_document)
+    /// The row as its only part.
+    pub(super) fn as_part(&self) -> PartShape {
+        let Shape { heads, seq_len, window, scale } = *self;
+        PartShape { heads, n_queries: seq_len, n_keys: seq_len, window, scale }
     }
 
-    /// First visible token of each query of a block, and a value that hides everything for columns beyond.
-    pub(super) fn visible_from(&self, t0: usize, doc_start: &[i32]) -> [i32; BLOCK] {
-        let mut from = [i32::MAX; BLOCK];
-        for (i, (from, start)) in from.iter_mut().zip(doc_start).enumerate() {
-            *from = self.first_visible(t0 + i, *start) as i32;
+    /// What attention over whole rows reads.
+    pub(super) fn operands<'a, T: Element>(&self, qkv: &'a [T], doc_start: &'a [i32]) -> Operands<'a, T> {
+        assert!(qkv.len() == doc_start.len() * self.heads.columns() && self.window != Some(0));
+        for (token, start) in doc_start.iter().enumerate() {
+            let t = token % self.seq_len;
+            assert!(usize::try_from(*start).is_ok_and(|start| start <= t), "token {t} does not see itself");
         }
-        from
-    }
-
-    pub(super) fn padded_dim(&self) -> usize {
-        self.heads.head_dim.next_multiple_of(VECTOR)
+        Operands::new(self.as_part(), qkv, qkv, (Index::Whole, Index::Whole), doc_start)
     }
 }
 
 /// Length of the scratch of [`attention`] for as many threads.
 pub fn attention_scratch_len(shape: &Shape, n_threads: usize) -> usize {
-    n_threads.max(1) * slot_len(shape)
-}
-
-// Queries (as they lie, and transposed), keys, values, scores, output (transposed, and as it lies).
-fn slot_len(shape: &Shape) -> usize {
-    6 * BLOCK * shape.padded_dim() + BLOCK * BLOCK
+    n_threads.max(1) * slot_len(&shape.as_part())
 }
 
 /// `o = softmax(scale q k^T + mask) v` for each head, and `lse = ln Σ_j e^(scale q·k_j)`.
@@ -71,8 +51,8 @@ fn slot_len(shape: &Shape) -> usize {
 /// Token `t` sees the tokens `j` of its row with `max(doc_start[t], t - window + 1) <= j <= t`.
 ///
 /// # Shapes
-/// `qkv: [B S, (H + 2 K) D]`, `doc_start: [B S]` (index within the row; not decreasing within a row), `o: [B S, H D]`,
-/// `lse: [B S, H]`, `scratch: [attention_scratch_len]`: its length bounds the number of threads that are used.
+/// `qkv: [B S, (H + 2 K) D]`, `doc_start: [B S]` (index within the row), `o: [B S, H D]`, `lse: [B S, H]`,
+/// `scratch: [attention_scratch_len]`: its length bounds the number of threads that are used.
 ///
 /// # Panics
 /// If a token does not see itself, or the scratch is too short for one thread.
@@ -84,138 +64,7 @@ pub fn attention<T: Element>(
     lse: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (h, d, s) = (shape.heads.n_heads, shape.heads.head_dim, shape.seq_len);
-    let n = doc_start.len();
-    assert!(
-        n.is_multiple_of(s) && qkv.len() == n * shape.heads.columns() && o.len() == n * h * d && lse.len() == n * h
-    );
-    let (n_heads_of_all_rows, n_blocks) = (n / s * h, s.div_ceil(BLOCK));
-    let (o, lse) = (Shared::new(o), Shared::new(lse));
-    for_each_task(n_heads_of_all_rows * n_blocks, scratch, slot_len(shape), |task, slot| {
-        // The last blocks see the most keys: begun first, they leave no thread with a long task at the end.
-        let t0 = (n_blocks - 1 - task / n_heads_of_all_rows) * BLOCK;
-        let (row, head) = (task % n_heads_of_all_rows / h, task % h);
-        forward_task(shape, qkv, doc_start, row, head, t0, &o, &lse, slot);
-    });
-}
-
-/// One block of queries of one head against all keys that it sees.
-fn forward_task<T: Element>(
-    shape: &Shape,
-    qkv: &[T],
-    doc_start: &[i32],
-    row: usize,
-    head: usize,
-    t0: usize,
-    o: &Shared<T>,
-    lse: &Shared<f32>,
-    slot: &mut [f32],
-) {
-    let Heads { n_heads: h, n_kv_heads: kv, head_dim: d } = shape.heads;
-    let (ld, dp, first) = (shape.heads.columns(), shape.padded_dim(), row * shape.seq_len);
-    let n_queries = BLOCK.min(shape.seq_len - t0);
-    let width = n_queries.next_multiple_of(VECTOR);
-    let (tiles, scores) = slot.split_at_mut(6 * BLOCK * dp);
-    let mut tiles = tiles.chunks_exact_mut(BLOCK * dp);
-    let mut tile = || tiles.next().expect("the slot has six tiles");
-    let (rows, q_t, k, v, o_t, o_rows) = (tile(), tile(), tile(), tile(), tile(), tile());
-
-    pack(&qkv[(first + t0) * ld + head * d..], ld, n_queries, d, shape.scale, rows, dp);
-    transpose(rows, dp, n_queries, d, q_t, BLOCK);
-    let from = shape.visible_from(t0, &doc_start[first + t0..first + t0 + n_queries]);
-    let (mut largest, mut total) = ([f32::NEG_INFINITY; BLOCK], [0.0; BLOCK]);
-    let first_key = from[0] as usize;
-    let mut j0 = first_key;
-    while j0 < t0 + n_queries {
-        let n_keys = BLOCK.min(t0 + n_queries - j0);
-        let keys = (first + j0) * ld + (h + head / (h / kv)) * d;
-        pack(&qkv[keys..], ld, n_keys, d, 1.0, k, dp);
-        pack(&qkv[keys + kv * d..], ld, n_keys, d, 1.0, v, dp);
-        tile_product((n_keys, width, d), Strided::rows(k, dp), (q_t, BLOCK), (scores, BLOCK), false);
-        let shrink = online_softmax(scores, n_keys, width, (t0, j0), &from, &mut largest, &mut total);
-        let accumulate = j0 > first_key;
-        if accumulate {
-            scale_columns(o_t, d, width, &shrink);
-        }
-        tile_product((d, width, n_keys), Strided::transposed(v, dp), (scores, BLOCK), (o_t, BLOCK), accumulate);
-        j0 += n_keys;
-    }
-    scale_columns(o_t, d, width, &total.map(|x| 1.0 / x));
-    transpose(o_t, BLOCK, d, n_queries, o_rows, d.next_multiple_of(VECTOR));
-    for i in 0..n_queries {
-        let token = first + t0 + i;
-        // SAFETY: this task alone writes the columns of this head in the rows of this block.
-        let (o, lse) = unsafe { (o.part(token * h * d + head * d, d), lse.part(token * h + head, 1)) };
-        narrow(&o_rows[i * dp..i * dp + d], o);
-        lse[0] = largest[i] + total[i].ln();
-    }
-}
-
-simd! {
-    /// Rounds a row to its storage type.
-    pub(super) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = T::from_f32(*from);
-        }
-    }
-}
-
-/// Whether key `j` is seen by the query `t` that sees nothing before `from`.
-#[inline(always)]
-pub(super) fn sees(t: i32, from: i32, j: i32) -> bool {
-    (from <= j) & (j <= t)
-}
-
-simd! {
-    /// Turns a tile of scores `[keys, queries]` into weights relative to the largest score so far, and returns the factor
-    /// by which what was summed before shrinks. A hidden key gets a weight of exactly 0.
-    fn online_softmax(
-        scores: &mut [f32],
-        n_keys: usize,
-        width: usize,
-        origin: (usize, usize),
-        from: &[i32; BLOCK],
-        largest: &mut [f32; BLOCK],
-        total: &mut [f32; BLOCK],
-    ) -> [f32; BLOCK] {
-        let (t0, j0, width) = (origin.0 as i32, origin.1 as i32, width.min(BLOCK));
-        let rows = &mut scores.as_chunks_mut::<BLOCK>().0[..n_keys];
-        let mut reference = *largest;
-        for (j, row) in rows.iter_mut().enumerate() {
-            for i in 0..width {
-                let seen = sees(t0 + i as i32, from[i], j0 + j as i32);
-                let x = if seen { row[i] } else { f32::NEG_INFINITY };
-                row[i] = x;
-                reference[i] = if x > reference[i] { x } else { reference[i] };
-            }
-        }
-        let mut shrink = [1.0; BLOCK];
-        for i in 0..width {
-            let old = largest[i];
-            largest[i] = reference[i];
-            // A query that has seen no key yet: any finite reference makes its weights 0.
-            reference[i] = if reference[i] == f32::NEG_INFINITY { 0.0 } else { reference[i] };
-            shrink[i] = exp(old - reference[i]);
-            total[i] *= shrink[i];
-        }
-        for row in rows.iter_mut() {
-            for i in 0..width {
-                row[i] = exp(row[i] - reference[i]);
-                total[i] += row[i];
-            }
-        }
-        shrink
-    }
-}
-
-simd! {
-    fn scale_columns(tile: &mut [f32], n_rows: usize, width: usize, factors: &[f32; BLOCK]) {
-        for row in &mut tile.as_chunks_mut::<BLOCK>().0[..n_rows] {
-            for i in 0..width {
-                row[i] *= factors[i];
-            }
-        }
-    }
+    forward(&shape.operands(qkv, doc_start), o, lse, false, scratch);
 }
 
 #[cfg(test)]

@@ -3,10 +3,14 @@
 //! With the weights `p = e^(scale q·k - lse)` and `delta = do·o`: `dv_j = Σ_t p do_t`, `ds = p (do·v_j - delta)`,
 //! `dq = scale Σ_j ds k_j`, `dk = scale Σ_t ds q_t`. We differ in that a task is a key/value head with the queries of its
 //! whole group in the outer loop: its key and value gradients are summed in one place and one order, without atomics.
-#![allow(unsafe_code)] // Tasks write disjoint columns of the gradient.
+//! Since `lse` and `delta` are of whole rows, the parts of a row may be done one by one, in any order.
+#![allow(unsafe_code)] // Tasks write disjoint columns of the gradients.
 
 use super::Heads;
-use super::attention::{BLOCK, Shape, narrow, sees};
+use super::attention::Shape;
+use super::attention_forward::narrow;
+use super::attention_operands::{BLOCK, Cover, Operands, Visible, key_column};
+use super::attention_part::PartShape;
 use super::math::{exp, sum2};
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
@@ -16,12 +20,12 @@ use crate::cpu::element::Element;
 
 /// Length of the scratch of [`attention_backward`] for as many threads.
 pub fn attention_backward_scratch_len(shape: &Shape, n_threads: usize) -> usize {
-    n_threads.max(1) * slot_len(shape)
+    n_threads.max(1) * slot_len(&shape.as_part())
 }
 
 // Keys, values and their gradients of a whole row; five tiles of the block of queries; two tiles of scores.
-fn slot_len(shape: &Shape) -> usize {
-    (4 * shape.seq_len + 5 * BLOCK) * shape.padded_dim() + 2 * BLOCK * BLOCK
+pub(super) fn slot_len(shape: &PartShape) -> usize {
+    (4 * shape.n_keys + 5 * BLOCK) * shape.padded_dim() + 2 * BLOCK * BLOCK
 }
 
 /// Writes all three parts of `dqkv`.
@@ -42,25 +46,51 @@ pub fn attention_backward<T: Element>(
     dqkv: &mut [T],
     scratch: &mut [f32],
 ) {
-    let (h, d, s) = (shape.heads.n_heads, shape.heads.head_dim, shape.seq_len);
-    let n = doc_start.len();
-    assert!(n.is_multiple_of(s) && qkv.len() == n * shape.heads.columns() && dqkv.len() == qkv.len());
-    assert!(o.len() == n * h * d && dout.len() == o.len() && lse.len() == n * h);
-    let dqkv = Shared::new(dqkv);
-    let operands = Operands { shape, qkv, doc_start, o, lse, dout };
-    let kv = shape.heads.n_kv_heads;
-    for_each_task(n / s * kv, scratch, slot_len(shape), |task, slot| {
-        operands.key_value_head(task / kv, task % kv, &dqkv, slot);
+    assert_eq!(dqkv.len(), qkv.len());
+    let (columns, dqkv) = (shape.heads.columns(), Shared::new(dqkv));
+    let gradients = Gradients { dq: dqkv, dq_columns: columns, dkv: dqkv, dkv_columns: columns, accumulate: false };
+    backward(&shape.operands(qkv, doc_start), &Known { o, lse, dout }, &gradients, scratch);
+}
+
+/// What is known of the outputs: `o, dout: [N, H D]`, `lse: [N, H]`, of whole rows of the batch.
+pub(super) struct Known<'a, O> {
+    pub o: &'a [O],
+    pub lse: &'a [f32],
+    pub dout: &'a [O],
+}
+
+/// Where the gradients go: the first `H D` columns of the rows of `dq`, the last `2 K D` of the rows of `dkv`.
+pub(super) struct Gradients<'a, O> {
+    pub dq: Shared<'a, O>,
+    pub dq_columns: usize,
+    pub dkv: Shared<'a, O>,
+    pub dkv_columns: usize,
+    /// They are added to what is there.
+    pub accumulate: bool,
+}
+
+/// Gradients of all queries and keys, one task for each key/value head of each row.
+pub(super) fn backward<T: Element, O: Element>(
+    operands: &Operands<T>,
+    known: &Known<O>,
+    gradients: &Gradients<O>,
+    scratch: &mut [f32],
+) {
+    let PartShape { heads: Heads { n_heads: h, n_kv_heads: kv, head_dim: d }, n_queries, .. } = operands.shape;
+    let n = operands.n_rows * n_queries;
+    assert!(known.o.len() == n * h * d && known.dout.len() == n * h * d && known.lse.len() == n * h);
+    for_each_task(operands.n_rows * kv, scratch, slot_len(&operands.shape), |task, slot| {
+        let pass = Pass { operands, known, gradients, row: task / kv };
+        pass.key_value_head(task % kv, slot);
     });
 }
 
-struct Operands<'a, T> {
-    shape: &'a Shape,
-    qkv: &'a [T],
-    doc_start: &'a [i32],
-    o: &'a [T],
-    lse: &'a [f32],
-    dout: &'a [T],
+/// The backward pass of one row of the batch.
+struct Pass<'a, T, O> {
+    operands: &'a Operands<'a, T>,
+    known: &'a Known<'a, O>,
+    gradients: &'a Gradients<'a, O>,
+    row: usize,
 }
 
 /// Keys and values of one head over a row of the batch `[S, padded D]`, and their gradients.
@@ -73,115 +103,130 @@ struct KeyValues<'a> {
 
 /// What is known of a block of queries: `[BLOCK, padded D]` as it lies, `[D, BLOCK]` transposed (`_t`).
 struct Queries<'a> {
+    n: usize,
     q: &'a mut [f32],
     q_t: &'a mut [f32],
     dout: &'a mut [f32],
     dout_t: &'a mut [f32],
     dq: &'a mut [f32],
-    from: [i32; BLOCK],
     lse: [f32; BLOCK],
     delta: [f32; BLOCK],
 }
 
-impl<T: Element> Operands<'_, T> {
-    fn key_value_head(&self, row: usize, kv_head: usize, dqkv: &Shared<T>, slot: &mut [f32]) {
-        let Heads { n_heads: h, n_kv_heads: kv, head_dim: d } = self.shape.heads;
-        let (s, dp, ld) = (self.shape.seq_len, self.shape.padded_dim(), self.shape.heads.columns());
-        let (whole, rest) = slot.split_at_mut(4 * s * dp);
-        let mut whole = whole.chunks_exact_mut(s * dp);
-        let mut next = || whole.next().expect("the slot has four whole rows");
-        let mut kvs = KeyValues { k: next(), v: next(), dk: next(), dv: next() };
-        let key_column = (h + kv_head) * d;
-        let keys = row * s * ld + key_column;
-        pack(&self.qkv[keys..], ld, s, d, 1.0, kvs.k, dp);
-        pack(&self.qkv[keys + kv * d..], ld, s, d, 1.0, kvs.v, dp);
-        kvs.dk.fill(0.0);
-        kvs.dv.fill(0.0);
-        for head in kv_head * (h / kv)..(kv_head + 1) * (h / kv) {
-            for t0 in (0..s).step_by(BLOCK) {
-                self.query_block(row, head, t0, &mut kvs, dqkv, rest);
+impl<T: Element, O: Element> Pass<'_, T, O> {
+    fn key_value_head(&self, kv_head: usize, slot: &mut [f32]) {
+        if !self.gradients.accumulate || self.operands.sees_anything(self.row) {
+            let shape = &self.operands.shape;
+            let (n, dp) = (shape.n_keys, shape.padded_dim());
+            let (whole, rest) = slot.split_at_mut(4 * n * dp);
+            let (k, whole) = whole.split_at_mut(n * dp);
+            let (v, whole) = whole.split_at_mut(n * dp);
+            let (dk, dv) = whole.split_at_mut(n * dp);
+            self.operands.pack_keys(self.row, kv_head, 0, n, k, v);
+            dk.fill(0.0);
+            dv.fill(0.0);
+            let mut kvs = KeyValues { k, v, dk, dv };
+            let group = shape.heads.n_heads / shape.heads.n_kv_heads;
+            for head in kv_head * group..(kv_head + 1) * group {
+                for t0 in (0..shape.n_queries).step_by(BLOCK) {
+                    self.query_block(head, t0, &mut kvs, rest);
+                }
             }
-        }
-        for t in 0..s {
-            let first = (row * s + t) * ld + key_column;
-            // SAFETY: this task alone writes the columns of this key head and of this value head in this row.
-            let (dk, dv) = unsafe { (dqkv.part(first, d), dqkv.part(first + kv * d, d)) };
-            narrow(&kvs.dk[t * dp..t * dp + d], dk);
-            narrow(&kvs.dv[t * dp..t * dp + d], dv);
+            self.put_keys(kv_head, &kvs);
         }
     }
 
-    fn query_block(
-        &self,
-        row: usize,
-        head: usize,
-        t0: usize,
-        kvs: &mut KeyValues,
-        dqkv: &Shared<T>,
-        scratch: &mut [f32],
-    ) {
-        let (shape, dp) = (self.shape, self.shape.padded_dim());
-        let (d, ld) = (shape.heads.head_dim, shape.heads.columns());
-        let n_queries = BLOCK.min(shape.seq_len - t0);
+    fn put_keys(&self, kv_head: usize, kvs: &KeyValues) {
+        let (shape, Gradients { dkv, dkv_columns, accumulate, .. }) = (&self.operands.shape, self.gradients);
+        let (d, dp) = (shape.heads.head_dim, shape.padded_dim());
+        let column = key_column(*dkv_columns, shape.heads, kv_head);
+        for j in 0..shape.n_keys {
+            let first = (self.row * shape.n_keys + j) * dkv_columns + column;
+            // SAFETY: this task alone has the columns of this key head and of this value head in this row.
+            let (dk, dv) = unsafe { (dkv.part(first, d), dkv.part(first + shape.heads.n_kv_heads * d, d)) };
+            put(&kvs.dk[j * dp..j * dp + d], dk, *accumulate);
+            put(&kvs.dv[j * dp..j * dp + d], dv, *accumulate);
+        }
+    }
+
+    fn query_block(&self, head: usize, t0: usize, kvs: &mut KeyValues, scratch: &mut [f32]) {
+        let shape = &self.operands.shape;
+        let (d, dp) = (shape.heads.head_dim, shape.padded_dim());
         let (tiles, scores) = scratch.split_at_mut(5 * BLOCK * dp);
         let (weights, ds) = scores[..2 * BLOCK * BLOCK].split_at_mut(BLOCK * BLOCK);
-        let mut queries = self.load(row, head, t0, n_queries, tiles);
-        queries.dq.fill(0.0);
-        let mut j0 = queries.from[0] as usize;
-        while j0 < t0 + n_queries {
-            let n_keys = BLOCK.min(t0 + n_queries - j0);
-            tile_adjoint(shape, &mut queries, kvs, (t0, j0), (n_queries, n_keys), weights, ds);
-            j0 += n_keys;
-        }
-        scale(&mut queries.dq[..n_queries * dp], shape.scale);
-        for i in 0..n_queries {
-            let first = (row * shape.seq_len + t0 + i) * ld + head * d;
-            // SAFETY: the task of this head's group alone writes the columns of this query head in this row.
-            narrow(&queries.dq[i * dp..i * dp + d], unsafe { dqkv.part(first, d) });
-        }
-    }
-
-    fn load<'s>(&self, row: usize, head: usize, t0: usize, n: usize, tiles: &'s mut [f32]) -> Queries<'s> {
-        let (shape, dp) = (self.shape, self.shape.padded_dim());
-        let (h, d, ld) = (shape.heads.n_heads, shape.heads.head_dim, shape.heads.columns());
-        let first = row * shape.seq_len + t0;
         let mut tiles = tiles.chunks_exact_mut(BLOCK * dp);
         let mut tile = || tiles.next().expect("the slot has five tiles");
         let (q, q_t, dout, dout_t, dq) = (tile(), tile(), tile(), tile(), tile());
-        pack(&self.qkv[first * ld + head * d..], ld, n, d, shape.scale, q, dp);
-        transpose(q, dp, n, d, q_t, BLOCK);
-        let of_head = first * h * d + head * d;
-        pack(&self.dout[of_head..], h * d, n, d, 1.0, dout, dp);
-        transpose(dout, dp, n, d, dout_t, BLOCK);
-        let (mut lse, mut delta) = ([0.0; BLOCK], [0.0; BLOCK]);
-        for i in 0..n {
-            lse[i] = self.lse[(first + i) * h + head];
-            let o = &self.o[of_head + i * h * d..of_head + i * h * d + d];
-            delta[i] = dot(&dout[i * dp..i * dp + d], o);
+        let n = BLOCK.min(shape.n_queries - t0);
+        let mut queries = Queries { n, q, q_t, dout, dout_t, dq, lse: [0.0; BLOCK], delta: [0.0; BLOCK] };
+
+        let visible = self.operands.visible(self.row, t0, n);
+        let (candidates, mut loaded) = (self.operands.candidates(&visible), false);
+        for j0 in candidates.clone().step_by(BLOCK) {
+            let n_keys = BLOCK.min(candidates.end - j0);
+            let indexes = self.operands.key_indexes(self.row, j0, n_keys);
+            let cover = visible.cover(&indexes[..n_keys]);
+            if cover == Cover::Nothing {
+                continue;
+            }
+            if !loaded {
+                loaded = true;
+                self.load(head, t0, &mut queries);
+            }
+            let mask = (cover == Cover::Some).then_some(&visible);
+            tile_adjoint(d, &mut queries, kvs, j0, &indexes[..n_keys], mask, weights, ds);
         }
-        let from = shape.visible_from(t0, &self.doc_start[first..first + n]);
-        Queries { q, q_t, dout, dout_t, dq, from, lse, delta }
+        let Gradients { dq, dq_columns, accumulate, .. } = self.gradients;
+        if loaded {
+            scale(&mut queries.dq[..n * dp], shape.scale);
+        } else if *accumulate {
+            return;
+        } else {
+            queries.dq.fill(0.0);
+        }
+        for i in 0..n {
+            let first = (self.row * shape.n_queries + t0 + i) * dq_columns + head * d;
+            // SAFETY: the task of this head's group alone has the columns of this query head in this row.
+            put(&queries.dq[i * dp..i * dp + d], unsafe { dq.part(first, d) }, *accumulate);
+        }
+    }
+
+    fn load(&self, head: usize, t0: usize, queries: &mut Queries) {
+        let shape = &self.operands.shape;
+        let (h, d, dp, n) = (shape.heads.n_heads, shape.heads.head_dim, shape.padded_dim(), queries.n);
+        self.operands.pack_queries(self.row, head, t0, n, queries.q);
+        transpose(queries.q, dp, n, d, queries.q_t, BLOCK);
+        let first = (self.row * shape.n_queries + t0) * h + head;
+        pack(&self.known.dout[first * d..], h * d, n, d, 1.0, queries.dout, dp);
+        transpose(queries.dout, dp, n, d, queries.dout_t, BLOCK);
+        for i in 0..n {
+            let at = first + i * h;
+            queries.lse[i] = self.known.lse[at];
+            queries.delta[i] = dot(&queries.dout[i * dp..i * dp + d], &self.known.o[at * d..(at + 1) * d]);
+        }
+        queries.dq.fill(0.0);
     }
 }
 
 /// Adds what a block of queries and a block of keys owe each other.
 fn tile_adjoint(
-    shape: &Shape,
+    d: usize,
     queries: &mut Queries,
     kvs: &mut KeyValues,
-    (t0, j0): (usize, usize),
-    (n_queries, n_keys): (usize, usize),
+    j0: usize,
+    indexes: &[i32],
+    mask: Option<&Visible>,
     weights: &mut [f32],
     ds: &mut [f32],
 ) {
-    let (d, dp) = (shape.heads.head_dim, shape.padded_dim());
+    let (dp, n_queries, n_keys) = (d.next_multiple_of(VECTOR), queries.n, indexes.len());
     let width = n_queries.next_multiple_of(VECTOR);
     let keys = j0 * dp..(j0 + n_keys) * dp;
     let (k, v) = (&kvs.k[keys.clone()], &kvs.v[keys.clone()]);
     let (dk, dv) = (&mut kvs.dk[keys.clone()], &mut kvs.dv[keys]);
     tile_product((n_keys, width, d), Strided::rows(k, dp), (queries.q_t, BLOCK), (weights, BLOCK), false);
     tile_product((n_keys, width, d), Strided::rows(v, dp), (queries.dout_t, BLOCK), (ds, BLOCK), false);
-    score_gradients(weights, ds, n_keys, width, (t0, j0), &queries.from, &queries.lse, &queries.delta);
+    score_gradients(weights, ds, indexes, width, mask, &queries.lse, &queries.delta);
     let by_key = |tile| Strided::rows(tile, BLOCK);
     tile_product((n_keys, dp, n_queries), by_key(weights), (queries.dout, dp), (dv, dp), true);
     tile_product((n_keys, dp, n_queries), by_key(ds), (queries.q, dp), (dk, dp), true);
@@ -193,22 +238,39 @@ simd! {
     fn score_gradients(
         weights: &mut [f32],
         ds: &mut [f32],
-        n_keys: usize,
+        indexes: &[i32],
         width: usize,
-        origin: (usize, usize),
-        from: &[i32; BLOCK],
+        mask: Option<&Visible>,
         lse: &[f32; BLOCK],
         delta: &[f32; BLOCK],
     ) {
-        let (t0, j0) = (origin.0 as i32, origin.1 as i32);
+        let width = width.min(BLOCK);
         let rows = weights.as_chunks_mut::<BLOCK>().0.iter_mut().zip(ds.as_chunks_mut::<BLOCK>().0);
-        for (j, (weights, ds)) in rows.take(n_keys).enumerate() {
-            for i in 0..width.min(BLOCK) {
-                let p = exp(weights[i] - lse[i]);
-                let p = if sees(t0 + i as i32, from[i], j0 + j as i32) { p } else { 0.0 };
-                weights[i] = p;
-                ds[i] = p * (ds[i] - delta[i]);
+        for ((weights, ds), index) in rows.zip(indexes) {
+            for i in 0..width {
+                weights[i] = exp(weights[i] - lse[i]);
             }
+            if let Some(Visible { from, to, .. }) = mask {
+                for i in 0..width {
+                    let seen = (from[i] <= *index) & (*index <= to[i]);
+                    weights[i] = if seen { weights[i] } else { 0.0 };
+                }
+            }
+            for i in 0..width {
+                ds[i] = weights[i] * (ds[i] - delta[i]);
+            }
+        }
+    }
+}
+
+simd! {
+    fn put<O: Element>(from: &[f32], to: &mut [O], accumulate: bool) {
+        if accumulate {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = O::from_f32(to.to_f32() + from);
+            }
+        } else {
+            narrow(from, to);
         }
     }
 }

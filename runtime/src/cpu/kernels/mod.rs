@@ -14,6 +14,9 @@
 pub mod activation;
 pub mod attention;
 pub mod attention_backward;
+mod attention_forward;
+mod attention_operands;
+pub mod attention_part;
 pub mod copy;
 pub mod cross_entropy;
 pub mod cross_entropy_part;
@@ -33,6 +36,7 @@ pub(crate) mod testing;
 mod tile;
 mod tile_simd;
 mod transpose;
+pub mod tree_sum;
 
 /// Geometry of packed `qkv [N, (H + 2 K) D]`: queries, then keys, then values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

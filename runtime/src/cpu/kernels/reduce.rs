@@ -1,6 +1,6 @@
 //! Sums over whole buffers and over columns.
 
-use super::parallel::{CHUNK, PARTS, rows_per_part, sum_parts};
+use super::parallel::{CHUNK, PARTS, rows_per_part, rows_per_task, sum_parts};
 use super::simd::simd;
 use crate::cpu::element::Element;
 use rayon::prelude::*;
@@ -15,6 +15,20 @@ pub fn sum_squares<T: Element>(x: &[T]) -> f64 {
     let len = x.len().div_ceil(PARTS).next_multiple_of(CHUNK).max(1);
     parts.par_iter_mut().zip(x.par_chunks(len)).for_each(|(part, x)| *part = sum_squares_part(x));
     parts.iter().sum()
+}
+
+/// `out[i] = Σ x²` over the run `i` of `block` elements, the last one shorter: each with the bits of [`sum_squares`].
+///
+/// # Shapes
+/// `x: [n]`, `out: [ceil(n / block)]`.
+pub fn sum_squares_blocks<T: Element>(x: &[T], block: usize, out: &mut [f64]) {
+    assert!(block > 0 && out.len() == x.len().div_ceil(block));
+    let blocks = rows_per_task(block);
+    out.par_chunks_mut(blocks).zip(x.par_chunks(blocks * block)).for_each(|(out, x)| {
+        for (out, x) in out.iter_mut().zip(x.chunks(block)) {
+            *out = sum_squares(x);
+        }
+    });
 }
 
 /// Whether any element is infinite or NaN.
@@ -130,6 +144,21 @@ mod tests {
     }
 
     #[test]
+    fn every_block_has_its_own_sum_of_squares() {
+        for (n, block) in
+            [(0, 5), (1, 5), (100, 7), (100, 100), (100, 1), (3 * CHUNK + 5, CHUNK / 3), (100_000, 60_000)]
+        {
+            let x: Vec<bf16> = stored(&random(n, 3));
+            let mut out = vec![f64::NAN; n.div_ceil(block)];
+
+            sum_squares_blocks(&x, block, &mut out);
+
+            let expected: Vec<f64> = x.chunks(block).map(|x| inner(&wide(x), &wide(x))).collect();
+            assert!(out.iter().zip(&expected).all(|(found, x)| (found - x).abs() <= 1e-12 * x), "{n} {block}");
+        }
+    }
+
+    #[test]
     fn squares_of_the_largest_numbers_do_not_overflow() {
         assert!(sum_squares(&[f32::MAX; 1000]).is_finite());
         assert!(!sum_squares(&[1.0, f32::INFINITY]).is_finite());
@@ -157,7 +186,9 @@ mod tests {
         same_on_every_number_of_threads(|| {
             let mut db = vec![0.0; 100];
             column_sum(&x, 100, 0, &mut db, false, &mut vec![0.0; column_sum_scratch_len(100)]);
-            (sum_squares(&x).to_bits(), bits(&db))
+            let mut blocks = vec![0.0; 10];
+            sum_squares_blocks(&x, 10_000, &mut blocks);
+            (sum_squares(&x).to_bits(), blocks.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits(&db))
         });
     }
 }
