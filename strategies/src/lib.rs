@@ -7,6 +7,7 @@
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
 //! - [`cost`]: operations and bytes, read off the program.
 //! - [`pipeline`]: the order in which pipeline stages run their microbatches.
+//! - [`world`]: refuses ranks whose collectives do not fit or can deadlock, and simulates a step's time.
 //! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
 //!   functions of the step.
 //!
@@ -25,3 +26,4 @@ pub mod rng;
 pub mod sampler;
 pub mod schedule;
 pub mod verify;
+pub mod world;

@@ -21,9 +21,11 @@ mod gpipe;
 mod interleaved;
 mod one_f_one_b;
 mod timeline;
+mod transfers;
 mod zero_bubble;
 
 pub use timeline::{Timeline, WorkTimes, timeline};
+pub use transfers::{Action, Payload, Transfer, actions};
 
 use serde::{Deserialize, Serialize};
 
@@ -150,3 +152,5 @@ fn slot(work: Work, chunk: usize, microbatch: usize) -> Slot {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod transfers_tests;

@@ -1,0 +1,69 @@
+//! A timeline as JSON for `chrome://tracing` and Perfetto: a process for each rank, a thread for each of its streams.
+//!
+//! Source: the Trace Event Format of the Chromium project; complete events (`"ph": "X"`), times in microseconds.
+
+use super::Rank;
+use super::timeline::{Span, Timeline, What};
+use std::fmt::{self, Display, Formatter};
+
+/// Writes the spans of some ranks; the timeline must have been asked for them.
+#[derive(Clone, Copy, Debug)]
+pub struct ChromeTrace<'a> {
+    /// The simulated step.
+    pub timeline: &'a Timeline,
+    /// Ranks to write; [`Timeline::representatives`] are enough to see everything that differs.
+    pub ranks: &'a [Rank],
+}
+
+const COMPUTE: u32 = 0;
+const COMMUNICATION: u32 = 1;
+
+impl Display for ChromeTrace<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"{"displayTimeUnit":"ms","traceEvents":["#)?;
+        for (i, rank) in self.ranks.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            write!(f, r#"{comma}{{"ph":"M","pid":{rank},"name":"process_name","args":{{"name":"rank {rank}"}}}}"#)?;
+            for (tid, name) in [(COMPUTE, "compute"), (COMMUNICATION, "communication")] {
+                write!(f, r#",{{"ph":"M","pid":{rank},"tid":{tid},"name":"thread_name","args":{{"name":"{name}"}}}}"#)?;
+            }
+            for span in &self.timeline.rank(*rank).spans {
+                write_span(f, *rank, span)?;
+            }
+        }
+        f.write_str("]}")
+    }
+}
+
+fn write_span(f: &mut Formatter<'_>, rank: Rank, span: &Span) -> fmt::Result {
+    let micros = |ns: u128| ns as f64 / 1e3;
+    let (start, length) = (micros(span.start.as_nanos()), micros((span.end - span.start).as_nanos()));
+    write!(f, r#",{{"ph":"X","pid":{rank},"ts":{start},"dur":{length},"#)?;
+    match span.what {
+        What::Compute { name, microbatch } => {
+            write!(f, r#""tid":{COMPUTE},"name":"{}""#, Escaped(name))?;
+            match microbatch {
+                Some(microbatch) => write!(f, r#","args":{{"microbatch":{microbatch}}}}}"#),
+                None => f.write_str("}"),
+            }
+        }
+        What::Collective { collective, n_members, size_bytes } => {
+            let (name, sequence) = (collective.kind.name(), collective.sequence);
+            write!(f, r#""tid":{COMMUNICATION},"name":"{name}","args":"#)?;
+            write!(f, r#"{{"members":{n_members},"sequence":{sequence},"bytes":{size_bytes}}}}}"#)
+        }
+    }
+}
+
+/// The inside of a JSON string.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '"' | '\\' => write!(f, "\\{c}"),
+            c if c.is_control() => write!(f, "\\u{:04x}", u32::from(c)),
+            c => write!(f, "{c}"),
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! All ranks together: do their collectives fit, can they deadlock, and how long does a step take?
+//!
+//! A rank is seen as a [`Step`] trace: how long it computes, which collectives it starts and awaits. Ranks that do the
+//! same share one trace, in which a group is named by its place among the groups that the rank binds; so four thousand
+//! ranks are a handful of traces and a table.
+//!
+//! - [`World::verify`] checks every trace by itself, then every group, then runs all ranks to see whether they finish.
+//! - [`World::simulate`] runs them with durations and returns the [`Timeline`]; [`chrome`] writes it for a trace
+//!   viewer.
+//!
+//! Semantics, those of the host and of GPUs alike:
+//! - `W-1` a start never blocks; a collective begins once all of its members have started it, a transfer once both
+//!   have.
+//! - `W-2` an await blocks until the collective has ended.
+//! - `W-3` on each stream (a group's collectives; its transfers from one member to another) members have the same
+//!   descriptors in the same order, numbered from 0, and all that is started is awaited, once.
+//!
+//! Runs are of *classes* of ranks that cannot be told apart ([`symmetry`]), not of ranks.
+//!
+//! Deliberately absent: whether buffers are touched between start and await, which a rank can see by itself
+//! ([`crate::verify`]).
+
+mod check;
+pub mod chrome;
+mod deadlock;
+mod error;
+mod projection;
+mod run;
+mod symmetry;
+mod timeline;
+
+pub use error::{Difference, GroupName, Side, Wait, WorldError};
+pub use run::Links;
+pub use timeline::{RankTimes, Span, Timeline, What};
+
+use crate::program::DType;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// Position in the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u32);
+
+/// A trace of a [`World`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TraceId(u32);
+
+/// A group of a [`World`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(u32);
+
+/// A group as a trace names it: its place among the groups that the rank binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupSlot(pub u32);
+
+/// What a collective does. Members are named by their position in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Sum over the group, result everywhere.
+    AllReduce,
+    /// Sum over the group, each member keeps its part.
+    ReduceScatter,
+    /// Parts of all members, everywhere.
+    AllGather,
+    /// Transpose of parts between members.
+    AllToAll,
+    /// Copy from one member to all.
+    Broadcast {
+        /// Who has the data.
+        root: u32,
+    },
+    /// To the member `by` positions further, from the one `by` positions before, around the group.
+    Shift {
+        /// Distance.
+        by: i32,
+    },
+    /// To one member.
+    Send {
+        /// Receiver.
+        to: u32,
+    },
+    /// From one member.
+    Recv {
+        /// Sender.
+        from: u32,
+    },
+}
+
+/// Identity of a collective on the rank that takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Collective {
+    /// What it does.
+    pub kind: Kind,
+    /// Where.
+    pub group: GroupSlot,
+    /// Number on its stream, from 0 in each step.
+    pub sequence: u32,
+    /// Elements that stay together when a whole is cut in parts.
+    pub unit: u64,
+}
+
+/// One buffer of a collective: the whole, also where a member holds a part, so that members agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tensor {
+    /// Elements of the whole.
+    pub n_elements: u64,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// The start of a collective.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Post {
+    /// Which.
+    pub collective: Collective,
+    /// Its buffers.
+    pub tensors: Vec<Tensor>,
+}
+
+/// What a rank does next.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Step {
+    /// Computes.
+    Compute {
+        /// For people.
+        name: &'static str,
+        /// Microbatch it works on, if any.
+        microbatch: Option<u32>,
+        /// How long.
+        cost: Duration,
+    },
+    /// Starts a collective.
+    Start(Post),
+    /// Waits for its end.
+    Await(Collective),
+}
+
+/// The traces of all ranks.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    traces: Vec<Vec<Step>>,
+    groups: Vec<Vec<Rank>>,
+    ranks: Vec<Binding>,
+    trace_ids: BTreeMap<Vec<Step>, TraceId>,
+    group_ids: BTreeMap<Vec<Rank>, GroupId>,
+}
+
+/// What one rank runs, and where.
+#[derive(Clone, Debug)]
+struct Binding {
+    trace: TraceId,
+    groups: Vec<GroupId>,
+}
+
+impl World {
+    /// A world without ranks.
+    pub fn new() -> World {
+        World::default()
+    }
+
+    /// Adds a trace; equal ones have one id.
+    pub fn trace(&mut self, steps: Vec<Step>) -> TraceId {
+        let next = TraceId(self.traces.len() as u32);
+        if let Some(id) = self.trace_ids.get(&steps) {
+            return *id;
+        }
+        self.traces.push(steps.clone());
+        self.trace_ids.insert(steps, next);
+        next
+    }
+
+    /// Adds a group of ranks, given in the order of their positions; equal ones have one id.
+    pub fn group(&mut self, members: Vec<Rank>) -> GroupId {
+        let next = GroupId(self.groups.len() as u32);
+        if let Some(id) = self.group_ids.get(&members) {
+            return *id;
+        }
+        self.groups.push(members.clone());
+        self.group_ids.insert(members, next);
+        next
+    }
+
+    /// Adds the next rank: its trace, and the groups that [`GroupSlot`] counts.
+    pub fn rank(&mut self, trace: TraceId, groups: Vec<GroupId>) -> Rank {
+        self.ranks.push(Binding { trace, groups });
+        Rank(self.ranks.len() as u32 - 1)
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Number of different traces.
+    pub fn n_traces(&self) -> usize {
+        self.traces.len()
+    }
+
+    /// Checks that the collectives of all ranks fit (`W-3`) and that all ranks finish.
+    ///
+    /// # Errors The first fault found, by rank in the traces, then by group, then the deadlock.
+    pub fn verify(&self) -> Result<(), WorldError> {
+        let nowhere = |_| 0;
+        let at_once = |_: &Post, _: &[u32]| Duration::ZERO;
+        self.simulate(&Links { node: &nowhere, duration: &at_once }, false).map(|_| ())
+    }
+
+    /// Checks as [`World::verify`] and says when everything happens. `spans` asks for each single piece of work, too.
+    ///
+    /// # Errors As [`World::verify`].
+    pub fn simulate(&self, links: &Links<'_>, spans: bool) -> Result<Timeline, WorldError> {
+        let projections = check::traces(self)?;
+        check::groups(self, &projections)?;
+        let classes = symmetry::classes(self, &projections, links.node);
+        run::run(self, &projections, &classes, links, spans)
+    }
+
+    fn steps(&self, trace: TraceId) -> &[Step] {
+        &self.traces[trace.0 as usize]
+    }
+
+    fn members(&self, group: GroupId) -> &[Rank] {
+        &self.groups[group.0 as usize]
+    }
+
+    fn binding(&self, rank: Rank) -> &Binding {
+        &self.ranks[rank.0 as usize]
+    }
+}
+
+impl Kind {
+    /// Name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all_reduce",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllGather => "all_gather",
+            Kind::AllToAll => "all_to_all",
+            Kind::Broadcast { .. } => "broadcast",
+            Kind::Shift { .. } => "shift",
+            Kind::Send { .. } => "send",
+            Kind::Recv { .. } => "recv",
+        }
+    }
+}
+
+impl Post {
+    /// Bytes of all wholes.
+    pub fn size_bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.n_elements * t.dtype.size_bytes() as u64).sum()
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Kind::Broadcast { root } => write!(f, " from member {root}"),
+            Kind::Shift { by } => write!(f, " by {by}"),
+            Kind::Send { to } => write!(f, " to member {to}"),
+            Kind::Recv { from } => write!(f, " from member {from}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.kind, self.sequence)
+    }
+}
+
+impl fmt::Display for Post {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of", self.collective)?;
+        for (i, t) in self.tensors.iter().enumerate().take(4) {
+            write!(f, "{} {} {}", if i == 0 { "" } else { "," }, t.n_elements, t.dtype)?;
+        }
+        if self.tensors.len() > 4 {
+            write!(f, " and {} more", self.tensors.len() - 4)?;
+        }
+        if self.collective.unit != 1 { write!(f, " in units of {}", self.collective.unit) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

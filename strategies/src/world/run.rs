@@ -1,0 +1,245 @@
+//! Runs all ranks (`W-1`, `W-2`), one of each class, in virtual time.
+//!
+//! A rank has a compute stream, which its trace occupies, and a communication stream, which its collectives occupy one
+//! at a time. A collective begins as soon as all members have started it and their communication streams are free; of
+//! several that wait, the one that was ready first. Events are handled in the order of time, and what an event causes
+//! is never earlier than the event, so that no decision has to be taken back.
+//!
+//! Whether all ranks finish does not depend on any duration: a start never blocks, so that having started and being
+//! awaited are monotone. Checking for deadlocks is a run in which everything takes no time.
+
+use super::deadlock::cycle;
+use super::projection::{Projection, Stream};
+use super::symmetry::Classes;
+use super::timeline::{RankTimes, Span, Timeline, What};
+use super::{Post, Rank, Step, World, WorldError};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+/// What the time of a collective depends on.
+pub struct Links<'a> {
+    /// Node of a rank.
+    pub node: &'a dyn Fn(u32) -> u32,
+    /// Time of a collective, given the nodes of all who take part; of a transfer, those of sender and receiver.
+    pub duration: &'a dyn Fn(&Post, &[u32]) -> Duration,
+}
+
+/// Those who share a stream: all collectives of a group class, or the transfers between two of its positions.
+struct Party {
+    classes: Vec<u32>,
+    nodes: Vec<u32>,
+}
+
+/// One collective of a party.
+#[derive(Clone)]
+struct Instance<'a> {
+    party: u32,
+    /// Classes that have not started it.
+    n_missing: u32,
+    /// When the last one started it.
+    ready: u64,
+    end: Option<u64>,
+    post: Option<&'a Post>,
+}
+
+/// One class of ranks on its way through its trace. Times are nanoseconds.
+struct Runner<'a> {
+    steps: &'a [Step],
+    projection: &'a Projection,
+    /// First instance of each of the projection's streams.
+    bases: Vec<u32>,
+    pc: usize,
+    clock: u64,
+    link_free: u64,
+    blocked_on: Option<u32>,
+    times: RankTimes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Begin(u32),
+    Resume(u32),
+}
+
+struct Run<'a> {
+    parties: Vec<Party>,
+    instances: Vec<Instance<'a>>,
+    runners: Vec<Runner<'a>>,
+    events: BinaryHeap<Reverse<(u64, Event)>>,
+    links: &'a Links<'a>,
+    spans: bool,
+}
+
+pub(super) fn run<'a>(
+    world: &'a World,
+    projections: &'a [Projection],
+    classes: &Classes,
+    links: &'a Links<'a>,
+    spans: bool,
+) -> Result<Timeline, WorldError> {
+    let mut run = Run::new(world, projections, classes, links, spans);
+    for class in 0..run.runners.len() {
+        run.events.push(Reverse((0, Event::Resume(class as u32))));
+    }
+    while let Some(Reverse((now, event))) = run.events.pop() {
+        match event {
+            Event::Resume(class) => run.advance(class, now),
+            Event::Begin(instance) => run.begin(instance, now),
+        }
+    }
+    if run.runners.iter().any(|r| r.pc < r.steps.len()) {
+        let reached: Vec<usize> = run.runners.iter().map(|r| r.pc).collect();
+        return Err(WorldError::Deadlock { cycle: cycle(world, projections, classes, &reached) });
+    }
+    let makespan = run.runners.iter().map(|r| r.times.finish).max().unwrap_or_default();
+    let times = run.runners.into_iter().map(|r| r.times).collect();
+    let (class_of, representatives) = (classes.of_rank.clone(), classes.ranks.clone());
+    Ok(Timeline { makespan, classes: times, class_of, representatives })
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        world: &'a World,
+        projections: &'a [Projection],
+        classes: &Classes,
+        links: &'a Links<'a>,
+        spans: bool,
+    ) -> Run<'a> {
+        let runner = |rank: &Rank| {
+            let trace = world.binding(*rank).trace;
+            let projection = &projections[trace.0 as usize];
+            let bases = vec![0; projection.streams.len()];
+            let (steps, times) = (world.steps(trace), RankTimes::default());
+            Runner { steps, projection, bases, pc: 0, clock: 0, link_free: 0, blocked_on: None, times }
+        };
+        let runners = classes.ranks.iter().map(runner).collect();
+        let mut run =
+            Run { parties: Vec::new(), instances: Vec::new(), runners, events: BinaryHeap::new(), links, spans };
+        for group in 0..classes.groups.len() {
+            run.add_group(world, classes, group);
+        }
+        run
+    }
+
+    /// Adds the instances of one class of groups.
+    fn add_group(&mut self, world: &World, classes: &Classes, group: usize) {
+        let id = classes.groups[group];
+        let members = world.members(id);
+        let class = |position: usize| classes.of_rank[members[position].0 as usize];
+        // Where the instances of a stream begin; transfers are named by sender and receiver.
+        let mut bases: BTreeMap<Option<(u32, u32)>, u32> = BTreeMap::new();
+        let mut seen = BTreeSet::new();
+        for position in (0..members.len()).filter(|position| seen.insert(class(*position))) {
+            let slot = world.binding(members[position]).groups.iter().position(|g| *g == id);
+            let projection = self.runners[class(position) as usize].projection;
+            for (index, ((known_as, stream), posted)) in projection.streams.iter().enumerate() {
+                if Some(known_as.0 as usize) != slot {
+                    continue;
+                }
+                let own = position as u32;
+                let (name, parts) = match *stream {
+                    Stream::All => (None, (0..members.len()).collect()),
+                    Stream::To(to) => (Some((own, to)), vec![position, to as usize]),
+                    Stream::From(from) => (Some((from, own)), vec![from as usize, position]),
+                };
+                let base = *bases.entry(name).or_insert_with(|| {
+                    let nodes = parts.iter().map(|p| (self.links.node)(members[*p].0)).collect();
+                    let classes: BTreeSet<u32> = parts.iter().map(|p| class(*p)).collect();
+                    self.add_party(Party { classes: classes.into_iter().collect(), nodes }, posted.len())
+                });
+                self.runners[class(position) as usize].bases[index] = base;
+            }
+        }
+    }
+
+    fn add_party(&mut self, party: Party, n_instances: usize) -> u32 {
+        let base = self.instances.len();
+        let (index, n_missing) = (self.parties.len() as u32, party.classes.len() as u32);
+        let instance = Instance { party: index, n_missing, ready: 0, end: None, post: None };
+        self.instances.resize(base + n_instances, instance);
+        self.parties.push(party);
+        base as u32
+    }
+
+    /// Runs a class until it has to wait.
+    fn advance(&mut self, class: u32, now: u64) {
+        let runner = &mut self.runners[class as usize];
+        if runner.blocked_on.take().is_some() {
+            runner.times.exposed += Duration::from_nanos(now - runner.clock);
+            runner.clock = now;
+        }
+        while let Some(step) = runner.steps.get(runner.pc) {
+            match step {
+                Step::Compute { name, microbatch, cost } => {
+                    let start = runner.clock;
+                    runner.clock += cost.as_nanos() as u64;
+                    runner.times.compute += *cost;
+                    if self.spans {
+                        let what = What::Compute { name, microbatch: *microbatch };
+                        runner.times.spans.push(span(what, start, runner.clock));
+                    }
+                }
+                Step::Start(post) => {
+                    let id = runner.instance();
+                    let instance = &mut self.instances[id as usize];
+                    instance.post = Some(post);
+                    instance.n_missing -= 1;
+                    instance.ready = instance.ready.max(runner.clock);
+                    if instance.n_missing == 0 {
+                        self.events.push(Reverse((instance.ready, Event::Begin(id))));
+                    }
+                }
+                Step::Await(_) => {
+                    let id = runner.instance();
+                    let Some(end) = self.instances[id as usize].end else {
+                        runner.blocked_on = Some(id);
+                        return;
+                    };
+                    let waited = end.saturating_sub(runner.clock);
+                    runner.times.exposed += Duration::from_nanos(waited);
+                    runner.clock += waited;
+                }
+            }
+            runner.pc += 1;
+        }
+        runner.times.finish = Duration::from_nanos(runner.clock);
+    }
+
+    /// All members have started: the collective takes its place on their communication streams.
+    fn begin(&mut self, id: u32, now: u64) {
+        let instance = &mut self.instances[id as usize];
+        let party = &self.parties[instance.party as usize];
+        let post = instance.post.expect("a collective begins after its members have started it");
+        let free = party.classes.iter().map(|c| self.runners[*c as usize].link_free).max().unwrap_or(0);
+        let start = now.max(free);
+        let duration = (self.links.duration)(post, &party.nodes);
+        let end = start + duration.as_nanos() as u64;
+        instance.end = Some(end);
+        for class in &party.classes {
+            let runner = &mut self.runners[*class as usize];
+            runner.link_free = end;
+            runner.times.communication += duration;
+            if runner.blocked_on == Some(id) {
+                self.events.push(Reverse((end.max(runner.clock), Event::Resume(*class))));
+            }
+            if self.spans {
+                let (n_members, size_bytes) = (party.nodes.len(), post.size_bytes());
+                let what = What::Collective { collective: post.collective, n_members, size_bytes };
+                runner.times.spans.push(span(what, start, end));
+            }
+        }
+    }
+}
+
+impl Runner<'_> {
+    /// The collective that the present step starts or awaits.
+    fn instance(&self) -> u32 {
+        let (stream, number) = self.projection.names[self.pc].expect("the step is a start or an await");
+        self.bases[stream as usize] + number
+    }
+}
+
+fn span(what: What, start: u64, end: u64) -> Span {
+    Span { what, start: Duration::from_nanos(start), end: Duration::from_nanos(end) }
+}

@@ -1,0 +1,162 @@
+//! One fault each, and what the error says about it.
+
+use super::*;
+
+fn error(groups: &[&[u32]], traces: Vec<Vec<Step>>) -> String {
+    world(groups, traces).verify().unwrap_err().to_string()
+}
+
+#[test]
+fn ranks_that_agree_pass() {
+    let trace = both(all_reduce(0, 0, 8)).to_vec();
+
+    assert_eq!(world(&[&[0, 1]], vec![trace.clone(), trace]).verify(), Ok(()));
+}
+
+#[test]
+fn different_kinds_are_named_with_both_ranks() {
+    let kinds = [Kind::AllReduce, Kind::AllReduce, Kind::AllGather];
+    let traces = kinds.map(|kind| both(on(0, 0, kind, 8)).to_vec()).to_vec();
+
+    let said =
+        "group [0, 1, 2], collective #0: rank 0 has all_reduce #0 of 8 f32, but rank 2 has all_gather #0 of 8 f32";
+    assert_eq!(error(&[&[0, 1, 2]], traces), said);
+}
+
+#[test]
+fn different_sizes_are_named_with_both_descriptors() {
+    let traces = vec![both(all_reduce(0, 0, 8)).to_vec(), both(all_reduce(0, 0, 9)).to_vec()];
+
+    assert!(
+        error(&[&[0, 1]], traces).ends_with("rank 0 has all_reduce #0 of 8 f32, but rank 1 has all_reduce #0 of 9 f32")
+    );
+}
+
+#[test]
+fn a_missing_collective_is_named() {
+    let twice = [both(all_reduce(0, 0, 8)), both(all_reduce(0, 1, 4))].concat();
+    let traces = vec![twice, both(all_reduce(0, 0, 8)).to_vec()];
+
+    let said = "group [0, 1], collective #1: rank 0 has all_reduce #1 of 4 f32, but rank 1 has nothing";
+    assert_eq!(error(&[&[0, 1]], traces), said);
+}
+
+#[test]
+fn a_send_without_its_receive_is_named() {
+    let traces = vec![both(on(0, 0, Kind::Send { to: 1 }, 8)).to_vec(), vec![]];
+
+    let said = "group [0, 1], collective #0: rank 0 has send to member 1 #0 of 8 f32, but rank 1 has nothing";
+    assert_eq!(error(&[&[0, 1]], traces), said);
+}
+
+#[test]
+fn a_transfer_with_oneself_is_refused() {
+    let traces = vec![both(on(0, 0, Kind::Send { to: 0 }, 8)).to_vec(), vec![]];
+
+    assert_eq!(error(&[&[0, 1]], traces), "rank 0, step 0: send to member 0 #0 names no other member of group [0, 1]");
+}
+
+#[test]
+fn numbers_must_follow_each_other() {
+    let trace = both(all_reduce(0, 1, 8)).to_vec();
+
+    assert_eq!(
+        error(&[&[0, 1]], vec![trace.clone(), trace]),
+        "rank 0, step 0: all_reduce #1 is the start of #0 on its stream"
+    );
+}
+
+#[test]
+fn awaits_and_starts_come_in_pairs() {
+    let [start, end] = both(all_reduce(0, 0, 8));
+    let fails = |steps: &[Step]| error(&[&[0, 1]], vec![steps.to_vec(), steps.to_vec()]);
+
+    assert_eq!(fails(std::slice::from_ref(&start)), "rank 0, step 0: starts all_reduce #0 and never awaits it");
+    assert_eq!(fails(&[end.clone(), start.clone()]), "rank 0, step 0: awaits all_reduce #0, which is not in flight");
+    assert_eq!(fails(&[start, end.clone(), end]), "rank 0, step 2: awaits all_reduce #0, which is not in flight");
+}
+
+#[test]
+fn groups_that_a_rank_does_not_bind_are_refused() {
+    let trace = both(all_reduce(1, 0, 8)).to_vec();
+
+    assert_eq!(
+        error(&[&[0, 1]], vec![trace.clone(), trace]),
+        "rank 0, step 0: all_reduce #0 is on group slot 1, but the rank binds 1"
+    );
+}
+
+#[test]
+fn memberships_are_checked() {
+    let mut foreign = World::new();
+    let (trace, group) = (foreign.trace(vec![]), foreign.group(vec![Rank(1)]));
+    foreign.rank(trace, vec![group]);
+    foreign.rank(trace, vec![group]);
+    let mut absent = World::new();
+    let (trace, group) = (absent.trace(vec![]), absent.group(vec![Rank(0), Rank(7)]));
+    absent.rank(trace, vec![group]);
+
+    let said = "rank 0 binds group [1], in which it has 0 positions instead of one";
+    assert_eq!(foreign.verify().unwrap_err().to_string(), said);
+    assert_eq!(absent.verify().unwrap_err().to_string(), "group [0, 7] names rank 7, but the world has 1 ranks");
+}
+
+#[test]
+fn a_deadlock_names_the_circle() {
+    let (wide, narrow) = (both(all_reduce(0, 0, 8)), both(all_reduce(1, 0, 4)));
+    let traces = vec![[wide.clone(), narrow.clone()].concat(), [narrow, wide.clone()].concat(), wide.to_vec()];
+
+    let error = world(&[&[0, 1, 2], &[0, 1]], traces).verify().unwrap_err();
+
+    let WorldError::Deadlock { cycle } = &error else { panic!("{error}") };
+    let around: Vec<(u32, usize, u32)> = cycle.iter().map(|w| (w.rank.0, w.step, w.waits_for.0)).collect();
+    assert_eq!(around, [(0, 1, 1), (1, 1, 0)]);
+    let said = "deadlock: rank 0 at step 1 awaits all_reduce #0 of group [0, 1, 2], which rank 1 has not started; \
+                rank 1 at step 1 awaits all_reduce #0 of group [0, 1], which rank 0 has not started";
+    assert_eq!(error.to_string(), said);
+}
+
+#[test]
+fn starting_both_before_awaiting_either_breaks_the_circle() {
+    let (wide, narrow) = (both(all_reduce(0, 0, 8)), both(all_reduce(1, 0, 4)));
+    let [a, await_a] = wide.clone();
+    let [b, await_b] = narrow;
+    let first = vec![a.clone(), b.clone(), await_a.clone(), await_b.clone()];
+    let second = vec![b, a, await_b, await_a];
+
+    assert_eq!(world(&[&[0, 1, 2], &[0, 1]], vec![first, second, wide.to_vec()]).verify(), Ok(()));
+}
+
+#[test]
+fn two_ranks_that_send_to_each_other_first_deadlock() {
+    let exchange =
+        |peer| [both(on(0, 0, Kind::Send { to: peer }, 1)), both(on(0, 0, Kind::Recv { from: peer }, 1))].concat();
+
+    let error = world(&[&[0, 1]], vec![exchange(1), exchange(0)]).verify().unwrap_err();
+
+    assert!(matches!(&error, WorldError::Deadlock { cycle } if cycle.len() == 2), "{error}");
+}
+
+// Every rank sends to its right-hand neighbour over overlapping groups: all ranks are of one class.
+#[test]
+fn a_circle_of_equal_ranks_is_a_deadlock_of_all_of_them() {
+    let n = 6;
+    let mut ring = World::new();
+    let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();
+    let (send, receive) = (on(0, 0, Kind::Send { to: 1 }, 1), on(1, 0, Kind::Recv { from: 0 }, 1));
+    let blocking = ring.trace([both(send.clone()), both(receive.clone())].concat());
+    let (sent, received) = (send.collective, receive.collective);
+    let exchanging =
+        ring.trace(vec![Step::Start(send), Step::Start(receive), Step::Await(sent), Step::Await(received)]);
+    let mut fine = ring.clone();
+    for i in 0..n as usize {
+        let bound = vec![pairs[i], pairs[(i + n as usize - 1) % n as usize]];
+        ring.rank(blocking, bound.clone());
+        fine.rank(exchanging, bound);
+    }
+
+    let error = ring.verify().unwrap_err();
+
+    assert!(matches!(&error, WorldError::Deadlock { cycle } if cycle.len() == n as usize), "{error}");
+    assert_eq!(fine.verify(), Ok(()));
+}

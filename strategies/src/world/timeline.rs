@@ -1,0 +1,88 @@
+//! What a simulated step looks like.
+
+use super::{Collective, Rank};
+use std::time::Duration;
+
+/// What a span of time is spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A computation, on the compute stream.
+    Compute {
+        /// For people.
+        name: &'static str,
+        /// Microbatch it works on, if any.
+        microbatch: Option<u32>,
+    },
+    /// A collective, on the communication stream.
+    Collective {
+        /// Which.
+        collective: Collective,
+        /// Members that take part.
+        n_members: usize,
+        /// Bytes of its wholes.
+        size_bytes: u64,
+    },
+}
+
+/// A span of time of one rank, from the beginning of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Spent on what.
+    pub what: What,
+    /// Beginning.
+    pub start: Duration,
+    /// End.
+    pub end: Duration,
+}
+
+/// Times of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankTimes {
+    /// Computing.
+    pub compute: Duration,
+    /// Communicating, hidden behind computation or not.
+    pub communication: Duration,
+    /// Waiting for collectives and for the ranks that take part: communication that nothing hides, and bubbles.
+    pub exposed: Duration,
+    /// End of its step.
+    pub finish: Duration,
+    /// Every piece of work, if asked for; in order of their ends on each stream.
+    pub spans: Vec<Span>,
+}
+
+/// Times of all ranks in one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeline {
+    /// End of the last rank's step.
+    pub makespan: Duration,
+    pub(super) classes: Vec<RankTimes>,
+    pub(super) class_of: Vec<u32>,
+    pub(super) representatives: Vec<Rank>,
+}
+
+impl Timeline {
+    /// Times of one rank.
+    ///
+    /// # Panics If the world has no such rank.
+    pub fn rank(&self, rank: Rank) -> &RankTimes {
+        &self.classes[self.class_of[rank.0 as usize] as usize]
+    }
+
+    /// Time in which a rank does not compute.
+    ///
+    /// # Panics If the world has no such rank.
+    pub fn idle(&self, rank: Rank) -> Duration {
+        self.makespan.saturating_sub(self.rank(rank).compute)
+    }
+
+    /// One rank of each class of ranks that do the same at the same time: all that is worth looking at.
+    pub fn representatives(&self) -> &[Rank] {
+        &self.representatives
+    }
+
+    /// Time that ranks wait, on the average of all ranks.
+    pub fn mean_exposed(&self) -> Duration {
+        let all: Duration = self.class_of.iter().map(|c| self.classes[*c as usize].exposed).sum();
+        all.checked_div(self.class_of.len() as u32).unwrap_or_default()
+    }
+}
