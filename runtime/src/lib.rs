@@ -9,6 +9,7 @@
 //! - [`frontend`]: models that users write, in dfdx or otherwise.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.
+//! - [`launch`]: rank processes of one machine, started, spoken to and watched; no run uses them yet.
 //! - [`job`]: the embedding API; [`generate`]: text from a trained model; [`cli`]: the command line.
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
@@ -24,6 +25,7 @@ pub mod generate;
 pub mod groups;
 pub mod hf;
 pub mod job;
+pub mod launch;
 pub mod train;
 
 pub use job::{Control, Event, Job, JobBuilder, JobHandle, Report, Started};

@@ -148,3 +148,18 @@ fn a_disk_that_fills_up_anywhere_gives_every_writer_an_error_and_leaves_nothing(
         assert_eq!(loaded_step(root.path()), Some(1));
     }
 }
+
+#[test]
+fn a_part_survives_a_power_failure_once_it_is_written() {
+    let root = tempfile::tempdir().unwrap();
+    let pending = quick_writer(root.path()).begin(&meta(2)).unwrap();
+    let disk = FaultyDisk::default();
+    let other = CheckpointWriter::on(Arc::new(disk.clone()), root.path()).join(&meta(2), pending.id().generation);
+    other.write_part(1, &[Piece::whole("t", Dtype::U8, &[2], &[1, 2])], &[("x", b"y")]).unwrap();
+
+    disk.lose_power();
+
+    pending.write_part(0, &[], &[]).unwrap();
+    pending.commit(2).unwrap();
+    assert_eq!(latest_valid(root.path()).unwrap().0.unwrap().extra("x").unwrap(), b"y");
+}

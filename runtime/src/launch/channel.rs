@@ -1,0 +1,69 @@
+//! The rank's end of the channel to its launcher.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+
+use serde::Serialize;
+
+use super::error::LaunchError;
+use super::frame::{FrameCutter, FrameError, encode};
+use super::sys;
+
+/// What a rank tells its launcher. Sending blocks while the launcher is behind.
+#[derive(Debug)]
+pub struct FrameSender {
+    socket: UnixStream,
+}
+
+/// What a launcher tells its rank; read on a thread of its own.
+#[derive(Debug)]
+pub struct FrameReceiver {
+    socket: UnixStream,
+    cutter: FrameCutter,
+}
+
+/// Takes the channel that this process inherited under the number that its arguments name. Once per process.
+///
+/// # Errors
+/// [`LaunchError::NoChannel`] when the number is not that of a socket.
+pub fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchError> {
+    let socket = sys::inherited_socket(fd).ok_or(LaunchError::NoChannel { fd })?;
+    let sender = socket.try_clone().map_err(|error| LaunchError::system("duplicate the channel", &error))?;
+    Ok((FrameSender { socket: sender }, FrameReceiver { socket, cutter: FrameCutter::default() }))
+}
+
+impl FrameSender {
+    /// Sends a value as a frame.
+    ///
+    /// # Errors
+    /// When it is no frame, or the launcher is gone.
+    pub fn send(&mut self, value: &impl Serialize) -> Result<(), FrameError> {
+        let frame = encode(value)?;
+        self.socket.write_all(&frame).map_err(|error| FrameError::Broken(error.to_string()))
+    }
+}
+
+impl FrameReceiver {
+    /// Waits for a frame; `None` once the launcher is gone.
+    ///
+    /// # Errors
+    /// When what comes is no frame.
+    pub fn receive(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(frame) = self.cutter.next_frame()? {
+                return Ok(Some(frame));
+            }
+            match self.socket.read(&mut buffer) {
+                Ok(0) => {
+                    return self.cutter.missing().map_or(Ok(None), |missing| Err(FrameError::CutShort { missing }));
+                }
+                Ok(n) => self.cutter.push(&buffer[..n]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => return Err(FrameError::Broken(error.to_string())),
+            }
+        }
+    }
+}

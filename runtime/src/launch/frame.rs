@@ -1,0 +1,154 @@
+//! Frames between a launcher and a rank: four bytes of length, little-endian, then JSON.
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// Bytes of the longest frame. Frames carry events and orders; tensors never travel here.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the length.
+const PREFIX_BYTES: usize = 4;
+
+/// Why something is not a frame.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum FrameError {
+    /// Longer than allowed.
+    #[error("a frame of {found} bytes is longer than the {FRAME_BYTES_MAX} allowed")]
+    TooLong {
+        /// Its length.
+        found: usize,
+    },
+    /// The stream ended inside a frame.
+    #[error("the stream ended {missing} bytes before the end of a frame")]
+    CutShort {
+        /// Bytes that are missing, as far as is known.
+        missing: usize,
+    },
+    /// The value has no JSON form.
+    #[error("no frame can be made of it: {0}")]
+    Json(String),
+    /// The operating system refused.
+    #[error("the channel broke: {0}")]
+    Broken(String),
+}
+
+/// The frame of a value.
+///
+/// # Errors
+/// When it has no JSON form or is too long.
+pub fn encode(value: &impl Serialize) -> Result<Vec<u8>, FrameError> {
+    let mut frame = vec![0; PREFIX_BYTES];
+    serde_json::to_writer(&mut frame, value).map_err(|error| FrameError::Json(error.to_string()))?;
+    let found = frame.len() - PREFIX_BYTES;
+    if found > FRAME_BYTES_MAX {
+        return Err(FrameError::TooLong { found });
+    }
+    frame[..PREFIX_BYTES].copy_from_slice(&(found as u32).to_le_bytes());
+    Ok(frame)
+}
+
+/// Cuts a stream into the contents of its frames.
+#[derive(Debug, Default)]
+pub struct FrameCutter {
+    bytes: Vec<u8>,
+    /// Where the first frame that was not taken yet starts.
+    start: usize,
+}
+
+impl FrameCutter {
+    /// Adds what was read.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.start);
+        self.start = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Takes the next frame that is complete. Nothing is kept of a frame that is too long, nor of what follows it.
+    ///
+    /// # Errors
+    /// [`FrameError::TooLong`], for good: where the next frame starts is not known any more.
+    pub fn next_frame(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
+        let rest = &self.bytes[self.start..];
+        let Some((prefix, rest)) = rest.split_first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+        let found = u32::from_le_bytes(*prefix) as usize;
+        if found > FRAME_BYTES_MAX {
+            self.bytes.truncate(self.start + PREFIX_BYTES);
+            return Err(FrameError::TooLong { found });
+        }
+        let content = rest.get(..found).map(<[u8]>::to_vec);
+        if content.is_some() {
+            self.start += PREFIX_BYTES + found;
+        }
+        Ok(content)
+    }
+
+    /// How many bytes are missing of the frame that was begun; `None` between frames.
+    pub fn missing(&self) -> Option<usize> {
+        let rest = &self.bytes[self.start..];
+        match rest.split_first_chunk::<PREFIX_BYTES>() {
+            None if rest.is_empty() => None,
+            None => Some(PREFIX_BYTES - rest.len()),
+            Some((prefix, rest)) => Some((u32::from_le_bytes(*prefix) as usize).saturating_sub(rest.len())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_frame_that_is_too_long_is_refused_by_both_ends_and_not_waited_for() {
+        let mut cutter = FrameCutter::default();
+
+        cutter.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
+
+        assert_eq!(cutter.next_frame(), Err(FrameError::TooLong { found: FRAME_BYTES_MAX + 1 }));
+        cutter.push(&[0; 100]);
+        assert_eq!(cutter.next_frame(), Err(FrameError::TooLong { found: FRAME_BYTES_MAX + 1 }));
+        assert!(matches!(encode(&"x".repeat(FRAME_BYTES_MAX)), Err(FrameError::TooLong { .. })));
+        assert!(encode(&"x".repeat(FRAME_BYTES_MAX - 2)).is_ok());
+    }
+
+    #[test]
+    fn the_end_of_a_stream_inside_a_frame_is_told_from_one_between_frames() {
+        let frame = encode(&"four").unwrap();
+        let mut cutter = FrameCutter::default();
+        assert_eq!(cutter.missing(), None);
+
+        cutter.push(&frame[..3]);
+        assert_eq!(cutter.missing(), Some(1));
+        cutter.push(&frame[3..frame.len() - 2]);
+        assert_eq!((cutter.next_frame(), cutter.missing()), (Ok(None), Some(2)));
+        cutter.push(&frame[frame.len() - 2..]);
+        assert_eq!((cutter.next_frame(), cutter.missing()), (Ok(Some(b"\"four\"".to_vec())), None));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_out_as_they_went_in_however_the_stream_is_cut(
+            texts in proptest::collection::vec(".{0,40}", 0..6),
+            cuts in proptest::collection::vec(1usize..30, 1..8),
+        ) {
+            let stream: Vec<u8> = texts.iter().flat_map(|text| encode(text).unwrap()).collect();
+            let mut cutter = FrameCutter::default();
+            let mut found = Vec::new();
+            let mut rest = stream.as_slice();
+            for n in cuts.iter().cycle() {
+                let (part, later) = rest.split_at((*n).min(rest.len()));
+                cutter.push(part);
+                while let Some(frame) = cutter.next_frame().unwrap() {
+                    found.push(serde_json::from_slice::<String>(&frame).unwrap());
+                }
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+
+            prop_assert_eq!(found, texts);
+            prop_assert_eq!(cutter.missing(), None);
+        }
+    }
+}

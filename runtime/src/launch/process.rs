@@ -1,0 +1,217 @@
+//! One rank process and the three descriptors by which it is followed: its channel, its standard error, its end.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use super::error::LaunchError;
+use super::failure::Ending;
+use super::frame::{FrameCutter, FrameError};
+use super::output::Output;
+use super::sys;
+
+/// Bytes read at a time.
+const READ_BYTES: usize = 64 << 10;
+/// Bytes read of what a rank left behind when it ended: more than sockets and pipes hold, less than a process that it left
+/// behind can make us read.
+const REST_BYTES_MAX: usize = 4 << 20;
+/// Bytes that may wait until the rank reads them.
+const WAITING_BYTES_MAX: usize = 2 << 20;
+
+pub(super) struct RankProcess {
+    rank: u32,
+    child: Child,
+    pidfd: OwnedFd,
+    channel: Option<UnixStream>,
+    stderr: Option<ChildStderr>,
+    cutter: FrameCutter,
+    waiting: VecDeque<u8>,
+    output: Output,
+    ending: Option<Ending>,
+}
+
+/// What was read of a rank at one time.
+#[derive(Default)]
+pub(super) struct Said {
+    pub(super) frames: Vec<Vec<u8>>,
+    pub(super) lines: Vec<String>,
+    pub(super) garbled: Option<FrameError>,
+}
+
+impl RankProcess {
+    /// Starts the process that `make_command` describes when it is told the number of the inherited channel.
+    pub(super) fn start(
+        rank: u32,
+        cpus: &[usize],
+        make_command: impl FnOnce(RawFd) -> Command,
+    ) -> Result<Self, LaunchError> {
+        let refused = |error: io::Error| LaunchError::Start { rank, reason: error.to_string() };
+        let (ours, theirs) = UnixStream::pair().map_err(refused)?;
+        ours.set_nonblocking(true).map_err(refused)?;
+        let mut command = make_command(theirs.as_raw_fd());
+        // In a group of its own, so that an interrupt from the terminal reaches the launcher only, which ends the run orderly.
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+        sys::prepare(&mut command, theirs.as_raw_fd(), cpus);
+        let mut child = command.spawn().map_err(refused)?;
+        let stderr = child.stderr.take();
+        let followed = sys::pidfd_open(child.id()).and_then(|pidfd| {
+            stderr.as_ref().map_or(Ok(()), |stderr| sys::set_nonblocking(stderr.as_fd()))?;
+            Ok(pidfd)
+        });
+        let pidfd = followed.map_err(|error| {
+            // Nobody would see its end; it was only just started.
+            let _ = child.kill();
+            let _ = child.wait();
+            refused(error)
+        })?;
+        Ok(Self {
+            rank,
+            child,
+            pidfd,
+            channel: Some(ours),
+            stderr,
+            cutter: FrameCutter::default(),
+            waiting: VecDeque::new(),
+            output: Output::default(),
+            ending: None,
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.ending.is_none()
+    }
+
+    pub(super) fn last_lines(&self) -> impl Iterator<Item = &str> {
+        self.output.lines()
+    }
+
+    /// What to wait for: its channel, its standard error, its end. A negative number is ignored by `poll`.
+    pub(super) fn wanted(&self) -> [libc::pollfd; 3] {
+        let wanted = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        if !self.is_live() {
+            return [wanted(-1, 0); 3];
+        }
+        let writing = if self.waiting.is_empty() { 0 } else { libc::POLLOUT };
+        let channel = self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let stderr = self.stderr.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let pidfd = self.pidfd.as_raw_fd();
+        [wanted(channel, libc::POLLIN | writing), wanted(stderr, libc::POLLIN), wanted(pidfd, libc::POLLIN)]
+    }
+
+    /// Reads what is there, once each; writes what waits. With its ending, where it has ended: then everything it had left.
+    pub(super) fn attend(&mut self, is_ready: [bool; 3]) -> (Said, Option<Ending>) {
+        let [channel, stderr, has_ended] = is_ready;
+        let n_bytes = if has_ended { REST_BYTES_MAX } else { READ_BYTES };
+        let mut said = Said::default();
+        if channel || has_ended {
+            self.flush();
+            self.read_channel(n_bytes, &mut said);
+        }
+        if stderr || has_ended {
+            self.read_stderr(n_bytes, &mut said);
+        }
+        if !has_ended {
+            return (said, None);
+        }
+        // It has ended, so this returns at once; an error means that somebody else took its status.
+        self.ending = Some(self.child.wait().map_or(Ending::Code(-1), Ending::of));
+        said.lines.extend(self.output.finish());
+        (self.channel, self.stderr) = (None, None);
+        self.waiting.clear();
+        (said, self.ending)
+    }
+
+    /// Sends a frame, or keeps what does not fit until the rank reads. To a rank that has ended or hung up it is nothing:
+    /// its end will be reported.
+    pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), LaunchError> {
+        if self.channel.is_none() {
+            return Ok(());
+        }
+        let n_bytes = self.waiting.len();
+        if n_bytes + frame.len() > WAITING_BYTES_MAX {
+            return Err(LaunchError::Congested { rank: self.rank, n_bytes });
+        }
+        self.waiting.extend(frame);
+        self.flush();
+        Ok(())
+    }
+
+    /// Sends a signal; to a process that has ended it is nothing.
+    pub(super) fn signal(&self, signal: libc::c_int) -> io::Result<()> {
+        if self.is_live() { sys::pidfd_signal(self.pidfd.as_fd(), signal) } else { Ok(()) }
+    }
+
+    /// Takes the status of the process if it has ended, without waiting, so that it does not stay in the process table.
+    pub(super) fn reap(&mut self) {
+        let _ = self.child.try_wait();
+    }
+
+    fn flush(&mut self) {
+        let Some(mut channel) = self.channel.as_ref() else { return };
+        while !self.waiting.is_empty() {
+            match channel.write(self.waiting.as_slices().0) {
+                Ok(n) => drop(self.waiting.drain(..n)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The other end is gone. What the rank had said before may still be read.
+                Err(_) => return self.waiting.clear(),
+            }
+        }
+    }
+
+    fn read_channel(&mut self, n_bytes: usize, said: &mut Said) {
+        let Some(channel) = &mut self.channel else { return };
+        let cutter = &mut self.cutter;
+        let is_open = read(channel, n_bytes, |bytes| {
+            cutter.push(bytes);
+            loop {
+                match cutter.next_frame() {
+                    Ok(Some(frame)) => said.frames.push(frame),
+                    Ok(None) => return true,
+                    Err(error) => {
+                        said.garbled = Some(error);
+                        return false;
+                    }
+                }
+            }
+        });
+        if !is_open {
+            self.channel = None;
+        }
+    }
+
+    fn read_stderr(&mut self, n_bytes: usize, said: &mut Said) {
+        let Some(stderr) = &mut self.stderr else { return };
+        let output = &mut self.output;
+        let is_open = read(stderr, n_bytes, |bytes| {
+            said.lines.extend(output.push(bytes));
+            true
+        });
+        if !is_open {
+            self.stderr = None;
+        }
+    }
+}
+
+/// Reads at most about `n_bytes` without waiting; `false` once nothing will come any more, or `take` wants no more.
+fn read(source: &mut impl Read, n_bytes: usize, mut take: impl FnMut(&[u8]) -> bool) -> bool {
+    let mut buffer = [0; READ_BYTES];
+    let mut n_read = 0;
+    while n_read < n_bytes {
+        match source.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(n) if !take(&buffer[..n]) => return false,
+            Ok(n) => n_read += n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+    true
+}

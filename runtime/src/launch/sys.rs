@@ -1,0 +1,108 @@
+//! Calls of Linux that the standard library lacks, each as a safe function.
+#![allow(unsafe_code)] // System calls, and what runs between fork and exec.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+/// A descriptor of a process, readable when it ends.
+pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two integers; the result is checked.
+    let fd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })?;
+    // SAFETY: the descriptor is new and owned by nobody else. The kernel makes it close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Sends a signal to the process, which may have ended.
+pub(super) fn pidfd_signal(process: BorrowedFd<'_>, signal: libc::c_int) -> io::Result<()> {
+    let null = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: without a `siginfo` the call takes integers only.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, null, 0) };
+    match checked(sent) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        sent => sent.map(drop),
+    }
+}
+
+/// Waits until one of the descriptors is ready, at most `timeout`; `false` when none is.
+pub(super) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<bool> {
+    // Rounded up, so that a wait for less than a millisecond is not a busy loop.
+    let millis = timeout.map_or(-1, |t| t.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as libc::c_int);
+    // SAFETY: the pointer and the length are those of one slice.
+    let n = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, millis) };
+    Ok(checked(n.into())? > 0)
+}
+
+/// Makes reads and writes return at once.
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: both calls take a descriptor that lives and integers.
+    let flags = checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) }.into())?;
+    // SAFETY: as above.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags as libc::c_int | libc::O_NONBLOCK) }.into())
+        .map(drop)
+}
+
+/// The cores on which this process may run, in order.
+pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: a set of bits, for which zero is valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is ours and has the size that is given.
+    checked(unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) }.into())?;
+    // SAFETY: the number is below the size of the set.
+    Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
+}
+
+/// Prepares a command for a rank: it dies with the thread that starts it, runs on these cores (any, if there are none
+/// given), and inherits `channel` under its number.
+pub(super) fn prepare(command: &mut Command, channel: RawFd, cpus: &[usize]) {
+    // SAFETY: a set of bits, for which zero is valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as usize) {
+        // SAFETY: the number is below the size of the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    let is_bound = !cpus.is_empty();
+    let launcher = std::process::id();
+    let between_fork_and_exec = move || {
+        // SAFETY: all are plain system calls on integers and on the set that the closure owns.
+        unsafe {
+            checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL).into())?;
+            // The launcher may have died before the line above; then nobody would send the signal.
+            if libc::getppid() as u32 != launcher {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            if is_bound {
+                checked(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set).into())?;
+            }
+            checked(libc::fcntl(channel, libc::F_SETFD, 0).into())?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure neither allocates nor takes locks, so it may run in a fork of a process with threads; errors
+    // made from a code do not allocate.
+    unsafe { command.pre_exec(between_fork_and_exec) };
+}
+
+/// Takes a socket that this process inherited under a number; `None` when there is no socket of that number.
+pub(super) fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
+    // SAFETY: `stat` is plain data for which zero is valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the buffer is ours; for a number that is no descriptor the call fails.
+    let is_socket = unsafe { libc::fstat(fd, &raw mut stat) } == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK;
+    if fd <= 2 || !is_socket {
+        return None;
+    }
+    // SAFETY: the launcher opened this descriptor for this process alone and the process takes it once, at its start. From
+    // here on it is not passed on.
+    unsafe {
+        libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+        Some(UnixStream::from(OwnedFd::from_raw_fd(fd)))
+    }
+}
+
+fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
