@@ -5,10 +5,10 @@
 
 use crate::cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
 use crate::data::tokenizer::Tokenizer;
+use crate::groups::Groups;
 use crate::hf::source::TensorSource;
 use crate::hf::source::read_json;
 use crate::train::{JobError, plan, weights};
-use crate::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;

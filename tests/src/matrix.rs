@@ -105,7 +105,11 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let m = self.mesh;
-        write!(f, "pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {}", m.pp, m.dp_replicate, m.dp_shard, m.cp, m.tp)?;
+        write!(
+            f,
+            "pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {}",
+            m.pp, m.dp_replicate, m.dp_shard, m.cp, m.tp
+        )?;
         if m.dp_shard * m.cp > 1 {
             write!(f, ", ZeRO-{}", self.zero)?;
         }
@@ -235,7 +239,9 @@ fn documents() -> String {
         let n = 1 + (state >> 33) % 5;
         for _ in 0..n {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            words.push_str(["the line ", "holds ", "when one ", "steps up ", "falls ", "behind "][(state >> 40) as usize % 6]);
+            words.push_str(
+                ["the line ", "holds ", "when one ", "steps up ", "falls ", "behind "][(state >> 40) as usize % 6],
+            );
         }
         text.push_str(&format!("{{\"text\": \"{} {words}\"}}\n", i % 13));
     }

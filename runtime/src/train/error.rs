@@ -76,7 +76,10 @@ impl JobError {
         matches!(
             self,
             JobError::Collective(CollectiveError::Aborted { .. })
-                | JobError::Exec(ExecError::Collective(GroupError::Failed { source: CollectiveError::Aborted { .. }, .. }))
+                | JobError::Exec(ExecError::Collective(GroupError::Failed {
+                    source: CollectiveError::Aborted { .. },
+                    ..
+                }))
         )
     }
 

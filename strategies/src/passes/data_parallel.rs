@@ -11,6 +11,8 @@ use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Phase, 
 use std::collections::BTreeMap;
 
 const REPLICAS: Group = Group::over(&[Axis::DpReplicate]);
+/// Tensors of one collective at most.
+const TENSORS_MAX: usize = 256;
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
 /// Whether gradients of this stage are summed over the ranks after each microbatch, so that none is kept whole.
@@ -32,7 +34,8 @@ pub fn data_parallel(
     let mut insert = Insertions::default();
     if n_shards > 1 {
         let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::ReduceScatter, SHARDS) };
-        for bucket in buckets(program, &terms, |(p, _)| p, bucket_bytes) {
+        let microbatch = |(_, term): (usize, ValueId)| program.instrs[written[term.0 as usize]].site.microbatch;
+        for bucket in buckets_within(program, &terms, |(p, _)| p, microbatch, bucket_bytes) {
             let at = bucket.iter().map(|(_, t)| written[t.0 as usize]).max().unwrap_or(0);
             let shards: Vec<ValueId> = bucket.iter().map(|(p, _)| shard(program, *p)).collect();
             insert.collective(at, c, bucket.iter().map(|(_, t)| *t).collect(), shards.clone());
@@ -161,11 +164,23 @@ pub(super) fn buckets<T: Copy>(
     param: impl Fn(T) -> usize,
     bytes: usize,
 ) -> Vec<Vec<T>> {
+    buckets_within(program, items, param, |_| 0, bytes)
+}
+
+/// The same, where each run is of items with one key: gradients of one microbatch do not wait for the next.
+fn buckets_within<T: Copy>(
+    program: &Program,
+    items: &[T],
+    param: impl Fn(T) -> usize,
+    key: impl Fn(T) -> u32,
+    bytes: usize,
+) -> Vec<Vec<T>> {
     let mut buckets: Vec<Vec<T>> = Vec::new();
     let mut filled = usize::MAX;
     for item in items {
         let size = program.params[param(*item)].shape.iter().product::<usize>() * DType::F32.size_bytes();
-        if filled >= bytes {
+        let ends = buckets.last().is_none_or(|b| b.len() >= TENSORS_MAX || key(b[0]) != key(*item));
+        if filled >= bytes || ends {
             buckets.push(Vec::new());
             filled = 0;
         }

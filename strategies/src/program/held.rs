@@ -87,7 +87,15 @@ fn restrict(part: &ParamPart, offset: &[usize], extent: &[usize], start: usize, 
     let (dim, rank) = (part.dim, part.shape.len());
     if rank == 0 {
         let (offset, extent) = (vec![], vec![]);
-        return out.push(HeldBox { name: part.name.clone(), shape: vec![], offset, extent, start, row_stride: 1, owned: part.owned });
+        return out.push(HeldBox {
+            name: part.name.clone(),
+            shape: vec![],
+            offset,
+            extent,
+            start,
+            row_stride: 1,
+            owned: part.owned,
+        });
     }
     let inner: usize = extent[dim + 1..].iter().product();
     let mut first = 0;
@@ -104,7 +112,15 @@ fn restrict(part: &ParamPart, offset: &[usize], extent: &[usize], start: usize, 
         debug_assert!(gap_free || dim + 1 == rank, "tensors are cut along their first or last dim");
         let row_stride = if gap_free { e[rank - 1] } else { extent[dim] * inner };
         let start = start + (a - offset[dim]) * inner;
-        out.push(HeldBox { name: part.name.clone(), shape: part.shape.clone(), offset: o, extent: e, start, row_stride, owned: part.owned });
+        out.push(HeldBox {
+            name: part.name.clone(),
+            shape: part.shape.clone(),
+            offset: o,
+            extent: e,
+            start,
+            row_stride,
+            owned: part.owned,
+        });
     }
 }
 

@@ -3,9 +3,7 @@
 //!
 //! `cargo run --release -p phalanx-tests --bin matrix -- [max_ranks] [filter]`
 
-use phalanx_tests::matrix::{
-    Cell, Curve, LOSS_TOLERANCE, NORM_TOLERANCE, STEPS, Shape, cells, distance, train,
-};
+use phalanx_tests::matrix::{Cell, Curve, LOSS_TOLERANCE, NORM_TOLERANCE, STEPS, Shape, cells, distance, train};
 use std::path::{Path, PathBuf};
 
 fn main() -> anyhow::Result<()> {

@@ -16,9 +16,9 @@ mod scratch;
 pub use arena::AllocError;
 pub use scratch::scratch_bytes;
 
+use crate::groups::{GroupError, Groups};
 use arena::Arena;
 use buffer::Buffer;
-use crate::groups::{GroupError, Groups};
 use bytemuck::Pod;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;

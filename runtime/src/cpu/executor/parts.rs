@@ -1,11 +1,14 @@
 //! Operations that only occur where several ranks share a model.
 
-use super::instr::{Operands, copy};
+use super::buffer::Buffer;
+use super::instr::{Operands, copy, f32s, heads_of};
 use crate::cpu::element::Element;
+use crate::cpu::kernels::attention_part::{Indexes, PartShape};
 use crate::cpu::kernels::copy::copy_columns;
-use crate::cpu::kernels::{cross_entropy_part, elementwise};
+use crate::cpu::kernels::{attention_part, cross_entropy_part, elementwise};
 use half::{bf16, f16};
-use phalanx_strategies::program::{DType, VocabShard};
+use phalanx_strategies::passes::context_parallel::chunks;
+use phalanx_strategies::program::{AttentionPart, DType, VocabShard};
 
 /// # Safety
 /// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
@@ -53,12 +56,57 @@ impl Operands<'_> {
         }
     }
 
-    pub(super) unsafe fn attention_part<T: Element>(&mut self, _part: &phalanx_strategies::program::AttentionPart) {
-        unimplemented!()
+    /// The keys of each rank in turn.
+    pub(super) unsafe fn attention_part<T: Element>(&mut self, part: &AttentionPart) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (o, lse) = (self.writes[0], self.writes[1]);
+            if part.carried {
+                copy(self.reads[3], o);
+                copy(self.reads[4], lse);
+            }
+            let (q, kv, doc_start) = (self.reads[0], self.reads[1], self.reads[2].slice::<i32>());
+            let (queries, keys, scratch) = indexes(self.scratch, q.rows);
+            fill_index(part, part.q_rank, queries);
+            for i in 0..part.n_kv_ranks {
+                fill_index(part, part.kv_rank + i, keys);
+                let kv = &kv.slice::<T>()[i * q.rows * kv.cols..(i + 1) * q.rows * kv.cols];
+                let indexes = Indexes { queries, keys, doc_start };
+                let carry = part.carried || i > 0;
+                let (o, lse) = (o.slice_mut(), lse.slice_mut());
+                attention_part::attention_part(
+                    &shape_of_part(part),
+                    q.slice::<T>(),
+                    kv,
+                    indexes,
+                    carry,
+                    o,
+                    lse,
+                    scratch,
+                );
+            }
+        }
     }
 
-    pub(super) unsafe fn attention_part_backward<T: Element>(&mut self, _part: &phalanx_strategies::program::AttentionPart, _q: bool, _kv: bool) {
-        unimplemented!()
+    pub(super) unsafe fn attention_part_backward<T: Element>(&mut self, part: &AttentionPart, q0: bool, kv0: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (dq, dkv) = (self.writes[0], self.writes[1]);
+            start_from(q0.then(|| self.reads[6]), dq);
+            start_from(kv0.then(|| self.reads[6 + usize::from(q0)]), dkv);
+            let (q, kv, doc_start) = (self.reads[0], self.reads[1], self.reads[2].slice::<i32>());
+            let known = (self.reads[3].slice(), self.reads[4].slice(), self.reads[5].slice());
+            let (queries, keys, scratch) = indexes(self.scratch, q.rows);
+            fill_index(part, part.q_rank, queries);
+            for i in 0..part.n_kv_ranks {
+                fill_index(part, part.kv_rank + i, keys);
+                let here = i * q.rows * kv.cols..(i + 1) * q.rows * kv.cols;
+                let (kv, dkv) = (&kv.slice::<T>()[here.clone()], &mut dkv.slice_mut::<f32>()[here]);
+                let indexes = Indexes { queries, keys, doc_start };
+                let (q, dq) = (q.slice::<T>(), dq.slice_mut());
+                attention_part::attention_part_backward(&shape_of_part(part), q, kv, indexes, known, dq, dkv, scratch);
+            }
+        }
     }
 
     pub(super) unsafe fn add_bias<Y: Element>(&mut self) {
@@ -86,6 +134,46 @@ impl Operands<'_> {
             let part = self.reads[1].slice::<f32>();
             self.writes[0].slice_mut::<f32>()[start..start + part.len()].copy_from_slice(part);
         }
+    }
+}
+
+/// What a sum starts from: an earlier one, or zero.
+///
+/// # Safety
+/// As [`copy`].
+unsafe fn start_from(carried: Option<Buffer>, to: Buffer) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match carried {
+            Some(carried) => copy(carried, to),
+            None => to.slice_mut::<f32>().fill(0.0),
+        }
+    }
+}
+
+pub(super) const fn shape_of_part(part: &AttentionPart) -> PartShape {
+    let (heads, n) = (heads_of(&part.heads), part.heads.seq_len);
+    PartShape { heads, n_queries: n, n_keys: n, window: part.heads.window, scale: part.heads.scale }
+}
+
+/// Bytes of working space of attention to a part, besides its kernel's: where each token stands in its row.
+pub(super) const fn index_bytes(n_tokens: usize) -> usize {
+    (2 * n_tokens * size_of::<i32>()).next_multiple_of(64)
+}
+
+/// Indexes of queries and of keys, and the rest of the scratch.
+fn indexes(scratch: &mut [u8], n: usize) -> (&mut [i32], &mut [i32], &mut [f32]) {
+    let (front, rest) = scratch.split_at_mut(index_bytes(n));
+    let (queries, keys) = bytemuck::cast_slice_mut(front).split_at_mut(n);
+    (queries, &mut keys[..n], f32s(rest))
+}
+
+/// Index of each token of a context-parallel rank in its row.
+fn fill_index(part: &AttentionPart, rank: usize, index: &mut [i32]) {
+    let n = part.heads.seq_len;
+    for row in index.chunks_exact_mut(n) {
+        let runs = chunks(n * part.n_ranks, part.n_ranks, rank);
+        row.iter_mut().zip(runs.into_iter().flatten()).for_each(|(to, at)| *to = at as i32);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Working space that each instruction needs on this machine, for the compiler's static allocation.
 
 use super::instr::{heads_of, shape_of};
+use super::parts::{index_bytes, shape_of_part};
 use super::product::product_scratch;
 use crate::cpu::available_threads;
+use crate::cpu::kernels::attention_part::{attention_part_backward_scratch_len, attention_part_scratch_len};
 use crate::cpu::kernels::{attention, attention_backward, head_norm, layer_norm, reduce, rms_norm};
 use phalanx_strategies::program::{Instr, NormKind, Op, Program};
 
@@ -23,6 +25,14 @@ pub fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
         Op::Attention(a) => f32s(attention::attention_scratch_len(&shape_of(a), available_threads())),
         Op::AttentionBackward(a) => {
             f32s(attention_backward::attention_backward_scratch_len(&shape_of(a), available_threads()))
+        }
+        Op::AttentionPart(part) => {
+            let shape = shape_of_part(part);
+            index_bytes(value(0).n_rows()) + f32s(attention_part_scratch_len(&shape, available_threads()))
+        }
+        Op::AttentionPartBackward { part, .. } => {
+            let shape = shape_of_part(part);
+            index_bytes(value(0).n_rows()) + f32s(attention_part_backward_scratch_len(&shape, available_threads()))
         }
         _ => 0,
     }
