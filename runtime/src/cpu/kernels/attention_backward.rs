@@ -14,7 +14,7 @@ use super::attention_part::PartShape;
 use super::math::{exp, sum2};
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Strided, VECTOR, pack, tile_product};
+use super::tile::{Multiplier, Strided, VECTOR, pack};
 use super::transpose::transpose;
 use crate::cpu::element::Element;
 
@@ -23,9 +23,9 @@ pub fn attention_backward_scratch_len(shape: &Shape, n_threads: usize) -> usize 
     n_threads.max(1) * slot_len(&shape.as_part())
 }
 
-// Keys, values and their gradients of a whole row; five tiles of the block of queries; two tiles of scores.
+// Keys, values and their gradients of a whole row; five tiles of the block of queries; two tiles of scores; packed operands.
 pub(super) fn slot_len(shape: &PartShape) -> usize {
-    (4 * shape.n_keys + 5 * BLOCK) * shape.padded_dim() + 2 * BLOCK * BLOCK
+    (4 * shape.n_keys + 5 * BLOCK) * shape.padded_dim() + 2 * BLOCK * BLOCK + shape.packed_len()
 }
 
 /// Writes all three parts of `dqkv`.
@@ -153,7 +153,10 @@ impl<T: Element, O: Element> Pass<'_, T, O> {
         let shape = &self.operands.shape;
         let (d, dp) = (shape.heads.head_dim, shape.padded_dim());
         let (tiles, scores) = scratch.split_at_mut(5 * BLOCK * dp);
-        let (weights, ds) = scores[..2 * BLOCK * BLOCK].split_at_mut(BLOCK * BLOCK);
+        let (weights, rest) = scores.split_at_mut(BLOCK * BLOCK);
+        let (ds, packed) = rest.split_at_mut(BLOCK * BLOCK);
+        let mut multiplier = Multiplier::of::<T>(packed);
+        let (on_queries, on_products) = multiplier.split_factor(shape.scale);
         let mut tiles = tiles.chunks_exact_mut(BLOCK * dp);
         let mut tile = || tiles.next().expect("the slot has five tiles");
         let (q, q_t, dout, dout_t, dq) = (tile(), tile(), tile(), tile(), tile());
@@ -171,10 +174,11 @@ impl<T: Element, O: Element> Pass<'_, T, O> {
             }
             if !loaded {
                 loaded = true;
-                self.load(head, t0, &mut queries);
+                self.load(head, t0, on_queries, &mut queries);
             }
             let mask = (cover == Cover::Some).then_some(&visible);
-            tile_adjoint(d, &mut queries, kvs, j0, &indexes[..n_keys], mask, weights, ds);
+            let scores = Scores { indexes: &indexes[..n_keys], mask, factor: on_products, weights, ds };
+            tile_adjoint(d, &mut multiplier, &mut queries, kvs, j0, scores);
         }
         let Gradients { dq, dq_columns, accumulate, .. } = self.gradients;
         if loaded {
@@ -191,10 +195,10 @@ impl<T: Element, O: Element> Pass<'_, T, O> {
         }
     }
 
-    fn load(&self, head: usize, t0: usize, queries: &mut Queries) {
+    fn load(&self, head: usize, t0: usize, on_queries: f32, queries: &mut Queries) {
         let shape = &self.operands.shape;
         let (h, d, dp, n) = (shape.heads.n_heads, shape.heads.head_dim, shape.padded_dim(), queries.n);
-        self.operands.pack_queries(self.row, head, t0, n, queries.q);
+        self.operands.pack_queries(self.row, head, t0, n, on_queries, queries.q);
         transpose(queries.q, dp, n, d, queries.q_t, BLOCK);
         let first = (self.row * shape.n_queries + t0) * h + head;
         pack(&self.known.dout[first * d..], h * d, n, d, 1.0, queries.dout, dp);
@@ -208,29 +212,40 @@ impl<T: Element, O: Element> Pass<'_, T, O> {
     }
 }
 
+/// A tile of scores `[keys, queries]`: the indexes of its keys, what hides some of them, the factor that is not in the
+/// queries already, and room for the weights and for the gradients.
+struct Scores<'a> {
+    indexes: &'a [i32],
+    mask: Option<&'a Visible>,
+    factor: f32,
+    weights: &'a mut [f32],
+    ds: &'a mut [f32],
+}
+
 /// Adds what a block of queries and a block of keys owe each other.
 fn tile_adjoint(
     d: usize,
+    multiplier: &mut Multiplier,
     queries: &mut Queries,
     kvs: &mut KeyValues,
     j0: usize,
-    indexes: &[i32],
-    mask: Option<&Visible>,
-    weights: &mut [f32],
-    ds: &mut [f32],
+    scores: Scores,
 ) {
+    let Scores { indexes, mask, factor, weights, ds } = scores;
     let (dp, n_queries, n_keys) = (d.next_multiple_of(VECTOR), queries.n, indexes.len());
     let width = n_queries.next_multiple_of(VECTOR);
     let keys = j0 * dp..(j0 + n_keys) * dp;
     let (k, v) = (&kvs.k[keys.clone()], &kvs.v[keys.clone()]);
     let (dk, dv) = (&mut kvs.dk[keys.clone()], &mut kvs.dv[keys]);
-    tile_product((n_keys, width, d), Strided::rows(k, dp), (queries.q_t, BLOCK), (weights, BLOCK), false);
-    tile_product((n_keys, width, d), Strided::rows(v, dp), (queries.dout_t, BLOCK), (ds, BLOCK), false);
-    score_gradients(weights, ds, indexes, width, mask, &queries.lse, &queries.delta);
     let by_key = |tile| Strided::rows(tile, BLOCK);
-    tile_product((n_keys, dp, n_queries), by_key(weights), (queries.dout, dp), (dv, dp), true);
-    tile_product((n_keys, dp, n_queries), by_key(ds), (queries.q, dp), (dk, dp), true);
-    tile_product((n_queries, dp, n_keys), Strided::transposed(ds, BLOCK), (k, dp), (queries.dq, dp), true);
+    let by_query = |tile| Strided::transposed(tile, BLOCK);
+    let score_shape = (n_keys, width, d);
+    multiplier.product(score_shape, factor, Strided::rows(k, dp), (queries.q_t, BLOCK), (weights, BLOCK), false);
+    multiplier.product(score_shape, 1.0, Strided::rows(v, dp), (queries.dout_t, BLOCK), (ds, BLOCK), false);
+    score_gradients(weights, ds, indexes, width, mask, &queries.lse, &queries.delta);
+    multiplier.product((n_keys, dp, n_queries), 1.0, by_key(weights), (queries.dout, dp), (dv, dp), true);
+    multiplier.product((n_keys, dp, n_queries), factor, by_key(ds), (queries.q, dp), (dk, dp), true);
+    multiplier.product((n_queries, dp, n_keys), 1.0, by_query(ds), (k, dp), (queries.dq, dp), true);
 }
 
 simd! {

@@ -11,13 +11,13 @@ use super::attention_part::PartShape;
 use super::math::exp;
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Strided, VECTOR, pack, tile_product};
+use super::tile::{Multiplier, Strided, VECTOR, pack};
 use super::transpose::transpose;
 use crate::cpu::element::Element;
 
-// Queries (as they lie, and transposed), keys, values, scores, output (transposed, and as it lies).
+// Queries (as they lie, and transposed), keys, values, scores, output (transposed, and as it lies); packed operands.
 pub(super) fn slot_len(shape: &PartShape) -> usize {
-    6 * BLOCK * shape.padded_dim() + BLOCK * BLOCK
+    6 * BLOCK * shape.padded_dim() + BLOCK * BLOCK + shape.packed_len()
 }
 
 /// Attention of all queries, one task for each block of each head; merged with what `o` and `lse` hold if `carry`.
@@ -71,7 +71,10 @@ impl Block {
         let shape = &operands.shape;
         let (d, dp, kv_head) = (shape.heads.head_dim, shape.padded_dim(), shape.kv_head(self.head));
         let width = self.n.next_multiple_of(VECTOR);
-        let (tiles, scores) = slot.split_at_mut(6 * BLOCK * dp);
+        let (tiles, rest) = slot.split_at_mut(6 * BLOCK * dp);
+        let (scores, packed) = rest.split_at_mut(BLOCK * BLOCK);
+        let mut multiplier = Multiplier::of::<T>(packed);
+        let (on_queries, on_scores) = multiplier.split_factor(shape.scale);
         let mut tiles = tiles.chunks_exact_mut(BLOCK * dp);
         let mut tile = || tiles.next().expect("the slot has six tiles");
         let (rows, q_t, k, v, o_t, o_rows) = (tile(), tile(), tile(), tile(), tile(), tile());
@@ -88,22 +91,23 @@ impl Block {
             }
             if !loaded {
                 loaded = true;
-                operands.pack_queries(self.row, self.head, self.t0, self.n, rows);
+                operands.pack_queries(self.row, self.head, self.t0, self.n, on_queries, rows);
                 transpose(rows, dp, self.n, d, q_t, BLOCK);
                 if carry {
                     self.resume(shape, o, lse, o_rows, &mut running);
                 }
             }
             operands.pack_keys(self.row, kv_head, j0, n_keys, k, v);
-            tile_product((n_keys, width, d), Strided::rows(k, dp), (q_t, BLOCK), (scores, BLOCK), false);
+            let (keys, queries) = (Strided::rows(k, dp), (&*q_t, BLOCK));
+            multiplier.product((n_keys, width, d), on_scores, keys, queries, (scores, BLOCK), false);
             let mask = (cover == Cover::Some).then_some(&visible);
             let shrink =
                 online_softmax(scores, &indexes[..n_keys], width, mask, &mut running.largest, &mut running.total);
             if running.begun {
                 scale_columns(running.o_t, d, width, &shrink);
             }
-            let weights = (&*scores, BLOCK);
-            tile_product((d, width, n_keys), Strided::transposed(v, dp), weights, (running.o_t, BLOCK), running.begun);
+            let (values, weights) = (Strided::transposed(v, dp), (&*scores, BLOCK));
+            multiplier.product((d, width, n_keys), 1.0, values, weights, (running.o_t, BLOCK), running.begun);
             running.begun = true;
         }
         if loaded || !carry {

@@ -5,7 +5,7 @@
 
 use super::Heads;
 use super::attention_part::PartShape;
-use super::tile::{VECTOR, pack};
+use super::tile::{Multiplier, VECTOR, pack};
 use crate::cpu::element::Element;
 use std::ops::Range;
 
@@ -157,11 +157,11 @@ impl<'a, T: Element> Operands<'a, T> {
         }
     }
 
-    /// Copies `n` queries of a head, times the factor of the scores, to rows of the padded width.
-    pub fn pack_queries(&self, row: usize, head: usize, t0: usize, n: usize, to: &mut [f32]) {
+    /// Copies `n` queries of a head, times a factor, to rows of the padded width.
+    pub fn pack_queries(&self, row: usize, head: usize, t0: usize, n: usize, factor: f32, to: &mut [f32]) {
         let (d, first) = (self.shape.heads.head_dim, row * self.shape.n_queries + t0);
         let from = &self.q[first * self.q_columns + head * d..];
-        pack(from, self.q_columns, n, d, self.shape.scale, to, self.shape.padded_dim());
+        pack(from, self.q_columns, n, d, factor, to, self.shape.padded_dim());
     }
 
     /// Copies `n` keys, and as many values, of a key/value head to rows of the padded width.
@@ -178,6 +178,11 @@ impl<'a, T: Element> Operands<'a, T> {
 impl PartShape {
     pub(super) fn padded_dim(&self) -> usize {
         self.heads.head_dim.next_multiple_of(VECTOR)
+    }
+
+    /// Length of the scratch of the products of a task.
+    pub(super) fn packed_len(&self) -> usize {
+        Multiplier::scratch_len(self.padded_dim().max(BLOCK))
     }
 }
 

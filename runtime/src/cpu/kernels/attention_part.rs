@@ -125,6 +125,7 @@ mod tests {
     use super::super::attention::{Shape, attention, attention_backward, attention_backward_scratch_len};
     use super::super::testing::{bits, close, random, same_on_every_number_of_threads, stored, wide};
     use super::*;
+    use crate::cpu::matmul::fast_bf16;
     use half::bf16;
     use proptest::prelude::*;
 
@@ -298,16 +299,18 @@ mod tests {
     }
 
     #[test]
-    fn half_width_operands_lose_nothing_but_their_own_rounding() {
+    fn half_width_operands_lose_nothing_but_the_rounding_of_products() {
         let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 32 };
         let mut case = Case::new(heads, 200, None, zigzag(200, 2), 150);
         case.qkv = case.qkv.iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
 
         let (narrow, full) = (case.ring::<bf16>(), case.ring::<f32>());
 
-        assert_eq!(bits(&narrow.0), bits(&full.0));
-        assert_eq!(bits(&narrow.1), bits(&full.1));
-        assert_eq!(bits(&narrow.2), bits(&full.2));
+        // Weights, and gradients of scores, of which a sum of 200 has an error of some roots of 200.
+        let rounding = if fast_bf16() { 1.0 / 256.0 } else { 0.0 };
+        close(&narrow.0, &wide(&full.0), rounding);
+        close(&narrow.1, &wide(&full.1), ROUNDING);
+        close(&narrow.2, &wide(&full.2), 4.0 * rounding);
     }
 
     /// The queries of part 0 and the keys of part 1, `[Nk, 2 K D]` on their own or packed.

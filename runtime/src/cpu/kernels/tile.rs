@@ -1,10 +1,14 @@
 //! Products and copies of tiles that fit in the first-level cache: the building blocks of attention.
+//!
+//! Where the CPU multiplies bf16 in hardware, tiles that come from bf16 storage are multiplied there: their operands are
+//! rounded once more (weights and gradients of scores to bf16, as FlashAttention does on GPUs), sums stay in f32.
 #![allow(unsafe_code)] // The versions for an instruction set may only be called where it exists.
 
 use super::simd::simd;
 #[cfg(target_arch = "x86_64")]
 use super::tile_simd;
 use crate::cpu::element::Element;
+use crate::cpu::matmul::{Compute, Epilogue, Storage, TileMut, TileRef, fast_bf16, scratch_bytes, tile_matmul};
 
 /// Tile edges and leading dims of right-hand sides are multiples of this: one 512-bit register of f32.
 pub const VECTOR: usize = 16;
@@ -32,6 +36,79 @@ impl<'a> Strided<'a> {
     }
 }
 
+/// What multiplies tiles.
+pub enum Multiplier<'a> {
+    /// The vector units, in f32.
+    F32,
+    /// The matrix unit, in bf16, with room for packed operands.
+    Bf16 {
+        /// As long as [`Multiplier::scratch_len`] says.
+        packed: &'a mut [f32],
+    },
+}
+
+impl<'a> Multiplier<'a> {
+    /// What multiplies tiles of this storage best.
+    pub fn of<T: Element>(packed: &'a mut [f32]) -> Multiplier<'a> {
+        if Storage::of::<T>() == Storage::Bf16 && fast_bf16() { Multiplier::Bf16 { packed } } else { Multiplier::F32 }
+    }
+
+    /// Length of the scratch for any product with extents of at most `edge`.
+    pub fn scratch_len(edge: usize) -> usize {
+        if !fast_bf16() {
+            return 0;
+        }
+        scratch_bytes(Compute::Bf16, edge, edge, edge, Storage::F32).div_ceil(size_of::<f32>()).next_multiple_of(VECTOR)
+    }
+
+    /// Cuts a factor of a product in two: one for the operand when it is packed, one for the sums. An operand in bf16
+    /// takes a power of two only, which rounds nothing.
+    pub fn split_factor(&self, factor: f32) -> (f32, f32) {
+        const MANTISSA: u32 = (1 << 23) - 1;
+        match self {
+            Multiplier::Bf16 { .. } if factor.to_bits() & MANTISSA != 0 => (1.0, factor),
+            _ => (factor, 1.0),
+        }
+    }
+
+    /// `c = alpha a b`, added to what is there if `accumulate`.
+    ///
+    /// # Shapes
+    /// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
+    ///
+    /// # Panics
+    /// If a shape goes beyond its slice, or [`Multiplier::F32`] is given a factor, which belongs to an operand.
+    pub fn product(
+        &mut self,
+        (m, n, k): (usize, usize, usize),
+        alpha: f32,
+        a: Strided,
+        (b, ldb): (&[f32], usize),
+        (c, ldc): (&mut [f32], usize),
+        accumulate: bool,
+    ) {
+        let Multiplier::Bf16 { packed } = self else {
+            assert!(alpha == 1.0);
+            return tile_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+        };
+        if m == 0 || n == 0 || k == 0 {
+            return tile_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+        }
+        assert!(a.column == 1 || a.row == 1);
+        assert!((m - 1) * a.row + (k - 1) * a.column < a.data.len());
+        assert!((k - 1) * ldb + n <= b.len() && n <= ldb && (m - 1) * ldc + n <= c.len() && n <= ldc);
+        let left = TileRef::new(a.data.as_ptr(), a.row.max(a.column));
+        let left = if a.column == 1 { left } else { left.t() };
+        let (right, to) = (TileRef::new(b.as_ptr(), ldb), TileMut::new(c.as_mut_ptr(), ldc));
+        let epilogue = Epilogue { accumulate, bias: None, alpha };
+        // SAFETY: the asserts keep every access within the slices, whose borrows say that nobody else writes them.
+        unsafe {
+            let scratch = bytemuck::cast_slice_mut(packed);
+            tile_matmul(Compute::Bf16, m, n, k, left, right, to, epilogue, scratch);
+        }
+    }
+}
+
 /// `c = a b`, added to what is there if `accumulate`.
 ///
 /// # Shapes
@@ -39,7 +116,7 @@ impl<'a> Strided<'a> {
 ///
 /// # Panics
 /// If a shape goes beyond its slice.
-pub fn tile_product(
+fn tile_product(
     (m, n, k): (usize, usize, usize),
     a: Strided,
     (b, ldb): (&[f32], usize),
@@ -117,6 +194,31 @@ simd! {
 mod tests {
     use super::super::testing::{close, random};
     use super::*;
+
+    #[test]
+    fn the_matrix_unit_agrees_with_the_vector_units_on_numbers_that_bf16_holds() {
+        if !fast_bf16() {
+            return;
+        }
+        let eighths = |n, seed| -> Vec<f32> { random(n, seed).iter().map(|x| (x * 8.0).round() / 8.0).collect() };
+        for (m, n, k) in [(1, 16, 1), (5, 32, 3), (64, 64, 64), (33, 48, 17), (64, 128, 50)] {
+            for (transposed, accumulate, alpha) in [(false, false, 1.0), (true, true, 1.0), (false, true, 0.3)] {
+                let (a, b, old) = (eighths(m * k, 1), eighths(k * n, 2), eighths(m * n, 3));
+                let left = if transposed { Strided::transposed(&a, m) } else { Strided::rows(&a, k) };
+                let mut packed = vec![f32::NAN; Multiplier::scratch_len(128)];
+                let (mut c, mut sums) = (old.clone(), vec![0.0; m * n]);
+
+                let mut multiplier = Multiplier::Bf16 { packed: &mut packed };
+                multiplier.product((m, n, k), alpha, left, (&b, n), (&mut c, n), accumulate);
+
+                tile_product((m, n, k), left, (&b, n), (&mut sums, n), false);
+                let base = |i: usize| if accumulate { old[i] } else { 0.0 };
+                let expected: Vec<f64> =
+                    sums.iter().enumerate().map(|(i, x)| (alpha * x) as f64 + base(i) as f64).collect();
+                close(&c, &expected, 1e-6);
+            }
+        }
+    }
 
     #[test]
     fn product_of_ragged_tiles_matches_a_plain_sum() {

@@ -8,8 +8,11 @@ use super::parallel::CHUNK;
 use super::simd::simd;
 use rayon::prelude::*;
 
-/// Elements that go through the whole tree together: its partial sums stay in the first-level cache.
-const TILE: usize = 256;
+/// Elements that go through the whole tree together: its partial sums stay in the caches of a core.
+const TILE: usize = 512;
+
+/// Leaves that are added in registers: a power of two, so that they are a subtree.
+const GROUP: usize = 8;
 
 /// Partial sums that wait for their right-hand sides: at most one of each power of two.
 const LEVELS: usize = 16;
@@ -48,24 +51,61 @@ simd! {
     /// Adds to `first` the elements of `rest` from `start` on.
     fn sum_chunk(first: &mut [f32], rest: &[&[f32]], start: usize) {
         let mut waiting = [[0.0f32; TILE]; LEVELS];
+        let (mut head, n) = ([0.0f32; TILE], rest.len() + 1);
         for (tile, first) in first.chunks_mut(TILE).enumerate() {
-            let from = start + tile * TILE;
-            waiting[0][..first.len()].copy_from_slice(first);
-            let mut n_waiting = 1;
-            for (i, leaf) in rest.iter().enumerate() {
-                waiting[n_waiting][..first.len()].copy_from_slice(&leaf[from..from + first.len()]);
-                n_waiting += 1;
-                // Leaf `i + 1` completes as many subtrees as its successor has trailing zeros, as in binary counting.
-                for _ in 0..(i + 2).trailing_zeros() {
-                    n_waiting -= 1;
-                    add_last(&mut waiting, n_waiting);
+            let (from, len) = (start + tile * TILE, first.len());
+            head[..len].copy_from_slice(first);
+            let (mut n_waiting, mut done) = (0, 0);
+            while done < n {
+                let subtree = GROUP.min(1 << (n - done).ilog2());
+                let mut leaves = [&head[..len]; GROUP];
+                for (i, leaf) in leaves.iter_mut().enumerate().take(subtree) {
+                    if done + i > 0 {
+                        *leaf = &rest[done + i - 1][from..from + len];
+                    }
                 }
+                sum_subtree(&mut waiting[n_waiting][..len], leaves, subtree);
+                done += subtree;
+                // A whole group completes as many subtrees as its count has trailing zeros, as in binary counting;
+                // what is smaller waits for the end.
+                let n_complete = if subtree == GROUP { (done / GROUP).trailing_zeros() } else { 0 };
+                for _ in 0..n_complete {
+                    add_last(&mut waiting, n_waiting);
+                    n_waiting -= 1;
+                }
+                n_waiting += 1;
             }
-            while n_waiting > 1 {
-                n_waiting -= 1;
-                add_last(&mut waiting, n_waiting);
+            for last in (1..n_waiting).rev() {
+                add_last(&mut waiting, last);
             }
-            first.copy_from_slice(&waiting[0][..first.len()]);
+            first.copy_from_slice(&waiting[0][..len]);
+        }
+    }
+}
+
+/// The sum of the first `n` leaves, in one pass.
+#[inline(always)]
+fn sum_subtree(to: &mut [f32], leaves: [&[f32]; GROUP], n: usize) {
+    let len = to.len();
+    let [a, b, c, d, e, f, g, h] = leaves;
+    let (a, b, c, d) = (&a[..len], &b[..len], &c[..len], &d[..len]);
+    let (e, f, g, h) = (&e[..len], &f[..len], &g[..len], &h[..len]);
+    match n {
+        1 => to.copy_from_slice(a),
+        2 => {
+            for i in 0..len {
+                to[i] = a[i] + b[i];
+            }
+        }
+        4 => {
+            for i in 0..len {
+                to[i] = (a[i] + b[i]) + (c[i] + d[i]);
+            }
+        }
+        _ => {
+            for i in 0..len {
+                to[i] = ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i]));
+            }
         }
     }
 }
@@ -111,7 +151,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn both_forms_follow_the_tree_to_the_bit(n in 0usize..70, len in 0usize..700, seed in any::<u64>()) {
+        fn both_forms_follow_the_tree_to_the_bit(n in 0usize..70, len in 0usize..2500, seed in any::<u64>()) {
             let leaves = leaves(n, len, seed);
             let slices: Vec<&[f32]> = leaves.iter().map(Vec::as_slice).collect();
 
