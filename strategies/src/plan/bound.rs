@@ -12,12 +12,13 @@ use super::hardware::Hardware;
 use crate::passes::recompute::Recompute;
 use crate::pipeline::ScheduleKind;
 use crate::world::Kind;
+use serde::Serialize;
 
 /// Bytes of an element of parameters, of gradients, and of each of the optimizer's two moments.
 const MASTER_BYTES: f64 = 4.0;
 
 /// What a candidate takes at least.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bound {
     /// Seconds of a step.
     pub step_seconds: f64,
@@ -93,10 +94,10 @@ impl<'a> MeshBound<'a> {
             Recompute::Selective => products,
             Recompute::Full => products + attention,
         };
-        let hidden_sums = (sums - products).max(0.0);
+        let exposed_sums = (sums - products).max(0.0);
         // Flash attention runs five products backward for two forward.
-        let backward_input = products + (2.5 * attention).max(2.0 * around) + hidden_sums + again;
-        Layer { forward, backward_input, backward_weight: products }
+        let backward_input = products + (2.5 * attention).max(2.0 * around) + exposed_sums + again;
+        Layer { forward, backward_input, backward_weight: products * self.trained_fraction() }
     }
 
     /// Keys and values once around the ring.
@@ -116,7 +117,8 @@ impl<'a> MeshBound<'a> {
         let both_ways = layer.forward + layer.backward_input;
         let slowest = w.n_layers.div_ceil(self.mesh.pp) as f64 * (both_ways + layer.backward_weight);
         let logits = 2.0 * (w.vocab_size * w.hidden_size) as f64 * self.tokens(candidate);
-        let head = 3.0 * logits / self.mesh.tp as f64 / self.hardware.matmul(w.compute).best();
+        let head =
+            (2.0 + self.trained_fraction()) * logits / self.mesh.tp as f64 / self.hardware.matmul(w.compute).best();
         // The last stage has the head and may have a block less for it.
         let spread = (w.n_layers as f64 / p * (both_ways + layer.backward_weight)).max(head);
         let busiest = if p == 1.0 { slowest + head } else { slowest.max(spread) };
@@ -130,32 +132,34 @@ impl<'a> MeshBound<'a> {
     }
 
     /// Elements of a stage's parameters on one tensor shard; the mean stage.
-    fn local_params(&self) -> f64 {
-        let w = self.workload;
-        let all = w.n_layers * w.layer_params + w.embedding_params + w.head_params;
-        all as f64 / (self.mesh.pp * self.mesh.tp) as f64
+    fn local(&self, n_params: usize) -> f64 {
+        n_params as f64 / (self.mesh.pp * self.mesh.tp) as f64
+    }
+
+    fn trained_fraction(&self) -> f64 {
+        (self.workload.trainable_params as f64 / self.workload.n_params() as f64).min(1.0)
     }
 
     /// What the communication streams carry for gradients and parameters.
     fn data_parallel_seconds(&self, candidate: &Candidate) -> f64 {
-        let hw = self.hardware;
-        let bytes = self.local_params() * MASTER_BYTES;
-        let shards = self.mesh.shards() as f64;
-        // ZeRO-3 gathers for the forward and again for the backward pass; parameters may travel in half width.
-        let n_gathers = match candidate.zero {
+        let (w, hw) = (self.workload, self.hardware);
+        let trained = self.local(w.trainable_params) * MASTER_BYTES;
+        // ZeRO-3 gathers everything, for the forward and again for the backward pass; in half width, if it can.
+        let gathered = match candidate.zero {
             ZeroStage::Zero0 => 0.0,
-            ZeroStage::Zero1 | ZeroStage::Zero2 => 1.0,
-            ZeroStage::Zero3 => 2.0,
+            ZeroStage::Zero1 | ZeroStage::Zero2 => trained / 2.0,
+            ZeroStage::Zero3 => 2.0 * self.local(w.n_params()) * MASTER_BYTES / 2.0,
         };
-        let gather = n_gathers * collective_seconds(hw, Kind::AllGather, bytes / 2.0, self.shards);
-        let scatter = collective_seconds(hw, Kind::ReduceScatter, bytes, self.shards);
-        gather + scatter + collective_seconds(hw, Kind::AllReduce, bytes / shards, self.replicas)
+        collective_seconds(hw, Kind::AllGather, gathered, self.shards)
+            + collective_seconds(hw, Kind::ReduceScatter, trained, self.shards)
+            + collective_seconds(hw, Kind::AllReduce, trained / self.mesh.shards() as f64, self.replicas)
     }
 
     /// Parameter, both moments read and written, gradient read.
     fn optimizer_seconds(&self, candidate: &Candidate) -> f64 {
         let sharded = if candidate.zero == ZeroStage::Zero0 { 1.0 } else { self.mesh.shards() as f64 };
-        self.local_params() / sharded * 7.0 * MASTER_BYTES / self.hardware.stream_bytes_per_s()
+        let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
+        trained / sharded * 7.0 / self.hardware.stream_bytes_per_s()
     }
 
     /// State of the mean stage, activations of the first.
@@ -163,8 +167,9 @@ impl<'a> MeshBound<'a> {
         let w = self.workload;
         let shards = self.mesh.shards() as f64;
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
-        let copies = 1.0 / over(ZeroStage::Zero3) + 1.0 / over(ZeroStage::Zero2) + 2.0 / over(ZeroStage::Zero1);
-        let state = self.local_params() * MASTER_BYTES * copies;
+        let trained = 1.0 / over(ZeroStage::Zero2) + 2.0 / over(ZeroStage::Zero1);
+        let state = self.local(w.n_params()) / over(ZeroStage::Zero3) + self.local(w.trainable_params) * trained;
+        let state = state * MASTER_BYTES;
         let stream = w.hidden_size * w.activation_bytes;
         let kept = match candidate.recompute {
             Recompute::None => w.layer_kept_bytes.max(stream),

@@ -6,6 +6,7 @@ use crate::passes::recompute::Recompute;
 use crate::pipeline::ScheduleKind;
 use crate::program::Compute;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Sizes of the mesh's axes, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -79,6 +80,8 @@ pub struct Workload {
     pub embedding_params: usize,
     /// Parameters behind the last block; 0 if the head shares the embedding's.
     pub head_params: usize,
+    /// Parameters that are trained, adapters included; all of them unless some are frozen.
+    pub trainable_params: usize,
     /// Tokens of a row.
     pub seq_len: usize,
     /// Rows of a step, over all ranks.
@@ -89,6 +92,13 @@ pub struct Workload {
     pub activation_bytes: usize,
     /// Bytes that a block keeps of a token for its backward pass with nothing recomputed or sharded.
     pub layer_kept_bytes: usize,
+}
+
+impl Workload {
+    /// Parameters of the model.
+    pub const fn n_params(&self) -> usize {
+        self.n_layers * self.layer_params + self.embedding_params + self.head_params
+    }
 }
 
 impl MeshSizes {
@@ -194,6 +204,13 @@ impl Candidate {
             return Err(Reason::Schedule { schedule, n_microbatches, pp });
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for MeshSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MeshSizes { pp, dp_replicate, dp_shard, cp, tp } = self;
+        write!(f, "pp {pp} x dp_replicate {dp_replicate} x dp_shard {dp_shard} x cp {cp} x tp {tp}")
     }
 }
 

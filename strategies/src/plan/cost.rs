@@ -13,7 +13,6 @@ use super::hardware::{Hardware, Link};
 use crate::cost::Cost;
 use crate::program::Compute;
 use crate::world::{Kind, Post};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Seconds of one instruction.
@@ -38,9 +37,11 @@ pub struct Placement {
 impl Placement {
     /// Of members on these nodes.
     pub fn of(nodes: &[u32]) -> Placement {
-        let mut members: BTreeMap<u32, u32> = BTreeMap::new();
-        nodes.iter().for_each(|node| *members.entry(*node).or_default() += 1);
-        Placement { n_nodes: members.len() as u32, per_node: members.values().min().copied().unwrap_or(0) }
+        // Members mostly come node by node, so that there is nothing to sort; this is asked of every collective.
+        let mut nodes = nodes.to_vec();
+        nodes.sort_unstable();
+        let members = || nodes.chunk_by(|a, b| a == b).map(|node| node.len() as u32);
+        Placement { n_nodes: members().count() as u32, per_node: members().min().unwrap_or(0) }
     }
 
     fn size(self) -> u32 {
@@ -74,6 +75,20 @@ pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: Place
 }
 
 /// Duration of a posted collective between members on these nodes; for [`crate::world::Links`].
+///
+/// ```
+/// use phalanx_strategies::plan::Hardware;
+/// use phalanx_strategies::plan::cost::post_duration;
+/// use phalanx_strategies::world::{Links, World};
+///
+/// let h200 = Hardware::named("h200").expect("it is shipped"); let node = |rank| h200.node(rank); let duration = |post:
+/// &_, nodes: &[u32]| post_duration(&h200, post, nodes);
+///
+/// let timeline = World::new().simulate(&Links { node: &node, duration: &duration }, false)?;
+///
+/// assert!(timeline.makespan.is_zero());
+/// # Ok::<(), phalanx_strategies::world::WorldError>(())
+/// ```
 pub fn post_duration(hardware: &Hardware, post: &Post, nodes: &[u32]) -> Duration {
     let seconds = collective_seconds(hardware, post.collective.kind, post.size_bytes() as f64, Placement::of(nodes));
     Duration::from_secs_f64(seconds)

@@ -1,8 +1,9 @@
 //! Why a candidate is out, as people read it.
 
 use crate::pipeline::ScheduleKind;
+use serde::{Serialize, Serializer};
 
-/// Why not.
+/// Why not. Written as its sentence.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Reason {
     /// Query heads do not divide.
@@ -64,7 +65,7 @@ pub enum Reason {
         micro: usize,
     },
     /// It has its name, and nothing to gain.
-    #[error("{schedule:?} gains nothing with {n_microbatches} microbatches on {pp} stages")]
+    #[error("{schedule} gains nothing with {n_microbatches} microbatches on {pp} stages")]
     Schedule {
         /// Which.
         schedule: ScheduleKind,
@@ -101,6 +102,12 @@ pub enum Reason {
         /// Its words.
         why: String,
     },
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl Reason {

@@ -8,6 +8,7 @@ use super::bound::{Bound, MeshBound};
 use super::candidate::{Candidate, MeshSizes, Workload};
 use super::hardware::Hardware;
 use super::reason::Reason;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// How much to look at.
@@ -24,7 +25,7 @@ pub struct Options {
 }
 
 /// What a candidate really takes, read off its program.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Seconds of a step.
     pub step_seconds: f64,
@@ -35,7 +36,7 @@ pub struct Evaluation {
 }
 
 /// A candidate that works.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ranked {
     /// What.
     pub candidate: Candidate,
@@ -48,7 +49,7 @@ pub struct Ranked {
 }
 
 /// Candidates of one mesh that are out for one kind of reason.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Refusal {
     /// The mesh.
     pub mesh: MeshSizes,
@@ -61,7 +62,7 @@ pub struct Refusal {
 }
 
 /// What came of a search.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[must_use]
 pub struct Plan {
     /// What works, fastest first.

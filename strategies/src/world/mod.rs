@@ -15,7 +15,7 @@
 //! - `W-3` on each stream (a group's collectives; its transfers from one member to another) members have the same
 //!   descriptors in the same order, numbered from 0, and all that is started is awaited, once.
 //!
-//! Runs are of *classes* of ranks that cannot be told apart ([`symmetry`]), not of ranks.
+//! Runs are of *classes* of ranks that cannot be told apart (file `symmetry`), not of ranks.
 //!
 //! Deliberately absent: whether buffers are touched between start and await, which a rank can see by itself
 //! ([`crate::verify`]).

@@ -45,6 +45,21 @@ fn recomputation_trades_time_for_memory() {
     assert!(none.memory_bytes > selective.memory_bytes && selective.memory_bytes > full.memory_bytes);
 }
 
+// Hu et al. 2021, LoRA, §4.2 (arXiv:2106.09685): no gradients and no optimizer state for what is frozen.
+#[test]
+fn frozen_parameters_need_neither_gradients_nor_moments() {
+    let (whole, hardware, mesh) = (llama_70b(8), h100(), mesh(1, 8, 1));
+    let adapters = Workload { trainable_params: 1_000_000, ..whole };
+
+    let [whole, adapters] =
+        [whole, adapters].map(|w| MeshBound::new(mesh, &w, &hardware).of(&candidate(mesh, ZeroStage::Zero1, 1)));
+
+    let n_params = llama_70b(8).n_params() as f64;
+    let saved = (whole.memory_bytes - adapters.memory_bytes) as f64;
+    assert!((saved / (n_params * (4.0 + 8.0 / 8.0)) - 1.0).abs() < 1e-3, "{saved}");
+    assert!(adapters.step_seconds < 0.8 * whole.step_seconds);
+}
+
 // 6 operations a parameter and token, and attention: nothing is faster than its arithmetic.
 #[test]
 fn a_step_takes_at_least_its_arithmetic() {
@@ -67,7 +82,8 @@ proptest! {
             ScheduleKind::GPipe, ScheduleKind::OneF1B, ScheduleKind::ZeroBubble, ScheduleKind::Interleaved { chunks },
         ][kind];
         let n_layers = pp * per_stage * schedule.n_chunks();
-        let workload = Workload { n_layers, vocab_size: 0, embedding_params: 0, head_params: 0, ..llama_70b(m) };
+        let blocks = Workload { n_layers, vocab_size: 0, embedding_params: 0, head_params: 0, ..llama_70b(m) };
+        let workload = Workload { trainable_params: blocks.n_params(), ..blocks };
         let (hardware, mesh) = (h100(), mesh(pp, 1, 1));
         let candidate = Candidate { schedule, ..candidate(mesh, ZeroStage::Zero0, m) };
         prop_assume!(candidate.fits(&workload).is_ok());

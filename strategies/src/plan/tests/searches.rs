@@ -99,6 +99,20 @@ fn reasons_name_the_numbers_that_do_not_fit() {
 }
 
 #[test]
+fn a_plan_is_written_with_sentences_for_reasons() {
+    let workload = small(8);
+
+    let plan = search(&workload, &h100(), &options(1), |c| pretended(c, &workload));
+    let written = serde_json::to_value(&plan).unwrap();
+
+    assert_eq!(written["ranked"][0]["candidate"]["zero"], "0");
+    assert_eq!(written["ranked"][0]["candidate"]["mesh"]["pp"], 1);
+    let reasons: Vec<&str> =
+        written["refused"].as_array().unwrap().iter().filter_map(|r| r["reason"].as_str()).collect();
+    assert!(reasons.iter().all(|r| r.starts_with("takes at least ")) && !reasons.is_empty(), "{reasons:?}");
+}
+
+#[test]
 fn key_value_heads_may_be_repeated() {
     let one = MeshSizes { pp: 1, dp_replicate: 1, dp_shard: 1, cp: 1, tp: 8 };
     let grouped = Workload { n_kv_heads: 4, ..llama_70b(1) };
