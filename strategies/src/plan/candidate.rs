@@ -207,10 +207,20 @@ impl Candidate {
     }
 }
 
+/// The axes that are in use.
 impl fmt::Display for MeshSizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MeshSizes { pp, dp_replicate, dp_shard, cp, tp } = self;
-        write!(f, "pp {pp} x dp_replicate {dp_replicate} x dp_shard {dp_shard} x cp {cp} x tp {tp}")
+        let axes = [
+            ("pp", self.pp),
+            ("dp_replicate", self.dp_replicate),
+            ("dp_shard", self.dp_shard),
+            ("cp", self.cp),
+            ("tp", self.tp),
+        ];
+        let used: Vec<String> =
+            axes.iter().filter(|(_, size)| *size > 1).map(|(axis, size)| format!("{axis} {size}")).collect();
+        f.write_str(if used.is_empty() { "one rank" } else { "" })?;
+        f.write_str(&used.join(" x "))
     }
 }
 

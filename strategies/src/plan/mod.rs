@@ -6,6 +6,7 @@
 //! - [`reason`]: why a candidate is out, as the sentence that people read.
 //! - [`bound`]: a quick estimate of a candidate that errs on the fast and small side.
 //! - [`mod@search`]: bounds all candidates, then has the promising ones compiled and simulated by the caller.
+//! - [`report`]: a plan as the cells of a table.
 //!
 //! Deliberately absent: compiling a candidate, which is the caller's, and any knowledge of a model beyond [`Workload`].
 
@@ -14,6 +15,7 @@ pub mod candidate;
 pub mod cost;
 pub mod hardware;
 pub mod reason;
+pub mod report;
 pub mod search;
 
 pub use candidate::{Candidate, MeshSizes, Workload, ZeroStage};
