@@ -28,6 +28,7 @@ pub use timeline::{Timeline, WorkTimes, timeline};
 pub use transfers::{Action, Payload, Transfer, actions};
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Which schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -99,6 +100,17 @@ impl ScheduleKind {
                 (interleaved::n_warmup(n_stages, stage, n_microbatches, chunks) + 1).min(chunks * n_microbatches)
             }
             ScheduleKind::ZeroBubble => n_stages.min(n_microbatches),
+        }
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ScheduleKind::GPipe => f.write_str("gpipe"),
+            ScheduleKind::OneF1B => f.write_str("1f1b"),
+            ScheduleKind::Interleaved { chunks } => write!(f, "interleaved over {chunks} chunks"),
+            ScheduleKind::ZeroBubble => f.write_str("zero_bubble"),
         }
     }
 }

@@ -15,7 +15,7 @@
 //! - `W-3` on each stream (a group's collectives; its transfers from one member to another) members have the same
 //!   descriptors in the same order, numbered from 0, and all that is started is awaited, once.
 //!
-//! Runs are of *classes* of ranks that cannot be told apart ([`symmetry`]), not of ranks.
+//! Runs are of *classes* of ranks that cannot be told apart (file `symmetry`), not of ranks.
 //!
 //! Deliberately absent: whether buffers are touched between start and await, which a rank can see by itself
 //! ([`crate::verify`]).
@@ -36,6 +36,7 @@ pub use timeline::{RankTimes, Span, Timeline, What};
 use crate::program::DType;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 /// Position in the world.
@@ -142,8 +143,9 @@ pub struct World {
     traces: Vec<Vec<Step>>,
     groups: Vec<Vec<Rank>>,
     ranks: Vec<Binding>,
-    trace_ids: BTreeMap<Vec<Step>, TraceId>,
-    group_ids: BTreeMap<Vec<Rank>, GroupId>,
+    /// Those of equal hash; traces are long, so that they are not kept twice.
+    trace_ids: BTreeMap<u64, Vec<TraceId>>,
+    group_ids: BTreeMap<u64, Vec<GroupId>>,
 }
 
 /// What one rank runs, and where.
@@ -161,24 +163,26 @@ impl World {
 
     /// Adds a trace; equal ones have one id.
     pub fn trace(&mut self, steps: Vec<Step>) -> TraceId {
-        let next = TraceId(self.traces.len() as u32);
-        if let Some(id) = self.trace_ids.get(&steps) {
+        let alike = self.trace_ids.entry(hash(&steps)).or_default();
+        if let Some(id) = alike.iter().find(|id| self.traces[id.0 as usize] == steps) {
             return *id;
         }
-        self.traces.push(steps.clone());
-        self.trace_ids.insert(steps, next);
-        next
+        let id = TraceId(self.traces.len() as u32);
+        alike.push(id);
+        self.traces.push(steps);
+        id
     }
 
     /// Adds a group of ranks, given in the order of their positions; equal ones have one id.
     pub fn group(&mut self, members: Vec<Rank>) -> GroupId {
-        let next = GroupId(self.groups.len() as u32);
-        if let Some(id) = self.group_ids.get(&members) {
+        let alike = self.group_ids.entry(hash(&members)).or_default();
+        if let Some(id) = alike.iter().find(|id| self.groups[id.0 as usize] == members) {
             return *id;
         }
-        self.groups.push(members.clone());
-        self.group_ids.insert(members, next);
-        next
+        let id = GroupId(self.groups.len() as u32);
+        alike.push(id);
+        self.groups.push(members);
+        id
     }
 
     /// Adds the next rank: its trace, and the groups that [`GroupSlot`] counts.
@@ -227,6 +231,13 @@ impl World {
     fn binding(&self, rank: Rank) -> &Binding {
         &self.ranks[rank.0 as usize]
     }
+}
+
+/// The same in every run: the hasher has no random keys.
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl Kind {

@@ -1,0 +1,239 @@
+//! What can be chosen, and everything worth trying.
+
+use super::hardware::Hardware;
+use super::reason::Reason;
+use crate::passes::recompute::Recompute;
+use crate::pipeline::ScheduleKind;
+use crate::program::Compute;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Sizes of the mesh's axes, outermost first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MeshSizes {
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Replicas of the parameters.
+    pub dp_replicate: usize,
+    /// Shards of parameters, gradients or optimizer state.
+    pub dp_shard: usize,
+    /// Context shards.
+    pub cp: usize,
+    /// Tensor shards.
+    pub tp: usize,
+}
+
+/// What is sharded over `dp_shard x cp`. Source: Rajbhandari et al. 2020, ZeRO, §5 (arXiv:1910.02054).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ZeroStage {
+    /// Nothing.
+    #[serde(rename = "0")]
+    Zero0,
+    /// Optimizer state.
+    #[serde(rename = "1")]
+    Zero1,
+    /// Gradients, too.
+    #[serde(rename = "2")]
+    Zero2,
+    /// Parameters, too.
+    #[serde(rename = "3")]
+    Zero3,
+}
+
+/// One way to train.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// How ranks are arranged.
+    pub mesh: MeshSizes,
+    /// What is sharded.
+    pub zero: ZeroStage,
+    /// Order of microbatches in the pipeline.
+    pub schedule: ScheduleKind,
+    /// What is computed twice.
+    pub recompute: Recompute,
+    /// Rows of a microbatch.
+    pub micro_batch_size: usize,
+    /// Microbatches of a replica in a step.
+    pub n_microbatches: usize,
+}
+
+/// The model and its batch, as far as a plan depends on them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the feed-forward part.
+    pub intermediate_size: usize,
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Parameters of a block.
+    pub layer_params: usize,
+    /// Parameters before the first block.
+    pub embedding_params: usize,
+    /// Parameters behind the last block; 0 if the head shares the embedding's.
+    pub head_params: usize,
+    /// Parameters that are trained, adapters included; all of them unless some are frozen.
+    pub trainable_params: usize,
+    /// Tokens of a row.
+    pub seq_len: usize,
+    /// Rows of a step, over all ranks.
+    pub global_batch_rows: usize,
+    /// Precision of products.
+    pub compute: Compute,
+    /// Bytes of an element of an activation.
+    pub activation_bytes: usize,
+    /// Bytes that a block keeps of a token for its backward pass with nothing recomputed or sharded.
+    pub layer_kept_bytes: usize,
+}
+
+impl Workload {
+    /// Parameters of the model.
+    pub const fn n_params(&self) -> usize {
+        self.n_layers * self.layer_params + self.embedding_params + self.head_params
+    }
+}
+
+impl MeshSizes {
+    /// Ranks.
+    pub const fn world_size(&self) -> usize {
+        self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+    }
+
+    /// Replicas that have different rows.
+    pub const fn replicas(&self) -> usize {
+        self.dp_replicate * self.dp_shard
+    }
+
+    /// Members that parameters are sharded over.
+    pub const fn shards(&self) -> usize {
+        self.dp_shard * self.cp
+    }
+
+    /// Every mesh of `world_size` ranks, in a fixed order.
+    pub fn all(world_size: usize) -> Vec<MeshSizes> {
+        let mut meshes = Vec::new();
+        for pp in divisors(world_size) {
+            for dp_replicate in divisors(world_size / pp) {
+                for dp_shard in divisors(world_size / pp / dp_replicate) {
+                    let rest = world_size / pp / dp_replicate / dp_shard;
+                    let with = |cp| MeshSizes { pp, dp_replicate, dp_shard, cp, tp: rest / cp };
+                    meshes.extend(divisors(rest).into_iter().map(with));
+                }
+            }
+        }
+        meshes
+    }
+
+    /// What of a mesh does not fit the model or the machines, whatever else is chosen.
+    ///
+    /// # Errors The first reason found.
+    pub fn fits(&self, workload: &Workload, hardware: &Hardware) -> Result<(), Reason> {
+        let MeshSizes { pp, cp, tp, .. } = *self;
+        let (n_heads, n_kv_heads, seq_len) = (workload.n_heads, workload.n_kv_heads, workload.seq_len);
+        let refused = if !n_heads.is_multiple_of(tp) {
+            Reason::Heads { n_heads, tp }
+        } else if !n_kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(n_kv_heads) {
+            Reason::KvHeads { n_kv_heads, tp }
+        } else if !workload.intermediate_size.is_multiple_of(tp) {
+            Reason::FeedForward { intermediate_size: workload.intermediate_size, tp }
+        } else if tp > hardware.devices_per_node as usize {
+            Reason::TensorAcrossNodes { tp, devices_per_node: hardware.devices_per_node }
+        } else if cp > 1 && !seq_len.is_multiple_of(2 * cp) {
+            Reason::Context { seq_len, cp }
+        } else if pp > workload.n_layers {
+            Reason::Layers { n_parts: pp, n_layers: workload.n_layers }
+        } else if !workload.global_batch_rows.is_multiple_of(self.replicas()) {
+            Reason::Batch { rows: workload.global_batch_rows, replicas: self.replicas(), micro: 1 }
+        } else {
+            return Ok(());
+        };
+        Err(refused)
+    }
+}
+
+impl Candidate {
+    /// Everything worth trying on a mesh that fits. `micro_batch_max` bounds the rows of a microbatch; they are powers
+    /// of two, and those that do not divide the batch are left out.
+    pub fn all(mesh: MeshSizes, workload: &Workload, micro_batch_max: usize) -> Vec<Candidate> {
+        let rows = workload.global_batch_rows / mesh.replicas();
+        let sizes = (0..).map(|i| 1usize << i).take_while(|b| *b <= micro_batch_max.min(rows));
+        let stages: &[ZeroStage] = match mesh.shards() {
+            1 => &[ZeroStage::Zero0],
+            _ => &[ZeroStage::Zero1, ZeroStage::Zero2, ZeroStage::Zero3],
+        };
+        let mut all = Vec::new();
+        for micro_batch_size in sizes.filter(|b| rows.is_multiple_of(*b)) {
+            for schedule in schedules(mesh.pp, workload.n_layers) {
+                for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+                    let n_microbatches = rows / micro_batch_size;
+                    let with = |zero: &ZeroStage| Candidate {
+                        mesh,
+                        zero: *zero,
+                        schedule,
+                        recompute,
+                        micro_batch_size,
+                        n_microbatches,
+                    };
+                    all.extend(stages.iter().map(with));
+                }
+            }
+        }
+        all
+    }
+
+    /// What of the schedule does not fit.
+    ///
+    /// # Errors The first reason found.
+    pub fn fits(&self, workload: &Workload) -> Result<(), Reason> {
+        let (pp, n_chunks) = (self.mesh.pp, self.schedule.n_chunks());
+        if pp * n_chunks > workload.n_layers {
+            return Err(Reason::Layers { n_parts: pp * n_chunks, n_layers: workload.n_layers });
+        }
+        // GPipe never takes less time or memory than 1F1B; chunks are of use once microbatches fill the pipeline.
+        let idle_chunks = n_chunks > 1 && self.n_microbatches < pp;
+        if pp > 1 && (self.schedule == ScheduleKind::GPipe || idle_chunks) {
+            let (schedule, n_microbatches) = (self.schedule, self.n_microbatches);
+            return Err(Reason::Schedule { schedule, n_microbatches, pp });
+        }
+        Ok(())
+    }
+}
+
+/// The axes that are in use.
+impl fmt::Display for MeshSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes = [
+            ("pp", self.pp),
+            ("dp_replicate", self.dp_replicate),
+            ("dp_shard", self.dp_shard),
+            ("cp", self.cp),
+            ("tp", self.tp),
+        ];
+        let used: Vec<String> =
+            axes.iter().filter(|(_, size)| *size > 1).map(|(axis, size)| format!("{axis} {size}")).collect();
+        f.write_str(if used.is_empty() { "one rank" } else { "" })?;
+        f.write_str(&used.join(" x "))
+    }
+}
+
+/// Schedules worth trying; on one stage they are all the same.
+fn schedules(pp: usize, n_layers: usize) -> Vec<ScheduleKind> {
+    if pp == 1 {
+        return vec![ScheduleKind::OneF1B];
+    }
+    let chunks = [2, 4, 8].into_iter().filter(|chunks| pp * chunks <= n_layers);
+    let interleaved = chunks.map(|chunks| ScheduleKind::Interleaved { chunks });
+    [ScheduleKind::GPipe, ScheduleKind::OneF1B, ScheduleKind::ZeroBubble].into_iter().chain(interleaved).collect()
+}
+
+fn divisors(n: usize) -> Vec<usize> {
+    (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
+}

@@ -1,0 +1,200 @@
+//! Branch and bound over all candidates.
+//!
+//! All meshes of the world size, all candidates of each; what does not fit is refused with its reason, the rest bounded
+//! ([`super::bound`]) and evaluated in the order of their bounds, until the next bound is no better than what was
+//! found. Source: Land and Doig 1960 (Econometrica 28), with the best bound first.
+
+use super::bound::{Bound, MeshBound};
+use super::candidate::{Candidate, MeshSizes, Workload};
+use super::hardware::Hardware;
+use super::reason::Reason;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How much to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Ranks.
+    pub world_size: usize,
+    /// Rows of a microbatch at most.
+    pub micro_batch_max: usize,
+    /// Candidates to keep.
+    pub n_keep: usize,
+    /// Candidates to evaluate at most.
+    pub n_evaluate_max: usize,
+}
+
+/// What a candidate really takes, read off its program.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// Bytes of the fullest rank.
+    pub memory_bytes: u64,
+    /// Seconds in which ranks wait, on the average: bubbles and communication that nothing hides.
+    pub exposed_seconds: f64,
+}
+
+/// A candidate that works.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ranked {
+    /// What.
+    pub candidate: Candidate,
+    /// What it was thought to take at least.
+    pub bound: Bound,
+    /// What it takes.
+    pub evaluation: Evaluation,
+    /// Tokens of a step over its seconds.
+    pub tokens_per_s: f64,
+}
+
+/// Candidates of one mesh that are out for one kind of reason.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Refusal {
+    /// The mesh.
+    pub mesh: MeshSizes,
+    /// One of them, the one that came closest; nothing if the mesh itself is out.
+    pub example: Option<Candidate>,
+    /// Why that one is out.
+    pub reason: Reason,
+    /// How many.
+    pub n_candidates: usize,
+}
+
+/// What came of a search.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[must_use]
+pub struct Plan {
+    /// What works, fastest first.
+    pub ranked: Vec<Ranked>,
+    /// What does not, by mesh and kind of reason.
+    pub refused: Vec<Refusal>,
+    /// Candidates that were bounded or refused one by one.
+    pub n_candidates: usize,
+    /// Candidates that were evaluated.
+    pub n_evaluated: usize,
+}
+
+/// Searches. `evaluate` compiles and simulates a candidate, or says what is wrong with it.
+pub fn search(
+    workload: &Workload,
+    hardware: &Hardware,
+    options: &Options,
+    mut evaluate: impl FnMut(&Candidate) -> Result<Evaluation, Reason>,
+) -> Plan {
+    let mut search = Search { refused: BTreeMap::new(), plan: Plan::default() };
+    let open = search.open(workload, hardware, options);
+    let n_tokens = (workload.global_batch_rows * workload.seq_len) as f64;
+    for (candidate, bound) in open {
+        if let Some(reason) = search.hopeless(&bound, options) {
+            search.refuse(candidate.mesh, Some(candidate), reason);
+            continue;
+        }
+        search.plan.n_evaluated += 1;
+        let evaluated = evaluate(&candidate).and_then(|e| fits(e.memory_bytes, hardware).map(|()| e));
+        match evaluated {
+            Ok(evaluation) => {
+                let tokens_per_s = n_tokens / evaluation.step_seconds;
+                search.keep(Ranked { candidate, bound, evaluation, tokens_per_s }, options);
+            }
+            Err(reason) => search.refuse(candidate.mesh, Some(candidate), reason),
+        }
+    }
+    search.plan.refused = search.refused.into_values().collect();
+    search.plan
+}
+
+impl Plan {
+    /// How many candidates (meshes, where the mesh itself is out) each kind of reason took, with the sentence of the
+    /// one that came closest.
+    pub fn summary(&self) -> BTreeMap<&'static str, (usize, &Reason)> {
+        let mut summary = BTreeMap::new();
+        for refusal in &self.refused {
+            let (n, reason) = summary.entry(refusal.reason.kind()).or_insert((0, &refusal.reason));
+            *n += refusal.n_candidates;
+            if closeness(&refusal.reason) < closeness(reason) {
+                *reason = &refusal.reason;
+            }
+        }
+        summary
+    }
+}
+
+struct Search {
+    refused: BTreeMap<(MeshSizes, &'static str), Refusal>,
+    plan: Plan,
+}
+
+impl Search {
+    /// Candidates that may work, best bound first; of equal ones, those enumerated first.
+    fn open(&mut self, workload: &Workload, hardware: &Hardware, options: &Options) -> Vec<(Candidate, Bound)> {
+        let mut open = Vec::new();
+        for mesh in MeshSizes::all(options.world_size) {
+            if let Err(reason) = mesh.fits(workload, hardware) {
+                self.refuse(mesh, None, reason);
+                continue;
+            }
+            let bounds = MeshBound::new(mesh, workload, hardware);
+            for candidate in Candidate::all(mesh, workload, options.micro_batch_max) {
+                self.plan.n_candidates += 1;
+                let bound = bounds.of(&candidate);
+                match candidate.fits(workload).and_then(|()| fits(bound.memory_bytes, hardware)) {
+                    Ok(()) => open.push((candidate, bound)),
+                    Err(reason) => self.refuse(mesh, Some(candidate), reason),
+                }
+            }
+        }
+        open.sort_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds));
+        open
+    }
+
+    /// Why a candidate need not be evaluated.
+    fn hopeless(&self, bound: &Bound, options: &Options) -> Option<Reason> {
+        let worst = self.plan.ranked.last().filter(|_| self.plan.ranked.len() >= options.n_keep);
+        let best_s = worst.map_or(f64::INFINITY, |r| r.evaluation.step_seconds);
+        if bound.step_seconds >= best_s {
+            return Some(Reason::Slower { at_least_s: bound.step_seconds, best_s });
+        }
+        let n_evaluated = self.plan.n_evaluated;
+        (n_evaluated >= options.n_evaluate_max).then_some(Reason::NotReached { n_evaluated })
+    }
+
+    fn keep(&mut self, ranked: Ranked, options: &Options) {
+        let seconds = ranked.evaluation.step_seconds;
+        let at = self.plan.ranked.partition_point(|r| r.evaluation.step_seconds <= seconds);
+        self.plan.ranked.insert(at, ranked);
+        if let Some(out) = self.plan.ranked.get(options.n_keep).copied() {
+            self.plan.ranked.truncate(options.n_keep);
+            let best_s = self.plan.ranked.last().map_or(f64::INFINITY, |r| r.evaluation.step_seconds);
+            let reason = Reason::Slower { at_least_s: out.evaluation.step_seconds, best_s };
+            self.refuse(out.candidate.mesh, Some(out.candidate), reason);
+        }
+    }
+
+    fn refuse(&mut self, mesh: MeshSizes, example: Option<Candidate>, reason: Reason) {
+        let refusal = self.refused.entry((mesh, reason.kind())).or_insert_with(|| Refusal {
+            mesh,
+            example,
+            reason: reason.clone(),
+            n_candidates: 0,
+        });
+        refusal.n_candidates += 1;
+        if closeness(&reason) < closeness(&refusal.reason) {
+            (refusal.example, refusal.reason) = (example, reason);
+        }
+    }
+}
+
+fn fits(needed: u64, hardware: &Hardware) -> Result<(), Reason> {
+    let available = hardware.memory_bytes;
+    if needed > available { Err(Reason::Memory { needed, available }) } else { Ok(()) }
+}
+
+/// By how much a candidate misses, where that can be said.
+fn closeness(reason: &Reason) -> f64 {
+    match reason {
+        Reason::Memory { needed, .. } => *needed as f64,
+        Reason::Slower { at_least_s, .. } => *at_least_s,
+        _ => 0.0,
+    }
+}

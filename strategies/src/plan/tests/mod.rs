@@ -1,0 +1,55 @@
+//! Costs against their formulas, bounds against simulated pipelines, the search against trying everything.
+
+mod bounds;
+mod costs;
+mod searches;
+
+use super::*;
+use crate::program::Compute;
+
+fn h100() -> Hardware {
+    Hardware::named("h100").unwrap()
+}
+
+/// Llama 3 70B, rows of 8192 tokens.
+fn llama_70b(global_batch_rows: usize) -> Workload {
+    Workload {
+        n_layers: 80,
+        n_heads: 64,
+        n_kv_heads: 8,
+        head_dim: 128,
+        hidden_size: 8192,
+        intermediate_size: 28672,
+        vocab_size: 128_256,
+        layer_params: 855_654_400,
+        embedding_params: 128_256 * 8192,
+        head_params: 128_256 * 8192,
+        trainable_params: 80 * 855_654_400 + 2 * 128_256 * 8192,
+        seq_len: 8192,
+        global_batch_rows,
+        compute: Compute::Bf16,
+        activation_bytes: 2,
+        layer_kept_bytes: 2 * (6 * 8192 + 10_240 + 3 * 28_672),
+    }
+}
+
+fn small(global_batch_rows: usize) -> Workload {
+    Workload {
+        n_layers: 12,
+        n_heads: 12,
+        n_kv_heads: 12,
+        head_dim: 64,
+        hidden_size: 768,
+        intermediate_size: 3072,
+        vocab_size: 50_257,
+        layer_params: 7_087_872,
+        embedding_params: 50_257 * 768,
+        head_params: 0,
+        trainable_params: 12 * 7_087_872 + 50_257 * 768,
+        seq_len: 1024,
+        global_batch_rows,
+        compute: Compute::Bf16,
+        activation_bytes: 2,
+        layer_kept_bytes: 34 * 768,
+    }
+}
