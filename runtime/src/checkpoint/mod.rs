@@ -25,13 +25,15 @@
 //! - **C-7** A save of many writers is committed only when the boxes of all tile every tensor exactly once; it succeeds for
 //!   all of them or for none, except where their connection breaks at the very end.
 //!
-//! Map: [`writer`] saves, alone or with others, by way of [`pending`], a checkpoint without its marker; [`reader`] verifies
+//! Map: [`writer`] saves, alone or with others, by way of [`pending`], a checkpoint without its marker,
+//! or [`background`] beside training; [`reader`] verifies
 //! and reads; [`catalog`] lists, finds the latest and removes old ones. [`index`] is what one writer says, [`contents`] what
-//! all say together, [`manifest`] and [`commit`] make it final; [`region`], [`tiling`] and [`flat_run`] are the geometry;
+//! all say together, [`manifest`] and [`commit`] make it final; [`region`], [`tiling`], [`flat_run`] and [`placement`] are the geometry;
 //! [`volume`] is the seam below which files are made durable.
 //!
 //! Deliberately absent: which tensors make up a training state, who holds which box, and when to save (the trainer knows).
 
+pub mod background;
 pub mod catalog;
 pub mod commit;
 pub mod contents;
@@ -41,6 +43,7 @@ pub mod index;
 pub mod manifest;
 pub mod pending;
 mod pieces;
+pub mod placement;
 pub mod reader;
 pub mod region;
 mod shard;

@@ -1,5 +1,6 @@
 //! The promises of a checkpoint: what is saved is loaded by any box, damage is seen, a crash costs nothing committed.
 
+mod background;
 mod catalog;
 mod crash;
 mod damage;

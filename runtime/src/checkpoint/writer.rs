@@ -191,6 +191,11 @@ impl CheckpointWriter {
         PendingCheckpoint::new(self.volume.clone(), id, meta, self.shard_bytes_max)
     }
 
+    /// The directory below which it saves.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Removes old checkpoints; see [`catalog::retain`].
     ///
     /// # Errors

@@ -33,6 +33,14 @@ pub fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchError> {
     Ok((FrameSender { socket: sender }, FrameReceiver { socket, cutter: FrameCutter::default() }))
 }
 
+/// Takes the second socket to the launcher, which carries no frames but descriptors of shared memory. Once per process.
+///
+/// # Errors
+/// [`LaunchError::NoChannel`] when the number is not that of a socket.
+pub fn adopt_passage(fd: RawFd) -> Result<UnixStream, LaunchError> {
+    sys::inherited_socket(fd).ok_or(LaunchError::NoChannel { fd })
+}
+
 impl FrameSender {
     /// Sends a value as a frame.
     ///

@@ -5,6 +5,7 @@
 //!   RankSet::spawn ── fork, exec ────────────────▶  channel::adopt(descriptor from its arguments)
 //!   RankSet::send ─── frames down: stop, save ───▶  FrameReceiver::receive
 //!   RankSet::next_event ◀── frames up: events ────  FrameSender::send
+//!   RankSet::take_passage ◀─ descriptors of memory ─▶ channel::adopt_passage
 //!        ▲ exit (pidfd) · last lines of stderr
 //! ```
 //!

@@ -17,7 +17,7 @@ use super::sys;
 const READ_BYTES: usize = 64 << 10;
 /// Bytes read of what a rank left behind when it ended: more than sockets and pipes hold, less than a process that it left
 /// behind can make us read.
-const REST_BYTES_MAX: usize = 4 << 20;
+const REST_BYTES_MAX: usize = 1 << 20;
 /// Bytes that may wait until the rank reads them.
 const WAITING_BYTES_MAX: usize = 2 << 20;
 
@@ -26,6 +26,7 @@ pub(super) struct RankProcess {
     child: Child,
     pidfd: OwnedFd,
     channel: Option<UnixStream>,
+    passage: Option<UnixStream>,
     stderr: Option<ChildStderr>,
     cutter: FrameCutter,
     waiting: VecDeque<u8>,
@@ -42,19 +43,21 @@ pub(super) struct Said {
 }
 
 impl RankProcess {
-    /// Starts the process that `make_command` describes when it is told the number of the inherited channel.
+    /// Starts the process that `make_command` describes when it is told the numbers of the inherited channel and passage.
     pub(super) fn start(
         rank: u32,
         cpus: &[usize],
-        make_command: impl FnOnce(RawFd) -> Command,
+        make_command: impl FnOnce(RawFd, RawFd) -> Command,
     ) -> Result<Self, LaunchError> {
         let refused = |error: io::Error| LaunchError::Start { rank, reason: error.to_string() };
         let (ours, theirs) = UnixStream::pair().map_err(refused)?;
         ours.set_nonblocking(true).map_err(refused)?;
-        let mut command = make_command(theirs.as_raw_fd());
+        let (passage, their_passage) = UnixStream::pair().map_err(refused)?;
+        let inherited = [theirs.as_raw_fd(), their_passage.as_raw_fd()];
+        let mut command = make_command(inherited[0], inherited[1]);
         // In a group of its own, so that an interrupt from the terminal reaches the launcher only, which ends the run orderly.
         command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-        sys::prepare(&mut command, theirs.as_raw_fd(), cpus);
+        sys::prepare(&mut command, inherited, cpus);
         let mut child = command.spawn().map_err(refused)?;
         let stderr = child.stderr.take();
         let followed = sys::pidfd_open(child.id()).and_then(|pidfd| {
@@ -72,6 +75,7 @@ impl RankProcess {
             child,
             pidfd,
             channel: Some(ours),
+            passage: Some(passage),
             stderr,
             cutter: FrameCutter::default(),
             waiting: VecDeque::new(),
@@ -86,6 +90,10 @@ impl RankProcess {
 
     pub(super) fn is_live(&self) -> bool {
         self.ending.is_none()
+    }
+
+    pub(super) fn take_passage(&mut self) -> Option<UnixStream> {
+        self.passage.take()
     }
 
     pub(super) fn last_lines(&self) -> impl Iterator<Item = &str> {
@@ -123,7 +131,7 @@ impl RankProcess {
         // It has ended, so this returns at once; an error means that somebody else took its status.
         self.ending = Some(self.child.wait().map_or(Ending::Code(-1), Ending::of));
         said.lines.extend(self.output.finish());
-        (self.channel, self.stderr) = (None, None);
+        (self.channel, self.passage, self.stderr) = (None, None, None);
         self.waiting.clear();
         (said, self.ending)
     }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,9 @@ pub struct RankStart {
     pub n_ranks: u32,
     /// The descriptor that it inherits, for [`super::channel::adopt`]; goes into its arguments.
     pub channel: RawFd,
+    /// The descriptor of the other end of [`RankSet::take_passage`], for [`super::channel::adopt_passage`]; goes into its
+    /// arguments, if it is used.
+    pub passage: RawFd,
     /// Threads that it should compute with; goes into its arguments.
     pub n_threads: usize,
 }
@@ -84,7 +88,7 @@ impl RankSet {
         let mut set = Self { ranks: Vec::new(), events: VecDeque::new(), waker: None, is_ending: false, failure: None };
         let (n_ranks, n_threads) = (cores.n_ranks(), cores.n_threads());
         for rank in 0..n_ranks {
-            let command = |channel| make_command(&RankStart { rank, n_ranks, channel, n_threads });
+            let command = |channel, passage| make_command(&RankStart { rank, n_ranks, channel, passage, n_threads });
             set.ranks.push(RankProcess::start(rank, cores.of(rank), command)?);
         }
         Ok(set)
@@ -112,6 +116,12 @@ impl RankSet {
     /// When there is no such rank.
     pub fn pid(&self, rank: u32) -> Result<u32, LaunchError> {
         self.ranks.get(rank as usize).map(RankProcess::pid).ok_or_else(|| self.no_such(rank))
+    }
+
+    /// A second socket to a rank, without frames: descriptors of shared memory are handed over through it. `None` when it
+    /// was taken before, or the rank has ended. It blocks; a rank that does not read holds up whoever writes.
+    pub fn take_passage(&mut self, rank: u32) -> Option<UnixStream> {
+        self.ranks.get_mut(rank as usize)?.take_passage()
     }
 
     /// Waits for the next event; `None` when `timeout` has passed, or all ranks have ended and everything was reported.

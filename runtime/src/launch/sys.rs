@@ -56,8 +56,8 @@ pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
 }
 
 /// Prepares a command for a rank: it dies with the thread that starts it, runs on these cores (any, if there are none
-/// given), and inherits `channel` under its number.
-pub(super) fn prepare(command: &mut Command, channel: RawFd, cpus: &[usize]) {
+/// given), and inherits these descriptors under their numbers.
+pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usize]) {
     // SAFETY: a set of bits, for which zero is valid.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     for &cpu in cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as usize) {
@@ -77,7 +77,9 @@ pub(super) fn prepare(command: &mut Command, channel: RawFd, cpus: &[usize]) {
             if is_bound {
                 checked(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set).into())?;
             }
-            checked(libc::fcntl(channel, libc::F_SETFD, 0).into())?;
+            for fd in inherited {
+                checked(libc::fcntl(fd, libc::F_SETFD, 0).into())?;
+            }
         }
         Ok(())
     };

@@ -1,6 +1,6 @@
-//! Real processes: this test binary, started again as a rank or as a launcher, and shells.
+//! L-1 to L-4 with real processes: this test binary, started again as a rank or as a launcher, and shells.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -91,6 +91,13 @@ fn a_rank() {
             std::process::abort();
         }
         "threads" => sender.send(&std::thread::available_parallelism().unwrap().get()).unwrap(),
+        "passage" => {
+            let fd: i32 = serde_json::from_slice(&receiver.receive().unwrap().unwrap()).unwrap();
+            let mut passage = channel::adopt_passage(fd).unwrap();
+            let mut byte = [0];
+            passage.read_exact(&mut byte).unwrap();
+            passage.write_all(&[byte[0] + 1]).unwrap();
+        }
         "deaf" => {
             sender.send(&"ready").unwrap();
             std::thread::sleep(PATIENCE * 10);
@@ -253,7 +260,7 @@ fn a_rank_that_sends_no_frames_is_killed_and_to_blame() {
 fn a_garbler() {
     let Ok(fd) = std::env::var(ROLE) else { return };
     let mut socket = sys::inherited_socket(fd.parse().unwrap()).unwrap();
-    std::io::Write::write_all(&mut socket, b"not a frame").unwrap();
+    socket.write_all(b"not a frame").unwrap();
     std::thread::sleep(PATIENCE * 10);
 }
 
@@ -281,7 +288,6 @@ fn bound_ranks_may_use_their_cores_only() {
 
 #[test]
 fn a_descriptor_of_the_callers_ends_the_wait_too() {
-    use std::io::Write;
     let (reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut set = shells(&["exec sleep 1000"]);
     set.wake_on(reader.into());
@@ -291,6 +297,27 @@ fn a_descriptor_of_the_callers_ends_the_wait_too() {
 
     assert_eq!(next(&mut set), RankEvent::Woken);
     set.terminate_all(PATIENCE).unwrap();
+}
+
+#[test]
+fn each_rank_has_a_passage_beside_its_channel() {
+    let mut fds = Vec::new();
+    let command = |start: &RankStart| {
+        fds.push(start.passage);
+        myself("a_rank", &format!("passage {}", start.channel))
+    };
+    let mut set = RankSet::spawn(&unbound(2), command).unwrap();
+    let passages = [0, 1].map(|rank| set.take_passage(rank).unwrap());
+    assert!(set.take_passage(0).is_none());
+
+    for (rank, mut passage) in (0..).zip(passages) {
+        let mut answer = [0];
+        set.send(rank, &fds[rank as usize]).unwrap();
+        passage.write_all(&[rank as u8 * 10]).unwrap();
+        passage.read_exact(&mut answer).unwrap();
+
+        assert_eq!(answer, [rank as u8 * 10 + 1]);
+    }
 }
 
 #[test]

@@ -1,0 +1,148 @@
+//! Saving while training goes on: the step stalls for a copy, a thread writes it.
+//!
+//! Source: Mohan et al. 2021, CheckFreq, §4 (FAST '21): a snapshot in memory, then persisting it beside the next steps. We
+//! differ in that the caller waits for one save before it starts the next, so that there is one snapshot at a time.
+
+use std::fmt::Display;
+use std::thread::{Builder, JoinHandle};
+
+use super::catalog::CheckpointId;
+use super::error::CheckpointError;
+use super::region::Region;
+use super::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
+use crate::hf::dtype::Dtype;
+
+/// Pieces and extras that own their bytes, all in one buffer that is used again.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    bytes: Vec<u8>,
+    pieces: Vec<OwnedPiece>,
+    extras: Vec<(String, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct OwnedPiece {
+    name: String,
+    dtype: Dtype,
+    global_shape: Vec<u64>,
+    region: Region,
+    bytes: std::ops::Range<usize>,
+}
+
+/// A save that goes on in the background. Dropped, it goes on unwatched.
+#[must_use = "whether it was saved is only known after `wait`"]
+#[derive(Debug)]
+pub struct BackgroundSave {
+    thread: JoinHandle<(Snapshot, Result<CheckpointId, CheckpointError>)>,
+}
+
+impl Snapshot {
+    /// Adds a box of a tensor; `fill` writes its elements, row-major, little-endian.
+    ///
+    /// # Panics
+    /// When the bytes of the box cannot be counted in 64 bits.
+    pub fn add(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        global_shape: &[u64],
+        region: Region,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        let len = dtype.bytes_of(&region.shape).expect("a box that is held in memory has a size") as usize;
+        let bytes = self.bytes.len()..self.bytes.len() + len;
+        self.bytes.resize(bytes.end, 0);
+        fill(&mut self.bytes[bytes.clone()]);
+        self.pieces.push(OwnedPiece {
+            name: name.to_owned(),
+            dtype,
+            global_shape: global_shape.to_vec(),
+            region,
+            bytes,
+        });
+    }
+
+    /// Adds a small file.
+    pub fn add_extra(&mut self, name: &str, content: Vec<u8>) {
+        self.extras.push((name.to_owned(), content));
+    }
+
+    /// Forgets everything but the memory, for the next snapshot.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+        self.extras.clear();
+    }
+
+    /// Bytes of tensors.
+    pub fn n_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn pieces(&self) -> Vec<Piece<'_>> {
+        self.pieces.iter().map(|piece| piece.borrowed(&self.bytes)).collect()
+    }
+
+    fn extras(&self) -> Vec<(&str, &[u8])> {
+        self.extras.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect()
+    }
+}
+
+impl OwnedPiece {
+    fn borrowed<'a>(&'a self, buffer: &'a [u8]) -> Piece<'a> {
+        Piece {
+            name: &self.name,
+            dtype: self.dtype,
+            global_shape: &self.global_shape,
+            offset: &self.region.offset,
+            shape: &self.region.shape,
+            bytes: &buffer[self.bytes.clone()],
+        }
+    }
+}
+
+impl CheckpointWriter {
+    /// Saves a snapshot as [`CheckpointWriter::save_together`] does, on a thread of its own; writer 0 then keeps the newest
+    /// `keep` checkpoints, if that is given. `sum` must not be a collective of the step that trains meanwhile, for its order
+    /// among those would be a matter of timing: it needs a group of its own, or goes by way of the launcher.
+    ///
+    /// # Errors
+    /// When the system refuses a thread; the snapshot is then lost.
+    pub fn save_in_background<E: Display>(
+        &self,
+        meta: CheckpointMeta,
+        seat: Seat,
+        snapshot: Snapshot,
+        keep: Option<usize>,
+        sum: impl FnMut(u64) -> Result<u64, E> + Send + 'static,
+    ) -> Result<BackgroundSave, CheckpointError> {
+        let writer = self.clone();
+        let save = move || {
+            let saved = writer.save_together(&meta, seat, &snapshot.pieces(), &snapshot.extras(), sum);
+            let retained = |id| match keep {
+                Some(keep) if seat.writer == 0 => writer.retain(keep).map(|_| id),
+                _ => Ok(id),
+            };
+            (snapshot, saved.and_then(retained))
+        };
+        let thread = Builder::new().name("save".into()).spawn(save);
+        let refused = |error| CheckpointError::io("start a thread to write", self.root(), &error);
+        thread.map(|thread| BackgroundSave { thread }).map_err(refused)
+    }
+}
+
+impl BackgroundSave {
+    /// Whether [`BackgroundSave::wait`] would return at once.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits until the checkpoint is durable or has failed; gives the snapshot back for the next one.
+    ///
+    /// # Errors
+    /// The inner result: as [`CheckpointWriter::save_together`], and when old checkpoints could not be removed, in which
+    /// case this one is saved nevertheless.
+    pub fn wait(self) -> (Snapshot, Result<CheckpointId, CheckpointError>) {
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
