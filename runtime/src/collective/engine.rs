@@ -26,7 +26,7 @@ pub(super) trait HasBell: Send + Sync {
 /// All streams of one rank, and what it sleeps on.
 pub(super) struct Engine {
     streams: Mutex<Vec<Arc<Mutex<dyn Advance>>>>,
-    bell: Box<dyn HasBell>,
+    bell: Arc<dyn HasBell>,
     n_looks_max: u32,
 }
 
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Engine {
 
 impl Engine {
     /// An engine of one of `n_ranks` on this machine.
-    pub(super) fn new(bell: Box<dyn HasBell>, n_ranks: u32) -> Engine {
+    pub(super) fn new(bell: Arc<dyn HasBell>, n_ranks: u32) -> Engine {
         // With fewer cores than ranks whoever looks on keeps the awaited rank from running.
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let n_looks_max = if n_ranks as usize <= n_cores { 4000 } else { 20 };

@@ -96,6 +96,17 @@ pub enum CollectiveError {
         /// Who is there.
         found: u32,
     },
+    /// The other end of a connection does not know the secret of the job.
+    #[error("a peer does not know the secret of the job")]
+    Unauthenticated,
+    /// No connection to a peer was made in time.
+    #[error("no connection with rank {rank} at {address} in time")]
+    Unreachable {
+        /// The peer.
+        rank: u32,
+        /// Where it was called, or this rank's own address if it was to call.
+        address: std::net::SocketAddr,
+    },
     /// An operation names a position that it cannot name.
     #[error("position {position} of a group of {size} named position {named}")]
     NoSuchPosition {

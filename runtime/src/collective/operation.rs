@@ -69,7 +69,7 @@ impl OperationKind {
 
 /// Operations of one stream are matched with the peers' in the order in which they were started; streams are
 /// independent of each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stream {
     /// Operations of the whole group.
     Group,

@@ -23,11 +23,11 @@ use std::sync::Arc;
 
 use super::layout::{FLAT_BYTES, LOCAL_RANKS_MAX};
 use super::plane::Plane;
-use super::queue::{Pending, Queue, flat_bytes};
+use super::queue::{Pending, Queue};
 use super::ring::Ring;
 use crate::collective::operation::IN_FLIGHT_MAX;
 use crate::collective::parts::part;
-use crate::collective::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, reduce};
+use crate::collective::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, flat, reduce};
 
 const _: () = assert!(super::layout::POSTS == 2 * IN_FLIGHT_MAX as u64, "C-2");
 /// Parts of a sum are whole cache lines.
@@ -72,14 +72,9 @@ impl GroupStream {
         let size = self.members.len() as u32;
         let index = self.queue.push(&self.plane, operation, operands, (self.position, size), !is_flat)?;
         if is_flat {
-            let mut at = 0;
-            for operand in operands {
-                let sent = operand.sent(operation, self.position, size);
-                let to = self.flat(self.position, index, at);
-                // SAFETY: C-1, C-2: nobody reads this area before the announcement. It has room, see `is_flat`.
-                unsafe { std::ptr::copy_nonoverlapping(sent.start(), to, sent.bytes()) };
-                at += flat_bytes(operand.dtype, operand.n_elements);
-            }
+            let to = self.flat_area(self.position, index);
+            // SAFETY: C-1, C-2: nobody reads this area before the announcement. It has room, see `is_flat`.
+            unsafe { flat::collect(operation, operands, (self.position, size), to) };
         }
         self.queue.announce(index);
         self.ring_peers();
@@ -239,48 +234,10 @@ impl GroupStream {
 
     /// This member's share of an operation whose tensors lie in the flat areas.
     fn work_flat(&self, pending: &Pending) {
-        let (operation, size) = (&pending.operation, self.members.len() as u32);
-        let mut at = 0;
-        for operand in &pending.operands {
-            let (n, width, recv) = (operand.n_elements, operand.dtype.bytes(), operand.recv);
-            let own = part(n, operation.unit, size, self.position);
-            let sent = |peer: u32, start: usize| self.flat(peer, self.worked, at + start * width).cast_const();
-            match operation.kind {
-                OperationKind::AllReduce => self.sum_flat(operand, at, recv),
-                OperationKind::ReduceScatter => self.sum_flat(operand, at + own.start * width, recv),
-                OperationKind::AllGather => {
-                    for peer in 0..size {
-                        let theirs = part(n, operation.unit, size, peer);
-                        copy(sent(peer, 0), recv.slice(theirs.start * width..theirs.end * width));
-                    }
-                }
-                OperationKind::AllToAll => {
-                    for peer in 0..size {
-                        let block = peer as usize * own.len() * width;
-                        copy(sent(peer, own.start), recv.slice(block..block + own.len() * width));
-                    }
-                }
-                OperationKind::Broadcast { root } => copy(sent(root, 0), recv),
-                OperationKind::Shift { by } => {
-                    copy(sent(OperationKind::shift_source(by, self.position, size), 0), recv);
-                }
-                OperationKind::Send { .. } | OperationKind::Recv { .. } | OperationKind::Barrier => {}
-            }
-            at += flat_bytes(operand.dtype, n);
-        }
-    }
-
-    /// Sums what all members have in their flat areas from `at` on.
-    fn sum_flat(&self, operand: &Operand, at: usize, recv: RawBuffer) {
-        let mut sources = [std::ptr::null::<u8>(); LOCAL_RANKS_MAX as usize];
-        for peer in 0..self.members.len() {
-            sources[peer] = self.flat(peer as u32, self.worked, at);
-        }
-        let n_elements = recv.bytes() / operand.dtype.bytes();
-        // SAFETY: C-1, C-2: the areas are not written now, and `at` keeps elements aligned; `recv` is this member's.
-        unsafe {
-            reduce::sum(operand.dtype, &sources[..self.members.len()], &[recv.start()], n_elements);
-        }
+        let place = (self.position, self.members.len() as u32);
+        let copy_of = |peer| self.flat_area(peer, self.worked).cast_const();
+        // SAFETY: C-1, C-2: every member wrote its area before it announced the same operation.
+        unsafe { flat::deliver(&pending.operation, &pending.operands, place, copy_of) };
     }
 
     fn place(&self, peer: u32, operand_idx: usize) -> super::ring::PlaceOf {
@@ -288,11 +245,10 @@ impl GroupStream {
         self.rings[peer as usize].read_place(first.wrapping_add(operand_idx as u64))
     }
 
-    fn flat(&self, peer: u32, index: u64, at: usize) -> *mut u8 {
-        assert!(at <= FLAT_BYTES, "flat overrun");
+    fn flat_area(&self, peer: u32, index: u64) -> *mut u8 {
         let control = &self.plane.control;
         // SAFETY: the layout puts an area of FLAT_BYTES there.
-        unsafe { control.memory().base().add(control.layout().flat_at(self.group, peer, index) + at) }
+        unsafe { control.memory().base().add(control.layout().flat_at(self.group, peer, index)) }
     }
 
     fn ring_peers(&self) {
@@ -304,8 +260,7 @@ impl GroupStream {
 
 /// Whether all tensors together are few bytes: members agree, because they agree on the tensors.
 fn is_flat(operands: &[Operand]) -> bool {
-    let sizes = operands.iter().map(|operand| flat_bytes(operand.dtype, operand.n_elements));
-    sizes.fold(0usize, usize::saturating_add) <= FLAT_BYTES
+    flat::bytes_of(operands) <= FLAT_BYTES
 }
 
 /// Copies bytes that nobody writes now.

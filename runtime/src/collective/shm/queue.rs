@@ -7,7 +7,7 @@ use super::plane::{Piece, Plane};
 use super::ring::{PlaceOf, Ring};
 use crate::collective::descriptor::Descriptor;
 use crate::collective::operation::IN_FLIGHT_MAX;
-use crate::collective::{CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer};
+use crate::collective::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
 
 /// One operation that was started.
 #[derive(Debug)]
@@ -172,9 +172,4 @@ fn place_of_sum(
             PlaceOf { send: both, recv: both }
         }
     })
-}
-
-/// Bytes that an operand takes in a flat area: its whole, rounded up so that the next one is aligned.
-pub(super) fn flat_bytes(dtype: ElementType, n_elements: usize) -> usize {
-    n_elements.saturating_mul(dtype.bytes()).checked_next_multiple_of(8).unwrap_or(usize::MAX)
 }

@@ -77,7 +77,7 @@ impl ShmWorld {
             return Err(CollectiveError::RankTaken { rank });
         }
         let plane = Plane::new(self.control.clone(), self.arenas.clone(), rank, self.staging_bytes);
-        let bell = Box::new(ControlBell(self.control.clone(), rank));
+        let bell = Arc::new(ControlBell(self.control.clone(), rank));
         let engine = Arc::new(Engine::new(bell, self.control.world().n_ranks()));
         Ok(ShmRank { plane: Arc::new(plane), engine, staging_bytes: self.staging_bytes })
     }

@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 
 use super::local::LocalWorld;
 use super::shm::world::{Arena, ShmWorld};
+use super::tcp::collective::TcpRank;
+use super::tcp::connect::TcpConfig;
+use super::tcp::tests::listeners;
 use super::world::{World, WorldId};
 use super::{Collective, CollectiveError, RawBuffer};
 
@@ -57,8 +60,8 @@ type Body<'a> = &'a (dyn Fn(&mut Rank) + Sync);
 type Run = fn(&World, Body);
 
 /// Every implementation, with its name.
-const IMPLEMENTATIONS: [(&str, Run); 3] =
-    [("local", with_local), ("shm, staged", with_shm_staged), ("shm, in arenas", with_shm_arenas)];
+const IMPLEMENTATIONS: [(&str, Run); 4] =
+    [("local", with_local), ("shm, staged", with_shm_staged), ("shm, in arenas", with_shm_arenas), ("tcp", with_tcp)];
 
 /// Runs `body` as every rank, over every implementation.
 fn with_all(world: &World, body: Body) {
@@ -105,6 +108,20 @@ fn shm_rank(shm: &ShmWorld, world: &World, rank: u32) -> Result<Rank, Collective
     });
     let groups = groups.collect::<Result<_, CollectiveError>>()?;
     Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((joined.arena(), 0)) } })
+}
+
+fn with_tcp(world: &World, body: Body) {
+    let (listeners, addresses) = listeners(world.n_ranks());
+    let config = TcpConfig::new(b"secret".to_vec());
+    let join = |rank: u32| -> Result<Rank, CollectiveError> {
+        let joined = TcpRank::join(world, rank, &listeners[rank as usize], &addresses, &config)?;
+        let groups = groups_of(world, rank).map(|group| {
+            let communicator: Box<dyn Collective> = Box::new(joined.communicator(group)?);
+            Ok((group, communicator))
+        });
+        Ok(Rank { rank, groups: groups.collect::<Result<_, CollectiveError>>()?, memory: Memory::default() })
+    };
+    as_threads(world.n_ranks(), &join, body);
 }
 
 /// The groups that a rank is in.
