@@ -1,43 +1,95 @@
-//! All-reduce between threads: `cargo bench -p phalanx --bench collective -- RANKS BYTES [BYTES ...]`.
+//! All-reduce between processes of this machine: `cargo bench -p phalanx --bench collective -- RANKS BYTES [BYTES ...]`.
 //!
-//! Prints one line per size: ranks, bytes, median microseconds at rank 0. The counterpart is
+//! Prints one line per size and way: ranks, bytes, median microseconds at rank 0. `shared`: the tensor lies in the
+//! rank's arena and is replaced by the sum; `slice`: it lies elsewhere and is staged. The counterpart is
 //! `tests/peers/gloo_allreduce.py`.
+//! Not a criterion benchmark: the ranks are processes, which have to agree on the number of calls beforehand.
+#![allow(unsafe_code)] // Tensors in an arena are raw memory.
 
-use std::time::Instant;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use phalanx::collective::SliceOperations;
-use phalanx::collective::local::LocalWorld;
+use phalanx::collective::shm::passing::{receive_world, send_world};
+use phalanx::collective::shm::world::{ShmRank, ShmWorld};
 use phalanx::collective::world::{World, WorldId};
+use phalanx::collective::{
+    Collective, CollectiveError, Element, Operand, Operation, OperationKind, RawBuffer, SliceOperations,
+};
+
+const ID: WorldId = WorldId { job: 1, generation: 1, incarnation: 1 };
+const SOCKET_ENV: &str = "PHALANX_COLLECTIVE_BENCH_SOCKET";
+const RANK_ENV: &str = "PHALANX_COLLECTIVE_BENCH_RANK";
+const STAGING_BYTES: u64 = 16 << 20;
 
 fn main() -> anyhow::Result<()> {
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
     let (size, sizes) = match numbers.split_first() {
         Some((size, sizes)) if !sizes.is_empty() => (*size as u32, sizes.to_vec()),
-        _ => (2, vec![1 << 10, 1 << 20]),
+        _ => (2, vec![1 << 10, 64 << 20]),
     };
-    let id = WorldId { job: 1, generation: 1, incarnation: 1 };
-    let world = LocalWorld::new(World::of_one_group(id, size)?);
-    std::thread::scope(|scope| {
-        for rank in 0..size {
-            let (world, sizes) = (&world, &sizes);
-            scope.spawn(move || run_rank(&mut world.communicator(0, rank).expect("a rank of the world"), sizes));
-        }
-    });
+    let world = World::of_one_group(ID, size)?;
+    if let Ok(path) = std::env::var(SOCKET_ENV) {
+        let shm = receive_world(&UnixStream::connect(path)?, &world, None)?;
+        return Ok(run_rank(&shm.join(std::env::var(RANK_ENV)?.parse()?)?, &sizes)?);
+    }
+    let arena_bytes = sizes.iter().max().copied().unwrap_or(0);
+    let shm = ShmWorld::create(&world, &vec![arena_bytes; size as usize], STAGING_BYTES)?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path)?;
+    let mut children = Vec::new();
+    for rank in 1..size {
+        let args = numbers.iter().map(u64::to_string);
+        let mut command = Command::new(std::env::current_exe()?);
+        let child = command.args(args).env(SOCKET_ENV, &path).env(RANK_ENV, rank.to_string()).spawn()?;
+        send_world(&listener.accept()?.0, &shm, Some(child.id()))?;
+        children.push(child);
+    }
+    run_rank(&shm.join(0)?, &sizes)?;
+    for mut child in children {
+        anyhow::ensure!(child.wait()?.success(), "a rank failed");
+    }
     Ok(())
 }
 
-fn run_rank(group: &mut impl SliceOperations, sizes: &[u64]) {
+fn run_rank(joined: &ShmRank, sizes: &[u64]) -> Result<(), CollectiveError> {
+    let mut group = joined.communicator(0)?;
     for bytes in sizes {
-        let mut values = vec![0.0f32; *bytes as usize / 4];
-        let mut times = Vec::new();
-        for _ in 0..20 {
-            let start = Instant::now();
-            group.all_reduce(&mut values).expect("no rank fails");
-            times.push(start.elapsed());
-        }
-        times.sort_unstable();
+        let len = *bytes as usize / 4;
+        let n_calls = if *bytes > 1 << 20 { 10 } else { 5000 };
+        let tensor = RawBuffer::new(joined.arena().base(), 4 * len);
+        let operand = Operand::in_place(tensor, f32::TYPE, len);
+        let operation = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
+        let shared = median_of(n_calls, || {
+            // SAFETY: the arena lives as long as the rank, and nobody touches it meanwhile.
+            let ticket = unsafe { group.start(&operation, &[operand]) }?;
+            group.finish(ticket)
+        })?;
+        let mut values = vec![0.0f32; len];
+        let slice = median_of(n_calls, || group.all_reduce(&mut values))?;
         if group.position() == 0 {
-            println!("local {} {bytes} {:.2}", group.size(), times[10].as_secs_f64() * 1e6);
+            println!("shared {} {bytes} {:.2}", group.size(), shared.as_secs_f64() * 1e6);
+            println!("slice {} {bytes} {:.2}", group.size(), slice.as_secs_f64() * 1e6);
         }
     }
+    Ok(())
+}
+
+/// Median time of a call, after three that are not counted.
+fn median_of(
+    n_calls: usize,
+    mut call: impl FnMut() -> Result<(), CollectiveError>,
+) -> Result<Duration, CollectiveError> {
+    for _ in 0..3 {
+        call()?;
+    }
+    let mut times = Vec::with_capacity(n_calls);
+    for _ in 0..n_calls {
+        let start = Instant::now();
+        call()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times[n_calls / 2])
 }

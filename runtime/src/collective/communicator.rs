@@ -1,9 +1,11 @@
 //! The communicator: one group seen from one of its members.
 #![allow(unsafe_code)] // Starting an operation lends memory beyond the call.
 
+use super::descriptor::Descriptor;
 use super::element::Element;
 use super::error::CollectiveError;
 use super::operation::{Operand, Operation, OperationKind, RawBuffer, Stream};
+use super::parts::part;
 
 /// An operation that was started and has to be finished.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +26,25 @@ pub struct Progress {
     pub finished: u64,
 }
 
+/// The operation that a rank is waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Index of the group in the world.
+    pub group: usize,
+    /// The stream.
+    pub stream: Stream,
+    /// Its number in the stream, from 0.
+    pub index: u64,
+    /// The operation.
+    pub descriptor: Descriptor,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "group {}: {}", self.group, self.descriptor)
+    }
+}
+
 /// One group of ranks seen from one member.
 ///
 /// Every member issues the operations of a [`Stream`] in the same order. Sums run over positions 0, 1, 2, … for every
@@ -34,8 +55,7 @@ pub struct Progress {
 /// members may finish operations of different streams in different orders without waiting for each other for ever.
 ///
 /// # Errors
-/// Any error but [`CollectiveError::TooManyInFlight`] and [`CollectiveError::TooManyOperandsInFlight`] aborts the world:
-/// every later call at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are
+/// Any error but a refusal ([`CollectiveError::is_refusal`]) aborts the world: every later call at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are
 /// unspecified. Members that disagree about an operation get [`CollectiveError::Mismatch`], or an abort whose reason
 /// says the same.
 pub trait Collective: Send {
@@ -77,9 +97,7 @@ pub trait Collective: Send {
 pub trait SliceOperations: Collective {
     /// Replaces `values` by the sum over members.
     fn all_reduce<T: Element>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
-        let n_elements = values.len();
-        let operand = Operand::in_place(RawBuffer::of_mut(values), T::TYPE, n_elements);
-        run(self, OperationKind::AllReduce, 1, operand)
+        run_in_chunks(self, OperationKind::AllReduce, values)
     }
 
     /// Sums `input` over members; this member's part goes to `output`.
@@ -105,9 +123,7 @@ pub trait SliceOperations: Collective {
 
     /// Replaces `values` by those of the member at `root`.
     fn broadcast<T: Element>(&mut self, values: &mut [T], root: u32) -> Result<(), CollectiveError> {
-        let n_elements = values.len();
-        let operand = Operand::in_place(RawBuffer::of_mut(values), T::TYPE, n_elements);
-        run(self, OperationKind::Broadcast { root }, 1, operand)
+        run_in_chunks(self, OperationKind::Broadcast { root }, values)
     }
 
     /// Copies `values` to the member at `to`, which receives them.
@@ -148,6 +164,34 @@ fn run<C: Collective + ?Sized>(
     operand: Operand,
 ) -> Result<(), CollectiveError> {
     start_and_finish(group, &Operation { kind, sequence: 0, unit }, &[operand])
+}
+
+/// Bytes of a slice that are one operation: with a few ranks' worth of them a sum stays in the L2 cache.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Runs an operation in place, cut in operations that need little room where slices are staged. While one is finished,
+/// the next is already started.
+fn run_in_chunks<C: Collective + ?Sized, T: Element>(
+    group: &mut C,
+    kind: OperationKind,
+    values: &mut [T],
+) -> Result<(), CollectiveError> {
+    let operation = Operation { kind, sequence: 0, unit: 1 };
+    let mut before: Option<Ticket> = None;
+    let n_chunks = values.len().div_ceil(CHUNK_BYTES / size_of::<T>()).max(1);
+    for i in 0..n_chunks {
+        let range = part(values.len(), 1, n_chunks as u32, i as u32);
+        let chunk = RawBuffer::of_mut(values).slice(range.start * size_of::<T>()..range.end * size_of::<T>());
+        let operand = Operand::in_place(chunk, T::TYPE, range.len());
+        // SAFETY: the slice is borrowed until this returns, and before that everything that was started is finished, or a
+        // finish has failed: then the world is aborted, and no communicator touches operands after that.
+        let ticket = unsafe { group.start(&operation, &[operand]) };
+        if let Some(before) = before.take() {
+            group.finish(before)?;
+        }
+        before = Some(ticket?);
+    }
+    before.map_or(Ok(()), |last| group.finish(last))
 }
 
 fn start_and_finish<C: Collective + ?Sized>(

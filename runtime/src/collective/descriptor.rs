@@ -107,7 +107,7 @@ impl fmt::Display for Descriptor {
 
 /// FNV-1a over 64-bit words, each followed by a rotation. Source: Fowler, Noll and Vo, 1991; per word instead of per
 /// byte, which is enough to tell operations of one program apart.
-fn digest(words: impl Iterator<Item = u64>) -> u64 {
+pub(super) fn digest(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29))
 }
 

@@ -78,6 +78,35 @@ pub enum CollectiveError {
         /// Most that there can be.
         max: usize,
     },
+    /// Tensors outside the arena have no room in its staging area.
+    #[error("staging: {wanted_bytes} bytes wanted, {free_bytes} free in one piece")]
+    StagingFull {
+        /// Bytes asked for.
+        wanted_bytes: u64,
+        /// Bytes of the largest free piece.
+        free_bytes: u64,
+    },
+    /// The other end of a socket is not a process of this user, or not the one expected.
+    #[error("peer has {what} {found}, expected {expected}")]
+    Untrusted {
+        /// `user` or `process`.
+        what: &'static str,
+        /// The user or process that may be there.
+        expected: u32,
+        /// Who is there.
+        found: u32,
+    },
+    /// The other end of a connection does not know the secret of the job.
+    #[error("a peer does not know the secret of the job")]
+    Unauthenticated,
+    /// No connection to a peer was made in time.
+    #[error("no connection with rank {rank} at {address} in time")]
+    Unreachable {
+        /// The peer.
+        rank: u32,
+        /// Where it was called, or this rank's own address if it was to call.
+        address: std::net::SocketAddr,
+    },
     /// An operation names a position that it cannot name.
     #[error("position {position} of a group of {size} named position {named}")]
     NoSuchPosition {
@@ -159,6 +188,16 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
+    /// Whether an operation that failed in this way can be tried again once others are finished: the world goes on.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            CollectiveError::TooManyInFlight { .. }
+                | CollectiveError::TooManyOperandsInFlight { .. }
+                | CollectiveError::StagingFull { .. }
+        )
+    }
+
     /// The error that the last system call of this thread left behind.
     pub fn last_os(call: &'static str) -> CollectiveError {
         CollectiveError::io(call, &std::io::Error::last_os_error())

@@ -8,19 +8,26 @@
 //!   [`element`], [`parts`]: element types; how a whole is cut among members. - [`communicator`]: the trait, and
 //!   operations on slices. - [`descriptor`]: what a member says it is about to do, so that a disagreement is an error
 //!   that names both sides. - [`error`]: what can go wrong. - [`reduce`]: the sums.
+//! - [`shm`]: ranks of one machine, over shared memory; `bell` and `engine` are how they wait.
+//! - [`tcp`]: ranks of different machines. - `flat`: operations on few bytes, in both.
 //! - [`local`]: threads of one process, for tests.
 //!
 //! Deliberately absent: deadlines (whoever watches the ranks decides when one is lost, and aborts), and restart after an
 //! abort (a new generation builds a new world).
 
+mod bell;
 pub mod communicator;
 pub mod descriptor;
 pub mod element;
+mod engine;
 pub mod error;
+mod flat;
 pub mod local;
 pub mod operation;
 pub mod parts;
 mod reduce;
+pub mod shm;
+pub mod tcp;
 #[cfg(test)]
 mod tests;
 pub mod world;

@@ -60,11 +60,16 @@ impl OperationKind {
     pub(super) fn shift_source(by: i32, position: u32, size: u32) -> u32 {
         (i64::from(position) - i64::from(by)).rem_euclid(i64::from(size)) as u32
     }
+
+    /// The position that receives what the member at `position` sends.
+    pub(super) fn shift_target(by: i32, position: u32, size: u32) -> u32 {
+        (i64::from(position) + i64::from(by)).rem_euclid(i64::from(size)) as u32
+    }
 }
 
 /// Operations of one stream are matched with the peers' in the order in which they were started; streams are
 /// independent of each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stream {
     /// Operations of the whole group.
     Group,

@@ -1,5 +1,6 @@
 //! Which ranks there are, and which groups they form: the same description at every rank.
 
+use super::descriptor::digest;
 use super::error::CollectiveError;
 
 /// Most ranks of one world.
@@ -30,6 +31,8 @@ pub struct World {
     id: WorldId,
     n_ranks: u32,
     groups: Vec<Vec<u32>>,
+    /// What ranks are called in errors, if not by their number.
+    names: Vec<u32>,
 }
 
 impl World {
@@ -59,7 +62,7 @@ impl World {
                 return shape("a member of a group", "named once".to_owned(), u64::from(twice[0]));
             }
         }
-        Ok(World { id, n_ranks, groups })
+        Ok(World { id, n_ranks, groups, names: Vec::new() })
     }
 
     /// A world with one group of all ranks, in order.
@@ -68,6 +71,23 @@ impl World {
     /// As [`World::new`].
     pub fn of_one_group(id: WorldId, n_ranks: u32) -> Result<World, CollectiveError> {
         World::new(id, n_ranks, vec![(0..n_ranks.min(RANKS_MAX)).collect()])
+    }
+
+    /// The same world as a part of a larger one, in which rank `i` is called `names[i]`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Shape`] if there are not as many names as ranks.
+    pub fn with_names(self, names: Vec<u32>) -> Result<World, CollectiveError> {
+        if names.len() != self.n_ranks as usize {
+            let (expected, found) = (self.n_ranks.to_string(), names.len() as u64);
+            return Err(CollectiveError::Shape { field: "names of ranks", expected, found });
+        }
+        Ok(World { names, ..self })
+    }
+
+    /// What a rank is called in errors.
+    pub fn name_of(&self, rank: u32) -> u32 {
+        self.names.get(rank as usize).copied().unwrap_or(rank)
     }
 
     /// Its name.
@@ -83,6 +103,15 @@ impl World {
     /// Groups, each in order of position.
     pub fn groups(&self) -> &[Vec<u32>] {
         &self.groups
+    }
+
+    /// A number that worlds with other groups most likely do not have.
+    pub fn digest(&self) -> u64 {
+        let words = self
+            .groups
+            .iter()
+            .flat_map(|group| std::iter::once(group.len() as u64).chain(group.iter().map(|rank| u64::from(*rank))));
+        digest(std::iter::once(u64::from(self.n_ranks)).chain(words))
     }
 
     /// Members of a group and the position of `rank` in it.

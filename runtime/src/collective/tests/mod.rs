@@ -7,6 +7,10 @@ mod failures;
 use std::collections::BTreeMap;
 
 use super::local::LocalWorld;
+use super::shm::world::{Arena, ShmWorld};
+use super::tcp::collective::TcpRank;
+use super::tcp::connect::TcpConfig;
+use super::tcp::tests::listeners;
 use super::world::{World, WorldId};
 use super::{Collective, CollectiveError, RawBuffer};
 
@@ -29,11 +33,20 @@ impl Rank {
 #[derive(Default)]
 struct Memory {
     heap: Vec<Vec<u64>>,
+    /// Memory comes from here first, if there is any; and how much was taken.
+    arena: Option<(Arena, usize)>,
 }
 
 impl Memory {
     /// `bytes` bytes, aligned for every element type.
     fn alloc(&mut self, bytes: usize) -> RawBuffer {
+        if let Some((arena, used)) = &mut self.arena
+            && *used + bytes <= arena.len()
+        {
+            let start = arena.base().wrapping_add(*used);
+            *used += bytes.next_multiple_of(64);
+            return RawBuffer::new(start, bytes);
+        }
         self.heap.push(vec![0; bytes.div_ceil(8)]);
         let words = self.heap.last_mut().expect("just pushed");
         RawBuffer::new(words.as_mut_ptr().cast(), bytes)
@@ -47,7 +60,8 @@ type Body<'a> = &'a (dyn Fn(&mut Rank) + Sync);
 type Run = fn(&World, Body);
 
 /// Every implementation, with its name.
-const IMPLEMENTATIONS: [(&str, Run); 1] = [("local", with_local)];
+const IMPLEMENTATIONS: [(&str, Run); 4] =
+    [("local", with_local), ("shm, staged", with_shm_staged), ("shm, in arenas", with_shm_arenas), ("tcp", with_tcp)];
 
 /// Runs `body` as every rank, over every implementation.
 fn with_all(world: &World, body: Body) {
@@ -62,6 +76,47 @@ fn with_local(world: &World, body: Body) {
     let join = |rank: u32| -> Result<Rank, CollectiveError> {
         let groups = groups_of(world, rank).map(|group| {
             let communicator: Box<dyn Collective> = Box::new(local.communicator(group, rank)?);
+            Ok((group, communicator))
+        });
+        Ok(Rank { rank, groups: groups.collect::<Result<_, CollectiveError>>()?, memory: Memory::default() })
+    };
+    as_threads(world.n_ranks(), &join, body);
+}
+
+fn with_shm_staged(world: &World, body: Body) {
+    with_shm(world, 0, body);
+}
+
+fn with_shm_arenas(world: &World, body: Body) {
+    with_shm(world, 32 << 20, body);
+}
+
+/// Ranks that are threads with mappings of their own. Memory for operands is in arenas of `arena_bytes` until they are
+/// full.
+fn with_shm(world: &World, arena_bytes: u64, body: Body) {
+    let arenas = vec![arena_bytes; world.n_ranks() as usize];
+    let shm = ShmWorld::create(world, &arenas, 8 << 20).unwrap();
+    as_threads(world.n_ranks(), &|rank| shm_rank(&shm.mapped_again()?, world, rank), body);
+}
+
+/// A rank of a world in shared memory, with all its groups.
+fn shm_rank(shm: &ShmWorld, world: &World, rank: u32) -> Result<Rank, CollectiveError> {
+    let joined = shm.join(rank)?;
+    let groups = groups_of(world, rank).map(|group| {
+        let communicator: Box<dyn Collective> = Box::new(joined.communicator(group)?);
+        Ok((group, communicator))
+    });
+    let groups = groups.collect::<Result<_, CollectiveError>>()?;
+    Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((joined.arena(), 0)) } })
+}
+
+fn with_tcp(world: &World, body: Body) {
+    let (listeners, addresses) = listeners(world.n_ranks());
+    let config = TcpConfig::new(b"secret".to_vec());
+    let join = |rank: u32| -> Result<Rank, CollectiveError> {
+        let joined = TcpRank::join(world, rank, &listeners[rank as usize], &addresses, &config)?;
+        let groups = groups_of(world, rank).map(|group| {
+            let communicator: Box<dyn Collective> = Box::new(joined.communicator(group)?);
             Ok((group, communicator))
         });
         Ok(Rank { rank, groups: groups.collect::<Result<_, CollectiveError>>()?, memory: Memory::default() })

@@ -1,0 +1,209 @@
+//! A sealed piece of memory that the ranks of a machine map.
+//!
+//! Nobody can resize the memory once it is sealed, so no access below [`SharedMemory::len`] can fault.
+#![allow(unsafe_code)] // Mapping memory that other processes write is what this file is for.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::collective::CollectiveError;
+
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+/// Larger memory is a mistake.
+pub(super) const BYTES_MAX: u64 = 1 << 42;
+
+/// A type that may lie in memory which other processes write at any time.
+///
+/// # Safety
+/// It consists of atomics only: every bit pattern is valid and every access is atomic.
+pub(super) unsafe trait AtomicsOnly {}
+
+/// A mapping of sealed memory.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread. Through a shared reference it is only read and written as
+// atomics or through raw pointers, whose users keep the protocol.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory of `len` zeros. Pages are taken from the machine when they are first touched.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Shape`] if it is too large; [`CollectiveError::System`] if memory is refused.
+    pub fn create(len: u64) -> Result<SharedMemory, CollectiveError> {
+        if len == 0 || len > BYTES_MAX {
+            let expected = format!("1 to {BYTES_MAX}");
+            return Err(CollectiveError::Shape { field: "bytes of shared memory", expected, found: len });
+        }
+        // SAFETY: the name is a C string and the flags are valid; the result is checked.
+        let raw = unsafe { libc::memfd_create(c"phalanx".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        if raw < 0 {
+            return Err(CollectiveError::last_os("memfd_create"));
+        }
+        // SAFETY: the descriptor is new and nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        // SAFETY: a descriptor that lives and plain integers.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) } != 0 {
+            return Err(CollectiveError::last_os("ftruncate"));
+        }
+        // SAFETY: as above.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL) } != 0 {
+            return Err(CollectiveError::last_os("fcntl(F_ADD_SEALS)"));
+        }
+        SharedMemory::map(fd, len as usize)
+    }
+
+    /// Maps memory that somebody else made, after checking that nobody can resize it.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] if it is not sealed or not of a size that [`SharedMemory::create`] makes;
+    /// [`CollectiveError::System`] if mapping is refused.
+    pub fn attach(fd: OwnedFd) -> Result<SharedMemory, CollectiveError> {
+        let len = sealed_bytes(fd.as_fd())?;
+        if len == 0 || len > BYTES_MAX {
+            return Err(CollectiveError::Invalid { field: "size of the memory", expected: BYTES_MAX, found: len });
+        }
+        SharedMemory::map(fd, len as usize)
+    }
+
+    /// Asks for huge pages, which large tensors are faster in. Refusal changes nothing else.
+    pub fn with_huge_pages(self) -> SharedMemory {
+        // SAFETY: the range is our mapping, and the advice does not change what is in it.
+        unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_HUGEPAGE) };
+        self
+    }
+
+    /// The descriptor, to be passed to another process.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: memory has at least a byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where `address` lies in the memory, if `bytes` bytes from there do.
+    pub(super) fn offset_of(&self, address: usize, bytes: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.base.addr())?;
+        (offset.checked_add(bytes)? <= self.len).then_some(offset as u64)
+    }
+
+    /// Address of `bytes` bytes at an offset that a peer named, if they lie in the memory and are aligned to `align`.
+    pub(super) fn checked(&self, at: u64, bytes: usize, align: usize) -> Result<*mut u8, CollectiveError> {
+        let end = usize::try_from(at).ok().and_then(|at| at.checked_add(bytes));
+        match end {
+            // SAFETY: the range was just checked to lie in the mapping.
+            Some(end) if end <= self.len && at.is_multiple_of(align as u64) => {
+                Ok(unsafe { self.base.add(at as usize) })
+            }
+            _ => Err(CollectiveError::Invalid { field: "offset of a tensor", expected: self.len as u64, found: at }),
+        }
+    }
+
+    /// The atomics at an offset of our own making.
+    ///
+    /// # Panics
+    /// If they do not lie in the memory or are not aligned.
+    pub(super) fn get<T: AtomicsOnly>(&self, at: usize) -> &T {
+        assert!(at + size_of::<T>() <= self.len && at.is_multiple_of(align_of::<T>()), "offset {at}");
+        // SAFETY: the range lies in the mapping and is aligned (the base is at a page); the type consists of atomics.
+        unsafe { &*self.base.add(at).cast::<T>() }
+    }
+
+    fn map(fd: OwnedFd, len: usize) -> Result<SharedMemory, CollectiveError> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the result is checked.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(CollectiveError::last_os("mmap"));
+        }
+        // Operands are named by address (`RawBuffer`).
+        base.expose_provenance();
+        Ok(SharedMemory { fd, base: base.cast(), len })
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one mapped in `map`, unmapped once; borrows of it end before the memory does.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Size of the memory behind `fd`, if nobody can change it any more.
+fn sealed_bytes(fd: BorrowedFd<'_>) -> Result<u64, CollectiveError> {
+    // SAFETY: a query on a descriptor that lives.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 {
+        return Err(CollectiveError::last_os("fcntl(F_GET_SEALS)"));
+    }
+    if seals & SEALS != SEALS {
+        return Err(CollectiveError::Invalid { field: "seals", expected: SEALS as u64, found: seals as u64 });
+    }
+    // SAFETY: `stat` is plain data for which zero is valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the buffer is ours and lives through the call.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err(CollectiveError::last_os("fstat"));
+    }
+    Ok(stat.st_size as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_can_shrink_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 21).unwrap();
+
+        let error = SharedMemory::attach(file.into()).unwrap_err();
+
+        assert!(
+            matches!(error, CollectiveError::System { .. } | CollectiveError::Invalid { field: "seals", .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_offset_outside_the_memory_is_refused() {
+        let memory = SharedMemory::create(4096).unwrap();
+
+        assert!(memory.checked(4088, 8, 8).is_ok());
+        for (at, bytes) in [(4089, 8), (4096, 8), (u64::MAX, 8), (8, usize::MAX), (4, 8)] {
+            assert!(matches!(memory.checked(at, bytes, 8), Err(CollectiveError::Invalid { .. })), "{at} {bytes}");
+        }
+    }
+
+    #[test]
+    fn what_one_mapping_writes_another_reads() {
+        let one = SharedMemory::create(4096).unwrap();
+        let other = SharedMemory::attach(one.fd().try_clone_to_owned().unwrap()).unwrap();
+
+        // SAFETY: byte 5 lies in both mappings, and nobody else uses them.
+        let read = unsafe {
+            one.base().add(5).write(77);
+            other.base().add(5).read()
+        };
+
+        assert_eq!(read, 77);
+    }
+}

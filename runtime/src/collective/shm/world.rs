@@ -1,0 +1,165 @@
+//! A world on one machine: its control memory and an arena per rank.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::collective::ShmCollective;
+use super::control::Control;
+use super::memory::SharedMemory;
+use super::plane::{ControlBell, Plane};
+use crate::collective::CollectiveError;
+use crate::collective::engine::Engine;
+use crate::collective::world::World;
+
+/// Everything that the ranks of one machine share. Whoever starts the ranks makes it and passes it on (see
+/// [`super::passing`]); holding it does not make its holder a rank.
+#[derive(Clone, Debug)]
+pub struct ShmWorld {
+    control: Arc<Control>,
+    /// By rank.
+    arenas: Vec<Arc<SharedMemory>>,
+    staging_bytes: usize,
+}
+
+impl ShmWorld {
+    /// Makes a world whose rank `r` has an arena of `arena_bytes[r]`. All arenas begin with `staging_bytes` more, for
+    /// tensors that lie elsewhere. Memory is taken from the machine when it is first touched.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Shape`] if there are not as many arenas as ranks, or the world does not fit one machine;
+    /// [`CollectiveError::System`].
+    pub fn create(world: &World, arena_bytes: &[u64], staging_bytes: u64) -> Result<ShmWorld, CollectiveError> {
+        if arena_bytes.len() != world.n_ranks() as usize {
+            let (expected, found) = (world.n_ranks().to_string(), arena_bytes.len() as u64);
+            return Err(CollectiveError::Shape { field: "number of arenas", expected, found });
+        }
+        let control = Arc::new(Control::create(world)?);
+        let arenas = arena_bytes.iter().map(|bytes| {
+            let total = staging_bytes.saturating_add(*bytes).max(1).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+            Ok(Arc::new(SharedMemory::create(total)?.with_huge_pages()))
+        });
+        let arenas = arenas.collect::<Result<_, CollectiveError>>()?;
+        Ok(ShmWorld { control, arenas, staging_bytes: staging_bytes as usize })
+    }
+
+    /// A world of memory that came from whoever made it.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] if there are not as many arenas as ranks, or one is smaller than its staging area.
+    pub(super) fn from_parts(
+        control: Control,
+        arenas: Vec<SharedMemory>,
+        staging_bytes: u64,
+    ) -> Result<ShmWorld, CollectiveError> {
+        let invalid = |field, expected: u64, found: u64| Err(CollectiveError::Invalid { field, expected, found });
+        let n_ranks = control.world().n_ranks();
+        if arenas.len() != n_ranks as usize {
+            return invalid("number of arenas", n_ranks.into(), arenas.len() as u64);
+        }
+        if let Some(small) = arenas.iter().find(|arena| (arena.len() as u64) < staging_bytes) {
+            return invalid("bytes of an arena", staging_bytes, small.len() as u64);
+        }
+        let arenas = arenas.into_iter().map(|arena| Arc::new(arena.with_huge_pages())).collect();
+        Ok(ShmWorld { control: Arc::new(control), arenas, staging_bytes: staging_bytes as usize })
+    }
+
+    /// Abort, progress, and what each rank waits for.
+    pub fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Becomes `rank`. A rank is taken once in the life of a world, also if its holder dies.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NoSuchRank`], [`CollectiveError::RankTaken`].
+    pub fn join(&self, rank: u32) -> Result<ShmRank, CollectiveError> {
+        if self.control.slot(rank)?.taken.swap(1, Ordering::AcqRel) != 0 {
+            return Err(CollectiveError::RankTaken { rank });
+        }
+        let plane = Plane::new(self.control.clone(), self.arenas.clone(), rank, self.staging_bytes);
+        let bell = Arc::new(ControlBell(self.control.clone(), rank));
+        let engine = Arc::new(Engine::new(bell, self.control.world().n_ranks()));
+        Ok(ShmRank { plane: Arc::new(plane), engine, staging_bytes: self.staging_bytes })
+    }
+
+    /// The same world with mappings of its own, as another process would have them.
+    ///
+    /// # Errors
+    /// [`CollectiveError::System`].
+    pub fn mapped_again(&self) -> Result<ShmWorld, CollectiveError> {
+        let fds = self.memories().map(|memory| memory.fd().try_clone_to_owned());
+        let mut fds = fds.collect::<Result<Vec<_>, _>>().map_err(|error| CollectiveError::io("dup", &error))?;
+        let arenas = fds.split_off(1).into_iter().map(SharedMemory::attach).collect::<Result<_, _>>()?;
+        let control = fds.pop().expect("control memory comes first");
+        ShmWorld::from_parts(Control::attach(control, self.control.world())?, arenas, self.staging_bytes())
+    }
+
+    /// All memory, control first: what is passed to another process.
+    pub(super) fn memories(&self) -> impl Iterator<Item = &SharedMemory> {
+        std::iter::once(self.control.memory()).chain(self.arenas.iter().map(AsRef::as_ref))
+    }
+
+    /// Bytes of each staging area.
+    pub(super) fn staging_bytes(&self) -> u64 {
+        self.staging_bytes as u64
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// One rank of a machine. One thread at a time starts and finishes its operations: two that wait at once can sleep
+/// through a wake-up of the other's, until they look again after 50 ms.
+#[derive(Debug)]
+pub struct ShmRank {
+    plane: Arc<Plane>,
+    engine: Arc<Engine>,
+    staging_bytes: usize,
+}
+
+impl ShmRank {
+    /// The communicator of group number `group`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub fn communicator(&self, group: usize) -> Result<ShmCollective, CollectiveError> {
+        ShmCollective::new(self.plane.clone(), self.engine.clone(), group)
+    }
+
+    /// This rank's arena.
+    pub fn arena(&self) -> Arena {
+        let memory = self.plane.arenas[self.plane.rank as usize].clone();
+        Arena { memory, start: self.staging_bytes.next_multiple_of(64) }
+    }
+
+    /// Abort, progress, and what each rank waits for.
+    pub fn control(&self) -> &Arc<Control> {
+        &self.plane.control
+    }
+}
+
+/// Memory of one rank that all ranks of the machine map. Tensors in it take part in collectives without a copy; whoever
+/// uses it divides it up. It is zero at first and stays mapped as long as this lives.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    memory: Arc<SharedMemory>,
+    start: usize,
+}
+
+impl Arena {
+    /// First byte, at a multiple of 64.
+    #[allow(unsafe_code)] // The address of a byte of the mapping.
+    pub fn base(&self) -> *mut u8 {
+        // SAFETY: the staging area, which comes first, lies in the memory.
+        unsafe { self.memory.base().add(self.start.min(self.memory.len())) }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len().saturating_sub(self.start)
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
