@@ -78,11 +78,4 @@ impl Team {
         }
         Ok(sum[0] as u64)
     }
-
-    /// Tells all peers that this rank cannot go on.
-    pub(crate) fn abort(&self, reason: &str) {
-        if let Some(everyone) = &self.everyone {
-            everyone.abort(reason);
-        }
-    }
 }

@@ -307,10 +307,6 @@ impl<'a> Trainer<'a> {
     pub(crate) fn machine(&self) -> &CpuMachine {
         &self.machine
     }
-
-    pub(crate) fn team(&mut self) -> &mut Team {
-        &mut self.team
-    }
 }
 
 /// The rows of a run and when they are looked at.

@@ -1,7 +1,8 @@
 //! A small random model with its data, and machines that compute its loss and its gradient.
 
 use phalanx::cpu::{CpuMachine, scratch_bytes};
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
+use phalanx::groups::Groups;
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
@@ -109,6 +110,7 @@ impl Case {
             // Without momentum the buffer is the gradient itself, bit for bit.
             optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
             max_grad_norm: None,
+            parallel: Parallel::default(),
         }
     }
 
@@ -217,7 +219,7 @@ impl Bench {
         let hyper = self.machine.write::<f64>(&train, hyper);
         hyper.copy_from_slice(&[lr, 1.0, 1.0, self.scale, 1.0]);
         assert_eq!((Hyper::LEARNING_RATE, Hyper::LOSS_GRAD_SCALE, Hyper::LOSS_SCALE), (0, 3, 4));
-        self.machine.run(&train, &mut []).expect("the step runs");
+        self.machine.run(&train, &mut [], &mut Groups::none()).expect("the step runs");
         let mut grads = Tensors::new();
         for (i, v) in train.program.values.iter().enumerate() {
             if let Some(name) = v.name.strip_prefix("momentum_buffer.") {
@@ -236,7 +238,7 @@ impl Bench {
         let mut sum = 0.0;
         for first in (0..data.ids.len()).step_by(n) {
             self.fill(&eval, data, first);
-            self.machine.run(&eval, &mut []).expect("the forward program runs");
+            self.machine.run(&eval, &mut [], &mut Groups::none()).expect("the forward program runs");
             sum += self.loss_of(&eval);
         }
         sum * scale
