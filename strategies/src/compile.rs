@@ -8,7 +8,7 @@ use crate::passes::compact::compact;
 use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens};
 use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microbatch};
 use crate::passes::enter::erase;
-use crate::passes::fully_sharded::{GROUP as SHARDS, ZeroStage, fully_sharded, gather_updated};
+use crate::passes::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage, fully_sharded, gather_updated};
 use crate::passes::fuse::fuse;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
@@ -17,6 +17,7 @@ use crate::passes::overlap::overlap;
 use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
+use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::pipeline::{ScheduleKind, Slot, Work, order};
 use crate::program::{Instr, Program, Role};
@@ -56,6 +57,9 @@ pub struct Parallel {
     pub cp_comm: CpComm,
     /// Gradients that are summed by one collective, in bytes.
     pub bucket_bytes: usize,
+    /// Microbatches of a step over all ranks, whose gradients are summed along a fixed tree: the result has the same bits
+    /// however many ranks share the data, the state and the layers. `None`: in the order that is fastest.
+    pub logical_shards: Option<usize>,
 }
 
 impl Default for Parallel {
@@ -67,6 +71,7 @@ impl Default for Parallel {
             sequence_parallel: false,
             cp_comm: CpComm::default(),
             bucket_bytes: 25 << 20,
+            logical_shards: None,
         }
     }
 }
@@ -75,6 +80,11 @@ impl Parallel {
     /// One stage has nothing to schedule.
     fn schedule(&self, place: &Place) -> ScheduleKind {
         if place.mesh.pp == 1 { ScheduleKind::OneF1B } else { self.schedule }
+    }
+
+    /// Shards begin at multiples of so many elements; in reproducible runs at blocks of the norm.
+    const fn shard_unit(&self) -> usize {
+        if self.logical_shards.is_some() { BLOCK } else { UNIT }
     }
 
     fn chunks(&self, place: &Place) -> usize {
@@ -94,6 +104,22 @@ pub enum CompileError {
     /// Products that cannot be shared by tensor-parallel ranks.
     #[error(transparent)]
     Tensor(#[from] TpError),
+    /// Bits depend on these axes.
+    #[error("reproducible runs share data, state and layers only: tensor_parallel_size is {tp} and context_parallel_size {cp}, 1 and 1 would fit")]
+    ReproducibleAxis {
+        /// Size of the tensor-parallel axis.
+        tp: usize,
+        /// Size of the context-parallel axis.
+        cp: usize,
+    },
+    /// Ranks without work.
+    #[error("{n} microbatches a step cannot be shared by {data_ranks} data-parallel ranks; at least {data_ranks} would fit")]
+    LogicalShards {
+        /// Microbatches of a step.
+        n: usize,
+        /// Ranks that share them.
+        data_ranks: usize,
+    },
     /// More chunks than blocks.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
@@ -103,6 +129,18 @@ pub enum CompileError {
     /// A pass or a model built an ill-formed program.
     #[error("the compiled program is ill-formed: {0}")]
     Verify(#[from] VerifyError),
+}
+
+fn check_reproducible(parallel: &Parallel, place: &Place) -> Result<(), CompileError> {
+    let Some(n) = parallel.logical_shards else { return Ok(()) };
+    let (mesh, data_ranks) = (place.mesh, place.mesh.data_ranks());
+    if mesh.tp > 1 || mesh.cp > 1 {
+        return Err(CompileError::ReproducibleAxis { tp: mesh.tp, cp: mesh.cp });
+    }
+    if n < data_ranks {
+        return Err(CompileError::LogicalShards { n, data_ranks });
+    }
+    Ok(())
 }
 
 /// A program and where its values lie.
@@ -128,7 +166,9 @@ pub fn compile_step(
     prepare(&mut forward, spec)?;
     let (place, parallel) = (forward.place, &spec.parallel);
     let needs = needs_grad(&forward)?;
-    let grads = !reduces_each_microbatch(parallel.zero_stage, place.group_size(SHARDS));
+    check_reproducible(parallel, &place)?;
+    let apart = parallel.logical_shards.is_some();
+    let grads = !apart && !reduces_each_microbatch(parallel.zero_stage, place.group_size(SHARDS));
     let differentiate = |chunk: &Program, carry| -> Result<Differentiated, CompileError> {
         let mut both = backward(chunk, &needs, carry)?;
         erase(&mut both.program);
@@ -137,19 +177,28 @@ pub fn compile_step(
     };
     let mut chunks = Vec::new();
     for chunk in pipeline(&forward, parallel.chunks(&place))? {
-        let rest = differentiate(&chunk, Carry { loss: true, grads })?;
-        chunks.push(Chunk { first: differentiate(&chunk, Carry::NOTHING)?, rest });
+        let rest = differentiate(&chunk, Carry { loss: !apart, grads, apart })?;
+        chunks.push(Chunk { first: differentiate(&chunk, Carry { apart, ..Carry::NOTHING })?, rest });
     }
     let order = order(parallel.schedule(&place), place.mesh.pp, place.on(Axis::Pp), spec.n_microbatches);
     let step = accumulate(&forward, &chunks, &order);
     let mut program = step.program;
-    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch);
-    let mut grads = data_parallel(&mut program, &step.grads, parallel.bucket_bytes);
+    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, parallel.shard_unit());
+    let mut grads = match parallel.logical_shards {
+        None => data_parallel(&mut program, &step.grads, parallel.bucket_bytes),
+        Some(n_leaves) => sum_along_tree(&mut program, &step.grads, n_leaves, parallel.bucket_bytes),
+    };
     complete(&mut program, &mut grads, parallel.bucket_bytes);
-    let coefficient = clip(&mut program, &grads, spec.max_grad_norm);
+    let coefficient = match parallel.logical_shards {
+        None => clip(&mut program, &grads, spec.max_grad_norm),
+        Some(n_leaves) => {
+            program.bindings.retain(|b| b.role != Role::LossSum);
+            clip_and_loss(&mut program, &grads, &step.losses, n_leaves, spec.max_grad_norm)
+        }
+    };
     optimizer(&mut program, &grads, coefficient, &spec.optimizer);
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
-    gather_updated(&mut program, &trained, parallel.bucket_bytes);
+    gather_updated(&mut program, &trained, parallel.bucket_bytes, parallel.shard_unit());
     finish(program, scratch_bytes)
 }
 
@@ -173,7 +222,7 @@ pub fn compile_forward(
     let slot = |chunk| Slot { chunk, microbatch: 0, work: Work::Forward };
     let order: Vec<Slot> = (0..chunks.len() as u32).map(slot).collect();
     let mut program = accumulate(&forward, &chunks, &order).program;
-    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch);
+    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, parallel.shard_unit());
     if program.bound(Role::Logits).next().is_none() {
         complete_loss(&mut program);
     }

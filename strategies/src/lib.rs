@@ -4,6 +4,7 @@
 //! - [`model`]: a Hugging Face configuration or the user's own builder calls become a forward [`program`].
 //! - [`passes`]: rewrite it, one idea a file; [`compile`] applies them in order.
 //! - [`mesh`]: how ranks are arranged, and which of them form groups.
+//! - [`tree`]: the order in which reproducible runs sum.
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
 //! - [`cost`]: operations and bytes, read off the program.
 //! - [`pipeline`]: the order in which pipeline stages run their microbatches.
@@ -27,5 +28,6 @@ pub mod program;
 pub mod rng;
 pub mod sampler;
 pub mod schedule;
+pub mod tree;
 pub mod verify;
 pub mod world;

@@ -43,6 +43,7 @@ fn any_parallel() -> impl Strategy<Value = Parallel> {
             sequence_parallel,
             cp_comm,
             bucket_bytes,
+            logical_shards: None,
         })
 }
 

@@ -144,6 +144,7 @@ impl ParallelSection {
                 CpCommChoice::AllGather => CpComm::AllGather,
             },
             bucket_bytes: self.bucket_cap_mb << 20,
+            logical_shards: self.reproducible.then_some(self.microbatches_per_step).flatten(),
         }
     }
 }

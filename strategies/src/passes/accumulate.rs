@@ -21,8 +21,11 @@ pub struct Accumulated {
     /// The program; its inputs are bound once for each microbatch.
     pub program: Program,
     /// Gradient of each trainable parameter: `(index in Program::params, terms)`. Terms that were not continued from
-    /// microbatch to microbatch stand one by one, in the order in which they are made.
+    /// microbatch to microbatch stand one by one, in order of microbatch; a parameter that several chunks or uses have
+    /// gradients of stands there for each.
     pub grads: Vec<(usize, Vec<ValueId>)>,
+    /// Losses of the microbatches, in order, if they were not continued.
+    pub losses: Vec<ValueId>,
 }
 
 /// Runs the chunks of a rank in the given order.
@@ -46,7 +49,7 @@ pub fn accumulate(base: &Program, chunks: &[Chunk], order: &[Slot]) -> Accumulat
         weight_grads: chunks.iter().map(|c| [weight_grads(&c.first), weight_grads(&c.rest)]).collect(),
         instances: BTreeMap::new(),
         terms: BTreeMap::new(),
-        loss: None,
+        losses: Vec::new(),
         program,
     };
     order.iter().for_each(|slot| run.slot(*slot));
@@ -62,9 +65,9 @@ struct Run<'a> {
     weight_grads: Vec<[Vec<bool>; 2]>,
     /// Ids that the values of a chunk have for a microbatch.
     instances: BTreeMap<(u32, u32), Vec<Option<ValueId>>>,
-    /// Gradients so far, by chunk and parameter.
+    /// Gradients so far, by chunk and place in its list of gradients.
     terms: BTreeMap<(u32, usize), Vec<ValueId>>,
-    loss: Option<Binding>,
+    losses: Vec<Binding>,
 }
 
 impl Run<'_> {
@@ -129,8 +132,11 @@ impl Run<'_> {
         }
         let carried = template.carried_grads.iter().find(|(_, hole)| *hole == v);
         let continued = match carried {
-            Some((param, _)) => self.terms.get(&(chunk, *param)).and_then(|terms| terms.last()).copied(),
-            None if template.carried_loss == Some(v) => self.loss.map(|l| l.value),
+            Some((param, _)) => {
+                let at = template.grads.iter().position(|(p, _)| p == param);
+                at.and_then(|at| self.terms.get(&(chunk, at))?.last().copied())
+            }
+            None if template.carried_loss == Some(v) => self.losses.last().map(|l| l.value),
             None => None,
         };
         let id = continued.unwrap_or_else(|| {
@@ -145,15 +151,19 @@ impl Run<'_> {
     fn collect(&mut self, template: &Differentiated, slot: Slot, map: &[Option<ValueId>], first: usize) {
         if let Some(loss) = template.loss().filter(|_| slot.work == Work::Forward) {
             let value = map[loss.value.0 as usize].expect("the forward part writes the loss");
-            if let Some(previous) = self.loss.replace(Binding { value, ..loss }) {
+            if let Some(previous) = self.losses.last() {
                 self.program.values[previous.value.0 as usize].kind = Kind::Activation;
             }
+            if template.carried_loss.is_some() {
+                self.losses.clear();
+            }
+            self.losses.push(Binding { value, ..loss });
         }
         let made: BTreeSet<ValueId> = self.program.instrs[first..].iter().flat_map(|i| &i.writes).copied().collect();
-        for (param, grad) in &template.grads {
+        for (at, (param, grad)) in template.grads.iter().enumerate() {
             // Later microbatches may have continued what an earlier part of this one made.
             let Some(grad) = map[grad.0 as usize].filter(|grad| made.contains(grad)) else { continue };
-            let terms = self.terms.entry((slot.chunk, *param)).or_default();
+            let terms = self.terms.entry((slot.chunk, at)).or_default();
             if template.carried_grads.iter().any(|(p, _)| p == param) {
                 terms.clear();
             }
@@ -162,12 +172,16 @@ impl Run<'_> {
     }
 
     fn finish(mut self) -> Accumulated {
-        self.program.bindings.extend(self.loss);
-        let mut grads: BTreeMap<usize, Vec<ValueId>> = BTreeMap::new();
-        for ((_, param), terms) in self.terms {
-            grads.entry(param).or_default().extend(terms);
+        let losses: Vec<ValueId> = self.losses.iter().map(|b| b.value).collect();
+        if let [loss] = self.losses[..] {
+            self.program.bindings.push(loss);
         }
-        Accumulated { program: self.program, grads: grads.into_iter().collect() }
+        let param = |(chunk, at): (u32, usize)| self.chunks[chunk as usize].first.grads[at].0;
+        let mut grads: Vec<(usize, Vec<ValueId>)> =
+            self.terms.into_iter().map(|(key, terms)| (param(key), terms)).collect();
+        // In order of the parameter table, which all ranks share; uses stay in order.
+        grads.sort_by_key(|(param, _)| *param);
+        Accumulated { program: self.program, grads, losses }
     }
 }
 

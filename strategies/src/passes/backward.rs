@@ -38,11 +38,13 @@ pub struct Carry {
     pub loss: bool,
     /// The gradients of parameters.
     pub grads: bool,
+    /// Not even the uses of a parameter within a microbatch continue each other: each has a gradient of its own.
+    pub apart: bool,
 }
 
 impl Carry {
     /// Nothing: a first microbatch.
-    pub const NOTHING: Carry = Carry { loss: false, grads: false };
+    pub const NOTHING: Carry = Carry { loss: false, grads: false, apart: false };
 }
 
 /// A forward program, or a pipeline stage of one, followed by its backward pass.
@@ -50,7 +52,8 @@ impl Carry {
 pub struct Differentiated {
     /// The program; its loss, if it has one, is bound to [`Role::LossSum`].
     pub program: Program,
-    /// Gradient of each trainable parameter: `(index in Program::params, value)`.
+    /// Gradient of each trainable parameter: `(index in Program::params, value)`; apart, one for each use, in forward
+    /// order.
     pub grads: Vec<(usize, ValueId)>,
     /// What the gradients and the loss start from, if they continue those of an earlier microbatch: `(index, value)`
     /// as in `grads`. These values are read but never written here; [`super::accumulate`] supplies them.
@@ -85,6 +88,7 @@ pub fn backward(forward: &Program, needs: &[bool], carry: Carry) -> Result<Diffe
         needs: needs.to_vec(),
         grads: vec![None; forward.values.len()],
         merged: BTreeMap::new(),
+        apart: carry.apart.then(Vec::new),
         out: Program { instrs: Vec::new(), ..forward.clone() },
         site: Site { phase: Phase::Backward, block: None, microbatch: 0 },
     };
@@ -100,8 +104,14 @@ pub fn backward(forward: &Program, needs: &[bool], carry: Carry) -> Result<Diffe
         b.site = Site { phase: Phase::Backward, ..instr.site };
         b.adjoint(&instr)?;
     }
-    let trained = forward.params.iter().enumerate().filter(|(_, p)| p.trainable);
-    let grads = trained.filter_map(|(i, p)| Some((i, b.grads[p.value.0 as usize]?))).collect();
+    let trained = || forward.params.iter().enumerate().filter(|(_, p)| p.trainable);
+    let grads = match b.apart.take() {
+        None => trained().filter_map(|(i, p)| Some((i, b.grads[p.value.0 as usize]?))).collect(),
+        Some(apart) => {
+            let uses = |p: ValueId| apart.iter().rev().filter(move |(of, _)| *of == p).map(|(_, g)| *g);
+            trained().flat_map(|(i, p)| uses(p.value).map(move |g| (i, g))).collect()
+        }
+    };
     Ok(Differentiated { program: b.out, grads, carried_grads, carried_loss })
 }
 
@@ -112,6 +122,8 @@ struct Backward {
     grads: Vec<Option<ValueId>>,
     /// Output of an attention part → output and statistics of all parts together.
     merged: BTreeMap<ValueId, (ValueId, ValueId)>,
+    /// Gradients of parameters, use by use from the last, if they are kept apart.
+    apart: Option<Vec<(ValueId, ValueId)>>,
     site: Site,
 }
 
@@ -399,6 +411,11 @@ impl Backward {
     /// `g` is a contribution to the gradient of `v`.
     fn give(&mut self, v: ValueId, g: ValueId) {
         if !self.needs[v.0 as usize] {
+            return;
+        }
+        let is_param = self.out.value(v).kind == Kind::Parameter;
+        if let Some(apart) = self.apart.as_mut().filter(|_| is_param) {
+            apart.push((v, g));
             return;
         }
         let sum = match self.take(v) {

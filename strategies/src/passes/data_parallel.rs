@@ -190,7 +190,7 @@ fn buckets_within<T: Copy>(
     buckets
 }
 
-fn last_writes(program: &Program) -> Vec<usize> {
+pub(super) fn last_writes(program: &Program) -> Vec<usize> {
     let mut written = vec![0; program.values.len()];
     for (i, instr) in program.instrs.iter().enumerate() {
         // The result of a collective is there when it is awaited.
@@ -206,7 +206,7 @@ fn shard(program: &mut Program, param: usize) -> ValueId {
     program.add_value(name, &[len], DType::F32, Kind::Gradient)
 }
 
-fn like(program: &mut Program, v: ValueId) -> ValueId {
+pub(super) fn like(program: &mut Program, v: ValueId) -> ValueId {
     let value = program.value(v).clone();
     program.add_value(value.name, &value.shape, value.dtype, value.kind)
 }
@@ -218,7 +218,7 @@ fn emit(program: &mut Program, c: Collective, reads: Vec<ValueId>, writes: Vec<V
 
 /// Instructions to be put behind others.
 #[derive(Default)]
-struct Insertions {
+pub(super) struct Insertions {
     behind: BTreeMap<usize, Vec<Instr>>,
 }
 
@@ -232,14 +232,14 @@ impl Insertions {
         self.push(at, Op::Await(c), writes, vec![]);
     }
 
-    fn add(&mut self, program: &mut Program, at: usize, before: Option<ValueId>, term: ValueId) -> ValueId {
+    pub(super) fn add(&mut self, program: &mut Program, at: usize, before: Option<ValueId>, term: ValueId) -> ValueId {
         let Some(before) = before else { return term };
         let sum = like(program, term);
         self.push(at, Op::Add, vec![before, term], vec![sum]);
         sum
     }
 
-    fn apply(mut self, program: &mut Program) {
+    pub(super) fn apply(mut self, program: &mut Program) {
         let instrs = std::mem::take(&mut program.instrs);
         for (i, instr) in instrs.into_iter().enumerate() {
             let site = instr.site;

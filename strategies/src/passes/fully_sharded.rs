@@ -54,22 +54,22 @@ impl From<ZeroStage> for u8 {
 
 /// Leaves this rank's part of every parameter's state, and gathers weights where they are needed.
 ///
-/// `prefetch` is how many uses ahead a gathering begins.
-pub fn fully_sharded(program: &mut Program, stage: ZeroStage, prefetch: usize) {
+/// `prefetch` is how many uses ahead a gathering begins; shards begin at multiples of `unit` elements.
+pub fn fully_sharded(program: &mut Program, stage: ZeroStage, prefetch: usize, unit: usize) {
     let n_ranks = program.place.group_size(GROUP);
     if n_ranks == 1 {
         return;
     }
     let position = program.place.position(GROUP);
     for param in &mut program.params {
-        param.updated = part(param.shape.iter().product(), UNIT, n_ranks, position);
+        param.updated = part(param.shape.iter().product(), unit, n_ranks, position);
     }
     if stage == ZeroStage::One {
         return;
     }
     let whole: BTreeMap<ValueId, Vec<usize>> = program.params.iter().map(|p| (p.value, p.shape.clone())).collect();
     let uses = uses(program, &whole, stage);
-    gather(program, &whole, &uses, prefetch);
+    gather(program, &whole, &uses, prefetch, unit);
     for param in &mut program.params {
         param.held = param.updated.clone();
         program.values[param.value.0 as usize].shape = vec![param.held.len()];
@@ -121,7 +121,7 @@ fn same_run(program: &Program, first: usize, last: usize) -> bool {
         && program.instrs[first..=last].iter().all(|i| i.site == program.instrs[first].site)
 }
 
-fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[Use], prefetch: usize) {
+fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[Use], prefetch: usize, unit: usize) {
     let instrs = std::mem::take(&mut program.instrs);
     // Before instruction `i`: collectives that begin there, then those that must be done.
     let mut begins: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -131,7 +131,7 @@ fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[
         begins.entry(at).or_default().push(u);
         needed.insert(this.span.0, u);
     }
-    let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::AllGather, GROUP) };
+    let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, GROUP) };
     let mut gathered: Vec<Vec<ValueId>> = vec![Vec::new(); uses.len()];
     // Parameter → its gathered value now, and the last instruction that may read that.
     let mut current: BTreeMap<ValueId, (ValueId, usize)> = BTreeMap::new();
@@ -162,14 +162,14 @@ fn substitute(instr: &mut Instr, current: &BTreeMap<ValueId, (ValueId, usize)>, 
 }
 
 /// After the update of stage 1: every rank gathers the parts that the others updated.
-pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize) {
+pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize, unit: usize) {
     let n_ranks = program.place.group_size(GROUP);
     let sharded = |p: &usize| program.params[*p].held != program.params[*p].updated;
     let params: Vec<usize> = trained.iter().copied().filter(sharded).collect();
     if n_ranks == 1 || params.is_empty() {
         return;
     }
-    let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::AllGather, GROUP) };
+    let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, GROUP) };
     let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
     for bucket in super::data_parallel::buckets(program, &params, |p| p, bucket_bytes) {
         let values: Vec<ValueId> = bucket.iter().map(|p| program.params[*p].value).collect();

@@ -24,4 +24,5 @@ pub mod overlap;
 pub mod pipeline;
 pub mod precision;
 pub mod recompute;
+pub mod reproducible;
 pub mod tensor_parallel;

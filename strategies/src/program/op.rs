@@ -252,8 +252,26 @@ pub enum Op {
         /// First element.
         start: usize,
     },
-    /// `[s…] -> [s]`: sum of f64 scalars in order; zero if there are none.
+    /// `[s…] -> [s]`: sum of f64 elements in order; zero if there are none.
     Sum,
+    /// `[s…] -> [v]`: f64 scalars at their places of a vector of zeros.
+    Assemble {
+        /// Place of each.
+        places: Vec<usize>,
+    },
+    /// `[nodes…] -> [sum]`: part of a gradient, summed along the fixed tree over the microbatches of all ranks. The `k`-th
+    /// operand has this part of the `k`-th node of each rank in turn; see [`crate::passes::reproducible`].
+    TreeSum {
+        /// Microbatches.
+        n_leaves: usize,
+        /// Ranks that share them.
+        n_ranks: usize,
+    },
+    /// `[g] -> [s]`: sum of squares of each run of `block` elements, f64.
+    SumSquaresBlocks {
+        /// Elements of a run; the last may be shorter.
+        block: usize,
+    },
     /// `[x] -> [y]`: conversion to the element type of `y`.
     Cast,
     /// `[logits [N, V], labels N, hyper, (stats [S, N, 3]), (loss0)] -> [loss, (dlogits)]`: summed negative
@@ -353,6 +371,9 @@ impl Op {
             Op::Slice { .. } => "slice",
             Op::Paste { .. } => "paste",
             Op::Sum => "sum",
+            Op::Assemble { .. } => "assemble",
+            Op::TreeSum { .. } => "tree_sum",
+            Op::SumSquaresBlocks { .. } => "sum_squares_blocks",
             Op::Cast => "cast",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyStats(_) => "cross_entropy_stats",

@@ -41,7 +41,25 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::Paste { start } => s.slice(*start, true),
         Op::Sum => {
             s.count(reads.len(), 1)?;
-            reads.iter().chain(&writes).try_for_each(|v| s.scalar(v))
+            reads.iter().try_for_each(|v| s.shape(v, &v.shape, Some(DType::F64)))?;
+            s.scalar(writes[0])
+        }
+        Op::Assemble { places } => {
+            s.count(places.len(), 1)?;
+            s.shape(writes[0], &[writes[0].n_elements()], Some(DType::F64))?;
+            match places.iter().find(|at| **at >= writes[0].n_elements()) {
+                Some(at) => Err(format!("place {at} of a vector of {}", writes[0].n_elements())),
+                None => reads.iter().try_for_each(|v| s.scalar(v)),
+            }
+        }
+        Op::TreeSum { n_ranks, .. } => {
+            s.count(reads.len().max(1), 1)?;
+            let part = writes[0].n_elements();
+            reads.iter().try_for_each(|v| s.shape(v, &[n_ranks * part], Some(DType::F32)))
+        }
+        Op::SumSquaresBlocks { block } => {
+            s.count(1, 1)?;
+            s.shape(writes[0], &[reads[0].n_elements().div_ceil(*block)], Some(DType::F64))
         }
         Op::Opaque { n_inputs, n_params, residual, gradient, .. } => {
             s.opaque(*n_inputs, *n_params, *residual, *gradient)
@@ -366,7 +384,8 @@ impl Signature<'_> {
         self.count(self.reads.len().max(1), 2)?;
         let (hyper, sums) = self.reads.split_last().ok_or("no operands")?;
         self.hyper(hyper)?;
-        sums.iter().chain(self.writes).try_for_each(|s| self.scalar(s))
+        sums.iter().try_for_each(|s| self.shape(s, &s.shape, Some(DType::F64)))?;
+        self.writes.iter().try_for_each(|s| self.scalar(s))
     }
 
     fn update(&self, n_state: usize, first: usize) -> Result<(), String> {
@@ -407,6 +426,7 @@ impl Signature<'_> {
         }
         match c.kind {
             CollectiveKind::ReduceScatter => pairs().try_for_each(|(a, b)| sized(b, part(a.n_elements()))),
+            CollectiveKind::AllToAll => pairs().try_for_each(|(a, b)| sized(b, size * part(a.n_elements()))),
             CollectiveKind::AllGather => pairs().try_for_each(|(a, b)| match std::ptr::eq(*a, *b) {
                 true => Ok(()),
                 false => sized(a, part(b.n_elements())),

@@ -1,0 +1,232 @@
+//! Reproducible gradients: the same bits for every number of ranks that share the data, the state or the layers.
+//!
+//! The microbatches of a step are the leaves of a fixed tree ([`crate::tree`]). A rank sums the whole nodes that its own
+//! microbatches make up; ranks then exchange parts of these nodes, and the owner of a part sums the rest of the way.
+//! Norm and loss are sums over blocks, parameters and microbatches in an order that no mesh changes. What a parameter
+//! with several uses (a tied embedding) gets from each is summed apart, since its uses may lie on different stages.
+//!
+//! This costs memory for a few gradients instead of one, which is why it is a mode.
+
+use super::data_parallel::{Insertions, buckets, last_writes, like};
+use crate::mesh::{Axes, Axis, Group};
+use crate::program::{
+    Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId,
+};
+use crate::tree::{Step, leaves_of, nodes_of, steps};
+
+const DATA: Group = Group::over(&[Axis::DpReplicate, Axis::DpShard]);
+const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
+/// Elements of a gradient whose squares are summed first; shards are made of whole blocks.
+pub const BLOCK: usize = 256;
+
+/// Gradient of one use of a parameter, microbatch by microbatch.
+pub type Leaves = (usize, Vec<ValueId>);
+
+/// Sums every gradient along the tree; returns what this rank keeps of each parameter's.
+pub fn sum_along_tree(
+    program: &mut Program,
+    grads: &[Leaves],
+    n_leaves: usize,
+    bucket_bytes: usize,
+) -> Vec<(usize, ValueId)> {
+    let (n_ranks, rank) = (program.place.group_size(DATA), program.place.position(DATA));
+    let own: Vec<(usize, Vec<ValueId>)> = own_nodes(program, grads, leaves_of(n_leaves, n_ranks, rank).start, n_leaves);
+    let totals = if n_ranks == 1 { own.into_iter().map(|(p, mut n)| (p, n.remove(0))).collect() } else {
+        exchange(program, &own, n_leaves, bucket_bytes)
+    };
+    let mut kept: Vec<(usize, ValueId)> = Vec::new();
+    for (param, total) in totals {
+        match kept.iter_mut().find(|(p, _)| *p == param) {
+            None => kept.push((param, total)),
+            Some((_, sum)) => {
+                let both = like(program, total);
+                program.push(Op::Add, vec![*sum, total], vec![both], SITE);
+                *sum = both;
+            }
+        }
+    }
+    kept
+}
+
+/// Sums the microbatches of this rank, as soon as they are there, to the nodes that they make up. Alone, a rank sums all.
+fn own_nodes(program: &mut Program, grads: &[Leaves], first: usize, n_leaves: usize) -> Vec<(usize, Vec<ValueId>)> {
+    let written = last_writes(program);
+    let mut insert = Insertions::default();
+    let (n_ranks, rank) = (program.place.group_size(DATA), program.place.position(DATA));
+    let n_own = leaves_of(n_leaves, n_ranks, rank).len();
+    let mut nodes = Vec::new();
+    for (param, leaves) in grads {
+        // Microbatches behind the rank's last leaf only keep it in step with the others.
+        let leaves = &leaves[..n_own];
+        let mut stack: Vec<(usize, u32, ValueId)> = Vec::new();
+        for (i, leaf) in leaves.iter().enumerate() {
+            stack.push((first + i, 0, *leaf));
+            let at = written[leaf.0 as usize];
+            while let [.., (a, level, left), (_, other, right)] = stack[..] {
+                if level != other || !a.is_multiple_of(2 << level) {
+                    break;
+                }
+                let sum = insert.add(program, at, Some(left), right);
+                stack.truncate(stack.len() - 2);
+                stack.push((a, level + 1, sum));
+            }
+        }
+        while let ([.., (a, level, left), (.., right)], true) = (&stack[..], n_ranks == 1) {
+            let (a, level, left, right) = (*a, *level, *left, *right);
+            let at = written[leaves[n_own - 1].0 as usize];
+            let sum = insert.add(program, at, Some(left), right);
+            stack.truncate(stack.len() - 2);
+            stack.push((a, level, sum));
+        }
+        nodes.push((*param, stack.into_iter().map(|(.., v)| v).collect()));
+    }
+    insert.apply(program);
+    nodes
+}
+
+/// Every rank gets its part of all nodes and sums them up; what is not sharded is gathered again.
+fn exchange(
+    program: &mut Program,
+    own: &[(usize, Vec<ValueId>)],
+    n_leaves: usize,
+    bucket_bytes: usize,
+) -> Vec<(usize, ValueId)> {
+    let place = program.place;
+    let (n_ranks, rank) = (place.group_size(DATA), place.position(DATA));
+    let n_nodes = (0..n_ranks).map(|r| nodes_of(leaves_of(n_leaves, n_ranks, r)).len()).max().unwrap_or(1);
+    let send = Collective { unit: BLOCK, ..Collective::new(CollectiveKind::AllToAll, DATA) };
+    let gather = Collective { kind: CollectiveKind::AllGather, ..send };
+    let mut totals = Vec::new();
+    let indices: Vec<usize> = (0..own.len()).collect();
+    for bucket in buckets(program, &indices, |i| own[i].0, bucket_bytes) {
+        let part_len = |p: &Program, i: usize| send.part(p.value(own[i].1[0]).n_elements(), n_ranks, rank).len();
+        let mut received: Vec<Vec<ValueId>> = vec![Vec::new(); bucket.len()];
+        for node in 0..n_nodes {
+            // A rank with fewer nodes sends one again, which nobody reads.
+            let reads: Vec<ValueId> = bucket.iter().map(|i| own[*i].1.get(node).copied().unwrap_or(own[*i].1[0])).collect();
+            let mut writes = Vec::new();
+            for (i, received) in bucket.iter().zip(&mut received) {
+                let len = n_ranks * part_len(program, *i);
+                let value = program.add_value("nodes", &[len], DType::F32, Kind::Gradient);
+                received.push(value);
+                writes.push(value);
+            }
+            program.push(Op::Start(send), reads, writes.clone(), SITE);
+            program.push(Op::Await(send), writes, vec![], SITE);
+        }
+        let mut parts = Vec::new();
+        for (i, received) in bucket.iter().zip(received) {
+            let len = part_len(program, *i);
+            let part = program.add_value("d.part", &[len], DType::F32, Kind::Gradient);
+            program.push(Op::TreeSum { n_leaves, n_ranks }, received, vec![part], SITE);
+            parts.push(part);
+        }
+        if place.mesh.dp_replicate > 1 {
+            let whole: Vec<ValueId> = bucket.iter().map(|i| like(program, own[*i].1[0])).collect();
+            program.push(Op::Start(gather), parts, whole.clone(), SITE);
+            program.push(Op::Await(gather), whole.clone(), vec![], SITE);
+            parts = bucket.iter().zip(whole).map(|(i, whole)| shard_of(program, own[*i].0, whole)).collect();
+        }
+        totals.extend(bucket.iter().map(|i| own[*i].0).zip(parts));
+    }
+    totals
+}
+
+/// The elements of a whole gradient that this rank updates.
+fn shard_of(program: &mut Program, param: usize, whole: ValueId) -> ValueId {
+    let updated = program.params[param].updated.clone();
+    if updated.len() == program.value(whole).n_elements() {
+        return whole;
+    }
+    let shard = program.add_value("d.shard", &[updated.len()], DType::F32, Kind::Gradient);
+    program.push(Op::Slice { start: updated.start }, vec![whole], vec![shard], SITE);
+    shard
+}
+
+/// Appends the norm over `grads`, the clipping coefficient, and the loss over all microbatches; returns the coefficient.
+///
+/// `losses` are those of this rank's microbatches, if it has the head of the model.
+pub fn clip_and_loss(
+    program: &mut Program,
+    grads: &[(usize, ValueId)],
+    losses: &[ValueId],
+    n_leaves: usize,
+    max_norm: Option<f64>,
+) -> ValueId {
+    let hyper = super::optimizer::hyper(program);
+    let place = program.place;
+    let own = leaves_of(n_leaves, place.group_size(DATA), place.position(DATA));
+    let counts_loss = place.on(Axis::Tp) == 0;
+    let losses: Vec<(usize, ValueId)> = own.zip(losses.iter().copied()).filter(|_| counts_loss).collect();
+    let squares: Vec<(usize, ValueId)> = grads
+        .iter()
+        .map(|(param, grad)| (*param, squares(program, *param, *grad)))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .filter(|(param, _)| program.params[*param].owned && place.position(DATA) == 0)
+        .collect();
+    let n_params = program.params.len();
+    let vectors = [(n_leaves, losses), (n_params, squares)].map(|(len, terms)| {
+        let vector = program.add_value("terms", &[len], DType::F64, Kind::Activation);
+        let places = terms.iter().map(|(at, _)| *at).collect();
+        program.push(Op::Assemble { places }, terms.into_iter().map(|(_, v)| v).collect(), vec![vector], SITE);
+        vector
+    });
+    let totals = over_world(program, vectors);
+    let loss = program.add_value("loss_sum", &[], DType::F64, Kind::Output);
+    program.push(Op::Sum, vec![totals[0]], vec![loss], SITE);
+    program.bindings.push(Binding::new(Role::LossSum, loss));
+    let norm = program.add_value("grad_norm", &[], DType::F64, Kind::Output);
+    let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Activation);
+    program.push(Op::ClipCoefficient { max_norm }, vec![totals[1], hyper], vec![norm, coefficient], SITE);
+    program.bindings.push(Binding::new(Role::GradNorm, norm));
+    coefficient
+}
+
+/// Sum of squares of a parameter's gradient: blocks in order, whichever ranks have them.
+fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
+    let shards = super::fully_sharded::GROUP;
+    let n_blocks = program.value(grad).n_elements().div_ceil(BLOCK);
+    let mut blocks = program.add_value("squares", &[n_blocks], DType::F64, Kind::Activation);
+    program.push(Op::SumSquaresBlocks { block: BLOCK }, vec![grad], vec![blocks], SITE);
+    let n_all = program.params[param].shape.iter().product::<usize>().div_ceil(BLOCK);
+    if n_all != n_blocks || program.place.group_size(shards) > 1 {
+        let all = program.add_value("squares", &[n_all], DType::F64, Kind::Activation);
+        let gather = Collective::new(CollectiveKind::AllGather, shards);
+        program.push(Op::Start(gather), vec![blocks], vec![all], SITE);
+        program.push(Op::Await(gather), vec![all], vec![], SITE);
+        blocks = all;
+    }
+    let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
+    program.push(Op::Sum, vec![blocks], vec![sum], SITE);
+    let binding = Binding::new(Role::GradSumSquares, sum);
+    program.bindings.push(Binding { microbatch: param as u32, ..binding });
+    sum
+}
+
+/// Every place of the vectors is filled by one rank and zero at the others, so their sum is exact.
+fn over_world(program: &mut Program, vectors: [ValueId; 2]) -> [ValueId; 2] {
+    let mesh = program.place.mesh;
+    let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| mesh.axis(*a) > 1).collect();
+    if axes.is_empty() {
+        return vectors;
+    }
+    let totals = vectors.map(|v| like(program, v));
+    let c = Collective::new(CollectiveKind::AllReduce, Group { axes: Axes::of(&axes), run: None });
+    program.push(Op::Start(c), vectors.to_vec(), totals.to_vec(), SITE);
+    program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+    totals
+}
+
+/// How the nodes that a part of a gradient is received as are summed: the number of the node's sender, its number there,
+/// and the steps over them.
+pub fn plan_of_sum(n_leaves: usize, n_ranks: usize) -> (Vec<(usize, usize)>, Vec<Step>) {
+    let (mut senders, mut nodes) = (Vec::new(), Vec::new());
+    for rank in 0..n_ranks {
+        for (i, node) in nodes_of(leaves_of(n_leaves, n_ranks, rank)).into_iter().enumerate() {
+            senders.push((rank, i));
+            nodes.push(node);
+        }
+    }
+    (senders, steps(&nodes))
+}
