@@ -105,7 +105,9 @@ pub enum CompileError {
     #[error(transparent)]
     Tensor(#[from] TpError),
     /// Bits depend on these axes.
-    #[error("reproducible runs share data, state and layers only: tensor_parallel_size is {tp} and context_parallel_size {cp}, 1 and 1 would fit")]
+    #[error(
+        "reproducible runs share data, state and layers only: tensor_parallel_size is {tp} and context_parallel_size {cp}, 1 and 1 would fit"
+    )]
     ReproducibleAxis {
         /// Size of the tensor-parallel axis.
         tp: usize,
@@ -113,7 +115,9 @@ pub enum CompileError {
         cp: usize,
     },
     /// Ranks without work.
-    #[error("{n} microbatches a step cannot be shared by {data_ranks} data-parallel ranks; at least {data_ranks} would fit")]
+    #[error(
+        "{n} microbatches a step cannot be shared by {data_ranks} data-parallel ranks; at least {data_ranks} would fit"
+    )]
     LogicalShards {
         /// Microbatches of a step.
         n: usize,
@@ -198,7 +202,9 @@ pub fn compile_step(
     };
     optimizer(&mut program, &grads, coefficient, &spec.optimizer);
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
-    gather_updated(&mut program, &trained, parallel.bucket_bytes, parallel.shard_unit());
+    if parallel.zero_stage == ZeroStage::One {
+        gather_updated(&mut program, &trained, parallel.bucket_bytes, parallel.shard_unit());
+    }
     finish(program, scratch_bytes)
 }
 

@@ -1,7 +1,7 @@
 //! Every way of sharing a small model, compared with one rank: the same losses, the same gradient norms, and checkpoints
 //! that go on under any other way.
 
-use phalanx::{Event, Job};
+use phalanx::{Event, Job, JobBuilder};
 use phalanx_strategies::mesh::Mesh;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -181,11 +181,34 @@ pub fn train(
     until: u64,
     resume: Option<&Path>,
 ) -> anyhow::Result<(Curve, PathBuf)> {
+    let job = job(shape, cell, dir, until, resume, "")?.build()?;
+    let curve = Mutex::new(Vec::new());
+    let report = job.run_with(&phalanx::Control::default(), |event| {
+        if let Event::Step(m) = event {
+            curve.lock().expect("nobody panics with it").push((m.loss, m.grad_norm));
+        }
+    })?;
+    let checkpoint = report.checkpoint.ok_or_else(|| anyhow::anyhow!("no checkpoint was saved"))?;
+    Ok((curve.into_inner()?, checkpoint))
+}
+
+/// The job of a cell, whose output goes to a folder of its own in `dir`; `name` tells jobs of one cell apart.
+///
+/// # Errors
+/// When the data cannot be written.
+pub fn job(
+    shape: Shape,
+    cell: &Cell,
+    dir: &Path,
+    until: u64,
+    resume: Option<&Path>,
+    name: &str,
+) -> anyhow::Result<JobBuilder> {
     let text = dir.join("text.jsonl");
     if !text.exists() {
         std::fs::write(&text, documents())?;
     }
-    let output = dir.join(format!("{cell}-{until}").replace(' ', "-"));
+    let output = dir.join(format!("{cell}-{until}{name}").replace(' ', "-"));
     let mut job = Job::builder();
     for (key, value) in shape.keys() {
         job = job.set(*key, value);
@@ -213,21 +236,12 @@ pub fn train(
         job = job.set(key, value);
     }
     let resume = resume.map_or("none".into(), |p| p.display().to_string());
-    let job = job
+    Ok(job
         .set("datasets.0.path", text.display())
         .set("dataset_prepared_path", dir.join("data").display())
         .set("max_steps", until)
         .set("resume_from_checkpoint", resume)
-        .set("output_dir", output.display())
-        .build()?;
-    let curve = Mutex::new(Vec::new());
-    let report = job.run_with(&phalanx::Control::default(), |event| {
-        if let Event::Step(m) = event {
-            curve.lock().expect("nobody panics with it").push((m.loss, m.grad_norm));
-        }
-    })?;
-    let checkpoint = report.checkpoint.ok_or_else(|| anyhow::anyhow!("no checkpoint was saved"))?;
-    Ok((curve.into_inner()?, checkpoint))
+        .set("output_dir", output.display()))
 }
 
 /// Short documents of different lengths, so that packed rows hold several.

@@ -94,6 +94,21 @@ pub enum ConfigError {
         /// The relation that fails, and the way out.
         why: String,
     },
+    /// Both ways of saying how large a step is.
+    #[error("`microbatches_per_step` and `gradient_accumulation_steps` both say how large a step is; remove one")]
+    TwoBatchSizes,
+    /// Microbatches that do not come out even.
+    #[error(
+        "{per_step} microbatches a step cannot be shared evenly by {data_ranks} data-parallel ranks; {fits} would fit, or set reproducible: true, which shares them unevenly"
+    )]
+    UnevenBatch {
+        /// Microbatches of a step.
+        per_step: usize,
+        /// Ranks that share them.
+        data_ranks: usize,
+        /// A number that comes out even.
+        fits: usize,
+    },
     /// A mesh that is not one of the ranks that there are.
     #[error(transparent)]
     Mesh(#[from] MeshError),

@@ -117,8 +117,21 @@ impl JobConfig {
 
     /// Sequences that one change of the weights sees, over all ranks.
     pub fn sequences_per_step(&self) -> usize {
-        let data_ranks = self.parallel.mesh().map_or(1, |mesh| mesh.data_ranks());
-        self.schedule.sequences_per_step().saturating_mul(data_ranks)
+        self.schedule.micro_batch_size.saturating_mul(self.microbatches_per_step())
+    }
+
+    /// Microbatches of a step, over all ranks.
+    pub fn microbatches_per_step(&self) -> usize {
+        self.schedule.microbatches(self.data_ranks())
+    }
+
+    /// Microbatches that a rank runs in a step; where they do not come out even, some ranks run one that does not count.
+    pub fn microbatches_per_rank(&self) -> usize {
+        self.microbatches_per_step().div_ceil(self.data_ranks())
+    }
+
+    fn data_ranks(&self) -> usize {
+        self.parallel.mesh().map_or(1, |mesh| mesh.data_ranks())
     }
 
     /// Relations between keys; types and ranges of single keys were checked as they were read.
@@ -129,7 +142,16 @@ impl JobConfig {
         self.optimizer.validate()?;
         self.precision.validate()?;
         self.adapter.validate()?;
-        self.parallel.validate()
+        self.parallel.validate()?;
+        let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
+        if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
+            return Err(ConfigError::TwoBatchSizes);
+        }
+        if !per_step.is_multiple_of(data_ranks) && !self.parallel.reproducible {
+            let fits = (per_step / data_ranks).max(1) * data_ranks;
+            return Err(ConfigError::UnevenBatch { per_step, data_ranks, fits });
+        }
+        Ok(())
     }
 }
 

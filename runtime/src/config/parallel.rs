@@ -40,6 +40,8 @@ section! {
         pub cp_comm_strategy: CpCommChoice = CpCommChoice::Ring;
         /// In which order pipeline stages work: 1f1b, gpipe, interleaved or zero_bubble.
         pub pipeline_schedule: PipelineSchedule = PipelineSchedule::OneF1B;
+        /// Give bit-identical weights however many ranks share the data, the state and the layers; needs tp and cp of 1.
+        pub reproducible: bool = false;
         /// Runs of layers that each stage holds, for `pipeline_schedule: interleaved`.
         pub pipeline_chunks: usize = 2 => AT_LEAST_ONE;
     }
@@ -123,8 +125,8 @@ impl ParallelSection {
         Ok(mesh.fit(world, auto)?)
     }
 
-    /// What the axes do.
-    pub fn parallel(&self) -> Parallel {
+    /// What the axes do, where all ranks together run so many microbatches a step.
+    pub fn parallel(&self, microbatches_per_step: usize) -> Parallel {
         Parallel {
             zero_stage: match self.zero_stage {
                 1 => ZeroStage::One,
@@ -144,7 +146,7 @@ impl ParallelSection {
                 CpCommChoice::AllGather => CpComm::AllGather,
             },
             bucket_bytes: self.bucket_cap_mb << 20,
-            logical_shards: self.reproducible.then_some(self.microbatches_per_step).flatten(),
+            logical_shards: self.reproducible.then_some(microbatches_per_step),
         }
     }
 }

@@ -11,6 +11,8 @@ section! {
         pub micro_batch_size: usize = 1 => AT_LEAST_ONE;
         /// Passes whose gradients are summed before the weights are changed.
         pub gradient_accumulation_steps: usize = 1 => AT_LEAST_ONE;
+        /// Passes of all ranks together before the weights are changed, whatever the mesh; instead of `gradient_accumulation_steps`.
+        pub microbatches_per_step: Option<usize> = None => AT_LEAST_ONE;
         /// Passes over the data; with `max_steps` too, whichever ends first.
         pub num_epochs: Option<f64> = None => POSITIVE;
         /// Changes of the weights; with `num_epochs` too, whichever ends first.
@@ -50,9 +52,9 @@ choices! {
 const DECAY_RATIO_DEFAULT: f64 = 0.2;
 
 impl ScheduleSection {
-    /// Sequences that one change of the weights sees on one rank.
-    pub fn sequences_per_step(&self) -> usize {
-        self.micro_batch_size.saturating_mul(self.gradient_accumulation_steps)
+    /// Microbatches of a step over all ranks.
+    pub fn microbatches(&self, data_ranks: usize) -> usize {
+        self.microbatches_per_step.unwrap_or(self.gradient_accumulation_steps.saturating_mul(data_ranks))
     }
 
     /// The highest learning rate, scaled linearly from the reference batch to `sequences_per_step` where asked for.

@@ -73,7 +73,7 @@ save_total_limit: none
     assert_eq!(job.schedule.learning_rate, 2e-4);
     assert_eq!(job.schedule.lr_scheduler, LrScheduler::WarmupStableDecay);
     assert_eq!((job.schedule.max_steps, job.schedule.num_epochs), (None, Some(3.0)));
-    assert_eq!(job.schedule.sequences_per_step(), 8);
+    assert_eq!(job.sequences_per_step(), 8);
     assert_eq!(job.data.val_set_size, ValSetSize::Share(0.05));
     assert_eq!(job.optimizer.optimizer, OptimizerKind::AdamW);
     assert_eq!(job.precision.bf16, Bf16::Auto);

@@ -11,7 +11,7 @@ use crate::cpu::{CpuMachine, scratch_bytes};
 use crate::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};
 use crate::hf::dtype::Dtype;
 use crate::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, export_model};
-use phalanx_strategies::compile::{Compiled, compile_step};
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::program::Op;
 use serde_json::Value;
@@ -77,7 +77,9 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
     let forward =
         model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
-    let compiled = compile_step(forward, &plan::step_spec(&job, &model), scratch_bytes)?;
+    // However many ranks trained it, one exports it.
+    let spec = StepSpec { n_microbatches: 1, parallel: Parallel::default(), ..plan::step_spec(&job, &model) };
+    let compiled = compile_step(forward, &spec, scratch_bytes)?;
     let mut machine = CpuMachine::new(&[&compiled])?;
     for tensor in weights::parameters(&compiled) {
         read(&opened, &tensor, &mut machine, &compiled)?;

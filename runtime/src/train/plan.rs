@@ -254,7 +254,7 @@ fn loss_scale(config: &JobConfig) -> LossScale {
 pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
     let o = &config.optimizer;
     StepSpec {
-        n_microbatches: config.schedule.gradient_accumulation_steps,
+        n_microbatches: config.microbatches_per_rank(),
         // `bf16: auto` leaves a user-defined model in the precision in which it is written.
         precision: match config.precision.precision(fast_bf16() && model.known().is_some()) {
             ConfigPrecision::F32 => Precision::F32,
@@ -284,7 +284,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
             OptimizerKind::Sgd => OptimizerSpec::Sgd { momentum: o.momentum, weight_decay: o.weight_decay },
         },
         max_grad_norm: o.clip_norm(),
-        parallel: config.parallel.parallel(),
+        parallel: config.parallel.parallel(config.microbatches_per_step()),
     }
 }
 

@@ -19,6 +19,7 @@ use phalanx_strategies::model::Head;
 use phalanx_strategies::passes::lora::lora;
 use phalanx_strategies::program::{Hyper, Phase, Program, Role};
 use phalanx_strategies::sampler::Sampler;
+use phalanx_strategies::tree::leaves_of;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -89,7 +90,8 @@ impl<'a> Trainer<'a> {
     ) -> Result<Trainer<'a>, JobError> {
         let machine = CpuMachine::new(&programs.all())?;
         let mesh = team.place.mesh;
-        let n_rows = plan.batch.n_rows * plan.spec.n_microbatches * mesh.data_ranks();
+        let n_leaves = plan.spec.parallel.logical_shards.unwrap_or(plan.spec.n_microbatches * mesh.data_ranks());
+        let n_rows = plan.batch.n_rows * n_leaves;
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
         Ok(Trainer {
             plan,
@@ -185,10 +187,16 @@ impl<'a> Trainer<'a> {
         // Each data-parallel rank takes a run of the step's microbatches.
         let place = self.team.place;
         let per_microbatch = self.plan.batch.n_rows;
-        let first = place.mesh.coord(place.rank).data_rank(&place.mesh) * self.plan.spec.n_microbatches;
+        let data_rank = place.mesh.coord(place.rank).data_rank(&place.mesh);
+        let own = leaves_of(self.rows.len() / per_microbatch, place.mesh.data_ranks(), data_rank);
         for (microbatch, inputs) in self.train_inputs.iter().enumerate().filter(|(_, i)| !i.is_empty()) {
-            let at = (first + microbatch) * per_microbatch;
+            let counts = microbatch < own.len();
+            let at = (own.start + if counts { microbatch } else { 0 }) * per_microbatch;
             self.staging.fill(rows, &self.rows[at..at + per_microbatch], place.on(Axis::Cp));
+            if !counts {
+                // One more than this rank has, to stay in step with ranks that have it.
+                self.staging.ignore(0);
+            }
             self.staging.copy_to(&mut self.machine, &self.programs.train, inputs);
         }
         let data_wait_s = start.elapsed().as_secs_f64();

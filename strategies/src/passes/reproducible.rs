@@ -9,9 +9,7 @@
 
 use super::data_parallel::{Insertions, buckets, last_writes, like};
 use crate::mesh::{Axes, Axis, Group};
-use crate::program::{
-    Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId,
-};
+use crate::program::{Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId};
 use crate::tree::{Step, leaves_of, nodes_of, steps};
 
 const DATA: Group = Group::over(&[Axis::DpReplicate, Axis::DpShard]);
@@ -31,7 +29,9 @@ pub fn sum_along_tree(
 ) -> Vec<(usize, ValueId)> {
     let (n_ranks, rank) = (program.place.group_size(DATA), program.place.position(DATA));
     let own: Vec<(usize, Vec<ValueId>)> = own_nodes(program, grads, leaves_of(n_leaves, n_ranks, rank).start, n_leaves);
-    let totals = if n_ranks == 1 { own.into_iter().map(|(p, mut n)| (p, n.remove(0))).collect() } else {
+    let totals = if n_ranks == 1 {
+        own.into_iter().map(|(p, mut n)| (p, n.remove(0))).collect()
+    } else {
         exchange(program, &own, n_leaves, bucket_bytes)
     };
     let mut kept: Vec<(usize, ValueId)> = Vec::new();
@@ -103,7 +103,8 @@ fn exchange(
         let mut received: Vec<Vec<ValueId>> = vec![Vec::new(); bucket.len()];
         for node in 0..n_nodes {
             // A rank with fewer nodes sends one again, which nobody reads.
-            let reads: Vec<ValueId> = bucket.iter().map(|i| own[*i].1.get(node).copied().unwrap_or(own[*i].1[0])).collect();
+            let reads: Vec<ValueId> =
+                bucket.iter().map(|i| own[*i].1.get(node).copied().unwrap_or(own[*i].1[0])).collect();
             let mut writes = Vec::new();
             for (i, received) in bucket.iter().zip(&mut received) {
                 let len = n_ranks * part_len(program, *i);

@@ -65,7 +65,7 @@ pub(super) struct Operands<'a> {
 }
 
 /// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
-const MAX_OPERANDS: usize = 12;
+const MAX_OPERANDS: usize = 24;
 
 impl CpuMachine {
     pub(super) fn exec(
@@ -83,8 +83,16 @@ impl CpuMachine {
             }
             Op::Opaque { .. } => return self.opaque(c, index, models),
             Op::Sum => {
-                let total = instr.reads.iter().map(|s| self.read::<f64>(c, *s)[0]).sum();
+                let total = instr.reads.iter().flat_map(|s| self.read::<f64>(c, *s)).sum();
                 self.write::<f64>(c, instr.writes[0])[0] = total;
+                return Ok(());
+            }
+            Op::Assemble { places } => {
+                self.write::<f64>(c, instr.writes[0]).fill(0.0);
+                for (place, term) in places.iter().zip(&instr.reads) {
+                    let term = self.read::<f64>(c, *term)[0];
+                    self.write::<f64>(c, instr.writes[0])[*place] = term;
+                }
                 return Ok(());
             }
             // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
@@ -139,7 +147,7 @@ impl CpuMachine {
         let instr = &c.program.instrs[index];
         let (hyper, sums) = instr.reads.split_last().expect("the verifier requires the scalars of the step");
         let loss_scale = self.read::<f64>(c, *hyper)[Hyper::LOSS_SCALE];
-        let total: f64 = sums.iter().map(|s| self.read::<f64>(c, *s)[0]).sum();
+        let total: f64 = sums.iter().flat_map(|s| self.read::<f64>(c, *s)).sum();
         let norm = total.sqrt() / loss_scale;
         let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
         let coefficient = if norm.is_finite() { clip / loss_scale } else { f64::NAN };
@@ -262,6 +270,10 @@ impl Operands<'_> {
                 Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),
+                Op::TreeSum { n_leaves, n_ranks } => self.tree_sum(*n_leaves, *n_ranks),
+                Op::SumSquaresBlocks { block } => {
+                    reduce::sum_squares_blocks(self.reads[0].slice::<f32>(), *block, self.writes[0].slice_mut());
+                }
                 Op::SumSquares { elements } => {
                     let g = self.reads[0];
                     let (first, len) = elements.unwrap_or((0, g.len()));
@@ -272,7 +284,12 @@ impl Operands<'_> {
                     self.adamw(*first, *beta1, *beta2, *eps, *weight_decay);
                 }
                 Op::Sgd { first, momentum, weight_decay } => self.sgd(*first, *momentum, *weight_decay),
-                Op::ClipCoefficient { .. } | Op::Opaque { .. } | Op::Sum | Op::Start(_) | Op::Await(_) => {
+                Op::ClipCoefficient { .. }
+                | Op::Opaque { .. }
+                | Op::Sum
+                | Op::Assemble { .. }
+                | Op::Start(_)
+                | Op::Await(_) => {
                     unreachable!("handled before operands are gathered")
                 }
                 Op::Enter { .. } => unreachable!("erased when the program was compiled"),

@@ -8,7 +8,10 @@ use crate::cpu::kernels::copy::copy_columns;
 use crate::cpu::kernels::{attention_part, cross_entropy_part, elementwise};
 use half::{bf16, f16};
 use phalanx_strategies::passes::context_parallel::chunks;
+use phalanx_strategies::passes::reproducible::plan_of_sum;
 use phalanx_strategies::program::{AttentionPart, DType, VocabShard};
+use phalanx_strategies::tree::Step;
+use rayon::prelude::*;
 
 /// # Safety
 /// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
@@ -115,6 +118,36 @@ impl Operands<'_> {
             let (x, bias, y) = (self.reads[0], self.reads[1].slice::<f32>(), self.writes[0]);
             copy(x, y);
             elementwise::add_bias_assign::<Y, f32>(y.slice_mut(), bias);
+        }
+    }
+
+    /// The part of each node of each rank, by rank within an operand, summed block by block so that it stays in cache.
+    pub(super) unsafe fn tree_sum(&mut self, n_leaves: usize, n_ranks: usize) {
+        const BLOCK: usize = 4096;
+        let (senders, steps) = plan_of_sum(n_leaves, n_ranks);
+        // SAFETY: see the impl block.
+        unsafe {
+            let sum = self.writes[0].slice_mut::<f32>();
+            let part_len = sum.len();
+            let nodes: Vec<&[f32]> = self.reads.iter().map(|r| r.slice::<f32>()).collect();
+            sum.par_chunks_mut(BLOCK).enumerate().for_each(|(i, sum)| {
+                let mut stack: Vec<Vec<f32>> = Vec::new();
+                for step in &steps {
+                    match *step {
+                        Step::Push(node) => {
+                            let (rank, k) = senders[node];
+                            let at = rank * part_len + i * BLOCK;
+                            stack.push(nodes[k][at..at + sum.len()].to_vec());
+                        }
+                        Step::Merge => {
+                            let right = stack.pop().expect("a merge follows two pushes");
+                            let left = stack.last_mut().expect("a merge follows two pushes");
+                            left.iter_mut().zip(&right).for_each(|(l, r)| *l += r);
+                        }
+                    }
+                }
+                sum.copy_from_slice(&stack[0]);
+            });
         }
     }
 
