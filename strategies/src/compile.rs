@@ -12,6 +12,7 @@ use crate::passes::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage, fully_shard
 use crate::passes::fuse::fuse;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
+use crate::passes::offload::offload;
 use crate::passes::optimizer::{OptimizerSpec, optimizer};
 use crate::passes::overlap::overlap;
 use crate::passes::pipeline::{PipelineError, pipeline};
@@ -38,6 +39,8 @@ pub struct StepSpec {
     pub optimizer: OptimizerSpec,
     /// Largest gradient norm that is left alone.
     pub max_grad_norm: Option<f64>,
+    /// State of the optimizer lies outside the memory of the device.
+    pub offload_optimizer: bool,
     /// How work is shared, besides the mesh, which the forward program carries.
     pub parallel: Parallel,
 }
@@ -204,6 +207,9 @@ pub fn compile_step(
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
     if parallel.zero_stage == ZeroStage::One {
         gather_updated(&mut program, &trained, parallel.bucket_bytes, parallel.shard_unit());
+    }
+    if spec.offload_optimizer {
+        offload(&mut program);
     }
     finish(program, scratch_bytes)
 }

@@ -20,6 +20,8 @@ pub enum Region {
     Parameters,
     /// State of the optimizer.
     OptimizerState,
+    /// State of the optimizer that lies outside the memory of the device.
+    Offloaded,
     /// Tables.
     Constants,
     /// Everything that lives within a step, and the scratch of the operations.
@@ -73,13 +75,18 @@ impl Layout {
     pub fn total_bytes(&self) -> usize {
         self.region_bytes.values().sum()
     }
+
+    /// Bytes of the regions in the memory of the device.
+    pub fn device_bytes(&self) -> usize {
+        self.total_bytes() - self.bytes(Region::Offloaded)
+    }
 }
 
 /// Places every value. `scratch_bytes` says how much working space an instruction needs on the machine that runs it.
 pub fn memory(program: &Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Layout {
     let mut places: Vec<Option<Place>> = vec![None; program.values.len()];
     let mut region_bytes = BTreeMap::new();
-    for region in [Region::Parameters, Region::OptimizerState, Region::Constants] {
+    for region in [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants] {
         let mut offset = 0;
         for (i, value) in program.values.iter().enumerate().filter(|(_, v)| region_of(v) == region) {
             places[i] = Some(Place { region, offset });
@@ -107,6 +114,7 @@ fn region_of(value: &Value) -> Region {
     match value.kind {
         Kind::Parameter => Region::Parameters,
         Kind::OptimizerState => Region::OptimizerState,
+        Kind::OffloadedState => Region::Offloaded,
         Kind::Constant => Region::Constants,
         Kind::Input | Kind::Gradient | Kind::Activation | Kind::Output => Region::Work,
     }

@@ -2,7 +2,7 @@
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
-//! `backward`, `enter`, `recompute`, `accumulate`, `data_parallel`, `fully_sharded`, `clip`, `optimizer`, `overlap`,
+//! `backward`, `enter`, `recompute`, `accumulate`, `data_parallel`, `fully_sharded`, `clip`, `optimizer`, `offload`, `overlap`,
 //! `compact`, `memory`.
 //!
 //! Each parallel pass leaves a program as it is where its axis has one rank, and knows nothing of the other axes: every
@@ -19,6 +19,7 @@ pub mod fully_sharded;
 pub mod fuse;
 pub mod lora;
 pub mod memory;
+pub mod offload;
 pub mod optimizer;
 pub mod overlap;
 pub mod pipeline;

@@ -34,6 +34,8 @@ pub enum Kind {
     Parameter,
     /// State of the optimizer; kept between steps.
     OptimizerState,
+    /// State of the optimizer that lies outside the memory of the device; kept between steps.
+    OffloadedState,
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
     /// Written by the host before the program runs.
@@ -49,7 +51,7 @@ pub enum Kind {
 impl Kind {
     /// Kept from one step to the next.
     pub const fn is_state(self) -> bool {
-        matches!(self, Kind::Parameter | Kind::OptimizerState | Kind::Constant)
+        matches!(self, Kind::Parameter | Kind::OptimizerState | Kind::OffloadedState | Kind::Constant)
     }
 
     /// Present before the first instruction runs.

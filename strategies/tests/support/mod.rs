@@ -31,6 +31,7 @@ pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -
         lora: None,
         optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
         max_grad_norm: Some(1.0),
+        offload_optimizer: false,
         parallel: Parallel::default(),
     }
 }
