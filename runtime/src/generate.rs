@@ -171,6 +171,7 @@ fn forward(model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled,
         lora: None,
         optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
         max_grad_norm: None,
+        offload_optimizer: false,
         parallel: Parallel::default(),
     };
     let program = model

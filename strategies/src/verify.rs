@@ -120,7 +120,8 @@ impl<'a> State<'a> {
 
     fn write(&mut self, instr: &Instr, v: ValueId) -> Result<(), String> {
         let value = self.program.value(v);
-        let updates = matches!(value.kind, Kind::Parameter | Kind::OptimizerState | Kind::OffloadedState) && instr.reads.contains(&v);
+        let updates = matches!(value.kind, Kind::Parameter | Kind::OptimizerState | Kind::OffloadedState)
+            && instr.reads.contains(&v);
         let written = std::mem::replace(&mut self.written[v.0 as usize], true);
         if written && !updates {
             return Err(format!("`{}` is written a second time", self.program.describe_value(v)));

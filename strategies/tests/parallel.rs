@@ -85,3 +85,68 @@ proptest! {
         }
     }
 }
+
+fn error(family: &str, kv_heads: usize, mesh: Mesh, parallel: Parallel) -> String {
+    let batch = BatchShape { n_rows: 1, seq_len: 12 };
+    let mut forward = model(family, 3, kv_heads, false).forward(batch, Head::Loss).unwrap();
+    forward.place = Place { mesh, rank: 0 };
+    let spec = StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) };
+    compile_step(forward, &spec, |_, _| 0).unwrap_err().to_string()
+}
+
+#[test]
+fn heads_that_cannot_be_shared_are_refused_with_degrees_that_fit() {
+    let text = error("llama", 2, Mesh { tp: 3, ..Mesh::ONE }, Parallel::default());
+
+    assert!(text.contains("4 attention heads with 2 key/value heads") && text.contains("1, 2, 4 would fit"), "{text}");
+}
+
+#[test]
+fn more_chunks_than_blocks_are_refused() {
+    let plain = error("llama", 2, Mesh { pp: 4, ..Mesh::ONE }, Parallel::default());
+    let schedule = ScheduleKind::Interleaved { chunks: 2 };
+    let interleaved = error("gpt2", 4, Mesh { pp: 2, ..Mesh::ONE }, Parallel { schedule, ..Parallel::default() });
+
+    assert!(plain.contains("3 blocks cannot fill 4 pipeline chunks") && plain.contains("at most 3"), "{plain}");
+    assert!(interleaved.contains("3 blocks cannot fill 4 pipeline chunks (pipeline_parallel_size 2 with 2 each)"));
+}
+
+#[test]
+fn rows_that_cannot_be_cut_are_refused() {
+    let text = error("llama", 2, Mesh { cp: 4, ..Mesh::ONE }, Parallel::default());
+
+    assert!(text.contains("12 tokens") && text.contains("8 would fit"), "{text}");
+}
+
+#[test]
+fn reproducible_runs_refuse_axes_that_change_bits_and_ranks_without_work() {
+    let parallel = Parallel { logical_shards: Some(2), ..Parallel::default() };
+
+    let axis = error("llama", 2, Mesh { tp: 2, ..Mesh::ONE }, parallel);
+    let idle = error("llama", 2, Mesh { dp_shard: 3, ..Mesh::ONE }, parallel);
+
+    assert!(axis.contains("tensor_parallel_size is 2"), "{axis}");
+    assert!(idle.contains("2 microbatches a step cannot be shared by 3"), "{idle}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn every_reproducible_arrangement_compiles(
+        family in prop::sample::select(vec!["llama", "gpt2"]), tied: bool, n_leaves in 1usize..9,
+        pp in 1usize..4, dp_replicate in 1usize..4, dp_shard in 1usize..4, parallel in any_parallel(),
+    ) {
+        let mesh = Mesh { pp, dp_replicate, dp_shard, cp: 1, tp: 1 };
+        let n_leaves = n_leaves.max(mesh.data_ranks());
+        let parallel = Parallel { logical_shards: Some(n_leaves), ..parallel };
+        let n = n_leaves.div_ceil(mesh.data_ranks());
+        let spec = StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) };
+
+        for rank in 0..mesh.size() {
+            let (step, _) = compile((family, 6, 2, tied), &spec, Place { mesh, rank });
+
+            assert_no_live_buffer_is_overwritten(&step);
+        }
+    }
+}

@@ -68,6 +68,7 @@ impl BenchProgram {
             lora: None,
             optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
             max_grad_norm: None,
+            offload_optimizer: false,
             parallel: Parallel::default(),
         };
         let forward = model.forward(batch, Head::Loss).expect("the rows fit the positions");

@@ -19,6 +19,8 @@ section! {
         pub adam_epsilon: f64 = 1e-8 => POSITIVE;
         /// SGD: share of the last change that is kept; 0 is plain gradient descent.
         pub momentum: f64 = 0.0 => BELOW_ONE;
+        /// Keep the state of the optimizer outside the memory of the device: on a CPU, in a file below `output_dir`.
+        pub offload_optimizer: bool = false;
         /// The norm of all gradients is cut to this; 0 or none leaves gradients as they are.
         pub max_grad_norm: Option<f64> = Some(1.0) => NOT_NEGATIVE;
     }

@@ -284,6 +284,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
             OptimizerKind::Sgd => OptimizerSpec::Sgd { momentum: o.momentum, weight_decay: o.weight_decay },
         },
         max_grad_norm: o.clip_norm(),
+        offload_optimizer: o.offload_optimizer,
         parallel: config.parallel.parallel(config.microbatches_per_step()),
     }
 }

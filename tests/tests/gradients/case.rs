@@ -110,6 +110,7 @@ impl Case {
             // Without momentum the buffer is the gradient itself, bit for bit.
             optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
             max_grad_norm: None,
+            offload_optimizer: false,
             parallel: Parallel::default(),
         }
     }
