@@ -83,4 +83,5 @@ def main():
                       "loss": loss.item()}))
 
 
-main()
+if __name__ == "__main__":
+    main()
