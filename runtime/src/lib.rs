@@ -5,7 +5,7 @@
 //! - [`hf`]: Hugging Face model directories in and out.
 //! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
 //! - [`cpu`]: element types, matrix products, fused kernels, and the executor that runs a compiled program.
-//! - [`collective`]: sums and copies between CPU ranks over shared memory; no run uses them yet.
+//! - [`collective`]: sums and copies between CPU ranks over shared memory and TCP; no run uses them yet.
 //! - [`frontend`]: models that users write, in dfdx or otherwise.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.

@@ -27,15 +27,20 @@ pub(super) trait HasBell: Send + Sync {
 pub(super) struct Engine {
     streams: Mutex<Vec<Arc<Mutex<dyn Advance>>>>,
     bell: Arc<dyn HasBell>,
-    n_looks_max: u32,
+    n_looks_on_core: u32,
 }
 
 /// Between two looks at the other streams, so many at what the rank waits for.
 const LOOKS_AT_ONE: u32 = 64;
+/// Looks with the core kept: a few microseconds, in which most peers come that run on a core of their own.
+const LOOKS_ON_CORE: u32 = 64;
+/// Looks after each of which the core is offered to others: a peer may be waiting for this very core. Where two ranks
+/// share one, sleeping and being woken takes several times as long.
+const LOOKS_OFF_CORE: u32 = 64;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("n_looks_max", &self.n_looks_max).finish_non_exhaustive()
+        f.debug_struct("Engine").field("n_looks_on_core", &self.n_looks_on_core).finish_non_exhaustive()
     }
 }
 
@@ -44,8 +49,8 @@ impl Engine {
     pub(super) fn new(bell: Arc<dyn HasBell>, n_ranks: u32) -> Engine {
         // With fewer cores than ranks whoever looks on keeps the awaited rank from running.
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let n_looks_max = if n_ranks as usize <= n_cores { 4000 } else { 20 };
-        Engine { streams: Mutex::default(), bell, n_looks_max }
+        let n_looks_on_core = if n_ranks as usize <= n_cores { LOOKS_ON_CORE } else { 1 };
+        Engine { streams: Mutex::default(), bell, n_looks_on_core }
     }
 
     /// Adds streams that waits are to drive.
@@ -61,14 +66,14 @@ impl Engine {
     ) -> Result<(), CollectiveError> {
         let mut before_sleep = Some(before_sleep);
         loop {
-            for n_looks in 1..=self.n_looks_max {
+            for n_looks in 1..=self.n_looks_on_core + LOOKS_OFF_CORE {
                 if is_done()? {
                     return Ok(());
                 }
                 if n_looks % LOOKS_AT_ONE == 0 {
                     self.advance_all();
                 }
-                std::hint::spin_loop();
+                if n_looks < self.n_looks_on_core { std::hint::spin_loop() } else { std::thread::yield_now() }
             }
             if let Some(call) = before_sleep.take() {
                 call();

@@ -9,7 +9,7 @@
 //!   operations on slices. - [`descriptor`]: what a member says it is about to do, so that a disagreement is an error
 //!   that names both sides. - [`error`]: what can go wrong. - [`reduce`]: the sums.
 //! - [`shm`]: ranks of one machine, over shared memory; `bell` and `engine` are how they wait.
-//! - [`tcp`]: ranks of different machines. - `flat`: operations on few bytes, in both.
+//! - [`tcp`]: ranks of different machines. - [`hierarchical`]: machines with several ranks each, over both. - `flat`: operations on few bytes, in both.
 //! - [`local`]: threads of one process, for tests.
 //!
 //! Deliberately absent: deadlines (whoever watches the ranks decides when one is lost, and aborts), and restart after an
@@ -22,6 +22,7 @@ pub mod element;
 mod engine;
 pub mod error;
 mod flat;
+pub mod hierarchical;
 pub mod local;
 pub mod operation;
 pub mod parts;

@@ -273,3 +273,62 @@ pub(super) fn check(
     }
     operands.iter().try_for_each(|operand| operand.check(operation, position, size))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTH: usize = 4;
+
+    /// Elements `range` of memory at an address that nobody reads.
+    fn at(range: Range<usize>) -> RawBuffer {
+        RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH }
+    }
+
+    /// How the member at position 1 of 2 fares with ten elements in blocks of two: its part is `6..10` or, rounded down,
+    /// `4..10`.
+    fn outcome(kind: OperationKind, send: RawBuffer, recv: RawBuffer) -> Result<(), CollectiveError> {
+        let operand = Operand { send, recv, dtype: ElementType::F32, n_elements: 10 };
+        check(&Operation { kind, sequence: 0, unit: 2 }, &[operand], 1, 2)
+    }
+
+    #[test]
+    fn results_may_replace_what_is_read_only_where_the_operation_allows_it() {
+        let own = part(10, 2, 2, 1);
+        let whole = at(0..10);
+        let n_own = own.len();
+
+        for kind in [OperationKind::AllReduce, OperationKind::Shift { by: 1 }, OperationKind::Broadcast { root: 1 }] {
+            assert_eq!(outcome(kind, whole, whole), Ok(()));
+            assert_eq!(outcome(kind, whole, at(5..15)), Err(CollectiveError::Overlap { kind }));
+            assert_eq!(outcome(kind, whole, at(10..20)), Ok(()));
+        }
+        let kind = OperationKind::ReduceScatter;
+        assert_eq!(outcome(kind, whole, at(own.clone())), Ok(()));
+        assert_eq!(outcome(kind, whole, at(0..n_own)), Err(CollectiveError::Overlap { kind }));
+        let kind = OperationKind::AllGather;
+        assert_eq!(outcome(kind, whole, whole), Ok(()));
+        assert_eq!(outcome(kind, at(own), whole), Err(CollectiveError::Overlap { kind }));
+        let kind = OperationKind::AllToAll;
+        assert_eq!(outcome(kind, whole, at(5..5 + 2 * n_own)), Err(CollectiveError::Overlap { kind }));
+        assert_eq!(outcome(kind, whole, at(20..20 + 2 * n_own)), Ok(()));
+    }
+
+    #[test]
+    fn a_root_may_leave_out_its_result_and_others_what_they_would_send() {
+        assert_eq!(outcome(OperationKind::Broadcast { root: 1 }, at(0..10), RawBuffer::EMPTY), Ok(()));
+        assert_eq!(outcome(OperationKind::Broadcast { root: 0 }, RawBuffer::EMPTY, at(0..10)), Ok(()));
+    }
+
+    #[test]
+    fn buffers_of_a_wrong_length_or_alignment_are_named() {
+        let kind = OperationKind::Send { to: 0 };
+        let odd = RawBuffer { address: 4097, bytes: 10 * WIDTH };
+
+        let short = outcome(kind, at(0..9), RawBuffer::EMPTY);
+        let unaligned = outcome(kind, odd, RawBuffer::EMPTY);
+
+        assert_eq!(short, Err(CollectiveError::Length { kind, side: "send", expected: 10, found: 9 }));
+        assert_eq!(unaligned, Err(CollectiveError::Unaligned { kind, side: "send", bytes: WIDTH }));
+    }
+}

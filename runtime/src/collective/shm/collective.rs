@@ -67,6 +67,17 @@ impl ShmCollective {
         Ok(Ticket { stream, index })
     }
 
+    /// Whether an operation is complete, after doing what can be done without waiting. Once it is, its ticket needs no
+    /// `finish`.
+    ///
+    /// # Errors
+    /// As [`Collective::finish`].
+    pub(in crate::collective) fn try_finish(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
+        let mut streams = lock(&self.streams);
+        streams.advance()?;
+        streams.is_complete(ticket)
+    }
+
     fn show_waiting(&self, ticket: &Ticket) {
         let streams = lock(&self.streams);
         let Some(queue) = streams.queue(ticket.stream) else { return };

@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layout::{Header, Layout, MAGIC, REASON_BYTES, Slot, VERSION, WaitingWords};
+use super::layout::{Header, Layout, MAGIC, REASON_BYTES, RingHead, Slot, VERSION, WaitingWords};
 use super::memory::SharedMemory;
 use crate::collective::bell::Bell;
 use crate::collective::communicator::Waiting;
@@ -90,6 +90,18 @@ impl Control {
         let slot = self.slot(rank)?;
         let finished = slot.finished.load(Ordering::Acquire);
         Ok(Progress { entered: slot.entered.load(Ordering::Acquire), finished })
+    }
+
+    /// How far `rank` is in the operations of one group that all its members take part in: what it has announced, and of
+    /// what it has done its share. Members with the smallest `entered` are those that others wait for.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub fn progress_in(&self, group: usize, rank: u32) -> Result<Progress, CollectiveError> {
+        let (_, position) = self.world.membership(group, rank)?;
+        let head: &RingHead = self.memory.get(self.layout.group_ring_at(group, position));
+        let finished = head.done.0.load(Ordering::Acquire);
+        Ok(Progress { entered: head.announced.0.load(Ordering::Acquire), finished })
     }
 
     /// What `rank` has been waiting for since it last fell asleep over it; nothing if it is computing, or has waited for

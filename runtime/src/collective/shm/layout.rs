@@ -70,12 +70,18 @@ pub(super) struct WaitingWords {
     pub words: [AtomicU64; 3 + DESCRIPTOR_WORDS],
 }
 
-/// How far one member is in one stream, each counter on its own cache line.
-#[repr(C, align(64))]
+/// How far one member is in one stream.
+#[repr(C)]
 pub(super) struct RingHead {
     /// Operations of which the member has done its share, in order; beyond them it touches nobody's tensors.
-    pub done: AtomicU64,
+    pub done: Line,
+    /// Operations that it has announced. Peers do not wait for this one, so it is not on the line that they look at.
+    pub announced: Line,
 }
+
+/// A counter alone on its cache line.
+#[repr(C, align(64))]
+pub(super) struct Line(pub AtomicU64);
 
 /// One operation as one member announces it: a cache line.
 #[repr(C, align(64))]
@@ -108,7 +114,9 @@ unsafe impl AtomicsOnly for Place {}
 const _: () = assert!(size_of::<Header>() <= PAGE && size_of::<Slot>() <= PAGE && size_of::<Post>() == 64);
 
 /// Bytes of one ring: head, posts, places.
-pub(super) const RING_BYTES: usize = 64 + 64 * POSTS as usize + 16 * PLACES as usize;
+pub(super) const RING_BYTES: usize = HEAD_BYTES + 64 * POSTS as usize + 16 * PLACES as usize;
+/// Bytes of its head.
+pub(super) const HEAD_BYTES: usize = size_of::<RingHead>();
 const FLAT_AREA_BYTES: usize = FLAT_BYTES * POSTS as usize;
 
 /// Offsets in the control memory of a world.

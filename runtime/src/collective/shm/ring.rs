@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::control::Control;
-use super::layout::{PLACES, POSTS, Place, Post, RingHead};
+use super::layout::{HEAD_BYTES, PLACES, POSTS, Place, Post, RingHead};
 use crate::collective::descriptor::Descriptor;
 
 /// A ring in control memory.
@@ -44,6 +44,7 @@ impl Ring {
         }
         post.places_at.store(places_at, Ordering::Relaxed);
         post.stamp.store(index + 1, Ordering::Release);
+        self.head().announced.0.store(index + 1, Ordering::Release);
     }
 
     /// What the owner announced as operation `index`, and the number of its first place, if it has.
@@ -64,12 +65,12 @@ impl Ring {
 
     /// Operations of which the owner has done its share.
     pub(super) fn done(&self) -> u64 {
-        self.head().done.load(Ordering::Acquire)
+        self.head().done.0.load(Ordering::Acquire)
     }
 
     /// Says that the owner has done its share of the first `n_done` operations.
     pub(super) fn set_done(&self, n_done: u64) {
-        self.head().done.store(n_done, Ordering::Release);
+        self.head().done.0.store(n_done, Ordering::Release);
     }
 
     fn head(&self) -> &RingHead {
@@ -77,10 +78,10 @@ impl Ring {
     }
 
     fn post(&self, index: u64) -> &Post {
-        self.control.memory().get(self.at + 64 + 64 * (index % POSTS) as usize)
+        self.control.memory().get(self.at + HEAD_BYTES + 64 * (index % POSTS) as usize)
     }
 
     fn place(&self, number: u64) -> &Place {
-        self.control.memory().get(self.at + 64 + 64 * POSTS as usize + 16 * (number % PLACES) as usize)
+        self.control.memory().get(self.at + HEAD_BYTES + 64 * POSTS as usize + 16 * (number % PLACES) as usize)
     }
 }

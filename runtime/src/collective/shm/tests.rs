@@ -183,6 +183,22 @@ fn whoever_watches_sees_what_a_rank_waits_for() {
 }
 
 #[test]
+fn whoever_watches_sees_who_has_not_entered_an_operation() {
+    let shm = world_of(2);
+    let mut groups = [0, 1].map(|rank| shm.join(rank).unwrap().communicator(0).unwrap());
+    let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
+    // SAFETY: a barrier has no operands.
+    let mut start = |rank: usize| unsafe { groups[rank].start(&barrier, &[]) }.unwrap();
+
+    let tickets = [start(0), start(1), start(0)];
+    let [first, ..] = tickets;
+    groups[0].finish(first).unwrap();
+
+    assert_eq!(shm.control().progress_in(0, 0), Ok(Progress { entered: 2, finished: 1 }));
+    assert_eq!(shm.control().progress_in(0, 1), Ok(Progress { entered: 1, finished: 0 }));
+}
+
+#[test]
 fn abort_releases_a_sleeping_waiter_within_milliseconds() {
     // On a loaded machine a thread that was woken may wait for a core: the shortest of a few delays is the wake-up's.
     let shortest = (0..10).map(|_| delay_of_release()).min().unwrap();

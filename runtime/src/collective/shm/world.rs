@@ -8,7 +8,7 @@ use super::control::Control;
 use super::memory::SharedMemory;
 use super::plane::{ControlBell, Plane};
 use crate::collective::CollectiveError;
-use crate::collective::engine::Engine;
+use crate::collective::engine::{Engine, HasBell};
 use crate::collective::world::World;
 
 /// Everything that the ranks of one machine share. Whoever starts the ranks makes it and passes it on (see
@@ -134,6 +134,16 @@ impl ShmRank {
     /// Abort, progress, and what each rank waits for.
     pub fn control(&self) -> &Arc<Control> {
         &self.plane.control
+    }
+
+    /// What drives all of this rank's streams.
+    pub(in crate::collective) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// What this rank sleeps on.
+    pub(in crate::collective) fn bell(&self) -> Arc<dyn HasBell> {
+        Arc::new(ControlBell(self.plane.control.clone(), self.plane.rank))
     }
 }
 

@@ -5,14 +5,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 
 use super::connect::{TcpConfig, connect_all};
+use super::exchange::Exchange;
 use super::group::TcpGroup;
 use super::plane::TcpPlane;
 use crate::collective::bell::Bell;
+use crate::collective::descriptor::Descriptor;
 use crate::collective::engine::{Engine, HasBell, lock};
 use crate::collective::operation::check;
 use crate::collective::shm::control::Control;
 use crate::collective::world::World;
-use crate::collective::{Collective, CollectiveError, Operand, Operation, Progress, Stream, Ticket};
+use crate::collective::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
 
 /// One rank, connected with all ranks that it shares a group with. When it and its communicators are dropped, it leaves.
 #[derive(Clone, Debug)]
@@ -106,12 +108,36 @@ pub struct TcpCollective {
 }
 
 impl TcpCollective {
+    /// Whether an operation is complete. Once it is, its ticket needs no `finish`.
+    ///
+    /// # Errors
+    /// As [`Collective::finish`].
+    pub(in crate::collective) fn try_finish(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
+        let outcome = self.is_complete(ticket.stream, ticket.index);
+        outcome.inspect_err(|error| self.member.plane.let_go(error))
+    }
+
+    /// Starts an operation that only compares what members are about to do elsewhere.
+    ///
+    /// # Errors
+    /// As [`Collective::start`].
+    pub(in crate::collective) fn announce(&mut self, descriptor: Descriptor) -> Result<Ticket, CollectiveError> {
+        if let Some(aborted) = self.member.plane.aborted() {
+            return Err(aborted);
+        }
+        let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
+        self.start_exchange(Exchange::announcing(&barrier, descriptor, self.position, self.size()))
+    }
+
     fn start_checked(&self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        self.start_exchange(Exchange::new(operation, operands, self.position, self.size()))
+    }
+
+    fn start_exchange(&self, exchange: Exchange) -> Result<Ticket, CollectiveError> {
         let plane = &self.member.plane;
-        let stream = operation.kind.stream();
+        let stream = exchange.operation.kind.stream();
         let mut state = lock(&self.state);
-        let outcome = state.start(plane, operation, operands);
-        match outcome {
+        match state.start(plane, exchange) {
             Ok(index) => {
                 let left = self.members.iter().find(|rank| {
                     **rank != self.members[self.position as usize] && plane.has_left(**rank) && state.waits_for(**rank)
@@ -130,9 +156,9 @@ impl TcpCollective {
         }
     }
 
-    /// Whether an operation is complete. Once the world is aborted nothing of this group is touched any more.
+    /// Whether an operation is complete.
     fn is_complete(&self, stream: Stream, index: u64) -> Result<bool, CollectiveError> {
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         if let Some(failed) = state.failed() {
             return Err(failed.clone());
         }
@@ -142,13 +168,7 @@ impl TcpCollective {
         if index < state.completed(stream) {
             return Ok(true);
         }
-        match self.member.plane.aborted() {
-            None => Ok(false),
-            Some(aborted) => {
-                state.fail(aborted.clone());
-                Err(aborted)
-            }
-        }
+        self.member.plane.aborted().map_or(Ok(false), Err)
     }
 }
 
@@ -167,6 +187,7 @@ impl Collective for TcpCollective {
 
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         if let Some(aborted) = self.member.plane.aborted() {
+            self.member.plane.let_go(&aborted);
             return Err(aborted);
         }
         let started = check(operation, operands, self.position, self.size())
@@ -174,7 +195,10 @@ impl Collective for TcpCollective {
         match &started {
             Ok(_) => self.progress.entered += 1,
             Err(error) if error.is_refusal() => {}
-            Err(error) => self.abort(&format!("rank {}: {error}", self.member.plane.name())),
+            Err(error) => {
+                self.abort(&format!("rank {}: {error}", self.member.plane.name()));
+                self.member.plane.let_go(error);
+            }
         }
         started
     }
@@ -187,7 +211,7 @@ impl Collective for TcpCollective {
             Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => self.abort(&format!("rank {}: {error}", self.member.plane.name())),
         }
-        outcome
+        outcome.inspect_err(|error| self.member.plane.let_go(error))
     }
 
     fn abort(&self, reason: &str) {
@@ -201,5 +225,8 @@ impl Drop for TcpCollective {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.member.plane.name()));
         }
+        // What was started and never finished must not be touched once its owner has gone.
+        let reason = "the communicator was dropped".to_owned();
+        lock(&self.state).fail(CollectiveError::Aborted { reason });
     }
 }

@@ -68,6 +68,11 @@ impl Exchange {
         exchange
     }
 
+    /// Prepares to compare `descriptor` and nothing else.
+    pub(super) fn announcing(operation: &Operation, descriptor: Descriptor, position: u32, size: u32) -> Exchange {
+        Exchange { descriptor, ..Exchange::new(operation, &[], position, size) }
+    }
+
     /// Whether the announcements carry everything.
     pub(super) fn is_flat(&self) -> bool {
         self.flat_copy.is_some()

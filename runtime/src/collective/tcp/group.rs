@@ -16,7 +16,7 @@ use super::frame::{FrameKind, Header, Lane};
 use super::plane::{Job, TcpPlane};
 use crate::collective::descriptor::{DESCRIPTOR_WORDS, Descriptor};
 use crate::collective::operation::IN_FLIGHT_MAX;
-use crate::collective::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, Stream, flat};
+use crate::collective::{CollectiveError, OperationKind, RawBuffer, Stream, flat};
 
 /// A peer is ahead by no more than this, or it does not keep to the protocol: it completes an operation only after this
 /// member has announced it, and has no more than [`IN_FLIGHT_MAX`] that are not complete.
@@ -87,14 +87,8 @@ impl TcpGroup {
     ///
     /// # Errors
     /// [`CollectiveError::TooManyInFlight`]; [`CollectiveError::Mismatch`] with what was announced already.
-    pub(super) fn start(
-        &mut self,
-        plane: &TcpPlane,
-        operation: &Operation,
-        operands: &[Operand],
-    ) -> Result<u64, CollectiveError> {
-        let stream = operation.kind.stream();
-        let exchange = Exchange::new(operation, operands, self.position, self.members.len() as u32);
+    pub(super) fn start(&mut self, plane: &TcpPlane, exchange: Exchange) -> Result<u64, CollectiveError> {
+        let stream = exchange.operation.kind.stream();
         let lane = self.lanes.entry(stream).or_default();
         if lane.started.len() >= IN_FLIGHT_MAX {
             return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });

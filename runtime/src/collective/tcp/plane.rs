@@ -170,6 +170,12 @@ impl TcpPlane {
         self.bell.bell().ring_loudly();
     }
 
+    /// Lets go of all memory of all operations: no thread touches it after this. Whoever is told of a failure may free
+    /// what it has lent.
+    pub(super) fn let_go(&self, error: &CollectiveError) {
+        self.groups.values().for_each(|group| lock(group).fail(error.clone()));
+    }
+
     /// Says to all peers that this rank has finished everything. Never waits.
     pub(super) fn leave(&self) {
         for link in self.links.values() {

@@ -1,11 +1,13 @@
 //! One body of checks over every implementation of the trait.
 
 mod agreement;
-mod definitions;
+pub mod definitions;
 mod failures;
 
 use std::collections::BTreeMap;
 
+use super::hierarchical::collective::HierarchicalRank;
+use super::hierarchical::placement::Placement;
 use super::local::LocalWorld;
 use super::shm::world::{Arena, ShmWorld};
 use super::tcp::collective::TcpRank;
@@ -17,21 +19,21 @@ use super::{Collective, CollectiveError, RawBuffer};
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
 /// A rank of a test: its groups by index, and memory for operands.
-struct Rank {
-    rank: u32,
-    groups: BTreeMap<usize, Box<dyn Collective>>,
-    memory: Memory,
+pub struct Rank {
+    pub rank: u32,
+    pub groups: BTreeMap<usize, Box<dyn Collective>>,
+    pub memory: Memory,
 }
 
 impl Rank {
-    fn group(&mut self, group: usize) -> &mut dyn Collective {
+    pub fn group(&mut self, group: usize) -> &mut dyn Collective {
         &mut **self.groups.get_mut(&group).expect("a group of this rank")
     }
 }
 
 /// Memory that lives as long as the test's rank.
 #[derive(Default)]
-struct Memory {
+pub struct Memory {
     heap: Vec<Vec<u64>>,
     /// Memory comes from here first, if there is any; and how much was taken.
     arena: Option<(Arena, usize)>,
@@ -39,7 +41,7 @@ struct Memory {
 
 impl Memory {
     /// `bytes` bytes, aligned for every element type.
-    fn alloc(&mut self, bytes: usize) -> RawBuffer {
+    pub fn alloc(&mut self, bytes: usize) -> RawBuffer {
         if let Some((arena, used)) = &mut self.arena
             && *used + bytes <= arena.len()
         {
@@ -54,7 +56,7 @@ impl Memory {
 }
 
 /// What every rank of a test does.
-type Body<'a> = &'a (dyn Fn(&mut Rank) + Sync);
+pub type Body<'a> = &'a (dyn Fn(&mut Rank) + Sync);
 
 /// Runs a body as every rank of a world.
 type Run = fn(&World, Body);
@@ -63,7 +65,12 @@ type Run = fn(&World, Body);
 const IMPLEMENTATIONS: [(&str, Run); 4] =
     [("local", with_local), ("shm, staged", with_shm_staged), ("shm, in arenas", with_shm_arenas), ("tcp", with_tcp)];
 
-/// Runs `body` as every rank, over every implementation.
+/// Those whose sums have another order as well.
+fn with_failures() -> impl Iterator<Item = (&'static str, Run)> {
+    IMPLEMENTATIONS.into_iter().chain([("hierarchical", with_pairs as Run)])
+}
+
+/// Runs `body` as every rank, over every implementation whose sums are in order of position.
 fn with_all(world: &World, body: Body) {
     for (name, run) in IMPLEMENTATIONS {
         println!("implementation {name}");
@@ -122,6 +129,34 @@ fn with_tcp(world: &World, body: Body) {
         Ok(Rank { rank, groups: groups.collect::<Result<_, CollectiveError>>()?, memory: Memory::default() })
     };
     as_threads(world.n_ranks(), &join, body);
+}
+
+/// Ranks on machines that are worlds of shared memory of their own, connected over TCP.
+pub fn with_machines(world: &World, machine_of: &[u32], body: Body) {
+    let placement = Placement::new(world.clone(), machine_of.to_vec()).unwrap();
+    let machines: BTreeMap<u32, ShmWorld> = machine_of
+        .iter()
+        .map(|machine| {
+            let arenas = vec![8 << 20; placement.ranks_of(*machine).len()];
+            (*machine, ShmWorld::create(&placement.machine_world(*machine).unwrap(), &arenas, 8 << 20).unwrap())
+        })
+        .collect();
+    let (listeners, addresses) = listeners(world.n_ranks());
+    let config = TcpConfig::new(b"secret".to_vec());
+    let join = |rank: u32| -> Result<Rank, CollectiveError> {
+        let shm = machines[&machine_of[rank as usize]].mapped_again()?;
+        let listener = &listeners[rank as usize];
+        let joined = HierarchicalRank::join(&placement, rank, &shm, listener, &addresses, &config)?;
+        let groups = groups_of(world, rank).map(|group| Ok((group, joined.communicator(group)?)));
+        let groups = groups.collect::<Result<_, CollectiveError>>()?;
+        Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((joined.arena(), 0)) } })
+    };
+    as_threads(world.n_ranks(), &join, body);
+}
+
+/// Two ranks on each machine.
+fn with_pairs(world: &World, body: Body) {
+    with_machines(world, &(0..world.n_ranks()).map(|rank| rank / 2).collect::<Vec<_>>(), body);
 }
 
 /// The groups that a rank is in.

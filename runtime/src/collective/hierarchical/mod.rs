@@ -1,0 +1,10 @@
+//! Collectives over machines with several ranks each: shared memory inside, TCP between.
+//!
+//! - [`placement`]: which rank runs where, and the worlds of each machine and between machines. - [`staged`]: a sum in
+//!   three steps, and its order. - [`collective`]: the rank and its communicators.
+
+pub mod collective;
+pub mod placement;
+mod staged;
+#[cfg(test)]
+mod tests;
