@@ -8,6 +8,7 @@ use crate::collective::{Collective as Communicator, CollectiveError, Operand, Op
 use phalanx_strategies::mesh::{Group, Mesh, Place};
 use phalanx_strategies::program::{Collective, CollectiveKind, Op, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 /// A collective that could not be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,9 +64,11 @@ pub fn groups_of_world(mesh: &Mesh, wires: &BTreeSet<Wire>) -> Vec<(Wire, Vec<u3
 #[derive(Default)]
 pub struct Groups {
     members: BTreeMap<Wire, Box<dyn Communicator>>,
-    under_way: BTreeMap<(Stream, u32), Ticket>,
+    /// Few at a time, so a search beats a map, and the step allocates nothing.
+    under_way: Vec<((Stream, u32), Ticket)>,
     /// Kept between calls, so that the step allocates nothing.
     operands: Vec<Operand>,
+    waited: Duration,
 }
 
 impl std::fmt::Debug for Groups {
@@ -120,7 +123,7 @@ impl Groups {
         // SAFETY: the caller's contract.
         let ticket = unsafe { member.start(&operation, &self.operands) };
         let ticket = ticket.map_err(|source| GroupError::Failed { collective: c.to_string(), source })?;
-        self.under_way.insert((c.stream(), c.sequence), ticket);
+        self.under_way.push(((c.stream(), c.sequence), ticket));
         Ok(())
     }
 
@@ -129,12 +132,21 @@ impl Groups {
     /// # Errors
     /// See [`GroupError`].
     pub(crate) fn finish(&mut self, c: &Collective) -> Result<(), GroupError> {
-        let ticket = self.under_way.remove(&(c.stream(), c.sequence));
+        let start = Instant::now();
+        let key = (c.stream(), c.sequence);
+        let ticket = self.under_way.iter().position(|(k, _)| *k == key).map(|i| self.under_way.swap_remove(i).1);
         let member = self.members.get_mut(&(c.group, channel(c.kind)));
         let (Some(ticket), Some(member)) = (ticket, member) else {
             return Err(GroupError::NoGroup { collective: c.to_string() });
         };
-        member.finish(ticket).map_err(|source| GroupError::Failed { collective: c.to_string(), source })
+        let outcome = member.finish(ticket);
+        self.waited += start.elapsed();
+        outcome.map_err(|source| GroupError::Failed { collective: c.to_string(), source })
+    }
+
+    /// Time spent in [`Groups::finish`] since this was last asked: waiting for peers, and doing this rank's share.
+    pub(crate) fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
     }
 
     /// Tells all peers that this rank cannot go on.

@@ -19,8 +19,9 @@ use crate::frontend::user_model::{MODEL_TYPE, UserModel};
 use crate::train::JobError;
 use crate::train::metrics::{EvalMetrics, StepMetrics};
 use crate::train::plan::check_user_defined;
-use crate::train::session;
+use crate::train::session::{self, Ranks};
 use phalanx_strategies::mesh::Mesh;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +29,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 /// What happens in a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Data is being tokenised.
     Preparing {
@@ -57,7 +58,7 @@ pub enum Event {
 }
 
 /// What a run is, as it starts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Started {
     /// How the ranks are arranged.
     pub mesh: Mesh,
@@ -80,7 +81,7 @@ pub struct Started {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Steps that are completed.
     pub steps: u64,
@@ -161,7 +162,7 @@ impl Job {
     /// # Errors
     /// See [`JobError`].
     pub fn run(self) -> Result<Report, JobError> {
-        session::run(&self.config, self.user, &Control::default(), &mut |_| {})
+        session::run(&self.config, self.user, &Ranks::Threads, &Control::default(), &mut |_| {})
     }
 
     /// Runs to the end and shows every event to `on_event`, on the device thread.
@@ -169,7 +170,7 @@ impl Job {
     /// # Errors
     /// See [`JobError`].
     pub fn run_with(self, control: &Control, mut on_event: impl FnMut(&Event) + Send) -> Result<Report, JobError> {
-        session::run(&self.config, self.user, control, &mut |event| on_event(event))
+        session::run(&self.config, self.user, &Ranks::Threads, control, &mut |event| on_event(event))
     }
 
     /// Starts on a thread of its own.
@@ -182,7 +183,7 @@ impl Job {
         let theirs = Arc::clone(&control);
         let work = move || {
             // Whoever dropped the receiver does not want to hear; the run goes on.
-            session::run(&self.config, self.user, &theirs, &mut |event| drop(tx.send(event.clone())))
+            session::run(&self.config, self.user, &Ranks::Threads, &theirs, &mut |event| drop(tx.send(event.clone())))
         };
         let thread = std::thread::Builder::new()
             .name("phalanx-job".into())

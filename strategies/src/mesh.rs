@@ -4,6 +4,7 @@
 //! - `G-1` Ranks are the row-major positions of the mesh, `pp` outermost and `tp` innermost.
 //! - `G-2` The groups of one kind partition the world; a rank's position in its group is the order of ranks.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// An axis of the mesh, outermost first.
@@ -100,7 +101,7 @@ impl fmt::Display for Group {
 }
 
 /// Sizes of the axes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Mesh {
     /// Pipeline stages.
     pub pp: usize,

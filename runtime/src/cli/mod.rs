@@ -6,6 +6,7 @@ mod export;
 mod generate;
 mod init;
 mod inspect;
+mod rank;
 mod train;
 
 use crate::train::JobError;
@@ -42,6 +43,9 @@ enum Command {
     Env(env::Args),
     /// Write a commented YAML file to start from.
     Init(init::Args),
+    /// One rank of a run, started by `train`.
+    #[command(hide = true)]
+    Rank(rank::Args),
 }
 
 /// Overrides of keys on the command line: `--learning_rate 1e-4` or `--learning_rate=1e-4`.
@@ -90,6 +94,8 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Env(args) => env::run(&args),
         Command::Init(args) => init::run(&args),
+        // It tells its launcher how it went, not the terminal.
+        Command::Rank(args) => return rank::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -101,7 +107,7 @@ pub fn main() -> ExitCode {
 }
 
 /// An error with its causes that its own text does not already contain.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -3,9 +3,10 @@
 use super::{JobArgs, say};
 use crate::config::output::Resume;
 use crate::generate::Sampling;
-use crate::job::{Control, Event, Job, Report, Started};
+use crate::job::{Control, Event, Report, Started};
 use crate::train::JobError;
 use crate::train::progress::{Progress, Tokenising, human_bytes, human_count};
+use crate::train::session::{self, Ranks};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,7 +31,12 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let control = Arc::new(Control::default());
     stop_on_signal(&control)?;
     let (mut progress, mut tokenising) = (None, Tokenising::default());
-    let report = Job::from_config(config).run_with(&control, |event| {
+    let program = std::env::current_exe().map_err(|source| JobError::Io {
+        action: "find",
+        path: "the program of this process".into(),
+        source,
+    })?;
+    let report = session::run(&config, None, &Ranks::Processes(program), &control, &mut |event| {
         tokenising.see(event);
         show(event, &mut progress, logging_steps);
     });
@@ -73,9 +79,10 @@ fn introduce(s: &Started) {
     } else {
         format!(" ({} trained, {:.2}%)", human_count(s.n_trainable), 100.0 * s.n_trainable as f64 / s.n_params as f64)
     };
+    let ranks = if s.mesh.size() > 1 { format!("; {} ranks ({})", s.mesh.size(), s.mesh) } else { String::new() };
     let validation = if s.n_rows.1 > 0 { format!(" + {} for validation", s.n_rows.1) } else { String::new() };
     say(format_args!(
-        "{} parameters{trained}; {} rows{validation}; {} steps; buffers {}; {} threads",
+        "{} parameters{trained}; {} rows{validation}; {} steps; buffers {}; {} threads{ranks}",
         human_count(s.n_params),
         s.n_rows.0,
         s.total_steps,

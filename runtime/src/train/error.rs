@@ -9,6 +9,7 @@ use crate::data::prepare::PrepareError;
 use crate::data::tokenizer::TokenizerError;
 use crate::frontend::UserModelError;
 use crate::hf::error::HfError;
+use crate::launch::error::LaunchError;
 use crate::train::progress::human_bytes;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
@@ -46,6 +47,17 @@ pub enum JobError {
     Collective(#[from] CollectiveError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A rank process ended without saying why.
+    #[error("{how} {when}; {saved}", saved = match checkpoint {
+        Some(path) => format!("the last checkpoint is {}", path.display()),
+        None => "this run has saved no checkpoint".into(),
+    })]
+    RankLost { how: String, when: String, checkpoint: Option<PathBuf> },
+    /// What a rank process said before it ended.
+    #[error("{text}")]
+    OfRank { rank: u32, text: String, is_input: bool },
     /// A file or directory of the run cannot be used.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
@@ -76,6 +88,7 @@ impl JobError {
         matches!(
             self,
             JobError::Collective(CollectiveError::Aborted { .. })
+                | JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. })
                 | JobError::Exec(ExecError::Collective(GroupError::Failed {
                     source: CollectiveError::Aborted { .. },
                     ..
@@ -86,6 +99,11 @@ impl JobError {
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
     /// finite counts among them: it comes from the data or the hyperparameters.
     pub const fn is_input(&self) -> bool {
-        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_))
+        match self {
+            JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
+            JobError::Launch(_) | JobError::RankLost { .. } => false,
+            JobError::OfRank { is_input, .. } => *is_input,
+            _ => true,
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What is measured of each step, and the files it goes to: `metrics.jsonl` and TensorBoard events.
 
 use super::tensorboard::EventWriter;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -12,8 +12,10 @@ pub struct StepMetrics {
     /// Step, counted from 1.
     pub step: u64,
     /// Mean negative log-likelihood of the predicted tokens, nats.
+    #[serde(deserialize_with = "number")]
     pub loss: f64,
     /// L2 norm of the gradient before clipping.
+    #[serde(deserialize_with = "number")]
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
@@ -27,13 +29,19 @@ pub struct StepMetrics {
     pub predicted_tokens: u64,
     /// Arithmetic of the model over what the machine can do at its measured best, percent.
     pub mfu_pct: f64,
-    /// Resident memory of the process, bytes.
+    /// Resident memory of the process, bytes; where a person sees it, of all processes of the run.
     pub memory_bytes: u64,
     /// Share of the step spent waiting for data, percent.
     pub data_wait_pct: f64,
     /// Loss scale of fp16 runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
+    /// Share of the step spent in collectives, percent; of one rank none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collective_pct: Option<f64>,
+    /// The rank that the others waited for: the one that spent least time in collectives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowest_rank: Option<u32>,
 }
 
 /// Measurements of one evaluation.
@@ -42,8 +50,10 @@ pub struct EvalMetrics {
     /// Step after which it ran.
     pub step: u64,
     /// Mean negative log-likelihood over the validation rows, nats.
+    #[serde(deserialize_with = "number")]
     pub eval_loss: f64,
     /// `exp(eval_loss)`.
+    #[serde(deserialize_with = "number")]
     pub eval_perplexity: f64,
     /// Duration, milliseconds.
     pub eval_ms: f64,
@@ -88,7 +98,8 @@ impl MetricsFiles {
             ("throughput/data_wait_pct", m.data_wait_pct),
             ("memory/resident_bytes", m.memory_bytes as f64),
         ];
-        self.events.scalars(m.step, &scalars)
+        self.events.scalars(m.step, &scalars)?;
+        m.collective_pct.map_or(Ok(()), |pct| self.events.scalars(m.step, &[("throughput/collective_pct", pct)]))
     }
 
     /// Appends an evaluation.
@@ -105,6 +116,11 @@ impl MetricsFiles {
         line.push(b'\n');
         self.jsonl.write_all(&line)
     }
+}
+
+/// JSON has no number for what is not finite; a loss or gradient that overflowed is written as null.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// Length of the leading lines whose step is at most `last_step`. A torn last line is not kept.
@@ -144,6 +160,8 @@ mod tests {
             memory_bytes: 1 << 20,
             data_wait_pct: 0.1,
             loss_scale: None,
+            collective_pct: None,
+            slowest_rank: None,
         }
     }
 

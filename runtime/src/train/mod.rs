@@ -4,15 +4,23 @@
 //! - [`plan`]: everything a run is made of, resolved before a buffer exists.
 //! - `weights`: parameters into and out of the machine.
 //! - `trainer`: the loop, on the device thread.
+//! - `session`: from configuration to exported model, for one rank, for ranks that are threads, and for a rank process;
+//!   `team`: the ranks of a run and what they agree on.
+//! - `launcher`: ranks as processes; `orders`: what they and their launcher say; `chorus`: their events as one; `rank`:
+//!   a rank process from its start to its exit code.
 //! - `saving`: checkpoints of a run.
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
 
 pub mod architecture;
+mod chorus;
 pub mod error;
 pub mod export;
+mod launcher;
 pub mod metrics;
+mod orders;
 pub mod plan;
 pub mod progress;
+pub(crate) mod rank;
 pub(crate) mod saving;
 pub(crate) mod session;
 mod staging;

@@ -114,8 +114,10 @@ fn write_line(text: &str) {
 /// The step line.
 pub fn step_line(m: &StepMetrics) -> String {
     let scale = m.loss_scale.map(|s| format!("  loss_scale {s:.0}")).unwrap_or_default();
+    let ranks = m.collective_pct.map(|pct| format!("  collectives {pct:.1}%")).unwrap_or_default();
+    let slowest = m.slowest_rank.map(|rank| format!(" (slowest rank {rank})")).unwrap_or_default();
     format!(
-        "step {:5}  loss {:8.5}  grad_norm {:8.4}  lr {:.3e}  {:6.0} tok/s  mfu {:4.1}%  mem {}  data {:.1}%{scale}",
+        "step {:5}  loss {:8.5}  grad_norm {:8.4}  lr {:.3e}  {:6.0} tok/s  mfu {:4.1}%  mem {}  data {:.1}%{ranks}{slowest}{scale}",
         m.step,
         m.loss,
         m.grad_norm,

@@ -2,18 +2,21 @@
 
 use super::error::JobError;
 use super::export::{self, ExportFrom};
+use super::launcher::Launch;
 use super::metrics::MetricsFiles;
+use super::orders::Assignment;
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::team::{Team, TeamPlan};
 use super::trainer::{Programs, TrainData, Trainer};
-use crate::collective::local::LocalWorld;
+use crate::collective::CollectiveError;
+use crate::collective::shm::passing::receive_world;
+use crate::collective::shm::world::ShmWorld;
 use crate::collective::world::WorldId;
-use crate::collective::{Collective, CollectiveError};
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::cpu::matmul::peak_flops;
-use crate::cpu::{available_threads, on_device_thread};
+use crate::cpu::{CpuMachine, available_threads, on_device_thread};
 use crate::data::prepare::{Prepared, Summary, prepare};
 use crate::data::rows::Rows;
 use crate::data::tokenize::Progress;
@@ -23,12 +26,23 @@ use crate::job::{Control, Event, Report, Started};
 use phalanx_strategies::mesh::Place;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+
+/// What the ranks of a run are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ranks {
+    /// Threads of this process.
+    Threads,
+    /// Processes of this program.
+    Processes(PathBuf),
+}
 
 /// Runs a job to its end, or until it is asked to stop. Nothing is written before the whole input was checked.
 pub(crate) fn run(
     config: &JobConfig,
     user: Option<UserModel>,
+    ranks: &Ranks,
     control: &Control,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
@@ -40,21 +54,64 @@ pub(crate) fn run(
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     let mesh = config.parallel.mesh()?;
     // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
-    let ranks = (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates));
-    let ranks = ranks.collect::<Result<Vec<Programs>, _>>()?;
-    check_memory(&ranks)?;
+    let programs = (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates));
+    let programs = programs.collect::<Result<Vec<Programs>, _>>()?;
+    check_memory(&programs)?;
+    if user.is_some() && mesh.size() > 1 {
+        return Err(JobError::Unusable("a user-defined model trains on one rank in one process".into()));
+    }
     if let Some(note) = plan::ignored_dropout(&model.hf_config) {
         on_event(&Event::Note(note));
     }
     let data = prepare_data(config, &model, &tokenizer, on_event)?;
     create_dir(&config.output.output_dir)?;
-    let extras = extras(config, &model, &tokenizer)?;
-    let run = Run { config, model: &model, data: &data, extras, control };
-    match &ranks[..] {
-        [programs] => run.rank(programs, user, || Ok(Team::alone()), on_event),
-        _ => run.threads(&ranks, &TeamPlan::new(&model, mesh, evaluates)?, user, on_event),
+    if mesh.size() > 1 {
+        let plan = TeamPlan::new(&model, mesh, evaluates)?;
+        let world = shared_world(&plan, &programs)?;
+        if let Ranks::Processes(program) = ranks {
+            drop(data);
+            return Launch { config, world: &world, program, control }.run(on_event);
+        }
+        let extras = extras(config, &model, &tokenizer)?;
+        return Run { config, model: &model, data: &data, extras, control }.threads(&programs, &plan, &world, on_event);
     }
+    let extras = extras(config, &model, &tokenizer)?;
+    let n_threads = config.precision.threads.unwrap_or_else(available_threads);
+    let run = Run { config, model: &model, data: &data, extras, control };
+    run.rank(&programs[0], n_threads, user, || Ok(Team::alone()), on_event)
 }
+
+/// Runs the rank that a launcher assigned to this process, with what comes through `passage`.
+pub(crate) fn run_rank(
+    assignment: &Assignment,
+    passage: &UnixStream,
+    control: &Control,
+    on_event: &mut (dyn FnMut(&Event) + Send),
+) -> Result<Report, JobError> {
+    let config = JobConfig::from_yaml_str(&assignment.yaml, &[])?;
+    let tokenizer = plan::tokenizer(&config)?;
+    let model = plan::model_plan(&config, &tokenizer)?;
+    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    let mesh = config.parallel.mesh()?;
+    let plan = TeamPlan::new(&model, mesh, evaluates)?;
+    let world = receive_world(passage, &plan.world(assignment.world_id())?, None)?;
+    let programs = Programs::compile(&model, Place { mesh, rank: assignment.rank as usize }, evaluates)?;
+    // The launcher has told whoever listens what there is to tell about the data.
+    let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
+    let extras = extras(&config, &model, &tokenizer)?;
+    let run = Run { config: &config, model: &model, data: &data, extras, control };
+    run.rank(&programs, assignment.n_threads, None, || plan.join(&world, assignment.rank), on_event)
+}
+
+/// The shared memory of all ranks: of each the regions in which peers read and write.
+fn shared_world(plan: &TeamPlan, programs: &[Programs]) -> Result<ShmWorld, JobError> {
+    let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
+    let arena_bytes: Vec<u64> = programs.iter().map(|p| CpuMachine::shared_bytes(&p.all()) as u64).collect();
+    Ok(ShmWorld::create(&plan.world(id)?, &arena_bytes, STAGING_BYTES)?)
+}
+
+/// Room for operands that lie outside the shared regions: those that ranks agree on between steps, a few numbers.
+const STAGING_BYTES: u64 = 64 << 10;
 
 /// What all ranks of a run share.
 struct Run<'a> {
@@ -70,12 +127,11 @@ impl Run<'_> {
     fn rank(
         &self,
         programs: &Programs,
+        n_threads: usize,
         user: Option<UserModel>,
         team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
-        let n_ranks = programs.train.program.place.mesh.size();
-        let n_threads = self.config.precision.threads.unwrap_or_else(|| (available_threads() / n_ranks).max(1));
         let output = &self.config.output;
         let saving = Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone());
         let Run { config, model, data, .. } = *self;
@@ -88,28 +144,23 @@ impl Run<'_> {
         &self,
         ranks: &[Programs],
         plan: &TeamPlan,
-        user: Option<UserModel>,
+        world: &ShmWorld,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
-        if user.is_some() {
-            return Err(JobError::Unusable("a user-defined model trains on one rank in one process".into()));
-        }
-        let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
-        let world = LocalWorld::new(plan.world(id)?);
+        let n_threads = self.config.precision.threads.unwrap_or_else(|| (available_threads() / ranks.len()).max(1));
         let outcomes: Vec<Result<Report, JobError>> = std::thread::scope(|scope| {
             let mut handles = Vec::new();
             let mut listener = Some(on_event);
             for (rank, programs) in ranks.iter().enumerate() {
-                let (world, leader) = (&world, listener.take_if(|_| rank == 0));
+                let leader = listener.take_if(|_| rank == 0);
                 handles.push(scope.spawn(move || {
-                    let connect = |group| Ok(Box::new(world.communicator(group, rank as u32)?) as Box<dyn Collective>);
-                    let team = || plan.join(rank, connect);
+                    let team = || plan.join(world, rank as u32);
                     let outcome = match leader {
-                        Some(on_event) => self.rank(programs, None, team, on_event),
-                        None => self.rank(programs, None, team, &mut |_| {}),
+                        Some(on_event) => self.rank(programs, n_threads, None, team, on_event),
+                        None => self.rank(programs, n_threads, None, team, &mut |_| {}),
                     };
                     if let Err(error) = &outcome {
-                        world.abort(&format!("rank {rank}: {error}"));
+                        world.control().abort(&format!("rank {rank}: {error}"));
                     }
                     outcome
                 }));

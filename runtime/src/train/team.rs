@@ -3,6 +3,7 @@
 use super::error::JobError;
 use super::plan::ModelPlan;
 use super::trainer::Programs;
+use crate::collective::shm::world::{Arena, ShmWorld};
 use crate::collective::world::{World, WorldId};
 use crate::collective::{Collective, CollectiveError, SliceOperations};
 use crate::groups::{Groups, Wire, groups_of_world, wires};
@@ -36,15 +37,14 @@ impl TeamPlan {
         World::new(id, n, self.groups.iter().map(|(_, ranks)| ranks.clone()).chain([everyone]).collect())
     }
 
-    /// Takes the place of `rank`; `connect` makes its communicator of the group with this index in the world.
-    pub(crate) fn join(
-        &self,
-        rank: usize,
-        mut connect: impl FnMut(usize) -> Result<Box<dyn Collective>, CollectiveError>,
-    ) -> Result<Team, CollectiveError> {
-        let place = Place { mesh: self.mesh, rank };
+    /// Takes the place of `rank` in a world of these groups.
+    pub(crate) fn join(&self, world: &ShmWorld, rank: u32) -> Result<Team, CollectiveError> {
+        let place = Place { mesh: self.mesh, rank: rank as usize };
+        let member = world.join(rank)?;
+        let connect = |group| Ok(Box::new(member.communicator(group)?) as Box<dyn Collective>);
         let everyone = connect(self.groups.len())?;
-        Ok(Team { place, groups: Groups::connect(&place, &self.groups, connect)?, everyone: Some(everyone) })
+        let groups = Groups::connect(&place, &self.groups, connect)?;
+        Ok(Team { place, groups, everyone: Some(everyone), memory: Some(member.arena()) })
     }
 }
 
@@ -53,12 +53,13 @@ pub(crate) struct Team {
     pub(crate) place: Place,
     pub(crate) groups: Groups,
     everyone: Option<Box<dyn Collective>>,
+    memory: Option<Arena>,
 }
 
 impl Team {
     /// A rank without peers.
     pub(crate) fn alone() -> Team {
-        Team { place: Place::default(), groups: Groups::none(), everyone: None }
+        Team { place: Place::default(), groups: Groups::none(), everyone: None, memory: None }
     }
 
     /// Whether this rank speaks for all: it writes metrics, exports, and decides when to stop.
@@ -68,6 +69,11 @@ impl Team {
 
     pub(crate) const fn n_ranks(&self) -> usize {
         self.place.mesh.size()
+    }
+
+    /// Where operands of collectives lie, so that peers reach them.
+    pub(crate) const fn memory(&self) -> Option<&Arena> {
+        self.memory.as_ref()
     }
 
     /// The sum of what all ranks give, of whole numbers below 2^53.

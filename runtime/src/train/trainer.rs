@@ -7,6 +7,7 @@ use super::saving::{Saving, TrainerState};
 use super::staging::{Inputs, Staging, inputs};
 use super::team::Team;
 use super::weights;
+use crate::collective::shm::world::Arena;
 use crate::cpu::{CpuMachine, OpaqueModel, scratch_bytes};
 use crate::data::rows::Rows;
 use crate::hf::source::TensorSource;
@@ -75,6 +76,7 @@ struct Outcome {
     grad_norm: f64,
     predicted_tokens: u64,
     data_wait_s: f64,
+    collective_s: f64,
     step_s: f64,
 }
 
@@ -88,7 +90,7 @@ impl<'a> Trainer<'a> {
         team: Team,
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
-        let machine = CpuMachine::new(&programs.all())?;
+        let machine = CpuMachine::sharing(&programs.all(), team.memory())?;
         let mesh = team.place.mesh;
         let n_leaves = plan.spec.parallel.logical_shards.unwrap_or(plan.spec.n_microbatches * mesh.data_ranks());
         let n_rows = plan.batch.n_rows * n_leaves;
@@ -202,12 +204,14 @@ impl<'a> Trainer<'a> {
         let data_wait_s = start.elapsed().as_secs_f64();
         self.write_hyper(predicted_tokens);
         let c = &self.programs.train;
+        self.team.groups.take_waited();
         self.machine.run(c, &mut self.models, &mut self.team.groups)?;
         Ok(Outcome {
             loss_sum: scalar(&self.machine, c, Role::LossSum),
             grad_norm: scalar(&self.machine, c, Role::GradNorm),
             predicted_tokens,
             data_wait_s,
+            collective_s: self.team.groups.take_waited().as_secs_f64(),
             step_s: start.elapsed().as_secs_f64(),
         })
     }
@@ -271,9 +275,11 @@ impl<'a> Trainer<'a> {
             epoch: self.sampler.epochs_after(step + 1),
             predicted_tokens: o.predicted_tokens,
             mfu_pct: 100.0 * self.model_flops / o.step_s / self.peak_flops,
-            memory_bytes: resident_bytes(),
+            memory_bytes: resident_bytes(self.team.memory().map(Arena::len)),
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
+            collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
+            slowest_rank: None,
         }
     }
 
@@ -359,9 +365,14 @@ fn model_flops(c: &Compiled) -> f64 {
     flops(program_cost(&c.program)).min(3.0 * forward)
 }
 
-/// Resident memory of this process, from the kernel; 0 where it does not tell.
-pub(crate) fn resident_bytes() -> u64 {
+/// Resident memory of this process, from the kernel; 0 where it does not tell. What a rank shares with others counts at
+/// the rank to which it belongs, whose `shared` bytes are all in use: the kernel counts it at everyone who touched it.
+fn resident_bytes(shared: Option<usize>) -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = statm.split_whitespace().nth(1).and_then(|p| p.parse::<u64>().ok()).unwrap_or(0);
-    pages * 4096
+    let mut pages = statm.split_whitespace().skip(1).map(|p| p.parse::<u64>().unwrap_or(0));
+    let (resident, of_others) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
+    match shared {
+        None => resident * 4096,
+        Some(own) => resident.saturating_sub(of_others) * 4096 + own as u64,
+    }
 }

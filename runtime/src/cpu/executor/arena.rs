@@ -1,5 +1,7 @@
-//! The memory of a region: one anonymous mapping, zeroed by the kernel as it is first touched.
+//! The memory of a region: an anonymous mapping, zeroed by the kernel as it is first touched, or a part of what a rank
+//! shares with its peers.
 
+use crate::collective::shm::world::Arena as SharedArena;
 use memmap2::{MmapMut, MmapOptions};
 
 /// Not enough memory for a region.
@@ -15,28 +17,53 @@ pub struct AllocError {
 
 /// Page-aligned memory of a fixed size.
 #[derive(Debug)]
-pub(super) struct Arena {
-    map: Option<MmapMut>,
+pub(super) enum Arena {
+    Own(Option<MmapMut>),
+    Shared { memory: SharedArena, offset: usize, bytes: usize },
 }
+
+/// Shared regions begin at multiples of a page.
+const PAGE: usize = 4096;
 
 impl Arena {
     pub(super) fn new(bytes: usize) -> Result<Arena, AllocError> {
         if bytes == 0 {
-            return Ok(Arena { map: None });
+            return Ok(Arena::Own(None));
         }
         let map = MmapOptions::new().len(bytes).map_anon().map_err(|source| AllocError { bytes, source })?;
         // Huge pages save address translation in the products; a system without them is only slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Arena { map: Some(map) })
+        Ok(Arena::Own(Some(map)))
     }
 
-    /// Address of the first byte; aligned to a page.
+    /// Bytes from `offset` on, of memory that nobody used before.
+    ///
+    /// # Panics
+    /// If they do not lie in the memory: whoever made it asked [`super::CpuMachine::shared_bytes`] how much there must be.
+    pub(super) fn within(memory: &SharedArena, offset: usize, bytes: usize) -> Arena {
+        assert!(offset + bytes <= memory.len(), "region of {bytes} bytes at {offset} of {} shared", memory.len());
+        Arena::Shared { memory: memory.clone(), offset, bytes }
+    }
+
+    /// What a region of this size takes of shared memory.
+    pub(super) const fn shared_bytes(bytes: usize) -> usize {
+        bytes.next_multiple_of(PAGE)
+    }
+
+    /// Address of the first byte; aligned to a page, or to a cache line where it is shared.
     pub(super) fn base(&self) -> *mut u8 {
-        self.map.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |m| m.as_ptr().cast_mut())
+        match self {
+            Arena::Own(map) => map.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |m| m.as_ptr().cast_mut()),
+            // SAFETY: `within` asserts that the offset lies in the memory.
+            Arena::Shared { memory, offset, .. } => unsafe { memory.base().add(*offset) },
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.map.as_ref().map_or(0, |m| m.len())
+        match self {
+            Arena::Own(map) => map.as_ref().map_or(0, |m| m.len()),
+            Arena::Shared { bytes, .. } => *bytes,
+        }
     }
 }

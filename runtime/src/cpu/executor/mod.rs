@@ -16,14 +16,15 @@ mod scratch;
 pub use arena::AllocError;
 pub use scratch::scratch_bytes;
 
+use crate::collective::shm::world::Arena as SharedArena;
 use crate::groups::{GroupError, Groups};
 use arena::Arena;
 use buffer::Buffer;
 use bytemuck::Pod;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
-use phalanx_strategies::program::ValueId;
-use std::collections::BTreeMap;
+use phalanx_strategies::program::{Op, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// A user-defined model: one opaque operation of the program.
@@ -77,12 +78,39 @@ impl CpuMachine {
     /// # Errors
     /// When the system has not enough memory.
     pub fn new(programs: &[&Compiled]) -> Result<CpuMachine, AllocError> {
+        CpuMachine::sharing(programs, None)
+    }
+
+    /// As [`CpuMachine::new`], with the regions that hold operands of collectives in `shared`, which has at least
+    /// [`CpuMachine::shared_bytes`] and is used by nobody else.
+    ///
+    /// # Errors
+    /// When the system has not enough memory.
+    ///
+    /// # Panics
+    /// If `shared` is too small.
+    pub fn sharing(programs: &[&Compiled], shared: Option<&SharedArena>) -> Result<CpuMachine, AllocError> {
+        let is_shared = shared_regions(programs);
         let mut arenas = BTreeMap::new();
-        for region in [Region::Parameters, Region::OptimizerState, Region::Constants, Region::Work] {
-            let bytes = programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0);
-            arenas.insert(region, Arena::new(bytes)?);
+        let mut offset = 0;
+        for region in REGIONS {
+            let bytes = region_bytes(programs, region);
+            let arena = match shared.filter(|_| is_shared.contains(&region)) {
+                Some(memory) => Arena::within(memory, offset, bytes),
+                None => Arena::new(bytes)?,
+            };
+            if let Arena::Shared { .. } = arena {
+                offset += Arena::shared_bytes(bytes);
+            }
+            arenas.insert(region, arena);
         }
         Ok(CpuMachine { arenas })
+    }
+
+    /// Bytes of the regions in which peers read and write operands of collectives.
+    pub fn shared_bytes(programs: &[&Compiled]) -> usize {
+        let of_region = |region: Region| Arena::shared_bytes(region_bytes(programs, region));
+        shared_regions(programs).into_iter().map(of_region).sum()
     }
 
     /// The elements of a value.
@@ -166,4 +194,22 @@ impl CpuMachine {
         // SAFETY: in bounds by the assertion.
         std::ptr::slice_from_raw_parts_mut(unsafe { arena.base().add(offset) }, bytes)
     }
+}
+
+const REGIONS: [Region; 4] = [Region::Parameters, Region::OptimizerState, Region::Constants, Region::Work];
+
+fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
+    programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0)
+}
+
+/// Regions in which an operand or a result of a collective lies.
+fn shared_regions(programs: &[&Compiled]) -> BTreeSet<Region> {
+    let mut regions = BTreeSet::new();
+    for c in programs {
+        for instr in c.program.instrs.iter().filter(|i| matches!(i.op, Op::Start(_))) {
+            let places = instr.reads.iter().chain(&instr.writes).filter_map(|v| c.layout.places[v.0 as usize]);
+            regions.extend(places.map(|place| place.region));
+        }
+    }
+    regions
 }

@@ -1,0 +1,186 @@
+//! Ranks that are processes: they train as one, and end together.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+use support::{Project, Run};
+
+/// The loss of a mesh differs from that of one rank by no more than sums in another order make it.
+const LOSS_TOLERANCE: f64 = 2e-5;
+/// A person is told within this time that a rank was lost.
+const NOTICE: Duration = Duration::from_secs(1);
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+const FOUR: [&str; 4] = ["--dp_shard_size", "2", "--tensor_parallel_size", "2"];
+
+fn losses(p: &Project, out: &str) -> Vec<f64> {
+    p.metrics(out).into_iter().map(|(_, loss, _)| f64::from_bits(loss)).collect()
+}
+
+#[track_caller]
+fn agree(a: &[f64], b: &[f64]) {
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= LOSS_TOLERANCE;
+    assert!(a.len() == b.len() && a.iter().zip(b).all(near), "{a:?}\n{b:?}");
+}
+
+/// A run that a test watches.
+struct Watched {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Watched {
+    fn start(p: &Project, overrides: &[&str]) -> Watched {
+        let mut command = p.command(&[&["train", "job.yaml"], overrides].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Watched { child, lines }
+    }
+
+    /// Reads on to a line that starts like this.
+    #[track_caller]
+    fn until(&mut self, start: &str) {
+        let found = self.lines.by_ref().map(|line| line.unwrap()).any(|line| line.starts_with(start));
+        assert!(found, "`{start}` is never said");
+    }
+
+    /// Process ids of its ranks, by rank.
+    fn ranks(&self) -> Vec<u32> {
+        let parent = format!("PPid:\t{}\n", self.child.id());
+        let is_rank =
+            |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default().contains(&parent);
+        let pids = std::fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok());
+        let mut ranks: Vec<(String, u32)> = pids.filter(is_rank).map(|pid| (command_line(pid), pid)).collect();
+        ranks.retain(|(command, _)| command.contains("rank --rank"));
+        ranks.sort();
+        ranks.into_iter().map(|(_, pid)| pid).collect()
+    }
+
+    fn end(mut self) -> Run {
+        let rest: Vec<String> = self.lines.by_ref().map(|line| line.unwrap()).collect();
+        let mut run = Run::of(self.child.wait_with_output().unwrap());
+        run.stdout = rest.join("\n");
+        run
+    }
+}
+
+fn command_line(pid: u32) -> String {
+    String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).replace('\0', " ")
+}
+
+#[allow(unsafe_code)] // the standard library sends no signals
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: sends a signal; no memory is involved.
+    let sent = unsafe { libc::kill(pid as i32, signal) };
+    assert_eq!(sent, 0, "process {pid} is there");
+}
+
+/// Whether none of these is a rank any more; a process that ended and was not waited for has no command line.
+fn all_ended(ranks: &[u32]) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    let lives = |pid: &u32| command_line(*pid).contains("rank --rank");
+    while ranks.iter().any(lives) && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    !ranks.iter().any(lives)
+}
+
+#[test]
+fn four_rank_processes_give_the_losses_of_one_rank() {
+    let p = Project::new();
+    p.train(&["--max_steps", "3", "--output_dir", "one", "--gradient_accumulation_steps", "4"]).succeeds();
+
+    let run = p.train(&[&["--max_steps", "3"], &FOUR[..]].concat()).succeeds();
+
+    agree(&losses(&p, "out"), &losses(&p, "one"));
+    assert!(run.stdout.contains("4 ranks (pp 1 x dp_replicate 1 x dp_shard 2 x cp 1 x tp 2)"), "{}", run.stdout);
+    assert!(run.stdout.contains("slowest rank"), "{}", run.stdout);
+    assert_eq!(run.stderr, "");
+    assert_eq!(p.model_bytes("out").len(), p.model_bytes("one").len());
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_within_a_second_and_is_named() {
+    let p = Project::new();
+    let mut run = Watched::start(&p, &[&["--max_steps", "1000000"], &FOUR[..]].concat());
+    run.until("saved     5");
+    let ranks = run.ranks();
+    assert_eq!(ranks.len(), 4, "a process for every rank");
+
+    signal(ranks[2], libc::SIGKILL);
+    let killed = Instant::now();
+    let run = run.end();
+    let took = killed.elapsed();
+
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    for part in ["rank 2 was ended by signal 9", " in step ", "the last checkpoint is out/checkpoints/step-"] {
+        assert!(run.stderr.contains(part), "`{part}` in: {}", run.stderr);
+    }
+    assert!(took < NOTICE, "{took:?}");
+    assert!(all_ended(&ranks));
+    let named = run.stderr.trim_end().rsplit(' ').next().unwrap();
+    p.run(&["inspect", named]).succeeds();
+    let resumed = p.train(&["--max_steps", "1", "--resume_from_checkpoint", named]).succeeds();
+    assert!(resumed.stdout.contains(&format!("from {named}")), "{}", resumed.stdout);
+}
+
+#[test]
+fn ranks_do_not_survive_their_launcher() {
+    let p = Project::new();
+    let mut run = Watched::start(&p, &[&["--max_steps", "1000000"], &FOUR[..]].concat());
+    run.until("step     1");
+    let ranks = run.ranks();
+    assert_eq!(ranks.len(), 4, "a process for every rank");
+
+    signal(run.child.id(), libc::SIGKILL);
+    run.end();
+
+    assert!(all_ended(&ranks));
+}
+
+#[test]
+fn an_interrupted_mesh_saves_and_another_mesh_goes_on() {
+    let p = Project::new();
+    // Steps that take long enough to interrupt them.
+    let job = ["--model.hidden_size", "192", "--model.num_hidden_layers", "6", "--learning_rate", "1e-3"];
+    p.train(&[&job[..], &["--output_dir", "straight", "--gradient_accumulation_steps", "4"]].concat()).succeeds();
+    let mut run = Watched::start(&p, &[&job[..], &FOUR[..]].concat());
+    run.until("step     3");
+    signal(run.child.id(), libc::SIGINT);
+    let run = run.end();
+    let stopped_at = p.metrics("out").len();
+
+    let two = ["--dp_replicate_size", "2", "--resume_from_checkpoint", "auto"];
+    let resumed = p.train(&[&job[..], &two[..]].concat()).succeeds();
+
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(run.stdout.contains(&format!("stopped after step {stopped_at}; go on with:")), "{}", run.stdout);
+    assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at} ")), "{}", resumed.stdout);
+    agree(&losses(&p, "out"), &losses(&p, "straight"));
+}
+
+#[test]
+fn what_a_rank_fails_of_is_what_the_run_fails_of() {
+    let p = Project::new();
+
+    let diverged = ["--learning_rate", "1e30", "--max_grad_norm", "none", "--warmup_steps", "0"];
+    p.train(&[&diverged[..], &FOUR[..]].concat()).refuses(&["step ", "not finite", "model."]);
+
+    let missing = ["--resume_from_checkpoint", "out/nowhere"];
+    p.train(&[&missing[..], &FOUR[..]].concat()).refuses(&["out/nowhere"]);
+}
+
+#[test]
+fn a_mesh_that_does_not_fit_is_refused_before_anything_starts() {
+    let p = Project::new();
+
+    p.train(&["--tensor_parallel_size", "3"]).refuses(&["4 attention heads", "tensor_parallel_size 3", "1, 2, 4"]);
+    p.train(&["--pipeline_parallel_size", "3"]).refuses(&["2 blocks", "pipeline_parallel_size 3", "at most 2"]);
+    p.train(&["--context_parallel_size", "3"]).refuses(&["32 tokens", "context_parallel_size 3", "30 would fit"]);
+    p.train(&["--dp_shard_size", "2", "--nproc_per_node", "3"]).refuses(&["dp_shard 2", "2 ranks", "3"]);
+
+    assert!(!p.path("out").exists(), "nothing was written");
+}
