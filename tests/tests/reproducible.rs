@@ -1,33 +1,22 @@
 //! `reproducible: true`: however many ranks share the data, the state and the layers, the weights have the same bits.
 
-use anyhow::Context;
-use phalanx::{Event, Job};
 use phalanx_strategies::mesh::Mesh;
-use phalanx_tests::matrix::{Cell, Shape, job};
+use phalanx_tests::matrix::cell::Cell;
+use phalanx_tests::matrix::model::Shape;
+use phalanx_tests::matrix::run::{Task, train};
 use std::path::Path;
-use std::sync::Mutex;
 
-const MICROBATCHES: usize = 8;
+const STEPS: u64 = 4;
 
 const fn mesh(pp: usize, dp_replicate: usize, dp_shard: usize) -> Mesh {
     Mesh { pp, dp_replicate, dp_shard, cp: 1, tp: 1 }
 }
 
 /// Final weights as they are exported, and the bits of each step's loss and gradient norm.
-fn train(shape: Shape, cell: &Cell, dir: &Path, resume: Option<&Path>) -> anyhow::Result<(Vec<u8>, Vec<(u64, u64)>)> {
-    let job: Job = job(shape, cell, dir, 4, resume, &format!("resumed-{}", resume.is_some()))?
-        .set("gradient_accumulation_steps", 1)
-        .set("microbatches_per_step", MICROBATCHES)
-        .set("reproducible", true)
-        .build()?;
-    let curve = Mutex::new(Vec::new());
-    let report = job.run_with(&phalanx::Control::default(), |event| {
-        if let Event::Step(m) = event {
-            curve.lock().expect("nobody panics with it").push((m.loss.to_bits(), m.grad_norm.to_bits()));
-        }
-    })?;
-    let dir = report.model_dir.context("the run finished")?;
-    Ok((std::fs::read(dir.join("model.safetensors"))?, curve.into_inner()?))
+fn bits(task: &Task, cell: &Cell, dir: &Path) -> (Vec<u8>, Vec<(u64, u64)>) {
+    let run = train(task, cell, dir, STEPS, None).unwrap_or_else(|error| panic!("{} {cell}: {error:#}", task.shape));
+    let weights = std::fs::read(run.model.join("model.safetensors")).unwrap();
+    (weights, run.curve.iter().map(|(loss, norm)| (loss.to_bits(), norm.to_bits())).collect())
 }
 
 fn cell(mesh: Mesh, zero: usize, schedule: &'static str) -> Cell {
@@ -59,13 +48,26 @@ fn arrangements() -> Vec<Cell> {
 #[test]
 fn every_arrangement_ends_with_the_bits_of_one_rank() {
     for shape in Shape::ALL {
+        let task = Task { extra: &[("reproducible", "true")], ..Task::plain(shape) };
         let dir = tempfile::tempdir().unwrap();
-        let (weights, curve) = train(shape, &Cell::ALONE, dir.path(), None).unwrap();
+        let (weights, curve) = bits(&task, &Cell::ALONE, dir.path());
         for cell in arrangements() {
-            let (theirs, their_curve) = train(shape, &cell, dir.path(), None).unwrap();
+            let (theirs, their_curve) = bits(&task, &cell, dir.path());
 
             assert_eq!(their_curve, curve, "{shape} {cell}: losses and norms");
             assert!(theirs == weights, "{shape} {cell}: weights");
         }
     }
+}
+
+#[test]
+fn without_the_mode_another_arrangement_ends_with_other_bits() {
+    // What makes the test above able to fail.
+    let task = Task::plain(Shape::Llama);
+    let dir = tempfile::tempdir().unwrap();
+
+    let alone = bits(&task, &Cell::ALONE, dir.path());
+    let shared = bits(&task, &cell(mesh(1, 4, 1), 3, "1f1b"), dir.path());
+
+    assert!(alone.0 != shared.0);
 }

@@ -273,7 +273,9 @@ fn a_text_that_is_no_mapping_is_refused() {
 
 #[test]
 fn every_message_is_one_sentence_on_one_line() {
-    for lines in ["lerning_rate: 1", "seed: x", "bf16: true\nfp16: true", "tp_size: 4", "max_steps: 1"] {
+    for lines in
+        ["lerning_rate: 1", "seed: x", "bf16: true\nfp16: true", "tp_size: 3\nnproc_per_node: 4", "max_steps: 1"]
+    {
         let message = refusal(lines);
         assert!(!message.contains('\n') && !message.ends_with('.'), "{message}");
     }

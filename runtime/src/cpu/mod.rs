@@ -8,5 +8,5 @@ pub mod kernels;
 pub mod matmul;
 pub mod thread;
 
-pub use executor::{AllocError, CpuMachine, ExecError, OpaqueModel, scratch_bytes};
+pub use executor::{AllocError, Backing, CpuMachine, ExecError, OpaqueModel, scratch_bytes};
 pub use thread::{available_threads, on_device_thread};

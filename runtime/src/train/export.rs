@@ -78,7 +78,12 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     let forward =
         model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
     // However many ranks trained it, one exports it.
-    let spec = StepSpec { n_microbatches: 1, parallel: Parallel::default(), ..plan::step_spec(&job, &model) };
+    let spec = StepSpec {
+        n_microbatches: 1,
+        offload_optimizer: false,
+        parallel: Parallel::default(),
+        ..plan::step_spec(&job, &model)
+    };
     let compiled = compile_step(forward, &spec, scratch_bytes)?;
     let mut machine = CpuMachine::new(&[&compiled])?;
     for tensor in weights::parameters(&compiled) {

@@ -213,12 +213,13 @@ impl Session<'_> {
         let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
-        let peak = peak_flops(self.model.spec.precision == Precision::Bf16);
+        // The yardstick is for the rank whose steps are reported.
+        let peak = if leads { peak_flops(self.model.spec.precision == Precision::Bf16) } else { f64::INFINITY };
         let (first_values, models) = match self.user.take().map(UserModel::into_parts) {
             Some((values, start)) => (Some(values), vec![start(self.model.batch)?]),
             None => (None, Vec::new()),
         };
-        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, team, peak)?;
+        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, team, &out.output_dir, peak)?;
         match first_values {
             Some(values) => trainer.start_from(&values),
             None => trainer.initialise(out.seed)?,

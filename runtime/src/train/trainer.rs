@@ -8,7 +8,7 @@ use super::staging::{Inputs, Staging, inputs};
 use super::team::Team;
 use super::weights;
 use crate::collective::shm::world::Arena;
-use crate::cpu::{CpuMachine, OpaqueModel, scratch_bytes};
+use crate::cpu::{Backing, CpuMachine, OpaqueModel, scratch_bytes};
 use crate::data::rows::Rows;
 use crate::hf::source::TensorSource;
 use crate::job::{Control, Event};
@@ -21,6 +21,7 @@ use phalanx_strategies::passes::lora::lora;
 use phalanx_strategies::program::{Hyper, Phase, Program, Role};
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -88,9 +89,11 @@ impl<'a> Trainer<'a> {
         sampler: Sampler,
         models: Vec<Box<dyn OpaqueModel>>,
         team: Team,
+        output_dir: &Path,
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
-        let machine = CpuMachine::sharing(&programs.all(), team.memory())?;
+        let machine =
+            CpuMachine::on(&programs.all(), &Backing { shared: team.memory(), offload_dir: Some(output_dir) })?;
         let mesh = team.place.mesh;
         let n_leaves = plan.spec.parallel.logical_shards.unwrap_or(plan.spec.n_microbatches * mesh.data_ranks());
         let n_rows = plan.batch.n_rows * n_leaves;

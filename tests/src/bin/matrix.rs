@@ -1,52 +1,94 @@
-//! The whole matrix: every combination of axes up to a number of ranks, with every ZeRO stage and schedule, against one
-//! rank. Prints the table of the README.
+//! The whole matrix: every combination of axes up to a number of ranks, with every ZeRO stage, schedule and variant,
+//! against one rank; each cell goes on from the checkpoint of one that differs from it in most axes.
 //!
-//! `cargo run --release -p phalanx-tests --bin matrix -- [max_ranks] [filter]`
+//! `cargo run --release -p phalanx-tests --bin matrix -- --help`
 
-use phalanx_tests::matrix::{Cell, Curve, LOSS_TOLERANCE, NORM_TOLERANCE, STEPS, Shape, cells, distance, train};
-use std::path::{Path, PathBuf};
+use anyhow::Context;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use phalanx_tests::matrix::cell::{Cell, cells};
+use phalanx_tests::matrix::chain::chain;
+use phalanx_tests::matrix::model::Shape;
+use phalanx_tests::matrix::run::{Outcome, Task, Tolerance, compare};
+use phalanx_tests::matrix::table::{json_line, table, with_table};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-fn main() -> anyhow::Result<()> {
-    let max = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(8);
-    let filter = std::env::args().nth(2).unwrap_or_default();
-    let mut failures = 0;
-    for shape in Shape::ALL {
-        let dir = tempfile::tempdir()?;
-        let (reference, _) = train(shape, &Cell::ALONE, dir.path(), STEPS, None)?;
-        println!("{shape}: reference {reference:?}");
-        let mut previous: Option<PathBuf> = None;
-        for cell in cells(max).into_iter().filter(|c| c.to_string().contains(&filter)) {
-            let outcome = check(shape, &cell, dir.path(), &reference, previous.as_deref());
-            match outcome {
-                Ok((loss, norm, checkpoint)) => {
-                    let ok = loss <= LOSS_TOLERANCE && norm <= NORM_TOLERANCE;
-                    failures += usize::from(!ok);
-                    println!("{} {shape} {cell}: loss {loss:.1e} norm {norm:.1e}", if ok { "ok  " } else { "FAIL" });
-                    previous = Some(checkpoint);
-                }
-                Err(error) => {
-                    failures += 1;
-                    println!("FAIL {shape} {cell}: {error:#}");
-                }
-            }
-        }
-    }
-    anyhow::ensure!(failures == 0, "{failures} cells failed");
-    Ok(())
+/// Trains two small models under every way of sharing the work and compares with one rank. Exit code 1 if any differs.
+#[derive(Parser)]
+struct Args {
+    /// Largest number of ranks of a mesh.
+    #[arg(default_value_t = 8)]
+    max_ranks: usize,
+    /// Only cells whose name contains this, such as `cp 2` or `ZeRO-3`.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Models that train at the same time.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Print a line of JSON for each cell instead of text.
+    #[arg(long)]
+    json: bool,
+    /// Put the table into this file, between its markers.
+    #[arg(long)]
+    readme: Option<PathBuf>,
 }
 
-/// Trains a cell to half of the steps from the start, compares, then to the end from the checkpoint of another cell.
-fn check(
-    shape: Shape,
-    cell: &Cell,
-    dir: &Path,
-    reference: &Curve,
-    other: Option<&Path>,
-) -> anyhow::Result<(f64, f64, PathBuf)> {
-    let half = STEPS / 2;
-    let (first, checkpoint) = train(shape, cell, dir, half, None)?;
-    let (second, _) = train(shape, cell, dir, STEPS, Some(other.unwrap_or(&checkpoint)))?;
-    let (a, b) = reference.split_at(half as usize);
-    let (x, y) = (distance(&first, a), distance(&second, b));
-    Ok((x.0.max(y.0), x.1.max(y.1), checkpoint))
+fn main() -> anyhow::Result<ExitCode> {
+    let args = Args::parse();
+    let ring = chain(cells(args.max_ranks).into_iter().filter(|c| c.to_string().contains(&args.only)).collect());
+    let bar = ProgressBar::new((ring.len() * Shape::ALL.len()) as u64);
+    bar.set_style(ProgressStyle::with_template("{wide_bar} {pos}/{len} cells, {elapsed} gone, {eta} left  {msg}")?);
+    let outcomes = Mutex::new(Vec::new());
+    let each = |outcome: Outcome| {
+        print(&args, &bar, &outcome);
+        bar.inc(1);
+        outcomes.lock().expect("nobody panics with it").push(outcome);
+    };
+    run(&args, &ring, &each)?;
+    bar.finish_and_clear();
+    let outcomes = outcomes.into_inner()?;
+    let table = table(&outcomes, &Tolerance::F32);
+    if !args.json {
+        println!("\n{table}");
+    }
+    if let Some(path) = &args.readme {
+        let text = std::fs::read_to_string(path)?;
+        let text = with_table(&text, &table).with_context(|| format!("{} has no markers", path.display()))?;
+        std::fs::write(path, text)?;
+    }
+    let failed = outcomes.iter().filter(|o| !o.passed(&Tolerance::F32)).count();
+    Ok(if failed == 0 && !outcomes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Each model is a ring of its own; so many of them at a time.
+fn run(args: &Args, ring: &[Cell], each: &(impl Fn(Outcome) + Sync)) -> anyhow::Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(shape) = Shape::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let dir = tempfile::tempdir()?;
+            compare(&Task::plain(*shape), ring, dir.path(), each)?;
+        }
+        anyhow::Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..args.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+fn print(args: &Args, bar: &ProgressBar, outcome: &Outcome) {
+    let passed = outcome.passed(&Tolerance::F32);
+    let line = match (&outcome.distance, args.json) {
+        (_, true) => json_line(outcome, &Tolerance::F32).to_string(),
+        (Ok((loss, norm)), false) => {
+            let verdict = if passed { "ok  " } else { "FAIL" };
+            let (shape, cell, from) = (outcome.shape, outcome.cell, outcome.from);
+            format!("{verdict} {shape} {cell}: loss {loss:.1e} norm {norm:.1e} (resumed from {from})")
+        }
+        (Err(error), false) => format!("FAIL {} {}: {error}", outcome.shape, outcome.cell),
+    };
+    bar.suspend(|| println!("{line}"));
 }

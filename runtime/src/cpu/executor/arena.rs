@@ -1,8 +1,10 @@
-//! The memory of a region: an anonymous mapping, zeroed by the kernel as it is first touched, or a part of what a rank
-//! shares with its peers.
+//! The memory of a region: an anonymous mapping, zeroed by the kernel as it is first touched, a file where the region is
+//! offloaded, or a part of what a rank shares with its peers.
 
 use crate::collective::shm::world::Arena as SharedArena;
 use memmap2::{MmapMut, MmapOptions};
+use std::fs::File;
+use std::path::Path;
 
 /// Not enough memory for a region.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +36,22 @@ impl Arena {
         // Huge pages save address translation in the products; a system without them is only slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Arena::Own(Some(map)))
+    }
+
+    /// Memory that the system keeps in a file of `dir` where it is short: the file has no name once it is mapped, so it
+    /// goes with the process.
+    pub(super) fn in_file(dir: &Path, bytes: usize) -> Result<Arena, AllocError> {
+        if bytes == 0 {
+            return Ok(Arena::Own(None));
+        }
+        let failed = |source| AllocError { bytes, source };
+        let path = dir.join(format!(".offload-{}-{:?}", std::process::id(), std::thread::current().id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).map_err(failed)?;
+        std::fs::remove_file(&path).map_err(failed)?;
+        file.set_len(bytes as u64).map_err(failed)?;
+        // SAFETY: the file has no name any more, so nobody else opens, writes or cuts it.
+        let map = unsafe { MmapOptions::new().len(bytes).map_mut(&file) }.map_err(failed)?;
         Ok(Arena::Own(Some(map)))
     }
 

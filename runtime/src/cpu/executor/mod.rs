@@ -25,6 +25,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::program::{Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A user-defined model: one opaque operation of the program.
@@ -62,6 +63,15 @@ pub enum ExecError {
     Collective(#[from] GroupError),
 }
 
+/// Memory for the regions of a machine, where it is not the machine's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backing<'a> {
+    /// For the regions that hold operands of collectives; at least [`CpuMachine::shared_bytes`], used by nobody else.
+    pub shared: Option<&'a SharedArena>,
+    /// Folder of the file that holds what is offloaded.
+    pub offload_dir: Option<&'a Path>,
+}
+
 /// How long each instruction took in a run.
 pub type Timings = Vec<Duration>;
 
@@ -78,26 +88,28 @@ impl CpuMachine {
     /// # Errors
     /// When the system has not enough memory.
     pub fn new(programs: &[&Compiled]) -> Result<CpuMachine, AllocError> {
-        CpuMachine::sharing(programs, None)
+        CpuMachine::on(programs, &Backing::default())
     }
 
-    /// As [`CpuMachine::new`], with the regions that hold operands of collectives in `shared`, which has at least
-    /// [`CpuMachine::shared_bytes`] and is used by nobody else.
+    /// As [`CpuMachine::new`], in the given memory.
     ///
     /// # Errors
-    /// When the system has not enough memory.
+    /// When the system has not enough memory, or the folder for offloaded state cannot be written.
     ///
     /// # Panics
-    /// If `shared` is too small.
-    pub fn sharing(programs: &[&Compiled], shared: Option<&SharedArena>) -> Result<CpuMachine, AllocError> {
+    /// If `backing.shared` is too small.
+    pub fn on(programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
         let is_shared = shared_regions(programs);
         let mut arenas = BTreeMap::new();
         let mut offset = 0;
         for region in REGIONS {
             let bytes = region_bytes(programs, region);
-            let arena = match shared.filter(|_| is_shared.contains(&region)) {
-                Some(memory) => Arena::within(memory, offset, bytes),
-                None => Arena::new(bytes)?,
+            let shared = backing.shared.filter(|_| is_shared.contains(&region));
+            let offload_dir = backing.offload_dir.filter(|_| region == Region::Offloaded);
+            let arena = match (shared, offload_dir) {
+                (Some(memory), _) => Arena::within(memory, offset, bytes),
+                (None, Some(dir)) => Arena::in_file(dir, bytes)?,
+                (None, None) => Arena::new(bytes)?,
             };
             if let Arena::Shared { .. } = arena {
                 offset += Arena::shared_bytes(bytes);
@@ -196,7 +208,8 @@ impl CpuMachine {
     }
 }
 
-const REGIONS: [Region; 4] = [Region::Parameters, Region::OptimizerState, Region::Constants, Region::Work];
+const REGIONS: [Region; 5] =
+    [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
 
 fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
     programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0)
