@@ -71,3 +71,12 @@ fn without_the_mode_another_arrangement_ends_with_other_bits() {
 
     assert!(alone.0 != shared.0);
 }
+
+#[test]
+fn offloaded_optimizer_state_changes_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = bits(&Task::plain(Shape::Gpt2), &Cell::ALONE, dir.path());
+    let elsewhere = Task { extra: &[("offload_optimizer", "true")], ..Task::plain(Shape::Gpt2) };
+
+    assert!(bits(&elsewhere, &Cell::ALONE, dir.path()) == here);
+}
