@@ -149,8 +149,9 @@ pub fn compile_step(
     let coefficient = clip(&mut program, &grads, spec.max_grad_norm);
     optimizer(&mut program, &grads, coefficient, &spec.optimizer);
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
-    gather_updated(&mut program, &trained, parallel.bucket_bytes);
-    finish(program, scratch_bytes)
+    gather_updated(&mut program, parallel.zero_stage, &trained, parallel.bucket_bytes);
+    let messages = parallel.schedule(&place).messages_in_flight(place.mesh.pp, spec.n_microbatches);
+    finish(program, messages, scratch_bytes)
 }
 
 /// Compiles a forward program for evaluation: the same weights and the same numbers, no gradients.
@@ -177,7 +178,7 @@ pub fn compile_forward(
     if program.bound(Role::Logits).next().is_none() {
         complete_loss(&mut program);
     }
-    finish(program, scratch_bytes)
+    finish(program, 1, scratch_bytes)
 }
 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
@@ -195,8 +196,12 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     Ok(())
 }
 
-fn finish(mut program: Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Result<Compiled, CompileError> {
-    overlap(&mut program);
+fn finish(
+    mut program: Program,
+    messages: usize,
+    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
+) -> Result<Compiled, CompileError> {
+    overlap(&mut program, messages);
     compact(&mut program);
     verify(&program)?;
     let layout = memory(&program, scratch_bytes);
