@@ -36,6 +36,9 @@ pub enum JobError {
     Sampler(#[from] SamplerError),
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// The programs of the ranks do not fit together.
+    #[error(transparent)]
+    World(#[from] phalanx_strategies::world::WorldError),
     #[error(transparent)]
     Alloc(#[from] AllocError),
     #[error(transparent)]
@@ -86,6 +89,9 @@ impl JobError {
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
     /// finite counts among them: it comes from the data or the hyperparameters.
     pub const fn is_input(&self) -> bool {
-        !matches!(self, JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_))
+        !matches!(
+            self,
+            JobError::World(_) | JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_)
+        )
     }
 }
