@@ -211,7 +211,8 @@ pub fn compile_step(
     if spec.offload_optimizer {
         offload(&mut program);
     }
-    finish(program, scratch_bytes)
+    let messages = parallel.schedule(&place).messages_in_flight(place.mesh.pp, spec.n_microbatches);
+    finish(program, messages, scratch_bytes)
 }
 
 /// Compiles a forward program for evaluation: the same weights and the same numbers, no gradients.
@@ -238,7 +239,7 @@ pub fn compile_forward(
     if program.bound(Role::Logits).next().is_none() {
         complete_loss(&mut program);
     }
-    finish(program, scratch_bytes)
+    finish(program, 1, scratch_bytes)
 }
 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
@@ -256,8 +257,12 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     Ok(())
 }
 
-fn finish(mut program: Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Result<Compiled, CompileError> {
-    overlap(&mut program);
+fn finish(
+    mut program: Program,
+    messages: usize,
+    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
+) -> Result<Compiled, CompileError> {
+    overlap(&mut program, messages);
     compact(&mut program);
     verify(&program)?;
     let layout = memory(&program, scratch_bytes);

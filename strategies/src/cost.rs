@@ -1,6 +1,6 @@
 //! What an instruction costs: arithmetic and memory traffic, read off its shapes.
 
-use crate::program::{Attention, Instr, Op, Program};
+use crate::program::{Attention, AttentionPart, Columns, Instr, MatMul, Op, Program, ValueId};
 
 /// Work of an instruction or a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -9,7 +9,7 @@ pub struct Cost {
     pub matmul_flops: f64,
     /// The same inside attention; causal, so half of the score matrix.
     pub attention_flops: f64,
-    /// Bytes read and written by everything else.
+    /// Bytes read and written.
     pub streamed_bytes: f64,
 }
 
@@ -32,16 +32,37 @@ pub fn instr_cost(program: &Program, instr: &Instr) -> Cost {
             let n = m.c_columns.map_or(c.n_columns(), |cols| cols.len);
             let a = program.value(instr.reads[0]);
             let k = if m.trans_a { a.n_rows() } else { m.a_columns.map_or(a.n_columns(), |cols| cols.len) };
-            Cost { matmul_flops: 2.0 * c.n_rows() as f64 * n as f64 * k as f64, ..Cost::default() }
+            Cost {
+                matmul_flops: 2.0 * c.n_rows() as f64 * n as f64 * k as f64,
+                streamed_bytes: product_bytes(program, instr, m),
+                ..Cost::default()
+            }
         }
         // Two products forward; backward runs the scores again and four more.
         Op::Attention(a) => attention(program, instr, a, 2.0),
         Op::AttentionBackward(a) => attention(program, instr, a, 5.0),
-        _ => {
-            let touched = instr.reads.iter().chain(&instr.writes);
-            Cost { streamed_bytes: touched.map(|v| program.value(*v).size_bytes() as f64).sum(), ..Cost::default() }
-        }
+        Op::AttentionPart(part) => attention_part(program, instr, part, 2.0),
+        Op::AttentionPartBackward { part, .. } => attention_part(program, instr, part, 5.0),
+        // Links carry what they move, not the memory of the ranks.
+        Op::Start(_) | Op::Await(_) => Cost::default(),
+        _ => Cost { streamed_bytes: touched_bytes(program, instr), ..Cost::default() },
     }
+}
+
+fn touched_bytes(program: &Program, instr: &Instr) -> f64 {
+    let size = |v: &ValueId| program.value(*v).size_bytes() as f64;
+    instr.reads.iter().chain(&instr.writes).map(size).sum()
+}
+
+/// Operands and results, of packed ones the columns in use.
+fn product_bytes(program: &Program, instr: &Instr, m: &MatMul) -> f64 {
+    let unused = |v: ValueId, columns: Option<Columns>| {
+        let (value, used) = (program.value(v), columns.map(|c| c.len));
+        used.map_or(0.0, |used| {
+            (value.n_columns() - used) as f64 / value.n_columns() as f64 * value.size_bytes() as f64
+        })
+    };
+    touched_bytes(program, instr) - unused(instr.reads[0], m.a_columns) - unused(instr.writes[0], m.c_columns)
 }
 
 fn attention(program: &Program, instr: &Instr, a: &Attention, n_products: f64) -> Cost {
@@ -50,7 +71,19 @@ fn attention(program: &Program, instr: &Instr, a: &Attention, n_products: f64) -
     // A full causal row sees half of the sequence on average, a windowed one its window.
     let mean_keys = if seen < a.seq_len as f64 { seen } else { (a.seq_len as f64 + 1.0) / 2.0 };
     let flops = n_products * 2.0 * n_tokens * mean_keys * (a.n_heads * a.head_dim) as f64;
-    Cost { attention_flops: flops, ..Cost::default() }
+    Cost { attention_flops: flops, streamed_bytes: touched_bytes(program, instr), ..Cost::default() }
+}
+
+/// Of the keys that lie behind a query, all are seen; of its own rank's, half; of a later rank's half, the ones of its
+/// first chunk. With two chunks a rank from both ends of the row this comes to half of all pairs for each pair of ranks.
+/// Source: zigzag order, as in Llama 3 (Dubey et al. 2024, §3.3.2, arXiv:2407.21783).
+fn attention_part(program: &Program, instr: &Instr, part: &AttentionPart, n_products: f64) -> Cost {
+    let n_tokens = program.value(instr.reads[0]).n_rows() as f64;
+    let a = &part.heads;
+    let mean_keys = (part.n_kv_ranks * a.seq_len) as f64 / 2.0;
+    let mean_keys = a.window.map_or(mean_keys, |w| mean_keys.min(w as f64));
+    let flops = n_products * 2.0 * n_tokens * mean_keys * (a.n_heads * a.head_dim) as f64;
+    Cost { attention_flops: flops, streamed_bytes: touched_bytes(program, instr), ..Cost::default() }
 }
 
 /// Cost of a whole program.

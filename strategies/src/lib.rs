@@ -9,6 +9,7 @@
 //! - [`cost`]: operations and bytes, read off the program.
 //! - [`pipeline`]: the order in which pipeline stages run their microbatches.
 //! - [`world`]: refuses ranks whose collectives do not fit or can deadlock, and simulates a step's time.
+//! - [`trace`]: the programs of all ranks become a world.
 //! - [`plan`]: which of all arrangements trains a model fastest on given machines.
 //! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
 //!   functions of the step.
@@ -28,6 +29,7 @@ pub mod program;
 pub mod rng;
 pub mod sampler;
 pub mod schedule;
+pub mod trace;
 pub mod tree;
 pub mod verify;
 pub mod world;

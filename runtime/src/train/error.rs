@@ -37,6 +37,9 @@ pub enum JobError {
     Sampler(#[from] SamplerError),
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// The programs of the ranks do not fit together.
+    #[error(transparent)]
+    World(#[from] phalanx_strategies::world::WorldError),
     #[error(transparent)]
     Alloc(#[from] AllocError),
     #[error(transparent)]
@@ -101,7 +104,7 @@ impl JobError {
     pub const fn is_input(&self) -> bool {
         match self {
             JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
-            JobError::Launch(_) | JobError::RankLost { .. } => false,
+            JobError::World(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::OfRank { is_input, .. } => *is_input,
             _ => true,
         }

@@ -21,6 +21,8 @@ impl TeamPlan {
     /// Derives the groups from the programs: those of one rank of each pipeline stage tell all, since ranks that differ on
     /// other axes use the same kinds.
     pub(crate) fn new(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<TeamPlan, JobError> {
+        #[cfg(debug_assertions)]
+        verify_ranks(plan, mesh, evaluates)?;
         let mut all: BTreeSet<Wire> = BTreeSet::new();
         for stage in 0..mesh.pp {
             let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
@@ -46,6 +48,19 @@ impl TeamPlan {
         let groups = Groups::connect(&place, &self.groups, connect)?;
         Ok(Team { place, groups, everyone: Some(everyone), memory: Some(member.arena()) })
     }
+}
+
+/// Compiles every rank and checks that all of them together finish each of their programs. Which programs fit is
+/// property-tested; this is for those who change a pass.
+#[cfg(debug_assertions)]
+fn verify_ranks(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<(), JobError> {
+    for index in 0..=usize::from(evaluates) {
+        phalanx_strategies::trace::verify_world(mesh, |place| {
+            let programs = Programs::compile(plan, place, evaluates)?;
+            Ok::<_, JobError>(programs.all()[index].program.clone())
+        })?;
+    }
+    Ok(())
 }
 
 /// One rank and its peers.

@@ -162,6 +162,8 @@ fn substitute(instr: &mut Instr, current: &BTreeMap<ValueId, (ValueId, usize)>, 
 }
 
 /// After the update of stage 1: every rank gathers the parts that the others updated.
+///
+/// All of them take part in all parameters: of one that is smaller than a unit, a rank has all and the others nothing.
 pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize, unit: usize) {
     if program.place.group_size(GROUP) == 1 {
         return;

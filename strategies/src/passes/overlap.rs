@@ -1,7 +1,7 @@
 //! Asynchrony: when collectives begin and how long they may take. Moves starts and awaits, never changes a result, and
 //! numbers the collectives of each stream.
 //!
-//! - A message is sent while its sender goes on: its await moves down to the next message of its stream, so that two
+//! - A message is sent while its sender goes on: its await moves down to a later message of its stream, so that two
 //!   stages that send to each other do not wait for each other.
 //! - A sum of gradients runs behind the rest of the backward pass: its await moves down to where the sum is read, or to
 //!   the second sum of its group behind it, which bounds how many gradients are kept for it.
@@ -12,12 +12,13 @@ use std::collections::{BTreeMap, VecDeque};
 /// Sums of gradients of one group that may be under way together.
 const SUMS_IN_FLIGHT: usize = 2;
 
-/// Delays awaits, then numbers all collectives.
-pub fn overlap(program: &mut Program) {
+/// Delays awaits, then numbers all collectives. Of the messages of a stream, `messages` may be under way together; see
+/// [`crate::pipeline::ScheduleKind::messages_in_flight`].
+pub fn overlap(program: &mut Program, messages: usize) {
     let instrs = std::mem::take(&mut program.instrs);
     let mut delayed: BTreeMap<Stream, VecDeque<Instr>> = BTreeMap::new();
     for instr in instrs {
-        release(program, &mut delayed, &instr);
+        release(program, &mut delayed, &instr, messages);
         match instr.op {
             Op::Await(c) if may_wait(&c) => delayed.entry(c.stream()).or_default().push_back(instr),
             _ => program.instrs.push(instr),
@@ -32,14 +33,14 @@ fn may_wait(c: &Collective) -> bool {
 }
 
 /// Puts down the awaits that can be delayed no longer.
-fn release(program: &mut Program, delayed: &mut BTreeMap<Stream, VecDeque<Instr>>, instr: &Instr) {
+fn release(program: &mut Program, delayed: &mut BTreeMap<Stream, VecDeque<Instr>>, instr: &Instr, messages: usize) {
     let touched = |i: &Instr| instr.reads.iter().chain(&instr.writes).any(|v| i.reads.contains(v));
     for (stream, awaits) in delayed.iter_mut() {
         // Of one stream they stay in order.
         let last = awaits.iter().rposition(touched).map_or(0, |i| i + 1);
         program.instrs.extend(awaits.drain(..last));
         let begins = matches!(instr.op, Op::Start(c) if c.stream() == *stream);
-        let room = if stream.peer.is_some() { 1 } else { SUMS_IN_FLIGHT };
+        let room = if stream.peer.is_some() { messages } else { SUMS_IN_FLIGHT };
         if begins && awaits.len() >= room {
             program.instrs.extend(awaits.pop_front());
         }

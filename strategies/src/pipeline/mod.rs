@@ -102,6 +102,13 @@ impl ScheduleKind {
             ScheduleKind::ZeroBubble => n_stages.min(n_microbatches),
         }
     }
+
+    /// Messages from one chunk to the next that a sender must be able to have under way, if a receiver takes each only
+    /// when it comes to it: with fewer, stages that send to each other around the ring would wait in a circle. In all
+    /// orders one is enough but for chunks whose microbatches do not come out even, where a run of stages is short.
+    pub const fn messages_in_flight(self, n_stages: usize, n_microbatches: usize) -> usize {
+        if self.n_chunks() > 1 && !n_microbatches.is_multiple_of(n_stages) { n_stages } else { 1 }
+    }
 }
 
 impl fmt::Display for ScheduleKind {

@@ -10,7 +10,11 @@ use std::time::Duration;
 const UNIT: Duration = Duration::from_micros(1);
 
 fn post(transfer: &Transfer, stage: u32) -> Post {
-    let kind = if transfer.from == stage { Kind::Send { to: transfer.to } } else { Kind::Recv { from: transfer.from } };
+    let kind = if transfer.from == stage {
+        Kind::Send { to: transfer.to, channel: 0 }
+    } else {
+        Kind::Recv { from: transfer.from, channel: 0 }
+    };
     let collective = Collective { kind, group: GroupSlot(0), sequence: transfer.sequence, unit: 1 };
     // The size tells what is sent, so that a mix-up between the sides is a difference in descriptors.
     let n_elements = 2 * (u64::from(transfer.microbatch) * 100 + u64::from(transfer.chunk));

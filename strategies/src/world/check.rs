@@ -101,7 +101,9 @@ impl<'a> Check<'a> {
                 let collective = post(steps, posted).collective;
                 let fits = match collective.kind {
                     Kind::Broadcast { root } => root < size,
-                    Kind::Send { to: peer } | Kind::Recv { from: peer } => peer < size && peer as usize != position,
+                    Kind::Send { to: peer, .. } | Kind::Recv { from: peer, .. } => {
+                        peer < size && peer as usize != position
+                    }
                     _ => true,
                 };
                 if !fits {
@@ -132,11 +134,11 @@ impl<'a> Check<'a> {
                 let own = position as u32;
                 match stream {
                     Stream::All => {}
-                    Stream::To(to) => {
-                        self.compare((position, stream), (to as usize, Stream::From(own)), |_, _| true)?;
+                    Stream::To(to, channel) => {
+                        self.compare((position, stream), (to as usize, Stream::From(own, channel)), |_, _| true)?;
                     }
-                    Stream::From(from) => {
-                        self.compare((from as usize, Stream::To(own)), (position, stream), |_, _| true)?;
+                    Stream::From(from, channel) => {
+                        self.compare((from as usize, Stream::To(own, channel)), (position, stream), |_, _| true)?;
                     }
                 }
             }

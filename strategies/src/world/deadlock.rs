@@ -51,8 +51,8 @@ impl Standing<'_> {
         // The stream under which the others know the collective.
         let (others, stream) = match Stream::of(collective.kind) {
             Stream::All => (members, Stream::All),
-            Stream::To(to) => (&members[to as usize..=to as usize], Stream::From(own)),
-            Stream::From(from) => (&members[from as usize..=from as usize], Stream::To(own)),
+            Stream::To(to, channel) => (&members[to as usize..=to as usize], Stream::From(own, channel)),
+            Stream::From(from, channel) => (&members[from as usize..=from as usize], Stream::To(own, channel)),
         };
         let late = others.iter().find(|r| !self.has_started(**r, group, stream, collective.sequence));
         let waits_for = *late?;

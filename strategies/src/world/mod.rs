@@ -12,7 +12,7 @@
 //! - `W-1` a start never blocks; a collective begins once all of its members have started it, a transfer once both
 //!   have.
 //! - `W-2` an await blocks until the collective has ended.
-//! - `W-3` on each stream (a group's collectives; its transfers from one member to another) members have the same
+//! - `W-3` on each stream (a group's collectives; its transfers from one member to another by one channel) members have the same
 //!   descriptors in the same order, numbered from 0, and all that is started is awaited, once.
 //!
 //! Runs are of *classes* of ranks that cannot be told apart (file `symmetry`), not of ranks.
@@ -80,11 +80,15 @@ pub enum Kind {
     Send {
         /// Receiver.
         to: u32,
+        /// Transfers of different channels may pass each other.
+        channel: u32,
     },
     /// From one member.
     Recv {
         /// Sender.
         from: u32,
+        /// As of the send.
+        channel: u32,
     },
 }
 
@@ -185,6 +189,12 @@ impl World {
         id
     }
 
+    /// Adds a group that counts its own collectives, though another may have the same members.
+    pub fn separate_group(&mut self, members: Vec<Rank>) -> GroupId {
+        self.groups.push(members);
+        GroupId(self.groups.len() as u32 - 1)
+    }
+
     /// Adds the next rank: its trace, and the groups that [`GroupSlot`] counts.
     pub fn rank(&mut self, trace: TraceId, groups: Vec<GroupId>) -> Rank {
         self.ranks.push(Binding { trace, groups });
@@ -275,8 +285,8 @@ impl fmt::Display for Kind {
         match self {
             Kind::Broadcast { root } => write!(f, " from member {root}"),
             Kind::Shift { by } => write!(f, " by {by}"),
-            Kind::Send { to } => write!(f, " to member {to}"),
-            Kind::Recv { from } => write!(f, " from member {from}"),
+            Kind::Send { to, channel } => write!(f, " to member {to} by channel {channel}"),
+            Kind::Recv { from, channel } => write!(f, " from member {from} by channel {channel}"),
             _ => Ok(()),
         }
     }

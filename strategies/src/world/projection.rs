@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 pub(super) enum Stream {
     /// Of the whole group.
     All,
-    /// Transfers to a member.
-    To(u32),
-    /// Transfers from a member.
-    From(u32),
+    /// Transfers to a member, by a channel.
+    To(u32, u32),
+    /// Transfers from a member, by a channel.
+    From(u32, u32),
 }
 
 /// A collective of a trace.
@@ -42,8 +42,8 @@ pub(super) enum Fault {
 impl Stream {
     pub(super) const fn of(kind: Kind) -> Stream {
         match kind {
-            Kind::Send { to } => Stream::To(to),
-            Kind::Recv { from } => Stream::From(from),
+            Kind::Send { to, channel } => Stream::To(to, channel),
+            Kind::Recv { from, channel } => Stream::From(from, channel),
             _ => Stream::All,
         }
     }
@@ -96,7 +96,7 @@ impl Projection {
 
     /// The streams of one group.
     pub(super) fn streams_of(&self, slot: GroupSlot) -> impl Iterator<Item = (Stream, &[Posted])> {
-        let all = (slot, Stream::All)..=(slot, Stream::From(u32::MAX));
+        let all = (slot, Stream::All)..=(slot, Stream::From(u32::MAX, u32::MAX));
         self.streams.range(all).map(|((_, stream), posted)| (*stream, posted.as_slice()))
     }
 

@@ -127,8 +127,8 @@ impl<'a> Run<'a> {
         let id = classes.groups[group];
         let members = world.members(id);
         let class = |position: usize| classes.of_rank[members[position].0 as usize];
-        // Where the instances of a stream begin; transfers are named by sender and receiver.
-        let mut bases: BTreeMap<Option<(u32, u32)>, u32> = BTreeMap::new();
+        // Where the instances of a stream begin; transfers are named by sender, receiver and channel.
+        let mut bases: BTreeMap<Option<(u32, u32, u32)>, u32> = BTreeMap::new();
         let mut seen = BTreeSet::new();
         for position in (0..members.len()).filter(|position| seen.insert(class(*position))) {
             let slot = world.binding(members[position]).groups.iter().position(|g| *g == id);
@@ -140,8 +140,8 @@ impl<'a> Run<'a> {
                 let own = position as u32;
                 let (name, parts) = match *stream {
                     Stream::All => (None, (0..members.len()).collect()),
-                    Stream::To(to) => (Some((own, to)), vec![position, to as usize]),
-                    Stream::From(from) => (Some((from, own)), vec![from as usize, position]),
+                    Stream::To(to, channel) => (Some((own, to, channel)), vec![position, to as usize]),
+                    Stream::From(from, channel) => (Some((from, own, channel)), vec![from as usize, position]),
                 };
                 let base = *bases.entry(name).or_insert_with(|| {
                     let nodes = parts.iter().map(|p| (self.links.node)(members[*p].0)).collect();

@@ -43,17 +43,21 @@ fn a_missing_collective_is_named() {
 
 #[test]
 fn a_send_without_its_receive_is_named() {
-    let traces = vec![both(on(0, 0, Kind::Send { to: 1 }, 8)).to_vec(), vec![]];
+    let traces = vec![both(on(0, 0, Kind::Send { to: 1, channel: 0 }, 8)).to_vec(), vec![]];
 
-    let said = "group [0, 1], collective #0: rank 0 has send to member 1 #0 of 8 f32, but rank 1 has nothing";
+    let said =
+        "group [0, 1], collective #0: rank 0 has send to member 1 by channel 0 #0 of 8 f32, but rank 1 has nothing";
     assert_eq!(error(&[&[0, 1]], traces), said);
 }
 
 #[test]
 fn a_transfer_with_oneself_is_refused() {
-    let traces = vec![both(on(0, 0, Kind::Send { to: 0 }, 8)).to_vec(), vec![]];
+    let traces = vec![both(on(0, 0, Kind::Send { to: 0, channel: 0 }, 8)).to_vec(), vec![]];
 
-    assert_eq!(error(&[&[0, 1]], traces), "rank 0, step 0: send to member 0 #0 names no other member of group [0, 1]");
+    assert_eq!(
+        error(&[&[0, 1]], traces),
+        "rank 0, step 0: send to member 0 by channel 0 #0 names no other member of group [0, 1]"
+    );
 }
 
 #[test]
@@ -129,8 +133,13 @@ fn starting_both_before_awaiting_either_breaks_the_circle() {
 
 #[test]
 fn two_ranks_that_send_to_each_other_first_deadlock() {
-    let exchange =
-        |peer| [both(on(0, 0, Kind::Send { to: peer }, 1)), both(on(0, 0, Kind::Recv { from: peer }, 1))].concat();
+    let exchange = |peer| {
+        [
+            both(on(0, 0, Kind::Send { to: peer, channel: 0 }, 1)),
+            both(on(0, 0, Kind::Recv { from: peer, channel: 0 }, 1)),
+        ]
+        .concat()
+    };
 
     let error = world(&[&[0, 1]], vec![exchange(1), exchange(0)]).verify().unwrap_err();
 
@@ -143,7 +152,8 @@ fn a_circle_of_equal_ranks_is_a_deadlock_of_all_of_them() {
     let n = 6;
     let mut ring = World::new();
     let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();
-    let (send, receive) = (on(0, 0, Kind::Send { to: 1 }, 1), on(1, 0, Kind::Recv { from: 0 }, 1));
+    let (send, receive) =
+        (on(0, 0, Kind::Send { to: 1, channel: 0 }, 1), on(1, 0, Kind::Recv { from: 0, channel: 0 }, 1));
     let blocking = ring.trace([both(send.clone()), both(receive.clone())].concat());
     let (sent, received) = (send.collective, receive.collective);
     let exchanging =

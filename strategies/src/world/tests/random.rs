@@ -49,8 +49,8 @@ fn kind_of(issue: &Issue, position: usize, size: usize) -> Option<Kind> {
         4 => Kind::Broadcast { root: from as u32 },
         5 => Kind::Shift { by: issue.lag as i32 - 1 },
         _ if from == to => return None,
-        _ if position == from => Kind::Send { to: to as u32 },
-        _ if position == to => Kind::Recv { from: from as u32 },
+        _ if position == from => Kind::Send { to: to as u32, channel: 0 },
+        _ if position == to => Kind::Recv { from: from as u32, channel: 0 },
         _ => return None,
     })
 }
@@ -145,8 +145,8 @@ impl Draft {
             let group = bound[c.group.0 as usize];
             let own = group.iter().position(|r| *r == rank as u32).unwrap() as u32;
             let (pair, n_parties) = match c.kind {
-                Kind::Send { to } => (Some((own, to)), 2),
-                Kind::Recv { from } => (Some((from, own)), 2),
+                Kind::Send { to, .. } => (Some((own, to)), 2),
+                Kind::Recv { from, .. } => (Some((from, own)), 2),
                 _ => (None, group.len()),
             };
             ((group.clone(), pair, c.sequence), n_parties)
@@ -260,8 +260,8 @@ proptest! {
     fn a_send_that_became_a_receive_is_caught((mut draft, start) in with_a_start()) {
         let Some((rank, step)) = start else { return Ok(()) };
         let turned = match draft.post(rank, step).collective.kind {
-            Kind::Send { to } => Kind::Recv { from: to },
-            Kind::Recv { from } => Kind::Send { to: from },
+            Kind::Send { to, .. } => Kind::Recv { from: to, channel: 0 },
+            Kind::Recv { from, .. } => Kind::Send { to: from, channel: 0 },
             _ => return Ok(()),
         };
         draft.change(rank, step, |post| post.collective.kind = turned);

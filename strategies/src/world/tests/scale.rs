@@ -44,14 +44,14 @@ fn stage_steps(pp: u32, stage: u32, n_microbatches: u32) -> Vec<Step> {
         let (before, after) =
             if way == 0 { (stage.checked_sub(1), stage + 1) } else { (Some(stage + 1), stage.wrapping_sub(1)) };
         if let Some(from) = before.filter(|from| *from < pp) {
-            steps.extend(both(on(0, next(&mut received[way]), Kind::Recv { from }, 1 << 20)));
+            steps.extend(both(on(0, next(&mut received[way]), Kind::Recv { from, channel: 0 }, 1 << 20)));
         }
         for _ in 0..2 * LAYERS {
             steps.push(compute(MICRO * 100));
             steps.extend(both(all_reduce(2, next(&mut summed), 1 << 20)));
         }
         if after < pp {
-            steps.push(Step::Start(on(0, next(&mut sent[way]), Kind::Send { to: after }, 1 << 20)));
+            steps.push(Step::Start(on(0, next(&mut sent[way]), Kind::Send { to: after, channel: 0 }, 1 << 20)));
         }
     }
     let sends: Vec<Step> = steps

@@ -83,8 +83,8 @@ fn both_transfers_of_a_rank_on_a_ring_take_their_time() {
     let n = 6;
     let mut ring = World::new();
     let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();
-    let [send, sent] = both(on(0, 0, Kind::Send { to: 1 }, 1));
-    let [receive, received] = both(on(1, 0, Kind::Recv { from: 0 }, 1));
+    let [send, sent] = both(on(0, 0, Kind::Send { to: 1, channel: 0 }, 1));
+    let [receive, received] = both(on(1, 0, Kind::Recv { from: 0, channel: 0 }, 1));
     let trace = ring.trace(vec![send, receive, sent, received]);
     for i in 0..n as usize {
         ring.rank(trace, vec![pairs[i], pairs[(i + n as usize - 1) % n as usize]]);
@@ -97,8 +97,8 @@ fn both_transfers_of_a_rank_on_a_ring_take_their_time() {
 
 #[test]
 fn ranks_with_one_trace_that_send_to_the_same_member_take_turns() {
-    let sender = both(on(0, 0, Kind::Send { to: 2 }, 5)).to_vec();
-    let [first, second] = [0, 1].map(|from| both(on(0, 0, Kind::Recv { from }, 5)));
+    let sender = both(on(0, 0, Kind::Send { to: 2, channel: 0 }, 5)).to_vec();
+    let [first, second] = [0, 1].map(|from| both(on(0, 0, Kind::Recv { from, channel: 0 }, 5)));
 
     let timeline = simulate(&[&[0, 1, 2]], vec![sender.clone(), sender, [first, second].concat()]);
 

@@ -1,0 +1,158 @@
+//! From the programs of ranks to the world that they make together: traces of what each computes, starts and awaits.
+//!
+//! Ranks are compiled one by one, or one for each pipeline stage: ranks of a stage hold other parts of the same tensors,
+//! so that their collectives, which are described by their wholes, are the same. What differs is when an await falls
+//! due, the lengths of uneven parts, and the sums of key/value heads that several tensor-parallel ranks hold.
+
+use crate::mesh::{Axis, Coord, Group, Mesh, Place};
+use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program};
+use crate::world::{self, GroupId, GroupSlot, Kind, Post, Rank, Step, Tensor, TraceId, World, WorldError};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::time::Duration;
+
+/// What one rank does, and with which kinds of groups.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// Its steps; [`GroupSlot`] counts `groups`.
+    pub steps: Vec<Step>,
+    /// Kinds of groups, in the order of their first use.
+    pub groups: Vec<Group>,
+}
+
+/// Which ranks are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
+    /// Every one.
+    All,
+    /// The first of each pipeline stage, which stands for the others.
+    OfEachStage,
+}
+
+impl Ranks {
+    /// The rank whose program stands for that of `rank`.
+    pub fn representative(self, mesh: &Mesh, rank: usize) -> usize {
+        match self {
+            Ranks::All => rank,
+            Ranks::OfEachStage => mesh.rank(Coord::default().with(Axis::Pp, mesh.coord(rank).on(Axis::Pp))),
+        }
+    }
+}
+
+impl Trace {
+    /// The collectives of a program, without the time in between.
+    pub fn of(program: &Program) -> Trace {
+        Trace::timed(program, |_| None)
+    }
+
+    /// With the time that each instruction takes; `None` leaves it out.
+    pub fn timed(program: &Program, seconds: impl Fn(&Instr) -> Option<Duration>) -> Trace {
+        let mut trace = Trace { steps: Vec::new(), groups: Vec::new() };
+        for instr in &program.instrs {
+            match &instr.op {
+                Op::Start(c) => {
+                    let post = trace.post(program, c, instr);
+                    trace.steps.push(Step::Start(post));
+                }
+                Op::Await(c) => {
+                    let collective = trace.collective(c);
+                    trace.steps.push(Step::Await(collective));
+                }
+                op => trace.steps.extend(seconds(instr).map(|cost| {
+                    let microbatch = (instr.site.phase != Phase::Optimizer).then_some(instr.site.microbatch);
+                    Step::Compute { name: op.name(), microbatch, cost }
+                })),
+            }
+        }
+        trace
+    }
+
+    fn post(&mut self, program: &Program, c: &Collective, instr: &Instr) -> Post {
+        // The side that has the whole.
+        let whole = match c.kind {
+            CollectiveKind::AllGather | CollectiveKind::Recv { .. } | CollectiveKind::Broadcast { .. } => &instr.writes,
+            _ => &instr.reads,
+        };
+        let tensor = |v| {
+            let value = program.value(v);
+            Tensor { n_elements: value.n_elements() as u64, dtype: value.dtype }
+        };
+        Post { collective: self.collective(c), tensors: whole.iter().map(|v| tensor(*v)).collect() }
+    }
+
+    fn collective(&mut self, c: &Collective) -> world::Collective {
+        let slot = self.groups.iter().position(|g| *g == c.group).unwrap_or_else(|| {
+            self.groups.push(c.group);
+            self.groups.len() - 1
+        });
+        let (kind, group) = (kind(c.kind), GroupSlot(slot as u32));
+        world::Collective { kind, group, sequence: c.sequence, unit: c.unit as u64 }
+    }
+}
+
+const fn kind(kind: CollectiveKind) -> Kind {
+    match kind {
+        CollectiveKind::AllReduce => Kind::AllReduce,
+        CollectiveKind::ReduceScatter => Kind::ReduceScatter,
+        CollectiveKind::AllGather => Kind::AllGather,
+        CollectiveKind::AllToAll => Kind::AllToAll,
+        CollectiveKind::Broadcast { root } => Kind::Broadcast { root },
+        CollectiveKind::Send { to, channel } => Kind::Send { to, channel },
+        CollectiveKind::Recv { from, channel } => Kind::Recv { from, channel },
+        CollectiveKind::Shift { by } => Kind::Shift { by },
+    }
+}
+
+/// The world of all ranks of a mesh.
+///
+/// # Errors
+/// What `trace` reports.
+pub fn world<E>(mesh: Mesh, ranks: Ranks, mut trace: impl FnMut(Place) -> Result<Trace, E>) -> Result<World, E> {
+    let mut world = World::new();
+    let mut known: BTreeMap<usize, (TraceId, Vec<Group>)> = BTreeMap::new();
+    let mut bound = Bound { mesh, of_rank: BTreeMap::new() };
+    for rank in 0..mesh.size() {
+        let like = ranks.representative(&mesh, rank);
+        let (id, kinds) = match known.entry(like) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let trace = trace(Place { mesh, rank: like })?;
+                new.insert((world.trace(trace.steps), trace.groups))
+            }
+        };
+        let groups = kinds.iter().map(|kind| bound.group(&mut world, *kind, rank)).collect();
+        world.rank(*id, groups);
+    }
+    Ok(world)
+}
+
+/// Compiles every rank of a mesh and checks that together they finish.
+///
+/// # Errors
+/// What `compile` reports, and what is wrong with the world.
+pub fn verify_world<E: From<WorldError>>(
+    mesh: Mesh,
+    mut compile: impl FnMut(Place) -> Result<Program, E>,
+) -> Result<(), E> {
+    Ok(world(mesh, Ranks::All, |place| compile(place).map(|program| Trace::of(&program)))?.verify()?)
+}
+
+/// The groups of a world by kind and rank. Kinds stay apart even where they have the same members: each counts its own
+/// collectives.
+struct Bound {
+    mesh: Mesh,
+    of_rank: BTreeMap<Group, Vec<Option<GroupId>>>,
+}
+
+impl Bound {
+    fn group(&mut self, world: &mut World, kind: Group, rank: usize) -> GroupId {
+        let of_rank = self.of_rank.entry(kind).or_insert_with(|| vec![None; self.mesh.size()]);
+        if let Some(id) = of_rank[rank] {
+            return id;
+        }
+        let members = self.mesh.members(kind, rank);
+        let id = world.separate_group(members.iter().map(|m| Rank(*m as u32)).collect());
+        members.into_iter().for_each(|m| of_rank[m] = Some(id));
+        id
+    }
+}

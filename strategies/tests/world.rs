@@ -1,0 +1,321 @@
+//! The programs of all ranks of a mesh fit together, and a fault in one of them is found.
+
+#[allow(dead_code)] // what it checks of layouts is not asked here
+mod support;
+
+use phalanx_strategies::compile::{Parallel, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
+use phalanx_strategies::passes::context_parallel::CpComm;
+use phalanx_strategies::passes::fully_sharded::ZeroStage;
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::pipeline::ScheduleKind;
+use phalanx_strategies::program::{Op, Program};
+use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
+use phalanx_strategies::world::{Collective, Links, Post, Rank, Step, Tensor, WorldError};
+use proptest::prelude::*;
+use std::time::{Duration, Instant};
+use support::{model, spec};
+
+fn any_mesh() -> impl Strategy<Value = Mesh> {
+    (1usize..5, 1usize..3, 1usize..4, 1usize..4, prop::sample::select(vec![1usize, 2, 4]))
+        .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp })
+        .prop_filter("small", |m| m.size() <= 32)
+}
+
+fn any_parallel() -> impl Strategy<Value = Parallel> {
+    let schedules = vec![
+        ScheduleKind::GPipe,
+        ScheduleKind::OneF1B,
+        ScheduleKind::Interleaved { chunks: 2 },
+        ScheduleKind::ZeroBubble,
+    ];
+    (
+        prop::sample::select(vec![ZeroStage::One, ZeroStage::Two, ZeroStage::Three]),
+        0usize..3,
+        prop::sample::select(schedules),
+        any::<bool>(),
+        prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]),
+        prop::sample::select(vec![1usize, 4 << 10, 25 << 20]),
+    )
+        .prop_map(|(zero_stage, prefetch, schedule, sequence_parallel, cp_comm, bucket_bytes)| Parallel {
+            zero_stage,
+            prefetch,
+            schedule,
+            sequence_parallel,
+            cp_comm,
+            bucket_bytes,
+        })
+}
+
+/// A model, a mesh, and how the one is trained on the other.
+#[derive(Clone, Debug)]
+struct Case {
+    model: ModelConfig,
+    mesh: Mesh,
+    spec: StepSpec,
+}
+
+fn any_case() -> impl Strategy<Value = Case> {
+    let family = prop::sample::select(vec!["llama", "qwen2", "qwen3", "gpt2"]);
+    let kv_heads = prop::sample::select(vec![1usize, 2, 4]);
+    let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
+    let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+    let model = (family, kv_heads, any::<bool>());
+    (model, any_mesh(), any_parallel(), (1usize..6, precision, recompute, any::<bool>())).prop_map(
+        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters))| {
+            let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
+            let lora =
+                adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+            let spec = StepSpec { parallel, lora, ..spec(n, precision, recompute) };
+            Case { model: model_of(family, kv_heads, tied), mesh, spec }
+        },
+    )
+}
+
+fn model_of(family: &str, kv_heads: usize, tied: bool) -> ModelConfig {
+    model(family, 8, kv_heads, tied)
+}
+
+impl Case {
+    fn forward(&self, rank: usize) -> Program {
+        // Long enough for six context shards of two chunks each.
+        let batch = BatchShape { n_rows: 1, seq_len: 12 };
+        let mut forward = self.model.forward(batch, Head::Loss).unwrap();
+        forward.place = Place { mesh: self.mesh, rank };
+        forward
+    }
+
+    fn step(&self, rank: usize) -> Program {
+        compile_step(self.forward(rank), &self.spec, |_, _| 0).unwrap().program
+    }
+
+    fn evaluation(&self, rank: usize) -> Program {
+        compile_forward(self.forward(rank), &self.spec, |_, _| 0).unwrap().program
+    }
+
+    fn verify(&self, compile: impl Fn(&Case, usize) -> Program) -> Result<(), WorldError> {
+        verify_world(self.mesh, |place| Ok(compile(self, place.rank)))
+    }
+}
+
+/// What a rank starts, and of how many tensors. Left out are the sums of key/value heads that several tensor-parallel
+/// ranks hold, which are of those shards only in which such heads lie; sizes differ where parts are uneven.
+fn starts(mut program: Program) -> Vec<(Collective, usize)> {
+    program.instrs.retain(|i| matches!(i.op, Op::Start(c) if c.group.run.is_none()));
+    let trace = Trace::of(&program);
+    let start = |step| if let Step::Start(p) = step { Some((p.collective, p.tensors.len())) } else { None };
+    trace.steps.into_iter().filter_map(start).collect()
+}
+
+fn at_once(_: &Post, _: &[u32]) -> Duration {
+    Duration::ZERO
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn all_ranks_of_every_mesh_fit_together(case in any_case()) {
+        prop_assert_eq!(case.verify(Case::step), Ok(()));
+        prop_assert_eq!(case.verify(Case::evaluation), Ok(()));
+    }
+
+    #[test]
+    fn ranks_of_a_stage_start_the_same(case in any_case()) {
+        for rank in 0..case.mesh.size() {
+            let first = Ranks::OfEachStage.representative(&case.mesh, rank);
+
+            prop_assert_eq!(starts(case.step(rank)), starts(case.step(first)), "rank {}", rank);
+        }
+    }
+
+    #[test]
+    fn computing_and_waiting_fill_the_step_of_every_rank(case in any_case()) {
+        let timed = |place: Place| -> Result<Trace, WorldError> {
+            let nanos = |rank: usize| Duration::from_nanos(1000 + rank as u64);
+            Ok(Trace::timed(&case.step(place.rank), |_| Some(nanos(place.rank))))
+        };
+        let links = Links { node: &|rank| rank / 4, duration: &|_, nodes| Duration::from_nanos(500 * nodes.len() as u64) };
+
+        let world = world(case.mesh, Ranks::All, timed)?;
+        let timeline = world.simulate(&links, false)?;
+
+        for rank in 0..case.mesh.size() as u32 {
+            let times = timeline.rank(Rank(rank));
+            prop_assert_eq!(times.finish, times.compute + times.exposed);
+            prop_assert!(times.finish <= timeline.makespan);
+        }
+    }
+
+    #[test]
+    fn a_fault_in_one_rank_is_found(case in any_case(), at in any::<prop::sample::Index>(), which in 0usize..3) {
+        let victim = at.index(case.mesh.size());
+        let mut program = case.step(victim);
+        if !fault(&mut program, at, which) {
+            return Ok(());
+        }
+
+        let found = case.verify(|case, rank| if rank == victim { program.clone() } else { case.step(rank) });
+
+        prop_assert!(found.is_err());
+    }
+}
+
+/// Swaps two unlike collectives of a stream, drops one, or changes the size of one; false if there is none.
+fn fault(program: &mut Program, at: prop::sample::Index, which: usize) -> bool {
+    let is_start = |i: &usize| matches!(program.instrs[*i].op, Op::Start(_));
+    let starts: Vec<usize> = (0..program.instrs.len()).filter(is_start).collect();
+    if starts.is_empty() {
+        return false;
+    }
+    let first = *at.get(&starts);
+    let Op::Start(c) = program.instrs[first].op else { return false };
+    match which {
+        0 => swap(program, &starts, first),
+        1 => {
+            program.instrs.retain(|i| i.op != Op::Start(c) && i.op != Op::Await(c));
+            true
+        }
+        _ => {
+            let instr = &program.instrs[first];
+            let all: Vec<_> = instr.reads.iter().chain(&instr.writes).map(|v| v.0 as usize).collect();
+            all.into_iter().for_each(|v| program.values[v].shape = vec![1_000_003]);
+            true
+        }
+    }
+}
+
+/// Exchanges the buffers of a collective and the next of its stream that has others.
+fn swap(program: &mut Program, starts: &[usize], first: usize) -> bool {
+    let Op::Start(c) = program.instrs[first].op else { return false };
+    let unlike = starts.iter().copied().find(|i| {
+        let Op::Start(other) = program.instrs[*i].op else { return false };
+        other.stream() == c.stream() && *i > first && wholes(program, *i) != wholes(program, first)
+    });
+    let Some(second) = unlike else { return false };
+    let (a, b) = (program.instrs[first].clone(), program.instrs[second].clone());
+    let (i, j) = (&mut program.instrs[first], b);
+    (i.reads, i.writes) = (j.reads, j.writes);
+    (program.instrs[second].reads, program.instrs[second].writes) = (a.reads, a.writes);
+    true
+}
+
+/// What other ranks see of a collective besides its number.
+fn wholes(program: &Program, at: usize) -> Vec<Tensor> {
+    let one = Program { instrs: vec![program.instrs[at].clone()], ..program.clone() };
+    match &Trace::of(&one).steps[0] {
+        Step::Start(post) => post.tensors.clone(),
+        _ => unreachable!("it is a start"),
+    }
+}
+
+fn tiny(mesh: Mesh) -> Case {
+    let parallel = Parallel { sequence_parallel: true, ..Parallel::default() };
+    Case {
+        model: model("llama", 4, 2, false),
+        mesh,
+        spec: StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) },
+    }
+}
+
+#[test]
+fn four_thousand_ranks_compiled_one_by_one_fit_together() {
+    let case = tiny(Mesh { pp: 4, dp_replicate: 8, dp_shard: 16, cp: 2, tp: 4 });
+    let begin = Instant::now();
+
+    let verdict = case.verify(Case::step);
+
+    assert_eq!((case.mesh.size(), verdict), (4096, Ok(())));
+    println!("4096 ranks compiled and verified in {:.1?}", begin.elapsed());
+}
+
+#[test]
+fn one_faulty_rank_among_four_thousand_is_named() {
+    let case = tiny(Mesh { pp: 4, dp_replicate: 8, dp_shard: 16, cp: 2, tp: 4 });
+    let victim = 2711;
+    let stages: Vec<Program> =
+        (0..case.mesh.pp).map(|s| case.step(case.mesh.rank(Coord::default().with(Axis::Pp, s)))).collect();
+    let trace = |place: Place| -> Result<Trace, WorldError> {
+        let mut program = stages[place.on(Axis::Pp)].clone();
+        if place.rank == victim {
+            let last = program.instrs.iter().rposition(|i| matches!(i.op, Op::Start(_))).unwrap();
+            let Op::Start(c) = program.instrs[last].op else { unreachable!("it is a start") };
+            program.instrs.retain(|i| i.op != Op::Start(c) && i.op != Op::Await(c));
+        }
+        Ok(Trace::of(&program))
+    };
+
+    let error = world(case.mesh, Ranks::All, trace).unwrap().verify().unwrap_err().to_string();
+
+    assert!(error.contains(&format!("rank {victim} has nothing")), "{error}");
+}
+
+// Whatever the number of microbatches: with a receiver that takes each message only when it comes to it, stages that send
+// to each other around the ring must not wait in a circle.
+#[test]
+fn stages_never_wait_in_a_circle() {
+    let schedules = [
+        ScheduleKind::GPipe,
+        ScheduleKind::OneF1B,
+        ScheduleKind::ZeroBubble,
+        ScheduleKind::Interleaved { chunks: 2 },
+        ScheduleKind::Interleaved { chunks: 3 },
+    ];
+    for (schedule, pp, n) in
+        schedules.into_iter().flat_map(|s| (2..=6).flat_map(move |pp| (1..=20).map(move |n| (s, pp, n))))
+    {
+        let parallel = Parallel { schedule, ..Parallel::default() };
+        let case = Case {
+            model: model("gpt2", 18, 4, false),
+            mesh: Mesh { pp, ..Mesh::ONE },
+            spec: StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) },
+        };
+
+        assert_eq!(case.verify(Case::step), Ok(()), "{schedule}, {pp} stages, {n} microbatches");
+    }
+}
+
+#[test]
+fn a_mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
+    for mesh in [
+        Mesh { pp: 4, dp_replicate: 8, dp_shard: 16, cp: 2, tp: 4 },
+        Mesh { pp: 1, dp_replicate: 16, dp_shard: 64, cp: 1, tp: 4 },
+        Mesh { pp: 2, dp_replicate: 1, dp_shard: 1024, cp: 1, tp: 2 },
+    ] {
+        let case = tiny(mesh);
+        let world = world(mesh, Ranks::OfEachStage, |place| {
+            Ok::<Trace, WorldError>(Trace::timed(&case.step(place.rank), |_| Some(Duration::from_micros(1))))
+        });
+
+        let timeline = world.unwrap().simulate(&Links { node: &|rank| rank / 8, duration: &at_once }, false).unwrap();
+
+        assert!(timeline.makespan > Duration::ZERO);
+    }
+}
+
+// The least of several runs, since others share the machine; without optimisation twenty times as long is allowed.
+#[test]
+fn a_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
+    let json = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+        "tie_word_embeddings": false}"#;
+    let hf: HfConfig = serde_json::from_str(json).unwrap();
+    let model = ModelConfig::try_from(&hf).unwrap();
+    let mesh = Mesh { pp: 8, dp_replicate: 2, dp_shard: 8, cp: 1, tp: 8 };
+    let spec = spec(8, Precision::Bf16, Recompute::None);
+    let compile = |rank| {
+        let begin = Instant::now();
+        let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8192 }, Head::Loss).unwrap();
+        forward.place = Place { mesh, rank };
+        let compiled = compile_step(forward, &spec, |_, _| 0).unwrap();
+        (begin.elapsed(), compiled.program.instrs.len())
+    };
+
+    let (least, n_instrs) = (0..10).map(|i| compile(i * 101)).min().unwrap();
+
+    println!("{} ranks: {n_instrs} instructions of one in {least:.1?}", mesh.size());
+    assert!(least < Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 }), "{least:?}");
+}
