@@ -149,7 +149,7 @@ pub fn compile_step(
     let coefficient = clip(&mut program, &grads, spec.max_grad_norm);
     optimizer(&mut program, &grads, coefficient, &spec.optimizer);
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
-    gather_updated(&mut program, &trained, parallel.bucket_bytes);
+    gather_updated(&mut program, parallel.zero_stage, &trained, parallel.bucket_bytes);
     finish(program, scratch_bytes)
 }
 

@@ -162,16 +162,15 @@ fn substitute(instr: &mut Instr, current: &BTreeMap<ValueId, (ValueId, usize)>, 
 }
 
 /// After the update of stage 1: every rank gathers the parts that the others updated.
-pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize) {
-    let n_ranks = program.place.group_size(GROUP);
-    let sharded = |p: &usize| program.params[*p].held != program.params[*p].updated;
-    let params: Vec<usize> = trained.iter().copied().filter(sharded).collect();
-    if n_ranks == 1 || params.is_empty() {
+///
+/// All of them take part in all parameters: of one that is smaller than a unit, a rank has all and the others nothing.
+pub fn gather_updated(program: &mut Program, stage: ZeroStage, trained: &[usize], bucket_bytes: usize) {
+    if program.place.group_size(GROUP) == 1 || stage != ZeroStage::One {
         return;
     }
     let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::AllGather, GROUP) };
     let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
-    for bucket in super::data_parallel::buckets(program, &params, |p| p, bucket_bytes) {
+    for bucket in super::data_parallel::buckets(program, trained, |p| p, bucket_bytes) {
         let values: Vec<ValueId> = bucket.iter().map(|p| program.params[*p].value).collect();
         program.push(Op::Start(c), values.clone(), values.clone(), site);
         program.push(Op::Await(c), values, vec![], site);
