@@ -33,10 +33,13 @@ pub enum GroupError {
 /// A kind of group, and the channel for messages; collectives of the whole group have none.
 pub type Wire = (Group, Option<u32>);
 
-/// The wires that a program uses.
+/// The wires that a program uses, or that of another rank of its stage: heads of which tensor-parallel ranks hold copies
+/// are summed where a shard has elements of them.
 pub fn wires(program: &Program) -> BTreeSet<Wire> {
     let of = |c: &Collective| (c.group, channel(c.kind));
-    program.instrs.iter().filter_map(|i| if let Op::Start(c) = &i.op { Some(of(c)) } else { None }).collect()
+    let used = program.instrs.iter().filter_map(|i| if let Op::Start(c) = &i.op { Some(of(c)) } else { None });
+    let sums = program.params.iter().flat_map(|p| &p.sums).map(|sum| (sum.group, None));
+    used.chain(sums).collect()
 }
 
 const fn channel(kind: CollectiveKind) -> Option<u32> {

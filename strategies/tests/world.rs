@@ -47,6 +47,7 @@ fn any_parallel() -> impl Strategy<Value = Parallel> {
             sequence_parallel,
             cp_comm,
             bucket_bytes,
+            logical_shards: None,
         })
 }
 

@@ -105,6 +105,18 @@ pub enum HfError {
         /// Length of the buffer.
         len: usize,
     },
+    /// A run of elements that the tensor has not; a fault of the calling code, not of the file.
+    #[error("tensor `{tensor}` of shape {shape:?} was asked for {len} elements from {start} on")]
+    Run {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// First element.
+        start: usize,
+        /// Length of the buffer.
+        len: usize,
+    },
     /// A weight is NaN or infinite, which no training leaves behind on purpose.
     #[error("tensor `{tensor}` in {} holds {value} at position {position}", path.display())]
     NotFinite {

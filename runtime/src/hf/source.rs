@@ -8,7 +8,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -30,6 +30,8 @@ pub struct TensorSource {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Tensor>,
+    /// Bytes of weights that were read, headers not counted.
+    bytes_read: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -70,7 +72,7 @@ impl TensorSource {
         }
         let index: Index = serde_json::from_value(read_json(&index_path)?)
             .map_err(|error| HfError::BadJson { path: index_path.clone(), reason: error.to_string() })?;
-        let mut source = Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut source = Self::empty(dir);
         let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, shard) in &index.weight_map {
             if !is_shard_name(shard) {
@@ -90,9 +92,18 @@ impl TensorSource {
     /// # Errors
     /// When it cannot be read or its header does not describe it.
     pub fn open_file(path: &Path) -> Result<Self, HfError> {
-        let mut source = Self { dir: path.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut source = Self::empty(path);
         source.add_shard(path, None)?;
         Ok(source)
+    }
+
+    fn empty(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: AtomicU64::new(0) }
+    }
+
+    /// Bytes of weights that were read so far: of a rank that has a part of the model, about that part of the files.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
     }
 
     /// Every tensor's name, sorted.
@@ -157,7 +168,6 @@ impl TensorSource {
     /// As [`TensorSource::read_into`], and when rows or the length of `out` do not match the tensor.
     pub fn read_rows_into(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), HfError> {
         let tensor = self.tensor(name)?;
-        let shard = &self.shards[tensor.shard];
         let n_rows = tensor.shape.first().copied().unwrap_or(1);
         // Saturates only beside a zero: the bytes of the tensor are in the file.
         let row_values = tensor.shape.iter().skip(1).fold(1, |n: usize, &dim| n.saturating_mul(dim));
@@ -170,19 +180,34 @@ impl TensorSource {
                 len: out.len(),
             });
         }
+        self.read_run_into(name, rows.start * row_values, out)
+    }
+
+    /// Reads a run of elements, the first of which has this index in row-major order, widened to f32.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read_into`], and when the run does not lie in the tensor.
+    pub fn read_run_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<(), HfError> {
+        let tensor = self.tensor(name)?;
+        let shard = &self.shards[tensor.shard];
+        let n = tensor.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim));
+        if first.checked_add(out.len()).is_none_or(|end| end > n) {
+            let (tensor, shape) = (name.to_owned(), tensor.shape.clone());
+            return Err(HfError::Run { tensor, shape, start: first, len: out.len() });
+        }
         if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             let (path, tensor_name) = (shard.path.clone(), name.to_owned());
             return Err(HfError::NotFloat { path, tensor: tensor_name, found: tensor.dtype.name() });
         }
-        let first_value = rows.start * row_values;
-        let start = tensor.start + (first_value * tensor.dtype.bytes()) as u64;
+        let start = tensor.start + (first * tensor.dtype.bytes()) as u64;
         let bad = read_widened(&shard.file, start, tensor.dtype, out)
             .map_err(|error| HfError::io("read", &shard.path, &error))?;
+        self.bytes_read.fetch_add((out.len() * tensor.dtype.bytes()) as u64, Ordering::Relaxed);
         match bad {
             Some(position) => Err(HfError::NotFinite {
                 path: shard.path.clone(),
                 tensor: name.to_owned(),
-                position: first_value + position,
+                position: first + position,
                 value: out[position].to_string(),
             }),
             None => Ok(()),

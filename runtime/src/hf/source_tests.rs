@@ -53,6 +53,22 @@ fn tensors_written_by_the_safetensors_crate_are_read_exactly() {
 }
 
 #[test]
+fn a_run_of_elements_is_read_alone_and_its_bytes_are_counted() {
+    let values: Vec<f32> = (0..12).map(|x| x as f32).collect();
+    let narrow: Vec<u8> = values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+    let header = encode_header(&[("w", Dtype::BF16, &[4, 3])], &BTreeMap::new(), 8);
+    let source = open_bytes(&[header, narrow].concat()).unwrap();
+    let mut run = [0.0; 5];
+
+    source.read_run_into("w", 4, &mut run).unwrap();
+
+    assert_eq!((run.as_slice(), source.bytes_read()), (&values[4..9], 10));
+    let beyond = source.read_run_into("w", 8, &mut run).unwrap_err().to_string();
+    assert!(beyond.contains("5 elements from 8 on"), "{beyond}");
+    assert!(source.read_run_into("w", usize::MAX, &mut run).is_err());
+}
+
+#[test]
 fn a_tensor_longer_than_one_piece_is_read_whole_and_its_bad_value_found() {
     let n = 2 * PIECE_VALUES + 5;
     let mut values: Vec<f32> = (0..n).map(|x| x as f32).collect();

@@ -106,6 +106,9 @@ pub(crate) fn initialise(
         }
     }
     fill_constants(machine, c, model);
+    if let Some(source) = source {
+        tracing::debug!(rank = c.program.place.rank, bytes = source.bytes_read(), "weights read");
+    }
     Ok(())
 }
 
@@ -119,27 +122,30 @@ pub(crate) fn fill_constants(machine: &mut CpuMachine, c: &Compiled, model: Opti
     }
 }
 
+/// Reads what the parameter holds and nothing else: a run of the file for each run of it that lies together in memory.
 fn load(machine: &mut CpuMachine, c: &Compiled, param: &Param, source: &TensorSource) -> Result<(), HfError> {
-    let mut whole: (&str, Vec<f32>) = ("", Vec::new());
-    let tensors = tensors(param, param.value, &param.held, 0, "");
-    for tensor in &tensors {
+    for tensor in tensors(param, param.value, &param.held, 0, "") {
         let name = name_in(source, &tensor.name);
         source.check_shape(name, &tensor.shape)?;
-        let n: usize = tensor.shape.iter().product();
         let elements = &mut machine.write::<f32>(c, param.value)[tensor.elements.clone()];
-        if elements.len() == n {
-            source.read_into(name, elements)?;
-            continue;
+        let start = tensor.held.start;
+        for (index, at) in runs(&tensor.held) {
+            source.read_run_into(name, index, &mut elements[at.start - start..at.end - start])?;
         }
-        // Boxes of one tensor follow each other.
-        if whole.0 != tensor.name {
-            let mut values = vec![0.0; n];
-            source.read_into(name, &mut values)?;
-            whole = (&tensor.name, values);
-        }
-        fill(tensor, elements, |index, row| row.copy_from_slice(&whole.1[index..index + row.len()]));
     }
     Ok(())
+}
+
+/// The rows of a box, joined where they follow each other both in the whole tensor and in memory.
+fn runs(held: &HeldBox) -> Vec<(usize, Range<usize>)> {
+    let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
+    for (index, at) in held.rows() {
+        match runs.last_mut() {
+            Some((first, run)) if run.end == at.start && *first + run.len() == index => run.end = at.end,
+            _ => runs.push((index, at)),
+        }
+    }
+    runs
 }
 
 /// Calls `of` for each row of a box with the index of its first element in the whole tensor.
@@ -209,3 +215,7 @@ pub(crate) fn first_non_finite(machine: &CpuMachine, c: &Compiled) -> Option<Str
     let bad = |t: &Tensor| elements(machine, c, t).par_iter().any(|x| !x.is_finite());
     parameters(c).into_iter().find(bad).map(|t| t.name)
 }
+
+#[cfg(test)]
+#[path = "weights_tests.rs"]
+mod tests;

@@ -422,6 +422,10 @@ impl Backward {
             None => g,
             Some(partial) => {
                 let sum = self.grad_of(v);
+                // Attention parts give f32, which their sum stays.
+                if [partial, g].iter().any(|x| self.out.value(*x).dtype == DType::F32) {
+                    self.out.values[sum.0 as usize].dtype = DType::F32;
+                }
                 self.emit(Op::Add, vec![partial, g], &[sum]);
                 sum
             }

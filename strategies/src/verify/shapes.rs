@@ -30,7 +30,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::CrossEntropy { residual, gradient, vocab } => s.cross_entropy(*residual, *gradient, *vocab),
         Op::CrossEntropyStats(_) => s.cross_entropy_stats(),
         Op::SplitColumns => s.split(reads.first(), &writes),
-        Op::JoinColumns => s.split(writes.first(), &reads),
+        Op::JoinColumns => s.join(&reads),
         Op::AttentionPart(part) => s.attention_part(part),
         Op::AttentionPartBackward { part, carried_q, carried_kv } => {
             s.attention_part_backward(part, *carried_q, *carried_kv)
@@ -301,6 +301,12 @@ impl Signature<'_> {
         let (_, a) = self.matrix(left)?;
         self.shape(left, &[n, a], None)?;
         self.shape(right, &[n, c.saturating_sub(a)], None)
+    }
+
+    /// Gradients of attention parts, which are f32.
+    fn join(&self, parts: &[&Value]) -> Result<(), String> {
+        self.split(self.writes.first(), parts)?;
+        parts.iter().try_for_each(|part| self.shape(part, &part.shape, Some(DType::F32)))
     }
 
     /// Shapes of queries, keys and values of a part.

@@ -49,7 +49,7 @@ impl Shape {
                 ("model.num_key_value_heads", "1"),
                 ("model.head_dim", "10"),
                 // A prime number, larger than the byte tokenizer's.
-                ("model.vocab_size", "263"),
+                ("model.vocab_size", "269"),
                 ("model.tie_word_embeddings", "true"),
                 ("model.max_position_embeddings", "32"),
                 ("model.initializer_range", "0.1"),

@@ -1,0 +1,52 @@
+//! The configurations in `examples/` train as they are, but for fewer steps and another place for what they write.
+
+use anyhow::{Context, Result, ensure};
+use phalanx::config::JobConfig;
+use phalanx::{Control, Event, Job};
+use std::path::Path;
+
+/// Losses of two steps of an example with some keys set to other values.
+fn losses(example: &str, keys: &[(&str, &str)]) -> Result<Vec<f64>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the tests lie in the project")?;
+    let dir = tempfile::tempdir()?;
+    let mut overrides: Vec<(String, String)> = vec![
+        ("max_steps".into(), "2".into()),
+        ("warmup_steps".into(), "1".into()),
+        ("output_dir".into(), dir.path().display().to_string()),
+        ("datasets.0.path".into(), root.join("strategies/src/**/*.rs").display().to_string()),
+    ];
+    overrides.extend(keys.iter().map(|(k, v)| ((*k).to_string(), (*v).to_string())));
+    let config = JobConfig::load(&root.join("examples").join(example), &overrides)?;
+    let mut losses = Vec::new();
+    Job::from_config(config).run_with(&Control::default(), |event| {
+        if let Event::Step(m) = event {
+            losses.push(m.loss);
+        }
+    })?;
+    Ok(losses)
+}
+
+#[test]
+fn the_example_of_four_ranks_has_the_losses_of_one_rank() -> Result<()> {
+    let four = losses("four-ranks.yaml", &[])?;
+
+    let alone = [
+        ("nproc_per_node", "1"),
+        ("dp_shard_size", "1"),
+        ("tensor_parallel_size", "1"),
+        ("gradient_accumulation_steps", "2"),
+    ];
+    let one = losses("four-ranks.yaml", &alone)?;
+    let worst = four.iter().zip(&one).fold(0f64, |w, (a, b)| w.max((a - b).abs()));
+    println!("{four:?} {one:?}: {worst:.1e}");
+    ensure!(four.len() == 2 && one.len() == 2 && worst < 2e-5, "{four:?} {one:?}");
+    Ok(())
+}
+
+#[test]
+fn the_example_of_one_rank_trains() -> Result<()> {
+    let losses = losses("own-source.yaml", &[("eval_steps", "2")])?;
+
+    ensure!(losses.len() == 2 && losses[1] < losses[0], "{losses:?}");
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! Ways of sharing a model among ranks, each against one rank: a set in which every pair of choices occurs, and the
+//! models, precisions and options that the matrix has not.
+//!
+//! All of them, 916 runs: `cargo run --release -p phalanx-tests --bin matrix`.
+
+use anyhow::{Result, ensure};
+use phalanx_strategies::mesh::Mesh;
+use phalanx_tests::matrix::cell::Cell;
+use phalanx_tests::matrix::chain::chain;
+use phalanx_tests::matrix::model::Shape;
+use phalanx_tests::matrix::pairs::pairwise;
+use phalanx_tests::matrix::run::{Outcome, STEPS, Task, Tolerance, compare, distance, train};
+use std::path::Path;
+
+/// Half precision rounds what each rank has, so sums of other parts round elsewhere: bf16 to 8 bits, fp16 to 11. Measured
+/// differences are up to 1e-3 nats and 3e-3 of a norm in bf16, 4e-5 and 1e-4 in fp16; an error in the program is one of
+/// whole nats.
+const BF16: Tolerance = Tolerance { loss: 5e-3, norm: 2e-2 };
+const FP16: Tolerance = Tolerance { loss: 5e-4, norm: 2e-3 };
+
+const fn mesh(pp: usize, dp_replicate: usize, dp_shard: usize, cp: usize, tp: usize) -> Cell {
+    Cell { mesh: Mesh { pp, dp_replicate, dp_shard, cp, tp }, ..Cell::ALONE }
+}
+
+/// A cell for each axis, alone and with others; between them every choice.
+fn few_cells() -> Vec<Cell> {
+    vec![
+        Cell { sequence_parallel: true, ..mesh(1, 1, 1, 1, 4) },
+        Cell { cp_comm: "allgather", zero: 1, ..mesh(1, 1, 1, 4, 1) },
+        Cell { schedule: "zero_bubble", ..mesh(2, 1, 1, 1, 2) },
+        Cell { zero: 2, ..mesh(1, 2, 2, 1, 2) },
+        Cell { schedule: "interleaved", ..mesh(2, 1, 2, 2, 1) },
+    ]
+}
+
+/// Trains the cells in a ring of checkpoints and refuses every one that is not as one rank.
+fn check(task: &Task, cells: &[Cell], tolerance: &Tolerance) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    compare(task, cells, dir.path(), |outcome| outcomes.push(outcome))?;
+    for o in &outcomes {
+        println!("{} {}: {:?} (resumed from {})", o.shape, o.cell, o.distance, o.from);
+    }
+    let failed: Vec<String> = outcomes
+        .iter()
+        .filter(|o| !o.passed(tolerance))
+        .map(|o| format!("{} {}: {:?}, resumed from {}", o.shape, o.cell, o.distance, o.from))
+        .collect();
+    ensure!(
+        failed.is_empty() && outcomes.len() == cells.len(),
+        "{} cells failed:\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
+    Ok(())
+}
+
+fn check_pairs(shape: Shape) -> Result<()> {
+    let cells = pairwise(8).into_iter().filter(|(s, _)| *s == shape).map(|(_, cell)| cell).collect();
+    check(&Task::plain(shape), &chain(cells), &Tolerance::F32)
+}
+
+#[test]
+fn llama_trains_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
+    check_pairs(Shape::Llama)
+}
+
+#[test]
+fn gpt2_trains_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
+    check_pairs(Shape::Gpt2)
+}
+
+/// Norms of heads, four ranks for one key/value head, a prime vocabulary and a prime feed-forward extent.
+#[test]
+fn extents_that_no_degree_divides_and_shared_heads_train_as_on_one_rank() -> Result<()> {
+    check(&Task::plain(Shape::Qwen3), &few_cells(), &Tolerance::F32)
+}
+
+#[test]
+fn windows_of_attention_reach_across_context_parallel_ranks() -> Result<()> {
+    let cells = [
+        mesh(1, 1, 1, 2, 1),
+        Cell { cp_comm: "allgather", ..mesh(1, 1, 1, 2, 2) },
+        mesh(1, 1, 1, 4, 1),
+        Cell { cp_comm: "allgather", ..mesh(2, 1, 1, 4, 1) },
+    ];
+    check(&Task::plain(Shape::Mistral), &cells, &Tolerance::F32)
+}
+
+#[test]
+fn rows_of_one_document_train_as_on_one_rank_like_packed_ones() -> Result<()> {
+    let task = Task { shape: Shape::Llama, extra: &[("sample_packing", "false")] };
+    let cells = [mesh(1, 1, 1, 4, 1), Cell { cp_comm: "allgather", ..mesh(1, 2, 1, 2, 2) }];
+    check(&task, &cells, &Tolerance::F32)
+}
+
+#[test]
+fn bf16_is_within_its_rounding_of_one_rank() -> Result<()> {
+    let task = Task { shape: Shape::Llama, extra: &[("bf16", "true")] };
+    check(&task, &few_cells(), &BF16)
+}
+
+#[test]
+fn fp16_is_within_its_rounding_of_one_rank() -> Result<()> {
+    let task = Task { shape: Shape::Gpt2, extra: &[("fp16", "true"), ("initial_loss_scale", "1024")] };
+    check(&task, &few_cells(), &FP16)
+}
+
+#[test]
+fn adapters_train_as_on_one_rank() -> Result<()> {
+    const LORA: &[(&str, &str)] =
+        &[("adapter", "lora"), ("lora_r", "3"), ("lora_alpha", "6"), ("lora_target_linear", "true")];
+    check(&Task { shape: Shape::Llama, extra: LORA }, &few_cells(), &Tolerance::F32)?;
+    check(&Task { shape: Shape::Gpt2, extra: LORA }, &few_cells(), &Tolerance::F32)
+}
+
+#[test]
+fn activations_computed_again_are_the_same_on_every_mesh() -> Result<()> {
+    for policy in [&[("gradient_checkpointing", "full")], &[("gradient_checkpointing", "selective")]] {
+        check(&Task { shape: Shape::Llama, extra: policy }, &few_cells(), &Tolerance::F32)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn sgd_with_momentum_trains_as_on_one_rank() -> Result<()> {
+    let task = Task { shape: Shape::Gpt2, extra: &[("optimizer", "sgd"), ("momentum", "0.9")] };
+    check(&task, &few_cells(), &Tolerance::F32)
+}
+
+/// 13 validation rows, which no number of ranks divides.
+#[test]
+fn validation_losses_are_equal_on_every_mesh() -> Result<()> {
+    let task = Task { shape: Shape::Llama, extra: &[("val_set_size", "13"), ("eval_steps", "4")] };
+    let dir = tempfile::tempdir()?;
+    let alone = train(&task, &Cell::ALONE, dir.path(), STEPS, None)?;
+    ensure!(alone.evals.len() == 2, "{:?}", alone.evals);
+    for cell in few_cells() {
+        let run = train(&task, &cell, dir.path(), STEPS, None)?;
+        let worst = run.evals.iter().zip(&alone.evals).fold(0f64, |w, (a, b)| w.max((a - b).abs()));
+        println!("{cell}: {:?}, {worst:.1e} from one rank", run.evals);
+        ensure!(run.evals.len() == 2 && worst <= Tolerance::F32.loss, "{cell}: {:?} not {:?}", run.evals, alone.evals);
+        ensure!(Tolerance::F32.admits(distance(&run.curve, &alone.curve)), "{cell}");
+    }
+    Ok(())
+}
+
+/// Largest difference of a weight of two exported models that have the same tensors.
+fn export_distance(a: &Path, b: &Path) -> Result<f32> {
+    let (a, b) = (std::fs::read(a.join("model.safetensors"))?, std::fs::read(b.join("model.safetensors"))?);
+    let (a, b) = (safetensors::SafeTensors::deserialize(&a)?, safetensors::SafeTensors::deserialize(&b)?);
+    ensure!(a.len() == b.len(), "{} and {} tensors", a.len(), b.len());
+    let mut worst = 0f32;
+    for (name, x) in a.tensors() {
+        let y = b.tensor(&name)?;
+        ensure!(x.shape() == y.shape() && x.dtype() == y.dtype(), "{name} differs in shape or type");
+        let values = |data: &[u8]| -> Vec<f32> {
+            data.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
+        };
+        worst = values(x.data()).iter().zip(values(y.data())).fold(worst, |w, (x, y)| w.max((x - y).abs()));
+    }
+    Ok(worst)
+}
+
+/// With AdamW an element whose gradient is noise moves by a share of the learning rate either way, so weights are compared after SGD, whose update is as exact as the gradient.
+#[test]
+fn the_model_that_many_ranks_export_is_that_of_one_rank() -> Result<()> {
+    let task = Task { shape: Shape::Gpt2, extra: &[("optimizer", "sgd"), ("learning_rate", "0.1")] };
+    let dir = tempfile::tempdir()?;
+    let alone = train(&task, &Cell::ALONE, dir.path(), 3, None)?;
+    for cell in few_cells() {
+        let run = train(&task, &cell, dir.path(), 3, None)?;
+        let worst = export_distance(&run.model, &alone.model)?;
+        println!("{cell}: {worst:.1e}");
+        ensure!(worst <= 1e-6, "{cell}: a weight differs by {worst}");
+    }
+    // The weights did move, and differ from other weights.
+    let longer = train(&task, &Cell::ALONE, dir.path(), 4, None)?;
+    ensure!(export_distance(&longer.model, &alone.model)? > 1e-4);
+    Ok(())
+}
+
+#[test]
+fn an_export_of_many_ranks_without_a_step_between_has_the_bits_of_one_rank() -> Result<()> {
+    let task = Task {
+        shape: Shape::Llama,
+        extra: &[("learning_rate", "1e-30"), ("warmup_steps", "0"), ("weight_decay", "0")],
+    };
+    let dir = tempfile::tempdir()?;
+    let alone = train(&task, &Cell::ALONE, dir.path(), 1, None)?;
+    for cell in few_cells() {
+        let run = train(&task, &cell, dir.path(), 1, None)?;
+        ensure!(export_distance(&run.model, &alone.model)? == 0.0, "{cell}: weights differ");
+    }
+    Ok(())
+}
