@@ -29,6 +29,9 @@ pub(crate) struct TrainerState {
     pub(crate) loss_scale: LossScale,
 }
 
+/// A box that this rank saves: shape of the tensor, offset and extent of the box, elements.
+type Saved<'a> = (Tensor, [Vec<u64>; 3], Cow<'a, [f32]>);
+
 /// Name of the extra that holds [`TrainerState`].
 const STATE: &str = "trainer.json";
 
@@ -75,7 +78,7 @@ impl Saving {
         team: &mut Team,
     ) -> Result<PathBuf, JobError> {
         let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
-        let boxes: Vec<(Tensor, [Vec<u64>; 3], Cow<'_, [f32]>)> = saved
+        let boxes: Vec<Saved<'_>> = saved
             .map(|t| {
                 let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
                 let values = weights::packed(machine, c, &t);

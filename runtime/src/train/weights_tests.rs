@@ -25,6 +25,7 @@ fn compile(config: &Value, place: Place) -> (ModelConfig, Compiled) {
         lora: None,
         optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
         max_grad_norm: None,
+        offload_optimizer: false,
         parallel: Parallel::default(),
     };
     (model, compile_step(forward, &spec, scratch_bytes).unwrap())
