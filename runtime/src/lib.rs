@@ -5,11 +5,11 @@
 //! - [`hf`]: Hugging Face model directories in and out.
 //! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
 //! - [`cpu`]: element types, matrix products, fused kernels, and the executor that runs a compiled program.
-//! - [`collective`]: sums and copies between CPU ranks over shared memory and TCP; no run uses them yet.
+//! - [`collective`]: sums and copies between CPU ranks, over shared memory or TCP; [`groups`]: those of one rank.
 //! - [`frontend`]: models that users write, in dfdx or otherwise.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.
-//! - [`launch`]: rank processes of one machine, started, spoken to and watched; no run uses them yet.
+//! - [`launch`]: rank processes of one machine, started, spoken to and watched.
 //! - [`job`]: the embedding API; [`generate`]: text from a trained model; [`cli`]: the command line.
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.

@@ -181,6 +181,7 @@ fn a_mesh_that_does_not_fit_is_refused_before_anything_starts() {
     p.train(&["--pipeline_parallel_size", "3"]).refuses(&["2 blocks", "pipeline_parallel_size 3", "at most 2"]);
     p.train(&["--context_parallel_size", "3"]).refuses(&["32 tokens", "context_parallel_size 3", "30 would fit"]);
     p.train(&["--dp_shard_size", "2", "--nproc_per_node", "3"]).refuses(&["dp_shard 2", "2 ranks", "3"]);
+    p.train(&["--dp_replicate_size", "65"]).refuses(&["dp_replicate 65", "65 ranks", "at most 64"]);
 
     assert!(!p.path("out").exists(), "nothing was written");
 }

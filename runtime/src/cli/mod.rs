@@ -10,6 +10,7 @@ mod rank;
 mod train;
 
 use crate::train::JobError;
+use crate::train::error::chain;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
@@ -104,20 +105,6 @@ pub fn main() -> ExitCode {
             ExitCode::from(if error.is_input() { 2 } else { 1 })
         }
     }
-}
-
-/// An error with its causes that its own text does not already contain.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Prints a line; a reader that went away ends the program quietly.

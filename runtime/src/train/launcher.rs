@@ -41,8 +41,9 @@ impl Launch<'_> {
     /// Starts the ranks and follows them to their end. Ranks end with the thread that runs this, however it ends.
     pub(super) fn run(&self, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
         let n_ranks = self.world.control().world().n_ranks();
-        // Whoever says how many threads shares the machine on purpose; others have it to themselves.
-        let cores = Cores::of_this_process(n_ranks, self.config.precision.threads.is_none())?;
+        // Not bound to cores: nobody says that this job has the machine to itself, and on one that it shares, a rank whose
+        // core is taken holds up all others.
+        let cores = Cores::of_this_process(n_ranks, false)?;
         let mut ranks = RankSet::spawn(&cores, |start| self.command(start))?;
         let id = self.world.control().world().id();
         let assignment = |rank| Assignment {

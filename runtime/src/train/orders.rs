@@ -1,7 +1,6 @@
 //! What a launcher and its rank processes say to each other, as frames of their channel.
 
-use super::error::JobError;
-use crate::cli::chain;
+use super::error::{JobError, chain};
 use crate::collective::world::WorldId;
 use crate::job::{Event, Report};
 use serde::{Deserialize, Serialize};

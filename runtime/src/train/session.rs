@@ -10,6 +10,7 @@ use super::saving::Saving;
 use super::team::{Team, TeamPlan};
 use super::trainer::{Programs, TrainData, Trainer};
 use crate::collective::CollectiveError;
+use crate::collective::shm::LOCAL_RANKS_MAX;
 use crate::collective::shm::passing::receive_world;
 use crate::collective::shm::world::ShmWorld;
 use crate::collective::world::WorldId;
@@ -23,7 +24,7 @@ use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::frontend::UserModel;
 use crate::job::{Control, Event, Report, Started};
-use phalanx_strategies::mesh::Place;
+use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
 use std::os::unix::net::UnixStream;
@@ -53,13 +54,11 @@ pub(crate) fn run(
     };
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     let mesh = config.parallel.mesh()?;
+    check_ranks(mesh, user.is_some())?;
     // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
     let programs = (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates));
     let programs = programs.collect::<Result<Vec<Programs>, _>>()?;
     check_memory(&programs)?;
-    if user.is_some() && mesh.size() > 1 {
-        return Err(JobError::Unusable("a user-defined model trains on one rank in one process".into()));
-    }
     if let Some(note) = plan::ignored_dropout(&model.hf_config) {
         on_event(&Event::Note(note));
     }
@@ -315,6 +314,20 @@ fn prepare_data(
         }
     }
     Ok(prepared)
+}
+
+/// Refuses a mesh that one machine, or this model, cannot have.
+fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
+    if is_user_defined && mesh.size() > 1 {
+        return Err(JobError::Unusable("a user-defined model trains on one rank in one process".into()));
+    }
+    if mesh.size() > LOCAL_RANKS_MAX as usize {
+        return Err(JobError::Unusable(format!(
+            "the mesh {mesh} has {} ranks; at most {LOCAL_RANKS_MAX} fit one machine",
+            mesh.size()
+        )));
+    }
+    Ok(())
 }
 
 /// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
