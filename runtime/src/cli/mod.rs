@@ -1,11 +1,13 @@
 //! The command line: one file for each command.
 
+mod calibrate;
 mod env;
 mod estimate;
 mod export;
 mod generate;
 mod init;
 mod inspect;
+mod plan;
 mod train;
 
 use crate::train::JobError;
@@ -30,6 +32,9 @@ enum Command {
     /// Say what a run would need: memory, parameters, arithmetic, time. Reads no data and trains nothing.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
+    /// Search for the arrangement of given machines that trains a job fastest. Trains nothing.
+    #[command(after_help = plan::HELP)]
+    Plan(plan::Args),
     /// Turn a checkpoint into a directory that `transformers` loads.
     #[command(after_help = export::HELP)]
     Export(export::Args),
@@ -85,6 +90,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
         Command::Estimate(args) => estimate::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Generate(args) => generate::run(&args),
@@ -112,6 +118,15 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Aligns columns of figures.
+fn right(table: &mut comfy_table::Table, columns: &[usize]) {
+    for i in columns {
+        if let Some(column) = table.column_mut(*i) {
+            column.set_cell_alignment(comfy_table::CellAlignment::Right);
+        }
+    }
 }
 
 /// Prints a line; a reader that went away ends the program quietly.
