@@ -1,13 +1,13 @@
 //! `phalanx estimate`: everything is read off the compiled program and its static allocation.
 
-use super::{JobArgs, say};
+use super::{JobArgs, right, say};
 use crate::cpu::matmul::peak_flops;
 use crate::cpu::{available_threads, on_device_thread};
 use crate::train::JobError;
 use crate::train::plan;
 use crate::train::progress::{human_bytes, human_count, human_duration};
 use crate::train::trainer::Programs;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::mesh::Place;
 use phalanx_strategies::passes::memory::Region;
@@ -109,12 +109,4 @@ fn predicted_seconds(cost: Cost, peak_flops: f64, n_threads: usize) -> f64 {
     cost.matmul_flops / (0.8 * peak_flops)
         + cost.attention_flops / (0.3 * peak_flops)
         + cost.streamed_bytes / (STREAM_BYTES_PER_S * n_threads as f64)
-}
-
-fn right(table: &mut Table, columns: &[usize]) {
-    for i in columns {
-        if let Some(column) = table.column_mut(*i) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
 }

@@ -1,11 +1,13 @@
 //! The command line: one file for each command.
 
+mod calibrate;
 mod env;
 mod estimate;
 mod export;
 mod generate;
 mod init;
 mod inspect;
+mod plan;
 mod rank;
 mod train;
 
@@ -32,6 +34,9 @@ enum Command {
     /// Say what a run would need: memory, parameters, arithmetic, time. Reads no data and trains nothing.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
+    /// Search for the arrangement of given machines that trains a job fastest. Trains nothing.
+    #[command(after_help = plan::HELP)]
+    Plan(plan::Args),
     /// Turn a checkpoint into a directory that `transformers` loads.
     #[command(after_help = export::HELP)]
     Export(export::Args),
@@ -90,6 +95,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
         Command::Estimate(args) => estimate::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Generate(args) => generate::run(&args),
@@ -103,6 +109,15 @@ pub fn main() -> ExitCode {
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "error: {}", chain(&error));
             ExitCode::from(if error.is_input() { 2 } else { 1 })
+        }
+    }
+}
+
+/// Aligns columns of figures.
+fn right(table: &mut comfy_table::Table, columns: &[usize]) {
+    for i in columns {
+        if let Some(column) = table.column_mut(*i) {
+            column.set_cell_alignment(comfy_table::CellAlignment::Right);
         }
     }
 }

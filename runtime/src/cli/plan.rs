@@ -1,0 +1,307 @@
+//! `phalanx plan`: which arrangement of the given machines trains a job fastest. Each candidate's programs are compiled,
+//! one for each pipeline stage, laid out and run in simulated time.
+
+use super::calibrate::this_machine;
+use super::{JobArgs, right, say};
+use crate::config::JobConfig;
+use crate::cpu::scratch_bytes;
+use crate::train::JobError;
+use crate::train::plan::{self, ModelPlan};
+use crate::train::progress::{human_bytes, human_count};
+use crate::train::trainer::Programs;
+use comfy_table::{Table, presets};
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_step};
+use phalanx_strategies::cost::instr_cost;
+use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
+use phalanx_strategies::passes::fully_sharded::ZeroStage;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::plan::cost::{instr_seconds, post_duration};
+use phalanx_strategies::plan::{
+    self as search, Candidate, Evaluation, Hardware, Options, Plan, Reason, Workload, report,
+};
+use phalanx_strategies::program::{Compute, Op, Program};
+use phalanx_strategies::trace::{Ranks, Trace, world};
+use phalanx_strategies::world::chrome::ChromeTrace;
+use phalanx_strategies::world::{Links, Timeline};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub(super) const HELP: &str = "Examples:
+  phalanx plan my.yaml --nodes 16 --gpus-per-node 8 --gpu h100
+  phalanx plan my.yaml --nodes 2 --gpu a100-80g --gradient_accumulation_steps 64 --json
+  phalanx plan my.yaml --gpu cpu --gpus-per-node 4 --trace best.json
+
+The rows of a step are those of the file (micro_batch_size x gradient_accumulation_steps x its data-parallel ranks); how
+ranks share them is what is searched. Times come from the hardware's published figures (`cpu`: measured on this machine),
+memory from the static layout of each program with the working space that kernels of the CPU need.";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Machines.
+    #[arg(long, default_value_t = 1)]
+    nodes: u32,
+    /// Devices of a machine [default: as usual for the device].
+    #[arg(long)]
+    gpus_per_node: Option<u32>,
+    /// a100-80g, h100, h200, l40s, or cpu: this machine, measured.
+    #[arg(long, default_value = "h100")]
+    gpu: String,
+    /// Arrangements to show.
+    #[arg(long, default_value_t = 10)]
+    top: usize,
+    /// Arrangements to compile and simulate at most.
+    #[arg(long, default_value_t = 100)]
+    evaluate: usize,
+    /// Rows of a microbatch at most.
+    #[arg(long, default_value_t = 8)]
+    micro_batch_max: usize,
+    /// Write the simulated step of the best arrangement for chrome://tracing or Perfetto.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    let args = args.gathered()?;
+    let config = args.job.load()?;
+    let tokenizer = plan::tokenizer(&config)?;
+    let planner = Planner::new(&args, &config, plan::model_plan(&config, &tokenizer)?)?;
+    let options = Options {
+        world_size: (args.nodes * planner.hardware.devices_per_node) as usize,
+        micro_batch_max: args.micro_batch_max,
+        n_keep: args.top.max(1),
+        n_evaluate_max: args.evaluate.max(1),
+    };
+    let found = search::search(&planner.workload, &planner.hardware, &options, |c| planner.evaluate(c));
+    if args.json {
+        let json = serde_json::to_value(&found).map_err(|e| JobError::Unusable(e.to_string()))?;
+        say(json!({ "hardware": planner.hardware, "world_size": options.world_size, "plan": json }));
+    } else {
+        planner.print(&found, &options);
+    }
+    let Some(best) = found.ranked.first() else {
+        let why = report::refusals(&found).first().map_or(String::new(), |(_, why)| format!(": {why}"));
+        let n = options.world_size;
+        return Err(JobError::Unusable(format!("no arrangement of {n} ranks trains this job{why}")));
+    };
+    if let Some(path) = &args.trace {
+        let timeline = planner.simulate(&best.candidate, true).map_err(|why| JobError::Unusable(why.to_string()))?.0;
+        let chrome = ChromeTrace { timeline: &timeline, ranks: timeline.representatives() }.to_string();
+        let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
+        std::fs::write(path, chrome).map_err(failed)?;
+    }
+    Ok(())
+}
+
+impl Args {
+    /// Flags of ours may stand among the overrides, behind the file.
+    fn gathered(&self) -> Result<Args, JobError> {
+        let mut all = Args {
+            gpu: self.gpu.clone(),
+            trace: self.trace.clone(),
+            job: JobArgs { config: self.job.config.clone(), overrides: Vec::new() },
+            ..*self
+        };
+        let mut words = self.job.overrides.iter();
+        while let Some(word) = words.next() {
+            let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_string())));
+            if key == "--json" {
+                all.json = true;
+                continue;
+            }
+            if !["--nodes", "--gpus-per-node", "--gpu", "--top", "--evaluate", "--micro-batch-max", "--trace"]
+                .contains(&key)
+            {
+                all.job.overrides.push(word.clone());
+                // Its value may look like anything.
+                all.job.overrides.extend(joined.is_none().then(|| words.next().cloned()).flatten());
+                continue;
+            }
+            let bad = |why: &str| JobError::Unusable(format!("`{key}`: {why}"));
+            let value = joined.or_else(|| words.next().cloned()).ok_or_else(|| bad("a value is missing"))?;
+            let number = || value.parse::<u32>().map_err(|_| bad(&format!("`{value}` is not a number")));
+            match key {
+                "--nodes" => all.nodes = number()?,
+                "--gpus-per-node" => all.gpus_per_node = Some(number()?),
+                "--top" => all.top = number()? as usize,
+                "--evaluate" => all.evaluate = number()? as usize,
+                "--micro-batch-max" => all.micro_batch_max = number()? as usize,
+                "--trace" => all.trace = Some(value.into()),
+                _ => all.gpu = value,
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// What candidates are of.
+struct Planner {
+    plan: ModelPlan,
+    model: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+}
+
+impl Planner {
+    fn new(args: &Args, config: &JobConfig, plan: ModelPlan) -> Result<Planner, JobError> {
+        let model = plan.model.known().cloned();
+        let model = model.ok_or_else(|| JobError::Unusable("a user-defined model has nothing to arrange".into()))?;
+        let hardware = hardware(args, config, &plan)?;
+        if args.nodes == 0 {
+            return Err(JobError::Unusable("`--nodes` is 0; at least one machine is needed".into()));
+        }
+        let workload = workload(&plan, &model, config.sequences_per_step())?;
+        Ok(Planner { plan, model, hardware, workload })
+    }
+
+    fn spec(&self, candidate: &Candidate) -> StepSpec {
+        let zero_stage = match candidate.zero {
+            search::ZeroStage::Zero3 => ZeroStage::Three,
+            search::ZeroStage::Zero2 => ZeroStage::Two,
+            // Alone, there is nothing to share.
+            search::ZeroStage::Zero1 | search::ZeroStage::Zero0 => ZeroStage::One,
+        };
+        let parallel = phalanx_strategies::compile::Parallel {
+            zero_stage,
+            schedule: candidate.schedule,
+            ..self.plan.spec.parallel
+        };
+        let (n_microbatches, recompute) = (candidate.n_microbatches, candidate.recompute);
+        StepSpec { n_microbatches, recompute, parallel, ..self.plan.spec.clone() }
+    }
+
+    fn compile(&self, candidate: &Candidate, place: Place) -> Result<Compiled, Reason> {
+        let refused = |why: String| Reason::Refused { why };
+        let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
+        let mut forward = self.model.forward(batch, Head::Loss).map_err(|e| refused(e.to_string()))?;
+        forward.place = place;
+        compile_step(forward, &self.spec(candidate), scratch_bytes).map_err(|e| refused(e.to_string()))
+    }
+
+    /// The simulated step, and the bytes of the fullest rank.
+    fn simulate(&self, candidate: &Candidate, spans: bool) -> Result<(Timeline, u64), Reason> {
+        let mut memory = 0;
+        let all = world(mesh(candidate), Ranks::OfEachStage, |place| {
+            let compiled = self.compile(candidate, place)?;
+            memory = memory.max(compiled.layout.total_bytes() as u64);
+            Ok(timed(&compiled.program, &self.hardware))
+        })?;
+        let duration = |post: &_, nodes: &[u32]| post_duration(&self.hardware, post, nodes);
+        let links = Links { node: &|rank| self.hardware.node(rank), duration: &duration };
+        let timeline = all.simulate(&links, spans).map_err(|e| Reason::Refused { why: e.to_string() })?;
+        Ok((timeline, memory))
+    }
+
+    fn evaluate(&self, candidate: &Candidate) -> Result<Evaluation, Reason> {
+        let (timeline, memory_bytes) = self.simulate(candidate, false)?;
+        Ok(Evaluation {
+            step_seconds: timeline.makespan.as_secs_f64(),
+            memory_bytes,
+            exposed_seconds: timeline.mean_exposed().as_secs_f64(),
+        })
+    }
+
+    fn print(&self, found: &Plan, options: &Options) {
+        let (w, hw) = (&self.workload, &self.hardware);
+        let n_nodes = options.world_size as u32 / hw.devices_per_node;
+        say(format_args!(
+            "{} parameters, {} rows of {} tokens a step, on {n_nodes} x {} {} with {} each",
+            human_count(w.n_params()),
+            w.global_batch_rows,
+            w.seq_len,
+            hw.devices_per_node,
+            hw.name,
+            human_bytes(hw.memory_bytes)
+        ));
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header(report::COLUMNS);
+        found.ranked.iter().for_each(|ranked| {
+            table.add_row(report::row(ranked));
+        });
+        right(&mut table, &[5, 6, 7, 8, 9]);
+        say(table);
+        say(format_args!(
+            "{} candidates, {} compiled and simulated; not shown:",
+            found.n_candidates, found.n_evaluated
+        ));
+        report::refusals(found).into_iter().for_each(|(n, why)| say(format_args!("{n:>8}  {why}")));
+    }
+}
+
+const fn mesh(candidate: &Candidate) -> Mesh {
+    let search::MeshSizes { pp, dp_replicate, dp_shard, cp, tp } = candidate.mesh;
+    Mesh { pp, dp_replicate, dp_shard, cp, tp }
+}
+
+/// The trace of a program on this hardware.
+pub(super) fn timed(program: &Program, hardware: &Hardware) -> Trace {
+    Trace::timed(program, |instr| {
+        let compute = match &instr.op {
+            Op::MatMul(m) => m.compute,
+            // Attention computes in the width of its operands.
+            _ if program.value(*instr.reads.first()?).dtype.size_bytes() == 2 => Compute::Bf16,
+            _ => Compute::F32,
+        };
+        Some(Duration::from_secs_f64(instr_seconds(hardware, &instr_cost(program, instr), compute)))
+    })
+}
+
+fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan) -> Result<Hardware, JobError> {
+    let unknown = || {
+        let names = Hardware::NAMES.join(", ");
+        JobError::Unusable(format!("`--gpu`: `{}` is not known; there are {names}", args.gpu))
+    };
+    let named = Hardware::named(&args.gpu).ok_or_else(unknown)?;
+    let n_ranks = args.gpus_per_node.unwrap_or(if args.gpu == "cpu" { 1 } else { named.devices_per_node });
+    let hardware = if args.gpu == "cpu" {
+        this_machine(named, config, plan, n_ranks)?
+    } else {
+        Hardware { devices_per_node: n_ranks, ..named }
+    };
+    hardware.validate().map_err(|e| JobError::Unusable(e.to_string()))
+}
+
+/// The job as the search sees it.
+fn workload(plan: &ModelPlan, model: &ModelConfig, global_batch_rows: usize) -> Result<Workload, JobError> {
+    let whole = Programs::compile(plan, Place::default(), false)?;
+    let forward = model.forward(plan.batch, Head::Loss);
+    let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
+    let mut sizes = [0; 3];
+    for param in &forward.params {
+        let reader = forward.instrs.iter().find(|i| i.reads.contains(&param.value));
+        let group = match reader.map(|i| (i.site.block, &i.op)) {
+            Some((Some(0), _)) => 1,
+            Some((Some(_), _)) => continue,
+            Some((None, Op::Embedding { .. })) => 0,
+            _ => 2,
+        };
+        sizes[group] += forward.value(param.value).n_elements();
+    }
+    let activation_bytes = if plan.spec.precision == Precision::F32 { 4 } else { 2 };
+    let attention = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim;
+    Ok(Workload {
+        n_layers: model.n_layers,
+        n_heads: model.n_heads,
+        n_kv_heads: model.n_kv_heads,
+        head_dim: model.head_dim,
+        hidden_size: model.hidden_size,
+        intermediate_size: model.intermediate_size,
+        vocab_size: model.vocab_size,
+        layer_params: sizes[1],
+        embedding_params: sizes[0],
+        head_params: sizes[2],
+        trainable_params: whole.n_params.1,
+        seq_len: plan.batch.seq_len,
+        global_batch_rows,
+        compute: if plan.spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
+        activation_bytes,
+        // At least queries, keys, values, the result of attention, and what enters the activation.
+        layer_kept_bytes: (attention + model.intermediate_size) * activation_bytes,
+    })
+}
