@@ -115,6 +115,7 @@ fn probe(precision: Precision) -> Result<Compiled, JobError> {
             weight_decay: 0.0,
         },
         max_grad_norm: Some(1.0),
+        offload_optimizer: false,
         parallel: Parallel::default(),
     };
     let forward = model.forward(BatchShape { n_rows: 4, seq_len: 256 }, Head::Loss);
