@@ -42,7 +42,7 @@ pub struct CpError {
 /// Runs of a row that one context-parallel rank has, in the order in which it has them.
 pub fn chunks(seq_len: usize, cp: usize, rank: usize) -> Vec<Range<usize>> {
     if cp == 1 {
-        return vec![0..seq_len];
+        return std::iter::once(0..seq_len).collect();
     }
     let chunk = seq_len / (2 * cp);
     [rank, 2 * cp - 1 - rank].map(|i| i * chunk..(i + 1) * chunk).to_vec()
