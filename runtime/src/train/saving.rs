@@ -41,6 +41,22 @@ pub(crate) struct Saving {
     extras: Vec<(String, Vec<u8>)>,
 }
 
+/// A box of a tensor as it goes into a checkpoint.
+struct SavedBox<'a> {
+    name: String,
+    /// Shape of the whole tensor, offset and extent of the box.
+    dims: [Vec<u64>; 3],
+    values: Cow<'a, [f32]>,
+}
+
+impl SavedBox<'_> {
+    fn piece(&self) -> Piece<'_> {
+        let [global_shape, offset, shape] = &self.dims;
+        let bytes = bytemuck::cast_slice(&self.values);
+        Piece { name: &self.name, dtype: Dtype::F32, global_shape, offset, shape, bytes }
+    }
+}
+
 impl Saving {
     pub(crate) fn new(output_dir: &Path, keep: Option<usize>, extras: Vec<(String, Vec<u8>)>) -> Saving {
         let job = output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
@@ -75,20 +91,13 @@ impl Saving {
         team: &mut Team,
     ) -> Result<PathBuf, JobError> {
         let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
-        let boxes: Vec<(Tensor, [Vec<u64>; 3], Cow<'_, [f32]>)> = saved
+        let boxes: Vec<SavedBox<'_>> = saved
             .map(|t| {
                 let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
-                let values = weights::packed(machine, c, &t);
-                (t, dims, values)
+                SavedBox { dims, values: weights::packed(machine, c, &t), name: t.name }
             })
             .collect();
-        let pieces: Vec<Piece<'_>> = boxes
-            .iter()
-            .map(|(t, [global_shape, offset, shape], values)| {
-                let bytes = bytemuck::cast_slice(values);
-                Piece { name: &t.name, dtype: Dtype::F32, global_shape, offset, shape, bytes }
-            })
-            .collect();
+        let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let state_json = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
         let mut extras: Vec<(&str, &[u8])> = Vec::new();
         if team.leads() {
