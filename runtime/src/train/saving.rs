@@ -29,9 +29,6 @@ pub(crate) struct TrainerState {
     pub(crate) loss_scale: LossScale,
 }
 
-/// A box that this rank saves: shape of the tensor, offset and extent of the box, elements.
-type Saved<'a> = (Tensor, [Vec<u64>; 3], Cow<'a, [f32]>);
-
 /// Name of the extra that holds [`TrainerState`].
 const STATE: &str = "trainer.json";
 
@@ -42,6 +39,22 @@ pub(crate) struct Saving {
     keep: Option<usize>,
     /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
     extras: Vec<(String, Vec<u8>)>,
+}
+
+/// A box of a tensor as it goes into a checkpoint.
+struct SavedBox<'a> {
+    name: String,
+    /// Shape of the whole tensor, offset and extent of the box.
+    dims: [Vec<u64>; 3],
+    values: Cow<'a, [f32]>,
+}
+
+impl SavedBox<'_> {
+    fn piece(&self) -> Piece<'_> {
+        let [global_shape, offset, shape] = &self.dims;
+        let bytes = bytemuck::cast_slice(&self.values);
+        Piece { name: &self.name, dtype: Dtype::F32, global_shape, offset, shape, bytes }
+    }
 }
 
 impl Saving {
@@ -78,20 +91,13 @@ impl Saving {
         team: &mut Team,
     ) -> Result<PathBuf, JobError> {
         let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
-        let boxes: Vec<Saved<'_>> = saved
+        let boxes: Vec<SavedBox<'_>> = saved
             .map(|t| {
                 let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
-                let values = weights::packed(machine, c, &t);
-                (t, dims, values)
+                SavedBox { dims, values: weights::packed(machine, c, &t), name: t.name }
             })
             .collect();
-        let pieces: Vec<Piece<'_>> = boxes
-            .iter()
-            .map(|(t, [global_shape, offset, shape], values)| {
-                let bytes = bytemuck::cast_slice(values);
-                Piece { name: &t.name, dtype: Dtype::F32, global_shape, offset, shape, bytes }
-            })
-            .collect();
+        let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let state_json = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
         let mut extras: Vec<(&str, &[u8])> = Vec::new();
         if team.leads() {

@@ -41,9 +41,11 @@ pub struct CpError {
 
 /// Runs of a row that one context-parallel rank has, in the order in which it has them.
 pub fn chunks(seq_len: usize, cp: usize, rank: usize) -> Vec<Range<usize>> {
-    // Alone, a rank has both halves.
-    let chunk = seq_len.div_ceil(2 * cp);
-    [rank, 2 * cp - 1 - rank].map(|i| i * chunk..((i + 1) * chunk).min(seq_len)).to_vec()
+    if cp == 1 {
+        return std::iter::once(0..seq_len).collect();
+    }
+    let chunk = seq_len / (2 * cp);
+    [rank, 2 * cp - 1 - rank].map(|i| i * chunk..(i + 1) * chunk).to_vec()
 }
 
 /// Leaves this rank's tokens of a forward program.
