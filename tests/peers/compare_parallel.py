@@ -5,6 +5,7 @@ Both: the model of torch_step.py, two processes with one thread each, a batch of
 """
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def torch(mode, precision):
 
 def phalanx(mode, precision):
     text, out, job = WORK / "text.txt", WORK / "out", WORK / "job.yaml"
+    shutil.rmtree(out, ignore_errors=True)
     if not text.exists():
         text.write_text("".join(p.read_text() for p in sorted((ROOT / "strategies/src").rglob("*.rs"))))
     mesh = "dp_replicate_size" if mode == "ddp" else "dp_shard_size"
@@ -50,7 +52,7 @@ def phalanx(mode, precision):
     command = [str(ROOT / "target/release/phalanx"), "train", str(job)]
     subprocess.run(command, check=True, capture_output=True)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "step_ms" in line][-STEPS:]
+    lines = [line for line in lines if "step_ms" in line]
     peak = max(line.get("memory_bytes", 0) for line in lines) / 2**20
     return {"median_ms": statistics.median(line["step_ms"] for line in lines[2:]), "peak_rss_mib": peak}
 

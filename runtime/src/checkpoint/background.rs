@@ -120,7 +120,7 @@ impl CheckpointWriter {
         let save = move || {
             let saved = writer.save_together(&meta, seat, &snapshot.pieces(), &snapshot.extras(), sum);
             let retained = |id| match keep {
-                Some(keep) if seat.writer == 0 => writer.retain(keep).map(|_| id),
+                Some(keep) if seat.writer == 0 => writer.retain(keep, &id).map(|_| id),
                 _ => Ok(id),
             };
             (snapshot, saved.and_then(retained))

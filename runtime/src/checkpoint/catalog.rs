@@ -62,12 +62,15 @@ pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
 /// # Errors
 /// When `root` cannot be read; a damaged checkpoint is no error but is skipped.
 pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
-    newest_valid(root, Hashing::AllThreads)
+    newest_valid(list(root)?, Hashing::AllThreads)
 }
 
-fn newest_valid(root: &Path, hashing: Hashing) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+fn newest_valid(
+    ids: Vec<CheckpointId>,
+    hashing: Hashing,
+) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
     let mut skipped = Vec::new();
-    for id in list(root)? {
+    for id in ids {
         match Checkpoint::open_hashing(&id.path, hashing) {
             Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
             Err(reason) => skipped.push(Skipped { path: id.path, reason }),
@@ -76,9 +79,9 @@ fn newest_valid(root: &Path, hashing: Hashing) -> Result<(Option<Checkpoint>, Ve
     Ok((None, skipped))
 }
 
-/// Keeps the newest valid checkpoint and the `keep - 1` committed ones before it; removes older ones, and the remains of
-/// saves before it that did not finish. Newer ones are left: they are being written, or show what damaged them. Returns what
-/// was removed. Nothing is removed while no checkpoint is valid.
+/// Keeps the newest valid checkpoint up to `saved` and the `keep - 1` committed ones before it; removes older ones, and the
+/// remains of saves before it that did not finish. Newer ones are left: they show what damaged them, or belong to an earlier
+/// run that went further. Returns what was removed. Nothing is removed while no checkpoint is valid.
 ///
 /// It reads the newest checkpoint whole, on the calling thread only, so that it can run beside training.
 ///
@@ -86,12 +89,18 @@ fn newest_valid(root: &Path, hashing: Hashing) -> Result<(Option<Checkpoint>, Ve
 ///
 /// # Errors
 /// When `root` cannot be read or a removal fails; the rest is kept for the next call.
-pub fn retain(volume: &dyn Volume, root: &Path, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
+pub fn retain(
+    volume: &dyn Volume,
+    root: &Path,
+    keep: usize,
+    saved: &CheckpointId,
+) -> Result<Vec<PathBuf>, CheckpointError> {
     for path in entries(root)?.iter().filter(|path| is_trash(path)) {
         volume.remove_dir_all(path).map_err(|error| CheckpointError::io("remove", path, &error))?;
     }
-    let (Some(newest), _) = newest_valid(root, Hashing::ThisThread)? else { return Ok(Vec::new()) };
-    let older = list(root)?.into_iter().filter(|id| id < newest.id());
+    let ids: Vec<_> = list(root)?.into_iter().filter(|id| id <= saved).collect();
+    let (Some(newest), _) = newest_valid(ids.clone(), Hashing::ThisThread)? else { return Ok(Vec::new()) };
+    let older = ids.into_iter().filter(|id| id < newest.id());
     let mut kept = 1;
     let mut removed = Vec::new();
     for id in older {

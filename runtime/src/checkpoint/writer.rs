@@ -33,7 +33,7 @@ pub struct CheckpointMeta {
     pub job: String,
     /// Steps that were completed.
     pub step: u64,
-    /// The generation that saves; where a directory of this step and generation exists, the next free one is taken.
+    /// The generation that saves; where there are directories of this step, one behind all of them is taken.
     pub generation: u64,
     /// Sizes of the mesh's axes by name.
     pub mesh: BTreeMap<String, u64>,
@@ -171,7 +171,10 @@ impl CheckpointWriter {
     /// When the volume refuses.
     pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
         create_dirs(&*self.volume, &self.root)?;
-        let mut id = CheckpointId::new(&self.root, meta.step, meta.generation);
+        // Behind all of this step, also where retention has removed the first ones: otherwise this one would be the oldest.
+        let of_step = catalog::list(&self.root)?.into_iter().find(|id| id.step == meta.step);
+        let generation = of_step.map_or(0, |newest| newest.generation + 1).max(meta.generation);
+        let mut id = CheckpointId::new(&self.root, meta.step, generation);
         loop {
             match self.volume.create_dir(&id.path) {
                 Ok(()) => break,
@@ -196,12 +199,12 @@ impl CheckpointWriter {
         &self.root
     }
 
-    /// Removes old checkpoints; see [`catalog::retain`].
+    /// Removes checkpoints that are older than the one that was just saved; see [`catalog::retain`].
     ///
     /// # Errors
     /// As [`catalog::retain`].
-    pub fn retain(&self, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
-        catalog::retain(&*self.volume, &self.root, keep)
+    pub fn retain(&self, keep: usize, saved: &CheckpointId) -> Result<Vec<PathBuf>, CheckpointError> {
+        catalog::retain(&*self.volume, &self.root, keep, saved)
     }
 }
 

@@ -112,7 +112,7 @@ impl Saving {
         let seat = Seat { writer: team.place.rank as u32, n_writers: team.n_ranks() as u32 };
         let id = writer.save_together(&meta, seat, &pieces, &extras, |value| team.sum(value))?;
         if let Some(keep) = self.keep.filter(|_| team.leads()) {
-            writer.retain(keep)?;
+            writer.retain(keep, &id)?;
         }
         Ok(id.path)
     }

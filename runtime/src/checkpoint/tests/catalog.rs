@@ -9,6 +9,10 @@ fn steps(root: &Path) -> Vec<(u64, u64)> {
     list(root).unwrap().iter().map(|id| (id.step, id.generation)).collect()
 }
 
+fn newest(root: &Path) -> CheckpointId {
+    list(root).unwrap().remove(0)
+}
+
 #[test]
 fn directories_sort_by_step_then_generation_and_strangers_are_ignored() {
     let root = tempfile::tempdir().unwrap();
@@ -61,7 +65,7 @@ fn retention_keeps_the_newest_and_removes_remains_of_unfinished_saves() {
     }
     fs::create_dir(root.path().join(".trash-step-0000000000.g0000")).unwrap();
 
-    let removed = writer.retain(2).unwrap();
+    let removed = writer.retain(2, &newest(root.path())).unwrap();
 
     assert_eq!(steps(root.path()), [(5, 3), (4, 3)]);
     assert_eq!(removed.len(), 3);
@@ -79,7 +83,7 @@ fn retention_never_removes_the_newest_valid_checkpoint() {
         }
     }
 
-    writer.retain(0).unwrap();
+    writer.retain(0, &newest(root.path())).unwrap();
 
     assert_eq!(loaded_step(root.path()), Some(2));
     assert_eq!(steps(root.path()), [(4, 3), (3, 3), (2, 3)]);
@@ -93,6 +97,21 @@ fn retention_removes_nothing_while_no_checkpoint_is_valid() {
         fs::write(save_state(&writer, step).unwrap().path.join("MANIFEST"), "damaged").unwrap();
     }
 
-    assert_eq!(writer.retain(1).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(writer.retain(1, &newest(root.path())).unwrap(), Vec::<std::path::PathBuf>::new());
     assert_eq!(steps(root.path()), [(2, 3), (1, 3)]);
+}
+
+#[test]
+fn a_run_that_starts_over_keeps_what_it_saves_beside_the_checkpoints_of_a_longer_run() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = quick_writer(root.path());
+    (1..=3).for_each(|step| drop(save_state(&writer, step).unwrap()));
+    for generation in 4..8 {
+        let saved = save_state(&writer, 2).unwrap();
+        assert_eq!(saved.generation, generation);
+        writer.retain(2, &saved).unwrap();
+        assert!(saved.path.join("COMMIT").exists());
+    }
+
+    assert_eq!(steps(root.path()), [(3, 3), (2, 7), (2, 6)]);
 }

@@ -88,14 +88,14 @@ fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
     for k in 0..30 {
         let root = tempfile::tempdir().unwrap();
         let writer = quick_writer(root.path());
-        (1..=4).for_each(|step| drop(save_state(&writer, step).unwrap()));
+        let saved = (1..=4).map(|step| save_state(&writer, step).unwrap()).last().unwrap();
         let disk = FaultyDisk::stopping_after(k);
 
-        let _ = CheckpointWriter::on(Arc::new(disk), root.path()).retain(1);
+        let _ = CheckpointWriter::on(Arc::new(disk), root.path()).retain(1, &saved);
 
         let (_, skipped) = latest_valid(root.path()).unwrap();
         assert_eq!((loaded_step(root.path()), skipped.as_slice()), (Some(4), [].as_slice()), "after {k} operations");
-        writer.retain(1).unwrap();
+        writer.retain(1, &saved).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "the next call finishes");
     }
 }

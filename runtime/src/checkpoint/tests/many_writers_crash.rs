@@ -3,6 +3,7 @@
 use super::faulty_disk::FaultyDisk;
 use super::many_writers::Board;
 use super::*;
+use crate::checkpoint::catalog::list;
 use crate::checkpoint::writer::Seat;
 
 const N_WRITERS: u32 = 3;
@@ -107,7 +108,8 @@ fn a_writer_that_dies_at_any_operation_or_exchange_leaves_the_previous_or_the_ne
         // The next run saves the same step again, whatever remains, and retention removes the remains.
         assert!(save_on(&FaultyDisk::default(), root.path(), 2).iter().all(Result::is_ok));
         assert_eq!(loaded_step(root.path()), Some(2));
-        quick_writer(root.path()).retain(1).unwrap();
+        let saved = list(root.path()).unwrap().remove(0);
+        quick_writer(root.path()).retain(1, &saved).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "writer {dying}, {death:?}");
     }
     let outcomes = [(false, Some(1)), (false, Some(2)), (true, Some(2))];
