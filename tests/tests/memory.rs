@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::process::Command;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Share by which the measured peak may differ from the planned one.
 const SHARE: f64 = 0.02;
@@ -41,10 +44,23 @@ fn a_step_takes_the_memory_of_its_layout() -> Result<()> {
 #[test]
 fn a_job_takes_the_memory_that_the_command_line_estimates() -> Result<()> {
     let dir = tempfile::tempdir()?;
+    let yaml = job(dir.path(), "")?;
+    let estimated = probe(&["estimate", &yaml, "--json"])?;
+    let measured = probe(&["measure-job", &yaml])?;
+
+    ensure!(bytes(&estimated, "peak_memory_bytes")? == bytes(&measured, "planned")?, "{estimated} {measured}");
+    assert_as_planned("training", &measured, "peak")?;
+    assert_as_planned("with checkpoint and export", &measured, "end")
+}
+
+/// Writes a job and its data into a folder; returns the job's path.
+fn job(dir: &Path, more_keys: &str) -> Result<String> {
     let text: String = (0..4000).map(|i| format!("The {i}th hoplite holds the line. ")).collect();
-    std::fs::write(dir.path().join("text.txt"), text)?;
-    let yaml = dir.path().join("job.yaml");
-    let job = "\
+    fs::write(dir.join("text.txt"), text)?;
+    let yaml = dir.join("job.yaml");
+    let dir = dir.display();
+    let job = format!(
+        "\
 model:
   model_type: llama
   hidden_size: 768
@@ -54,23 +70,56 @@ model:
   max_position_embeddings: 256
 tokenizer: bytes
 datasets:
-  - path: DIR/text.txt
+  - path: {dir}/text.txt
     type: completion
 sequence_len: 128
 micro_batch_size: 4
 max_steps: 3
 learning_rate: 1e-4
-output_dir: DIR/out
-";
-    std::fs::write(&yaml, job.replace("DIR", &dir.path().display().to_string()))?;
-    let yaml = yaml.to_str().context("a temporary path is text")?;
+output_dir: {dir}/out
+{more_keys}"
+    );
+    fs::write(&yaml, job)?;
+    Ok(yaml.to_str().context("a temporary path is text")?.to_string())
+}
 
-    let estimated = probe(&["estimate", yaml, "--json"])?;
-    let measured = probe(&["measure-job", yaml])?;
+/// Ranks that are processes, with all that a process has besides its buffers: what the machine gives to the whole run.
+#[test]
+fn ranks_that_share_everything_take_the_memory_that_the_command_line_estimates() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let yaml = job(dir.path(), "dp_shard_size: 2\nzero_stage: 3\nthreads: 1\n")?;
+    let estimated = bytes(&probe(&["estimate", &yaml, "--json"])?, "peak_memory_bytes")?;
 
-    ensure!(bytes(&estimated, "peak_memory_bytes")? == bytes(&measured, "planned")?, "{estimated} {measured}");
-    assert_as_planned("training", &measured, "peak")?;
-    assert_as_planned("with checkpoint and export", &measured, "end")
+    let mut run = Command::new(env!("CARGO_BIN_EXE_memory_probe"));
+    let mut run = run.args(["train", &yaml]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let mut peak = 0;
+    let status = loop {
+        if let Some(status) = run.try_wait()? {
+            break status;
+        }
+        peak = peak.max(family_bytes(&run));
+        std::thread::sleep(Duration::from_millis(5));
+    };
+
+    let taken = peak as f64 / 2.0;
+    let off = taken / estimated - 1.0;
+    println!("a rank of two: planned {:.1} MB, taken {:.1} MB ({:+.2} %)", estimated / 1e6, taken / 1e6, 100.0 * off);
+    ensure!(status.success(), "the run ends with {status}");
+    ensure!(estimated > 400e6, "{estimated} bytes are too few to tell");
+    ensure!(off.abs() < 0.03, "planned {estimated}, taken {taken}");
+    Ok(())
+}
+
+/// Memory of a process and its children, pages that several have mapped counted once.
+fn family_bytes(parent: &Child) -> u64 {
+    let pid = parent.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let of = |pid: &str| {
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let line = rollup.lines().find_map(|l| l.strip_prefix("Pss:")).unwrap_or_default();
+        line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+    };
+    children.split_whitespace().map(of).sum::<u64>() + of(&pid.to_string())
 }
 
 #[test]

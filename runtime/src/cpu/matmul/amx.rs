@@ -1,8 +1,6 @@
 //! The bf16 engine: 32 × 32 sums in four of the eight tile registers, fed from packed tiles.
 //!
-//! A step of the kernel takes 32 of k. Its operand tiles are 16 rows of 64 bytes: of A row i holds 32 neighbours in k;
-//! of B row q holds, for 16 columns, the pair (2q, 2q + 1) of k. As matrices of 32-bit pairs these are `[x][pair]` and
-//! `[pair][x]`, and so is whatever lies in memory, so each packing is either straight or one 16 × 16 transpose.
+//! A step of the kernel takes 32 of k, see [`super::pairs`]. Its operand tiles are 16 rows of 64 bytes.
 //! Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 
 use std::arch::asm;
@@ -11,13 +9,11 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-use super::driver::{Side, Strip, TileAt};
-use super::lanes::{self, first16, first32, load, transpose};
+use super::driver::TileAt;
+use super::lanes;
 use super::operand::Storage;
+use super::pairs::{STEP, store_narrow};
 use super::store::{Store, address};
-
-/// Elements of k that one step takes.
-const STEP: usize = 32;
 
 /// Whether this CPU has tiles of bf16 and the kernel lets this process use them.
 pub(super) fn available() -> bool {
@@ -82,121 +78,6 @@ impl Drop for Tiles {
     }
 }
 
-/// Packs `filled ≤ 32` lines of `depth` elements as pairs of tiles, step after step; what is missing is zero.
-///
-/// # Safety
-/// [`available`] said yes. `from` covers `filled × depth`, `to` has room for 32 × (`depth` rounded up to 32).
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-pub(super) unsafe fn pack(to: *mut u8, from: Strip, filled: usize, depth: usize, side: Side) {
-    let mut to: *mut __m512i = to.cast();
-    for p in (0..depth).step_by(STEP) {
-        let count = STEP.min(depth - p);
-        // SAFETY: by the caller; `(·, p)` is inside the strip.
-        unsafe {
-            let from = from.at(0, p);
-            let mut halves = if from.k_contiguous {
-                [lines(from, 0, filled, count), lines(from, 16, filled, count)]
-            } else {
-                pairs(from, filled, count)
-            };
-            for half in &mut halves {
-                if from.k_contiguous == (side == Side::B) {
-                    transpose(half);
-                }
-                for row in half {
-                    _mm512_store_si512(to, *row);
-                    to = to.add(1);
-                }
-            }
-        }
-    }
-}
-
-/// Sixteen lines from line `x` on as `[x][pair]`.
-///
-/// # Safety
-/// As for [`pack`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn lines(from: Strip, x: usize, filled: usize, count: usize) -> [__m512i; 16] {
-    let mut rows = [_mm512_setzero_si512(); 16];
-    for (r, row) in rows.iter_mut().enumerate().take(filled.saturating_sub(x)) {
-        // SAFETY: line x + r < filled; masks end at `count`.
-        unsafe {
-            let at = from.at(x + r, 0).ptr;
-            *row = if from.storage == Storage::Bf16 {
-                _mm512_maskz_loadu_epi16(first32(count), at.cast())
-            } else {
-                let (low, high) = load_wide(at, from.storage, count);
-                narrow(low, high)
-            };
-        }
-    }
-    rows
-}
-
-/// Thirty-two lines that lie side by side, as two times `[pair][x]`.
-///
-/// # Safety
-/// As for [`pack`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [[__m512i; 16]; 2] {
-    let mut halves = [[_mm512_setzero_si512(); 16]; 2];
-    for q in 0..count.div_ceil(2) {
-        // An odd depth ends with half a pair: its second row is masked out.
-        let second = if 2 * q + 1 < count { filled } else { 0 };
-        // SAFETY: rows 2q and, unless masked, 2q + 1 are inside the strip; masks end at `filled`.
-        unsafe {
-            let (at, next) = (from.at(0, 2 * q).ptr, from.at(0, 2 * q + 1).ptr);
-            if from.storage == Storage::Bf16 {
-                let even = _mm512_maskz_loadu_epi16(first32(filled), at.cast());
-                let odd = _mm512_maskz_loadu_epi16(first32(second), next.cast());
-                halves[0][q] = _mm512_permutex2var_epi16(even, interleave(0, 32), odd);
-                halves[1][q] = _mm512_permutex2var_epi16(even, interleave(16, 32), odd);
-            } else {
-                let even = load_wide(at, from.storage, filled);
-                let odd = load_wide(next, from.storage, second);
-                halves[0][q] = _mm512_permutexvar_epi16(interleave(0, 16), narrow(even.0, odd.0));
-                halves[1][q] = _mm512_permutexvar_epi16(interleave(0, 16), narrow(even.1, odd.1));
-            }
-        }
-    }
-    halves
-}
-
-/// The permutation `start, start + gap, start + 1, start + 1 + gap, …` of 16-bit lanes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn interleave(start: i32, gap: i32) -> __m512i {
-    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let even = _mm512_add_epi32(lanes, _mm512_set1_epi32(start));
-    let odd = _mm512_slli_epi32::<16>(_mm512_add_epi32(even, _mm512_set1_epi32(gap)));
-    _mm512_or_si512(even, odd)
-}
-
-/// Loads the first `count` of 32 elements as f32.
-///
-/// # Safety
-/// They are readable.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-unsafe fn load_wide(at: *const u8, storage: Storage, count: usize) -> (__m512, __m512) {
-    // SAFETY: by the caller; a fully masked load touches nothing, so its address may lie outside.
-    unsafe {
-        let high = at.wrapping_add(16 * storage.bytes());
-        (load(at, storage, first16(count)), load(high, storage, first16(count.saturating_sub(16))))
-    }
-}
-
-/// Rounds two vectors to bf16, `low` into the first sixteen lanes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn narrow(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: both types are 512 plain bits.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
-}
-
 /// Sums of one kernel call.
 #[repr(C, align(64))]
 struct Sums([f32; 32 * 32]);
@@ -204,7 +85,7 @@ struct Sums([f32; 32 * 32]);
 /// Multiplies a panel of A by a panel of B over `depth` and stores the tile.
 ///
 /// # Safety
-/// The panels were packed by [`pack`] and hold `depth`; the tile may be stored, see [`Store::tile`].
+/// The panels were packed by [`super::pairs::pack`] and hold `depth`; the tile may be stored, see [`Store::tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
 pub(super) unsafe fn multiply(_tiles: &Tiles, depth: usize, a: *const u8, b: *const u8, store: &Store<'_>, at: TileAt) {
     let mut sums = MaybeUninit::<Sums>::uninit();
@@ -296,29 +177,5 @@ unsafe fn products(depth: usize, a: *const u8, b: *const u8, c: *mut f32, ld: us
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         );
-    }
-}
-
-/// [`Store::tile`] for bf16 without bias, by the conversion instruction, which takes two vectors and flushes
-/// subnormals, as the products do.
-///
-/// # Safety
-/// As for [`Store::tile`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn store_narrow(sums: *const f32, store: &Store<'_>, at: TileAt) {
-    let (alpha, mask) = (_mm512_set1_ps(store.alpha), first32(at.cols));
-    for i in 0..at.rows {
-        // SAFETY: by the caller; the mask ends at the last column.
-        unsafe {
-            let mut low = _mm512_mul_ps(alpha, _mm512_load_ps(sums.add(32 * i)));
-            let mut high = _mm512_mul_ps(alpha, _mm512_load_ps(sums.add(32 * i + 16)));
-            if let Some(from) = store.from {
-                let before = load_wide(address(from, at.row + i, at.col), from.storage, at.cols);
-                (low, high) = (_mm512_add_ps(low, before.0), _mm512_add_ps(high, before.1));
-            }
-            let to = address(store.to, at.row + i, at.col);
-            _mm512_mask_storeu_epi16(to.cast(), mask, narrow(low, high));
-        }
     }
 }

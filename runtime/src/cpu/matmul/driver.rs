@@ -9,7 +9,7 @@ use super::operand::{Epilogue, Storage, TileMut, TileRef};
 use super::plan::{DEPTH_INNER, Plan};
 use super::{Engine, portable};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx512, store::Store};
+use super::{amx, avx512, avx512_bf16, pairs, store::Store};
 
 /// Products of fewer multiplications than this run on the caller: handing them out costs as much (MM-1 holds: threads
 /// do not enter the arithmetic).
@@ -205,14 +205,21 @@ impl Block<'_> {
         unsafe {
             match self.engine {
                 #[cfg(target_arch = "x86_64")]
-                Engine::Amx => amx::pack(to, from, filled, depth, side),
+                Engine::Amx => pairs::pack::<32>(to, from, filled, depth, side),
+                #[cfg(target_arch = "x86_64")]
+                Engine::Avx512Bf16 => match side {
+                    Side::A => pairs::pack::<{ avx512_bf16::MR }>(to, from, filled, depth, side),
+                    Side::B => pairs::pack::<{ avx512_bf16::NR }>(to, from, filled, depth, side),
+                },
                 #[cfg(target_arch = "x86_64")]
                 Engine::Avx512 { round } => match side {
                     Side::A => avx512::pack::<{ avx512::MR }>(to.cast(), from, filled, depth, round),
                     Side::B => avx512::pack::<{ avx512::NR }>(to.cast(), from, filled, depth, round),
                 },
                 #[cfg(not(target_arch = "x86_64"))]
-                Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
+                Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } => {
+                    unreachable!("x86 engines are picked on x86 only")
+                }
                 Engine::Portable { round } => portable::pack(to.cast(), from, depth, round),
             }
         }
@@ -261,11 +268,17 @@ impl Block<'_> {
                     });
                 }
                 #[cfg(target_arch = "x86_64")]
+                Engine::Avx512Bf16 => self.stretches(|p, depth, store| {
+                    self.tiles(tile, p, depth, &mut late, |a, b, at| avx512_bf16::multiply(depth, a, b, store, at));
+                }),
+                #[cfg(target_arch = "x86_64")]
                 Engine::Avx512 { .. } => self.stretches(|p, depth, store| {
                     self.tiles(tile, p, depth, &mut late, |a, b, at| avx512::multiply(depth, a, b, store, at));
                 }),
                 #[cfg(not(target_arch = "x86_64"))]
-                Engine::Amx | Engine::Avx512 { .. } => unreachable!("x86 engines are picked on x86 only"),
+                Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } => {
+                    unreachable!("x86 engines are picked on x86 only")
+                }
                 Engine::Portable { .. } => self.task_portable(tile),
             }
         }
@@ -341,7 +354,7 @@ impl Block<'_> {
 #[repr(align(64))]
 struct LatePanel([MaybeUninit<u8>; LATE_PANEL_BYTES]);
 
-/// 32 rows of bf16 or 14 of f32.
+/// 32 rows of bf16, or 14 of bf16 or f32.
 #[cfg(target_arch = "x86_64")]
 const LATE_PANEL_BYTES: usize = 64 * DEPTH_INNER;
 

@@ -15,7 +15,8 @@
 //! - MM-3 C narrower than f32 is rounded once; partial sums are f32.
 //!
 //! Map: [`operand`] what callers pass; `plan` block sizes and scratch; `driver` loops and threads; `store` the
-//! epilogue; `avx512` f32 panels and kernel; `amx` bf16 tiles and kernel; `lanes` vector loads and transposes;
+//! epilogue; `avx512` f32 panels and kernel; `pairs` bf16 panels, `amx` and
+//! `avx512_bf16` their kernels; `lanes` vector loads and transposes;
 //! `portable` the `gemm` crate for every other CPU.
 // Raw pointers: C tiles of one product interleave in memory, which slices cannot express, and kernels need intrinsics.
 #![allow(unsafe_code)]
@@ -24,10 +25,14 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 mod driver;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 pub mod operand;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod peak;
 mod plan;
 mod portable;
@@ -54,6 +59,8 @@ pub enum Compute {
 enum Engine {
     /// Tile products of bf16 pairs.
     Amx,
+    /// Vector products of bf16 pairs.
+    Avx512Bf16,
     /// 512-bit f32 kernel; `round` first rounds operands to bf16.
     Avx512 { round: bool },
     /// The `gemm` crate; `round` first rounds operands to bf16.
@@ -66,6 +73,8 @@ impl Engine {
         let round = compute == Compute::Bf16;
         if round && amx::available() {
             Engine::Amx
+        } else if round && avx512_bf16::available() {
+            Engine::Avx512Bf16
         } else if lanes::available() {
             Engine::Avx512 { round }
         } else {

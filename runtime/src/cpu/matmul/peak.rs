@@ -5,13 +5,14 @@ use std::time::Instant;
 
 /// Whether products of bf16 operands run on hardware made for them.
 pub fn fast_bf16() -> bool {
-    Engine::pick(Compute::Bf16) == Engine::Amx
+    matches!(Engine::pick(Compute::Bf16), Engine::Amx | Engine::Avx512Bf16)
 }
 
 /// Name of the kernels that run, for people.
 pub fn engine_name(bf16: bool) -> &'static str {
     match Engine::pick(if bf16 { Compute::Bf16 } else { Compute::F32 }) {
         Engine::Amx => "AMX",
+        Engine::Avx512Bf16 => "AVX-512 BF16",
         Engine::Avx512 { .. } => "AVX-512",
         Engine::Portable { .. } => "gemm crate",
     }

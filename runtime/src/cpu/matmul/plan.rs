@@ -47,6 +47,16 @@ impl Geometry {
                 late_cols: 1024,
                 rows_block: 2048,
             },
+            Engine::Avx512Bf16 => Geometry {
+                mr: 14,
+                nr: 32,
+                k_unit: 32,
+                element: 2,
+                task_rows: 224,
+                task_cols: 512,
+                late_cols: 1024,
+                rows_block: 2016,
+            },
             Engine::Avx512 { .. } => Geometry {
                 mr: 14,
                 nr: 32,
@@ -147,7 +157,7 @@ mod tests {
     #[test]
     fn threads_get_equal_shares_of_the_benchmark_shapes() {
         for (m, n) in [(1024, 512), (1024, 1536), (512, 512), (512, 1408), (4096, 512)] {
-            for engine in [Engine::Amx, Engine::Avx512 { round: false }] {
+            for engine in [Engine::Amx, Engine::Avx512Bf16, Engine::Avx512 { round: false }] {
                 for threads in [1, 2, 4] {
                     let plan = Plan::new(engine, m, n, 512, Storage::F32);
                     let (rows, cols) = (m.min(plan.rows), n.min(plan.cols));

@@ -209,6 +209,11 @@ fn engines() -> Vec<Engine> {
         } else {
             println!("skipped: this CPU has no AMX");
         }
+        if super::avx512_bf16::available() {
+            engines.push(Engine::Avx512Bf16);
+        } else {
+            println!("skipped: this CPU has no AVX-512 BF16");
+        }
     }
     engines
 }

@@ -1,0 +1,156 @@
+//! Panels of bf16 pairs, which the tiles of AMX and the pair products of AVX-512 read alike.
+//!
+//! A step takes 32 of k. Of A it has, for each row, 32 neighbours in k; of B, for each half of 16 columns, 16 rows of
+//! which row q holds the pair (2q, 2q + 1) of k of every column. As matrices of 32-bit pairs these are `[x][pair]` and
+//! `[pair][x]`, and so is whatever lies in memory, so each packing is either straight or one 16 × 16 transpose.
+
+use std::arch::x86_64::*;
+
+use super::driver::{Side, Strip, TileAt};
+use super::lanes::{first16, first32, load, transpose};
+use super::operand::Storage;
+use super::store::{Store, address};
+
+/// Elements of k that one step takes.
+pub(super) const STEP: usize = 32;
+
+/// Packs `filled ≤ W ≤ 32` lines of `depth` elements, step after step; what is missing is zero. Panels of B have whole
+/// halves.
+///
+/// # Safety
+/// The CPU has the features below. `from` covers `filled × depth`, `to` has room for W × (`depth` rounded up to 32).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+pub(super) unsafe fn pack<const W: usize>(to: *mut u8, from: Strip, filled: usize, depth: usize, side: Side) {
+    const { assert!(W <= 32) };
+    let mut to: *mut __m512i = to.cast();
+    for p in (0..depth).step_by(STEP) {
+        let count = STEP.min(depth - p);
+        // SAFETY: by the caller; `(·, p)` is inside the strip.
+        unsafe {
+            let from = from.at(0, p);
+            let mut halves = if from.k_contiguous {
+                [lines(from, 0, filled, count), lines(from, 16, filled, count)]
+            } else {
+                pairs(from, filled, count)
+            };
+            for (half, rows) in halves.iter_mut().zip([W.min(16), W.saturating_sub(16)]) {
+                if from.k_contiguous == (side == Side::B) {
+                    transpose(half);
+                }
+                for row in &half[..rows] {
+                    _mm512_store_si512(to, *row);
+                    to = to.add(1);
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen lines from line `x` on as `[x][pair]`.
+///
+/// # Safety
+/// As for [`pack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn lines(from: Strip, x: usize, filled: usize, count: usize) -> [__m512i; 16] {
+    let mut rows = [_mm512_setzero_si512(); 16];
+    for (r, row) in rows.iter_mut().enumerate().take(filled.saturating_sub(x)) {
+        // SAFETY: line x + r < filled; masks end at `count`.
+        unsafe {
+            let at = from.at(x + r, 0).ptr;
+            *row = if from.storage == Storage::Bf16 {
+                _mm512_maskz_loadu_epi16(first32(count), at.cast())
+            } else {
+                let (low, high) = load_wide(at, from.storage, count);
+                narrow(low, high)
+            };
+        }
+    }
+    rows
+}
+
+/// Thirty-two lines that lie side by side, as two times `[pair][x]`.
+///
+/// # Safety
+/// As for [`pack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [[__m512i; 16]; 2] {
+    let mut halves = [[_mm512_setzero_si512(); 16]; 2];
+    for q in 0..count.div_ceil(2) {
+        // An odd depth ends with half a pair: its second row is masked out.
+        let second = if 2 * q + 1 < count { filled } else { 0 };
+        // SAFETY: rows 2q and, unless masked, 2q + 1 are inside the strip; masks end at `filled`.
+        unsafe {
+            let (at, next) = (from.at(0, 2 * q).ptr, from.at(0, 2 * q + 1).ptr);
+            if from.storage == Storage::Bf16 {
+                let even = _mm512_maskz_loadu_epi16(first32(filled), at.cast());
+                let odd = _mm512_maskz_loadu_epi16(first32(second), next.cast());
+                halves[0][q] = _mm512_permutex2var_epi16(even, interleave(0, 32), odd);
+                halves[1][q] = _mm512_permutex2var_epi16(even, interleave(16, 32), odd);
+            } else {
+                let even = load_wide(at, from.storage, filled);
+                let odd = load_wide(next, from.storage, second);
+                halves[0][q] = _mm512_permutexvar_epi16(interleave(0, 16), narrow(even.0, odd.0));
+                halves[1][q] = _mm512_permutexvar_epi16(interleave(0, 16), narrow(even.1, odd.1));
+            }
+        }
+    }
+    halves
+}
+
+/// The permutation `start, start + gap, start + 1, start + 1 + gap, …` of 16-bit lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn interleave(start: i32, gap: i32) -> __m512i {
+    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let even = _mm512_add_epi32(lanes, _mm512_set1_epi32(start));
+    let odd = _mm512_slli_epi32::<16>(_mm512_add_epi32(even, _mm512_set1_epi32(gap)));
+    _mm512_or_si512(even, odd)
+}
+
+/// Loads the first `count` of 32 elements as f32.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn load_wide(at: *const u8, storage: Storage, count: usize) -> (__m512, __m512) {
+    // SAFETY: by the caller; a fully masked load touches nothing, so its address may lie outside.
+    unsafe {
+        let high = at.wrapping_add(16 * storage.bytes());
+        (load(at, storage, first16(count)), load(high, storage, first16(count.saturating_sub(16))))
+    }
+}
+
+/// Rounds two vectors to bf16, `low` into the first sixteen lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn narrow(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: both types are 512 plain bits.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// [`Store::tile`] for bf16 without bias, by the conversion instruction, which takes two vectors and flushes
+/// subnormals, as the products do. The sums are aligned.
+///
+/// # Safety
+/// As for [`Store::tile`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+pub(super) unsafe fn store_narrow(sums: *const f32, store: &Store<'_>, at: TileAt) {
+    let (alpha, mask) = (_mm512_set1_ps(store.alpha), first32(at.cols));
+    for i in 0..at.rows {
+        // SAFETY: by the caller; the mask ends at the last column.
+        unsafe {
+            let mut low = _mm512_mul_ps(alpha, _mm512_load_ps(sums.add(32 * i)));
+            let mut high = _mm512_mul_ps(alpha, _mm512_load_ps(sums.add(32 * i + 16)));
+            if let Some(from) = store.from {
+                let before = load_wide(address(from, at.row + i, at.col), from.storage, at.cols);
+                (low, high) = (_mm512_add_ps(low, before.0), _mm512_add_ps(high, before.1));
+            }
+            let to = address(store.to, at.row + i, at.col);
+            _mm512_mask_storeu_epi16(to.cast(), mask, narrow(low, high));
+        }
+    }
+}
