@@ -105,6 +105,11 @@ fn row_kernels<T: Element>(criterion: &mut Criterion, storage: &str) {
     criterion.bench_function(&format!("swiglu/{storage}/backward"), |b| {
         b.iter(|| activation::swiglu_backward(black_box(&gate_up), &dact, F, &mut dgate_up));
     });
+    // Into itself again and again, gradients would become denormal, and slow; a gate of zero keeps what it is.
+    let mut in_place = vec![<T as bytemuck::Zeroable>::zeroed(); N * 2 * F];
+    criterion.bench_function(&format!("swiglu/{storage}/backward in place"), |b| {
+        b.iter(|| activation::swiglu_backward_in_place(black_box(&mut in_place), &dact, F));
+    });
     criterion.bench_function(&format!("gelu/{storage}/forward"), |b| {
         b.iter(|| activation::gelu(black_box(&dact), &mut act));
     });
