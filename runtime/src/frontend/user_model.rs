@@ -26,10 +26,10 @@ pub struct UserParam {
     pub values: Vec<f32>,
 }
 
-/// Makes the operation, on the device thread, for microbatches of one shape.
+/// Makes the operation of a rank, on its device thread, for microbatches of one shape.
 ///
 /// The operation reads the inputs [`UserModel::INPUTS`] and the trained parameters in table order.
-pub type Start = Box<dyn FnOnce(BatchShape) -> Result<Box<dyn OpaqueModel>, ThreadError> + Send>;
+pub type Start = Box<dyn Fn(BatchShape) -> Result<Box<dyn OpaqueModel>, ThreadError> + Send + Sync>;
 
 /// A model that the user wrote.
 pub struct UserModel {
@@ -93,9 +93,9 @@ impl UserModel {
         }
     }
 
-    /// The first values in table order, and the operation.
-    pub(crate) fn into_parts(self) -> (Vec<Vec<f32>>, Start) {
-        (self.params.into_iter().map(|p| p.values).collect(), self.start)
+    /// The operation of one rank.
+    pub(crate) fn start(&self, batch: BatchShape) -> Result<Box<dyn OpaqueModel>, ThreadError> {
+        (self.start)(batch)
     }
 }
 

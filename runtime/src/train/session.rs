@@ -72,12 +72,13 @@ pub(crate) fn run(
             return Launch { config, world: &world, program, control }.run(on_event);
         }
         let extras = extras(config, &model, &tokenizer)?;
-        return Run { config, model: &model, data: &data, extras, control }.threads(&programs, &plan, &world, on_event);
+        let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };
+        return run.threads(&programs, &plan, &world, on_event);
     }
     let extras = extras(config, &model, &tokenizer)?;
     let n_threads = config.precision.threads.unwrap_or_else(available_threads);
-    let run = Run { config, model: &model, data: &data, extras, control };
-    run.rank(&programs[0], n_threads, user, || Ok(Team::alone()), on_event)
+    let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };
+    run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
 }
 
 /// Runs the rank that a launcher assigned to this process, with what comes through `passage`.
@@ -98,8 +99,8 @@ pub(crate) fn run_rank(
     // The launcher has told whoever listens what there is to tell about the data.
     let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
     let extras = extras(&config, &model, &tokenizer)?;
-    let run = Run { config: &config, model: &model, data: &data, extras, control };
-    run.rank(&programs, assignment.n_threads, None, || plan.join(&world, assignment.rank), on_event)
+    let run = Run { config: &config, model: &model, data: &data, extras, control, user: None };
+    run.rank(&programs, assignment.n_threads, || plan.join(&world, assignment.rank), on_event)
 }
 
 /// The shared memory of all ranks: of each the regions in which peers read and write.
@@ -119,6 +120,7 @@ struct Run<'a> {
     data: &'a Prepared,
     extras: Vec<(String, Vec<u8>)>,
     control: &'a Control,
+    user: Option<&'a UserModel>,
 }
 
 impl Run<'_> {
@@ -127,13 +129,12 @@ impl Run<'_> {
         &self,
         programs: &Programs,
         n_threads: usize,
-        user: Option<UserModel>,
         team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
         let output = &self.config.output;
         let saving = Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone());
-        let Run { config, model, data, .. } = *self;
+        let Run { config, model, data, user, .. } = *self;
         let session = Session { config, model, programs, data, saving, n_threads, user };
         on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
     }
@@ -155,8 +156,8 @@ impl Run<'_> {
                 handles.push(scope.spawn(move || {
                     let team = || plan.join(world, rank as u32);
                     let outcome = match leader {
-                        Some(on_event) => self.rank(programs, n_threads, None, team, on_event),
-                        None => self.rank(programs, n_threads, None, team, &mut |_| {}),
+                        Some(on_event) => self.rank(programs, n_threads, team, on_event),
+                        None => self.rank(programs, n_threads, team, &mut |_| {}),
                     };
                     if let Err(error) = &outcome {
                         world.control().abort(&format!("rank {rank}: {error}"));
@@ -194,7 +195,7 @@ struct Session<'a> {
     data: &'a Prepared,
     saving: Saving,
     n_threads: usize,
-    user: Option<UserModel>,
+    user: Option<&'a UserModel>,
 }
 
 impl Session<'_> {
@@ -214,13 +215,10 @@ impl Session<'_> {
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // The yardstick is for the rank whose steps are reported.
         let peak = if leads { peak_flops(self.model.spec.precision == Precision::Bf16) } else { f64::INFINITY };
-        let (first_values, models) = match self.user.take().map(UserModel::into_parts) {
-            Some((values, start)) => (Some(values), vec![start(self.model.batch)?]),
-            None => (None, Vec::new()),
-        };
+        let models = self.user.iter().map(|user| user.start(self.model.batch)).collect::<Result<Vec<_>, _>>()?;
         let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, team, &out.output_dir, peak)?;
-        match first_values {
-            Some(values) => trainer.start_from(&values),
+        match self.user {
+            Some(user) => trainer.start_from(user.params()),
             None => trainer.initialise(out.seed)?,
         }
         if let Some(path) = &resume {
@@ -318,8 +316,10 @@ fn prepare_data(
 
 /// Refuses a mesh that one machine, or this model, cannot have.
 fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
-    if is_user_defined && mesh.size() > 1 {
-        return Err(JobError::Unusable("a user-defined model trains on one rank in one process".into()));
+    if is_user_defined && (mesh.pp, mesh.cp, mesh.tp) != (1, 1, 1) {
+        return Err(JobError::Unusable(format!(
+            "a user-defined model is one operation, which {mesh} would cut; `dp_replicate_size` and `dp_shard_size` fit it"
+        )));
     }
     if mesh.size() > LOCAL_RANKS_MAX as usize {
         return Err(JobError::Unusable(format!(

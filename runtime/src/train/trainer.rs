@@ -10,6 +10,7 @@ use super::weights;
 use crate::collective::shm::world::Arena;
 use crate::cpu::{Backing, CpuMachine, OpaqueModel, scratch_bytes};
 use crate::data::rows::Rows;
+use crate::frontend::UserParam;
 use crate::hf::source::TensorSource;
 use crate::job::{Control, Event};
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
@@ -116,14 +117,14 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Fills the weights with the first values of a user-defined model, one list a parameter.
-    pub(crate) fn start_from(&mut self, values: &[Vec<f32>]) {
+    /// Fills the weights with the first values of a user-defined model.
+    pub(crate) fn start_from(&mut self, params: &[UserParam]) {
         let c = &self.programs.train;
         for tensor in weights::parameters(c) {
             // A user's parameter is one tensor, of the same place in both tables.
             let of = |p: &phalanx_strategies::program::Param| p.value == tensor.value;
             let Some(index) = c.program.params.iter().position(of) else { continue };
-            weights::unpack_from_whole(&mut self.machine, c, &tensor, &values[index]);
+            weights::unpack_from_whole(&mut self.machine, c, &tensor, &params[index].values);
         }
     }
 

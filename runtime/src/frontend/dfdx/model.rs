@@ -9,6 +9,7 @@ use dfdx::nn::tensor_collection::TensorCollection;
 use dfdx::prelude::{Cpu, CpuError, OwnedTape, Rank0, Tensor};
 use phalanx_strategies::model::BatchShape;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 /// The tape on which a loss is recorded.
 pub type Tape = OwnedTape<f32, Cpu>;
@@ -33,7 +34,8 @@ pub struct Batch<'a> {
     pub seq_len: usize,
 }
 
-/// A model written in dfdx: a module built on dfdx's CPU, and a closure that computes its loss.
+/// A model written in dfdx: a module built on dfdx's CPU, and a closure that computes its loss. Both can be cloned, for
+/// each rank has its own.
 ///
 /// The loss is the **sum** over all labels that are not -100, in nats: the job divides by the number of predicted
 /// tokens of the whole step, which a microbatch does not know. [`super::ops::cross_entropy`] gives that sum; dfdx's own
@@ -87,12 +89,15 @@ where
 
 impl<M, F> From<DfdxModel<M, F>> for UserModel
 where
-    M: TensorCollection<f32, Cpu> + Send + 'static,
-    F: FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static,
+    M: TensorCollection<f32, Cpu> + Clone + Send + 'static,
+    F: FnMut(&M, &Batch<'_>, Tape) -> Loss + Clone + Send + 'static,
 {
     fn from(model: DfdxModel<M, F>) -> UserModel {
         let DfdxModel { module, loss, vocab_size, params } = model;
+        // Modules may be sent but not shared, so ranks take their copies one after another.
+        let first = Mutex::new((module, loss));
         let start = move |batch: BatchShape| {
+            let (module, loss) = first.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let thread = TapeThread::start(loss, rayon::current_num_threads())?;
             let model: Box<dyn OpaqueModel> = Box::new(Running { module: Some(Box::new(module)), thread, batch });
             Ok(model)

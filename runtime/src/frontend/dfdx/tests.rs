@@ -52,14 +52,14 @@ fn losses(job: Job) -> (Vec<f64>, Report) {
 /// Ids and labels that a model was given, microbatch after microbatch.
 type Seen = Arc<Mutex<Vec<(Vec<i32>, Vec<i32>)>>>;
 
-fn transformer(seed: u64) -> DfdxModel<Transformer, impl FnMut(&Transformer, &Batch<'_>, Tape) -> Loss + Send> {
+fn transformer(seed: u64) -> DfdxModel<Transformer, impl FnMut(&Transformer, &Batch<'_>, Tape) -> Loss + Clone + Send> {
     DfdxModel::new(Transformer::new(seed), VOCAB, Transformer::fused).unwrap()
 }
 
 fn noting<M>(
     seen: &Seen,
-    mut loss: impl FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static,
-) -> impl FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static {
+    mut loss: impl FnMut(&M, &Batch<'_>, Tape) -> Loss + Clone + Send + 'static,
+) -> impl FnMut(&M, &Batch<'_>, Tape) -> Loss + Clone + Send + 'static {
     let seen = Arc::clone(seen);
     move |model, batch, tape| {
         seen.lock().unwrap().push((batch.ids.to_vec(), batch.labels.to_vec()));
@@ -295,4 +295,49 @@ fn a_module_without_parameters_is_refused() {
     let error = DfdxModel::new((), 3, |_, _: &Batch<'_>, _| -> Loss { unreachable!("not run here") }).unwrap_err();
 
     assert_eq!(error.to_string(), UserModelError::NothingTrainable.to_string());
+}
+
+#[test]
+fn ranks_that_share_a_users_model_have_the_losses_of_one() {
+    let train = |keys: &[(&str, &str)]| {
+        let dir = TempDir::new().unwrap();
+        let keys: Vec<(&str, &str)> =
+            [("max_grad_norm", "0.5"), ("weight_decay", "0.1")].iter().chain(keys).copied().collect();
+        let (losses, report) = losses(job(dir.path(), transformer(3), &keys).unwrap());
+        let source = TensorSource::open(&report.model_dir.unwrap()).unwrap();
+        let mut weights = vec![0.0; source.shape("qkv").unwrap().iter().product()];
+        source.read_into("qkv", &mut weights).unwrap();
+        (losses, weights)
+    };
+    let (alone, weights) = train(&[("micro_batch_size", "4")]);
+    for (micro_batch, mesh) in [
+        ("2", &[("dp_replicate_size", "2")][..]),
+        ("2", &[("dp_shard_size", "2"), ("zero_stage", "1")]),
+        ("2", &[("dp_shard_size", "2"), ("zero_stage", "2")]),
+        ("2", &[("dp_shard_size", "2"), ("zero_stage", "3")]),
+        ("1", &[("dp_shard_size", "2"), ("dp_replicate_size", "2"), ("zero_stage", "3")]),
+    ] {
+        let keys: Vec<(&str, &str)> = [("micro_batch_size", micro_batch)].iter().chain(mesh).copied().collect();
+
+        let (shared, shared_weights) = train(&keys);
+
+        for (step, (a, b)) in alone.iter().zip(&shared).enumerate() {
+            assert!((a - b).abs() < 2e-5, "{mesh:?}: loss of step {step} is {b}, and {a} on one rank");
+        }
+        let off = weights.iter().zip(&shared_weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-5, "{mesh:?}: weights differ by {off}");
+    }
+}
+
+#[test]
+fn a_mesh_that_would_cut_a_users_model_is_refused() {
+    for axis in ["tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size"] {
+        let dir = TempDir::new().unwrap();
+
+        let error = job(dir.path(), transformer(3), &[(axis, "2")]).unwrap().run().unwrap_err();
+
+        let text = error.to_string();
+        assert!(text.starts_with("a user-defined model is one operation") && !text.contains('\n'), "{axis}: {text}");
+        assert!(!dir.path().join("checkpoints").exists());
+    }
 }
