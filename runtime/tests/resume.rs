@@ -122,6 +122,52 @@ fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
 }
 
 #[test]
+fn what_several_ranks_save_beside_training_is_the_state_of_the_step_that_it_names() {
+    let p = Project::new();
+    let shared = ["--dp_shard_size", "2", "--save_steps", "1", "--save_total_limit", "none"];
+    let straight = p.train(&[&shared[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let saved: Vec<&str> = straight.stdout.lines().filter(|l| l.starts_with("saved")).collect();
+    assert_eq!(saved.len(), 20, "every save is waited for before the next one begins: {saved:?}");
+
+    for step in [1, 7, 12] {
+        let name = format!("step-{step:010}");
+        let from = p.checkpoints("straight").into_iter().find(|c| c.display().to_string().contains(&name)).unwrap();
+        let from = from.display().to_string();
+        p.train(&[&shared[..], &["--output_dir", "again", "--resume_from_checkpoint", &from]].concat()).succeeds();
+
+        assert_eq!(p.metrics("again"), p.metrics("straight")[step..], "from step {step}");
+        assert_eq!(p.model_bytes("again"), p.model_bytes("straight"), "from step {step}");
+        std::fs::remove_dir_all(p.path("again")).unwrap();
+    }
+}
+
+#[test]
+fn a_save_that_fails_beside_training_ends_all_ranks_with_its_reason() {
+    for ranks in ["1", "2"] {
+        let p = Project::new();
+        std::fs::create_dir_all(p.path("out")).unwrap();
+        std::fs::write(p.path("out/checkpoints"), "a file").unwrap();
+
+        let run = p.train(&[
+            "--output_dir",
+            "out",
+            "--dp_shard_size",
+            ranks,
+            "--save_steps",
+            "2",
+            "--resume_from_checkpoint",
+            "none",
+        ]);
+
+        assert_ne!(run.code, Some(0), "{}", run.stdout);
+        let reason: Vec<&str> = run.stderr.lines().filter(|l| l.contains("checkpoints")).collect();
+        assert_eq!(reason.len(), 1, "one sentence names the folder: {}", run.stderr);
+        let n_steps = p.metrics("out").len();
+        assert!((2..20).contains(&n_steps), "the run ends soon after the save was due: {n_steps} steps");
+    }
+}
+
+#[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let p = Project::new();
     for (threads, out) in [("1", "one"), ("2", "two"), ("3", "three")] {

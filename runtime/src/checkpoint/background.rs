@@ -37,28 +37,21 @@ pub struct BackgroundSave {
 }
 
 impl Snapshot {
-    /// Adds a box of a tensor; `fill` writes its elements, row-major, little-endian.
-    ///
-    /// # Panics
-    /// When the bytes of the box cannot be counted in 64 bits.
-    pub fn add(
-        &mut self,
-        name: &str,
-        dtype: Dtype,
-        global_shape: &[u64],
-        region: Region,
-        fill: impl FnOnce(&mut [u8]),
-    ) {
-        let len = dtype.bytes_of(&region.shape).expect("a box that is held in memory has a size") as usize;
-        let bytes = self.bytes.len()..self.bytes.len() + len;
-        self.bytes.resize(bytes.end, 0);
-        fill(&mut self.bytes[bytes.clone()]);
+    /// Makes room for as many bytes of tensors.
+    pub fn reserve(&mut self, n_bytes: usize) {
+        self.bytes.reserve_exact(n_bytes);
+    }
+
+    /// Adds a copy of a box of a tensor.
+    pub fn add(&mut self, piece: &Piece<'_>) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(piece.bytes);
         self.pieces.push(OwnedPiece {
-            name: name.to_owned(),
-            dtype,
-            global_shape: global_shape.to_vec(),
-            region,
-            bytes,
+            name: piece.name.to_owned(),
+            dtype: piece.dtype,
+            global_shape: piece.global_shape.to_vec(),
+            region: Region { offset: piece.offset.to_vec(), shape: piece.shape.to_vec() },
+            bytes: start..self.bytes.len(),
         });
     }
 

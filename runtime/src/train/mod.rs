@@ -12,6 +12,7 @@
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
 
 pub mod architecture;
+mod background;
 mod chorus;
 pub mod error;
 pub mod export;

@@ -1,9 +1,11 @@
 //! Checkpoints of a run: what belongs to its state, and from which one it goes on.
 
+use super::background::{Ballot, Ended, Ongoing};
 use super::error::JobError;
 use super::export::JOB_YAML;
 use super::team::Team;
 use super::weights::{self, Tensor};
+use crate::checkpoint::background::Snapshot;
 use crate::checkpoint::catalog::latest_valid;
 use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::region::Region;
@@ -39,7 +41,13 @@ pub(crate) struct Saving {
     keep: Option<usize>,
     /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
     extras: Vec<(String, Vec<u8>)>,
+    ongoing: Option<Ongoing>,
+    /// Memory of the last snapshot, for the next one.
+    spare: Snapshot,
 }
+
+/// A checkpoint that is durable: its step, and where it is.
+pub(crate) type Saved = (u64, PathBuf);
 
 /// A box of a tensor as it goes into a checkpoint.
 struct SavedBox<'a> {
@@ -60,7 +68,8 @@ impl SavedBox<'_> {
 impl Saving {
     pub(crate) fn new(output_dir: &Path, keep: Option<usize>, extras: Vec<(String, Vec<u8>)>) -> Saving {
         let job = output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
-        Saving { root: output_dir.join("checkpoints"), job, keep, extras }
+        let root = output_dir.join("checkpoints");
+        Saving { root, job, keep, extras, ongoing: None, spare: Snapshot::default() }
     }
 
     /// The checkpoint to go on from, with a sentence about each that was passed over.
@@ -83,38 +92,104 @@ impl Saving {
         &self.extras
     }
 
+    /// Saves while training waits; of no save is anything under way then.
+    ///
+    /// # Errors
+    /// When this rank or another cannot write its part.
     pub(crate) fn save(
         &self,
         machine: &CpuMachine,
         c: &Compiled,
         state: &TrainerState,
         team: &mut Team,
-    ) -> Result<PathBuf, JobError> {
-        let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
-        let boxes: Vec<SavedBox<'_>> = saved
-            .map(|t| {
-                let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
-                SavedBox { dims, values: weights::packed(machine, c, &t), name: t.name }
-            })
-            .collect();
+    ) -> Result<Saved, JobError> {
+        let boxes = boxes(machine, c);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
-        let state_json = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
-        let mut extras: Vec<(&str, &[u8])> = Vec::new();
-        if team.leads() {
-            extras.push((STATE, &state_json));
-            extras.extend(self.extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())));
-        }
-        let sizes = team.place.mesh;
-        let mesh = Axis::ALL.map(|axis| (axis.name().to_string(), sizes.axis(axis) as u64));
-        let meta =
-            CheckpointMeta { job: self.job.clone(), step: state.step, generation: 0, mesh: BTreeMap::from(mesh) };
+        let extras = self.extras_of(state, team)?;
+        let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
         let writer = CheckpointWriter::new(&self.root);
-        let seat = Seat { writer: team.place.rank as u32, n_writers: team.n_ranks() as u32 };
-        let id = writer.save_together(&meta, seat, &pieces, &extras, |value| team.sum(value))?;
+        let id =
+            writer.save_together(&self.meta(state, team), seat(team), &pieces, &extras, |value| team.sum(value))?;
         if let Some(keep) = self.keep.filter(|_| team.leads()) {
             writer.retain(keep, &id)?;
         }
-        Ok(id.path)
+        Ok((state.step, id.path))
+    }
+
+    /// Copies what is to be saved and begins to write it beside training.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    ///
+    /// # Panics
+    /// If a save is under way; see [`Saving::wait`].
+    pub(crate) fn begin(
+        &mut self,
+        machine: &CpuMachine,
+        c: &Compiled,
+        state: &TrainerState,
+        team: &Team,
+    ) -> Result<(), JobError> {
+        assert!(self.ongoing.is_none(), "one save at a time");
+        let mut snapshot = std::mem::take(&mut self.spare);
+        snapshot.clear();
+        let boxes = boxes(machine, c);
+        snapshot.reserve(boxes.iter().map(|b| size_of_val(&*b.values)).sum());
+        boxes.iter().for_each(|b| snapshot.add(&b.piece()));
+        self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
+        let writer = CheckpointWriter::new(&self.root);
+        self.ongoing = Some(Ongoing::begin(&writer, self.meta(state, team), seat(team), snapshot, self.keep)?);
+        Ok(())
+    }
+
+    /// What this rank says about the save under way, to be added up over all ranks.
+    pub(crate) fn ballot(&mut self) -> Ballot {
+        self.ongoing.as_mut().map_or([0; 3], Ongoing::ballot)
+    }
+
+    /// Carries the save under way on by the sum of all ranks' ballots. Tells when it has ended.
+    ///
+    /// # Errors
+    /// When this rank or another could not write its part.
+    pub(crate) fn count(&mut self, ballots: Ballot, team: &Team) -> Result<Option<Saved>, JobError> {
+        let Some(ongoing) = self.ongoing.take() else { return Ok(None) };
+        match ongoing.count(ballots, team.n_ranks() as u64) {
+            Ok(ended) => self.end(ended).map(Some),
+            Err(ongoing) => {
+                self.ongoing = Some(ongoing);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for the save under way, if there is one.
+    ///
+    /// # Errors
+    /// As [`Saving::count`].
+    pub(crate) fn wait(&mut self, team: &mut Team) -> Result<Option<Saved>, JobError> {
+        let Some(ongoing) = self.ongoing.take() else { return Ok(None) };
+        let ended = ongoing.wait(team)?;
+        self.end(ended).map(Some)
+    }
+
+    fn end(&mut self, ended: Ended) -> Result<Saved, JobError> {
+        self.spare = ended.snapshot;
+        Ok((ended.step, ended.outcome?))
+    }
+
+    fn meta(&self, state: &TrainerState, team: &Team) -> CheckpointMeta {
+        let sizes = team.place.mesh;
+        let mesh = Axis::ALL.map(|axis| (axis.name().to_string(), sizes.axis(axis) as u64));
+        CheckpointMeta { job: self.job.clone(), step: state.step, generation: 0, mesh: BTreeMap::from(mesh) }
+    }
+
+    /// The small files that this rank adds.
+    fn extras_of(&self, state: &TrainerState, team: &Team) -> Result<Vec<(String, Vec<u8>)>, JobError> {
+        if !team.leads() {
+            return Ok(Vec::new());
+        }
+        let state = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
+        Ok([(STATE.to_string(), state)].into_iter().chain(self.extras.iter().cloned()).collect())
     }
 
     pub(crate) fn restore(
@@ -139,6 +214,20 @@ impl Saving {
         let now = self.extras.iter().find(|(name, _)| name == JOB_YAML).map(|(_, bytes)| bytes.as_slice());
         Ok((state, changed_keys(&then, now.unwrap_or_default())))
     }
+}
+
+/// All that a checkpoint holds of this rank's memory.
+fn boxes<'a>(machine: &'a CpuMachine, c: &Compiled) -> Vec<SavedBox<'a>> {
+    let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
+    let boxes = saved.map(|t| {
+        let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
+        SavedBox { dims, values: weights::packed(machine, c, &t), name: t.name }
+    });
+    boxes.collect()
+}
+
+const fn seat(team: &Team) -> Seat {
+    Seat { writer: team.place.rank as u32, n_writers: team.n_ranks() as u32 }
 }
 
 /// Keys of the configuration that differ from those that the checkpoint was saved under: a run that goes on with them

@@ -93,10 +93,15 @@ impl Team {
 
     /// The sum of what all ranks give, of whole numbers below 2^53.
     pub(crate) fn sum(&mut self, value: u64) -> Result<u64, CollectiveError> {
-        let mut sum = [value as f64];
+        self.sums([value]).map(|[sum]| sum)
+    }
+
+    /// Several such sums at once.
+    pub(crate) fn sums<const N: usize>(&mut self, values: [u64; N]) -> Result<[u64; N], CollectiveError> {
+        let mut sums = values.map(|value| value as f64);
         if let Some(everyone) = &mut self.everyone {
-            everyone.all_reduce(&mut sum)?;
+            everyone.all_reduce(&mut sums)?;
         }
-        Ok(sum[0] as u64)
+        Ok(sums.map(|sum| sum as u64))
     }
 }

@@ -3,7 +3,7 @@
 use super::error::JobError;
 use super::metrics::{EvalMetrics, StepMetrics};
 use super::plan::{ModelPlan, RunPlan};
-use super::saving::{Saving, TrainerState};
+use super::saving::{Saved, Saving, TrainerState};
 use super::staging::{Inputs, Staging, inputs};
 use super::team::Team;
 use super::weights;
@@ -151,7 +151,7 @@ impl<'a> Trainer<'a> {
         control: &Control,
         emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
     ) -> Result<(), JobError> {
-        let mut saved = None;
+        let first_step = self.state.step;
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
             let outcome = self.step(data.train)?;
@@ -159,31 +159,38 @@ impl<'a> Trainer<'a> {
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let last = self.state.step == self.run.total_steps;
-            let (stop, asked) = self.agree(control)?;
+            let (stop, asked, saved) = self.agree(control, saving)?;
+            emit_saved(saved, emit)?;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
             }
             if last || stop || asked || due(data.save_steps, self.state.step) {
-                let path = saving.save(&self.machine, &self.programs.train, &self.state, &mut self.team)?;
-                saved = Some(self.state.step);
-                emit(Event::Saved { step: self.state.step, path })?;
+                emit_saved(saving.wait(&mut self.team)?, emit)?;
+                let c = &self.programs.train;
+                if last || stop {
+                    // Nothing trains beside this one, so it needs no copy.
+                    let saved = saving.save(&self.machine, c, &self.state, &mut self.team)?;
+                    emit_saved(Some(saved), emit)?;
+                } else {
+                    saving.begin(&self.machine, c, &self.state, &self.team)?;
+                }
             }
             if stop {
                 break;
             }
         }
-        if saved.is_none() && self.state.step == self.run.total_steps {
+        if first_step == self.run.total_steps {
             emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)))?;
         }
         Ok(())
     }
 
-    /// What was asked of any rank since the last step: to stop, to save.
-    fn agree(&mut self, control: &Control) -> Result<(bool, bool), JobError> {
-        const STOP: u64 = 1 << 32;
+    /// What was asked of any rank since the last step: to stop, to save. And what has been saved meanwhile.
+    fn agree(&mut self, control: &Control, saving: &mut Saving) -> Result<(bool, bool, Option<Saved>), JobError> {
         let (stop, save) = (control.stop.load(Ordering::Acquire), control.save.swap(false, Ordering::AcqRel));
-        let asked = self.team.sum(u64::from(stop) * STOP + u64::from(save))?;
-        Ok((asked >= STOP, asked % STOP > 0))
+        let [a, b, c] = saving.ballot();
+        let [stop, save, ballots @ ..] = self.team.sums([u64::from(stop), u64::from(save), a, b, c])?;
+        Ok((stop > 0, save > 0, saving.count(ballots, &self.team)?))
     }
 
     fn step(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
@@ -344,6 +351,10 @@ fn whole_model(forward: &Program, spec: &StepSpec) -> (usize, usize) {
         let _ = lora(&mut whole, adapters);
     }
     (whole.n_params(), whole.n_trainable())
+}
+
+fn emit_saved(saved: Option<Saved>, emit: &mut dyn FnMut(Event) -> Result<(), JobError>) -> Result<(), JobError> {
+    saved.map_or(Ok(()), |(step, path)| emit(Event::Saved { step, path }))
 }
 
 fn due(every: Option<u64>, step: u64) -> bool {

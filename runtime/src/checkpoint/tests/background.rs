@@ -7,14 +7,14 @@ use super::*;
 use crate::checkpoint::background::Snapshot;
 use crate::checkpoint::catalog::list;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::region::Region;
 use crate::checkpoint::writer::Seat;
 
 const ALONE: Seat = Seat { writer: 0, n_writers: 1 };
 
 fn add(snapshot: &mut Snapshot, start: u64, weights: &[f32]) {
-    let region = Region { offset: vec![start], shape: vec![weights.len() as u64] };
-    snapshot.add("w", Dtype::F32, &[8], region, |out| out.copy_from_slice(bytemuck::cast_slice(weights)));
+    let (offset, shape) = ([start], [weights.len() as u64]);
+    let bytes = bytemuck::cast_slice(weights);
+    snapshot.add(&Piece { name: "w", dtype: Dtype::F32, global_shape: &[8], offset: &offset, shape: &shape, bytes });
 }
 
 fn read(dir: &Path) -> [f32; 8] {

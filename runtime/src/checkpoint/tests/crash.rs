@@ -88,7 +88,7 @@ fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
     for k in 0..30 {
         let root = tempfile::tempdir().unwrap();
         let writer = quick_writer(root.path());
-        let saved = (1..=4).map(|step| save_state(&writer, step).unwrap()).last().unwrap();
+        let [.., saved] = [1, 2, 3, 4].map(|step| save_state(&writer, step).unwrap());
         let disk = FaultyDisk::stopping_after(k);
 
         let _ = CheckpointWriter::on(Arc::new(disk), root.path()).retain(1, &saved);

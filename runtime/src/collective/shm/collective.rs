@@ -140,7 +140,10 @@ impl Advance for Streams {
         let aborted = self.plane.control.aborted();
         let outcome = match aborted {
             None => self.advance_streams(),
-            Some(aborted) => Err(self.compare_all().err().unwrap_or(aborted)),
+            Some(aborted) => {
+                let decided = self.group.advance_decided();
+                Err(decided.and_then(|()| self.compare_all()).err().unwrap_or(aborted))
+            }
         };
         if let Err(error) = &outcome {
             self.failed = Some(error.clone());
@@ -189,8 +192,9 @@ impl Collective for ShmCollective {
             if streams.is_complete(&ticket)? {
                 return Ok(true);
             }
-            streams.advance()?;
-            streams.is_complete(&ticket)
+            let advanced = streams.advance();
+            let is_complete = streams.is_complete(&ticket)?;
+            if is_complete { Ok(true) } else { advanced.map(|()| false) }
         };
         let outcome = self.engine.wait(is_done, || self.show_waiting(&ticket));
         let slot = self.plane.control.slot(self.plane.rank)?;

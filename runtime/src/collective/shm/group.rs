@@ -86,7 +86,21 @@ impl GroupStream {
     /// # Errors
     /// [`CollectiveError::Mismatch`], [`CollectiveError::Invalid`].
     pub(super) fn advance(&mut self) -> Result<(), CollectiveError> {
-        while self.worked < self.queue.started() {
+        self.advance_while(|_| true)
+    }
+
+    /// Finishes what is decided although the world is aborted: flat operations that all members have announced. Nobody is
+    /// needed for them any more, and some members may have finished them before the abort; so a vote has one outcome at
+    /// all that took part, also if the first to see it gives up because of it.
+    ///
+    /// # Errors
+    /// As [`GroupStream::advance`].
+    pub(super) fn advance_decided(&mut self) -> Result<(), CollectiveError> {
+        self.advance_while(|pending| is_flat(&pending.operands))
+    }
+
+    fn advance_while(&mut self, may_work: impl Fn(&Pending) -> bool) -> Result<(), CollectiveError> {
+        while self.worked < self.queue.started() && may_work(self.queue.get(self.worked)) {
             self.look()?;
             if self.places_at.len() < self.members.len() {
                 break;

@@ -252,3 +252,21 @@ fn more_operations_than_may_be_in_flight_are_refused_and_the_world_goes_on() {
     assert_eq!((started.len(), error), (64, CollectiveError::TooManyInFlight { max: 64 }));
     assert_eq!(shm.control().aborted(), None);
 }
+
+#[test]
+fn a_vote_that_all_have_entered_has_its_outcome_at_all_though_the_first_to_see_it_aborts() {
+    let shm = world_of(2);
+    let [mut first, mut second] = [0, 1].map(|rank| shm.join(rank).unwrap().communicator(0).unwrap());
+    let vote = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
+    let mut votes = [[1.0f64], [2.0]];
+    let [a, b] = votes.each_mut().map(|vote| Operand::in_place(RawBuffer::of_mut(vote), f64::TYPE, 1));
+    // SAFETY: the votes outlive the operations and are not touched before those are finished.
+    let (of_first, of_second) = unsafe { (first.start(&vote, &[a]).unwrap(), second.start(&vote, &[b]).unwrap()) };
+
+    first.finish(of_first).unwrap();
+    first.abort("the vote says so");
+
+    second.finish(of_second).unwrap();
+    assert_eq!(votes, [[3.0]; 2]);
+    assert!(matches!(second.barrier(), Err(CollectiveError::Aborted { .. })), "nothing new begins");
+}
