@@ -1,0 +1,187 @@
+//! A few steps of a small relative of a job's model, on as many ranks at once as the job has, with every instruction
+//! measured: what kernels and collectives take on this machine while all of its ranks are busy.
+
+use crate::cpu::executor::Timings;
+use crate::cpu::{Backing, CpuMachine, on_device_thread};
+use crate::train::JobError;
+use crate::train::architecture::Architecture;
+use crate::train::plan::ModelPlan;
+use crate::train::session::shared_world;
+use crate::train::team::{Team, TeamPlan};
+use crate::train::trainer::Programs;
+use crate::train::weights;
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
+use phalanx_strategies::cost::{Cost, instr_cost};
+use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::model::{BatchShape, ModelConfig};
+use phalanx_strategies::program::{Compute, Hyper, Op, Role};
+use phalanx_strategies::trace::Trace;
+use phalanx_strategies::world::{Span, What};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Steps that count, and those before them that do not: they touch memory for the first time.
+const N_STEPS: usize = 12;
+const N_FIRST: usize = 2;
+
+/// What one instruction took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    /// Kernel or collective.
+    pub name: &'static str,
+    /// What it did.
+    pub work: Work,
+    /// Time of one rank.
+    pub seconds: f64,
+}
+
+/// What an instruction does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// Computes.
+    Kernel {
+        /// Arithmetic and bytes.
+        cost: Cost,
+        /// Of products, the precision.
+        compute: Option<Compute>,
+    },
+    /// Moves bytes of wholes.
+    Collective { bytes: u64 },
+}
+
+/// A plan whose step takes a fraction of a second: two blocks of the job's model, of a large one's relative with fewer
+/// heads, a narrower stream and a smaller vocabulary.
+pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
+    const WIDTH_MAX: usize = 1024;
+    const VOCABULARY_MAX: usize = 8192;
+    const TOKENS_MAX: usize = 1024;
+    let mut small = ModelConfig { n_layers: model.n_layers.min(2), ..model.clone() };
+    while small.hidden_size > WIDTH_MAX && small.n_heads.is_multiple_of(2) {
+        small.hidden_size /= 2;
+        small.intermediate_size = (small.intermediate_size / 2).max(1);
+        small.n_heads /= 2;
+        small.n_kv_heads = if small.n_kv_heads.is_multiple_of(2) { small.n_kv_heads / 2 } else { 1 };
+    }
+    small.vocab_size = small.vocab_size.min(VOCABULARY_MAX);
+    small.windows.truncate(small.n_layers);
+    let seq_len = plan.batch.seq_len.min(TOKENS_MAX);
+    let n_rows = plan.batch.n_rows.min(TOKENS_MAX / seq_len).max(1);
+    let spec = StepSpec { n_microbatches: 1, offload_optimizer: false, ..plan.spec.clone() };
+    let spec = StepSpec { parallel: Parallel::default(), ..spec };
+    ModelPlan {
+        model: Architecture::Known(small),
+        weights: None,
+        batch: BatchShape { n_rows, seq_len },
+        spec,
+        ..plan.clone()
+    }
+}
+
+/// Runs the plan on all ranks of a mesh, each with so many threads, and says what every instruction took.
+pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<Vec<Sample>, JobError> {
+    let ranks = (0..mesh.size()).map(|rank| Programs::compile(plan, Place { mesh, rank }, false));
+    let ranks = ranks.collect::<Result<Vec<Programs>, _>>()?;
+    let team = TeamPlan::new(plan, mesh, false)?;
+    let world = shared_world(&team, &ranks)?;
+    let measured: Vec<Result<Vec<Timings>, JobError>> = std::thread::scope(|scope| {
+        let spawn = |(rank, programs)| {
+            let (team, world) = (&team, &world);
+            scope.spawn(move || {
+                let alone = mesh.size() == 1;
+                let join = || if alone { Ok(Team::alone()) } else { team.join(world, rank as u32) };
+                let measure = || measure(plan, programs, join()?);
+                let outcome = on_device_thread(n_threads, measure).map_err(JobError::from).flatten();
+                outcome.inspect_err(|error| world.control().abort(&format!("rank {rank}: {error}")))
+            })
+        };
+        let handles: Vec<_> = ranks.iter().enumerate().map(spawn).collect();
+        handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(typical(&ranks.iter().map(|programs| &programs.train).zip(measured).collect::<Vec<_>>()))
+}
+
+/// Runs the steps of one rank.
+fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<Timings>, JobError> {
+    let c = &programs.train;
+    let mut machine = CpuMachine::on(&[c], &Backing { shared: team.memory(), offload_dir: None })?;
+    weights::initialise(&mut machine, c, plan.model.known(), 0, None)?;
+    fill_inputs(&mut machine, c, plan);
+    let mut steps = Vec::new();
+    for _ in 0..N_FIRST + N_STEPS {
+        // All begin together.
+        team.sum(0)?;
+        let mut timings = Timings::with_capacity(c.program.instrs.len());
+        machine.run_timed(c, &mut [], &mut team.groups, &mut timings)?;
+        steps.push(timings);
+    }
+    Ok(steps.split_off(N_FIRST))
+}
+
+/// Tokens all over the vocabulary, and the scalars of a first step.
+fn fill_inputs(machine: &mut CpuMachine, c: &Compiled, plan: &ModelPlan) {
+    let (vocabulary, seq_len) = (plan.model.vocab_size(), plan.batch.seq_len);
+    for b in &c.program.bindings {
+        let token = |i: usize| match b.role {
+            Role::Ids | Role::Labels => (i * 7919 % vocabulary) as i32,
+            Role::Positions => (i % seq_len) as i32,
+            _ => 0,
+        };
+        match b.role {
+            Role::Ids | Role::Labels | Role::Positions | Role::DocStart => {
+                machine.write::<i32>(c, b.value).iter_mut().enumerate().for_each(|(i, x)| *x = token(i));
+            }
+            Role::Hyper => {
+                let hyper = machine.write::<f64>(c, b.value);
+                hyper.fill(1.0);
+                hyper[Hyper::LEARNING_RATE] = 1e-6;
+                hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / plan.batch.n_tokens() as f64;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What instructions take in steps that are neither among the fastest nor among the slowest quarter.
+fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
+    let total = |step: usize| ranks.iter().flat_map(|(_, steps)| &steps[step]).sum::<Duration>();
+    let mut steps: Vec<usize> = (0..N_STEPS).collect();
+    steps.sort_by_key(|step| total(*step));
+    let steps = &steps[N_STEPS / 4..N_STEPS - N_STEPS / 4];
+    let mut samples = Vec::new();
+    // Of each collective what each rank waited in each step. Programs of ranks differ where parts of a whole are empty.
+    let mut waits: BTreeMap<(&'static str, u32, u64), Vec<Vec<Duration>>> = BTreeMap::new();
+    for (c, timings) in ranks {
+        let taken = |i: usize| -> Vec<Duration> { steps.iter().map(|step| timings[*step][i]).collect() };
+        let all: Vec<Duration> =
+            (0..c.program.instrs.len()).map(|i| taken(i).iter().sum::<Duration>() / steps.len() as u32).collect();
+        for (i, instr) in c.program.instrs.iter().enumerate().filter(|(_, i)| !is_collective(&i.op)) {
+            let compute = if let Op::MatMul(m) = &instr.op { Some(m.compute) } else { None };
+            let work = Work::Kernel { cost: instr_cost(&c.program, instr), compute };
+            samples.push(Sample { name: instr.op.name(), work, seconds: all[i].as_secs_f64() });
+        }
+        let at: Vec<usize> =
+            (0..c.program.instrs.len()).filter(|i| matches!(c.program.instrs[*i].op, Op::Await(_))).collect();
+        for (span, i) in Trace::measured(&c.program, Duration::ZERO, &all).iter().filter(|s| is_wait(s)).zip(at) {
+            if let What::Collective { collective, size_bytes, .. } = span.what {
+                let key = (collective.kind.name(), collective.sequence, size_bytes);
+                waits.entry(key).or_default().push(taken(i));
+            }
+        }
+    }
+    for ((name, _, bytes), ranks) in waits {
+        // The last rank to come to it waits for nobody.
+        let last = |step: usize| ranks.iter().map(|rank| rank[step]).min().unwrap_or_default();
+        let seconds = (0..steps.len()).map(last).sum::<Duration>().as_secs_f64() / steps.len() as f64;
+        samples.push(Sample { name, work: Work::Collective { bytes }, seconds });
+    }
+    samples
+}
+
+const fn is_collective(op: &Op) -> bool {
+    matches!(op, Op::Start(_) | Op::Await(_))
+}
+
+const fn is_wait(span: &Span) -> bool {
+    matches!(span.what, What::Collective { .. })
+}
