@@ -7,6 +7,7 @@ use crate::config::datasets::ValSetSize;
 use crate::train::JobError;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::progress::{human_bytes, human_count, human_duration};
+use crate::train::saving::snapshot_bytes;
 use crate::train::step_trace::check_writable;
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
@@ -76,6 +77,8 @@ struct Estimate<'a> {
     /// Its bytes, by what they are for, and all of them.
     memory: Vec<(&'static str, usize)>,
     peak_bytes: usize,
+    /// Besides, from the first checkpoint on that is written beside training.
+    saving_bytes: usize,
     /// Of all ranks.
     tokens: f64,
     flops_per_token: f64,
@@ -113,6 +116,7 @@ impl Estimate<'_> {
             fullest: forecast.fullest,
             memory,
             peak_bytes,
+            saving_bytes: snapshot_bytes(c),
             tokens,
             flops_per_token: (cost.matmul_flops + cost.attention_flops) * sharing / of_rank,
             products: hardware.matmul(compute),
@@ -129,6 +133,7 @@ impl Estimate<'_> {
             "fullest_rank": self.fullest,
             "memory_bytes": memory.collect::<serde_json::Map<_, _>>(),
             "peak_memory_bytes": self.peak_bytes,
+            "saving_memory_bytes": self.saving_bytes,
             "flops_per_token": self.flops_per_token,
             "tokens_per_step": self.tokens,
             "step_ms": self.seconds * 1e3,
@@ -145,6 +150,8 @@ impl Estimate<'_> {
             let share = format!("{:.1}%", 100.0 * *bytes as f64 / self.peak_bytes as f64);
             table.add_row([(*name).to_string(), human_bytes(*bytes as u64), share]);
         }
+        let besides = "besides, while training goes on beside a save";
+        table.add_row([besides.to_string(), human_bytes(self.saving_bytes as u64), String::new()]);
         right(&mut table, &[1, 2]);
         say(table);
         let mut table = Table::new();

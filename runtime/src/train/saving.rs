@@ -226,6 +226,12 @@ fn boxes<'a>(machine: &'a CpuMachine, c: &Compiled) -> Vec<SavedBox<'a>> {
     boxes.collect()
 }
 
+/// Bytes of a rank's copy of its state while a checkpoint is written beside training.
+pub(crate) fn snapshot_bytes(c: &Compiled) -> usize {
+    let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
+    saved.map(|t| t.held.n_elements() * size_of::<f32>()).sum()
+}
+
 const fn seat(team: &Team) -> Seat {
     Seat { writer: team.place.rank as u32, n_writers: team.n_ranks() as u32 }
 }
