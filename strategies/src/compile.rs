@@ -107,13 +107,11 @@ pub enum CompileError {
     /// Products that cannot be shared by tensor-parallel ranks.
     #[error(transparent)]
     Tensor(#[from] TpError),
-    /// Bits depend on these axes.
+    /// Bits would depend on this axis.
     #[error(
-        "reproducible runs share data, state and layers only: tensor_parallel_size is {tp} and context_parallel_size {cp}, 1 and 1 would fit"
+        "reproducible runs share data, state, layers and matrices only: context_parallel_size is {cp}, 1 would fit"
     )]
     ReproducibleAxis {
-        /// Size of the tensor-parallel axis.
-        tp: usize,
         /// Size of the context-parallel axis.
         cp: usize,
     },
@@ -141,8 +139,8 @@ pub enum CompileError {
 fn check_reproducible(parallel: &Parallel, place: &Place) -> Result<(), CompileError> {
     let Some(n) = parallel.logical_shards else { return Ok(()) };
     let (mesh, data_ranks) = (place.mesh, place.mesh.data_ranks());
-    if mesh.tp > 1 || mesh.cp > 1 {
-        return Err(CompileError::ReproducibleAxis { tp: mesh.tp, cp: mesh.cp });
+    if mesh.cp > 1 {
+        return Err(CompileError::ReproducibleAxis { cp: mesh.cp });
     }
     if n < data_ranks {
         return Err(CompileError::LogicalShards { n, data_ranks });

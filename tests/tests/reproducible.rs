@@ -61,6 +61,39 @@ fn every_arrangement_ends_with_the_bits_of_one_rank() {
 }
 
 #[test]
+fn with_as_many_tensor_parallel_ranks_every_arrangement_of_the_others_ends_with_the_same_bits() {
+    let with_tp = |tp: usize, cell: Cell, sequence_parallel: bool| Cell {
+        mesh: Mesh { tp, ..cell.mesh },
+        sequence_parallel,
+        ..cell
+    };
+    let others = [
+        cell(mesh(1, 2, 1), 3, "1f1b"),
+        cell(mesh(1, 1, 2), 1, "1f1b"),
+        cell(mesh(1, 1, 2), 3, "1f1b"),
+        cell(mesh(1, 1, 3), 2, "1f1b"),
+        cell(mesh(1, 2, 2), 3, "1f1b"),
+        cell(mesh(2, 1, 1), 3, "zero_bubble"),
+        cell(mesh(2, 2, 1), 3, "1f1b"),
+    ];
+    for (shape, tp, sequence_parallel) in
+        [(Shape::Llama, 2, false), (Shape::Llama, 2, true), (Shape::Llama, 4, false), (Shape::Gpt2, 2, true)]
+    {
+        let task = Task { extra: &[("reproducible", "true")], ..Task::plain(shape) };
+        let dir = tempfile::tempdir().unwrap();
+        let alone = bits(&task, &with_tp(tp, Cell::ALONE, sequence_parallel), dir.path());
+        for cell in others {
+            let cell = with_tp(tp, cell, sequence_parallel);
+
+            let theirs = bits(&task, &cell, dir.path());
+
+            assert_eq!(theirs.1, alone.1, "{shape} {cell}: losses and norms");
+            assert!(theirs.0 == alone.0, "{shape} {cell}: weights");
+        }
+    }
+}
+
+#[test]
 fn without_the_mode_another_arrangement_ends_with_other_bits() {
     // What makes the test above able to fail.
     let task = Task::plain(Shape::Llama);

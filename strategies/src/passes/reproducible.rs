@@ -5,6 +5,9 @@
 //! Norm and loss are sums over blocks, parameters and microbatches in an order that no mesh changes. What a parameter
 //! with several uses (a tied embedding) gets from each is summed apart, since its uses may lie on different stages.
 //!
+//! Tensor-parallel ranks cut the sums inside of products, so bits are those of their number: with as many of them, all
+//! arrangements of the other ranks agree.
+//!
 //! This costs memory for a few gradients instead of one, which is why it is a mode.
 
 use super::data_parallel::{Insertions, buckets, last_writes, like};
