@@ -72,8 +72,8 @@ pub struct Started {
     pub n_params: usize,
     /// Rows of training and validation data.
     pub n_rows: (usize, usize),
-    /// Bytes of all buffers of the first rank.
-    pub buffer_bytes: usize,
+    /// Bytes of all buffers that each rank allocated, by rank.
+    pub buffer_bytes: Vec<u64>,
     /// Threads of each rank that compute.
     pub n_threads: usize,
     /// Checkpoint from which the run goes on.

@@ -6,8 +6,10 @@
 
 use crate::mesh::{Axis, Coord, Group, Mesh, Place};
 use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program};
-use crate::world::{self, GroupId, GroupSlot, Kind, Post, Rank, Step, Tensor, TraceId, World, WorldError};
-use std::collections::BTreeMap;
+use crate::world::{
+    self, GroupId, GroupSlot, Kind, Post, Rank, Span, Step, Tensor, TraceId, What, World, WorldError,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
@@ -25,17 +27,32 @@ pub struct Trace {
 pub enum Ranks {
     /// Every one.
     All,
-    /// The first of each pipeline stage, which stands for the others.
+    /// The last of each pipeline stage, which stands for the others: where a whole does not divide evenly, the last part
+    /// is the largest.
     OfEachStage,
+    /// Of each pipeline stage those that are first or last on every other axis; the first stands for those between.
+    AtEdges,
 }
 
 impl Ranks {
     /// The rank whose program stands for that of `rank`.
     pub fn representative(self, mesh: &Mesh, rank: usize) -> usize {
-        match self {
-            Ranks::All => rank,
-            Ranks::OfEachStage => mesh.rank(Coord::default().with(Axis::Pp, mesh.coord(rank).on(Axis::Pp))),
-        }
+        let at = mesh.coord(rank);
+        let position = |axis: Axis| {
+            let (last, own) = (mesh.axis(axis) - 1, at.on(axis));
+            match self {
+                _ if axis == Axis::Pp => own,
+                Ranks::All => own,
+                Ranks::OfEachStage => last,
+                Ranks::AtEdges => if own == last { last } else { 0 },
+            }
+        };
+        mesh.rank(Axis::ALL.into_iter().fold(Coord::default(), |to, axis| to.with(axis, position(axis))))
+    }
+
+    /// The ranks that stand for others, ascending.
+    pub fn representatives(self, mesh: &Mesh) -> BTreeSet<usize> {
+        (0..mesh.size()).map(|rank| self.representative(mesh, rank)).collect()
     }
 }
 
@@ -58,13 +75,41 @@ impl Trace {
                     let collective = trace.collective(c);
                     trace.steps.push(Step::Await(collective));
                 }
-                op => trace.steps.extend(seconds(instr).map(|cost| {
-                    let microbatch = (instr.site.phase != Phase::Optimizer).then_some(instr.site.microbatch);
-                    Step::Compute { name: op.name(), microbatch, cost }
-                })),
+                op => trace.steps.extend(
+                    seconds(instr).map(|cost| Step::Compute { name: op.name(), microbatch: microbatch(instr), cost }),
+                ),
             }
         }
         trace
+    }
+
+    /// What was measured of a run, one instruction after the other from `began` on: what each computed, and how long the
+    /// rank waited for each collective. The names are those of a simulated step.
+    pub fn measured(program: &Program, began: Duration, timings: &[Duration]) -> Vec<Span> {
+        let mut trace = Trace { steps: Vec::new(), groups: Vec::new() };
+        let mut size_bytes: BTreeMap<world::Collective, u64> = BTreeMap::new();
+        let (mut spans, mut end) = (Vec::new(), began);
+        for (instr, took) in program.instrs.iter().zip(timings) {
+            let start = end;
+            end += *took;
+            let what = match &instr.op {
+                Op::Start(c) => {
+                    let post = trace.post(program, c, instr);
+                    size_bytes.insert(post.collective, post.size_bytes());
+                    continue;
+                }
+                Op::Await(c) => {
+                    let collective = trace.collective(c);
+                    let pair = matches!(collective.kind, Kind::Send { .. } | Kind::Recv { .. });
+                    let n_members = if pair { 2 } else { program.place.group_size(c.group) };
+                    let size_bytes = size_bytes.get(&collective).copied().unwrap_or(0);
+                    What::Collective { collective, n_members, size_bytes }
+                }
+                op => What::Compute { name: op.name(), microbatch: microbatch(instr) },
+            };
+            spans.push(Span { what, start, end });
+        }
+        spans
     }
 
     fn post(&mut self, program: &Program, c: &Collective, instr: &Instr) -> Post {
@@ -88,6 +133,11 @@ impl Trace {
         let (kind, group) = (kind(c.kind), GroupSlot(slot as u32));
         world::Collective { kind, group, sequence: c.sequence, unit: c.unit as u64 }
     }
+}
+
+/// The microbatch that an instruction works on, if any.
+fn microbatch(instr: &Instr) -> Option<u32> {
+    (instr.site.phase != Phase::Optimizer).then_some(instr.site.microbatch)
 }
 
 const fn kind(kind: CollectiveKind) -> Kind {

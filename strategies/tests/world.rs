@@ -14,7 +14,7 @@ use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
 use phalanx_strategies::program::{Op, Program};
 use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
-use phalanx_strategies::world::{Collective, Links, Post, Rank, Step, Tensor, WorldError};
+use phalanx_strategies::world::{Collective, Links, Mover, Post, Rank, Step, Tensor, WorldError};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 use support::{model, spec};
@@ -139,7 +139,7 @@ proptest! {
             let nanos = |rank: usize| Duration::from_nanos(1000 + rank as u64);
             Ok(Trace::timed(&case.step(place.rank), |_| Some(nanos(place.rank))))
         };
-        let links = Links { node: &|rank| rank / 4, duration: &|_, nodes| Duration::from_nanos(500 * nodes.len() as u64) };
+        let links = Links { mover: Mover::Links, node: &|rank| rank / 4, duration: &|_, nodes| Duration::from_nanos(500 * nodes.len() as u64) };
 
         let world = world(case.mesh, Ranks::All, timed)?;
         let timeline = world.simulate(&links, false)?;
@@ -291,7 +291,7 @@ fn a_mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
             Ok::<Trace, WorldError>(Trace::timed(&case.step(place.rank), |_| Some(Duration::from_micros(1))))
         });
 
-        let timeline = world.unwrap().simulate(&Links { node: &|rank| rank / 8, duration: &at_once }, false).unwrap();
+        let timeline = world.unwrap().simulate(&Links { mover: Mover::Links, node: &|rank| rank / 8, duration: &at_once }, false).unwrap();
 
         assert!(timeline.makespan > Duration::ZERO);
     }

@@ -1,126 +1,110 @@
-//! This machine as hardware of a plan: rates read off a measured step of a small model.
+//! This machine as hardware of a plan: rates read off measured steps of a small model, with all ranks at work.
 
+use super::probe::{Sample, samples, small};
+use crate::collective::shm::LOCAL_RANKS_MAX;
 use crate::config::JobConfig;
-use crate::cpu::executor::Timings;
-use crate::cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
-use crate::groups::Groups;
+use crate::cpu::available_threads;
 use crate::train::JobError;
 use crate::train::plan::ModelPlan;
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
-use phalanx_strategies::cost::{Cost, instr_cost};
-use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig};
-use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::mesh::Mesh;
+use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::plan::Hardware;
-use phalanx_strategies::plan::hardware::{Link, Rate};
+use phalanx_strategies::plan::hardware::Rate;
+use phalanx_strategies::program::Compute;
+use phalanx_strategies::world::Mover;
+use std::collections::BTreeMap;
 
-/// Steps of which the fastest counts.
-const N_STEPS: usize = 4;
+/// Ranks that are measured together at most; more take turns on the cores as so many do.
+const RANKS_MAX: usize = 8;
 
-/// Seconds and work of one kind of instruction.
-#[derive(Clone, Copy, Default)]
-struct Measured {
-    seconds: f64,
-    cost: Cost,
-}
-
-/// What ranks of this machine do: as many threads and as much memory for each as their number leaves.
+/// What each of `n_ranks` ranks of this machine does, with the threads that the job gives a rank or their number leaves.
 pub(super) fn this_machine(
     named: Hardware,
     config: &JobConfig,
     plan: &ModelPlan,
-    n_ranks: u32,
+    model: &ModelConfig,
+    n_ranks: usize,
 ) -> Result<Hardware, JobError> {
-    let n_threads = (config.precision.threads.unwrap_or_else(available_threads) / n_ranks.max(1) as usize).max(1);
-    let precision = plan.spec.precision;
-    let [products, attention, streams] = on_device_thread(n_threads, || measure(precision))??;
-    // Without a peak that can be looked up, the rate that was reached is the peak.
-    let peak_flops = products.cost.matmul_flops / products.seconds;
-    let rate = Rate { peak_flops, fraction: 1.0, fill_s: 1e-6 };
-    let attention_fraction = (attention.cost.attention_flops / attention.seconds / peak_flops).min(1.0);
-    let memory_bytes_per_s = streams.cost.streamed_bytes / streams.seconds;
-    // What one rank copies another one's core has to read: a link is as fast as memory, and needs a core.
-    let intra_node = Link { bytes_per_s: memory_bytes_per_s / 2.0, fraction: 1.0, hop_s: 5e-6 };
+    if n_ranks > LOCAL_RANKS_MAX as usize {
+        return Err(JobError::Unusable(format!("{n_ranks} ranks; at most {LOCAL_RANKS_MAX} fit one machine")));
+    }
+    let n_threads = config.precision.threads.unwrap_or_else(|| (available_threads() / n_ranks).max(1));
+    let probe = small(plan, model);
+    let n_measured = n_ranks.min(RANKS_MAX);
+    let mut all = samples(&probe, Mesh { dp_shard: n_measured, ..Mesh::ONE }, n_threads)?;
+    if n_measured > 1 {
+        let replicas = samples(&probe, Mesh { dp_replicate: n_measured, ..Mesh::ONE }, n_threads)?;
+        all.extend(replicas);
+    }
+    // Cores that are measured full are shared by those beyond.
+    let turns = n_ranks as f64 / n_measured as f64;
+    all.iter_mut().for_each(|sample| sample.seconds *= turns);
     Ok(Hardware {
-        matmul_f32: rate,
-        matmul_bf16: rate,
-        attention_fraction,
-        memory_bytes: memory_bytes().unwrap_or(named.memory_bytes) / u64::from(n_ranks.max(1)),
-        memory_bytes_per_s,
-        memory_fraction: 1.0,
-        launch_s: 1e-6,
-        devices_per_node: n_ranks,
-        intra_node,
-        ..named
+        memory_bytes: memory_bytes().unwrap_or(named.memory_bytes) / n_ranks as u64,
+        devices_per_node: n_ranks as u32,
+        mover: Mover::Ranks,
+        ..rates(named, &all)
     })
 }
 
-/// Runs a small model and sorts its instructions: products, attention, everything else.
-fn measure(precision: Precision) -> Result<[Measured; 3], JobError> {
-    let compiled = probe(precision)?;
-    let mut machine = CpuMachine::new(&[&compiled])?;
-    let mut best: Vec<f64> = vec![f64::INFINITY; compiled.program.instrs.len()];
-    let mut timings = Timings::new();
-    for _ in 0..N_STEPS {
-        machine.run_timed(&compiled, &mut [], &mut Groups::none(), &mut timings)?;
-        best.iter_mut().zip(&timings).for_each(|(best, t)| *best = best.min(t.as_secs_f64()));
+/// Hardware on which every sample takes about what it took.
+fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
+    let products = |compute| -> Option<Rate> {
+        let of = samples.iter().filter(|s| s.compute == Some(compute)).map(|s| (s.cost.matmul_flops, s.seconds));
+        let (fill_s, peak_flops) = line(&of.collect::<Vec<_>>())?;
+        Some(Rate { peak_flops, fraction: 1.0, fill_s })
+    };
+    let (f32, bf16) = (products(Compute::F32), products(Compute::Bf16));
+    let mut work: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for s in samples.iter().filter(|s| s.compute.is_none() && s.collective_bytes.is_none()) {
+        let units = if s.cost.attention_flops > 0.0 { s.cost.attention_flops } else { s.cost.streamed_bytes };
+        let (all, seconds) = work.entry(s.name).or_default();
+        (*all, *seconds) = (*all + units, *seconds + s.seconds);
     }
-    let mut kinds = [Measured::default(); 3];
-    for (instr, seconds) in compiled.program.instrs.iter().zip(best) {
-        let cost = instr_cost(&compiled.program, instr);
-        let kind = if cost.matmul_flops > 0.0 {
-            0
-        } else if cost.attention_flops > 0.0 {
-            1
-        } else {
-            2
-        };
-        kinds[kind].seconds += seconds;
-        kinds[kind].cost = kinds[kind].cost + cost;
+    let streams = work.iter().filter(|(name, _)| !name.starts_with("attention"));
+    let (bytes, seconds) = streams.fold((0.0, 0.0), |sum, (_, of)| (sum.0 + of.0, sum.1 + of.1));
+    let mut moved: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    for (s, bytes) in samples.iter().filter_map(|s| Some((s, s.collective_bytes?))) {
+        moved.entry(s.name).or_default().push((bytes as f64, s.seconds));
     }
-    Ok(kinds)
+    let lines: BTreeMap<&str, (f64, f64)> =
+        moved.iter().filter_map(|(name, points)| Some((*name, line(points)?))).collect();
+    let mut measured: BTreeMap<String, f64> =
+        work.iter().map(|(name, (units, seconds))| (name.to_string(), units / seconds)).collect();
+    measured.extend(lines.iter().map(|(name, (_, bytes_per_s))| (name.to_string(), *bytes_per_s)));
+    // What copies, copies as fast as a gather.
+    if let Some(copy) = measured.get("all_gather").copied() {
+        for name in ["all_to_all", "broadcast", "shift", "send", "recv"] {
+            measured.entry(name.into()).or_insert(copy);
+        }
+    }
+    let attention = work.get("attention").map(|(flops, seconds)| flops / seconds);
+    let matmul_f32 = f32.or(bf16).unwrap_or(named.matmul_f32);
+    let matmul_bf16 = bf16.or(f32).unwrap_or(named.matmul_bf16);
+    let peak = matmul_f32.peak_flops.max(matmul_bf16.peak_flops);
+    Hardware {
+        matmul_f32,
+        matmul_bf16,
+        attention_fraction: attention.map_or(named.attention_fraction, |rate| (rate / peak).min(1.0)),
+        memory_bytes_per_s: bytes / seconds,
+        memory_fraction: 1.0,
+        launch_s: samples.iter().map(|s| s.seconds).fold(f64::INFINITY, f64::min),
+        collective_start_s: lines.values().map(|(latency, _)| *latency).reduce(f64::min).unwrap_or(0.0),
+        measured,
+        ..named
+    }
 }
 
-/// A step of a model whose operands fill caches, all weights and inputs zero: the time does not depend on them.
-fn probe(precision: Precision) -> Result<Compiled, JobError> {
-    let model = ModelConfig {
-        family: Family::Llama,
-        vocab_size: 4096,
-        hidden_size: 512,
-        intermediate_size: 1408,
-        n_layers: 2,
-        n_heads: 8,
-        n_kv_heads: 8,
-        head_dim: 64,
-        max_positions: 256,
-        norm_eps: 1e-5,
-        rope_theta: 10_000.0,
-        rope_scaling: phalanx_strategies::model::RopeScaling::None,
-        tie_embeddings: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        windows: vec![None; 2],
-        init_std: 0.02,
-    };
-    let spec = StepSpec {
-        n_microbatches: 1,
-        precision,
-        recompute: Recompute::None,
-        lora: None,
-        optimizer: phalanx_strategies::passes::optimizer::OptimizerSpec::AdamW {
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.0,
-        },
-        max_grad_norm: Some(1.0),
-        offload_optimizer: false,
-        parallel: Parallel::default(),
-    };
-    let forward = model.forward(BatchShape { n_rows: 4, seq_len: 256 }, Head::Loss);
-    let forward = forward.map_err(|source| JobError::Model { path: "probe".into(), source })?;
-    Ok(compile_step(forward, &spec, scratch_bytes)?)
+/// Seconds of nothing, and units a second, of the line that misses points `(units, seconds)` by the smallest shares:
+/// least squares of `1 = (a + b units) / seconds`.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let sum = |f: &dyn Fn(f64, f64) -> f64| points.iter().map(|(u, s)| f(*u, s.max(1e-9))).sum::<f64>();
+    let (aa, ab, bb) = (sum(&|_, s| 1.0 / (s * s)), sum(&|u, s| u / (s * s)), sum(&|u, s| u * u / (s * s)));
+    let (a, b) = (sum(&|_, s| 1.0 / s), sum(&|u, s| u / s));
+    let det = aa * bb - ab * ab;
+    let fitted = ((a * bb - b * ab) / det, (b * aa - a * ab) / det);
+    let (latency, per_unit) = if fitted.0 >= 0.0 && fitted.1 > 0.0 { fitted } else { (0.0, b / bb) };
+    (per_unit > 0.0 && per_unit.is_finite()).then(|| (latency, 1.0 / per_unit))
 }
 
 /// Memory of this machine; `None` where the system does not tell.

@@ -1,112 +1,183 @@
-//! `phalanx estimate`: everything is read off the compiled program and its static allocation.
+//! `phalanx estimate`: everything is read off the compiled programs of the ranks and their static allocation.
 
+use super::calibrate::this_machine;
+use super::forecast::Forecast;
 use super::{JobArgs, right, say};
-use crate::cpu::matmul::peak_flops;
-use crate::cpu::{available_threads, on_device_thread};
+use crate::config::datasets::ValSetSize;
 use crate::train::JobError;
-use crate::train::plan;
+use crate::train::plan::{self, ModelPlan};
 use crate::train::progress::{human_bytes, human_count, human_duration};
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
-use phalanx_strategies::cost::{Cost, program_cost};
-use phalanx_strategies::mesh::Place;
+use phalanx_strategies::cost::program_cost;
+use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::plan::Hardware;
+use phalanx_strategies::plan::hardware::Rate;
+use phalanx_strategies::program::Compute;
+use phalanx_strategies::trace::Ranks;
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
   phalanx estimate my.yaml
   phalanx estimate my.yaml --micro_batch_size 8 --gradient_checkpointing full
-  phalanx estimate my.yaml --json";
+  phalanx estimate my.yaml --json --trace predicted.json";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    /// Write the simulated step for chrome://tracing or Perfetto, to lay beside that of `phalanx train --trace`.
+    #[arg(long)]
+    trace: Option<PathBuf>,
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// Memory bandwidth that streaming operations reach, bytes a second a thread; a round figure of current servers.
-const STREAM_BYTES_PER_S: f64 = 8e9;
-
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let (json_too, job) = args.json_flag();
-    let config = job.load()?;
+    let args = args.gathered()?;
+    let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
-    let model = plan::model_plan(&config, &tokenizer)?;
-    let programs = Programs::compile(&model, Place { mesh: config.parallel.mesh()?, rank: 0 }, false)?;
-    let c = &programs.train;
-    let n_threads = config.precision.threads.unwrap_or_else(available_threads);
-    let bf16 = model.spec.precision == Precision::Bf16;
-    let peak = on_device_thread(n_threads, || peak_flops(bf16))?;
-    let cost = program_cost(&c.program);
-    let seconds = predicted_seconds(cost, peak, n_threads);
-    let tokens = (model.batch.n_tokens() * model.spec.n_microbatches) as f64;
-    let work = c.layout.work_peak;
-    let memory = [
-        ("parameters", c.layout.bytes(Region::Parameters)),
-        ("optimizer state", c.layout.bytes(Region::OptimizerState)),
-        ("gradients, at the peak", work.gradients),
-        ("activations, at the peak", work.activations),
-        ("inputs and tables", work.inputs + c.layout.bytes(Region::Constants)),
-        ("working space of kernels", work.scratch),
-        ("lost between buffers", work.fragmentation),
-    ];
-    let flops_per_token = (cost.matmul_flops + cost.attention_flops) / tokens;
-    let total = c.layout.total_bytes();
-    if json_too {
-        say(json!({
-            "parameters": c.program.n_params(),
-            "trainable_parameters": c.program.n_trainable(),
-            "memory_bytes": memory.iter().map(|(k, v)| (k.to_string(), json!(v))).collect::<serde_json::Map<_, _>>(),
-            "peak_memory_bytes": total,
-            "flops_per_token": flops_per_token,
-            "tokens_per_step": tokens,
-            "step_ms": seconds * 1e3,
-            "tokens_per_s": tokens / seconds,
-            "instructions": c.program.instrs.len(),
-        }));
-        return Ok(());
+    let plan = plan::model_plan(&config, &tokenizer)?;
+    let mesh = config.parallel.mesh()?;
+    let model = plan.model.known().ok_or_else(|| JobError::Unusable("a user-defined model has no estimate".into()))?;
+    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    // Before anything is measured, so that a job that cannot train is refused at once.
+    let hardware = Hardware::named("cpu").expect("it is shipped");
+    let compile = |place| Programs::compile(&plan, place, evaluates);
+    compile(Place { mesh, rank: 0 })?;
+    let hardware = this_machine(hardware, &config, &plan, model, mesh.size())?;
+    let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
+    let estimate = Estimate::of(&plan, mesh, &hardware, &forecast);
+    if let Some(path) = &args.trace {
+        let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
+        std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["memory", "bytes", ""]);
-    for (name, bytes) in memory.into_iter().chain([("peak", total)]) {
-        let share = format!("{:.1}%", 100.0 * bytes as f64 / total as f64);
-        table.add_row([name.to_string(), human_bytes(bytes as u64), share]);
+    if args.json {
+        say(estimate.json());
+    } else {
+        estimate.print();
     }
-    right(&mut table, &[1, 2]);
-    say(table);
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["step", ""]);
-    let trained = c.program.n_trainable();
-    table.add_row(["parameters", &human_count(c.program.n_params())]);
-    table.add_row(["trained parameters", &human_count(trained)]);
-    table.add_row(["tokens", &format!("{tokens:.0}")]);
-    table.add_row(["arithmetic per token", &format!("{:.1} MFLOP", flops_per_token / 1e6)]);
-    table.add_row(["measured best of this machine", &format!("{:.0} GFLOP/s", peak / 1e9)]);
-    table.add_row(["predicted time", &human_duration(Duration::from_secs_f64(seconds))]);
-    table.add_row(["predicted tokens/s", &format!("{:.0}", tokens / seconds)]);
-    table.add_row(["instructions", &c.program.instrs.len().to_string()]);
-    right(&mut table, &[1]);
-    say(table);
     Ok(())
 }
 
-impl Args {
-    /// `--json` may stand among the overrides, behind the file.
-    fn json_flag(&self) -> (bool, JobArgs) {
-        let behind = self.job.overrides.iter().any(|w| w == "--json");
-        let overrides = self.job.overrides.iter().filter(|w| *w != "--json").cloned().collect();
-        (self.json || behind, JobArgs { config: self.job.config.clone(), overrides })
+/// What there is to tell.
+struct Estimate<'a> {
+    mesh: Mesh,
+    programs: &'a Programs,
+    /// The rank that takes most memory.
+    fullest: usize,
+    /// Its bytes, by what they are for, and all of them.
+    memory: Vec<(&'static str, usize)>,
+    peak_bytes: usize,
+    /// Of all ranks.
+    tokens: f64,
+    flops_per_token: f64,
+    /// Products of one rank.
+    products: Rate,
+    seconds: f64,
+}
+
+impl Estimate<'_> {
+    fn of<'a>(plan: &ModelPlan, mesh: Mesh, hardware: &Hardware, forecast: &'a Forecast) -> Estimate<'a> {
+        let programs = &forecast.programs;
+        let c = &programs.train;
+        let work = c.layout.work_peak;
+        let peak_bytes = programs.bytes() as usize;
+        let memory = vec![
+            ("parameters", c.layout.bytes(Region::Parameters)),
+            ("optimizer state", c.layout.bytes(Region::OptimizerState)),
+            ("optimizer state, in a file", c.layout.bytes(Region::Offloaded)),
+            ("gradients, at the peak", work.gradients),
+            ("activations, at the peak", work.activations),
+            ("inputs and tables", work.inputs + c.layout.bytes(Region::Constants)),
+            ("working space of kernels", work.scratch),
+            ("lost between buffers", work.fragmentation),
+            ("more for evaluation", peak_bytes - c.layout.total_bytes()),
+        ];
+        let cost = program_cost(&c.program);
+        let compute = if plan.spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 };
+        let of_rank = (plan.batch.n_tokens() * plan.spec.n_microbatches) as f64;
+        let tokens = of_rank * mesh.data_ranks() as f64;
+        // Ranks that share rows share their arithmetic.
+        let sharing = (mesh.size() / mesh.data_ranks()) as f64;
+        Estimate {
+            mesh,
+            programs,
+            fullest: forecast.fullest,
+            memory,
+            peak_bytes,
+            tokens,
+            flops_per_token: (cost.matmul_flops + cost.attention_flops) * sharing / of_rank,
+            products: hardware.matmul(compute),
+            seconds: forecast.timeline.makespan.as_secs_f64(),
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let memory = self.memory.iter().map(|(name, bytes)| ((*name).to_string(), json!(bytes)));
+        json!({
+            "parameters": self.programs.n_params.0,
+            "trainable_parameters": self.programs.n_params.1,
+            "ranks": self.mesh.size(),
+            "fullest_rank": self.fullest,
+            "memory_bytes": memory.collect::<serde_json::Map<_, _>>(),
+            "peak_memory_bytes": self.peak_bytes,
+            "flops_per_token": self.flops_per_token,
+            "tokens_per_step": self.tokens,
+            "step_ms": self.seconds * 1e3,
+            "tokens_per_s": self.tokens / self.seconds,
+            "instructions": self.programs.train.program.instrs.len(),
+        })
+    }
+
+    fn print(&self) {
+        let whose = format!("memory of rank {}, the fullest of {}", self.fullest, self.mesh.size());
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header([whose.as_str(), "bytes", ""]);
+        for (name, bytes) in self.memory.iter().filter(|(_, bytes)| *bytes > 0).chain([&("peak", self.peak_bytes)]) {
+            let share = format!("{:.1}%", 100.0 * *bytes as f64 / self.peak_bytes as f64);
+            table.add_row([(*name).to_string(), human_bytes(*bytes as u64), share]);
+        }
+        right(&mut table, &[1, 2]);
+        say(table);
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["step", ""]);
+        let (all, trained) = self.programs.n_params;
+        table.add_row(["parameters", &human_count(all)]);
+        table.add_row(["trained parameters", &human_count(trained)]);
+        table.add_row(["tokens", &format!("{:.0}", self.tokens)]);
+        table.add_row(["arithmetic per token", &format!("{:.1} MFLOP", self.flops_per_token / 1e6)]);
+        table.add_row(["products of a rank, measured", &format!("{:.0} GFLOP/s", self.products.best() / 1e9)]);
+        table.add_row(["predicted time", &human_duration(Duration::from_secs_f64(self.seconds))]);
+        table.add_row(["predicted tokens/s", &format!("{:.0}", self.tokens / self.seconds)]);
+        table.add_row(["instructions", &self.programs.train.program.instrs.len().to_string()]);
+        right(&mut table, &[1]);
+        say(table);
     }
 }
 
-/// Products at the measured best, attention at a third of it (its tiles are small), the rest at memory speed.
-fn predicted_seconds(cost: Cost, peak_flops: f64, n_threads: usize) -> f64 {
-    cost.matmul_flops / (0.8 * peak_flops)
-        + cost.attention_flops / (0.3 * peak_flops)
-        + cost.streamed_bytes / (STREAM_BYTES_PER_S * n_threads as f64)
+impl Args {
+    /// Flags of ours may stand among the overrides, behind the file.
+    fn gathered(&self) -> Result<Args, JobError> {
+        let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
+        let mut all = Args { json: self.json, trace: self.trace.clone(), job };
+        let mut words = self.job.overrides.iter();
+        while let Some(word) = words.next() {
+            match (word.as_str(), word.strip_prefix("--trace=")) {
+                ("--json", _) => all.json = true,
+                (_, Some(path)) => all.trace = Some(path.into()),
+                ("--trace", _) => {
+                    let missing = || JobError::Unusable("`--trace`: a value is missing".into());
+                    all.trace = Some(words.next().ok_or_else(missing)?.into());
+                }
+                _ => all.job.overrides.push(word.clone()),
+            }
+        }
+        Ok(all)
+    }
 }

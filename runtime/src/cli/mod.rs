@@ -4,10 +4,12 @@ mod calibrate;
 mod env;
 mod estimate;
 mod export;
+mod forecast;
 mod generate;
 mod init;
 mod inspect;
 mod plan;
+mod probe;
 mod rank;
 mod train;
 

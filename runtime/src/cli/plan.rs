@@ -2,31 +2,27 @@
 //! one for each pipeline stage, laid out and run in simulated time.
 
 use super::calibrate::this_machine;
+use super::forecast::Forecast;
 use super::{JobArgs, right, say};
 use crate::config::JobConfig;
-use crate::cpu::scratch_bytes;
+use crate::config::datasets::ValSetSize;
 use crate::train::JobError;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::progress::{human_bytes, human_count};
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_step};
-use phalanx_strategies::cost::instr_cost;
+use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
 use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::plan::cost::{instr_seconds, post_duration};
 use phalanx_strategies::plan::{
     self as search, Candidate, Evaluation, Hardware, Options, Plan, Reason, Workload, report,
 };
-use phalanx_strategies::program::{Compute, Op, Program};
-use phalanx_strategies::trace::{Ranks, Trace, world};
-use phalanx_strategies::world::chrome::ChromeTrace;
-use phalanx_strategies::world::{Links, Timeline};
+use phalanx_strategies::program::{Compute, Op};
+use phalanx_strategies::trace::Ranks;
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
   phalanx plan my.yaml --nodes 16 --gpus-per-node 8 --gpu h100
@@ -68,7 +64,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let args = args.gathered()?;
+    let args = args.gathered()?.checked()?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let planner = Planner::new(&args, &config, plan::model_plan(&config, &tokenizer)?)?;
@@ -91,8 +87,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         return Err(JobError::Unusable(format!("no arrangement of {n} ranks trains this job{why}")));
     };
     if let Some(path) = &args.trace {
-        let timeline = planner.simulate(&best.candidate, true).map_err(|why| JobError::Unusable(why.to_string()))?.0;
-        let chrome = ChromeTrace { timeline: &timeline, ranks: timeline.representatives() }.to_string();
+        let chrome = planner.forecast(&best.candidate, true)?.timeline.chrome();
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
         std::fs::write(path, chrome).map_err(failed)?;
     }
@@ -140,10 +135,35 @@ impl Args {
     }
 }
 
+impl Args {
+    /// Refuses numbers that no search can be of.
+    fn checked(self) -> Result<Args, JobError> {
+        let numbers = [
+            ("--nodes", self.nodes as usize),
+            ("--gpus-per-node", self.gpus_per_node.unwrap_or(1) as usize),
+            ("--top", self.top),
+            ("--evaluate", self.evaluate),
+            ("--micro-batch-max", self.micro_batch_max),
+        ];
+        if let Some((flag, _)) = numbers.iter().find(|(_, n)| *n == 0) {
+            return Err(JobError::Unusable(format!("`{flag}` is 0; at least 1 is needed")));
+        }
+        let n_ranks = numbers[0].1 * numbers[1].1;
+        if n_ranks > RANKS_MAX {
+            return Err(JobError::Unusable(format!("{n_ranks} ranks are more than the {RANKS_MAX} that can be planned")));
+        }
+        Ok(self)
+    }
+}
+
+/// Ranks that a search is of at most.
+const RANKS_MAX: usize = 1 << 16;
+
 /// What candidates are of.
 struct Planner {
     plan: ModelPlan,
-    model: ModelConfig,
+    /// Whether the job has validation rows.
+    evaluates: bool,
     hardware: Hardware,
     workload: Workload,
 }
@@ -152,12 +172,10 @@ impl Planner {
     fn new(args: &Args, config: &JobConfig, plan: ModelPlan) -> Result<Planner, JobError> {
         let model = plan.model.known().cloned();
         let model = model.ok_or_else(|| JobError::Unusable("a user-defined model has nothing to arrange".into()))?;
-        let hardware = hardware(args, config, &plan)?;
-        if args.nodes == 0 {
-            return Err(JobError::Unusable("`--nodes` is 0; at least one machine is needed".into()));
-        }
+        let hardware = hardware(args, config, &plan, &model)?;
         let workload = workload(&plan, &model, config.sequences_per_step())?;
-        Ok(Planner { plan, model, hardware, workload })
+        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+        Ok(Planner { plan, evaluates, hardware, workload })
     }
 
     fn spec(&self, candidate: &Candidate) -> StepSpec {
@@ -176,34 +194,20 @@ impl Planner {
         StepSpec { n_microbatches, recompute, parallel, ..self.plan.spec.clone() }
     }
 
-    fn compile(&self, candidate: &Candidate, place: Place) -> Result<Compiled, Reason> {
-        let refused = |why: String| Reason::Refused { why };
+    /// A step of the candidate; of each stage one rank stands for the others.
+    fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
         let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
-        let mut forward = self.model.forward(batch, Head::Loss).map_err(|e| refused(e.to_string()))?;
-        forward.place = place;
-        compile_step(forward, &self.spec(candidate), scratch_bytes).map_err(|e| refused(e.to_string()))
-    }
-
-    /// The simulated step, and the bytes of the fullest rank.
-    fn simulate(&self, candidate: &Candidate, spans: bool) -> Result<(Timeline, u64), Reason> {
-        let mut memory = 0;
-        let all = world(mesh(candidate), Ranks::OfEachStage, |place| {
-            let compiled = self.compile(candidate, place)?;
-            memory = memory.max(compiled.layout.total_bytes() as u64);
-            Ok(timed(&compiled.program, &self.hardware))
-        })?;
-        let duration = |post: &_, nodes: &[u32]| post_duration(&self.hardware, post, nodes);
-        let links = Links { node: &|rank| self.hardware.node(rank), duration: &duration };
-        let timeline = all.simulate(&links, spans).map_err(|e| Reason::Refused { why: e.to_string() })?;
-        Ok((timeline, memory))
+        let plan = ModelPlan { batch, spec: self.spec(candidate), ..self.plan.clone() };
+        let compile = |place| Programs::compile(&plan, place, self.evaluates);
+        Forecast::of(mesh(candidate), Ranks::OfEachStage, &self.hardware, spans, compile)
     }
 
     fn evaluate(&self, candidate: &Candidate) -> Result<Evaluation, Reason> {
-        let (timeline, memory_bytes) = self.simulate(candidate, false)?;
+        let forecast = self.forecast(candidate, false).map_err(|e| Reason::Refused { why: e.to_string() })?;
         Ok(Evaluation {
-            step_seconds: timeline.makespan.as_secs_f64(),
-            memory_bytes,
-            exposed_seconds: timeline.mean_exposed().as_secs_f64(),
+            step_seconds: forecast.timeline.makespan.as_secs_f64(),
+            memory_bytes: forecast.programs.bytes(),
+            exposed_seconds: forecast.timeline.mean_exposed().as_secs_f64(),
         })
     }
 
@@ -239,20 +243,7 @@ const fn mesh(candidate: &Candidate) -> Mesh {
     Mesh { pp, dp_replicate, dp_shard, cp, tp }
 }
 
-/// The trace of a program on this hardware.
-pub(super) fn timed(program: &Program, hardware: &Hardware) -> Trace {
-    Trace::timed(program, |instr| {
-        let compute = match &instr.op {
-            Op::MatMul(m) => m.compute,
-            // Attention computes in the width of its operands.
-            _ if program.value(*instr.reads.first()?).dtype.size_bytes() == 2 => Compute::Bf16,
-            _ => Compute::F32,
-        };
-        Some(Duration::from_secs_f64(instr_seconds(hardware, &instr_cost(program, instr), compute)))
-    })
-}
-
-fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan) -> Result<Hardware, JobError> {
+fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConfig) -> Result<Hardware, JobError> {
     let unknown = || {
         let names = Hardware::NAMES.join(", ");
         JobError::Unusable(format!("`--gpu`: `{}` is not known; there are {names}", args.gpu))
@@ -260,7 +251,7 @@ fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan) -> Result<Hardwar
     let named = Hardware::named(&args.gpu).ok_or_else(unknown)?;
     let n_ranks = args.gpus_per_node.unwrap_or(if args.gpu == "cpu" { 1 } else { named.devices_per_node });
     let hardware = if args.gpu == "cpu" {
-        this_machine(named, config, plan, n_ranks)?
+        this_machine(named, config, plan, model, n_ranks as usize)?
     } else {
         Hardware { devices_per_node: n_ranks, ..named }
     };

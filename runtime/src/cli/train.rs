@@ -86,7 +86,7 @@ fn introduce(s: &Started) {
         human_count(s.n_params),
         s.n_rows.0,
         s.total_steps,
-        human_bytes(s.buffer_bytes as u64),
+        human_bytes(s.buffer_bytes.iter().copied().max().unwrap_or(0)),
         s.n_threads
     ));
     if let Some(path) = &s.resumed_from {

@@ -26,6 +26,9 @@ section! {
         pub sample_prompt: Option<String> = None;
         /// Tokens of that continuation.
         pub sample_tokens: usize = 200 => AT_LEAST_ONE;
+        /// The third step of this run is measured instruction by instruction and written here, for chrome://tracing or
+        /// Perfetto: a track for each rank, with the names of `phalanx plan --trace`.
+        pub trace: Option<PathBuf> = None;
         /// auto goes on from the newest valid checkpoint in `output_dir` if there is one, none starts anew, a path names one.
         pub resume_from_checkpoint: Resume = Resume::Auto;
     }

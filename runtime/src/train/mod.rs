@@ -9,6 +9,7 @@
 //! - `launcher`: ranks as processes; `orders`: what they and their launcher say; `chorus`: their events as one; `rank`:
 //!   a rank process from its start to its exit code.
 //! - `saving`: checkpoints of a run.
+//! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
 
 pub mod architecture;
@@ -24,6 +25,7 @@ pub(crate) mod rank;
 pub(crate) mod saving;
 pub(crate) mod session;
 mod staging;
+pub(crate) mod step_trace;
 pub(crate) mod team;
 pub mod tensorboard;
 pub(crate) mod trainer;

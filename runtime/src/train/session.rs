@@ -7,6 +7,7 @@ use super::metrics::MetricsFiles;
 use super::orders::Assignment;
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
+use super::step_trace::{StepTrace, check_writable};
 use super::team::{Team, TeamPlan};
 use super::trainer::{Programs, TrainData, Trainer};
 use crate::collective::CollectiveError;
@@ -64,6 +65,7 @@ pub(crate) fn run(
     }
     let data = prepare_data(config, &model, &tokenizer, on_event)?;
     create_dir(&config.output.output_dir)?;
+    config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
     if mesh.size() > 1 {
         let plan = TeamPlan::new(&model, mesh, evaluates)?;
         let world = shared_world(&plan, &programs)?;
@@ -103,7 +105,7 @@ pub(crate) fn run_rank(
 }
 
 /// The shared memory of all ranks: of each the regions in which peers read and write.
-fn shared_world(plan: &TeamPlan, programs: &[Programs]) -> Result<ShmWorld, JobError> {
+pub(crate) fn shared_world(plan: &TeamPlan, programs: &[Programs]) -> Result<ShmWorld, JobError> {
     let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
     let arena_bytes: Vec<u64> = programs.iter().map(|p| CpuMachine::shared_bytes(&p.all()) as u64).collect();
     Ok(ShmWorld::create(&plan.world(id)?, &arena_bytes, STAGING_BYTES)?)
@@ -232,7 +234,9 @@ impl Session<'_> {
             tracing::info!(checkpoint = %path.display(), step = trainer.state.step, "resumed");
         }
         let first_step = trainer.state.step;
-        on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, resume.clone())));
+        trainer.trace = out.trace.as_deref().map(|path| StepTrace::new(path, first_step, run.total_steps));
+        let buffer_bytes = trainer.buffer_bytes()?;
+        on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, buffer_bytes, resume.clone())));
         let files_error = |source| JobError::Io { action: "write", path: out.output_dir.join("metrics.jsonl"), source };
         let files = leads.then(|| MetricsFiles::open(&out.output_dir, first_step));
         let mut files = files.transpose().map_err(files_error)?;
@@ -273,7 +277,14 @@ impl Session<'_> {
         Ok(report)
     }
 
-    fn started(&self, first_step: u64, total_steps: u64, n_rows: usize, resumed_from: Option<PathBuf>) -> Started {
+    fn started(
+        &self,
+        first_step: u64,
+        total_steps: u64,
+        n_rows: usize,
+        buffer_bytes: Vec<u64>,
+        resumed_from: Option<PathBuf>,
+    ) -> Started {
         let program = &self.programs.train.program;
         let place = program.place;
         Started {
@@ -283,7 +294,7 @@ impl Session<'_> {
             n_trainable: self.programs.n_params.1,
             n_params: self.programs.n_params.0,
             n_rows: (n_rows, self.data.validation.as_ref().map_or(0, Rows::len)),
-            buffer_bytes: self.programs.train.layout.total_bytes(),
+            buffer_bytes,
             n_threads: self.n_threads,
             resumed_from,
         }
@@ -332,8 +343,7 @@ fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
 
 /// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
 fn check_memory(ranks: &[Programs]) -> Result<(), JobError> {
-    let of_rank = |p: &Programs| p.all().iter().map(|c| c.layout.total_bytes() as u64).max().unwrap_or(0);
-    let needed = ranks.iter().map(of_rank).sum();
+    let needed = ranks.iter().map(Programs::bytes).sum();
     // Where the system does not tell, the allocation itself has the last word.
     let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
     system.refresh_memory();

@@ -94,9 +94,37 @@ impl Team {
     /// The sum of what all ranks give, of whole numbers below 2^53.
     pub(crate) fn sum(&mut self, value: u64) -> Result<u64, CollectiveError> {
         let mut sum = [value as f64];
-        if let Some(everyone) = &mut self.everyone {
-            everyone.all_reduce(&mut sum)?;
-        }
+        self.add_up(&mut sum)?;
         Ok(sum[0] as u64)
+    }
+
+    /// What each rank gives, by rank, of whole numbers below 2^53.
+    pub(crate) fn gather(&mut self, value: u64) -> Result<Vec<u64>, CollectiveError> {
+        let mut all = vec![0.0; self.n_ranks()];
+        all[self.place.rank] = value as f64;
+        self.add_up(&mut all)?;
+        Ok(all.into_iter().map(|of_rank| of_rank as u64).collect())
+    }
+
+    /// The text of each rank, by rank.
+    pub(crate) fn gather_texts(&mut self, own: String) -> Result<Vec<String>, CollectiveError> {
+        let lengths = self.gather(own.len() as u64)?;
+        let Some(everyone) = &mut self.everyone else { return Ok(vec![own]) };
+        let mut texts = Vec::new();
+        for (rank, n_bytes) in lengths.into_iter().enumerate() {
+            // Of the element types words are the ones that no sum touches here.
+            let mut words = vec![0i32; (n_bytes as usize).div_ceil(size_of::<i32>())];
+            if rank == self.place.rank {
+                bytemuck::cast_slice_mut(&mut words)[..own.len()].copy_from_slice(own.as_bytes());
+            }
+            everyone.broadcast(&mut words, rank as u32)?;
+            let bytes: &[u8] = bytemuck::cast_slice(&words);
+            texts.push(String::from_utf8_lossy(&bytes[..n_bytes as usize]).into_owned());
+        }
+        Ok(texts)
+    }
+
+    fn add_up(&mut self, terms: &mut [f64]) -> Result<(), CollectiveError> {
+        self.everyone.as_mut().map_or(Ok(()), |everyone| everyone.all_reduce(terms))
     }
 }

@@ -5,6 +5,7 @@ use super::metrics::{EvalMetrics, StepMetrics};
 use super::plan::{ModelPlan, RunPlan};
 use super::saving::{Saving, TrainerState};
 use super::staging::{Inputs, Staging, inputs};
+use super::step_trace::StepTrace;
 use super::team::Team;
 use super::weights;
 use crate::collective::shm::world::Arena;
@@ -50,6 +51,11 @@ impl Programs {
     pub(crate) fn all(&self) -> Vec<&Compiled> {
         [Some(&self.train), self.eval.as_ref()].into_iter().flatten().collect()
     }
+
+    /// Bytes that a machine for them allocates.
+    pub(crate) fn bytes(&self) -> u64 {
+        CpuMachine::bytes_for(&self.all()) as u64
+    }
 }
 
 /// A run in progress.
@@ -66,6 +72,8 @@ pub(crate) struct Trainer<'a> {
     staging: Staging,
     train_inputs: Vec<Inputs>,
     pub(crate) state: TrainerState,
+    /// The step that is measured instruction by instruction, if one is.
+    pub(crate) trace: Option<StepTrace>,
     /// Arithmetic of a step and the machine's measured best, FLOP/s.
     model_flops: f64,
     peak_flops: f64,
@@ -110,6 +118,7 @@ impl<'a> Trainer<'a> {
             staging: Staging::new(plan.batch, mesh.cp),
             train_inputs: inputs(&programs.train),
             state,
+            trace: None,
             // Of ranks that share a model each has its part; the first stage's stands for all.
             model_flops: model_flops(&programs.train) * mesh.size() as f64,
             peak_flops: peak_flops * mesh.size() as f64,
@@ -157,6 +166,10 @@ impl<'a> Trainer<'a> {
             self.judge(step, &outcome)?;
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
+            let trace = self.trace.take_if(|trace| trace.step == step);
+            if let Some(said) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
+                emit(Event::Note(said))?;
+            }
             let last = self.state.step == self.run.total_steps;
             let (stop, asked) = self.agree(control)?;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
@@ -208,7 +221,10 @@ impl<'a> Trainer<'a> {
         self.write_hyper(predicted_tokens);
         let c = &self.programs.train;
         self.team.groups.take_waited();
-        self.machine.run(c, &mut self.models, &mut self.team.groups)?;
+        match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
+            None => self.machine.run(c, &mut self.models, &mut self.team.groups)?,
+            Some(trace) => self.machine.run_timed(c, &mut self.models, &mut self.team.groups, trace.begin())?,
+        }
         Ok(Outcome {
             loss_sum: scalar(&self.machine, c, Role::LossSum),
             grad_norm: scalar(&self.machine, c, Role::GradNorm),
@@ -319,6 +335,11 @@ impl<'a> Trainer<'a> {
             eval_perplexity: eval_loss.exp(),
             eval_ms: start.elapsed().as_secs_f64() * 1e3,
         })
+    }
+
+    /// What the ranks allocated for their programs, by rank.
+    pub(crate) fn buffer_bytes(&mut self) -> Result<Vec<u64>, JobError> {
+        Ok(self.team.gather(self.machine.allocated_bytes() as u64)?)
     }
 
     pub(crate) fn machine(&self) -> &CpuMachine {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::program::DType;
-use crate::world::{Collective, GroupSlot, Kind, Links, Post, Rank, Step, Tensor, World};
+use crate::world::{Collective, GroupSlot, Kind, Links, Mover, Post, Rank, Step, Tensor, World};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -74,7 +74,7 @@ fn every_small_pipeline_passes_the_cross_rank_check() {
 #[test]
 fn transfers_that_take_no_time_leave_the_published_bubble() {
     let at_once = |_: &Post, _: &[u32]| Duration::ZERO;
-    let links = Links { node: &|_| 0, duration: &at_once };
+    let links = Links { mover: Mover::Links, node: &|_| 0, duration: &at_once };
     for kind in [ScheduleKind::GPipe, ScheduleKind::OneF1B, ScheduleKind::ZeroBubble] {
         let bubble = if kind == ScheduleKind::ZeroBubble { 3 } else { 9 };
 
@@ -146,7 +146,7 @@ proptest! {
     // Whoever takes a buffer back never waits: without the awaits of sends, the times are the same.
     #[test]
     fn taking_a_buffer_back_never_waits(kind in kinds(), p in 2u32..7, m in 1usize..20) {
-        let links = Links { node: &|_| 0, duration: &|_, _| UNIT };
+        let links = Links { mover: Mover::Links, node: &|_| 0, duration: &|_, _| UNIT };
         let exposed = |world: &World| {
             let timeline = world.simulate(&links, false).unwrap();
             (0..p).map(|r| timeline.rank(Rank(r)).exposed).collect::<Vec<_>>()

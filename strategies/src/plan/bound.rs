@@ -83,7 +83,7 @@ impl<'a> MeshBound<'a> {
         // Causal: a token sees half of the row on the average.
         let mean_keys = (w.seq_len as f64 + 1.0) / 2.0;
         let scores = 4.0 * tokens * mean_keys * (w.n_heads * w.head_dim) as f64 / tp;
-        let attention = scores / (rate.peak_flops * hw.attention_fraction);
+        let attention = scores / hw.attention("attention", w.compute);
         let around = self.context_seconds(tokens);
         // The sums behind attention and feed-forward; backward, weight gradients can hide them.
         let bytes = tokens * (w.hidden_size * w.activation_bytes) as f64;
@@ -159,7 +159,7 @@ impl<'a> MeshBound<'a> {
     fn optimizer_seconds(&self, candidate: &Candidate) -> f64 {
         let sharded = if candidate.zero == ZeroStage::Zero0 { 1.0 } else { self.mesh.shards() as f64 };
         let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
-        trained / sharded * 7.0 / self.hardware.stream_bytes_per_s()
+        trained / sharded * 7.0 / self.hardware.streaming("adamw")
     }
 
     /// State of the mean stage, activations of the first.

@@ -15,12 +15,12 @@ use crate::program::Compute;
 use crate::world::{Kind, Post};
 use std::time::Duration;
 
-/// Seconds of one instruction.
-pub fn instr_seconds(hardware: &Hardware, cost: &Cost, compute: Compute) -> f64 {
-    let rate = hardware.matmul(compute);
-    let attention = cost.attention_flops / (rate.peak_flops * hardware.attention_fraction);
-    let arithmetic = rate.seconds(cost.matmul_flops) + attention;
-    let streamed = cost.streamed_bytes / hardware.stream_bytes_per_s();
+/// Seconds of one instruction, whose kernel has this name.
+pub fn instr_seconds(hardware: &Hardware, kernel: &str, cost: &Cost, compute: Compute) -> f64 {
+    let attention = cost.attention_flops / hardware.attention(kernel, compute);
+    let arithmetic = hardware.matmul(compute).seconds(cost.matmul_flops) + attention;
+    // A rate that was measured of attention counts its operations.
+    let streamed = if cost.attention_flops > 0.0 { 0.0 } else { cost.streamed_bytes / hardware.streaming(kernel) };
     // Launches run ahead of the device: a kernel that takes longer hides the launch of the next.
     arithmetic.max(streamed).max(hardware.launch_s)
 }
@@ -54,6 +54,9 @@ pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: Place
     if at.size() <= 1 {
         return 0.0;
     }
+    if let Some(bytes_per_s) = hardware.measured.get(kind.name()).filter(|_| at.n_nodes == 1) {
+        return hardware.collective_start_s + bytes / bytes_per_s;
+    }
     let within = Level { link: hardware.intra_node, n: f64::from(at.per_node) };
     let between = Level { link: hardware.inter_node, n: f64::from(at.n_nodes) };
     let share = bytes / f64::from(at.per_node);
@@ -79,12 +82,12 @@ pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: Place
 /// ```
 /// use phalanx_strategies::plan::Hardware;
 /// use phalanx_strategies::plan::cost::post_duration;
-/// use phalanx_strategies::world::{Links, World};
+/// use phalanx_strategies::world::{Links, Mover, World};
 ///
 /// let h200 = Hardware::named("h200").expect("it is shipped"); let node = |rank| h200.node(rank); let duration = |post:
 /// &_, nodes: &[u32]| post_duration(&h200, post, nodes);
 ///
-/// let timeline = World::new().simulate(&Links { node: &node, duration: &duration }, false)?;
+/// let timeline = World::new().simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false)?;
 ///
 /// assert!(timeline.makespan.is_zero());
 /// # Ok::<(), phalanx_strategies::world::WorldError>(())

@@ -2,7 +2,9 @@
 //! be checked.
 
 use crate::program::Compute;
+use crate::world::Mover;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A cluster of equal nodes of equal devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,6 +34,13 @@ pub struct Hardware {
     pub inter_node: Link,
     /// Before a collective moves its first byte, seconds.
     pub collective_start_s: f64,
+    /// What kernels and collectives of one node do a second, by name, where they were measured one by one: bytes that they
+    /// touch, or operations of attention; of collectives, bytes of the whole. Others go by the figures above.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub measured: BTreeMap<String, f64>,
+    /// Who moves what collectives carry.
+    #[serde(default)]
+    pub mover: Mover,
 }
 
 /// Speed of matrix products: one of `f` operations takes `f / (peak * fraction) + fill`. Small products do not fill a
@@ -184,9 +193,15 @@ impl Hardware {
         }
     }
 
-    /// Bytes a second that streaming kernels reach.
-    pub fn stream_bytes_per_s(&self) -> f64 {
-        self.memory_bytes_per_s * self.memory_fraction
+    /// Bytes a second that a streaming kernel reaches.
+    pub fn streaming(&self, kernel: &str) -> f64 {
+        self.measured.get(kernel).copied().unwrap_or(self.memory_bytes_per_s * self.memory_fraction)
+    }
+
+    /// Operations a second that an attention kernel reaches.
+    pub fn attention(&self, kernel: &str, compute: Compute) -> f64 {
+        let usual = self.matmul(compute).peak_flops * self.attention_fraction;
+        self.measured.get(kernel).copied().unwrap_or(usual)
     }
 
     /// Node of a rank, with ranks placed node by node.
@@ -218,6 +233,8 @@ fn a100_80g() -> Hardware {
         intra_node: Link { bytes_per_s: 300.0 * GB, fraction: COLLECTIVES, hop_s: NVLINK_HOP_S },
         inter_node: Link { bytes_per_s: 25.0 * GB, fraction: COLLECTIVES, hop_s: NETWORK_HOP_S },
         collective_start_s: NCCL_START_S,
+        measured: BTreeMap::new(),
+        mover: Mover::Links,
     }
 }
 
@@ -276,5 +293,7 @@ fn cpu() -> Hardware {
         intra_node: Link { bytes_per_s: 72.0 * GB, fraction: 0.5, hop_s: 1e-6 },
         inter_node: Link { bytes_per_s: 12.5 * GB, fraction: COLLECTIVES, hop_s: 25e-6 },
         collective_start_s: 2e-6,
+        measured: BTreeMap::new(),
+        mover: Mover::Ranks,
     }
 }

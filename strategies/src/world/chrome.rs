@@ -3,35 +3,35 @@
 //! Source: the Trace Event Format of the Chromium project; complete events (`"ph": "X"`), times in microseconds.
 
 use super::Rank;
-use super::timeline::{Span, Timeline, What};
+use super::timeline::{Span, What};
 use std::fmt::{self, Display, Formatter};
 
-/// Writes the spans of some ranks; the timeline must have been asked for them.
+/// What one rank does in a step.
 #[derive(Clone, Copy, Debug)]
-pub struct ChromeTrace<'a> {
-    /// The simulated step.
-    pub timeline: &'a Timeline,
-    /// Ranks to write; [`Timeline::representatives`] are enough to see everything that differs.
-    pub ranks: &'a [Rank],
+pub struct Track<'a> {
+    /// The rank.
+    pub rank: Rank,
+    /// Its spans; a simulation must have been asked for them.
+    pub spans: &'a [Span],
+}
+
+/// A whole file of tracks, each a [`Track`] or the text of one.
+pub fn document(tracks: impl IntoIterator<Item = impl Display>) -> String {
+    let tracks: Vec<String> = tracks.into_iter().map(|track| track.to_string()).collect();
+    format!(r#"{{"displayTimeUnit":"ms","traceEvents":[{}]}}"#, tracks.join(","))
 }
 
 const COMPUTE: u32 = 0;
 const COMMUNICATION: u32 = 1;
 
-impl Display for ChromeTrace<'_> {
+impl Display for Track<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(r#"{"displayTimeUnit":"ms","traceEvents":["#)?;
-        for (i, rank) in self.ranks.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
-            write!(f, r#"{comma}{{"ph":"M","pid":{rank},"name":"process_name","args":{{"name":"rank {rank}"}}}}"#)?;
-            for (tid, name) in [(COMPUTE, "compute"), (COMMUNICATION, "communication")] {
-                write!(f, r#",{{"ph":"M","pid":{rank},"tid":{tid},"name":"thread_name","args":{{"name":"{name}"}}}}"#)?;
-            }
-            for span in &self.timeline.rank(*rank).spans {
-                write_span(f, *rank, span)?;
-            }
+        let rank = self.rank;
+        write!(f, r#"{{"ph":"M","pid":{rank},"name":"process_name","args":{{"name":"rank {rank}"}}}}"#)?;
+        for (tid, name) in [(COMPUTE, "compute"), (COMMUNICATION, "communication")] {
+            write!(f, r#",{{"ph":"M","pid":{rank},"tid":{tid},"name":"thread_name","args":{{"name":"{name}"}}}}"#)?;
         }
-        f.write_str("]}")
+        self.spans.iter().try_for_each(|span| write_span(f, rank, span))
     }
 }
 

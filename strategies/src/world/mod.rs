@@ -30,7 +30,7 @@ mod symmetry;
 mod timeline;
 
 pub use error::{Difference, GroupName, Side, Wait, WorldError};
-pub use run::Links;
+pub use run::{Links, Mover};
 pub use timeline::{RankTimes, Span, Timeline, What};
 
 use crate::program::DType;
@@ -217,7 +217,7 @@ impl World {
     pub fn verify(&self) -> Result<(), WorldError> {
         let nowhere = |_| 0;
         let at_once = |_: &Post, _: &[u32]| Duration::ZERO;
-        self.simulate(&Links { node: &nowhere, duration: &at_once }, false).map(|_| ())
+        self.simulate(&Links { mover: Mover::Links, node: &nowhere, duration: &at_once }, false).map(|_| ())
     }
 
     /// Checks as [`World::verify`] and says when everything happens. `spans` asks for each single piece of work, too.

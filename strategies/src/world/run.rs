@@ -5,6 +5,10 @@
 //! several that wait, the one that was ready first. Events are handled in the order of time, and what an event causes
 //! is never earlier than the event, so that no decision has to be taken back.
 //!
+//! Where ranks move the bytes themselves ([`Mover::Ranks`]) there is no communication stream: a rank does its share of a
+//! collective when it waits for it, once all members have started. A receiver copies, a sender does nothing. (In truth it
+//! waits until the slowest member has done its share, too; members of a group have equal ones.)
+//!
 //! Whether all ranks finish does not depend on any duration: a start never blocks, so that having started and being
 //! awaited are monotone. Checking for deadlocks is a run in which everything takes no time.
 
@@ -12,13 +16,27 @@ use super::deadlock::cycle;
 use super::projection::{Projection, Stream};
 use super::symmetry::Classes;
 use super::timeline::{RankTimes, Span, Timeline, What};
-use super::{Post, Rank, Step, World, WorldError};
+use super::{Collective, Kind, Post, Rank, Step, World, WorldError};
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
+/// Who moves the bytes of collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mover {
+    /// Links, while ranks compute.
+    #[default]
+    Links,
+    /// Ranks, while they wait.
+    Ranks,
+}
+
 /// What the time of a collective depends on.
 pub struct Links<'a> {
+    /// Who is busy in that time.
+    pub mover: Mover,
     /// Node of a rank.
     pub node: &'a dyn Fn(u32) -> u32,
     /// Time of a collective, given the nodes of all who take part; of a transfer, those of sender and receiver.
@@ -84,7 +102,7 @@ pub(super) fn run<'a>(
     }
     while let Some(Reverse((now, event))) = run.events.pop() {
         match event {
-            Event::Resume(class) => run.advance(class, now),
+            Event::Resume(class) => run.advance(class),
             Event::Begin(instance) => run.begin(instance, now),
         }
     }
@@ -163,12 +181,9 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a class until it has to wait.
-    fn advance(&mut self, class: u32, now: u64) {
+    fn advance(&mut self, class: u32) {
         let runner = &mut self.runners[class as usize];
-        if runner.blocked_on.take().is_some() {
-            runner.times.exposed += Duration::from_nanos(now - runner.clock);
-            runner.clock = now;
-        }
+        runner.blocked_on = None;
         while let Some(step) = runner.steps.get(runner.pc) {
             match step {
                 Step::Compute { name, microbatch, cost } => {
@@ -190,15 +205,29 @@ impl<'a> Run<'a> {
                         self.events.push(Reverse((instance.ready, Event::Begin(id))));
                     }
                 }
-                Step::Await(_) => {
+                Step::Await(collective) => {
                     let id = runner.instance();
                     let Some(end) = self.instances[id as usize].end else {
                         runner.blocked_on = Some(id);
                         return;
                     };
-                    let waited = end.saturating_sub(runner.clock);
-                    runner.times.exposed += Duration::from_nanos(waited);
-                    runner.clock += waited;
+                    let began = runner.clock;
+                    runner.clock = runner.clock.max(end);
+                    if self.links.mover == Mover::Ranks {
+                        let party = &self.parties[self.instances[id as usize].party as usize];
+                        let post = self.instances[id as usize].post.expect("all members have started it");
+                        let share = match collective.kind {
+                            Kind::Send { .. } => Duration::ZERO,
+                            _ => (self.links.duration)(post, &party.nodes),
+                        };
+                        runner.clock += share.as_nanos() as u64;
+                        runner.times.communication += share;
+                        if self.spans {
+                            let what = party.carries(*collective, post);
+                            runner.times.spans.push(span(what, began, runner.clock));
+                        }
+                    }
+                    runner.times.exposed += Duration::from_nanos(runner.clock - began);
                 }
             }
             runner.pc += 1;
@@ -211,6 +240,12 @@ impl<'a> Run<'a> {
         let instance = &mut self.instances[id as usize];
         let party = &self.parties[instance.party as usize];
         let post = instance.post.expect("a collective begins after its members have started it");
+        if self.links.mover == Mover::Ranks {
+            instance.end = Some(now);
+            let waiting = party.classes.iter().filter(|c| self.runners[**c as usize].blocked_on == Some(id));
+            self.events.extend(waiting.map(|class| Reverse((now, Event::Resume(*class)))));
+            return;
+        }
         let free = party.classes.iter().map(|c| self.runners[*c as usize].link_free).max().unwrap_or(0);
         let start = now.max(free);
         let duration = (self.links.duration)(post, &party.nodes);
@@ -224,11 +259,16 @@ impl<'a> Run<'a> {
                 self.events.push(Reverse((end.max(runner.clock), Event::Resume(*class))));
             }
             if self.spans {
-                let (n_members, size_bytes) = (party.nodes.len(), post.size_bytes());
-                let what = What::Collective { collective: post.collective, n_members, size_bytes };
-                runner.times.spans.push(span(what, start, end));
+                runner.times.spans.push(span(party.carries(post.collective, post), start, end));
             }
         }
+    }
+}
+
+impl Party {
+    /// A collective of the party, for a span.
+    fn carries(&self, collective: Collective, post: &Post) -> What {
+        What::Collective { collective, n_members: self.nodes.len(), size_bytes: post.size_bytes() }
     }
 }
 

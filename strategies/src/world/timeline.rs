@@ -1,5 +1,6 @@
 //! What a simulated step looks like.
 
+use super::chrome::{self, Track};
 use super::{Collective, Rank};
 use std::time::Duration;
 
@@ -78,6 +79,11 @@ impl Timeline {
     /// One rank of each class of ranks that do the same at the same time: all that is worth looking at.
     pub fn representatives(&self) -> &[Rank] {
         &self.representatives
+    }
+
+    /// The spans of the [`Timeline::representatives`], as a file for a trace viewer.
+    pub fn chrome(&self) -> String {
+        chrome::document(self.representatives.iter().map(|r| Track { rank: *r, spans: &self.rank(*r).spans }))
     }
 
     /// Time that ranks wait, on the average of all ranks.

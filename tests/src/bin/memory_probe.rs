@@ -43,7 +43,7 @@ fn measure_job(yaml: &Path) -> Result<(), JobError> {
     let baseline = rss_bytes();
     let (mut planned, mut in_steps) = (0, 0);
     job.run_with(&Control::default(), |event| match event {
-        Event::Started(started) => planned = started.buffer_bytes as u64,
+        Event::Started(started) => planned = started.buffer_bytes.iter().sum(),
         Event::Step(_) => in_steps = peak_rss_bytes(),
         _ => {}
     })?;

@@ -119,6 +119,16 @@ impl CpuMachine {
         Ok(CpuMachine { arenas })
     }
 
+    /// Bytes that a machine for these programs allocates, known before it exists: [`CpuMachine::allocated_bytes`].
+    pub fn bytes_for(programs: &[&Compiled]) -> usize {
+        REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
+    }
+
+    /// Bytes of all regions as they were allocated, those in shared memory and in a file included.
+    pub fn allocated_bytes(&self) -> usize {
+        self.arenas.values().map(Arena::len).sum()
+    }
+
     /// Bytes of the regions in which peers read and write operands of collectives.
     pub fn shared_bytes(programs: &[&Compiled]) -> usize {
         let of_region = |region: Region| Arena::shared_bytes(region_bytes(programs, region));

@@ -198,7 +198,7 @@ fn links(f: impl FnOnce(&Links<'_>) -> Timeline) -> Timeline {
         let far = nodes.iter().any(|n| *n != nodes[0]);
         MICRO * (post.size_bytes() as u32 + nodes.len() as u32) * if far { 3 } else { 1 }
     };
-    f(&Links { node: &node, duration: &duration })
+    f(&Links { mover: Mover::Links, node: &node, duration: &duration })
 }
 
 proptest! {

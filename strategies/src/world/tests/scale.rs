@@ -75,7 +75,7 @@ fn four_thousand_ranks_are_a_class_for_each_stage_and_take_seconds() {
     let node = |rank| rank / 8;
     let duration = |post: &Post, _: &[u32]| Duration::from_nanos(post.size_bytes() / 100);
 
-    let timeline = world.simulate(&Links { node: &node, duration: &duration }, false).unwrap();
+    let timeline = world.simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false).unwrap();
 
     assert_eq!((world.size(), world.n_traces(), timeline.representatives().len()), (4096, 8, 8));
     let seconds = began.elapsed().as_secs_f64();

@@ -7,7 +7,7 @@ const NODE: &dyn Fn(u32) -> u32 = &|_| 0;
 const DURATION: &dyn Fn(&Post, &[u32]) -> Duration = &|post, _| MICRO * (post.size_bytes() / 4) as u32;
 
 fn simulate(groups: &[&[u32]], traces: Vec<Vec<Step>>) -> Timeline {
-    world(groups, traces).simulate(&Links { node: NODE, duration: DURATION }, true).unwrap()
+    world(groups, traces).simulate(&Links { mover: Mover::Links, node: NODE, duration: DURATION }, true).unwrap()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn durations_see_the_nodes_of_those_who_take_part() {
     let node = |rank: u32| if rank < 3 { 0 } else { 1 };
     let duration = |_: &Post, nodes: &[u32]| if nodes[0] == nodes[1] { MICRO } else { MICRO * 10 };
 
-    let timeline = world(groups, vec![trace; 6]).simulate(&Links { node: &node, duration: &duration }, false).unwrap();
+    let timeline = world(groups, vec![trace; 6]).simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false).unwrap();
 
     let finish = |rank| timeline.rank(Rank(rank)).finish;
     assert_eq!([0, 2, 4].map(finish), [MICRO, MICRO * 10, MICRO]);
@@ -90,7 +90,7 @@ fn both_transfers_of_a_rank_on_a_ring_take_their_time() {
         ring.rank(trace, vec![pairs[i], pairs[(i + n as usize - 1) % n as usize]]);
     }
 
-    let timeline = ring.simulate(&Links { node: NODE, duration: DURATION }, false).unwrap();
+    let timeline = ring.simulate(&Links { mover: Mover::Links, node: NODE, duration: DURATION }, false).unwrap();
 
     assert!((0..n).all(|rank| timeline.rank(Rank(rank)).communication == MICRO * 2));
 }
@@ -112,7 +112,8 @@ fn the_trace_viewer_gets_json_with_a_process_for_each_rank() {
     let trace = vec![named, start, end];
     let timeline = simulate(&[&[0, 1]], vec![trace.clone(), trace]);
 
-    let written = chrome::ChromeTrace { timeline: &timeline, ranks: &[Rank(0), Rank(1)] }.to_string();
+    let track = |r| chrome::Track { rank: Rank(r), spans: &timeline.rank(Rank(r)).spans };
+    let written = chrome::document([0, 1].map(track));
 
     let read: serde_json::Value = serde_json::from_str(&written).unwrap();
     let spans: Vec<_> = read["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();

@@ -1,0 +1,60 @@
+//! What a step will take: the programs of its ranks compiled, laid out and run in simulated time. Nothing is allocated.
+
+use crate::train::JobError;
+use crate::train::trainer::Programs;
+use phalanx_strategies::cost::instr_cost;
+use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::plan::Hardware;
+use phalanx_strategies::plan::cost::{instr_seconds, post_duration};
+use phalanx_strategies::program::{Compute, Op, Program};
+use phalanx_strategies::trace::{Ranks, Trace, world};
+use phalanx_strategies::world::{Links, Timeline};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A step that has not run.
+pub(super) struct Forecast {
+    /// When everything happens.
+    pub timeline: Timeline,
+    /// The rank that takes most memory.
+    pub fullest: usize,
+    /// Its programs.
+    pub programs: Programs,
+}
+
+impl Forecast {
+    /// Compiles `ranks` of the mesh and simulates a step of all; `spans` keeps every piece of work.
+    pub(super) fn of(
+        mesh: Mesh,
+        ranks: Ranks,
+        hardware: &Hardware,
+        spans: bool,
+        compile: impl Fn(Place) -> Result<Programs, JobError> + Sync,
+    ) -> Result<Forecast, JobError> {
+        let compiled = ranks.representatives(&mesh).into_par_iter().map(|rank| Ok((rank, compile(Place { mesh, rank })?)));
+        let mut compiled = compiled.collect::<Result<BTreeMap<usize, Programs>, JobError>>()?;
+        let all = world(mesh, ranks, |place| Ok::<_, JobError>(timed(&compiled[&place.rank].train.program, hardware)))?;
+        let duration = |post: &_, nodes: &[u32]| post_duration(hardware, post, nodes);
+        let links = Links { mover: hardware.mover, node: &|rank| hardware.node(rank), duration: &duration };
+        let timeline = all.simulate(&links, spans)?;
+        // Of equal ones the first.
+        let fullest = compiled.iter().rev().max_by_key(|(_, programs)| programs.bytes()).map_or(0, |(rank, _)| *rank);
+        let programs = compiled.remove(&fullest).expect("it is one of them");
+        Ok(Forecast { timeline, fullest, programs })
+    }
+}
+
+/// The trace of a program on this hardware.
+fn timed(program: &Program, hardware: &Hardware) -> Trace {
+    Trace::timed(program, |instr| {
+        let compute = match &instr.op {
+            Op::MatMul(m) => m.compute,
+            // Attention computes in the width of its operands.
+            _ if program.value(*instr.reads.first()?).dtype.size_bytes() == 2 => Compute::Bf16,
+            _ => Compute::F32,
+        };
+        let seconds = instr_seconds(hardware, instr.op.name(), &instr_cost(program, instr), compute);
+        Some(Duration::from_secs_f64(seconds))
+    })
+}
