@@ -1,6 +1,6 @@
 //! This machine as hardware of a plan: rates read off measured steps of a small model, with all ranks at work.
 
-use super::probe::{Sample, samples, small};
+use super::probe::{Sample, Work, samples, small};
 use crate::collective::shm::LOCAL_RANKS_MAX;
 use crate::config::JobConfig;
 use crate::cpu::available_threads;
@@ -50,23 +50,29 @@ pub(super) fn this_machine(
 /// Hardware on which every sample takes about what it took.
 fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
     let products = |compute| -> Option<Rate> {
-        let of = samples.iter().filter(|s| s.compute == Some(compute)).map(|s| (s.cost.matmul_flops, s.seconds));
+        let of = samples.iter().filter_map(|s| match s.work {
+            Work::Kernel { cost, compute: Some(own) } if own == compute => Some((cost.matmul_flops, s.seconds)),
+            _ => None,
+        });
         let (fill_s, peak_flops) = line(&of.collect::<Vec<_>>())?;
         Some(Rate { peak_flops, fraction: 1.0, fill_s })
     };
     let (f32, bf16) = (products(Compute::F32), products(Compute::Bf16));
     let mut work: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-    for s in samples.iter().filter(|s| s.compute.is_none() && s.collective_bytes.is_none()) {
-        let units = if s.cost.attention_flops > 0.0 { s.cost.attention_flops } else { s.cost.streamed_bytes };
-        let (all, seconds) = work.entry(s.name).or_default();
-        (*all, *seconds) = (*all + units, *seconds + s.seconds);
+    let mut moved: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    for s in samples {
+        match s.work {
+            Work::Kernel { compute: Some(_), .. } => {}
+            Work::Kernel { cost, compute: None } => {
+                let units = if cost.attention_flops > 0.0 { cost.attention_flops } else { cost.streamed_bytes };
+                let (all, seconds) = work.entry(s.name).or_default();
+                (*all, *seconds) = (*all + units, *seconds + s.seconds);
+            }
+            Work::Collective { bytes } => moved.entry(s.name).or_default().push((bytes as f64, s.seconds)),
+        }
     }
     let streams = work.iter().filter(|(name, _)| !name.starts_with("attention"));
     let (bytes, seconds) = streams.fold((0.0, 0.0), |sum, (_, of)| (sum.0 + of.0, sum.1 + of.1));
-    let mut moved: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for (s, bytes) in samples.iter().filter_map(|s| Some((s, s.collective_bytes?))) {
-        moved.entry(s.name).or_default().push((bytes as f64, s.seconds));
-    }
     let lines: BTreeMap<&str, (f64, f64)> =
         moved.iter().filter_map(|(name, points)| Some((*name, line(points)?))).collect();
     let mut measured: BTreeMap<String, f64> =

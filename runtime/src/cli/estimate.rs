@@ -6,6 +6,7 @@ use super::{JobArgs, right, say};
 use crate::config::datasets::ValSetSize;
 use crate::train::JobError;
 use crate::train::plan::{self, ModelPlan};
+use crate::train::step_trace::check_writable;
 use crate::train::progress::{human_bytes, human_count, human_duration};
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
@@ -40,6 +41,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let args = args.gathered()?;
+    args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let plan = plan::model_plan(&config, &tokenizer)?;

@@ -2,16 +2,13 @@
 
 use crate::train::JobError;
 use crate::train::trainer::Programs;
-use phalanx_strategies::cost::instr_cost;
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::plan::Hardware;
-use phalanx_strategies::plan::cost::{instr_seconds, post_duration};
-use phalanx_strategies::program::{Compute, Op, Program};
-use phalanx_strategies::trace::{Ranks, Trace, world};
+use phalanx_strategies::plan::cost::{post_duration, trace_on};
+use phalanx_strategies::trace::{Ranks, world};
 use phalanx_strategies::world::{Links, Timeline};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// A step that has not run.
 pub(super) struct Forecast {
@@ -34,7 +31,7 @@ impl Forecast {
     ) -> Result<Forecast, JobError> {
         let compiled = ranks.representatives(&mesh).into_par_iter().map(|rank| Ok((rank, compile(Place { mesh, rank })?)));
         let mut compiled = compiled.collect::<Result<BTreeMap<usize, Programs>, JobError>>()?;
-        let all = world(mesh, ranks, |place| Ok::<_, JobError>(timed(&compiled[&place.rank].train.program, hardware)))?;
+        let all = world(mesh, ranks, |place| Ok::<_, JobError>(trace_on(hardware, &compiled[&place.rank].train.program)))?;
         let duration = |post: &_, nodes: &[u32]| post_duration(hardware, post, nodes);
         let links = Links { mover: hardware.mover, node: &|rank| hardware.node(rank), duration: &duration };
         let timeline = all.simulate(&links, spans)?;
@@ -43,18 +40,4 @@ impl Forecast {
         let programs = compiled.remove(&fullest).expect("it is one of them");
         Ok(Forecast { timeline, fullest, programs })
     }
-}
-
-/// The trace of a program on this hardware.
-fn timed(program: &Program, hardware: &Hardware) -> Trace {
-    Trace::timed(program, |instr| {
-        let compute = match &instr.op {
-            Op::MatMul(m) => m.compute,
-            // Attention computes in the width of its operands.
-            _ if program.value(*instr.reads.first()?).dtype.size_bytes() == 2 => Compute::Bf16,
-            _ => Compute::F32,
-        };
-        let seconds = instr_seconds(hardware, instr.op.name(), &instr_cost(program, instr), compute);
-        Some(Duration::from_secs_f64(seconds))
-    })
 }

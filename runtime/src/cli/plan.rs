@@ -8,18 +8,14 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::train::JobError;
 use crate::train::plan::{self, ModelPlan};
+use crate::train::step_trace::check_writable;
 use crate::train::progress::{human_bytes, human_count};
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
-use phalanx_strategies::compile::StepSpec;
-use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
-use phalanx_strategies::passes::fully_sharded::ZeroStage;
-use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::plan::{
     self as search, Candidate, Evaluation, Hardware, Options, Plan, Reason, Workload, report,
 };
-use phalanx_strategies::program::{Compute, Op};
 use phalanx_strategies::trace::Ranks;
 use serde_json::json;
 use std::path::PathBuf;
@@ -65,6 +61,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let args = args.gathered()?.checked()?;
+    args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let planner = Planner::new(&args, &config, plan::model_plan(&config, &tokenizer)?)?;
@@ -173,33 +170,19 @@ impl Planner {
         let model = plan.model.known().cloned();
         let model = model.ok_or_else(|| JobError::Unusable("a user-defined model has nothing to arrange".into()))?;
         let hardware = hardware(args, config, &plan, &model)?;
-        let workload = workload(&plan, &model, config.sequences_per_step())?;
+        let forward = model.forward(plan.batch, Head::Loss);
+        let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
+        let workload = Workload::of(&model, &forward, plan.batch, &plan.spec, config.sequences_per_step())?;
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         Ok(Planner { plan, evaluates, hardware, workload })
-    }
-
-    fn spec(&self, candidate: &Candidate) -> StepSpec {
-        let zero_stage = match candidate.zero {
-            search::ZeroStage::Zero3 => ZeroStage::Three,
-            search::ZeroStage::Zero2 => ZeroStage::Two,
-            // Alone, there is nothing to share.
-            search::ZeroStage::Zero1 | search::ZeroStage::Zero0 => ZeroStage::One,
-        };
-        let parallel = phalanx_strategies::compile::Parallel {
-            zero_stage,
-            schedule: candidate.schedule,
-            ..self.plan.spec.parallel
-        };
-        let (n_microbatches, recompute) = (candidate.n_microbatches, candidate.recompute);
-        StepSpec { n_microbatches, recompute, parallel, ..self.plan.spec.clone() }
     }
 
     /// A step of the candidate; of each stage one rank stands for the others.
     fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
         let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
-        let plan = ModelPlan { batch, spec: self.spec(candidate), ..self.plan.clone() };
+        let plan = ModelPlan { batch, spec: candidate.spec(&self.plan.spec), ..self.plan.clone() };
         let compile = |place| Programs::compile(&plan, place, self.evaluates);
-        Forecast::of(mesh(candidate), Ranks::OfEachStage, &self.hardware, spans, compile)
+        Forecast::of(candidate.mesh.into(), Ranks::OfEachStage, &self.hardware, spans, compile)
     }
 
     fn evaluate(&self, candidate: &Candidate) -> Result<Evaluation, Reason> {
@@ -238,11 +221,6 @@ impl Planner {
     }
 }
 
-const fn mesh(candidate: &Candidate) -> Mesh {
-    let search::MeshSizes { pp, dp_replicate, dp_shard, cp, tp } = candidate.mesh;
-    Mesh { pp, dp_replicate, dp_shard, cp, tp }
-}
-
 fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConfig) -> Result<Hardware, JobError> {
     let unknown = || {
         let names = Hardware::NAMES.join(", ");
@@ -256,43 +234,4 @@ fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConf
         Hardware { devices_per_node: n_ranks, ..named }
     };
     hardware.validate().map_err(|e| JobError::Unusable(e.to_string()))
-}
-
-/// The job as the search sees it.
-fn workload(plan: &ModelPlan, model: &ModelConfig, global_batch_rows: usize) -> Result<Workload, JobError> {
-    let whole = Programs::compile(plan, Place::default(), false)?;
-    let forward = model.forward(plan.batch, Head::Loss);
-    let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
-    let mut sizes = [0; 3];
-    for param in &forward.params {
-        let reader = forward.instrs.iter().find(|i| i.reads.contains(&param.value));
-        let group = match reader.map(|i| (i.site.block, &i.op)) {
-            Some((Some(0), _)) => 1,
-            Some((Some(_), _)) => continue,
-            Some((None, Op::Embedding { .. })) => 0,
-            _ => 2,
-        };
-        sizes[group] += forward.value(param.value).n_elements();
-    }
-    let activation_bytes = if plan.spec.precision == Precision::F32 { 4 } else { 2 };
-    let attention = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim;
-    Ok(Workload {
-        n_layers: model.n_layers,
-        n_heads: model.n_heads,
-        n_kv_heads: model.n_kv_heads,
-        head_dim: model.head_dim,
-        hidden_size: model.hidden_size,
-        intermediate_size: model.intermediate_size,
-        vocab_size: model.vocab_size,
-        layer_params: sizes[1],
-        embedding_params: sizes[0],
-        head_params: sizes[2],
-        trainable_params: whole.n_params.1,
-        seq_len: plan.batch.seq_len,
-        global_batch_rows,
-        compute: if plan.spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
-        activation_bytes,
-        // At least queries, keys, values, the result of attention, and what enters the activation.
-        layer_kept_bytes: (attention + model.intermediate_size) * activation_bytes,
-    })
 }

@@ -16,7 +16,9 @@ use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::program::{Compute, Hyper, Op, Role};
 use phalanx_strategies::trace::Trace;
-use phalanx_strategies::world::Step;
+use phalanx_strategies::world::{Span, What};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Steps that count, and those before them that do not: they touch memory for the first time.
 const N_STEPS: usize = 12;
@@ -27,14 +29,24 @@ const N_FIRST: usize = 2;
 pub(super) struct Sample {
     /// Kernel or collective.
     pub name: &'static str,
-    /// Of products, the precision.
-    pub compute: Option<Compute>,
-    /// Work of a kernel.
-    pub cost: Cost,
-    /// Bytes of the whole of a collective.
-    pub collective_bytes: Option<u64>,
+    /// What it did.
+    pub work: Work,
     /// Time of one rank.
     pub seconds: f64,
+}
+
+/// What an instruction does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// Computes.
+    Kernel {
+        /// Arithmetic and bytes.
+        cost: Cost,
+        /// Of products, the precision.
+        compute: Option<Compute>,
+    },
+    /// Moves bytes of wholes.
+    Collective { bytes: u64 },
 }
 
 /// A plan whose step takes a fraction of a second: two blocks of the job's model, of a large one's relative with fewer
@@ -79,7 +91,8 @@ pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<
         let handles: Vec<_> = ranks.iter().enumerate().map(spawn).collect();
         handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    Ok(typical(&ranks[0].train, &measured.into_iter().collect::<Result<Vec<_>, _>>()?))
+    let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(typical(&ranks.iter().map(|programs| &programs.train).zip(measured).collect::<Vec<_>>()))
 }
 
 /// Runs the steps of one rank.
@@ -123,41 +136,44 @@ fn fill_inputs(machine: &mut CpuMachine, c: &Compiled, plan: &ModelPlan) {
     }
 }
 
-/// What an instruction takes in a step that is neither among the fastest nor among the slowest quarter. A collective
-/// takes what the last rank to come to it takes; the others wait, too.
-fn typical(c: &Compiled, ranks: &[Vec<Timings>]) -> Vec<Sample> {
-    let seconds = |rank: &[Timings], step: usize| rank[step].iter().map(|t| t.as_secs_f64()).sum::<f64>();
+/// What instructions take in steps that are neither among the fastest nor among the slowest quarter.
+fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
+    let total = |step: usize| ranks.iter().flat_map(|(_, steps)| &steps[step]).sum::<Duration>();
     let mut steps: Vec<usize> = (0..N_STEPS).collect();
-    steps.sort_by(|a, b| seconds(&ranks[0], *a).total_cmp(&seconds(&ranks[0], *b)));
+    steps.sort_by_key(|step| total(*step));
     let steps = &steps[N_STEPS / 4..N_STEPS - N_STEPS / 4];
-    let mean = |terms: &mut dyn Iterator<Item = f64>, n: usize| terms.sum::<f64>() / n as f64;
-    let mut posts = Trace::of(&c.program).steps.into_iter();
-    let mut started = Vec::new();
     let mut samples = Vec::new();
-    for (i, instr) in c.program.instrs.iter().enumerate() {
-        let of = |rank: &Vec<Timings>, step: usize| rank[step][i].as_secs_f64();
-        let all = steps.iter().flat_map(|step| ranks.iter().map(move |rank| of(rank, *step)));
-        let last = steps.iter().map(|step| ranks.iter().map(|rank| of(rank, *step)).fold(f64::INFINITY, f64::min));
-        let kernel = Sample {
-            name: instr.op.name(),
-            compute: if let Op::MatMul(m) = &instr.op { Some(m.compute) } else { None },
-            cost: instr_cost(&c.program, instr),
-            collective_bytes: None,
-            seconds: 0.0,
-        };
-        match &instr.op {
-            Op::Start(_) => started.extend(posts.next()),
-            Op::Await(_) => {
-                let Some(Step::Await(collective)) = posts.next() else { continue };
-                let post = started.iter().find_map(|step| match step {
-                    Step::Start(post) if post.collective == collective => Some(post.size_bytes()),
-                    _ => None,
-                });
-                let seconds = mean(&mut { last }, steps.len());
-                samples.push(Sample { name: collective.kind.name(), collective_bytes: post, seconds, ..kernel });
+    // Of each collective what each rank waited in each step. Programs of ranks differ where parts of a whole are empty.
+    let mut waits: BTreeMap<(&'static str, u32, u64), Vec<Vec<Duration>>> = BTreeMap::new();
+    for (c, timings) in ranks {
+        let taken = |i: usize| -> Vec<Duration> { steps.iter().map(|step| timings[*step][i]).collect() };
+        let all: Vec<Duration> = (0..c.program.instrs.len()).map(|i| taken(i).iter().sum::<Duration>() / steps.len() as u32).collect();
+        for (i, instr) in c.program.instrs.iter().enumerate().filter(|(_, i)| !is_collective(&i.op)) {
+            let compute = if let Op::MatMul(m) = &instr.op { Some(m.compute) } else { None };
+            let work = Work::Kernel { cost: instr_cost(&c.program, instr), compute };
+            samples.push(Sample { name: instr.op.name(), work, seconds: all[i].as_secs_f64() });
+        }
+        let at: Vec<usize> = (0..c.program.instrs.len()).filter(|i| matches!(c.program.instrs[*i].op, Op::Await(_))).collect();
+        for (span, i) in Trace::measured(&c.program, Duration::ZERO, &all).iter().filter(|s| is_wait(s)).zip(at) {
+            if let What::Collective { collective, size_bytes, .. } = span.what {
+                let key = (collective.kind.name(), collective.sequence, size_bytes);
+                waits.entry(key).or_default().push(taken(i));
             }
-            _ => samples.push(Sample { seconds: mean(&mut { all }, steps.len() * ranks.len()), ..kernel }),
         }
     }
+    for ((name, _, bytes), ranks) in waits {
+        // The last rank to come to it waits for nobody.
+        let last = |step: usize| ranks.iter().map(|rank| rank[step]).min().unwrap_or_default();
+        let seconds = (0..steps.len()).map(last).sum::<Duration>().as_secs_f64() / steps.len() as f64;
+        samples.push(Sample { name, work: Work::Collective { bytes }, seconds });
+    }
     samples
+}
+
+const fn is_collective(op: &Op) -> bool {
+    matches!(op, Op::Start(_) | Op::Await(_))
+}
+
+const fn is_wait(span: &Span) -> bool {
+    matches!(span.what, What::Collective { .. })
 }

@@ -1,12 +1,19 @@
 //! A quick estimate of a candidate that errs on the fast and small side: no candidate is thrown away for a bound that
 //! its compiled program would beat.
 //!
-//! Optimistic on purpose: products run at their best rate, only communication that nothing could hide counts, buffers
-//! never lie beside each other that could share memory. Sharding counts as perfect.
+//! A step takes at least what the busiest of three takes, and behind it the update:
+//! - the *pipeline*: products at their best rate, attention, kernels at memory speed, communication that the next kernel
+//!   waits for, and bubbles;
+//! - the *link* of a rank, which carries one collective at a time: sums of activations, weights that are gathered for
+//!   each microbatch (ZeRO-3), gradients that are scattered for each (ZeRO-2, ZeRO-3) or at the end;
+//! - the *end*: gradients of the last microbatch cannot be summed before its backward pass.
+//!
+//! Optimistic on purpose: sharding counts as perfect, buffers never lie beside each other that could share memory.
 //!
 //! Legend: `T` tokens of a microbatch on one rank, `m` microbatches, `p` stages, `v` chunks.
 
-use super::candidate::{Candidate, MeshSizes, Workload, ZeroStage};
+use super::candidate::{Candidate, MeshSizes, ZeroStage};
+use super::workload::Workload;
 use super::cost::{Placement, collective_seconds};
 use super::hardware::Hardware;
 use crate::passes::recompute::Recompute;
@@ -38,11 +45,23 @@ pub struct MeshBound<'a> {
     replicas: Placement,
 }
 
-/// Seconds of one block on one microbatch.
+/// Seconds of one block, or of the head, on one microbatch.
 struct Layer {
     forward: f64,
     backward_input: f64,
     backward_weight: f64,
+    /// Of sums and of keys and values, hidden or not.
+    link: f64,
+}
+
+impl Layer {
+    fn backward(&self) -> f64 {
+        self.backward_input + self.backward_weight
+    }
+
+    fn total(&self) -> f64 {
+        self.forward + self.backward()
+    }
 }
 
 impl<'a> MeshBound<'a> {
@@ -66,8 +85,14 @@ impl<'a> MeshBound<'a> {
 
     /// Bounds one candidate of the mesh.
     pub fn of(&self, candidate: &Candidate) -> Bound {
-        let pipeline = self.pipeline_seconds(candidate);
-        let step_seconds = pipeline.max(self.data_parallel_seconds(candidate)) + self.optimizer_seconds(candidate);
+        let (layer, head) = (self.layer(candidate), self.head(candidate));
+        let pipeline = self.pipeline_seconds(candidate, &layer, &head);
+        let m = candidate.n_microbatches as f64;
+        let blocks = self.workload.n_layers as f64 / self.mesh.pp as f64;
+        let gradients = self.gradients(candidate);
+        let link = m * blocks * layer.link + self.gathers(candidate) + gradients.0 + gradients.1;
+        let seconds = pipeline.max(link).max(self.end_seconds(candidate, pipeline, &layer, &head, gradients.1));
+        let step_seconds = seconds + self.update_seconds(candidate);
         Bound { step_seconds, memory_bytes: self.memory_bytes(candidate) as u64 }
     }
 
@@ -78,57 +103,77 @@ impl<'a> MeshBound<'a> {
     fn layer(&self, candidate: &Candidate) -> Layer {
         let (w, hw) = (self.workload, self.hardware);
         let (tokens, tp) = (self.tokens(candidate), self.mesh.tp as f64);
-        let rate = hw.matmul(w.compute);
-        let products = 2.0 * w.layer_params as f64 * tokens / tp / rate.best();
+        let products = |n_params: usize| 2.0 * n_params as f64 * tokens / tp / hw.matmul(w.compute).best();
+        let streams = w.layer_streamed_bytes.map(|bytes| bytes as f64 * tokens / tp / hw.fastest_stream());
         // Causal: a token sees half of the row on the average.
         let mean_keys = (w.seq_len as f64 + 1.0) / 2.0;
         let scores = 4.0 * tokens * mean_keys * (w.n_heads * w.head_dim) as f64 / tp;
-        let attention = scores / hw.attention("attention", w.compute);
+        let rate = hw.attention("attention", w.compute).max(hw.attention("attention_backward", w.compute));
+        let attention = scores / rate;
         let around = self.context_seconds(tokens);
         // The sums behind attention and feed-forward; backward, weight gradients can hide them.
         let bytes = tokens * (w.hidden_size * w.activation_bytes) as f64;
-        let sums = 2.0 * collective_seconds(hw, Kind::AllReduce, bytes, self.tp);
-        let forward = products + attention.max(around) + sums;
+        let sum = collective_seconds(hw, Kind::AllReduce, bytes, self.tp);
+        let all = products(w.layer_params);
+        // What leaves the block is kept: its last product and sum are not run again.
+        let lost = products(w.layer_params - w.hidden_size * w.intermediate_size) + sum;
         let again = match candidate.recompute {
             Recompute::None => 0.0,
-            Recompute::Selective => products,
-            Recompute::Full => products + attention,
+            Recompute::Selective => lost,
+            Recompute::Full => lost + attention,
         };
-        let exposed_sums = (sums - products).max(0.0);
-        // Flash attention runs five products backward for two forward.
-        let backward_input = products + (2.5 * attention).max(2.0 * around) + exposed_sums + again;
-        Layer { forward, backward_input, backward_weight: products * self.trained_fraction() }
+        let exposed_sums = (2.0 * sum - all).max(0.0);
+        Layer {
+            forward: all + streams[0] + attention.max(around) + 2.0 * sum,
+            // Flash attention runs five products backward for two forward.
+            backward_input: all + streams[1] + (2.5 * attention).max(around) + exposed_sums + again,
+            backward_weight: all * self.trained_fraction(),
+            link: 4.0 * sum + 2.0 * around + if candidate.recompute == Recompute::None { 0.0 } else { sum },
+        }
     }
 
-    /// Keys and values once around the ring.
+    /// What stands around the blocks: logits and loss, above all.
+    fn head(&self, candidate: &Candidate) -> Layer {
+        let (w, hw) = (self.workload, self.hardware);
+        let (tokens, tp) = (self.tokens(candidate), self.mesh.tp as f64);
+        let logits = 2.0 * (w.vocab_size * w.hidden_size) as f64 * tokens / tp / hw.matmul(w.compute).best();
+        let streams = w.head_streamed_bytes.map(|bytes| bytes as f64 * tokens / tp / hw.fastest_stream());
+        let (forward, backward_input) = (logits + streams[0], logits + streams[1]);
+        Layer { forward, backward_input, backward_weight: logits * self.trained_fraction(), link: 0.0 }
+    }
+
+    /// Keys and values of all other ranks; a gather takes no longer than a ring.
     fn context_seconds(&self, tokens: f64) -> f64 {
         let w = self.workload;
         let kv_heads = (w.n_kv_heads as f64 / self.mesh.tp as f64).max(1.0);
         let bytes = 2.0 * tokens * kv_heads * (w.head_dim * w.activation_bytes) as f64;
-        (self.mesh.cp as f64 - 1.0) * collective_seconds(self.hardware, Kind::Shift { by: 1 }, bytes, self.cp)
+        collective_seconds(self.hardware, Kind::AllGather, self.mesh.cp as f64 * bytes, self.cp)
     }
 
     /// Source of the bubbles: see [`crate::pipeline`].
-    fn pipeline_seconds(&self, candidate: &Candidate) -> f64 {
+    fn pipeline_seconds(&self, candidate: &Candidate, layer: &Layer, head: &Layer) -> f64 {
         let w = self.workload;
-        let layer = self.layer(candidate);
         let (p, v) = (self.mesh.pp as f64, candidate.schedule.n_chunks() as f64);
         let m = candidate.n_microbatches as f64;
         let both_ways = layer.forward + layer.backward_input;
-        let slowest = w.n_layers.div_ceil(self.mesh.pp) as f64 * (both_ways + layer.backward_weight);
-        let logits = 2.0 * (w.vocab_size * w.hidden_size) as f64 * self.tokens(candidate);
-        let head =
-            (2.0 + self.trained_fraction()) * logits / self.mesh.tp as f64 / self.hardware.matmul(w.compute).best();
+        let slowest = w.n_layers.div_ceil(self.mesh.pp) as f64 * layer.total();
         // The last stage has the head and may have a block less for it.
-        let spread = (w.n_layers as f64 / p * (both_ways + layer.backward_weight)).max(head);
-        let busiest = if p == 1.0 { slowest + head } else { slowest.max(spread) };
+        let spread = (w.n_layers as f64 / p * layer.total()).max(head.total());
+        let busiest = if p == 1.0 { slowest + head.total() } else { slowest.max(spread) };
         let stage_layers = (w.n_layers / self.mesh.pp) as f64;
         let bubble = match candidate.schedule {
             // Each microbatch behind the first has weight gradients to put into the bubble of one stage.
             ScheduleKind::ZeroBubble => (p - 1.0) * both_ways - (m.min(p) - 1.0) * layer.backward_weight,
-            _ => (p - 1.0) * (both_ways + layer.backward_weight) / v,
+            _ => (p - 1.0) * layer.total() / v,
         };
         m * busiest + stage_layers * bubble.max(0.0)
+    }
+
+    /// The pipeline up to the last backward pass of the first stage, which is the last of all, and what is summed behind
+    /// that. Stages of several chunks begin to sum earlier.
+    fn end_seconds(&self, candidate: &Candidate, pipeline: f64, layer: &Layer, head: &Layer, sums: f64) -> f64 {
+        let own = self.workload.n_layers.div_ceil(self.mesh.pp) as f64 * layer.backward() + head.backward();
+        if candidate.schedule.n_chunks() > 1 { 0.0 } else { pipeline - own + sums }
     }
 
     /// Elements of a stage's parameters on one tensor shard; the mean stage.
@@ -140,46 +185,72 @@ impl<'a> MeshBound<'a> {
         (self.workload.trainable_params as f64 / self.workload.n_params() as f64).min(1.0)
     }
 
-    /// What the communication streams carry for gradients and parameters.
-    fn data_parallel_seconds(&self, candidate: &Candidate) -> f64 {
-        let (w, hw) = (self.workload, self.hardware);
-        let trained = self.local(w.trainable_params) * MASTER_BYTES;
-        // ZeRO-3 gathers everything, for the forward and again for the backward pass; in half width, if it can.
-        let gathered = match candidate.zero {
-            ZeroStage::Zero0 => 0.0,
-            ZeroStage::Zero1 | ZeroStage::Zero2 => trained / 2.0,
-            ZeroStage::Zero3 => 2.0 * self.local(w.n_params()) * MASTER_BYTES / 2.0,
+    /// Weights that are gathered: for a step, or for the forward and the backward pass of each microbatch.
+    fn gathers(&self, candidate: &Candidate) -> f64 {
+        let w = self.workload;
+        let seconds = |n_params| {
+            collective_seconds(self.hardware, Kind::AllGather, self.local(n_params) * MASTER_BYTES, self.shards)
         };
-        collective_seconds(hw, Kind::AllGather, gathered, self.shards)
-            + collective_seconds(hw, Kind::ReduceScatter, trained, self.shards)
-            + collective_seconds(hw, Kind::AllReduce, trained / self.mesh.shards() as f64, self.replicas)
+        // Below the first block nothing may be trained; the embedding is not read backward.
+        let backward = (w.n_layers - 1) * w.layer_params;
+        match candidate.zero {
+            ZeroStage::Zero0 | ZeroStage::Zero1 => 0.0,
+            ZeroStage::Zero2 => seconds(w.n_params()),
+            ZeroStage::Zero3 => candidate.n_microbatches as f64 * (seconds(w.n_params()) + seconds(backward)),
+        }
     }
 
-    /// Parameter, both moments read and written, gradient read.
-    fn optimizer_seconds(&self, candidate: &Candidate) -> f64 {
-        let sharded = if candidate.zero == ZeroStage::Zero0 { 1.0 } else { self.mesh.shards() as f64 };
+    /// Sums of gradients: while microbatches run, and behind the last one.
+    fn gradients(&self, candidate: &Candidate) -> (f64, f64) {
+        let hw = self.hardware;
         let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
-        trained / sharded * 7.0 / self.hardware.streaming("adamw")
+        let scatter = collective_seconds(hw, Kind::ReduceScatter, trained, self.shards);
+        let replicas = collective_seconds(hw, Kind::AllReduce, trained / self.mesh.shards() as f64, self.replicas);
+        let n_before = if candidate.zero >= ZeroStage::Zero2 { candidate.n_microbatches - 1 } else { 0 };
+        (n_before as f64 * scatter, scatter + replicas)
     }
 
-    /// State of the mean stage, activations of the first.
+    /// Parameter, both moments read and written, gradient read; then others get the parts that they have not updated.
+    fn update_seconds(&self, candidate: &Candidate) -> f64 {
+        let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
+        let gather = match candidate.zero {
+            ZeroStage::Zero1 => collective_seconds(self.hardware, Kind::AllGather, trained, self.shards),
+            _ => 0.0,
+        };
+        trained / self.mesh.shards() as f64 * 7.0 / self.hardware.streaming("adamw") + gather
+    }
+
+    /// State of the mean stage; activations of the first, or of one microbatch and its logits on the last. Gradients are
+    /// there with them from the second microbatch on, and in any case in the update.
     fn memory_bytes(&self, candidate: &Candidate) -> f64 {
         let w = self.workload;
+        let (pp, n_chunks) = (self.mesh.pp, candidate.schedule.n_chunks());
         let shards = self.mesh.shards() as f64;
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
-        let trained = 1.0 / over(ZeroStage::Zero2) + 2.0 / over(ZeroStage::Zero1);
-        let state = self.local(w.n_params()) / over(ZeroStage::Zero3) + self.local(w.trainable_params) * trained;
-        let state = state * MASTER_BYTES;
+        // ZeRO-2 keeps what it gathers.
+        let (gradients, moments) = (1.0 / over(ZeroStage::Zero2), 2.0 / over(ZeroStage::Zero1));
+        let state = |n_params: f64, with_gradients: bool| {
+            let trained = moments + if with_gradients { gradients } else { 0.0 };
+            let of_each = 1.0 / over(ZeroStage::Zero3) + self.trained_fraction() * trained;
+            n_params / self.mesh.tp as f64 * of_each * MASTER_BYTES
+        };
+        let outside = w.head_params + if pp == 1 { w.embedding_params } else { 0 };
+        let of_last = (w.n_layers / pp * w.layer_params + outside) as f64;
         let stream = w.hidden_size * w.activation_bytes;
         let kept = match candidate.recompute {
             Recompute::None => w.layer_kept_bytes.max(stream),
             Recompute::Selective => stream + w.n_heads * w.head_dim * w.activation_bytes,
             Recompute::Full => stream,
         };
-        let (pp, n_chunks) = (self.mesh.pp, candidate.schedule.n_chunks());
-        let in_flight = candidate.schedule.max_in_flight(pp, 0, candidate.n_microbatches) as f64;
+        let m = candidate.n_microbatches;
+        let in_flight = candidate.schedule.max_in_flight(pp, 0, m);
         let layers = (w.n_layers / (pp * n_chunks)) as f64;
-        let tokens = self.tokens(candidate);
-        state + in_flight * layers * tokens * kept as f64 / self.mesh.tp as f64
+        let per_layer = self.tokens(candidate) * kept as f64 / self.mesh.tp as f64;
+        // Logits are f32; their gradient takes their place.
+        let logits = self.tokens(candidate) * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
+        let mean = w.n_params() as f64 / pp as f64;
+        let first = state(mean, m * n_chunks > in_flight) + in_flight as f64 * layers * per_layer;
+        let last = state(of_last, m > 1) + layers * per_layer + logits;
+        state(mean, true).max(first).max(last)
     }
 }

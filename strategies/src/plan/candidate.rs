@@ -2,9 +2,12 @@
 
 use super::hardware::Hardware;
 use super::reason::Reason;
+use super::workload::Workload;
+use crate::compile::{Parallel, StepSpec};
+use crate::mesh::Mesh;
+use crate::passes::fully_sharded::ZeroStage as Sharding;
 use crate::passes::recompute::Recompute;
 use crate::pipeline::ScheduleKind;
-use crate::program::Compute;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -55,50 +58,6 @@ pub struct Candidate {
     pub micro_batch_size: usize,
     /// Microbatches of a replica in a step.
     pub n_microbatches: usize,
-}
-
-/// The model and its batch, as far as a plan depends on them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Workload {
-    /// Transformer blocks.
-    pub n_layers: usize,
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key/value heads.
-    pub n_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Width of the feed-forward part.
-    pub intermediate_size: usize,
-    /// Tokens of the vocabulary.
-    pub vocab_size: usize,
-    /// Parameters of a block.
-    pub layer_params: usize,
-    /// Parameters before the first block.
-    pub embedding_params: usize,
-    /// Parameters behind the last block; 0 if the head shares the embedding's.
-    pub head_params: usize,
-    /// Parameters that are trained, adapters included; all of them unless some are frozen.
-    pub trainable_params: usize,
-    /// Tokens of a row.
-    pub seq_len: usize,
-    /// Rows of a step, over all ranks.
-    pub global_batch_rows: usize,
-    /// Precision of products.
-    pub compute: Compute,
-    /// Bytes of an element of an activation.
-    pub activation_bytes: usize,
-    /// Bytes that a block keeps of a token for its backward pass with nothing recomputed or sharded.
-    pub layer_kept_bytes: usize,
-}
-
-impl Workload {
-    /// Parameters of the model.
-    pub const fn n_params(&self) -> usize {
-        self.n_layers * self.layer_params + self.embedding_params + self.head_params
-    }
 }
 
 impl MeshSizes {
@@ -159,7 +118,27 @@ impl MeshSizes {
     }
 }
 
+impl From<MeshSizes> for Mesh {
+    fn from(sizes: MeshSizes) -> Mesh {
+        let MeshSizes { pp, dp_replicate, dp_shard, cp, tp } = sizes;
+        Mesh { pp, dp_replicate, dp_shard, cp, tp }
+    }
+}
+
 impl Candidate {
+    /// What its ranks compile, where everything else is as in `job`.
+    #[must_use]
+    pub fn spec(&self, job: &StepSpec) -> StepSpec {
+        let zero_stage = match self.zero {
+            ZeroStage::Zero3 => Sharding::Three,
+            ZeroStage::Zero2 => Sharding::Two,
+            // Alone, there is nothing to share.
+            ZeroStage::Zero1 | ZeroStage::Zero0 => Sharding::One,
+        };
+        let parallel = Parallel { zero_stage, schedule: self.schedule, ..job.parallel };
+        StepSpec { n_microbatches: self.n_microbatches, recompute: self.recompute, parallel, ..job.clone() }
+    }
+
     /// Everything worth trying on a mesh that fits. `micro_batch_max` bounds the rows of a microbatch; they are powers
     /// of two, and those that do not divide the batch are left out.
     pub fn all(mesh: MeshSizes, workload: &Workload, micro_batch_max: usize) -> Vec<Candidate> {

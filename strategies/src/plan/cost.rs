@@ -10,8 +10,9 @@
 //! Legend: `n` members, `B` bytes of the whole, `a` seconds of a hop, `b` seconds of a byte.
 
 use super::hardware::{Hardware, Link};
-use crate::cost::Cost;
-use crate::program::Compute;
+use crate::cost::{Cost, instr_cost};
+use crate::program::{Compute, Op, Program};
+use crate::trace::Trace;
 use crate::world::{Kind, Post};
 use std::time::Duration;
 
@@ -23,6 +24,20 @@ pub fn instr_seconds(hardware: &Hardware, kernel: &str, cost: &Cost, compute: Co
     let streamed = if cost.attention_flops > 0.0 { 0.0 } else { cost.streamed_bytes / hardware.streaming(kernel) };
     // Launches run ahead of the device: a kernel that takes longer hides the launch of the next.
     arithmetic.max(streamed).max(hardware.launch_s)
+}
+
+/// The trace of a program on this hardware.
+pub fn trace_on(hardware: &Hardware, program: &Program) -> Trace {
+    Trace::timed(program, |instr| {
+        let compute = match &instr.op {
+            Op::MatMul(m) => m.compute,
+            // Attention computes in the width of its operands.
+            _ if program.value(*instr.reads.first()?).dtype.size_bytes() == 2 => Compute::Bf16,
+            _ => Compute::F32,
+        };
+        let seconds = instr_seconds(hardware, instr.op.name(), &instr_cost(program, instr), compute);
+        Some(Duration::from_secs_f64(seconds))
+    })
 }
 
 /// How a group lies on nodes.

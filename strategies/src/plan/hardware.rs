@@ -198,6 +198,11 @@ impl Hardware {
         self.measured.get(kernel).copied().unwrap_or(self.memory_bytes_per_s * self.memory_fraction)
     }
 
+    /// Bytes a second that no streaming kernel exceeds.
+    pub fn fastest_stream(&self) -> f64 {
+        if self.measured.is_empty() { self.memory_bytes_per_s * self.memory_fraction } else { f64::INFINITY }
+    }
+
     /// Operations a second that an attention kernel reaches.
     pub fn attention(&self, kernel: &str, compute: Compute) -> f64 {
         let usual = self.matmul(compute).peak_flops * self.attention_fraction;

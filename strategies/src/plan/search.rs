@@ -5,7 +5,8 @@
 //! found. Source: Land and Doig 1960 (Econometrica 28), with the best bound first.
 
 use super::bound::{Bound, MeshBound};
-use super::candidate::{Candidate, MeshSizes, Workload};
+use super::candidate::{Candidate, MeshSizes};
+use super::workload::Workload;
 use super::hardware::Hardware;
 use super::reason::Reason;
 use serde::Serialize;

@@ -29,6 +29,8 @@ fn llama_70b(global_batch_rows: usize) -> Workload {
         global_batch_rows,
         compute: Compute::Bf16,
         activation_bytes: 2,
+        layer_streamed_bytes: [0; 2],
+        head_streamed_bytes: [0; 2],
         layer_kept_bytes: 2 * (6 * 8192 + 10_240 + 3 * 28_672),
     }
 }
@@ -50,6 +52,8 @@ fn small(global_batch_rows: usize) -> Workload {
         global_batch_rows,
         compute: Compute::Bf16,
         activation_bytes: 2,
+        layer_streamed_bytes: [0; 2],
+        head_streamed_bytes: [0; 2],
         layer_kept_bytes: 34 * 768,
     }
 }

@@ -7,7 +7,11 @@ const NODE: &dyn Fn(u32) -> u32 = &|_| 0;
 const DURATION: &dyn Fn(&Post, &[u32]) -> Duration = &|post, _| MICRO * (post.size_bytes() / 4) as u32;
 
 fn simulate(groups: &[&[u32]], traces: Vec<Vec<Step>>) -> Timeline {
-    world(groups, traces).simulate(&Links { mover: Mover::Links, node: NODE, duration: DURATION }, true).unwrap()
+    moved_by(Mover::Links, groups, traces)
+}
+
+fn moved_by(mover: Mover, groups: &[&[u32]], traces: Vec<Vec<Step>>) -> Timeline {
+    world(groups, traces).simulate(&Links { mover, node: NODE, duration: DURATION }, true).unwrap()
 }
 
 #[test]
@@ -22,6 +26,32 @@ fn computation_hides_communication() {
     assert_eq!((times.compute, times.communication, times.exposed), (MICRO * 14, MICRO * 5, MICRO * 2));
     assert_eq!(timeline.idle(Rank(1)), MICRO * 2);
     assert_eq!(timeline.mean_exposed(), MICRO * 2);
+}
+
+#[test]
+fn ranks_that_move_the_bytes_themselves_do_it_while_they_wait() {
+    let [start, end] = both(all_reduce(0, 0, 5));
+    let trace = vec![compute(MICRO * 10), start, compute(MICRO * 3), end, compute(MICRO)];
+
+    let timeline = moved_by(Mover::Ranks, &[&[0, 1]], vec![trace.clone(), trace]);
+
+    let times = timeline.rank(Rank(1));
+    assert_eq!(timeline.makespan, MICRO * 19, "nothing is hidden");
+    assert_eq!((times.compute, times.communication, times.exposed), (MICRO * 14, MICRO * 5, MICRO * 5));
+    assert_eq!((times.spans[2].start, times.spans[2].end), (MICRO * 13, MICRO * 18));
+}
+
+#[test]
+fn a_receiver_copies_and_its_sender_does_nothing() {
+    let [send, sent] = both(on(0, 0, Kind::Send { to: 1, channel: 0 }, 5));
+    let [receive, received] = both(on(0, 0, Kind::Recv { from: 0, channel: 0 }, 5));
+    let sender = vec![compute(MICRO * 2), send, compute(MICRO * 4), sent];
+    let receiver = vec![receive, received, compute(MICRO)];
+
+    let timeline = moved_by(Mover::Ranks, &[&[0, 1]], vec![sender, receiver]);
+
+    assert_eq!([0, 1].map(|rank| timeline.rank(Rank(rank)).finish), [MICRO * 6, MICRO * 8]);
+    assert_eq!([0, 1].map(|rank| timeline.rank(Rank(rank)).exposed), [Duration::ZERO, MICRO * 7]);
 }
 
 #[test]

@@ -1,0 +1,197 @@
+//! What is said of a step before it exists is what comes: its memory to the byte, and that the planned one trains.
+
+mod support;
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use support::{Project, Run};
+
+/// Jobs of one and more ranks, over every axis.
+const JOBS: [&str; 12] = [
+    "--bf16 false",
+    "--bf16 true --gradient_checkpointing full --val_set_size 0.1 --eval_steps 2",
+    "--adapter lora --lora_r 4 --lora_target_linear true --gradient_checkpointing selective",
+    "--dp_replicate_size 2 --offload_optimizer true",
+    "--dp_shard_size 3 --zero_stage 1",
+    "--dp_shard_size 3 --zero_stage 2 --bf16 true",
+    "--dp_shard_size 4 --zero_stage 3 --offload_optimizer true --val_set_size 0.1 --eval_steps 2",
+    "--tensor_parallel_size 4 --sequence_parallel true",
+    "--context_parallel_size 2 --cp_comm_strategy allgather --bf16 true",
+    "--pipeline_parallel_size 2 --gradient_accumulation_steps 4 --pipeline_schedule zero_bubble",
+    "--pipeline_parallel_size 2 --dp_shard_size 2 --tensor_parallel_size 2 --bf16 true --gradient_checkpointing full",
+    "--dp_replicate_size 2 --context_parallel_size 2 --adapter lora --lora_r 4 --lora_target_linear true",
+];
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+fn json(run: Run) -> Value {
+    serde_json::from_str(&run.succeeds().stdout).unwrap()
+}
+
+/// The bytes that each rank of a run allocated, as the run itself says.
+fn allocated(p: &Project, job: &str) -> Vec<u64> {
+    let mut keys: Vec<(String, String)> = Vec::new();
+    for pair in words(job).chunks_exact(2) {
+        keys.push((pair[0].trim_start_matches("--").into(), pair[1].into()));
+    }
+    let yaml = std::fs::read_to_string(p.path("job.yaml")).unwrap();
+    keys.extend([("max_steps", "1"), ("resume_from_checkpoint", "none"), ("save_steps", "none")].map(|(k, v)| (k.into(), v.into())));
+    let config = phalanx::config::JobConfig::from_yaml_str(&yaml, &keys).unwrap();
+    let mut bytes = Vec::new();
+    let listen = |event: &phalanx::Event| {
+        if let phalanx::Event::Started(started) = event {
+            bytes.clone_from(&started.buffer_bytes);
+        }
+    };
+    phalanx::Job::from_config(config).run_with(&phalanx::Control::default(), listen).unwrap();
+    bytes
+}
+
+#[test]
+fn the_estimate_of_the_fullest_rank_is_what_it_allocates() {
+    let p = Project::new();
+    for job in JOBS {
+        let estimate = json(p.run(&[&["estimate", "job.yaml", "--json", "--threads", "1"], &words(job)[..]].concat()));
+
+        let bytes = allocated(&p, job);
+
+        let ranks = estimate["ranks"].as_u64().unwrap() as usize;
+        let fullest = estimate["fullest_rank"].as_u64().unwrap() as usize;
+        assert_eq!(bytes.len(), ranks, "{job}");
+        assert_eq!(estimate["peak_memory_bytes"].as_u64(), bytes.iter().copied().max(), "{job}: {bytes:?}");
+        assert_eq!(bytes[fullest], *bytes.iter().max().unwrap(), "{job}: {bytes:?}");
+        let parts: u64 = estimate["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
+        assert_eq!(parts, bytes[fullest], "{job}: the categories are the whole");
+    }
+}
+
+#[test]
+fn a_stage_that_holds_more_is_the_one_that_is_estimated() {
+    let p = Project::new();
+    // The last stage has the head, whose logits are most of a step.
+    let job = "--pipeline_parallel_size 2 --gradient_accumulation_steps 4 --model.vocab_size 4096";
+
+    let estimate = json(p.run(&[&["estimate", "job.yaml", "--json", "--threads", "1"], &words(job)[..]].concat()));
+    let bytes = allocated(&p, job);
+
+    assert_eq!(estimate["fullest_rank"], 1, "{bytes:?}");
+    assert!(bytes[1] > bytes[0], "{bytes:?}");
+}
+
+/// The keys of a planned candidate, for `train`.
+fn overrides(candidate: &Value, data_ranks: u64) -> Vec<String> {
+    let mesh = |axis: &str| candidate["mesh"][axis].as_u64().unwrap();
+    let keys = [
+        ("pipeline_parallel_size", mesh("pp").to_string()),
+        ("dp_replicate_size", mesh("dp_replicate").to_string()),
+        ("dp_shard_size", mesh("dp_shard").to_string()),
+        ("context_parallel_size", mesh("cp").to_string()),
+        ("tensor_parallel_size", mesh("tp").to_string()),
+        ("micro_batch_size", candidate["micro_batch_size"].to_string()),
+        ("gradient_accumulation_steps", candidate["n_microbatches"].to_string()),
+        ("zero_stage", candidate["zero"].as_str().unwrap().replace('0', "1")),
+        (
+            "gradient_checkpointing",
+            match candidate["recompute"].as_str().unwrap() {
+                "none" => "false".to_string(),
+                policy => policy.to_string(),
+            },
+        ),
+    ];
+    assert_eq!(mesh("dp_replicate") * mesh("dp_shard"), data_ranks);
+    let schedule = match &candidate["schedule"] {
+        Value::Object(interleaved) => {
+            let chunks = interleaved["interleaved"]["chunks"].to_string();
+            vec!["--pipeline_schedule".into(), "interleaved".into(), "--pipeline_chunks".into(), chunks]
+        }
+        name => vec!["--pipeline_schedule".into(), name.as_str().unwrap().to_string()],
+    };
+    keys.into_iter().flat_map(|(key, value)| [format!("--{key}"), value]).chain(schedule).collect()
+}
+
+#[test]
+fn the_plans_of_ranks_of_this_machine_train_and_take_the_memory_they_say() {
+    let p = Project::new();
+    let plan = ["plan", "job.yaml", "--gpu", "cpu", "--gpus-per-node", "2", "--json", "--top", "4"];
+    let plan = json(p.run(&[&plan[..], &["--gradient_accumulation_steps", "4", "--threads", "1"]].concat()));
+    let ranked = plan["plan"]["ranked"].as_array().unwrap();
+    assert_eq!(ranked.len(), 4);
+    let seconds: Vec<f64> = ranked.iter().map(|r| r["evaluation"]["step_seconds"].as_f64().unwrap()).collect();
+    assert!(seconds.is_sorted() && seconds[0] > 0.0, "{seconds:?}");
+
+    for (i, of) in ranked.iter().enumerate() {
+        let data_ranks = of["candidate"]["mesh"]["dp_replicate"].as_u64().unwrap()
+            * of["candidate"]["mesh"]["dp_shard"].as_u64().unwrap();
+        let keys = overrides(&of["candidate"], data_ranks);
+        let job = keys.join(" ");
+        assert_eq!(of["evaluation"]["memory_bytes"].as_u64(), allocated(&p, &job).into_iter().max(), "{job}");
+        if i == 0 {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            p.train(&[&["--max_steps", "2", "--output_dir", "planned"], &keys[..]].concat()).succeeds();
+            assert_eq!(p.metrics("planned").len(), 2);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_in_one_sentence() {
+    let p = Project::new();
+    let plan = |args: &[&str]| p.run(&[&["plan", "job.yaml", "--gpu", "cpu"], args].concat());
+
+    plan(&["--gpus-per-node", "0"]).refuses(&["--gpus-per-node", "at least 1"]);
+    plan(&["--gpus-per-node", "many"]).refuses(&["--gpus-per-node", "`many` is not a number"]);
+    plan(&["--gpus-per-node"]).refuses(&["--gpus-per-node", "a value is missing"]);
+    plan(&["--nodes", "0"]).refuses(&["--nodes", "at least 1"]);
+    plan(&["--gpus-per-node", "65"]).refuses(&["65 ranks", "at most 64"]);
+    plan(&["--gpus-per-node", "4000000000", "--nodes", "4000000000"]).refuses(&["ranks are more than"]);
+    plan(&["--micro-batch-max", "0"]).refuses(&["--micro-batch-max", "at least 1"]);
+    plan(&["--learning_rat", "1"]).refuses(&["learning_rat", "learning_rate"]);
+    plan(&["--sequence_len", "65"]).refuses(&["sequence_len 65", "max_position_embeddings 64"]);
+    plan(&["--trace", "nowhere/trace.json"]).refuses(&["nowhere/trace.json"]);
+    // Three ranks fit neither 4 heads, nor 2 blocks, nor 32 tokens, nor 4 rows.
+    plan(&["--gpus-per-node", "3"]).refuses(&["no arrangement of 3 ranks"]);
+    p.run(&["plan", "job.yaml", "--gpu", "abacus"]).refuses(&["abacus", "cpu", "h100"]);
+    p.run(&["plan", "nowhere.yaml", "--gpu", "cpu"]).refuses(&["nowhere.yaml"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+/// The names of the spans of each rank of a trace, on each of its streams.
+fn names(path: &std::path::Path) -> BTreeSet<(u64, u64, String)> {
+    let trace: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let spans = events.iter().filter(|e| e["ph"] == "X");
+    let name = |e: &Value| (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap(), e["name"].as_str().unwrap().into());
+    spans.map(name).collect()
+}
+
+#[test]
+fn a_measured_step_has_the_ranks_and_names_of_the_simulated_one() {
+    let p = Project::new();
+    let job = words("--pipeline_parallel_size 2 --dp_shard_size 2 --gradient_accumulation_steps 4 --max_steps 4");
+    p.run(&[&["estimate", "job.yaml", "--trace", "predicted.json"], &job[..]].concat()).succeeds();
+
+    let run = p.train(&[&["--trace", "measured.json"], &job[..]].concat()).succeeds();
+
+    assert!(run.stdout.contains("trace of step 3 in measured.json"), "{}", run.stdout);
+    let (predicted, measured) = (names(&p.path("predicted.json")), names(&p.path("measured.json")));
+    let ranks = |names: &BTreeSet<(u64, u64, String)>| names.iter().map(|(rank, ..)| *rank).collect::<BTreeSet<u64>>();
+    assert_eq!(ranks(&measured), BTreeSet::from([0, 1, 2, 3]));
+    // Of ranks that do the same, the simulation has one.
+    let simulated = ranks(&predicted);
+    assert!(simulated.len() >= 2, "{simulated:?}");
+    let of_those: BTreeSet<_> = measured.into_iter().filter(|(rank, ..)| simulated.contains(rank)).collect();
+    assert_eq!(of_those, predicted);
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_anything_runs() {
+    let p = Project::new();
+    p.train(&["--trace", "nowhere/trace.json"]).refuses(&["nowhere/trace.json"]);
+    p.train(&["--trace", ".", "--dp_shard_size", "2"]).refuses(&["cannot write ."]);
+    assert!(!p.path("out/metrics.jsonl").exists(), "no step has run");
+
+    p.train(&["--max_steps", "1", "--trace", "short.json"]).succeeds();
+    assert!(!names(&p.path("short.json")).is_empty(), "the last step of a run that is shorter than three");
+}

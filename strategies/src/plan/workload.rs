@@ -1,0 +1,132 @@
+//! The model and its batch, as far as a plan depends on them.
+
+use crate::compile::{CompileError, StepSpec, compile_step};
+use crate::cost::instr_cost;
+use crate::model::{BatchShape, ModelConfig};
+use crate::passes::precision::Precision;
+use crate::passes::recompute::Recompute;
+use crate::program::{Compute, Kind, Op, Phase, Program};
+
+/// The model and its batch, as far as a plan depends on them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the feed-forward part.
+    pub intermediate_size: usize,
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Parameters of a block.
+    pub layer_params: usize,
+    /// Parameters before the first block.
+    pub embedding_params: usize,
+    /// Parameters behind the last block; 0 if the head shares the embedding's.
+    pub head_params: usize,
+    /// Parameters that are trained, adapters included; all of them unless some are frozen.
+    pub trainable_params: usize,
+    /// Tokens of a row.
+    pub seq_len: usize,
+    /// Rows of a step, over all ranks.
+    pub global_batch_rows: usize,
+    /// Precision of products.
+    pub compute: Compute,
+    /// Bytes of an element of an activation.
+    pub activation_bytes: usize,
+    /// Bytes of activations that kernels of a block other than products and attention touch for a token, forward and
+    /// backward, with nothing recomputed or sharded.
+    pub layer_streamed_bytes: [usize; 2],
+    /// The same around the blocks.
+    pub head_streamed_bytes: [usize; 2],
+    /// Bytes that a block keeps of a token for its backward pass with nothing recomputed or sharded.
+    pub layer_kept_bytes: usize,
+}
+
+impl Workload {
+    /// Of a model whose forward program on one rank is `forward`, trained in steps of so many rows.
+    ///
+    /// # Errors
+    /// When the step cannot be compiled.
+    pub fn of(
+        model: &ModelConfig,
+        forward: &Program,
+        batch: BatchShape,
+        spec: &StepSpec,
+        global_batch_rows: usize,
+    ) -> Result<Workload, CompileError> {
+        let plain = StepSpec { recompute: Recompute::None, n_microbatches: 1, ..spec.clone() };
+        let step = compile_step(forward.clone(), &plain, |_, _| 0)?.program;
+        let [embedding_params, layer_params, head_params] = parameters(forward);
+        let activation_bytes = if spec.precision == Precision::F32 { 4 } else { 2 };
+        let attention = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim;
+        let blocks = streamed_bytes(&step, batch.n_tokens(), true);
+        Ok(Workload {
+            n_layers: model.n_layers,
+            n_heads: model.n_heads,
+            n_kv_heads: model.n_kv_heads,
+            head_dim: model.head_dim,
+            hidden_size: model.hidden_size,
+            intermediate_size: model.intermediate_size,
+            vocab_size: model.vocab_size,
+            layer_params,
+            embedding_params,
+            head_params,
+            trainable_params: step.n_trainable(),
+            seq_len: batch.seq_len,
+            global_batch_rows,
+            compute: if spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
+            activation_bytes,
+            layer_streamed_bytes: blocks.map(|bytes| bytes / model.n_layers),
+            head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
+            // At least queries, keys, values, the result of attention, and what enters the activation.
+            layer_kept_bytes: (attention + model.intermediate_size) * activation_bytes,
+        })
+    }
+
+    /// Parameters of the model.
+    pub const fn n_params(&self) -> usize {
+        self.n_layers * self.layer_params + self.embedding_params + self.head_params
+    }
+}
+
+/// Elements of the parameters before the first block, of one block, and behind the last.
+fn parameters(forward: &Program) -> [usize; 3] {
+    let mut sizes = [0; 3];
+    for param in &forward.params {
+        let reader = forward.instrs.iter().find(|i| i.reads.contains(&param.value));
+        let group = match reader.map(|i| (i.site.block, &i.op)) {
+            Some((Some(0), _)) => 1,
+            Some((Some(_), _)) => continue,
+            Some((None, Op::Embedding { .. })) => 0,
+            _ => 2,
+        };
+        sizes[group] += forward.value(param.value).n_elements();
+    }
+    sizes
+}
+
+/// Bytes of activations that kernels other than products and attention touch for a token, forward and backward: those of
+/// all blocks, or those around them. What comes once a step, whatever its tokens, does not count.
+fn streamed_bytes(program: &Program, n_tokens: usize, in_blocks: bool) -> [usize; 2] {
+    let of = |phase: Phase| {
+        let here = program.instrs.iter().filter(|i| i.site.phase == phase && i.site.block.is_some() == in_blocks);
+        let streams = here.filter(|i| instr_cost(program, i).streamed_bytes > 0.0 && !computes(&i.op));
+        let touched = streams.flat_map(|i| i.reads.iter().chain(&i.writes)).map(|v| program.value(*v));
+        let per_token = touched.filter(|v| v.kind == Kind::Activation && v.shape.first() == Some(&n_tokens));
+        per_token.map(|v| v.size_bytes() / n_tokens).sum()
+    };
+    [of(Phase::Forward), of(Phase::Backward)]
+}
+
+/// Products and attention; gradients of biases and tables, which may wait for their place in a pipeline.
+const fn computes(op: &Op) -> bool {
+    matches!(op, Op::MatMul(_) | Op::Attention(_) | Op::AttentionBackward(_) | Op::ColumnSum { .. })
+        || matches!(op, Op::EmbeddingBackward { .. })
+}

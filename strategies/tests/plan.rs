@@ -1,0 +1,123 @@
+//! The bound of a candidate against its compiled and simulated step.
+
+#[allow(dead_code)] // layouts are not asked here
+mod support;
+
+use phalanx_strategies::compile::{StepSpec, compile_step};
+use phalanx_strategies::mesh::Place;
+use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
+use phalanx_strategies::passes::context_parallel::CpComm;
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::plan::bound::{Bound, MeshBound};
+use phalanx_strategies::plan::cost::{post_duration, trace_on};
+use phalanx_strategies::plan::{Candidate, Hardware, MeshSizes, Workload};
+use phalanx_strategies::trace::{Ranks, world};
+use phalanx_strategies::world::{Links, WorldError};
+use proptest::prelude::*;
+use support::spec;
+
+/// A model whose products and activations are large enough to outweigh latencies, small enough to compile often.
+fn model(family: &str, n_layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
+    let json = if family == "gpt2" {
+        format!(
+            r#"{{"model_type": "gpt2", "vocab_size": 8192, "n_embd": 1024, "n_head": 16, "n_layer": {n_layers}, "n_positions": 4096}}"#
+        )
+    } else {
+        format!(
+            r#"{{"model_type": "{family}", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2816,
+            "num_hidden_layers": {n_layers}, "num_attention_heads": 16, "num_key_value_heads": {kv_heads},
+            "max_position_embeddings": 4096, "tie_word_embeddings": {tied}}}"#
+        )
+    };
+    ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
+}
+
+/// A model, how it is trained, and one of the candidates for so many ranks.
+#[derive(Clone, Debug)]
+struct Case {
+    model: ModelConfig,
+    batch: BatchShape,
+    spec: StepSpec,
+    hardware: Hardware,
+    workload: Workload,
+    candidate: Candidate,
+}
+
+fn any_case() -> impl Strategy<Value = Option<Case>> {
+    let family = prop::sample::select(vec!["llama", "qwen3", "gpt2"]);
+    let kv_heads = prop::sample::select(vec![2usize, 16]);
+    let model = (family, 1usize..7, kv_heads, any::<bool>());
+    let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
+    let comm = prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]);
+    let how = (precision, any::<bool>(), comm, any::<bool>());
+    let world_size = prop::sample::select(vec![1usize, 2, 4, 8, 16, 32]);
+    (model, how, world_size, any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
+        |((family, n_layers, kv_heads, tied), (precision, adapters, comm, sequence), world_size, which, chosen)| {
+            let model = self::model(family, n_layers, kv_heads, tied);
+            let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
+            let lora =
+                adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+            let plain = spec(1, precision, Recompute::None);
+            let parallel = phalanx_strategies::compile::Parallel {
+                sequence_parallel: sequence,
+                cp_comm: comm,
+                ..plain.parallel
+            };
+            let spec = StepSpec { lora, parallel, ..plain };
+            let batch = BatchShape { n_rows: 1, seq_len: 2048 };
+            let forward = model.forward(batch, Head::Loss).unwrap();
+            let workload = Workload::of(&model, &forward, batch, &spec, 16).unwrap();
+            let hardware = Hardware::named("h100").unwrap();
+            let meshes = MeshSizes::all(world_size).into_iter().filter(|m| m.fits(&workload, &hardware).is_ok());
+            let meshes: Vec<MeshSizes> = meshes.collect();
+            let mesh = *meshes.get(which.index(meshes.len().max(1)))?;
+            let all = Candidate::all(mesh, &workload, 4).into_iter().filter(|c| c.fits(&workload).is_ok());
+            let all: Vec<Candidate> = all.collect();
+            let candidate = *all.get(chosen.index(all.len().max(1)))?;
+            Some(Case { model, batch, spec, hardware, workload, candidate })
+        },
+    )
+}
+
+impl Case {
+    fn bound(&self) -> Bound {
+        MeshBound::new(self.candidate.mesh, &self.workload, &self.hardware).of(&self.candidate)
+    }
+
+    /// Seconds of the simulated step, and bytes of its fullest rank.
+    fn simulated(&self) -> (f64, u64) {
+        let batch = BatchShape { n_rows: self.candidate.micro_batch_size, ..self.batch };
+        let spec = self.candidate.spec(&self.spec);
+        let mut bytes = 0;
+        let all = world(self.candidate.mesh.into(), Ranks::OfEachStage, |place: Place| {
+            let mut forward = self.model.forward(batch, Head::Loss).unwrap();
+            forward.place = place;
+            let compiled = compile_step(forward, &spec, |_, _| 0).unwrap();
+            bytes = bytes.max(compiled.layout.total_bytes() as u64);
+            Ok::<_, WorldError>(trace_on(&self.hardware, &compiled.program))
+        });
+        let duration = |post: &_, nodes: &[u32]| post_duration(&self.hardware, post, nodes);
+        let node = |rank| self.hardware.node(rank);
+        let links = Links { mover: self.hardware.mover, node: &node, duration: &duration };
+        (all.unwrap().simulate(&links, false).unwrap().makespan.as_secs_f64(), bytes)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_compiled_step_beats_the_bound_of_its_candidate(case in any_case()) {
+        let Some(case) = case else { return Ok(()) };
+
+        let bound = case.bound();
+        let (seconds, bytes) = case.simulated();
+
+        // Parts of a shard that differ in length: a bound counts them as equal.
+        let slack = 1.0 + 1e-3;
+        prop_assert!(bound.step_seconds <= seconds * slack, "{:e} s > {seconds:e} s: {:?}", bound.step_seconds, case.candidate);
+        prop_assert!(bound.memory_bytes as f64 <= bytes as f64 * slack, "{} B > {bytes} B: {:?}", bound.memory_bytes, case.candidate);
+    }
+}
