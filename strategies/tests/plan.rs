@@ -12,7 +12,8 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::plan::bound::{Bound, MeshBound};
 use phalanx_strategies::plan::cost::{post_duration, trace_on};
-use phalanx_strategies::plan::{Candidate, Hardware, MeshSizes, Workload};
+use phalanx_strategies::plan::workload::input_bytes;
+use phalanx_strategies::plan::{Candidate, Evaluation, Hardware, MeshSizes, Workload};
 use phalanx_strategies::trace::{Ranks, world};
 use phalanx_strategies::world::{Links, WorldError};
 use proptest::prelude::*;
@@ -68,7 +69,7 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
             let spec = StepSpec { lora, parallel, ..plain };
             let batch = BatchShape { n_rows: 1, seq_len: 2048 };
             let forward = model.forward(batch, Head::Loss).unwrap();
-            let workload = Workload::of(&model, &forward, batch, &spec, 16).unwrap();
+            let workload = Workload::of(&model, &forward, batch, &spec, 32).unwrap();
             let hardware = Hardware::named("h100").unwrap();
             let meshes = MeshSizes::all(world_size).into_iter().filter(|m| m.fits(&workload, &hardware).is_ok());
             let meshes: Vec<MeshSizes> = meshes.collect();
@@ -86,22 +87,27 @@ impl Case {
         MeshBound::new(self.candidate.mesh, &self.workload, &self.hardware).of(&self.candidate)
     }
 
-    /// Seconds of the simulated step, and bytes of its fullest rank.
-    fn simulated(&self) -> (f64, u64) {
+    /// The simulated step of so many microbatches, and the bytes of the inputs of one on the fullest rank.
+    fn simulated(&self, n_microbatches: usize) -> (Evaluation, u64) {
         let batch = BatchShape { n_rows: self.candidate.micro_batch_size, ..self.batch };
-        let spec = self.candidate.spec(&self.spec);
-        let mut bytes = 0;
+        let spec = Candidate { n_microbatches, ..self.candidate }.spec(&self.spec);
+        let (mut bytes, mut inputs) = (0, 0);
         let all = world(self.candidate.mesh.into(), Ranks::OfEachStage, |place: Place| {
             let mut forward = self.model.forward(batch, Head::Loss).unwrap();
             forward.place = place;
             let compiled = compile_step(forward, &spec, |_, _| 0).unwrap();
-            bytes = bytes.max(compiled.layout.total_bytes() as u64);
+            let own = compiled.layout.total_bytes() as u64;
+            if own > bytes {
+                (bytes, inputs) = (own, input_bytes(&compiled.program));
+            }
             Ok::<_, WorldError>(trace_on(&self.hardware, &compiled.program))
         });
         let duration = |post: &_, nodes: &[u32]| post_duration(&self.hardware, post, nodes);
         let node = |rank| self.hardware.node(rank);
         let links = Links { mover: self.hardware.mover, node: &node, duration: &duration };
-        (all.unwrap().simulate(&links, false).unwrap().makespan.as_secs_f64(), bytes)
+        let timeline = all.unwrap().simulate(&links, false).unwrap();
+        let (step, exposed) = (timeline.makespan.as_secs_f64(), timeline.mean_exposed().as_secs_f64());
+        (Evaluation { step_seconds: step, memory_bytes: bytes, exposed_seconds: exposed }, inputs)
     }
 }
 
@@ -113,11 +119,30 @@ proptest! {
         let Some(case) = case else { return Ok(()) };
 
         let bound = case.bound();
-        let (seconds, bytes) = case.simulated();
+        let simulated = case.simulated(case.candidate.n_microbatches).0;
+        let Evaluation { step_seconds: seconds, memory_bytes: bytes, .. } = simulated;
 
         // Parts of a shard that differ in length: a bound counts them as equal.
         let slack = 1.0 + 1e-3;
         prop_assert!(bound.step_seconds <= seconds * slack, "{:e} s > {seconds:e} s: {:?}", bound.step_seconds, case.candidate);
         prop_assert!(bound.memory_bytes as f64 <= bytes as f64 * slack, "{} B > {bytes} B: {:?}", bound.memory_bytes, case.candidate);
+    }
+
+    // Where the pipeline is full, nothing changes.
+    #[test]
+    fn a_long_step_takes_what_two_short_ones_say(case in any_case()) {
+        let Some(case) = case else { return Ok(()) };
+        let Some([a, b]) = case.candidate.samples() else { return Ok(()) };
+        let n = case.candidate.n_microbatches;
+
+        let (longer, input_bytes) = case.simulated(b);
+        let told = Evaluation::extrapolated([(a, case.simulated(a).0), (b, longer)], n, input_bytes);
+        let whole = case.simulated(n).0;
+
+        let off = told.step_seconds / whole.step_seconds - 1.0;
+        prop_assert!(off.abs() < 0.01, "{off} of {:e} s: {:?}", whole.step_seconds, case.candidate);
+        let off = told.memory_bytes as f64 / whole.memory_bytes as f64 - 1.0;
+        // Best fit finds other places in a longer step.
+        prop_assert!(off.abs() < 0.15, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);
     }
 }

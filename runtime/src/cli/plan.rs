@@ -13,6 +13,7 @@ use crate::train::progress::{human_bytes, human_count};
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
+use phalanx_strategies::plan::workload::input_bytes;
 use phalanx_strategies::plan::{
     self as search, Candidate, Evaluation, Hardware, Options, Plan, Reason, Workload, report,
 };
@@ -71,7 +72,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         n_keep: args.top.max(1),
         n_evaluate_max: args.evaluate.max(1),
     };
-    let found = search::search(&planner.workload, &planner.hardware, &options, |c| planner.evaluate(c));
+    let mut found = search::search(&planner.workload, &planner.hardware, &options, |c| planner.evaluate(c));
+    planner.confirm(&mut found);
     if args.json {
         let json = serde_json::to_value(&found).map_err(|e| JobError::Unusable(e.to_string()))?;
         say(json!({ "hardware": planner.hardware, "world_size": options.world_size, "plan": json }));
@@ -186,12 +188,36 @@ impl Planner {
     }
 
     fn evaluate(&self, candidate: &Candidate) -> Result<Evaluation, Reason> {
-        let forecast = self.forecast(candidate, false).map_err(|e| Reason::Refused { why: e.to_string() })?;
-        Ok(Evaluation {
+        let n = candidate.n_microbatches;
+        let Some([a, b]) = candidate.samples() else { return Ok(self.evaluate_step(candidate, n)?.0) };
+        let (short, (longer, input_bytes)) = (self.evaluate_step(candidate, a)?.0, self.evaluate_step(candidate, b)?);
+        Ok(Evaluation::extrapolated([(a, short), (b, longer)], n, input_bytes))
+    }
+
+    /// Compiles the best candidate whole, where it was judged by shorter steps; one that does not fit then is out.
+    fn confirm(&self, found: &mut Plan) {
+        while let Some(best) = found.ranked.first_mut().filter(|best| best.candidate.samples().is_some()) {
+            let whole = self.evaluate_step(&best.candidate, best.candidate.n_microbatches);
+            match whole.ok().filter(|(e, _)| e.memory_bytes <= self.hardware.memory_bytes) {
+                Some((evaluation, _)) => {
+                    best.evaluation = evaluation;
+                    return;
+                }
+                None => drop(found.ranked.remove(0)),
+            }
+        }
+    }
+
+    /// The candidate's step with so many microbatches, and the bytes of the inputs of one.
+    fn evaluate_step(&self, candidate: &Candidate, n_microbatches: usize) -> Result<(Evaluation, u64), Reason> {
+        let forecast = self.forecast(&Candidate { n_microbatches, ..*candidate }, false);
+        let forecast = forecast.map_err(|e| Reason::Refused { why: e.to_string() })?;
+        let evaluation = Evaluation {
             step_seconds: forecast.timeline.makespan.as_secs_f64(),
             memory_bytes: forecast.programs.bytes(),
             exposed_seconds: forecast.timeline.mean_exposed().as_secs_f64(),
-        })
+        };
+        Ok((evaluation, input_bytes(&forecast.programs.train.program)))
     }
 
     fn print(&self, found: &Plan, options: &Options) {

@@ -50,6 +50,8 @@ struct Layer {
     forward: f64,
     backward_input: f64,
     backward_weight: f64,
+    /// What of the backward pass needs nothing of the stage below: products that are run again.
+    again: f64,
     /// Of sums and of keys and values, hidden or not.
     link: f64,
 }
@@ -57,6 +59,10 @@ struct Layer {
 impl Layer {
     fn backward(&self) -> f64 {
         self.backward_input + self.backward_weight
+    }
+
+    fn both_ways(&self) -> f64 {
+        self.forward + self.backward_input
     }
 
     fn total(&self) -> f64 {
@@ -123,12 +129,16 @@ impl<'a> MeshBound<'a> {
             Recompute::Full => lost + attention,
         };
         let exposed_sums = (2.0 * sum - all).max(0.0);
+        // Adapters leave what is below the first of them without a gradient: at most one block of all.
+        let differentiated = if w.trainable_params < w.n_params() { 1.0 - 1.0 / w.n_layers as f64 } else { 1.0 };
+        let backward = all + streams[1] + (2.5 * attention).max(around) + exposed_sums + again;
         Layer {
             forward: all + streams[0] + attention.max(around) + 2.0 * sum,
             // Flash attention runs five products backward for two forward.
-            backward_input: all + streams[1] + (2.5 * attention).max(around) + exposed_sums + again,
+            backward_input: differentiated * backward,
             backward_weight: all * self.trained_fraction(),
-            link: 4.0 * sum + 2.0 * around + if candidate.recompute == Recompute::None { 0.0 } else { sum },
+            again: differentiated * again,
+            link: (1.0 + differentiated) * (2.0 * sum + around),
         }
     }
 
@@ -138,8 +148,13 @@ impl<'a> MeshBound<'a> {
         let (tokens, tp) = (self.tokens(candidate), self.mesh.tp as f64);
         let logits = 2.0 * (w.vocab_size * w.hidden_size) as f64 * tokens / tp / hw.matmul(w.compute).best();
         let streams = w.head_streamed_bytes.map(|bytes| bytes as f64 * tokens / tp / hw.fastest_stream());
-        let (forward, backward_input) = (logits + streams[0], logits + streams[1]);
-        Layer { forward, backward_input, backward_weight: logits * self.trained_fraction(), link: 0.0 }
+        Layer {
+            forward: logits + streams[0],
+            backward_input: logits + streams[1],
+            backward_weight: logits * self.trained_fraction(),
+            again: 0.0,
+            link: 0.0,
+        }
     }
 
     /// Keys and values of all other ranks; a gather takes no longer than a ring.
@@ -150,23 +165,29 @@ impl<'a> MeshBound<'a> {
         collective_seconds(self.hardware, Kind::AllGather, self.mesh.cp as f64 * bytes, self.cp)
     }
 
-    /// Source of the bubbles: see [`crate::pipeline`].
+    /// A stage begins when the first microbatch has come down to it, and the first stage ends when the last one has come
+    /// back up. Of stages with equally many blocks the last has the longest way.
     fn pipeline_seconds(&self, candidate: &Candidate, layer: &Layer, head: &Layer) -> f64 {
-        let w = self.workload;
-        let (p, v) = (self.mesh.pp as f64, candidate.schedule.n_chunks() as f64);
-        let m = candidate.n_microbatches as f64;
-        let both_ways = layer.forward + layer.backward_input;
-        let slowest = w.n_layers.div_ceil(self.mesh.pp) as f64 * layer.total();
-        // The last stage has the head and may have a block less for it.
-        let spread = (w.n_layers as f64 / p * layer.total()).max(head.total());
-        let busiest = if p == 1.0 { slowest + head.total() } else { slowest.max(spread) };
-        let stage_layers = (w.n_layers / self.mesh.pp) as f64;
-        let bubble = match candidate.schedule {
-            // Each microbatch behind the first has weight gradients to put into the bubble of one stage.
-            ScheduleKind::ZeroBubble => (p - 1.0) * both_ways - (m.min(p) - 1.0) * layer.backward_weight,
-            _ => (p - 1.0) * layer.total() / v,
+        let (p, v, m) = (self.mesh.pp, candidate.schedule.n_chunks(), candidate.n_microbatches);
+        // The first `more` of all chunks have a block more; see [`crate::passes::pipeline::blocks_of_chunk`].
+        let (each, more) = (self.workload.n_layers / (p * v), self.workload.n_layers % (p * v));
+        let seconds = |stage: usize| {
+            // Each stage above may run its first block's products again before the gradient comes.
+            let above = (stage * each + stage.min(more)) as f64;
+            let early = stage as f64 * layer.again;
+            let blocks = (v * each + more / p + usize::from(stage < more % p)) as f64;
+            let with_head = if stage + 1 == p { 1.0 } else { 0.0 };
+            let of = |part: fn(&Layer) -> f64| blocks * part(layer) + with_head * part(head);
+            if candidate.schedule != ScheduleKind::ZeroBubble {
+                return m as f64 * of(Layer::total) + above * layer.total() - early;
+            }
+            // Gradients of weights come when there is time; of `p` microbatches in flight they may all be left.
+            let (both_ways, weights) = (of(Layer::both_ways), of(|l| l.backward_weight));
+            let left = m as f64 * both_ways + m.saturating_sub(p) as f64 * weights;
+            let alone = above * layer.forward + m as f64 * (both_ways + weights);
+            alone.max(left + above * layer.both_ways() - early + each as f64 * layer.backward_weight)
         };
-        m * busiest + stage_layers * bubble.max(0.0)
+        (more % p).checked_sub(1).into_iter().chain([p - 1]).map(seconds).fold(0.0, f64::max)
     }
 
     /// The pipeline up to the last backward pass of the first stage, which is the last of all, and what is summed behind
@@ -227,8 +248,9 @@ impl<'a> MeshBound<'a> {
         let (pp, n_chunks) = (self.mesh.pp, candidate.schedule.n_chunks());
         let shards = self.mesh.shards() as f64;
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
-        // ZeRO-2 keeps what it gathers.
-        let (gradients, moments) = (1.0 / over(ZeroStage::Zero2), 2.0 / over(ZeroStage::Zero1));
+        // ZeRO-2 keeps what it gathers. Gradients that no later microbatch adds to are scattered as they come.
+        let scattered = if candidate.n_microbatches == 1 { ZeroStage::Zero1 } else { ZeroStage::Zero2 };
+        let (gradients, moments) = (1.0 / over(scattered), 2.0 / over(ZeroStage::Zero1));
         let state = |n_params: f64, with_gradients: bool| {
             let trained = moments + if with_gradients { gradients } else { 0.0 };
             let of_each = 1.0 / over(ZeroStage::Zero3) + self.trained_fraction() * trained;
@@ -236,16 +258,12 @@ impl<'a> MeshBound<'a> {
         };
         let outside = w.head_params + if pp == 1 { w.embedding_params } else { 0 };
         let of_last = (w.n_layers / pp * w.layer_params + outside) as f64;
-        let stream = w.hidden_size * w.activation_bytes;
-        let kept = match candidate.recompute {
-            Recompute::None => w.layer_kept_bytes.max(stream),
-            Recompute::Selective => stream + w.n_heads * w.head_dim * w.activation_bytes,
-            Recompute::Full => stream,
-        };
+        let kept = w.layer_kept_bytes[candidate.recompute as usize];
+        let per_token = kept.stream as f64 + kept.shared as f64 / self.mesh.tp as f64;
         let m = candidate.n_microbatches;
         let in_flight = candidate.schedule.max_in_flight(pp, 0, m);
         let layers = (w.n_layers / (pp * n_chunks)) as f64;
-        let per_layer = self.tokens(candidate) * kept as f64 / self.mesh.tp as f64;
+        let per_layer = self.tokens(candidate) * per_token;
         // Logits are f32; their gradient takes their place.
         let logits = self.tokens(candidate) * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;

@@ -139,6 +139,15 @@ impl Candidate {
         StepSpec { n_microbatches: self.n_microbatches, recompute: self.recompute, parallel, ..job.clone() }
     }
 
+    /// Two numbers of microbatches, of steps that tell what this one takes: in the middle, where the pipeline is full, each
+    /// run of `pp` microbatches takes as long as the one before. Nothing, where the step itself is short.
+    pub fn samples(&self) -> Option<[usize; 2]> {
+        let (pp, m) = (self.mesh.pp, self.n_microbatches);
+        // The first microbatch is unlike the others; what is left over of a full run changes the order of work.
+        let first = (2 * pp * self.schedule.n_chunks()).max(6) + m % pp;
+        (m > first + pp).then_some([first, first + pp])
+    }
+
     /// Everything worth trying on a mesh that fits. `micro_batch_max` bounds the rows of a microbatch; they are powers
     /// of two, and those that do not divide the batch are left out.
     pub fn all(mesh: MeshSizes, workload: &Workload, micro_batch_max: usize) -> Vec<Candidate> {

@@ -36,6 +36,21 @@ pub struct Evaluation {
     pub exposed_seconds: f64,
 }
 
+impl Evaluation {
+    /// Of a step of `n` microbatches, from those of two shorter ones, with their numbers of microbatches. Each one more
+    /// needs its inputs, `input_bytes`, from the beginning on.
+    #[must_use]
+    pub fn extrapolated([a, b]: [(usize, Evaluation); 2], n: usize, input_bytes: u64) -> Evaluation {
+        let times = (n - b.0) as f64 / (b.0 - a.0) as f64;
+        let line = |of: fn(&Evaluation) -> f64| of(&b.1) + times * (of(&b.1) - of(&a.1));
+        Evaluation {
+            step_seconds: line(|e| e.step_seconds),
+            memory_bytes: b.1.memory_bytes + (n - b.0) as u64 * input_bytes,
+            exposed_seconds: line(|e| e.exposed_seconds),
+        }
+    }
+}
+
 /// A candidate that works.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ranked {

@@ -3,9 +3,11 @@
 use crate::compile::{CompileError, StepSpec, compile_step};
 use crate::cost::instr_cost;
 use crate::model::{BatchShape, ModelConfig};
+use crate::passes::memory::ALIGN_BYTES;
 use crate::passes::precision::Precision;
 use crate::passes::recompute::Recompute;
-use crate::program::{Compute, Kind, Op, Phase, Program};
+use crate::program::{Compute, Kind, Op, Phase, Program, ValueId};
+use std::collections::BTreeSet;
 
 /// The model and its batch, as far as a plan depends on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,8 +47,18 @@ pub struct Workload {
     pub layer_streamed_bytes: [usize; 2],
     /// The same around the blocks.
     pub head_streamed_bytes: [usize; 2],
-    /// Bytes that a block keeps of a token for its backward pass with nothing recomputed or sharded.
-    pub layer_kept_bytes: usize,
+    /// Bytes that a block keeps of a token for its backward pass, by policy: nothing recomputed, [`Recompute::Selective`],
+    /// [`Recompute::Full`].
+    pub layer_kept_bytes: [Kept; 3],
+}
+
+/// Bytes that are kept of a token on one rank alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// As wide as the residual stream: each tensor-parallel rank keeps all of it, unless they share the tokens.
+    pub stream: usize,
+    /// What tensor-parallel ranks share.
+    pub shared: usize,
 }
 
 impl Workload {
@@ -61,11 +73,15 @@ impl Workload {
         spec: &StepSpec,
         global_batch_rows: usize,
     ) -> Result<Workload, CompileError> {
-        let plain = StepSpec { recompute: Recompute::None, n_microbatches: 1, ..spec.clone() };
-        let step = compile_step(forward.clone(), &plain, |_, _| 0)?.program;
+        let compile = |recompute| {
+            let plain = StepSpec { recompute, n_microbatches: 1, ..spec.clone() };
+            compile_step(forward.clone(), &plain, |_, _| 0).map(|compiled| compiled.program)
+        };
+        let step = compile(Recompute::None)?;
+        let keeps = |step: &Program| kept_bytes(step, model, batch.n_tokens(), spec.parallel.sequence_parallel);
+        let kept = [&step, &compile(Recompute::Selective)?, &compile(Recompute::Full)?].map(keeps);
         let [embedding_params, layer_params, head_params] = parameters(forward);
         let activation_bytes = if spec.precision == Precision::F32 { 4 } else { 2 };
-        let attention = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim;
         let blocks = streamed_bytes(&step, batch.n_tokens(), true);
         Ok(Workload {
             n_layers: model.n_layers,
@@ -85,8 +101,7 @@ impl Workload {
             activation_bytes,
             layer_streamed_bytes: blocks.map(|bytes| bytes / model.n_layers),
             head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
-            // At least queries, keys, values, the result of attention, and what enters the activation.
-            layer_kept_bytes: (attention + model.intermediate_size) * activation_bytes,
+            layer_kept_bytes: kept,
         })
     }
 
@@ -94,6 +109,13 @@ impl Workload {
     pub const fn n_params(&self) -> usize {
         self.n_layers * self.layer_params + self.embedding_params + self.head_params
     }
+}
+
+/// Bytes of the inputs of the first microbatch of a step.
+pub fn input_bytes(program: &Program) -> u64 {
+    let first = program.bindings.iter().filter(|b| b.microbatch == 0);
+    let inputs = first.map(|b| program.value(b.value)).filter(|v| v.kind == Kind::Input && v.shape.len() > 0);
+    inputs.map(|v| v.size_bytes().next_multiple_of(ALIGN_BYTES) as u64).sum()
 }
 
 /// Elements of the parameters before the first block, of one block, and behind the last.
@@ -129,4 +151,31 @@ fn streamed_bytes(program: &Program, n_tokens: usize, in_blocks: bool) -> [usize
 const fn computes(op: &Op) -> bool {
     matches!(op, Op::MatMul(_) | Op::Attention(_) | Op::AttentionBackward(_) | Op::ColumnSum { .. })
         || matches!(op, Op::EmbeddingBackward { .. })
+}
+
+/// What the backward pass of a block reads of its forward pass, in the mean of all blocks.
+fn kept_bytes(program: &Program, model: &ModelConfig, n_tokens: usize, sequence_parallel: bool) -> Kept {
+    let mut makers: Vec<Option<&Op>> = vec![None; program.values.len()];
+    for instr in program.instrs.iter().filter(|i| i.site.phase == Phase::Forward) {
+        instr.writes.iter().for_each(|v| makers[v.0 as usize] = Some(&instr.op));
+    }
+    let backward = program.instrs.iter().filter(|i| i.site.phase == Phase::Backward && i.site.block.is_some());
+    let read: BTreeSet<ValueId> = backward.flat_map(|i| &i.reads).copied().collect();
+    let (mut stream, mut shared) = (0, 0);
+    for v in read {
+        let (value, maker) = (program.value(v), makers[v.0 as usize]);
+        if value.kind != Kind::Activation || value.shape.first() != Some(&n_tokens) {
+            continue;
+        }
+        // Heads and feed-forward columns are shared, however wide.
+        let is_wide = value.n_columns() == model.hidden_size && model.hidden_size != model.intermediate_size;
+        match maker {
+            None => {}
+            Some(Op::Attention(_)) => shared += value.size_bytes(),
+            Some(_) if is_wide && !sequence_parallel => stream += value.size_bytes(),
+            Some(_) => shared += value.size_bytes(),
+        }
+    }
+    let per_token = |bytes: usize| bytes / (n_tokens * model.n_layers);
+    Kept { stream: per_token(stream), shared: per_token(shared) }
 }

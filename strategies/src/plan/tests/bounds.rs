@@ -15,7 +15,7 @@ fn candidate(mesh: MeshSizes, zero: ZeroStage, n_microbatches: usize) -> Candida
 
 #[test]
 fn state_of_a_model_is_sixteen_bytes_a_parameter_until_it_is_sharded() {
-    let workload = Workload { layer_kept_bytes: 0, ..llama_70b(8) };
+    let workload = llama_70b(8);
     let mesh = mesh(1, 8, 1);
     let hardware = h100();
     let bounds = MeshBound::new(mesh, &workload, &hardware);

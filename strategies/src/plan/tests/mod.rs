@@ -5,6 +5,7 @@ mod costs;
 mod searches;
 
 use super::*;
+use crate::plan::workload::Kept;
 use crate::program::Compute;
 
 fn h100() -> Hardware {
@@ -31,8 +32,14 @@ fn llama_70b(global_batch_rows: usize) -> Workload {
         activation_bytes: 2,
         layer_streamed_bytes: [0; 2],
         head_streamed_bytes: [0; 2],
-        layer_kept_bytes: 2 * (6 * 8192 + 10_240 + 3 * 28_672),
+        layer_kept_bytes: kept(8192, 2 * 8192 + 10_240 + 3 * 28_672),
     }
+}
+
+/// Of a stream of this width and other activations of that, 2 bytes each.
+fn kept(stream: usize, shared: usize) -> [Kept; 3] {
+    let with = |shared| Kept { stream: 2 * stream, shared: 2 * shared };
+    [with(4 * stream + shared), with(stream), with(0)]
 }
 
 fn small(global_batch_rows: usize) -> Workload {
@@ -54,6 +61,6 @@ fn small(global_batch_rows: usize) -> Workload {
         activation_bytes: 2,
         layer_streamed_bytes: [0; 2],
         head_streamed_bytes: [0; 2],
-        layer_kept_bytes: 34 * 768,
+        layer_kept_bytes: kept(768, 13 * 768),
     }
 }
