@@ -6,11 +6,9 @@
 
 use crate::mesh::{Axis, Coord, Group, Mesh, Place};
 use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program};
-use crate::world::{
-    self, GroupId, GroupSlot, Kind, Post, Rank, Span, Step, Tensor, TraceId, What, World, WorldError,
-};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::world::{self, GroupId, GroupSlot, Kind, Post, Rank, Span, Step, Tensor, TraceId, What, World, WorldError};
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What one rank does, and with which kinds of groups.
@@ -44,7 +42,13 @@ impl Ranks {
                 _ if axis == Axis::Pp => own,
                 Ranks::All => own,
                 Ranks::OfEachStage => last,
-                Ranks::AtEdges => if own == last { last } else { 0 },
+                Ranks::AtEdges => {
+                    if own == last {
+                        last
+                    } else {
+                        0
+                    }
+                }
             }
         };
         mesh.rank(Axis::ALL.into_iter().fold(Coord::default(), |to, axis| to.with(axis, position(axis))))
@@ -75,9 +79,11 @@ impl Trace {
                     let collective = trace.collective(c);
                     trace.steps.push(Step::Await(collective));
                 }
-                op => trace.steps.extend(
-                    seconds(instr).map(|cost| Step::Compute { name: op.name(), microbatch: microbatch(instr), cost }),
-                ),
+                op => trace.steps.extend(seconds(instr).map(|cost| Step::Compute {
+                    name: op.name(),
+                    microbatch: microbatch(instr),
+                    cost,
+                })),
             }
         }
         trace

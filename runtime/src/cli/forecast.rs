@@ -29,9 +29,11 @@ impl Forecast {
         spans: bool,
         compile: impl Fn(Place) -> Result<Programs, JobError> + Sync,
     ) -> Result<Forecast, JobError> {
-        let compiled = ranks.representatives(&mesh).into_par_iter().map(|rank| Ok((rank, compile(Place { mesh, rank })?)));
+        let compiled =
+            ranks.representatives(&mesh).into_par_iter().map(|rank| Ok((rank, compile(Place { mesh, rank })?)));
         let mut compiled = compiled.collect::<Result<BTreeMap<usize, Programs>, JobError>>()?;
-        let all = world(mesh, ranks, |place| Ok::<_, JobError>(trace_on(hardware, &compiled[&place.rank].train.program)))?;
+        let all =
+            world(mesh, ranks, |place| Ok::<_, JobError>(trace_on(hardware, &compiled[&place.rank].train.program)))?;
         let duration = |post: &_, nodes: &[u32]| post_duration(hardware, post, nodes);
         let links = Links { mover: hardware.mover, node: &|rank| hardware.node(rank), duration: &duration };
         let timeline = all.simulate(&links, spans)?;

@@ -8,8 +8,8 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::train::JobError;
 use crate::train::plan::{self, ModelPlan};
-use crate::train::step_trace::check_writable;
 use crate::train::progress::{human_bytes, human_count};
+use crate::train::step_trace::check_writable;
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
@@ -44,8 +44,8 @@ pub(super) struct Args {
     /// Arrangements to show.
     #[arg(long, default_value_t = 10)]
     top: usize,
-    /// Arrangements to compile and simulate at most.
-    #[arg(long, default_value_t = 100)]
+    /// Arrangements to compile and simulate at most; more take longer and may find a better one.
+    #[arg(long, default_value_t = 40)]
     evaluate: usize,
     /// Rows of a microbatch at most.
     #[arg(long, default_value_t = 8)]
@@ -149,7 +149,9 @@ impl Args {
         }
         let n_ranks = numbers[0].1 * numbers[1].1;
         if n_ranks > RANKS_MAX {
-            return Err(JobError::Unusable(format!("{n_ranks} ranks are more than the {RANKS_MAX} that can be planned")));
+            return Err(JobError::Unusable(format!(
+                "{n_ranks} ranks are more than the {RANKS_MAX} that can be planned"
+            )));
         }
         Ok(self)
     }

@@ -68,7 +68,13 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
     let n_rows = plan.batch.n_rows.min(TOKENS_MAX / seq_len).max(1);
     let spec = StepSpec { n_microbatches: 1, offload_optimizer: false, ..plan.spec.clone() };
     let spec = StepSpec { parallel: Parallel::default(), ..spec };
-    ModelPlan { model: Architecture::Known(small), weights: None, batch: BatchShape { n_rows, seq_len }, spec, ..plan.clone() }
+    ModelPlan {
+        model: Architecture::Known(small),
+        weights: None,
+        batch: BatchShape { n_rows, seq_len },
+        spec,
+        ..plan.clone()
+    }
 }
 
 /// Runs the plan on all ranks of a mesh, each with so many threads, and says what every instruction took.
@@ -147,13 +153,15 @@ fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
     let mut waits: BTreeMap<(&'static str, u32, u64), Vec<Vec<Duration>>> = BTreeMap::new();
     for (c, timings) in ranks {
         let taken = |i: usize| -> Vec<Duration> { steps.iter().map(|step| timings[*step][i]).collect() };
-        let all: Vec<Duration> = (0..c.program.instrs.len()).map(|i| taken(i).iter().sum::<Duration>() / steps.len() as u32).collect();
+        let all: Vec<Duration> =
+            (0..c.program.instrs.len()).map(|i| taken(i).iter().sum::<Duration>() / steps.len() as u32).collect();
         for (i, instr) in c.program.instrs.iter().enumerate().filter(|(_, i)| !is_collective(&i.op)) {
             let compute = if let Op::MatMul(m) = &instr.op { Some(m.compute) } else { None };
             let work = Work::Kernel { cost: instr_cost(&c.program, instr), compute };
             samples.push(Sample { name: instr.op.name(), work, seconds: all[i].as_secs_f64() });
         }
-        let at: Vec<usize> = (0..c.program.instrs.len()).filter(|i| matches!(c.program.instrs[*i].op, Op::Await(_))).collect();
+        let at: Vec<usize> =
+            (0..c.program.instrs.len()).filter(|i| matches!(c.program.instrs[*i].op, Op::Await(_))).collect();
         for (span, i) in Trace::measured(&c.program, Duration::ZERO, &all).iter().filter(|s| is_wait(s)).zip(at) {
             if let What::Collective { collective, size_bytes, .. } = span.what {
                 let key = (collective.kind.name(), collective.sequence, size_bytes);

@@ -148,7 +148,8 @@ fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
     let (then, now) = (parse(then), parse(now));
     // Where results go and what is shown does not change what is computed.
-    let shown = ["output_dir", "resume_from_checkpoint", "logging_steps", "save_steps", "save_total_limit", "threads", "trace"];
+    let shown =
+        ["output_dir", "resume_from_checkpoint", "logging_steps", "save_steps", "save_total_limit", "threads", "trace"];
     let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
     keys.into_iter().filter(|k| !shown.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
 }

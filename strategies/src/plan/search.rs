@@ -6,9 +6,9 @@
 
 use super::bound::{Bound, MeshBound};
 use super::candidate::{Candidate, MeshSizes};
-use super::workload::Workload;
 use super::hardware::Hardware;
 use super::reason::Reason;
+use super::workload::Workload;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -59,7 +59,8 @@ fn main() -> Result<()> {
         for ((_, overrides), [predicted, measured]) in cases.iter().zip(&mut times) {
             let run = |command: &str, more: &[&str]| -> Result<String> {
                 let words = overrides.split(' ').chain(more.iter().copied());
-                let output = Command::new(&phalanx).current_dir(dir.path()).args([command, "job.yaml"]).args(words).output()?;
+                let output =
+                    Command::new(&phalanx).current_dir(dir.path()).args([command, "job.yaml"]).args(words).output()?;
                 ensure!(output.status.success(), "{command} {overrides}: {}", String::from_utf8_lossy(&output.stderr));
                 Ok(String::from_utf8(output.stdout)?)
             };

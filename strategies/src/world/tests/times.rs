@@ -100,7 +100,9 @@ fn durations_see_the_nodes_of_those_who_take_part() {
     let node = |rank: u32| if rank < 3 { 0 } else { 1 };
     let duration = |_: &Post, nodes: &[u32]| if nodes[0] == nodes[1] { MICRO } else { MICRO * 10 };
 
-    let timeline = world(groups, vec![trace; 6]).simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false).unwrap();
+    let timeline = world(groups, vec![trace; 6])
+        .simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false)
+        .unwrap();
 
     let finish = |rank| timeline.rank(Rank(rank)).finish;
     assert_eq!([0, 2, 4].map(finish), [MICRO, MICRO * 10, MICRO]);
