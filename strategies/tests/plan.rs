@@ -140,6 +140,6 @@ proptest! {
         prop_assert!(off.abs() < 0.01, "{off} of {:e} s: {:?}", whole.step_seconds, case.candidate);
         let off = told.memory_bytes as f64 / whole.memory_bytes as f64 - 1.0;
         // Best fit finds other places in a longer step.
-        prop_assert!(off.abs() < 0.15, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);
+        prop_assert!(off.abs() < 0.2, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);
     }
 }

@@ -15,6 +15,7 @@ mod train;
 
 use crate::train::JobError;
 use crate::train::error::chain;
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
@@ -89,7 +90,15 @@ impl JobArgs {
 
 /// Runs the command line; the exit code is 2 where the input is at fault, 1 where the run is.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
+        // One sentence, as for every other value that does not fit; what else to try is in the help.
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let text = error.to_string();
+            let _ = writeln!(std::io::stderr(), "{}", text.lines().next().unwrap_or_default());
+            std::process::exit(2)
+        }
+        _ => error.exit(),
+    });
     // Environment variables are read here, where the process starts, and nowhere else.
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));

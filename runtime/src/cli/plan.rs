@@ -44,8 +44,8 @@ pub(super) struct Args {
     /// Arrangements to show.
     #[arg(long, default_value_t = 10)]
     top: usize,
-    /// Arrangements to compile and simulate at most.
-    #[arg(long, default_value_t = 100)]
+    /// Arrangements to compile and simulate at most; more take longer and may find a better one.
+    #[arg(long, default_value_t = 40)]
     evaluate: usize,
     /// Rows of a microbatch at most.
     #[arg(long, default_value_t = 8)]

@@ -1,5 +1,7 @@
 //! The device thread: the one thread on which programs run, and the pool it leads.
 
+use std::sync::OnceLock;
+
 /// Why a device thread could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ThreadError {
@@ -19,7 +21,9 @@ pub enum ThreadError {
 
 /// Cores this process may use.
 pub fn available_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    // Asked once: the answer takes a dozen system calls, and compiling asks for every attention.
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Runs `work` on a new thread that leads a pool of `n_threads`, itself included, and waits for it.

@@ -248,12 +248,12 @@ impl<'a> MeshBound<'a> {
         let (pp, n_chunks) = (self.mesh.pp, candidate.schedule.n_chunks());
         let shards = self.mesh.shards() as f64;
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
-        // ZeRO-2 keeps what it gathers. Gradients that no later microbatch adds to are scattered as they come.
+        // Gradients that no later microbatch adds to are scattered as they come.
         let scattered = if candidate.n_microbatches == 1 { ZeroStage::Zero1 } else { ZeroStage::Zero2 };
         let (gradients, moments) = (1.0 / over(scattered), 2.0 / over(ZeroStage::Zero1));
         let state = |n_params: f64, with_gradients: bool| {
             let trained = moments + if with_gradients { gradients } else { 0.0 };
-            let of_each = 1.0 / over(ZeroStage::Zero3) + self.trained_fraction() * trained;
+            let of_each = 1.0 / over(ZeroStage::Zero2) + self.trained_fraction() * trained;
             n_params / self.mesh.tp as f64 * of_each * MASTER_BYTES
         };
         let outside = w.head_params + if pp == 1 { w.embedding_params } else { 0 };
@@ -267,8 +267,12 @@ impl<'a> MeshBound<'a> {
         // Logits are f32; their gradient takes their place.
         let logits = self.tokens(candidate) * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;
-        let first = state(mean, m * n_chunks > in_flight) + in_flight as f64 * layers * per_layer;
-        let last = state(of_last, m > 1) + layers * per_layer + logits;
+        // With its activations a block keeps its weights, if ZeRO-2 has gathered them.
+        let kept_weights = candidate.zero == ZeroStage::Zero2 && n_chunks == 1 && shards > 1.0;
+        let blocks = (w.n_layers / pp * w.layer_params) as f64;
+        let gathered = if kept_weights { blocks / self.mesh.tp as f64 * MASTER_BYTES } else { 0.0 };
+        let first = gathered + state(mean, m * n_chunks > in_flight) + in_flight as f64 * layers * per_layer;
+        let last = gathered + state(of_last, m > 1) + layers * per_layer + logits;
         state(mean, true).max(first).max(last)
     }
 }

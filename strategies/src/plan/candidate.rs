@@ -143,9 +143,13 @@ impl Candidate {
     /// run of `pp` microbatches takes as long as the one before. Nothing, where the step itself is short.
     pub fn samples(&self) -> Option<[usize; 2]> {
         let (pp, m) = (self.mesh.pp, self.n_microbatches);
-        // The first microbatch is unlike the others; what is left over of a full run changes the order of work.
-        let first = (2 * pp * self.schedule.n_chunks()).max(6) + m % pp;
-        (m > first + pp).then_some([first, first + pp])
+        // The first microbatch is unlike the others. Chunks take turns in runs of `pp` microbatches, and what is left over
+        // of a full run changes their order.
+        let [first, second] = match self.schedule {
+            ScheduleKind::Interleaved { chunks } => [(chunks + 1) * pp + m % pp, (chunks + 2) * pp + m % pp],
+            _ => [(2 * pp).max(3), (2 * pp).max(3) + 1],
+        };
+        (m > second).then_some([first, second])
     }
 
     /// Everything worth trying on a mesh that fits. `micro_batch_max` bounds the rows of a microbatch; they are powers
