@@ -23,6 +23,7 @@ type Gain = Tensor<Rank1<C>, f32, Cpu>;
 type Activations = Tensor<(usize, Const<C>), f32, Cpu, Tape>;
 
 /// Attention and a gated feed-forward part, each behind a norm and beside a residual path.
+#[derive(Clone)]
 struct Block {
     attention_norm: Gain,
     qkv: Weight<{ 3 * C }, C>,
@@ -79,6 +80,7 @@ impl TensorCollection<f32, Cpu> for Block {
 }
 
 /// The language model: a table that embeds bytes and scores them, and two blocks between.
+#[derive(Clone)]
 struct Model {
     table: Weight<VOCAB, C>,
     blocks: Repeated<Block, 2>,
