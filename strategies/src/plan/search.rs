@@ -3,12 +3,17 @@
 //! All meshes of the world size, all candidates of each; what does not fit is refused with its reason, the rest bounded
 //! ([`super::bound`]) and evaluated in the order of their bounds, until the next bound is no better than what was
 //! found. Source: Land and Doig 1960 (Econometrica 28), with the best bound first.
+//!
+//! Bounds of memory are low, and by much the same factor for candidates that differ in their mesh and batch only. So a
+//! candidate that would not fit if its bound were as low as any of its kind was comes behind all others.
 
 use super::bound::{Bound, MeshBound};
-use super::candidate::{Candidate, MeshSizes};
+use super::candidate::{Candidate, MeshSizes, ZeroStage};
 use super::hardware::Hardware;
 use super::reason::Reason;
 use super::workload::Workload;
+use crate::passes::recompute::Recompute;
+use crate::pipeline::ScheduleKind;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -101,21 +106,32 @@ pub fn search(
     let mut search = Search { refused: BTreeMap::new(), plan: Plan::default() };
     let open = search.open(workload, hardware, options);
     let n_tokens = (workload.global_batch_rows * workload.seq_len) as f64;
-    for (candidate, bound) in open {
+    let mut experience = Experience::default();
+    let mut doubtful = Vec::new();
+    let mut try_one = |search: &mut Search, experience: &mut Experience, (candidate, bound): (Candidate, Bound)| {
         if let Some(reason) = search.hopeless(&bound, options) {
-            search.refuse(candidate.mesh, Some(candidate), reason);
-            continue;
+            return search.refuse(candidate.mesh, Some(candidate), reason);
         }
         search.plan.n_evaluated += 1;
-        let evaluated = evaluate(&candidate).and_then(|e| fits(e.memory_bytes, hardware).map(|()| e));
-        match evaluated {
+        let evaluated = evaluate(&candidate);
+        if let Ok(evaluation) = &evaluated {
+            experience.note(&candidate, &bound, evaluation);
+        }
+        match evaluated.and_then(|e| fits(e.memory_bytes, hardware).map(|()| e)) {
             Ok(evaluation) => {
                 let tokens_per_s = n_tokens / evaluation.step_seconds;
                 search.keep(Ranked { candidate, bound, evaluation, tokens_per_s }, options);
             }
             Err(reason) => search.refuse(candidate.mesh, Some(candidate), reason),
         }
+    };
+    for (candidate, bound) in open {
+        match experience.expected_bytes(&candidate, &bound) > hardware.memory_bytes as f64 {
+            true => doubtful.push((candidate, bound)),
+            false => try_one(&mut search, &mut experience, (candidate, bound)),
+        }
     }
+    doubtful.into_iter().for_each(|open| try_one(&mut search, &mut experience, open));
     search.plan.refused = search.refused.into_values().collect();
     search.plan
 }
@@ -134,6 +150,31 @@ impl Plan {
         }
         summary
     }
+}
+
+/// How far bounds of memory were too low, at least, by kind of candidate.
+#[derive(Default)]
+struct Experience(Vec<(Kind, f64)>);
+
+type Kind = (ZeroStage, ScheduleKind, Recompute);
+
+impl Experience {
+    fn note(&mut self, candidate: &Candidate, bound: &Bound, evaluation: &Evaluation) {
+        let ratio = evaluation.memory_bytes as f64 / bound.memory_bytes.max(1) as f64;
+        match self.0.iter_mut().find(|(kind, _)| *kind == kind_of(candidate)) {
+            Some((_, least)) => *least = least.min(ratio),
+            None => self.0.push((kind_of(candidate), ratio)),
+        }
+    }
+
+    fn expected_bytes(&self, candidate: &Candidate, bound: &Bound) -> f64 {
+        let least = self.0.iter().find(|(kind, _)| *kind == kind_of(candidate)).map_or(1.0, |(_, least)| *least);
+        bound.memory_bytes as f64 * least
+    }
+}
+
+const fn kind_of(candidate: &Candidate) -> Kind {
+    (candidate.zero, candidate.schedule, candidate.recompute)
 }
 
 struct Search {

@@ -145,3 +145,16 @@ fn four_thousand_ranks_are_planned_in_seconds() {
     let seconds = began.elapsed().as_secs_f64();
     assert!(seconds < 5.0, "took {seconds} s");
 }
+
+#[test]
+fn what_fits_is_found_although_bounds_of_memory_are_low() {
+    let workload = llama_70b(512);
+    let low = |c: &Candidate| pretended(c, &workload).map(|e| Evaluation { memory_bytes: e.memory_bytes * 3 / 2, ..e });
+    let few = Options { n_evaluate_max: 40, ..options(128) };
+
+    let plan = search(&workload, &h100(), &few, low);
+
+    assert_eq!(plan.ranked.len(), 10, "of {} that were evaluated", plan.n_evaluated);
+    let refused = plan.refused.iter().filter(|r| r.example.is_some()).map(|r| r.n_candidates).sum::<usize>();
+    assert_eq!(plan.ranked.len() + refused, plan.n_candidates);
+}
