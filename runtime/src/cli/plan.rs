@@ -45,7 +45,7 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 10)]
     top: usize,
     /// Arrangements to compile and simulate at most; more take longer and may find a better one.
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 100)]
     evaluate: usize,
     /// Rows of a microbatch at most.
     #[arg(long, default_value_t = 8)]
