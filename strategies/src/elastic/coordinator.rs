@@ -7,7 +7,8 @@
 //!   generation, not repaired.
 //! - `K-3` A world is formed by the rules of [`super::quorum`], from the state that [`super::commit`] names, with a source
 //!   for every shard that [`super::recovery`] found, among members that have left all earlier generations.
-//! - `K-4` An incident is open from its first news until members train again; it survives the coordinator.
+//! - `K-4` An incident is open from its first news until members train again; it survives the coordinator. It is recorded at
+//!   least once: a new coordinator that cannot know whether it was does so again, under the same generation and cause.
 
 use super::commit::{Version, decide};
 use super::identity::{Generation, JobId, NodeId, Stale, Step, Term, Worker};
@@ -322,7 +323,9 @@ impl Coordinator {
                 if let Some(part) = member.saved {
                     self.complete = self.manifests.handle_part(part).or(self.complete);
                 }
-                if let Some(incident) = self.incident.take() {
+                // A world whose end is being written down does not resume.
+                let ends = self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
+                if let Some(incident) = self.incident.take_if(|_| !ends) {
                     self.commands.push_back(Command::Resumed(incident.close(now, generation)));
                 }
             }

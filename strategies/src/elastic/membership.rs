@@ -6,6 +6,7 @@
 //! - `M-3` "Dead" is said only on the word of a supervisor: the process has a successor, or was reported by the node and
 //!   is so no more, or was started before the node's latest boot. Silence proves nothing.
 //! - `M-4` A worker that was given up does not take part again; its successor may.
+//! - `M-5` If the coordinator itself was asleep, that is not the nodes' silence: they get half the detection time anew.
 
 use super::identity::{Incarnation, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::incident::{Cause, Culprit, Why};
@@ -133,6 +134,9 @@ impl Membership {
 
     /// Gives up nodes that are silent for too long (`M-2`).
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.deadlines.first().is_some_and(|(deadline, _)| now >= *deadline + self.timing.heartbeat) {
+            self.oversleep(now);
+        }
         while let Some(&(deadline, id)) = self.deadlines.first() {
             if now < deadline {
                 break;
@@ -209,6 +213,16 @@ impl Membership {
     /// All nodes that were ever heard of.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.nodes.keys().copied()
+    }
+
+    /// `M-5`
+    fn oversleep(&mut self, now: Instant) {
+        let detection_time = self.timing.detection_time;
+        for (id, node) in self.nodes.iter_mut().filter(|(_, node)| !node.silent) {
+            self.deadlines.remove(&(node.heard + detection_time, *id));
+            node.heard = node.heard.max(now - detection_time / 2);
+            self.deadlines.insert((node.heard + detection_time, *id));
+        }
     }
 
     fn compare(&mut self, old: Option<&MemberReport>, member: &MemberReport, returns: bool, healthy: Instant) {
@@ -300,6 +314,21 @@ mod tests {
         membership.handle_report(deadline, &report(0, 1, 2, &[7])).unwrap();
 
         assert!(matches!(membership.status(worker(0, 0, 7)), Status::Alive(_)));
+    }
+
+    // M-5
+    #[test]
+    fn who_oversleeps_does_not_blame_others() {
+        let start = Instant::now();
+        let mut membership = Membership::new(Timing::default());
+        membership.handle_report(start, &report(0, 1, 1, &[7])).unwrap();
+
+        membership.handle_timeout(start + Duration::from_secs(5));
+        assert_eq!(lost(&mut membership), []);
+        assert_eq!(membership.poll_timeout(), Some(start + Duration::from_millis(5_500)));
+        membership.handle_timeout(start + Duration::from_millis(5_500));
+
+        assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Silent)]);
     }
 
     // M-3
