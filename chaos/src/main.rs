@@ -49,11 +49,18 @@ struct Sim {
     json: bool,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> std::process::ExitCode {
     let Command::Sim(args) = Args::parse().command;
-    match &args.seeds {
+    let result = match &args.seeds {
         Some(range) => many(&args, range),
         None => one(&args),
+    };
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
     }
 }
 

@@ -63,7 +63,9 @@ pub enum Observation<'a> {
         /// What identifies the update.
         digest: u64,
     },
-    /// A world begins from this state.
+    /// A coordinator tells of a world, which may be one of the past.
+    Announced(&'a Formation),
+    /// A new world begins from this state.
     Formed(&'a Formation),
     /// All members of a world have their state; these are the nodes that have each shard in memory.
     Healed(&'a Formation, Vec<(Shard, Vec<NodeId>)>),

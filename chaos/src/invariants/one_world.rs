@@ -31,7 +31,7 @@ impl Invariant for OneWorld {
                 self.latest = found;
                 Ok(())
             }
-            Observation::Formed(formation) => {
+            Observation::Announced(formation) => {
                 let known = self.worlds.entry(formation.generation).or_insert_with(|| Arc::new((*formation).clone()));
                 if **known == **formation { Ok(()) } else { Err(format!("{} has two worlds", formation.generation)) }
             }

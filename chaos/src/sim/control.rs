@@ -230,6 +230,7 @@ impl Sim {
 
     /// The first order of a coordinator that tells of a world leaves.
     fn announce(&mut self, formation: Arc<Formation>) {
+        self.observe(&Observation::Announced(&formation));
         let known = self.formation.as_ref().map(|known| known.generation).unwrap_or_default();
         if formation.generation > known {
             let (step, generation) = (formation.base.step, formation.voted_in);
@@ -244,8 +245,6 @@ impl Sim {
             }
             self.ready.clear();
             self.formation = Some(formation.clone());
-            self.observe(&Observation::Formed(&formation));
-        } else if self.formation.as_ref() != Some(&formation) {
             self.observe(&Observation::Formed(&formation));
         }
     }

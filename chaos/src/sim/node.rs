@@ -331,7 +331,8 @@ impl Sim {
     fn note_ready(&mut self, word: &MemberReport) {
         let Some(formation) = self.formation.clone().filter(|f| f.generation == word.generation) else { return };
         self.ready.insert(word.worker);
-        if self.ready.len() < formation.seats.len() {
+        // One that was ready may have died since.
+        if self.ready.len() < formation.seats.len() || formation.seats.iter().any(|seat| self.rank(*seat).is_none()) {
             return;
         }
         let n_atoms = self.config.n_atoms;

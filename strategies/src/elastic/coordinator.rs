@@ -9,6 +9,7 @@
 //!   for every shard that [`super::recovery`] found, among members that have left all earlier generations.
 //! - `K-4` An incident is open from its first news until members train again; it survives the coordinator. It is recorded at
 //!   least once: a new coordinator that cannot know whether it was does so again, under the same generation and cause.
+//! - `K-5` If the coordinator itself was asleep, nobody is blamed for it and no patience of its has run out.
 
 use super::commit::{Version, decide};
 use super::identity::{Generation, JobId, NodeId, Stale, Step, Term, Worker};
@@ -98,6 +99,8 @@ pub struct Coordinator {
     phase: Phase,
     /// Members of `record.formation`.
     seats: BTreeSet<Worker>,
+    /// Who sends state while a world heals; not all of them have a seat in it.
+    senders: BTreeSet<Worker>,
     /// Why the world that is now must end.
     trouble: Option<(Cause, Instant)>,
     incident: Option<Incident>,
@@ -114,12 +117,13 @@ impl Coordinator {
             job,
             timing,
             policy,
-            membership: Membership::new(timing),
+            membership: Membership::new(now, timing),
             phase: Phase::TakingOver { unheard: seats.clone(), until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
             record: Record { term, ..record },
             writing: None,
             seats,
+            senders: BTreeSet::new(),
             trouble: None,
             manifests: Manifests::default(),
             complete: None,
@@ -179,6 +183,7 @@ impl Coordinator {
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.forgive_own_sleep(now);
         self.membership.handle_timeout(now);
         self.take_news(now);
         self.advance(now);
@@ -226,6 +231,25 @@ impl Coordinator {
         }
     }
 
+    /// `K-5`
+    fn forgive_own_sleep(&mut self, now: Instant) {
+        let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
+        if late < self.timing.heartbeat / 2 {
+            return;
+        }
+        let more = late + self.timing.suspicion;
+        match &mut self.phase {
+            Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
+                *until += more
+            }
+            Phase::Regrouping { since, .. } => *since += more,
+            Phase::Running { watch, .. } => {
+                (watch.since, watch.next) = (watch.since + more, now + self.timing.suspicion)
+            }
+            Phase::Deposed => {}
+        }
+    }
+
     fn order_id(&self) -> OrderId {
         let stage = match self.phase {
             Phase::Healing { .. } => Stage::Form,
@@ -270,7 +294,7 @@ impl Coordinator {
     fn take_news(&mut self, now: Instant) {
         while let Some(change) = self.membership.poll_change() {
             match change {
-                Change::Lost { worker, cause, healthy } if self.seats.contains(&worker) => {
+                Change::Lost { worker, cause, healthy } if self.is_needed(worker) => {
                     if let Phase::Stopping { waiting, .. } = &mut self.phase {
                         waiting.remove(&worker);
                     }
@@ -290,6 +314,10 @@ impl Coordinator {
                 _ => {}
             }
         }
+    }
+
+    fn is_needed(&self, worker: Worker) -> bool {
+        self.seats.contains(&worker) || self.senders.contains(&worker)
     }
 
     /// A new coordinator learns from a node's first report that members of the world that it found are gone.
@@ -477,6 +505,7 @@ impl Coordinator {
     }
 
     fn stop(&mut self, now: Instant) {
+        self.senders.clear();
         let alive = |worker: &&Worker| matches!(self.membership.status(**worker), Status::Alive(_));
         let waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
         self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
@@ -561,6 +590,9 @@ impl Coordinator {
     fn form(&mut self, now: Instant) {
         let formation = self.record.formation.clone().expect("it has just been made durable");
         self.seats = formation.seats.iter().copied().collect();
+        let transfers = formation.transfers.iter().flatten();
+        let senders = transfers.filter_map(|transfer| transfer.source.sender(transfer.shard));
+        self.senders = senders.map(|(worker, _)| worker).collect();
         // What befell members of the last world does not concern this one.
         self.trouble = None;
         self.manifests.begin(&formation);
@@ -569,12 +601,13 @@ impl Coordinator {
         self.broadcast();
         // Members may have been lost while the record was written.
         let lost = |worker: &&Worker| !matches!(self.membership.status(**worker), Status::Alive(_));
-        if let Some(worker) = self.seats.iter().find(lost).copied() {
+        if let Some(worker) = self.seats.iter().chain(&self.senders).find(lost).copied() {
             self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Died }, now);
         }
     }
 
     fn run(&mut self, now: Instant) -> bool {
+        self.senders.clear();
         let watch = Watch { step: Step(0), since: now, next: now + self.timing.suspicion };
         self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion) };
         self.enter(now, IncidentPhase::Resume);
