@@ -147,6 +147,9 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
     }
 }
 
+/// So many faults are printed.
+const FAULTS_SHOWN: usize = 20;
+
 fn print(config: &Config, outcome: &Outcome, began: Instant) {
     println!(
         "seed {} · {} nodes x {} slots · mesh {} · {}",
@@ -156,16 +159,17 @@ fn print(config: &Config, outcome: &Outcome, began: Instant) {
         config.policy.wanted,
         if config.reproducible { "reproducible" } else { "fast" }
     );
-    let faults = outcome.struck.iter().map(|(at, planned)| (*at, format!("fault     {}", describe(&planned.fault))));
+    // Faults may be thousands; each incident is of interest.
+    let struck = outcome.struck.iter().take(FAULTS_SHOWN);
+    let faults = struck.map(|(at, planned)| (*at, format!("fault     {}", describe(&planned.fault))));
     let incidents = outcome.incidents.iter().map(|(at, timeline)| (*at, format!("resumed   {timeline}")));
     let mut lines: Vec<(u64, String)> = faults.chain(incidents).collect();
     lines.sort_by_key(|(at, _)| *at);
-    let more = lines.len().saturating_sub(60);
-    for (at, line) in lines.iter().take(60) {
-        println!("{:>9.3} s  {line}", *at as f64 / 1e3);
+    for (at, line) in lines {
+        println!("{:>9.3} s  {line}", at as f64 / 1e3);
     }
-    if more > 0 {
-        println!("             and {more} more");
+    if outcome.struck.len() > FAULTS_SHOWN {
+        println!("             and {} more faults", outcome.struck.len() - FAULTS_SHOWN);
     }
     println!(
         "{} after {}, {} terms, {} returns to a checkpoint; {} events, {:.1} s of virtual time in {:.2?}; trace {:016x}",

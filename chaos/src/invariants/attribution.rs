@@ -3,13 +3,13 @@
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId};
 use phalanx_strategies::elastic::incident::{Cause, Culprit};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// See the [module](self).
 #[derive(Default)]
 pub struct Attribution {
     disturbed: BTreeSet<NodeId>,
-    latest: Option<(Generation, Cause)>,
+    causes: BTreeMap<Generation, Cause>,
 }
 
 impl Invariant for Attribution {
@@ -23,10 +23,12 @@ impl Invariant for Attribution {
                 self.disturbed.insert(*node);
             }
             Observation::Resumed(timeline) => {
-                let found = (timeline.generation, timeline.cause);
-                let before = self.latest.replace(found);
-                if before.is_some_and(|before| found.0 < before.0 || (found.0 == before.0 && found.1 != before.1)) {
-                    return Err(format!("{} resumed for another cause than {before:?}", timeline.generation));
+                let before = self.causes.insert(timeline.generation, timeline.cause);
+                if let Some(before) = before.filter(|before| *before != timeline.cause) {
+                    return Err(format!(
+                        "{} resumed after \"{}\" and \"{before}\"",
+                        timeline.generation, timeline.cause
+                    ));
                 }
                 let innocent = match timeline.cause.culprit {
                     Culprit::Worker(worker) => !self.disturbed.contains(&worker.member.node),

@@ -41,6 +41,17 @@ pub enum Observation<'a> {
     },
     /// The gradients of a step are reduced: these microbatches were in it, one run per data rank.
     Reduced(&'a [Range<usize>], usize),
+    /// A member has voted for the update that it took from a reduction.
+    Voted {
+        /// Who.
+        worker: Worker,
+        /// The world whose members reduced it.
+        generation: Generation,
+        /// The latest generation that it had been told of.
+        told: Generation,
+        /// The step.
+        step: Step,
+    },
     /// A member has learnt that a step is committed.
     Learnt {
         /// Who.

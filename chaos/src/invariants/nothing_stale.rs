@@ -27,7 +27,10 @@ impl Invariant for NothingStale {
             Observation::Evicted { node, term } if self.terms.get(node).is_some_and(|latest| term < latest) => {
                 Err(format!("{node} kills a worker on the order of {term}"))
             }
-            Observation::Learnt { worker, generation, told, step, .. } if generation != told => {
+            Observation::Learnt { worker, generation, told, step, .. }
+            | Observation::Voted { worker, generation, told, step }
+                if generation != told =>
+            {
                 Err(format!("{worker} accepts {step} of {generation} after it was told of {told}"))
             }
             _ => Ok(()),

@@ -42,7 +42,7 @@ impl Sim {
             run = 0..run.len();
         }
         let collective = self.collectives.entry((generation, step)).or_insert_with(|| Collective {
-            formation: Arc::new(formation),
+            formation,
             entered: BTreeSet::new(),
             runs: BTreeMap::new(),
             digest: None,
@@ -100,7 +100,8 @@ impl Sim {
         for worker in &formation.seats {
             let at = self.now + self.dice.pick(100..4_000);
             let what = RankEvent::Reduced { generation, step, digest };
-            self.queue.push(at, Event::ToRank { worker: *worker, what });
+            self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
+            self.perhaps_again(*worker, what);
         }
     }
 
@@ -110,11 +111,20 @@ impl Sim {
         for worker in &formation.seats {
             let at = self.now + self.dice.pick(50..8_000);
             let what = RankEvent::Committed { generation, step };
-            self.queue.push(at, Event::ToRank { worker: *worker, what });
+            self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
+            self.perhaps_again(*worker, what);
         }
         // Late messages are about the last steps.
         let old: Vec<_> = self.collectives.keys().filter(|(_, other)| other.0 + 3 < step.0).copied().collect();
         old.into_iter().for_each(|key| drop(self.collectives.remove(&key)));
+    }
+
+    /// Some of what a rank was told reaches it again, much later.
+    fn perhaps_again(&mut self, worker: Worker, what: RankEvent) {
+        if self.dice.percent(8) {
+            let at = self.now + self.dice.pick(10_000..800_000);
+            self.queue.push(at, Event::ToRank { worker, what });
+        }
     }
 
     fn is_connected(&self, formation: &Formation) -> bool {

@@ -215,11 +215,7 @@ impl Sim {
         match what {
             RankEvent::Order(order) => self.rank_order(worker, &order),
             RankEvent::Computed { generation, step } => self.enter_collective(worker, generation, step),
-            RankEvent::Reduced { generation, step, digest } => {
-                if rank.member.handle_computed(generation, step).is_ok() {
-                    rank.open = Some((generation, step, digest));
-                }
-            }
+            RankEvent::Reduced { generation, step, digest } => self.rank_reduced(worker, generation, step, digest),
             RankEvent::Committed { generation, step } => self.rank_committed(worker, generation, step),
             RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
             RankEvent::Saved { part, atoms } => {
@@ -241,12 +237,25 @@ impl Sim {
         }
     }
 
-    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step) {
+    fn rank_reduced(&mut self, worker: Worker, generation: Generation, step: Step, digest: u64) {
         let stale = self.is(Mutation::AcceptStaleGeneration);
         let Some(rank) = self.rank(worker) else { return };
+        let report = rank.member.report();
+        let next =
+            report.promise.voted.is_none() && report.promise.applied.is_some_and(|version| version.step.next() == step);
+        let told = report.generation;
+        // Of the same world a late copy is told by its step, which the shell has counted on.
+        if next && rank.member.handle_computed(if stale { told } else { generation }, step).is_ok() {
+            rank.open = Some((told, step, digest));
+            self.observe(&Observation::Voted { worker, generation, told, step });
+        }
+    }
+
+    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step) {
+        let Some(rank) = self.rank(worker) else { return };
         let told = rank.member.report().generation;
-        let open = rank.open.filter(|open| stale || (open.0, open.1) == (generation, step));
-        if rank.member.handle_committed(if stale { told } else { generation }, step).is_ok()
+        let open = rank.open.filter(|open| (open.0, open.1) == (generation, step));
+        if rank.member.handle_committed(generation, step).is_ok()
             && let Some((_, _, digest)) = open
         {
             self.step = self.step.max(step);

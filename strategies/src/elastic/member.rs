@@ -107,8 +107,8 @@ impl Member {
     }
 
     /// The world in which it has a seat, and its rank.
-    pub fn seat(&self) -> Option<(&Formation, usize)> {
-        self.seat.as_ref().map(|seat| (&*seat.formation, seat.rank))
+    pub fn seat(&self) -> Option<(&Arc<Formation>, usize)> {
+        self.seat.as_ref().map(|seat| (&seat.formation, seat.rank))
     }
 
     /// Whether it can send this shard of the state `base`.
