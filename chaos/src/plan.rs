@@ -162,7 +162,7 @@ fn one(dice: &mut Dice, class: u64, n_nodes: u32, n_slots: u32) -> Fault {
         2 => Fault::KillCoordinator { back_after_ms: short },
         3 => Fault::PauseCoordinator { for_ms: short },
         4 => Fault::HangRank { member, for_ms: short },
-        5 if dice.percent(50) => Fault::SlowRank { member, factor: dice.pick(2..400), for_ms: short * 4 },
+        5 if dice.percent(50) => Fault::SlowRank { member, factor: dice.pick(2..100), for_ms: short * 4 },
         5 => Fault::Drain { node, back_after_ms: short },
         6 if dice.percent(30) => Fault::CutData { from: node, to: other, for_ms: short * 3 },
         6 if dice.percent(50) => Fault::DeafTo { node, for_ms: short },

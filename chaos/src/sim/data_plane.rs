@@ -31,10 +31,10 @@ impl Sim {
         let n_microbatches = self.config.policy.n_microbatches;
         // Stopped ranks do not enter: their collectives are aborted on their side, whatever others do.
         let Some(rank) = self.rank(worker) else { return };
-        let Some((formation, seat)) = rank.member.seat() else { return };
-        if formation.generation != generation {
+        if rank.member.handle_entered(generation, step).is_err() {
             return;
         }
+        let Some((formation, seat)) = rank.member.seat() else { return };
         let formation = formation.clone();
         let data_rank = formation.mesh.coord(seat).data_rank(&formation.mesh);
         let mut run = leaves_of(n_microbatches, formation.mesh.data_ranks(), data_rank);
@@ -114,9 +114,9 @@ impl Sim {
             self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
             self.perhaps_again(*worker, what);
         }
-        // Late messages are about the last steps.
-        let old: Vec<_> = self.collectives.keys().filter(|(_, other)| other.0 + 3 < step.0).copied().collect();
-        old.into_iter().for_each(|key| drop(self.collectives.remove(&key)));
+        // What anybody may still ask for is of the last worlds, and of each of them of the last steps.
+        let latest = self.formation.as_ref().map_or(0, |formation| formation.generation.0);
+        self.collectives.retain(|(of, at), _| of.0 + 8 > latest && (*of != generation || at.0 + 3 > step.0));
     }
 
     /// Some of what a rank was told reaches it again, much later.

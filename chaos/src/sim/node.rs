@@ -252,11 +252,16 @@ impl Sim {
     }
 
     fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step) {
+        let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
         let Some(rank) = self.rank(worker) else { return };
-        let told = rank.member.report().generation;
+        let report = rank.member.report();
+        let told = report.generation;
+        // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.
+        let abandoned = report.promise.applied.map(|version| version.lineage) != lineage;
         let open = rank.open.filter(|open| (open.0, open.1) == (generation, step));
         if rank.member.handle_committed(generation, step).is_ok()
             && let Some((_, _, digest)) = open
+            && !abandoned
         {
             self.step = self.step.max(step);
             self.mark(2, u64::from(worker.member.node.0) << 32 | u64::from(worker.member.slot), step.0);

@@ -71,9 +71,12 @@ enum Phase {
 }
 
 /// Whether a running world makes progress.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Watch {
+    /// The last step that all have entered.
     step: Step,
+    /// Who has not entered the next one.
+    behind: BTreeSet<Worker>,
     since: Instant,
     next: Instant,
 }
@@ -445,27 +448,29 @@ impl Coordinator {
             return;
         }
         watch.next = now + self.timing.suspicion;
-        let position = |worker: &Worker| match self.membership.status(*worker) {
-            Status::Alive(member) => {
-                let voted = member.promise.voted.map(|vote| vote.step);
-                voted.or(member.promise.applied.map(|version| version.step)).unwrap_or_default()
-            }
+        let entered = |worker: &Worker| match self.membership.status(*worker) {
+            Status::Alive(member) => member.entered,
             _ => Step(0),
         };
-        let steps: Vec<(Step, Worker)> = self.seats.iter().map(|worker| (position(worker), *worker)).collect();
+        let steps: Vec<(Step, Worker)> = self.seats.iter().map(|worker| (entered(worker), *worker)).collect();
         let slowest = steps.iter().map(|(step, _)| *step).min().unwrap_or_default();
         if slowest > watch.step {
             (watch.step, watch.since) = (slowest, now);
         }
+        let behind: BTreeSet<Worker> = steps.iter().filter(|(step, _)| *step == slowest).map(|(_, w)| *w).collect();
+        // Reports are not of one moment: only who was behind at two looks is.
+        let before = std::mem::replace(&mut watch.behind, behind);
         if now < watch.since + self.timing.stuck {
             return;
         }
         let healthy = std::mem::replace(&mut watch.since, now);
-        let behind: Vec<Worker> = steps.iter().filter(|(step, _)| *step == slowest).map(|(_, w)| *w).collect();
-        if behind.len() == steps.len() {
+        let culprits: Vec<Worker> = watch.behind.intersection(&before).copied().collect();
+        let nodes: BTreeSet<NodeId> = culprits.iter().map(|worker| worker.member.node).collect();
+        // If several machines are behind at once, it is not theirs.
+        if nodes.len() != 1 || culprits.len() == steps.len() {
             self.trouble(Cause { culprit: Culprit::Job, why: Why::Stuck }, healthy);
         } else if self.policy.evict_stragglers {
-            for worker in behind {
+            for worker in culprits {
                 self.membership.evict(worker);
                 self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Straggles }, healthy);
             }
@@ -608,7 +613,7 @@ impl Coordinator {
 
     fn run(&mut self, now: Instant) -> bool {
         self.senders.clear();
-        let watch = Watch { step: Step(0), since: now, next: now + self.timing.suspicion };
+        let watch = Watch { step: Step(0), behind: BTreeSet::new(), since: now, next: now + self.timing.suspicion };
         self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion) };
         self.enter(now, IncidentPhase::Resume);
         self.broadcast();

@@ -58,6 +58,7 @@ pub struct Member {
     save_steps: u64,
     order: OrderId,
     phase: MemberPhase,
+    entered: Step,
     promise: Promise,
     holds: BTreeSet<Shard>,
     seat: Option<Seat>,
@@ -81,6 +82,7 @@ impl Member {
             save_steps,
             order: OrderId::default(),
             phase: MemberPhase::Stopped,
+            entered: Step(0),
             promise: Promise::default(),
             holds: BTreeSet::new(),
             seat: None,
@@ -100,6 +102,7 @@ impl Member {
             hangs: false,
             generation: self.order.generation,
             phase: self.phase,
+            entered: self.entered,
             promise: self.promise,
             holds: first.into_iter().chain(rest).collect(),
             saved: self.saved,
@@ -164,6 +167,16 @@ impl Member {
         };
         self.promise.applied = Some(base);
         self.become_ready();
+        Ok(())
+    }
+
+    /// Its own gradients for `step` are computed and on their way to the others.
+    ///
+    /// # Errors
+    /// When they were computed for an older generation (`B-1`).
+    pub fn handle_entered(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
+        self.refuse_unless_running(generation)?;
+        self.entered = step;
         Ok(())
     }
 
@@ -237,6 +250,7 @@ impl Member {
         }
         let Some(rank) = formation.rank_of(self.worker) else { return };
         self.promise.entered = formation.generation;
+        self.entered = formation.base.step;
         let missing = formation.transfers[rank].clone();
         for transfer in &missing {
             let (generation, base) = (formation.generation, formation.base);

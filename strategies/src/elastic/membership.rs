@@ -276,6 +276,7 @@ mod tests {
             hangs: false,
             generation: Generation(0),
             phase: MemberPhase::Stopped,
+            entered: Default::default(),
             promise: Promise::default(),
             holds: vec![],
             saved: None,

@@ -1,7 +1,7 @@
 //! What travels between nodes and the coordinator, and what the coordinator writes down.
 
 use super::commit::{Promise, Version};
-use super::identity::{Generation, Incarnation, JobId, NodeId, Term, Worker};
+use super::identity::{Generation, Incarnation, JobId, NodeId, Step, Term, Worker};
 use super::incident::Cause;
 use super::recovery::Transfer;
 use super::shadow::Shard;
@@ -40,6 +40,8 @@ pub struct MemberReport {
     pub generation: Generation,
     /// What it does in that generation.
     pub phase: MemberPhase,
+    /// The last step whose gradients it has handed to the others; who is behind here keeps the others waiting.
+    pub entered: Step,
     /// How far it is.
     pub promise: Promise,
     /// State that it has in memory, all of the step of its promise.
