@@ -295,3 +295,93 @@ impl Member {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::identity::{Incarnation, MemberId, NodeId, Term};
+    use crate::elastic::recovery::{Source, from_disk};
+    use crate::elastic::shadow::place;
+    use crate::mesh::Mesh;
+
+    fn worker(slot: u32) -> Worker {
+        Worker { member: MemberId { node: NodeId(slot), slot: 0 }, incarnation: Incarnation(1) }
+    }
+
+    fn order(generation: u64, stage: Stage, formation: Option<&Arc<Formation>>) -> Order {
+        let id = OrderId { term: Term(1), generation: Generation(generation), stage };
+        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![] }
+    }
+
+    /// Two shards on two nodes, loaded from the initial weights.
+    fn formation(generation: u64, seats: [Worker; 2]) -> Arc<Formation> {
+        let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
+        let holds = place(&mesh, &seats);
+        Arc::new(Formation {
+            generation: Generation(generation),
+            mesh,
+            seats: seats.to_vec(),
+            base: Version { lineage: Generation(generation), step: Step(0) },
+            voted_in: Generation(generation),
+            transfers: from_disk(&holds, Checkpoint::default()),
+            holds,
+        })
+    }
+
+    fn running(formation: &Arc<Formation>) -> Member {
+        let mut member = Member::new(JobId(1), worker(0), 0);
+        let generation = formation.generation;
+        member.handle_order(&order(generation.0, Stage::Form, Some(formation))).unwrap();
+        for transfer in &formation.transfers[0] {
+            member.handle_fetched(generation, *transfer).unwrap();
+        }
+        member.handle_order(&order(generation.0, Stage::Run, Some(formation))).unwrap();
+        while member.poll_command().is_some() {}
+        member
+    }
+
+    // B-1
+    #[test]
+    fn after_a_stop_nothing_of_the_old_generation_counts() {
+        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        member.handle_computed(Generation(1), Step(1)).unwrap();
+        member.handle_order(&order(2, Stage::Stop, None)).unwrap();
+
+        assert!(member.handle_committed(Generation(1), Step(1)).is_err());
+        assert!(member.handle_entered(Generation(1), Step(2)).is_err());
+        assert!(member.handle_order(&order(1, Stage::Run, Some(&formation(1, [worker(0), worker(1)])))).is_err());
+        let vote = Vote { generation: Generation(1), step: Step(1) };
+        assert_eq!(member.report().promise.voted, Some(vote), "the vote stands until the outcome is decided");
+    }
+
+    // B-2
+    #[test]
+    fn who_has_no_seat_keeps_its_state_until_the_next_world_runs() {
+        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        let held = member.report().holds;
+        let base = member.report().promise.applied.unwrap();
+        let next =
+            Arc::new(Formation { base, voted_in: Generation(1), ..(*formation(2, [worker(1), worker(2)])).clone() });
+
+        member.handle_order(&order(2, Stage::Form, Some(&next))).unwrap();
+        assert!(member.can_send(base, held[0]));
+        member.handle_order(&order(2, Stage::Run, Some(&next))).unwrap();
+
+        assert_eq!(member.report().holds, []);
+    }
+
+    // B-3
+    #[test]
+    fn a_member_without_all_its_state_does_not_run() {
+        let formation = formation(1, [worker(0), worker(1)]);
+        let mut member = Member::new(JobId(1), worker(0), 0);
+        member.handle_order(&order(1, Stage::Form, Some(&formation))).unwrap();
+        let first = formation.transfers[0][0];
+        assert!(matches!(first.source, Source::Disk(_)));
+        member.handle_fetched(Generation(1), first).unwrap();
+
+        member.handle_order(&order(1, Stage::Run, Some(&formation))).unwrap();
+
+        assert_eq!(member.report().phase, MemberPhase::Healing);
+    }
+}

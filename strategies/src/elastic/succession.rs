@@ -148,6 +148,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
+    /// When it arrives, to whom, when it was asked for, what became of a write, and what the store had.
+    type Answer = (u64, u32, u64, Option<Result<Lease, Lease>>, Lease);
+
     /// Runs candidates against a store whose answers take up to `delay`; some candidates stop at some time. Returns who
     /// led each term, and when each began.
     fn run(n: u32, stops: &[u64], delay: u64, seed: u64) -> BTreeMap<Term, (u32, u64)> {
@@ -155,13 +158,12 @@ mod tests {
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut store = Lease::default();
         let mut candidates: Vec<Succession> = (0..n).map(|me| Succession::new(start, me, Timing::default())).collect();
-        let mut answers: Vec<(u64, u32, u64, Option<Result<Lease, Lease>>, Lease)> = vec![];
+        let mut answers: Vec<Answer> = vec![];
         let mut led = BTreeMap::new();
         let rng = crate::rng::CounterRng::new(seed);
         for ms in 0..8_000u64 {
-            let (due, later) = answers.into_iter().partition(|a| a.0 <= ms);
+            let (due, later): (Vec<Answer>, Vec<Answer>) = answers.into_iter().partition(|a| a.0 <= ms);
             answers = later;
-            let due: Vec<(u64, u32, u64, Option<Result<Lease, Lease>>, Lease)> = due;
             for (_, who, asked, written, lease) in due {
                 match written {
                     Some(result) => candidates[who as usize].handle_written(at(ms), at(asked), result),

@@ -1,4 +1,5 @@
 //! The composition: news, agreement, stop, regroup, heal, run. One machine per term of a coordinator.
+//! File `next_world` decides what to form, `watch` whether what runs makes progress.
 //!
 //! Invariants:
 //! - `K-1` A generation is durable before anybody is told of it, and so is its world with the state that it begins from.
@@ -11,21 +12,22 @@
 //!   least once: a new coordinator that cannot know whether it was does so again, under the same generation and cause.
 //! - `K-5` If the coordinator itself was asleep, nobody is blamed for it and no patience of its has run out.
 
-use super::commit::{Version, decide};
-use super::identity::{Generation, JobId, NodeId, Stale, Step, Term, Worker};
+mod next_world;
+mod watch;
+
+use super::identity::{JobId, NodeId, Stale, Step, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, Timeline, Why};
 use super::membership::{Change, Membership, Status};
 use super::mesh_choice::Policy;
-use super::message::{Formation, MemberPhase, MemberReport, Order, OrderId, Record, Report, Stage};
-use super::quorum::{Blocked, Seat, may_follow};
-use super::recovery::{self, Missing};
-use super::shadow::{Shard, place};
+use super::message::{MemberPhase, MemberReport, Order, OrderId, Record, Report, Stage};
+use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::timing::Timing;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+use watch::Watch;
 
 /// What the shell must do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,17 +70,6 @@ enum Phase {
     Healing { waiting: BTreeSet<Worker>, until: Instant },
     Running { watch: Watch, grow_at: Option<Instant> },
     Deposed,
-}
-
-/// Whether a running world makes progress.
-#[derive(Clone, Debug)]
-struct Watch {
-    /// The last step that all have entered.
-    step: Step,
-    /// Who has not entered the next one.
-    behind: BTreeSet<Worker>,
-    since: Instant,
-    next: Instant,
 }
 
 /// What the record that is being written is for.
@@ -441,57 +432,6 @@ impl Coordinator {
         false
     }
 
-    /// Looks for members that keep all others waiting.
-    fn watch(&mut self, now: Instant) {
-        let Phase::Running { watch, .. } = &mut self.phase else { return };
-        if now < watch.next {
-            return;
-        }
-        watch.next = now + self.timing.suspicion;
-        let entered = |worker: &Worker| match self.membership.status(*worker) {
-            Status::Alive(member) => member.entered,
-            _ => Step(0),
-        };
-        let steps: Vec<(Step, Worker)> = self.seats.iter().map(|worker| (entered(worker), *worker)).collect();
-        let slowest = steps.iter().map(|(step, _)| *step).min().unwrap_or_default();
-        if slowest > watch.step {
-            (watch.step, watch.since) = (slowest, now);
-        }
-        let behind: BTreeSet<Worker> = steps.iter().filter(|(step, _)| *step == slowest).map(|(_, w)| *w).collect();
-        // Reports are not of one moment: only who was behind at two looks is.
-        let before = std::mem::replace(&mut watch.behind, behind);
-        if now < watch.since + self.timing.stuck {
-            return;
-        }
-        let healthy = std::mem::replace(&mut watch.since, now);
-        let culprits: Vec<Worker> = watch.behind.intersection(&before).copied().collect();
-        let nodes: BTreeSet<NodeId> = culprits.iter().map(|worker| worker.member.node).collect();
-        // If several machines are behind at once, it is not theirs.
-        if nodes.len() != 1 || culprits.len() == steps.len() {
-            self.trouble(Cause { culprit: Culprit::Job, why: Why::Stuck }, healthy);
-        } else if self.policy.evict_stragglers {
-            for worker in culprits {
-                self.membership.evict(worker);
-                self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Straggles }, healthy);
-            }
-        }
-    }
-
-    fn consider_growth(&mut self, now: Instant) {
-        let Some(formation) = &self.record.formation else { return };
-        let n_members = self.candidates().len();
-        let larger = self.policy.largest(n_members, Some(formation.mesh));
-        if larger.is_some_and(|mesh| mesh.size() > formation.mesh.size()) {
-            self.trouble(Cause { culprit: Culprit::Job, why: Why::Grows }, now);
-        }
-    }
-
-    /// Members that have been told of the latest generation and may take a seat.
-    fn candidates(&self) -> BTreeSet<Worker> {
-        let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
-        here.map(|member| member.worker).filter(|worker| !self.membership.drains(worker.member.node)).collect()
-    }
-
     /// The world is to end: first that becomes durable (`K-1`).
     fn end_world(&mut self, now: Instant) -> bool {
         let Some((cause, healthy)) = self.trouble.take() else { return false };
@@ -537,59 +477,6 @@ impl Coordinator {
             }
         }
         false
-    }
-
-    fn next_world(&self, now: Instant, since: Instant) -> Result<Formation, Blocked> {
-        let last = self.record.formation.as_deref();
-        let seats: Vec<Seat> = last.iter().flat_map(|last| &last.seats).map(|worker| self.seat(*worker)).collect();
-        may_follow(&seats)?;
-        let waited = now.saturating_duration_since(since);
-        let choice = self.policy.choose(last.map(|last| (last.mesh, &last.seats[..])), &self.candidates(), waited)?;
-        let holds = place(&choice.mesh, &choice.seats);
-        let from_memory = last.and_then(|last| {
-            let left =
-                seats.iter().filter_map(|seat| if let Seat::Left(promise) = seat { Some(promise) } else { None });
-            let step = decide(last.generation, last.base.step, left)?;
-            let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
-            let base = Version { step, ..last.base };
-            let holders = self.holders(base, voted_in);
-            Some((base, voted_in, recovery::plan(&choice.seats, &holds, &holders)))
-        });
-        let generation = self.record.generation;
-        let (base, voted_in, transfers) = match from_memory {
-            Some((base, voted_in, Ok(transfers))) => (base, voted_in, transfers),
-            Some((_, _, Err(Missing(shards)))) if self.may_return() && waited < self.timing.disk_patience => {
-                let remaining = self.timing.disk_patience - waited;
-                return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
-            }
-            _ => {
-                let base = Version { lineage: generation, step: self.record.checkpoint.step };
-                (base, generation, recovery::from_disk(&holds, self.record.checkpoint))
-            }
-        };
-        Ok(Formation { generation, mesh: choice.mesh, seats: choice.seats, base, voted_in, holds, transfers })
-    }
-
-    fn seat(&self, worker: Worker) -> Seat {
-        match self.membership.status(worker) {
-            Status::Alive(member) if member.generation == self.record.generation => Seat::Left(member.promise),
-            Status::Alive(_) | Status::Unheard => Seat::Unheard,
-            Status::Dead => Seat::Dead,
-        }
-    }
-
-    /// Who has the state `base`, those of draining nodes too.
-    fn holders(&self, base: Version, voted_in: Generation) -> BTreeMap<Worker, &[Shard]> {
-        let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
-        let able = here.filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
-        able.map(|member| (member.worker, &member.holds[..])).collect()
-    }
-
-    /// Whether anybody may still turn up with state.
-    fn may_return(&self) -> bool {
-        let behind = |member: &MemberReport| member.generation != self.record.generation;
-        let unheard = |worker: &Worker| matches!(self.membership.status(*worker), Status::Unheard);
-        self.membership.any_silent() || self.membership.alive().any(behind) || self.seats.iter().any(unheard)
     }
 
     fn form(&mut self, now: Instant) {
