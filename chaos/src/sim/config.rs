@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use std::time::Duration;
 
-/// See the [module](self).
+/// A job to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// From which all else is drawn.

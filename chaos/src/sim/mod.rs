@@ -1,7 +1,7 @@
 //! A whole job in one process and in virtual time: nodes, ranks, coordinators, network and store, from one seed.
 //!
 //! The machines are those of `phalanx_strategies::elastic`, unchanged. This module is their shell: it delivers, delays
-//! and loses what they send, kills them, and shows the [invariants](crate::invariants) what happens.
+//! and loses what they send, kills them, and shows the [invariants] what happens.
 //!
 //! A run has two phases. In the *safety phase* faults strike and nothing wrong may happen. Then all faults end, and in
 //! the *liveness phase* the whole mesh must train again within a budget.
@@ -64,7 +64,7 @@ pub struct Outcome {
     pub violation: Option<Violation>,
 }
 
-/// See the [module](self).
+/// A simulated job.
 pub struct Sim {
     config: Config,
     start: Instant,
