@@ -1,9 +1,18 @@
-//! Fault injection: a deterministic simulator, faults on real processes, invariants, and a seeded fuzzer.
+//! Fault injection: a deterministic simulator of a whole job, and what must hold in it.
 //!
-//! Nothing is here yet: there is no second process whose failure could be injected. (That one process survives a kill
-//! at any moment is proved by `runtime/tests/resume.rs`.) What belongs here:
-//! - `simulator`: the pure machines of `phalanx_strategies` on a simulated network, disk and clock, from one seed;
-//! - `invariants`: one a file, each with its source;
-//! - `faults`: a fault plan as data; the same vocabulary for simulated and real processes.
+//! - [`sim`]: the machines of `phalanx_strategies::elastic` on a simulated network, store and clock, from one seed.
+//! - [`plan`]: what goes wrong, as data; drawn from the seed, or read from a file.
+//! - [`invariants`]: what must hold, one a file.
+//! - [`shrink`]: makes a failing plan small.
+//! - [`mutation`]: deliberately broken shells, each of which the simulator must catch.
 //!
-//! Deliberately absent, now and later: hooks in production code beyond the seams it has anyway.
+//! To come: faults on real processes and machines, in the same vocabulary.
+//!
+//! Deliberately absent: hooks in production code beyond the seams it has anyway.
+
+pub mod dice;
+pub mod invariants;
+pub mod mutation;
+pub mod plan;
+pub mod shrink;
+pub mod sim;

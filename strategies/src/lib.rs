@@ -11,6 +11,7 @@
 //! - [`world`]: refuses ranks whose collectives do not fit or can deadlock, and simulates a step's time.
 //! - [`trace`]: the programs of all ranks become a world.
 //! - [`plan`]: which of all arrangements trains a model fastest on given machines.
+//! - [`elastic`]: how the job survives the loss and arrival of ranks, machines and coordinators.
 //! - [`schedule`], [`sampler`], [`rng`], [`loss_scale`]: learning rates, sample order, random numbers and loss scales as
 //!   functions of the step.
 //!
@@ -19,6 +20,7 @@
 
 pub mod compile;
 pub mod cost;
+pub mod elastic;
 pub mod loss_scale;
 pub mod mesh;
 pub mod model;

@@ -1,0 +1,46 @@
+//! Each incident has one first cause (a new coordinator may record it again, the same), and a node or rank is blamed only if something befell it. Source: `incident` N-1.
+
+use super::{Invariant, Observation};
+use phalanx_strategies::elastic::identity::{Generation, NodeId};
+use phalanx_strategies::elastic::incident::{Cause, Culprit};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// See the [module](self).
+#[derive(Default)]
+pub struct Attribution {
+    disturbed: BTreeSet<NodeId>,
+    causes: BTreeMap<Generation, Cause>,
+}
+
+impl Invariant for Attribution {
+    fn name(&self) -> &'static str {
+        "attribution"
+    }
+
+    fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
+        match what {
+            Observation::Disturbed { node, .. } => {
+                self.disturbed.insert(*node);
+            }
+            Observation::Resumed(timeline) => {
+                let before = self.causes.insert(timeline.generation, timeline.cause);
+                if let Some(before) = before.filter(|before| *before != timeline.cause) {
+                    return Err(format!(
+                        "{} resumed after \"{}\" and \"{before}\"",
+                        timeline.generation, timeline.cause
+                    ));
+                }
+                let innocent = match timeline.cause.culprit {
+                    Culprit::Worker(worker) => !self.disturbed.contains(&worker.member.node),
+                    Culprit::Node(node) => !self.disturbed.contains(&node),
+                    Culprit::Job => false,
+                };
+                if innocent {
+                    return Err(format!("\"{}\", but nothing befell it", timeline.cause));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! The state of each rank at each step is that of the golden run; in fast mode, that of the committed updates.
+//! Source: DESIGN, "Elasticity: what is promised", 2.
+//!
+//! A state is a chain of hashes over the updates; each piece of it is the chain mixed with the piece's name.
+
+use super::{Invariant, Observation};
+use crate::sim::state;
+use phalanx_strategies::elastic::identity::Generation;
+
+/// See the [module](self).
+pub struct Golden {
+    reproducible: bool,
+    lineage: Generation,
+    /// Chain at each step of the present history.
+    chain: Vec<u64>,
+}
+
+impl Golden {
+    /// In reproducible mode updates depend on the step only.
+    pub fn new(reproducible: bool) -> Golden {
+        Golden { reproducible, lineage: Generation(0), chain: vec![state::INITIAL] }
+    }
+}
+
+impl Invariant for Golden {
+    fn name(&self) -> &'static str {
+        "golden state"
+    }
+
+    fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
+        match what {
+            Observation::Formed(formation) if formation.base.lineage != self.lineage => {
+                self.lineage = formation.base.lineage;
+                self.chain.truncate(formation.base.step.0 as usize + 1);
+            }
+            Observation::Learnt { step, digest, .. } | Observation::Decided { step, digest, .. } => {
+                if self.reproducible && *digest != state::golden_digest(*step) {
+                    return Err(format!("{step} is another update than in the golden run"));
+                }
+                if self.chain.len() == step.0 as usize {
+                    self.chain.push(state::advance(self.chain[step.0 as usize - 1], *digest));
+                }
+            }
+            // A worker of an abandoned history, which nobody has told yet, is not looked at.
+            Observation::State { worker, version, atoms } if version.lineage == self.lineage => {
+                let Some(chain) = self.chain.get(version.step.0 as usize) else {
+                    return Err(format!("{worker} is at {}, which nobody has committed", version.step));
+                };
+                if let Some((atom, _)) = atoms.iter().find(|(atom, value)| *value != state::value(*chain, *atom)) {
+                    return Err(format!("{worker} at {} has a wrong state (piece {atom})", version.step));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! `phalanx-chaos sim`: runs seeds, prints what happened, and shrinks what fails.
+
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use phalanx_chaos::mutation::Mutation;
+use phalanx_chaos::plan::{Fault, Plan};
+use phalanx_chaos::shrink::shrink;
+use phalanx_chaos::sim::{Config, Outcome, run};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Fault injection for Phalanx.
+#[derive(Parser)]
+#[command(name = "phalanx-chaos")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Simulates jobs under faults.
+    Sim(Sim),
+}
+
+#[derive(clap::Args)]
+struct Sim {
+    /// The seed, from which job and faults are drawn.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Runs all of these seeds instead, as in `0..1000`.
+    #[arg(long, value_name = "FROM..TO")]
+    seeds: Option<String>,
+    /// Ranks of the job; drawn from the seed if absent.
+    #[arg(long)]
+    ranks: Option<u32>,
+    /// Kills so many ranks at once instead of drawing faults.
+    #[arg(long, requires = "ranks")]
+    kill: Option<u32>,
+    /// Faults to inject instead of those drawn (JSON, as printed for a failing seed).
+    #[arg(long)]
+    plan: Option<PathBuf>,
+    /// Breaks a rule on purpose.
+    #[arg(long)]
+    mutation: Option<Mutation>,
+    /// Prints the outcome as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> std::process::ExitCode {
+    let Command::Sim(args) = Args::parse().command;
+    let result = match &args.seeds {
+        Some(range) => many(&args, range),
+        None => one(&args),
+    };
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+impl Sim {
+    fn config(&self, seed: u64) -> Config {
+        let config = self.ranks.map_or_else(|| Config::small(seed), |n| Config::with_ranks(seed, n));
+        Config { mutation: self.mutation, ..config }
+    }
+
+    fn plan(&self, config: &Config) -> anyhow::Result<Plan> {
+        if let Some(path) = &self.plan {
+            let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+            return serde_json::from_str(&text).with_context(|| format!("{} is not a plan", path.display()));
+        }
+        Ok(match self.kill {
+            Some(n) => Plan::massacre(config, n),
+            None => Plan::random(config.seed, config.n_nodes, config.n_slots, config.safety_ms),
+        })
+    }
+}
+
+fn one(args: &Sim) -> anyhow::Result<()> {
+    let config = args.config(args.seed);
+    let plan = args.plan(&config)?;
+    let began = Instant::now();
+    let outcome = run(config, &plan);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&outcome)?);
+    } else {
+        print(&config, &outcome, began);
+    }
+    let Some(violation) = &outcome.violation else { return Ok(()) };
+    let small = shrink(config, &plan);
+    eprintln!("smallest plan that fails:\n{}", serde_json::to_string_pretty(&small)?);
+    bail!("seed {}: {}: {}", args.seed, violation.invariant, violation.what)
+}
+
+fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
+    let (from, to) = range.split_once("..").context("seeds are given as FROM..TO")?;
+    let (from, to): (u64, u64) = (from.parse()?, to.parse()?);
+    let (next, began) = (AtomicU64::new(from), Instant::now());
+    let work = || -> anyhow::Result<(u64, u64, u64, Vec<u64>)> {
+        let (mut n_incidents, mut n_rollbacks, mut n_events, mut failed) = (0, 0, 0, vec![]);
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= to {
+                return Ok((n_incidents, n_rollbacks, n_events, failed));
+            }
+            let config = args.config(seed);
+            let outcome = run(config, &args.plan(&config)?);
+            n_incidents += outcome.incidents.len() as u64;
+            n_rollbacks += outcome.n_rollbacks;
+            n_events += outcome.n_events;
+            if let Some(violation) = outcome.violation {
+                eprintln!("seed {seed} at {} ms: {}: {}", violation.at_ms, violation.invariant, violation.what);
+                failed.push(seed);
+            }
+        }
+    };
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (mut totals, mut failed) = ([0; 3], vec![]);
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let workers: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            let (n_incidents, n_rollbacks, n_events, seeds) = worker.join().expect("a panic ends the process")?;
+            totals = [totals[0] + n_incidents, totals[1] + n_rollbacks, totals[2] + n_events];
+            failed.extend(seeds);
+        }
+        Ok(())
+    })?;
+    println!(
+        "{} seeds: {} incidents, {} returns to a checkpoint, {} events in {:.1?}; {} failed",
+        to - from,
+        totals[0],
+        totals[1],
+        totals[2],
+        began.elapsed(),
+        failed.len()
+    );
+    failed.sort_unstable();
+    match failed.first() {
+        Some(seed) => one(&Sim { seed: *seed, seeds: None, plan: args.plan.clone(), ..*args }),
+        None => Ok(()),
+    }
+}
+
+/// So many faults are printed.
+const FAULTS_SHOWN: usize = 20;
+
+fn print(config: &Config, outcome: &Outcome, began: Instant) {
+    println!(
+        "seed {} · {} nodes x {} slots · mesh {} · {}",
+        config.seed,
+        config.n_nodes,
+        config.n_slots,
+        config.policy.wanted,
+        if config.reproducible { "reproducible" } else { "fast" }
+    );
+    // Faults may be thousands; each incident is of interest.
+    let struck = outcome.struck.iter().take(FAULTS_SHOWN);
+    let faults = struck.map(|(at, planned)| (*at, format!("fault     {}", describe(&planned.fault))));
+    let incidents = outcome.incidents.iter().map(|(at, timeline)| (*at, format!("resumed   {timeline}")));
+    let mut lines: Vec<(u64, String)> = faults.chain(incidents).collect();
+    lines.sort_by_key(|(at, _)| *at);
+    for (at, line) in lines {
+        println!("{:>9.3} s  {line}", at as f64 / 1e3);
+    }
+    if outcome.struck.len() > FAULTS_SHOWN {
+        println!("             and {} more faults", outcome.struck.len() - FAULTS_SHOWN);
+    }
+    println!(
+        "{} after {}, {} terms, {} returns to a checkpoint; {} events, {:.1} s of virtual time in {:.2?}; trace {:016x}",
+        outcome.step,
+        outcome.generation,
+        outcome.n_terms,
+        outcome.n_rollbacks,
+        outcome.n_events,
+        outcome.virtual_ms as f64 / 1e3,
+        began.elapsed(),
+        outcome.trace_hash
+    );
+    if outcome.violation.is_none() {
+        println!("all promises kept");
+    }
+}
+
+fn describe(fault: &Fault) -> String {
+    serde_json::to_string(fault).expect("a fault is plain data")
+}

@@ -1,0 +1,93 @@
+//! What is simulated: how large a job, how long, with which machine parameters.
+
+use crate::dice::Dice;
+use crate::mutation::Mutation;
+use phalanx_strategies::elastic::mesh_choice::Policy;
+use phalanx_strategies::elastic::timing::Timing;
+use phalanx_strategies::mesh::Mesh;
+use std::time::Duration;
+
+/// A job to simulate.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// From which all else is drawn.
+    pub seed: u64,
+    /// Machines.
+    pub n_nodes: u32,
+    /// Ranks that each can run.
+    pub n_slots: u32,
+    /// The mesh and what may become of it.
+    pub policy: Policy,
+    /// Timeouts of the machines.
+    pub timing: Timing,
+    /// Whether updates have the same bits in every world.
+    pub reproducible: bool,
+    /// Steps between checkpoints.
+    pub save_steps: u64,
+    /// Time to compute a step.
+    pub step_ms: u64,
+    /// From the start of a process to its first word.
+    pub spawn_ms: u64,
+    /// Pieces of the state of a stage and tensor shard.
+    pub n_atoms: u64,
+    /// When faults end.
+    pub safety_ms: u64,
+    /// How soon after that the whole mesh must train again.
+    pub liveness_ms: u64,
+    /// What is broken on purpose.
+    pub mutation: Option<Mutation>,
+}
+
+impl Config {
+    /// A small job whose shape is drawn from the seed.
+    pub fn small(seed: u64) -> Config {
+        let mut dice = Dice::new(seed, "config");
+        let meshes =
+            [(1, 2, 1), (1, 3, 1), (1, 4, 1), (2, 1, 1), (2, 2, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 2)];
+        let (dp_replicate, dp_shard, tp) = meshes[dice.pick(0..meshes.len() as u64) as usize];
+        let pp = if dice.percent(20) { 2 } else { 1 };
+        let wanted = Mesh { pp, dp_replicate, dp_shard, cp: 1, tp };
+        let n_nodes = dice.pick(2..5) as u32;
+        let n_spares = dice.pick(0..3) as u32;
+        let n_slots = (wanted.size() as u32 + n_spares).div_ceil(n_nodes);
+        Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
+    }
+
+    /// A job of so many ranks, on nodes of up to eight, with spare nodes for one rank in a hundred.
+    pub fn with_ranks(seed: u64, n_ranks: u32) -> Config {
+        let mut dice = Dice::new(seed, "config");
+        let n_slots = if n_ranks <= 16 { 2 } else { 8 };
+        let dp_shard = (1..=8).rev().find(|n| n_ranks.is_multiple_of(*n)).unwrap_or(1);
+        let wanted = Mesh { dp_shard: dp_shard as usize, dp_replicate: (n_ranks / dp_shard) as usize, ..Mesh::ONE };
+        let n_nodes = (n_ranks + n_ranks / 100).div_ceil(n_slots) + 1;
+        Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
+    }
+
+    fn of(seed: u64, wanted: Mesh, dice: &mut Dice) -> Config {
+        let timing = Timing::default();
+        let policy = Policy {
+            wanted,
+            dp_replicate_min: 1,
+            dp_shard_min: 1,
+            replace_patience: Duration::from_millis(dice.pick(0..1_500)),
+            n_microbatches: (wanted.data_ranks() * dice.pick(1..3) as usize).max(4),
+            uneven: true,
+            evict_stragglers: dice.percent(70),
+        };
+        Config {
+            seed,
+            n_nodes: 0,
+            n_slots: 0,
+            policy,
+            timing,
+            reproducible: dice.percent(60),
+            save_steps: dice.pick(3..20),
+            step_ms: dice.pick(20..120),
+            spawn_ms: dice.pick(50..600),
+            n_atoms: 60,
+            safety_ms: 8_000,
+            liveness_ms: 40_000,
+            mutation: None,
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Coordinators: candidates for the lease, the machine of the one that leads, and the store that they share.
+
+use super::event::{CandidateEvent, Event};
+use super::{Config, JOB, Sim};
+use crate::invariants::Observation;
+use crate::mutation::Mutation;
+use phalanx_strategies::elastic::coordinator::{self, Activity, Coordinator};
+use phalanx_strategies::elastic::identity::Generation;
+use phalanx_strategies::elastic::message::{Formation, Record, Report, Stage};
+use phalanx_strategies::elastic::succession::{self, Succession};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A process that may coordinate.
+pub struct Candidate {
+    id: u32,
+    /// Counts its starts.
+    pub life: u64,
+    succession: Option<Succession>,
+    pub coordinator: Option<Coordinator>,
+    timer_at: Option<u64>,
+    /// How many faults stop it, and what waits for it meanwhile.
+    pub stopped: u32,
+    pub waiting: Vec<CandidateEvent>,
+    /// The latest world that it announced.
+    announced: Generation,
+}
+
+impl Candidate {
+    pub fn new(id: u32) -> Candidate {
+        Candidate {
+            id,
+            life: 0,
+            succession: None,
+            coordinator: None,
+            timer_at: None,
+            stopped: 0,
+            waiting: vec![],
+            announced: Generation(0),
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.succession.is_some()
+    }
+}
+
+impl Sim {
+    pub(super) fn start_candidate(&mut self, i: usize) {
+        let (now, timing) = (self.instant(), self.config.timing);
+        let candidate = &mut self.candidates[i];
+        if candidate.is_up() {
+            return;
+        }
+        candidate.life += 1;
+        candidate.timer_at = None;
+        candidate.succession = Some(Succession::new(now, candidate.id, timing));
+        self.drive_candidate(i);
+    }
+
+    pub(super) fn kill_candidate(&mut self, i: usize) {
+        let candidate = &mut self.candidates[i];
+        *candidate = Candidate { life: candidate.life, ..Candidate::new(candidate.id) };
+    }
+
+    /// The candidate that leads, if it is not deposed.
+    pub(super) fn leading(&self) -> Option<usize> {
+        let leads = |c: &Candidate| {
+            c.coordinator.as_ref().is_some_and(|coordinator| coordinator.activity() != Activity::Deposed)
+        };
+        let newest = |i: &usize| self.candidates[*i].coordinator.as_ref().map(|c| c.record().term);
+        (0..self.candidates.len()).filter(|i| leads(&self.candidates[*i])).max_by_key(newest)
+    }
+
+    pub(super) fn leader(&self) -> Option<&Coordinator> {
+        self.leading().and_then(|i| self.candidates[i].coordinator.as_ref())
+    }
+
+    pub(super) fn send_report(&mut self, node: usize, mut report: Report) {
+        if self.is(Mutation::ForgetVotes) {
+            report.members.iter_mut().for_each(|member| member.promise.voted = None);
+        }
+        for i in 0..self.candidates.len() {
+            for delay in self.network.delays_to_coordinators(self.nodes[node].id) {
+                let what = CandidateEvent::Report(report.clone());
+                let life = self.candidates[i].life;
+                self.queue.push(self.now + delay, Event::ToCandidate { candidate: i, life, what });
+            }
+        }
+    }
+
+    pub(super) fn candidate_gets(&mut self, i: usize, life: u64, what: CandidateEvent) {
+        // What has reached the store is done whatever became of the candidate; what is under way may be lost with it.
+        let gone = self.candidates[i].life != life || !self.candidates[i].is_up();
+        match what {
+            CandidateEvent::WriteLease { old, new, asked } => {
+                if gone && self.dice.percent(50) {
+                    return;
+                }
+                let result = self.store.replace_lease(old, new);
+                self.answer(i, life, CandidateEvent::LeaseWritten { asked, result });
+            }
+            CandidateEvent::WriteRecord(record) => {
+                if gone && (self.is(Mutation::TrustUnsyncedWrites) || self.dice.percent(50)) {
+                    return;
+                }
+                let accepted = self.store.write(record.clone(), !self.is(Mutation::ForgetFencing));
+                if accepted {
+                    self.mark(3, record.term.0, record.generation.0);
+                    self.observe(&Observation::Persisted(&record));
+                }
+                if !self.is(Mutation::TrustUnsyncedWrites) {
+                    self.answer(i, life, CandidateEvent::RecordWritten(accepted));
+                }
+            }
+            _ if gone => {}
+            what if self.candidates[i].stopped > 0 => self.candidates[i].waiting.push(what),
+            what => {
+                self.candidate_handles(i, what);
+                self.drive_candidate(i);
+            }
+        }
+    }
+
+    fn answer(&mut self, i: usize, life: u64, what: CandidateEvent) {
+        let at = self.now + self.dice.pick(200..3_000);
+        self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
+    }
+
+    fn candidate_handles(&mut self, i: usize, what: CandidateEvent) {
+        let (now, start) = (self.instant(), self.start);
+        let candidate = &mut self.candidates[i];
+        let Some(succession) = &mut candidate.succession else { return };
+        match what {
+            CandidateEvent::Timer => {
+                candidate.timer_at = None;
+                succession.handle_timeout(now);
+                if let Some(coordinator) = &mut candidate.coordinator {
+                    coordinator.handle_timeout(now);
+                }
+            }
+            CandidateEvent::Lease(lease) => succession.handle_lease(now, lease),
+            CandidateEvent::LeaseWritten { asked, result } => {
+                let asked = start + std::time::Duration::from_micros(asked);
+                succession.handle_written(now, asked, result);
+            }
+            CandidateEvent::Report(report) => {
+                if let Some(coordinator) = &mut candidate.coordinator {
+                    // A report that is refused is one that was overtaken.
+                    let _ = coordinator.handle_report(now, &report);
+                }
+            }
+            CandidateEvent::RecordWritten(accepted) => {
+                if let Some(coordinator) = &mut candidate.coordinator {
+                    coordinator.handle_persisted(now, accepted);
+                }
+            }
+            CandidateEvent::WriteLease { .. } | CandidateEvent::WriteRecord(_) => {}
+        }
+    }
+
+    fn drive_candidate(&mut self, i: usize) {
+        let (now, life) = (self.instant(), self.candidates[i].life);
+        while let Some(command) = self.candidates[i].succession.as_mut().and_then(Succession::poll_command) {
+            let at = self.now + self.dice.pick(200..3_000);
+            let to_me = |what| Event::ToCandidate { candidate: i, life, what };
+            match command {
+                // The answer is what the store has now; it is old when it arrives.
+                succession::Command::Read => self.queue.push(at, to_me(CandidateEvent::Lease(self.store.lease))),
+                succession::Command::Write { old, new } => {
+                    self.queue.push(at, to_me(CandidateEvent::WriteLease { old, new, asked: self.now }));
+                }
+                succession::Command::Lead(term) => {
+                    let record = self.store.record.clone();
+                    let Config { policy, timing, .. } = self.config;
+                    self.outcome.n_terms += 1;
+                    self.mark(4, term.0, i as u64);
+                    self.observe(&Observation::Leads(term));
+                    self.candidates[i].announced = Generation(0);
+                    self.candidates[i].coordinator = Some(Coordinator::new(now, JOB, term, record, policy, timing));
+                }
+                succession::Command::StepDown => self.candidates[i].coordinator = None,
+            }
+        }
+        while let Some(command) = self.candidates[i].coordinator.as_mut().and_then(Coordinator::poll_command) {
+            self.perform(i, command);
+        }
+        self.arm(i);
+    }
+
+    fn perform(&mut self, i: usize, command: coordinator::Command) {
+        match command {
+            coordinator::Command::Send(node, mut order) => {
+                if let Some(formation) = &mut order.formation {
+                    if self.is(Mutation::ShadowsAtHome) {
+                        *formation = Arc::new(without_shadows(formation));
+                    }
+                    if formation.generation > self.candidates[i].announced && order.id.stage >= Stage::Form {
+                        self.candidates[i].announced = formation.generation;
+                        self.announce(formation.clone());
+                    }
+                }
+                for delay in self.network.delays_to_node(node) {
+                    let order = order.clone();
+                    self.queue.push(self.now + delay, Event::OrderArrives { node: node.0 as usize, order });
+                }
+            }
+            coordinator::Command::Persist(record) => self.persist(i, record),
+            coordinator::Command::Resumed(timeline) => {
+                self.mark(5, timeline.generation.0, timeline.total().as_micros() as u64);
+                self.observe(&Observation::Resumed(&timeline));
+                self.outcome.incidents.push((self.now / 1_000, timeline));
+            }
+            coordinator::Command::Saved(checkpoint) => self.mark(6, checkpoint.generation.0, checkpoint.step.0),
+        }
+    }
+
+    fn persist(&mut self, i: usize, record: Record) {
+        let life = self.candidates[i].life;
+        let at = self.now + self.dice.pick(300..5_000);
+        if self.is(Mutation::TrustUnsyncedWrites) {
+            self.answer(i, life, CandidateEvent::RecordWritten(true));
+            let late = at + 50_000;
+            let what = CandidateEvent::WriteRecord(record);
+            return self.queue.push(late, Event::ToCandidate { candidate: i, life, what });
+        }
+        let what = CandidateEvent::WriteRecord(record);
+        self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
+    }
+
+    /// The first order of a coordinator that tells of a world leaves.
+    fn announce(&mut self, formation: Arc<Formation>) {
+        self.observe(&Observation::Announced(&formation));
+        let known = self.formation.as_ref().map(|known| known.generation).unwrap_or_default();
+        if formation.generation > known {
+            let (step, generation) = (formation.base.step, formation.voted_in);
+            let open = self.collectives.get(&(generation, step)).and_then(|collective| collective.digest);
+            if let Some(digest) = open.filter(|_| step > self.step) {
+                self.observe(&Observation::Decided { generation, step, digest });
+                self.step = step;
+            }
+            if step < self.step {
+                self.outcome.n_rollbacks += 1;
+                self.step = step;
+            }
+            self.ready.clear();
+            self.formation = Some(formation.clone());
+            self.observe(&Observation::Formed(&formation));
+        }
+    }
+
+    fn arm(&mut self, i: usize) {
+        let since = |due: Instant| due.saturating_duration_since(self.start).as_micros() as u64;
+        let candidate = &self.candidates[i];
+        let own = candidate.succession.as_ref().and_then(Succession::poll_timeout);
+        let led = candidate.coordinator.as_ref().and_then(Coordinator::poll_timeout);
+        let Some(due) = [own, led].into_iter().flatten().min().map(since) else { return };
+        if candidate.timer_at.is_none_or(|at| due < at) {
+            let life = candidate.life;
+            self.candidates[i].timer_at = Some(due);
+            let what = CandidateEvent::Timer;
+            self.queue.push(due.max(self.now), Event::ToCandidate { candidate: i, life, what });
+        }
+    }
+}
+
+/// The same world, in which each rank holds no more than its own.
+fn without_shadows(formation: &Formation) -> Formation {
+    let mut poorer = formation.clone();
+    for (shards, transfers) in poorer.holds.iter_mut().zip(&mut poorer.transfers) {
+        shards.truncate(1);
+        transfers.retain(|transfer| transfer.shard == shards[0]);
+    }
+    poorer
+}

@@ -1,0 +1,185 @@
+//! What happens between ranks: the collectives of a step with its vote, and the transfer of state.
+
+use super::event::{Event, RankEvent};
+use super::{Sim, state};
+use crate::invariants::Observation;
+use crate::mutation::Mutation;
+use phalanx_strategies::elastic::commit::{Version, Vote};
+use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Worker};
+use phalanx_strategies::elastic::message::Formation;
+use phalanx_strategies::elastic::recovery::{Source, Transfer};
+use phalanx_strategies::tree::leaves_of;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The collectives of one step in one world.
+pub struct Collective {
+    formation: Arc<Formation>,
+    entered: BTreeSet<Worker>,
+    /// Microbatches of each data rank.
+    runs: BTreeMap<usize, Range<usize>>,
+    pub digest: Option<u64>,
+    voted: BTreeSet<Worker>,
+    committed: bool,
+}
+
+impl Sim {
+    /// A rank has computed its gradients and enters the reduction.
+    pub(super) fn enter_collective(&mut self, worker: Worker, generation: Generation, step: Step) {
+        let shifted = self.is(Mutation::SameRowsForAll);
+        let n_microbatches = self.config.policy.n_microbatches;
+        // Stopped ranks do not enter: their collectives are aborted on their side, whatever others do.
+        let Some(rank) = self.rank(worker) else { return };
+        if rank.member.handle_entered(generation, step).is_err() {
+            return;
+        }
+        let Some((formation, seat)) = rank.member.seat() else { return };
+        let formation = formation.clone();
+        let data_rank = formation.mesh.coord(seat).data_rank(&formation.mesh);
+        let mut run = leaves_of(n_microbatches, formation.mesh.data_ranks(), data_rank);
+        if shifted {
+            run = 0..run.len();
+        }
+        let collective = self.collectives.entry((generation, step)).or_insert_with(|| Collective {
+            formation,
+            entered: BTreeSet::new(),
+            runs: BTreeMap::new(),
+            digest: None,
+            voted: BTreeSet::new(),
+            committed: false,
+        });
+        collective.entered.insert(worker);
+        collective.runs.insert(data_rank, run);
+        self.try_collective(generation, step);
+    }
+
+    /// A rank's vote reaches the others.
+    pub(super) fn vote(&mut self, worker: Worker, vote: Vote) {
+        let Some(collective) = self.collectives.get_mut(&(vote.generation, vote.step)) else { return };
+        collective.voted.insert(worker);
+        if collective.committed {
+            let what = RankEvent::Committed { generation: vote.generation, step: vote.step };
+            self.queue.push(self.now + 100, Event::ToRank { worker, what });
+        }
+        self.try_collective(vote.generation, vote.step);
+    }
+
+    /// Completes the reduction, then the vote, once all are there and tensors pass.
+    pub(super) fn try_collective(&mut self, generation: Generation, step: Step) {
+        let majority = self.is(Mutation::CommitOnMajority);
+        let Some(collective) = self.collectives.get(&(generation, step)) else { return };
+        let n = collective.formation.seats.len();
+        let reduces = collective.digest.is_none() && collective.entered.len() == n;
+        let enough = if majority { collective.voted.len() * 2 > n } else { collective.voted.len() == n };
+        let commits = collective.digest.is_some() && !collective.committed && enough;
+        if !reduces && !commits {
+            return;
+        }
+        if !self.is_connected(&collective.formation) {
+            self.queue.push(self.now + 20_000, Event::Collective { generation, step });
+            return;
+        }
+        let formation = collective.formation.clone();
+        if reduces {
+            self.reduce(&formation, generation, step);
+        } else {
+            self.commit(&formation, generation, step);
+        }
+    }
+
+    fn reduce(&mut self, formation: &Formation, generation: Generation, step: Step) {
+        let n = self.config.policy.n_microbatches;
+        let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
+        // In fast mode the order of additions, and so the bits, depend on the world.
+        let world = if self.config.reproducible { 0 } else { generation.0 };
+        let digest = state::golden_digest(step) ^ world;
+        collective.digest = Some(digest);
+        let runs: Vec<Range<usize>> = collective.runs.values().cloned().collect();
+        self.observe(&Observation::Reduced(&runs, n));
+        for worker in &formation.seats {
+            let at = self.now + self.dice.pick(100..4_000);
+            let what = RankEvent::Reduced { generation, step, digest };
+            self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
+            self.perhaps_again(*worker, what);
+        }
+    }
+
+    fn commit(&mut self, formation: &Formation, generation: Generation, step: Step) {
+        let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
+        collective.committed = true;
+        for worker in &formation.seats {
+            let at = self.now + self.dice.pick(50..8_000);
+            let what = RankEvent::Committed { generation, step };
+            self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
+            self.perhaps_again(*worker, what);
+        }
+        // What anybody may still ask for is of the last worlds, and of each of them of the last steps.
+        let latest = self.formation.as_ref().map_or(0, |formation| formation.generation.0);
+        self.collectives.retain(|(of, at), _| of.0 + 8 > latest && (*of != generation || at.0 + 3 > step.0));
+    }
+
+    /// Some of what a rank was told reaches it again, much later.
+    fn perhaps_again(&mut self, worker: Worker, what: RankEvent) {
+        if self.dice.percent(8) {
+            let at = self.now + self.dice.pick(10_000..800_000);
+            self.queue.push(at, Event::ToRank { worker, what });
+        }
+    }
+
+    fn is_connected(&self, formation: &Formation) -> bool {
+        if self.network.cut.is_empty() {
+            return true;
+        }
+        let nodes: BTreeSet<NodeId> = formation.seats.iter().map(|worker| worker.member.node).collect();
+        nodes.iter().all(|a| nodes.iter().all(|b| self.network.connects(*a, *b)))
+    }
+
+    /// A rank asks for a piece of state; if it is not there yet, it asks again.
+    pub(super) fn fetch(&mut self, worker: Worker, generation: Generation, base: Version, transfer: Transfer) {
+        let n_atoms = self.config.n_atoms;
+        let Some(rank) = self.rank(worker) else { return };
+        if rank.member.report().generation != generation {
+            return;
+        }
+        let range = state::atoms(transfer.shard, n_atoms);
+        let pieces = match (transfer.source, transfer.source.sender(transfer.shard)) {
+            (_, Some((from, held))) => self.read_memory(worker, from, base, held, &range),
+            (Source::Disk(checkpoint), _) if checkpoint.step == Step(0) => {
+                Some(range.map(|atom| (atom, state::value(state::INITIAL, atom))).collect())
+            }
+            (Source::Disk(checkpoint), _) => Some(self.store.load(checkpoint, &range)),
+            _ => None,
+        };
+        let Some(pieces) = pieces else {
+            let what = RankEvent::Fetch { generation, base, transfer };
+            self.queue.push(self.now + 5_000, Event::ToRank { worker, what });
+            return;
+        };
+        let Some(rank) = self.rank(worker) else { return };
+        if rank.member.handle_fetched(generation, transfer).is_ok() {
+            rank.atoms.extend(pieces);
+        }
+    }
+
+    fn read_memory(
+        &mut self,
+        to: Worker,
+        from: Worker,
+        base: Version,
+        held: phalanx_strategies::elastic::shadow::Shard,
+        range: &Range<u64>,
+    ) -> Option<Vec<(u64, u64)>> {
+        if !self.network.connects(to.member.node, from.member.node) {
+            return None;
+        }
+        let n_atoms = self.config.n_atoms;
+        let sender = self.rank(from).filter(|rank| rank.stopped == 0 && rank.member.can_send(base, held))?;
+        let have = state::atoms(held, n_atoms);
+        let common = range.start.max(have.start)..range.end.min(have.end);
+        if common.is_empty() {
+            return Some(vec![]);
+        }
+        Some(sender.atoms.range(common).map(|(atom, value)| (*atom, *value)).collect())
+    }
+}

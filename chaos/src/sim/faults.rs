@@ -1,0 +1,191 @@
+//! Faults strike, last and end.
+
+use super::Sim;
+use super::event::Event;
+use super::network::{begin, end};
+use crate::invariants::Observation;
+use crate::plan::{Fault, Planned};
+use phalanx_strategies::elastic::identity::NodeId;
+
+impl Sim {
+    /// Lets strike what is due.
+    pub(super) fn strike(&mut self) {
+        if self.safe || self.plan.first().is_none_or(|planned| planned.at_ms * 1_000 > self.now) {
+            return;
+        }
+        let activity = self.leader().map(|leader| leader.activity());
+        let now_ms = self.now / 1_000;
+        let due =
+            |planned: &Planned| planned.at_ms <= now_ms && planned.during.is_none_or(|phase| Some(phase) == activity);
+        let (due, later): (Vec<Planned>, Vec<Planned>) = std::mem::take(&mut self.plan).into_iter().partition(due);
+        self.plan = later;
+        for planned in due {
+            self.outcome.struck.push((now_ms, planned));
+            self.mark(7, planned.at_ms, 0);
+            self.begin_fault(planned.fault);
+        }
+    }
+
+    fn begin_fault(&mut self, fault: Fault) {
+        let for_ms = match fault {
+            Fault::KillRank { member } => {
+                self.disturb(member.node, false);
+                if let Some(worker) = self.worker_in(member) {
+                    self.kill_worker(worker);
+                }
+                return;
+            }
+            Fault::KillNode { node, back_after_ms } => return self.kill_node(node.0 as usize, back_after_ms),
+            Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
+            Fault::KillCoordinator { back_after_ms } => {
+                let Some(candidate) = self.leading() else { return };
+                self.kill_candidate(candidate);
+                let at = self.now + back_after_ms * 1_000;
+                return self.queue.push(at, Event::CandidateStarts { candidate });
+            }
+            Fault::PauseCoordinator { for_ms } => {
+                let Some(candidate) = self.leading() else { return };
+                self.candidates[candidate].stopped += 1;
+                for_ms
+            }
+            Fault::HangRank { member, for_ms } => {
+                self.disturb(member.node, true);
+                if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
+                    rank.stopped += 1;
+                }
+                for_ms
+            }
+            Fault::SlowRank { member, factor, for_ms } => {
+                self.disturb(member.node, true);
+                self.nodes[member.node.0 as usize].slow.insert(member.slot, factor);
+                for_ms
+            }
+            Fault::DeafTo { node, for_ms } => {
+                self.disturb(node, true);
+                begin(&mut self.network.deaf_to, node);
+                for_ms
+            }
+            Fault::MuteTo { node, for_ms } => {
+                self.disturb(node, true);
+                begin(&mut self.network.mute_to, node);
+                for_ms
+            }
+            Fault::CutData { from, to, for_ms } => {
+                if from == to {
+                    return;
+                }
+                self.disturb(from, true);
+                self.disturb(to, true);
+                begin(&mut self.network.cut, (from, to));
+                for_ms
+            }
+            Fault::BadNetwork { loss, delay_ms, for_ms } => {
+                (0..self.config.n_nodes).for_each(|node| self.disturb(NodeId(node), true));
+                self.network.bad.push((loss, delay_ms));
+                for_ms
+            }
+        };
+        self.queue.push(self.now + for_ms * 1_000, Event::FaultEnds { fault });
+    }
+
+    /// What lasted is over. The safety phase ends all of it; then this does nothing more.
+    pub(super) fn end_fault(&mut self, fault: Fault) {
+        if self.safe {
+            return;
+        }
+        match fault {
+            Fault::PauseCoordinator { .. } => {
+                // It is whichever is stopped: a stopped one cannot be succeeded and stopped again.
+                let stopped = (0..self.candidates.len()).find(|i| self.candidates[*i].stopped > 0);
+                stopped.into_iter().for_each(|i| self.continue_candidate(i));
+            }
+            Fault::HangRank { member, .. } => {
+                self.continue_rank(member);
+                self.observe(&Observation::Calm(member.node));
+            }
+            Fault::SlowRank { member, .. } => {
+                self.nodes[member.node.0 as usize].slow.remove(&member.slot);
+                self.observe(&Observation::Calm(member.node));
+            }
+            Fault::DeafTo { node, .. } => {
+                end(&mut self.network.deaf_to, node);
+                self.observe(&Observation::Calm(node));
+            }
+            Fault::MuteTo { node, .. } => {
+                end(&mut self.network.mute_to, node);
+                self.observe(&Observation::Calm(node));
+            }
+            Fault::CutData { from, to, .. } => {
+                end(&mut self.network.cut, (from, to));
+                self.observe(&Observation::Calm(from));
+                self.observe(&Observation::Calm(to));
+            }
+            Fault::BadNetwork { loss, delay_ms, .. } => {
+                let i = self.network.bad.iter().position(|bad| *bad == (loss, delay_ms));
+                if let Some(i) = i {
+                    self.network.bad.remove(i);
+                }
+                (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Calm(NodeId(node))));
+            }
+            Fault::KillRank { .. } | Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
+        }
+    }
+
+    /// The safety phase is over: everything works again.
+    pub(super) fn end_faults(&mut self) {
+        self.safe = true;
+        self.plan.clear();
+        self.network.bad.clear();
+        self.network.deaf_to.clear();
+        self.network.mute_to.clear();
+        self.network.cut.clear();
+        for i in 0..self.nodes.len() {
+            self.nodes[i].slow.clear();
+            self.start_node(i);
+            let stopped: Vec<_> = self.nodes[i].ranks.keys().map(|worker| worker.member).collect();
+            stopped.into_iter().for_each(|member| self.continue_rank(member));
+        }
+        for i in 0..self.candidates.len() {
+            self.start_candidate(i);
+            self.candidates[i].stopped = self.candidates[i].stopped.min(1);
+            self.continue_candidate(i);
+        }
+    }
+
+    fn disturb(&mut self, node: NodeId, lasts: bool) {
+        self.observe(&Observation::Disturbed { node, lasts });
+    }
+
+    fn drain(&mut self, node: NodeId, back_after_ms: u64) {
+        self.disturb(node, false);
+        let (i, now) = (node.0 as usize, self.instant());
+        let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
+        supervisor.handle_drain(now);
+        self.queue.push(self.now + 500_000, Event::NodeDies { node: i, back_after_ms });
+    }
+
+    fn continue_rank(&mut self, member: phalanx_strategies::elastic::identity::MemberId) {
+        let Some(worker) = self.worker_in(member) else { return };
+        let safe = self.safe;
+        let Some(rank) = self.rank(worker) else { return };
+        rank.stopped = if safe { 0 } else { rank.stopped.saturating_sub(1) };
+        if rank.stopped > 0 {
+            return;
+        }
+        for what in std::mem::take(&mut rank.waiting) {
+            self.queue.push(self.now, Event::ToRank { worker, what });
+        }
+    }
+
+    fn continue_candidate(&mut self, i: usize) {
+        let candidate = &mut self.candidates[i];
+        candidate.stopped = candidate.stopped.saturating_sub(1);
+        if candidate.stopped > 0 {
+            return;
+        }
+        let life = candidate.life;
+        for what in std::mem::take(&mut candidate.waiting) {
+            self.queue.push(self.now, Event::ToCandidate { candidate: i, life, what });
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! A whole job in one process and in virtual time: nodes, ranks, coordinators, network and store, from one seed.
+//!
+//! The machines are those of `phalanx_strategies::elastic`, unchanged. This module is their shell: it delivers, delays
+//! and loses what they send, kills them, and shows the [invariants] what happens.
+//!
+//! A run has two phases. In the *safety phase* faults strike and nothing wrong may happen. Then all faults end, and in
+//! the *liveness phase* the whole mesh must train again within a budget.
+//! Source: TigerBeetle's VOPR (safety mode and liveness mode).
+
+mod config;
+mod control;
+mod data_plane;
+mod event;
+mod faults;
+mod network;
+mod node;
+pub mod state;
+mod store;
+
+pub use config::Config;
+
+use crate::dice::Dice;
+use crate::invariants::{self, Invariant, Observation, Violation};
+use crate::mutation::Mutation;
+use crate::plan::{Plan, Planned};
+use control::Candidate;
+use data_plane::Collective;
+use event::{Event, Queue};
+use network::Network;
+use node::Node;
+use phalanx_strategies::elastic::coordinator::Activity;
+use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
+use phalanx_strategies::elastic::incident::Timeline;
+use phalanx_strategies::elastic::message::Formation;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use store::Store;
+
+/// What came out of a run.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// Equal for equal seeds and plans, and for hardly anything else.
+    pub trace_hash: u64,
+    /// Events handled.
+    pub n_events: u64,
+    /// Virtual time.
+    pub virtual_ms: u64,
+    /// The last step that is committed.
+    pub step: Step,
+    /// The last world.
+    pub generation: Generation,
+    /// How often the job had to go back to a checkpoint.
+    pub n_rollbacks: u64,
+    /// How often a coordinator began a term.
+    pub n_terms: u64,
+    /// All incidents, as coordinators recorded them.
+    pub incidents: Vec<(u64, Timeline)>,
+    /// Faults that struck, with the time in milliseconds.
+    pub struck: Vec<(u64, Planned)>,
+    /// The first broken promise.
+    pub violation: Option<Violation>,
+}
+
+/// A simulated job.
+pub struct Sim {
+    config: Config,
+    start: Instant,
+    now: u64,
+    queue: Queue,
+    dice: Dice,
+    network: Network,
+    store: Store,
+    nodes: Vec<Node>,
+    candidates: Vec<Candidate>,
+    collectives: BTreeMap<(Generation, Step), Collective>,
+    plan: Vec<Planned>,
+    /// The last world that was announced, and the members of it that have their state.
+    formation: Option<Arc<Formation>>,
+    ready: BTreeSet<Worker>,
+    invariants: Vec<Box<dyn Invariant>>,
+    /// The last step that is committed.
+    step: Step,
+    safe: bool,
+    trace: u64,
+    outcome: Outcome,
+}
+
+/// All simulations are of one job.
+const JOB: JobId = JobId(1);
+
+/// Runs a job under a plan of faults.
+pub fn run(config: Config, plan: &Plan) -> Outcome {
+    Sim::new(config, plan).run()
+}
+
+impl Sim {
+    fn new(config: Config, plan: &Plan) -> Sim {
+        let outcome = Outcome {
+            seed: config.seed,
+            trace_hash: 0,
+            n_events: 0,
+            virtual_ms: 0,
+            step: Step(0),
+            generation: Generation(0),
+            n_rollbacks: 0,
+            n_terms: 0,
+            incidents: vec![],
+            struck: vec![],
+            violation: None,
+        };
+        let mut sim = Sim {
+            config,
+            start: Instant::now(),
+            now: 0,
+            queue: Queue::default(),
+            dice: Dice::new(config.seed, "run"),
+            network: Network::new(config.seed),
+            store: Store::default(),
+            nodes: (0..config.n_nodes).map(Node::new).collect(),
+            candidates: (0..2).map(Candidate::new).collect(),
+            collectives: BTreeMap::new(),
+            plan: plan.0.clone(),
+            formation: None,
+            ready: BTreeSet::new(),
+            invariants: invariants::all(config.reproducible),
+            step: Step(0),
+            safe: false,
+            trace: config.seed,
+            outcome,
+        };
+        (0..2).for_each(|i| sim.start_candidate(i));
+        (0..config.n_nodes as usize).for_each(|i| sim.start_node(i));
+        sim
+    }
+
+    fn run(mut self) -> Outcome {
+        let safety_end = self.config.safety_ms * 1_000;
+        let deadline = safety_end + self.config.liveness_ms * 1_000;
+        let mut whole_at: Option<Step> = None;
+        while self.outcome.violation.is_none() {
+            let Some((at, event)) = self.queue.pop() else { break };
+            if !self.safe && at >= safety_end {
+                self.now = safety_end;
+                self.end_faults();
+            }
+            self.now = at.max(self.now);
+            self.outcome.n_events += 1;
+            self.handle(event);
+            self.strike();
+            if self.safe {
+                whole_at = if self.is_whole() { whole_at.or(Some(self.step)) } else { None };
+                if whole_at.is_some_and(|step| self.step.0 >= step.0 + 5) {
+                    break;
+                }
+                if self.now > deadline {
+                    let doing = self.leader().map(|c| (c.activity(), c.blocked().map(|b| b.to_string())));
+                    self.violate(
+                        "progress",
+                        format!("the whole mesh does not train again; the coordinator: {doing:?}"),
+                    );
+                }
+            }
+        }
+        self.outcome.trace_hash = self.trace;
+        self.outcome.virtual_ms = self.now / 1_000;
+        self.outcome.step = self.step;
+        self.outcome.generation = self.formation.as_ref().map_or(Generation(0), |formation| formation.generation);
+        self.outcome
+    }
+
+    /// Whether the mesh that is wanted trains.
+    fn is_whole(&self) -> bool {
+        let runs = self.leader().is_some_and(|leader| leader.activity() == Activity::Running);
+        runs && self.formation.as_ref().is_some_and(|formation| formation.mesh == self.config.policy.wanted)
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_micros(self.now)
+    }
+
+    fn is(&self, mutation: Mutation) -> bool {
+        self.config.mutation == Some(mutation)
+    }
+
+    /// Shows something to all invariants.
+    fn observe(&mut self, what: &Observation<'_>) {
+        let at_ms = self.now / 1_000;
+        for invariant in &mut self.invariants {
+            if let Err(sentence) = invariant.observe(what) {
+                let violation = Violation { invariant: invariant.name().to_owned(), what: sentence, at_ms };
+                self.outcome.violation.get_or_insert(violation);
+            }
+        }
+    }
+
+    fn violate(&mut self, invariant: &str, what: String) {
+        let violation = Violation { invariant: invariant.to_owned(), what, at_ms: self.now / 1_000 };
+        self.outcome.violation.get_or_insert(violation);
+    }
+
+    /// Adds to the trace.
+    fn mark(&mut self, tag: u64, a: u64, b: u64) {
+        for word in [self.now, tag, a, b] {
+            self.trace = state::mix(self.trace ^ word);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::NodeStarts { node } => self.start_node(node),
+            Event::NodeTimer { node, boot } => self.node_timer(node, boot),
+            Event::OrderArrives { node, order } => self.order_arrives(node, order),
+            Event::WorkerStarts { worker } => self.worker_starts(worker),
+            Event::WorkerExited { worker } => self.worker_exited(worker),
+            Event::WordArrives { word } => self.word_arrives(word),
+            Event::NodeDies { node, back_after_ms } => self.kill_node(node, back_after_ms),
+            Event::CandidateStarts { candidate } => self.start_candidate(candidate),
+            Event::FaultEnds { fault } => self.end_fault(fault),
+            Event::Collective { generation, step } => self.try_collective(generation, step),
+            Event::ToRank { worker, what } => self.rank_gets(worker, what),
+            Event::ToCandidate { candidate, life, what } => self.candidate_gets(candidate, life, what),
+        }
+    }
+}

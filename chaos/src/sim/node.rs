@@ -1,0 +1,386 @@
+//! Nodes: a supervisor, its rank processes, and what passes between them.
+
+use super::event::{Event, RankEvent};
+use super::{JOB, Sim, state};
+use crate::invariants::Observation;
+use crate::mutation::Mutation;
+use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, MemberId, NodeId, Step, Worker};
+use phalanx_strategies::elastic::member::{self, Member};
+use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, Order, Stage};
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::supervisor::{self, Supervisor};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A machine.
+pub struct Node {
+    pub id: NodeId,
+    n_boots: u64,
+    pub supervisor: Option<Supervisor>,
+    timer_at: Option<u64>,
+    pub ranks: BTreeMap<Worker, Rank>,
+    /// How many times slower a slot computes.
+    pub slow: BTreeMap<u32, u64>,
+}
+
+/// A rank process.
+pub struct Rank {
+    pub member: Member,
+    pub atoms: BTreeMap<u64, u64>,
+    /// The update for which it has voted.
+    pub open: Option<(Generation, Step, u64)>,
+    /// How many faults stop it, and what waits for it meanwhile.
+    pub stopped: u32,
+    pub waiting: Vec<RankEvent>,
+    /// Local messages do not overtake each other.
+    last_word: u64,
+    last_order: u64,
+}
+
+impl Node {
+    pub fn new(id: u32) -> Node {
+        Node {
+            id: NodeId(id),
+            n_boots: 0,
+            supervisor: None,
+            timer_at: None,
+            ranks: BTreeMap::new(),
+            slow: BTreeMap::new(),
+        }
+    }
+
+    /// The process that runs in a slot.
+    pub fn worker_in(&self, slot: u32) -> Option<Worker> {
+        self.ranks.keys().find(|worker| worker.member.slot == slot).copied()
+    }
+
+    pub fn boot(&self) -> Incarnation {
+        Incarnation(self.n_boots * 1_000_000)
+    }
+}
+
+impl Sim {
+    pub(super) fn rank(&mut self, worker: Worker) -> Option<&mut Rank> {
+        self.nodes[worker.member.node.0 as usize].ranks.get_mut(&worker)
+    }
+
+    pub(super) fn start_node(&mut self, i: usize) {
+        let (now, slots, timing) = (self.instant(), self.config.n_slots, self.config.timing);
+        let node = &mut self.nodes[i];
+        if node.supervisor.is_some() {
+            return;
+        }
+        node.n_boots += 1;
+        node.timer_at = None;
+        node.supervisor = Some(Supervisor::new(now, JOB, node.id, node.boot(), slots, timing));
+        self.drive_node(i);
+    }
+
+    pub(super) fn node_timer(&mut self, i: usize, boot: Incarnation) {
+        if self.nodes[i].boot() != boot || self.nodes[i].supervisor.is_none() {
+            return;
+        }
+        self.nodes[i].timer_at = None;
+        let now = self.instant();
+        let node = &mut self.nodes[i];
+        let supervisor = node.supervisor.as_mut().expect("checked above");
+        // The progress of ranks that run lies in shared memory; it is read when a report is due.
+        for rank in node.ranks.values().filter(|rank| rank.stopped == 0) {
+            supervisor.handle_word(now, rank.member.report());
+        }
+        supervisor.handle_timeout(now);
+        self.drive_node(i);
+    }
+
+    pub(super) fn order_arrives(&mut self, i: usize, mut order: Order) {
+        let now = self.instant();
+        let fenced = !self.is(Mutation::ForgetFencing);
+        let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
+        let before = supervisor.order_id();
+        let term = order.id.term;
+        if !fenced {
+            order.id.term = order.id.term.max(before.term);
+        }
+        let (id, evicts) = (order.id, !order.evict.is_empty());
+        if supervisor.handle_order(now, order).is_err() {
+            return;
+        }
+        self.mark(1, i as u64, id.generation.0);
+        let node = self.nodes[i].id;
+        if id != before {
+            self.observe(&Observation::Ordered { node, before, order: id });
+        }
+        if evicts {
+            self.observe(&Observation::Evicted { node, term });
+        }
+        self.drive_node(i);
+    }
+
+    pub(super) fn worker_starts(&mut self, worker: Worker) {
+        let i = worker.member.node.0 as usize;
+        let (now, save_steps) = (self.instant(), self.config.save_steps);
+        let node = &mut self.nodes[i];
+        // The machine may have been taken away meanwhile.
+        if node.supervisor.is_none() || worker.incarnation < node.boot() {
+            return;
+        }
+        let member = Member::new(JOB, worker, save_steps);
+        let word = member.report();
+        let rank = Rank {
+            member,
+            atoms: BTreeMap::new(),
+            open: None,
+            stopped: 0,
+            waiting: vec![],
+            last_word: 0,
+            last_order: 0,
+        };
+        node.ranks.insert(worker, rank);
+        node.supervisor.as_mut().expect("checked above").handle_started(now, word);
+        self.drive_node(i);
+    }
+
+    pub(super) fn worker_exited(&mut self, worker: Worker) {
+        let now = self.instant();
+        let i = worker.member.node.0 as usize;
+        if let Some(supervisor) = &mut self.nodes[i].supervisor {
+            supervisor.handle_exited(now, worker);
+            self.drive_node(i);
+        }
+    }
+
+    pub(super) fn word_arrives(&mut self, word: MemberReport) {
+        let now = self.instant();
+        let i = word.worker.member.node.0 as usize;
+        if let Some(supervisor) = &mut self.nodes[i].supervisor {
+            supervisor.handle_word(now, word);
+            self.drive_node(i);
+        }
+    }
+
+    /// Ends a process; the kernel tells its supervisor soon.
+    pub(super) fn kill_worker(&mut self, worker: Worker) {
+        let i = worker.member.node.0 as usize;
+        if self.nodes[i].ranks.remove(&worker).is_some() {
+            let at = self.now + self.dice.pick(200..3_000);
+            self.queue.push(at, Event::WorkerExited { worker });
+        }
+    }
+
+    pub(super) fn kill_node(&mut self, i: usize, back_after_ms: u64) {
+        let node = &mut self.nodes[i];
+        if node.supervisor.take().is_none() {
+            return;
+        }
+        node.ranks.clear();
+        let id = node.id;
+        self.observe(&Observation::Disturbed { node: id, lasts: false });
+        self.queue.push(self.now + back_after_ms * 1_000, Event::NodeStarts { node: i });
+    }
+
+    fn drive_node(&mut self, i: usize) {
+        while let Some(command) = self.nodes[i].supervisor.as_mut().and_then(Supervisor::poll_command) {
+            match command {
+                supervisor::Command::Send(report) => self.send_report(i, report),
+                supervisor::Command::Spawn(worker) => {
+                    let at = self.now + self.config.spawn_ms * 1_000 + self.dice.pick(0..20_000);
+                    self.queue.push(at, Event::WorkerStarts { worker });
+                }
+                supervisor::Command::Kill(worker) => self.kill_worker(worker),
+                supervisor::Command::Tell(worker, order) => {
+                    let at = self.now + self.dice.pick(20..300);
+                    let Some(rank) = self.rank(worker) else { continue };
+                    rank.last_order = at.max(rank.last_order + 1);
+                    let at = rank.last_order;
+                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::Order(order) });
+                }
+            }
+        }
+        let node = &mut self.nodes[i];
+        let Some(due) = node.supervisor.as_ref().and_then(Supervisor::poll_timeout) else { return };
+        let due = due.saturating_duration_since(self.start).as_micros() as u64;
+        if node.timer_at.is_none_or(|at| due < at) {
+            node.timer_at = Some(due);
+            let boot = node.boot();
+            self.queue.push(due.max(self.now), Event::NodeTimer { node: i, boot });
+        }
+    }
+
+    pub(super) fn rank_gets(&mut self, worker: Worker, what: RankEvent) {
+        let Some(rank) = self.rank(worker) else { return };
+        if rank.stopped > 0 {
+            rank.waiting.push(what);
+            return;
+        }
+        match what {
+            RankEvent::Order(order) => self.rank_order(worker, &order),
+            RankEvent::Computed { generation, step } => self.enter_collective(worker, generation, step),
+            RankEvent::Reduced { generation, step, digest } => self.rank_reduced(worker, generation, step, digest),
+            RankEvent::Committed { generation, step } => self.rank_committed(worker, generation, step),
+            RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
+            RankEvent::Saved { part, atoms } => {
+                rank.member.handle_saved(part);
+                self.store.save(part, atoms);
+            }
+        }
+        self.drive_rank(worker);
+    }
+
+    fn rank_order(&mut self, worker: Worker, order: &Order) {
+        let early = self.is(Mutation::FreeStateEarly);
+        let n_atoms = self.config.n_atoms;
+        let Some(rank) = self.rank(worker) else { return };
+        let accepted = rank.member.handle_order(order).is_ok();
+        if let (true, true, Some(formation)) = (accepted, early && order.id.stage == Stage::Form, &order.formation) {
+            let keep = formation.rank_of(worker).map_or(vec![], |rank| formation.holds[rank].clone());
+            retain(rank, &keep, n_atoms);
+        }
+    }
+
+    fn rank_reduced(&mut self, worker: Worker, generation: Generation, step: Step, digest: u64) {
+        let stale = self.is(Mutation::AcceptStaleGeneration);
+        let Some(rank) = self.rank(worker) else { return };
+        let report = rank.member.report();
+        let next =
+            report.promise.voted.is_none() && report.promise.applied.is_some_and(|version| version.step.next() == step);
+        let told = report.generation;
+        // Of the same world a late copy is told by its step, which the shell has counted on.
+        if next && rank.member.handle_computed(if stale { told } else { generation }, step).is_ok() {
+            rank.open = Some((told, step, digest));
+            self.observe(&Observation::Voted { worker, generation, told, step });
+        }
+    }
+
+    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step) {
+        let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
+        let Some(rank) = self.rank(worker) else { return };
+        let report = rank.member.report();
+        let told = report.generation;
+        // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.
+        let abandoned = report.promise.applied.map(|version| version.lineage) != lineage;
+        let open = rank.open.filter(|open| (open.0, open.1) == (generation, step));
+        if rank.member.handle_committed(generation, step).is_ok()
+            && let Some((_, _, digest)) = open
+            && !abandoned
+        {
+            self.step = self.step.max(step);
+            self.mark(2, u64::from(worker.member.node.0) << 32 | u64::from(worker.member.slot), step.0);
+            self.observe(&Observation::Learnt { worker, generation, told, step, digest });
+        }
+    }
+
+    /// Does what a member asks for.
+    pub(super) fn drive_rank(&mut self, worker: Worker) {
+        let n_atoms = self.config.n_atoms;
+        while let Some(command) = self.rank(worker).and_then(|rank| rank.member.poll_command()) {
+            match command {
+                member::Command::Abort(_) => {
+                    let Some(rank) = self.rank(worker) else { return };
+                    let held = rank.member.report().holds;
+                    retain(rank, &held, n_atoms);
+                }
+                member::Command::Apply(version) => self.apply(worker, version),
+                member::Command::Discard => {
+                    let Some(rank) = self.rank(worker) else { return };
+                    rank.open = None;
+                }
+                member::Command::Keep(shards) => {
+                    let Some(rank) = self.rank(worker) else { return };
+                    retain(rank, &shards, n_atoms);
+                }
+                member::Command::Fetch { generation, base, transfer } => {
+                    let at = self.now + self.dice.pick(500..20_000);
+                    let what = RankEvent::Fetch { generation, base, transfer };
+                    self.queue.push(at, Event::ToRank { worker, what });
+                }
+                member::Command::Compute { generation, step } => {
+                    let slow = self.nodes[worker.member.node.0 as usize].slow.get(&worker.member.slot).copied();
+                    let time = self.config.step_ms * self.dice.pick(900..1_100) * slow.unwrap_or(1);
+                    let what = RankEvent::Computed { generation, step };
+                    self.queue.push(self.now + time, Event::ToRank { worker, what });
+                }
+                member::Command::Vote(vote) => self.vote(worker, vote),
+                member::Command::Save(part) => {
+                    let at = self.now + self.dice.pick(5_000..80_000);
+                    let range = state::atoms(part.shard, n_atoms);
+                    let Some(rank) = self.rank(worker) else { return };
+                    let atoms = rank.atoms.range(range).map(|(atom, value)| (*atom, *value)).collect();
+                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
+                }
+                member::Command::Report => self.send_word(worker),
+            }
+        }
+    }
+
+    fn send_word(&mut self, worker: Worker) {
+        let at = self.now + self.dice.pick(20..300);
+        let Some(rank) = self.rank(worker) else { return };
+        rank.last_word = at.max(rank.last_word + 1);
+        let (at, word) = (rank.last_word, rank.member.report());
+        if word.phase == MemberPhase::Ready {
+            self.note_ready(&word);
+        }
+        self.queue.push(at, Event::WordArrives { word });
+    }
+
+    /// The open update becomes part of the state.
+    fn apply(&mut self, worker: Worker, version: Version) {
+        let n_atoms = self.config.n_atoms;
+        let Some(rank) = self.rank(worker) else { return };
+        if let Some((_, _, digest)) = rank.open.take() {
+            for (atom, value) in &mut rank.atoms {
+                *value = state::update(*value, *atom, digest);
+            }
+        }
+        let atoms: Vec<(u64, u64)> = rank.atoms.iter().map(|(atom, value)| (*atom, *value)).collect();
+        let held: BTreeSet<Shard> = rank.member.report().holds.into_iter().collect();
+        let whole = held.iter().all(|shard| rank.atoms.range(state::atoms(*shard, n_atoms)).count() > 0);
+        if !whole {
+            self.violate("golden state", format!("{worker} does not have what it says it has"));
+        }
+        self.observe(&Observation::State { worker, version, atoms: &atoms });
+    }
+
+    /// When all members of the last world have their state, invariants look at all memories.
+    fn note_ready(&mut self, word: &MemberReport) {
+        let Some(formation) = self.formation.clone().filter(|f| f.generation == word.generation) else { return };
+        self.ready.insert(word.worker);
+        // One that was ready may have died since.
+        if self.ready.len() < formation.seats.len() || formation.seats.iter().any(|seat| self.rank(*seat).is_none()) {
+            return;
+        }
+        let n_atoms = self.config.n_atoms;
+        let mut copies: BTreeMap<Shard, Vec<NodeId>> = BTreeMap::new();
+        for rank in 0..formation.seats.len() {
+            copies.entry(Shard::of(&formation.mesh, rank)).or_default();
+        }
+        for worker in &formation.seats {
+            let Some(rank) = self.rank(*worker) else { continue };
+            let here = rank.member.report().holds;
+            let has_all = |shard: &Shard| {
+                let range = state::atoms(*shard, n_atoms);
+                rank.atoms.range(range.clone()).count() as u64 == range.end - range.start
+            };
+            for shard in here.into_iter().filter(has_all) {
+                let nodes = copies.entry(shard).or_default();
+                if !nodes.contains(&worker.member.node) {
+                    nodes.push(worker.member.node);
+                }
+            }
+        }
+        let current: BTreeSet<Shard> = (0..formation.seats.len()).map(|r| Shard::of(&formation.mesh, r)).collect();
+        copies.retain(|shard, _| current.contains(shard));
+        self.observe(&Observation::Healed(&formation, copies.into_iter().collect()));
+    }
+
+    /// The process in a slot, if there is one.
+    pub(super) fn worker_in(&self, member: MemberId) -> Option<Worker> {
+        self.nodes[member.node.0 as usize].worker_in(member.slot)
+    }
+}
+
+/// Frees the state of all but these shards.
+fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
+    let ranges: Vec<_> = shards.iter().map(|shard| state::atoms(*shard, n_atoms)).collect();
+    rank.atoms.retain(|atom, _| ranges.iter().any(|range| range.contains(atom)));
+}

@@ -1,0 +1,126 @@
+//! The simulator keeps its promises, and catches machines that break theirs.
+
+use phalanx_chaos::mutation::Mutation;
+use phalanx_chaos::plan::{Fault, Plan, Planned};
+use phalanx_chaos::shrink::shrink;
+use phalanx_chaos::sim::{Config, Outcome, run};
+use phalanx_strategies::elastic::coordinator::Activity;
+use phalanx_strategies::elastic::incident::{Culprit, Why};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+fn drawn(config: &Config) -> Plan {
+    Plan::random(config.seed, config.n_nodes, config.n_slots, config.safety_ms)
+}
+
+/// Runs seeds on two threads.
+fn run_seeds(seeds: Range<u64>) -> Vec<Outcome> {
+    let middle = (seeds.start + seeds.end) / 2;
+    let work = |seeds: Range<u64>| -> Vec<Outcome> {
+        let one = |seed| {
+            let config = Config::small(seed);
+            run(config, &drawn(&config))
+        };
+        seeds.map(one).collect()
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| work(middle..seeds.end));
+        let mut outcomes = work(seeds.start..middle);
+        outcomes.extend(other.join().unwrap());
+        outcomes
+    })
+}
+
+#[test]
+fn a_thousand_seeds_keep_every_promise_and_reach_what_is_rare() {
+    let began = Instant::now();
+    let outcomes = run_seeds(0..1_000);
+
+    let failed: Vec<_> = outcomes.iter().filter_map(|o| Some((o.seed, o.violation.as_ref()?))).collect();
+    assert!(failed.is_empty(), "replay with `phalanx-chaos sim --seed S`: {failed:#?}");
+    assert!(began.elapsed() < Duration::from_secs(30), "took {:?}", began.elapsed());
+    // A suite that never gets into trouble proves nothing.
+    let causes: BTreeSet<Why> = outcomes.iter().flat_map(|o| &o.incidents).map(|(_, i)| i.cause.why).collect();
+    for why in [Why::Died, Why::Silent, Why::Hangs, Why::Straggles, Why::Stuck, Why::Drains, Why::Grows, Why::Started] {
+        assert!(causes.contains(&why), "no incident in which somebody {why:?}");
+    }
+    let phases: BTreeSet<Activity> = outcomes.iter().flat_map(|o| &o.struck).filter_map(|(_, p)| p.during).collect();
+    for phase in [Activity::TakingOver, Activity::Stopping, Activity::Regrouping, Activity::Healing] {
+        assert!(phases.contains(&phase), "no second failure while {phase:?}");
+    }
+    assert!(outcomes.iter().any(|o| o.n_rollbacks > 0), "never lost more than memory can replace");
+    assert!(outcomes.iter().any(|o| o.n_terms > 2), "no coordinator was succeeded twice");
+}
+
+#[test]
+fn equal_seeds_have_equal_traces_and_others_do_not() {
+    let traces = |seeds| run_seeds(seeds).iter().map(|o| o.trace_hash).collect::<Vec<u64>>();
+
+    assert_eq!(traces(0..50), traces(0..50));
+    let distinct: BTreeSet<u64> = traces(0..50).into_iter().collect();
+    assert_eq!(distinct.len(), 50);
+}
+
+#[test]
+fn each_broken_rule_is_caught() {
+    for mutation in Mutation::ALL {
+        let caught = (0..4_000).find_map(|seed| {
+            let config = Config { mutation: Some(mutation), ..Config::small(seed) };
+            run(config, &drawn(&config)).violation
+        });
+
+        assert!(caught.is_some(), "{mutation:?} breaks no promise in 4,000 seeds");
+    }
+}
+
+#[test]
+fn a_failing_plan_is_shrunk_to_what_it_needs() {
+    let fails = |seed: &u64| {
+        let config = Config { mutation: Some(Mutation::ForgetVotes), ..Config::small(*seed) };
+        run(config, &drawn(&config)).violation.is_some()
+    };
+    let seed = (0..4_000).filter(|seed| drawn(&Config::small(*seed)).0.len() > 3).find(fails).unwrap();
+    let config = Config { mutation: Some(Mutation::ForgetVotes), ..Config::small(seed) };
+
+    let small = shrink(config, &drawn(&config));
+
+    assert!(small.0.len() < drawn(&config).0.len());
+    assert!(run(config, &small).violation.is_some());
+    for i in 0..small.0.len() {
+        let mut smaller = small.clone();
+        smaller.0.remove(i);
+        let same = run(config, &smaller).violation.map(|v| v.invariant);
+        assert_ne!(same, run(config, &small).violation.map(|v| v.invariant), "fault {i} is not needed");
+    }
+}
+
+#[test]
+fn ten_thousand_ranks_lose_a_hundred_and_regroup_within_a_second() {
+    let began = Instant::now();
+    let config = Config { step_ms: 200, safety_ms: 3_000, ..Config::with_ranks(1, 10_000) };
+
+    let outcome = run(config, &Plan::massacre(&config, 100));
+
+    assert_eq!(outcome.violation, None);
+    assert_eq!((outcome.struck.len(), outcome.n_rollbacks), (100, 0));
+    let (_, incident) = outcome.incidents.last().unwrap();
+    assert!(matches!(incident.cause.culprit, Culprit::Worker(_)) && incident.cause.why == Why::Died);
+    assert!(incident.total() <= Duration::from_secs(1), "{incident}");
+    assert!(began.elapsed() <= Duration::from_secs(10), "took {:?}", began.elapsed());
+}
+
+#[test]
+fn a_plan_survives_its_file() {
+    let config = Config::small(3);
+    let plan = drawn(&config);
+
+    let read: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
+
+    assert_eq!(read, plan);
+    let written =
+        r#"[{"at_ms": 900, "during": "healing", "fault": {"kind": "kill_coordinator", "back_after_ms": 500}}]"#;
+    let fault = Fault::KillCoordinator { back_after_ms: 500 };
+    let expected = Planned { at_ms: 900, during: Some(Activity::Healing), fault };
+    assert_eq!(serde_json::from_str::<Plan>(written).unwrap(), Plan(vec![expected]));
+}

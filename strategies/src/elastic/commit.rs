@@ -1,0 +1,197 @@
+//! Which steps count. A step is committed once every member of its world has voted for it.
+//!
+//! The votes travel with the tensors (they are a collective of the program), so no coordinator is needed for a step to
+//! commit. It is needed when the world ends in the middle: some members may have learnt the outcome and died.
+//!
+//! Invariants:
+//! - `C-1` A member votes for the step after its state only, and for nothing in a generation that it has been told to leave.
+//! - `C-2` If any member has learnt that a step is committed, every member of that world has voted for it.
+//! - `C-3` [`decide`] has one answer however many members died: a step that anybody has learnt is committed, and a step
+//!   that it does not name can never become committed in that world, since one member has left without a vote for it.
+//! - `C-4` The committed step never falls, unless a world is formed from disk; that begins a new lineage.
+//!
+//! Source: Skeen 1981, "Nonblocking commit protocols", §5 (termination by the survivors' states); here every participant
+//! can still go either way until it learns the outcome, and those who left are fenced by the generation.
+
+use super::identity::{Generation, Stale, Step, refuse_older};
+use serde::{Deserialize, Serialize};
+
+/// A state of the weights: how many updates, counted in which history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Version {
+    /// The generation that last began from disk. Steps redone after that are other steps.
+    pub lineage: Generation,
+    /// Updates.
+    pub step: Step,
+}
+
+/// How far a member is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promise {
+    /// The latest world in which it took a seat.
+    pub entered: Generation,
+    /// The state that it has applied, if it has any.
+    pub applied: Option<Version>,
+    /// The step for which it has voted and of which it does not know the outcome.
+    pub voted: Option<Vote>,
+}
+
+/// That all is at hand for the update that leads to a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vote {
+    /// The world in which it is cast.
+    pub generation: Generation,
+    /// The step.
+    pub step: Step,
+}
+
+impl Promise {
+    /// Casts a vote (`C-1`).
+    ///
+    /// # Errors
+    /// When the world is another one. Nothing has changed.
+    ///
+    /// # Panics
+    /// When the step is not the next one: the program would train on the wrong data.
+    pub fn vote(&mut self, generation: Generation, step: Step) -> Result<Vote, Stale> {
+        self.refuse_other(generation)?;
+        let applied = self.applied.expect("a member without state does not run");
+        assert_eq!(step, applied.step.next(), "votes are cast in order");
+        let vote = Vote { generation, step };
+        self.voted = Some(vote);
+        Ok(vote)
+    }
+
+    /// Learns that all have voted: the update is to be applied.
+    ///
+    /// # Errors
+    /// When the world is another one, or the step is not voted for. Nothing has changed.
+    pub fn learn(&mut self, generation: Generation, step: Step) -> Result<Version, Stale> {
+        self.refuse_other(generation)?;
+        let applied = self.applied.expect("a member without state does not run");
+        if self.voted != Some(Vote { generation, step }) {
+            return Err(Stale::Overtaken { found: step.0, have: applied.step.0 });
+        }
+        let version = Version { step, ..applied };
+        (self.applied, self.voted) = (Some(version), None);
+        Ok(version)
+    }
+
+    /// The world is over and its outcome decided: applies the open update if it belongs to `base`, else drops it.
+    /// Returns whether the member now has the state `base`.
+    pub fn settle(&mut self, base: Version, voted_in: Generation) -> bool {
+        if self.can_reach(base, voted_in) {
+            self.applied = Some(base);
+        }
+        self.voted = None;
+        self.applied == Some(base)
+    }
+
+    /// Whether the member has the state `base`, or needs no more than its open update for it.
+    pub fn can_reach(&self, base: Version, voted_in: Generation) -> bool {
+        let Some(applied) = self.applied else { return false };
+        let open = Some(Vote { generation: voted_in, step: base.step });
+        applied == base || (applied.lineage == base.lineage && applied.step.next() == base.step && self.voted == open)
+    }
+
+    /// The highest step that this member would not contradict, if `base` is what the world of `generation` began from.
+    fn highest(&self, generation: Generation, base: Step) -> Step {
+        if self.entered != generation {
+            return base;
+        }
+        let voted = self.voted.filter(|vote| vote.generation == generation).map(|vote| vote.step);
+        voted.or(self.applied.map(|version| version.step)).unwrap_or(base).max(base)
+    }
+
+    fn refuse_other(&self, generation: Generation) -> Result<(), Stale> {
+        refuse_older(generation, self.entered, |found, have| Stale::Generation { found, have })
+    }
+}
+
+/// The step that the world of `generation` has committed, which began from `base`; `left` are the promises of members
+/// that have left it. `None` if there are none: nobody knows.
+pub fn decide<'a>(generation: Generation, base: Step, left: impl IntoIterator<Item = &'a Promise>) -> Option<Step> {
+    left.into_iter().map(|promise| promise.highest(generation, base)).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const G: Generation = Generation(3);
+
+    fn at(step: u64) -> Promise {
+        let applied = Some(Version { lineage: Generation(1), step: Step(step) });
+        Promise { entered: G, applied, voted: None }
+    }
+
+    fn voted(step: u64) -> Promise {
+        let mut promise = at(step - 1);
+        promise.vote(G, Step(step)).unwrap();
+        promise
+    }
+
+    #[test]
+    fn a_step_that_a_dead_member_may_have_learnt_is_committed() {
+        assert_eq!(decide(G, Step(4), &[voted(8), voted(8)]), Some(Step(8)));
+        assert_eq!(decide(G, Step(4), &[voted(8), at(8)]), Some(Step(8)));
+    }
+
+    #[test]
+    fn a_step_without_all_votes_is_not_committed() {
+        assert_eq!(decide(G, Step(4), &[voted(8), at(7)]), Some(Step(7)));
+    }
+
+    #[test]
+    fn who_never_entered_the_world_proves_that_nothing_was_committed_in_it() {
+        let late = Promise { entered: Generation(2), ..voted(9) };
+
+        assert_eq!(decide(G, Step(8), &[at(8), late]), Some(Step(8)));
+    }
+
+    #[test]
+    fn nobody_left_means_that_nobody_knows() {
+        assert_eq!(decide(G, Step(4), &[]), None);
+    }
+
+    #[test]
+    fn a_vote_of_another_world_does_not_reach_the_base() {
+        let base = Version { lineage: Generation(1), step: Step(8) };
+
+        assert!(voted(8).can_reach(base, G));
+        assert!(!voted(8).can_reach(base, Generation(4)));
+        assert!(!voted(8).can_reach(Version { lineage: Generation(2), ..base }, G));
+    }
+
+    proptest! {
+        // C-2, C-3: members vote and learn in any order, any of them die; what anyone learnt is what survivors decide.
+        #[test]
+        fn survivors_decide_what_anybody_has_learnt(
+            n in 1usize..5,
+            moves in prop::collection::vec(0usize..5, 0..60),
+            survivors in prop::collection::vec(any::<bool>(), 5),
+        ) {
+            let mut members = vec![at(0); n];
+            let highest = |p: &Promise| p.voted.map_or(p.applied.unwrap().step, |v| v.step);
+            for i in moves {
+                let i = i % n;
+                let next = members[i].applied.unwrap().step.next();
+                if members[i].voted.is_none() {
+                    members[i].vote(G, next).unwrap();
+                } else if members.iter().all(|m| highest(m) >= next) {
+                    members[i].learn(G, next).unwrap();
+                }
+            }
+            let learnt = members.iter().map(|m| m.applied.unwrap().step).max().unwrap();
+            let left: Vec<Promise> =
+                members.iter().zip(&survivors).filter(|(_, lives)| **lives).map(|(m, _)| *m).collect();
+
+            if let Some(step) = decide(G, Step(0), &left) {
+                prop_assert!(step >= learnt, "{learnt} was learnt, {step} decided");
+                let base = Version { step, ..left[0].applied.unwrap() };
+                prop_assert!(left.iter().all(|p| p.can_reach(base, G)));
+            }
+        }
+    }
+}

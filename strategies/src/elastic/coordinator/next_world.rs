@@ -1,0 +1,74 @@
+//! The next world, from what members have said: who sits where, which state it begins from, and who sends it (`K-3`).
+
+use super::super::commit::{Version, decide};
+use super::super::identity::{Generation, Worker};
+use super::super::membership::Status;
+use super::super::message::{Formation, MemberReport};
+use super::super::quorum::{Blocked, Seat, may_follow};
+use super::super::recovery::{self, Missing};
+use super::super::shadow::{Shard, place};
+use super::Coordinator;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+impl Coordinator {
+    /// The world to form now, or why there is none yet; a new one has been looked for `since` then.
+    pub(super) fn next_world(&self, now: Instant, since: Instant) -> Result<Formation, Blocked> {
+        let last = self.record.formation.as_deref();
+        let seats: Vec<Seat> = last.iter().flat_map(|last| &last.seats).map(|worker| self.seat(*worker)).collect();
+        may_follow(&seats)?;
+        let waited = now.saturating_duration_since(since);
+        let choice = self.policy.choose(last.map(|last| (last.mesh, &last.seats[..])), &self.candidates(), waited)?;
+        let holds = place(&choice.mesh, &choice.seats);
+        let from_memory = last.and_then(|last| {
+            let left =
+                seats.iter().filter_map(|seat| if let Seat::Left(promise) = seat { Some(promise) } else { None });
+            let step = decide(last.generation, last.base.step, left)?;
+            let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
+            let base = Version { step, ..last.base };
+            let holders = self.holders(base, voted_in);
+            Some((base, voted_in, recovery::plan(&choice.seats, &holds, &holders)))
+        });
+        let generation = self.record.generation;
+        let (base, voted_in, transfers) = match from_memory {
+            Some((base, voted_in, Ok(transfers))) => (base, voted_in, transfers),
+            Some((_, _, Err(Missing(shards)))) if self.may_return() && waited < self.timing.disk_patience => {
+                let remaining = self.timing.disk_patience - waited;
+                return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
+            }
+            _ => {
+                let base = Version { lineage: generation, step: self.record.checkpoint.step };
+                (base, generation, recovery::from_disk(&holds, self.record.checkpoint))
+            }
+        };
+        Ok(Formation { generation, mesh: choice.mesh, seats: choice.seats, base, voted_in, holds, transfers })
+    }
+
+    fn seat(&self, worker: Worker) -> Seat {
+        match self.membership.status(worker) {
+            Status::Alive(member) if member.generation == self.record.generation => Seat::Left(member.promise),
+            Status::Alive(_) | Status::Unheard => Seat::Unheard,
+            Status::Dead => Seat::Dead,
+        }
+    }
+
+    /// Who has the state `base`, those of draining nodes too.
+    fn holders(&self, base: Version, voted_in: Generation) -> BTreeMap<Worker, &[Shard]> {
+        let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
+        let able = here.filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
+        able.map(|member| (member.worker, &member.holds[..])).collect()
+    }
+
+    /// Whether anybody may still turn up with state.
+    fn may_return(&self) -> bool {
+        let behind = |member: &MemberReport| member.generation != self.record.generation;
+        let unheard = |worker: &Worker| matches!(self.membership.status(*worker), Status::Unheard);
+        self.membership.any_silent() || self.membership.alive().any(behind) || self.seats.iter().any(unheard)
+    }
+
+    /// Members that have been told of the latest generation and may take a seat.
+    pub(super) fn candidates(&self) -> BTreeSet<Worker> {
+        let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
+        here.map(|member| member.worker).filter(|worker| !self.membership.drains(worker.member.node)).collect()
+    }
+}

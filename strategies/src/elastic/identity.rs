@@ -1,0 +1,158 @@
+//! Names of what takes part in a job, and the counters that tell old from new.
+//!
+//! Invariants:
+//! - `I-1` A node and slot with a higher incarnation is another process; the one before it is dead.
+//! - `I-2` Of two coordinators the one with the higher term is right; of two worlds the one with the higher generation.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! counter {
+    ($(#[$doc:meta])* $name:ident, $word:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The one after it.
+            #[must_use]
+            pub const fn next(self) -> $name {
+                $name(self.0 + 1)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($word, " {}"), self.0)
+            }
+        }
+    };
+}
+
+counter!(
+    /// Identity of a job; all that travels carries it.
+    JobId, "job"
+);
+counter!(
+    /// Counts the worlds of a job.
+    Generation, "generation"
+);
+counter!(
+    /// Counts the starts of one slot of a node, or of its supervisor. The shell draws the first one of a supervisor from
+    /// its clock, so that it also rises when a machine comes back with an empty disk.
+    Incarnation, "incarnation"
+);
+counter!(
+    /// Counts the coordinators of a job.
+    Term, "term"
+);
+counter!(
+    /// Counts updates of the weights; the state *at* step n has had n of them.
+    Step, "step"
+);
+
+/// A machine with one supervisor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeId(pub u32);
+
+/// A place for one rank process on a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MemberId {
+    /// The machine.
+    pub node: NodeId,
+    /// Which of its places.
+    pub slot: u32,
+}
+
+/// One rank process. Its successor in the same place is another worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its place.
+    pub member: MemberId,
+    /// Which process of that place.
+    pub incarnation: Incarnation,
+}
+
+/// Why something that arrived is refused: the sender does not know yet what has happened since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stale {
+    /// Of another job.
+    #[error("is of {found}, but this is {have}")]
+    Job {
+        /// What it carries.
+        found: JobId,
+        /// What it ought to carry.
+        have: JobId,
+    },
+    /// From a coordinator that has been succeeded.
+    #[error("is of {found}, but {have} has begun")]
+    Term {
+        /// What it carries.
+        found: Term,
+        /// What it ought to carry.
+        have: Term,
+    },
+    /// Of a world that has been replaced.
+    #[error("is of {found}, but {have} has begun")]
+    Generation {
+        /// What it carries.
+        found: Generation,
+        /// What it ought to carry.
+        have: Generation,
+    },
+    /// From a process that has been succeeded.
+    #[error("is of {found}, but {have} has started")]
+    Incarnation {
+        /// What it carries.
+        found: Incarnation,
+        /// What it ought to carry.
+        have: Incarnation,
+    },
+    /// Overtaken by a later message of the same sender.
+    #[error("is message {found}, but message {have} has been handled")]
+    Overtaken {
+        /// What it carries.
+        found: u64,
+        /// The latest.
+        have: u64,
+    },
+}
+
+/// Refuses what carries a counter below the one that is known.
+pub fn refuse_older<T: Ord + Copy>(found: T, have: T, stale: impl FnOnce(T, T) -> Stale) -> Result<(), Stale> {
+    if found < have { Err(stale(found, have)) } else { Ok(()) }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.0)
+    }
+}
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} slot {}", self.node, self.slot)
+    }
+}
+
+impl fmt::Display for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.member, self.incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // I-1, I-2
+    #[test]
+    fn only_what_is_older_is_refused() {
+        let stale = |found, have| Stale::Term { found, have };
+
+        assert!(refuse_older(Term(3), Term(3), stale).is_ok());
+        assert!(refuse_older(Term(4), Term(3), stale).is_ok());
+        let err = refuse_older(Term(2), Term(3), stale).unwrap_err();
+        assert_eq!(err.to_string(), "is of term 2, but term 3 has begun");
+    }
+}

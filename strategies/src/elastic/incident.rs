@@ -1,0 +1,206 @@
+//! What happened, who began it, and how long each phase of the recovery took.
+//!
+//! Invariants:
+//! - `N-1` An incident has one first cause, that of the earliest news; whatever follows until it is over is noted beside it.
+//! - `N-2` The phases' durations add up to the time from the last sign of health to the resumption.
+
+use super::identity::{Generation, NodeId, Worker};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Who began it, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Cause {
+    /// Who.
+    pub culprit: Culprit,
+    /// What it did.
+    pub why: Why,
+}
+
+/// Who began an incident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Culprit {
+    /// A rank process.
+    Worker(Worker),
+    /// A machine.
+    Node(NodeId),
+    /// No single one.
+    Job,
+}
+
+/// What began an incident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Why {
+    /// The job starts.
+    Started,
+    /// The process is gone; its supervisor says so.
+    Died,
+    /// Nothing was heard of the machine for the detection time.
+    Silent,
+    /// The process is there and gives no sign of life.
+    Hangs,
+    /// It did not finish a step that others finished.
+    Straggles,
+    /// No member finished a step.
+    Stuck,
+    /// Its machine is to be taken away.
+    Drains,
+    /// There are members for a larger mesh.
+    Grows,
+    /// The coordinator died and the world did not outlive it.
+    Succession,
+}
+
+/// Phases of an incident, in order. A second failure takes it back to an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    /// From the last sign of health to the news.
+    Detect,
+    /// Until the end of the generation is durable.
+    Agree,
+    /// Until all members have left it.
+    Abort,
+    /// Until the next world is decided and durable.
+    Regroup,
+    /// Until every member has its state.
+    Heal,
+    /// Until members train.
+    Resume,
+}
+
+impl Phase {
+    /// All, in order.
+    pub const ALL: [Phase; 6] = [Phase::Detect, Phase::Agree, Phase::Abort, Phase::Regroup, Phase::Heal, Phase::Resume];
+}
+
+/// An incident that is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// The world that trains again.
+    pub generation: Generation,
+    /// What began it (`N-1`).
+    pub cause: Cause,
+    /// What else happened before it was over; the first [`ALSO_MAX`].
+    pub also: Vec<Cause>,
+    /// Time in each of [`Phase::ALL`].
+    pub phases: [Duration; 6],
+}
+
+impl Timeline {
+    /// From the last sign of health to the resumption (`N-2`).
+    pub fn total(&self) -> Duration {
+        self.phases.iter().sum()
+    }
+}
+
+/// Bound of what is noted beside the first cause.
+pub const ALSO_MAX: usize = 64;
+
+/// An incident that is not over.
+#[derive(Clone, Debug)]
+pub struct Incident {
+    cause: Cause,
+    also: Vec<Cause>,
+    phase: Phase,
+    since: Instant,
+    phases: [Duration; 6],
+}
+
+impl Incident {
+    /// News has come of something; `healthy` is when its culprit was last known to be well.
+    pub fn new(now: Instant, healthy: Instant, cause: Cause) -> Incident {
+        let mut incident =
+            Incident { cause, also: vec![], phase: Phase::Detect, since: healthy, phases: Default::default() };
+        incident.enter(now, Phase::Agree);
+        incident
+    }
+
+    /// What began it.
+    pub fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// Notes something that happened while it was not over (`N-1`).
+    pub fn also(&mut self, cause: Cause) {
+        if cause != self.cause && self.also.len() < ALSO_MAX && !self.also.contains(&cause) {
+            self.also.push(cause);
+        }
+    }
+
+    /// The phase that begins now.
+    pub fn enter(&mut self, now: Instant, phase: Phase) {
+        self.phases[self.phase as usize] += now.saturating_duration_since(self.since);
+        (self.phase, self.since) = (phase, now);
+    }
+
+    /// It is over.
+    pub fn close(mut self, now: Instant, generation: Generation) -> Timeline {
+        self.enter(now, Phase::Resume);
+        Timeline { generation, cause: self.cause, also: self.also, phases: self.phases }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.culprit {
+            Culprit::Worker(worker) => write!(f, "{worker} ")?,
+            Culprit::Node(node) => write!(f, "{node} ")?,
+            Culprit::Job => f.write_str("the job ")?,
+        }
+        f.write_str(match self.why {
+            Why::Started => "started",
+            Why::Died => "died",
+            Why::Silent => "fell silent",
+            Why::Hangs => "hangs",
+            Why::Straggles => "straggles",
+            Why::Stuck => "is stuck",
+            Why::Drains => "is drained",
+            Why::Grows => "grows",
+            Why::Succession => "has a new coordinator",
+        })
+    }
+}
+
+impl fmt::Display for Timeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.generation, self.cause)?;
+        if !self.also.is_empty() {
+            write!(f, " (and {} more)", self.also.len())?;
+        }
+        for (phase, duration) in Phase::ALL.iter().zip(self.phases) {
+            let name = format!("{phase:?}").to_lowercase();
+            write!(f, " · {name} {:.1} ms", duration.as_secs_f64() * 1e3)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // N-1, N-2
+    #[test]
+    fn the_first_cause_is_kept_and_phases_add_up() {
+        let start = Instant::now();
+        let ms = |n| start + Duration::from_millis(n);
+        let died = Cause { culprit: Culprit::Node(NodeId(1)), why: Why::Died };
+        let later = Cause { culprit: Culprit::Node(NodeId(2)), why: Why::Silent };
+
+        let mut incident = Incident::new(ms(10), ms(4), died);
+        incident.enter(ms(12), Phase::Abort);
+        incident.also(later);
+        incident.also(later);
+        incident.enter(ms(20), Phase::Heal);
+        incident.enter(ms(25), Phase::Abort);
+        incident.enter(ms(26), Phase::Resume);
+        let timeline = incident.close(ms(30), Generation(5));
+
+        assert_eq!(timeline.cause, died);
+        assert_eq!(timeline.also, [later]);
+        assert_eq!(timeline.total(), Duration::from_millis(26));
+        assert_eq!(timeline.phases[Phase::Abort as usize], Duration::from_millis(9));
+        assert!(timeline.to_string().contains("node 1 died (and 1 more) · detect 6.0 ms"), "{timeline}");
+    }
+}

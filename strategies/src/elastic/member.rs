@@ -1,0 +1,387 @@
+//! What a rank does about orders: takes its seat, fetches its state, trains, votes, stops.
+//!
+//! Invariants:
+//! - `B-1` Nothing of an older generation has an effect: no order, no outcome of a step, no fetched state.
+//! - `B-2` What a member holds is given up when its world runs, not before: until then another failure may need it.
+//! - `B-3` A member runs only with all the state that its seat asks for.
+
+use super::commit::{Promise, Version, Vote};
+use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
+use super::message::{Formation, MemberPhase, MemberReport, Order, OrderId, Stage};
+use super::recovery::Transfer;
+use super::shadow::Shard;
+use super::snapshot::{Checkpoint, Part, writes};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// What the shell must do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Command {
+    /// Abort all that is under way for earlier generations: collectives, transfers, the open step.
+    Abort(Generation),
+    /// Apply the open update: the state becomes this one.
+    Apply(Version),
+    /// Drop the open update.
+    Discard,
+    /// Free the state of all other shards.
+    Keep(Vec<Shard>),
+    /// Fetch a piece of the state `base`; answer with [`Member::handle_fetched`].
+    Fetch {
+        /// For which world.
+        generation: Generation,
+        /// Which state.
+        base: Version,
+        /// What from where.
+        transfer: Transfer,
+    },
+    /// Compute the update that leads to this step; answer with [`Member::handle_computed`].
+    Compute {
+        /// In which world.
+        generation: Generation,
+        /// Which step.
+        step: Step,
+    },
+    /// Give this vote to all members of the world.
+    Vote(Vote),
+    /// Copy the state and make a part of a checkpoint durable; answer with [`Member::handle_saved`].
+    Save(Part),
+    /// Tell the supervisor at once: see [`Member::report`].
+    Report,
+}
+
+/// A rank process. See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Member {
+    job: JobId,
+    worker: Worker,
+    save_steps: u64,
+    order: OrderId,
+    phase: MemberPhase,
+    entered: Step,
+    promise: Promise,
+    holds: BTreeSet<Shard>,
+    seat: Option<Seat>,
+    saved: Option<Part>,
+    commands: VecDeque<Command>,
+}
+
+#[derive(Clone, Debug)]
+struct Seat {
+    formation: Arc<Formation>,
+    rank: usize,
+    missing: Vec<Transfer>,
+}
+
+impl Member {
+    /// A process that has just started and has nothing. A checkpoint is written every `save_steps` steps, 0 for never.
+    pub fn new(job: JobId, worker: Worker, save_steps: u64) -> Member {
+        Member {
+            job,
+            worker,
+            save_steps,
+            order: OrderId::default(),
+            phase: MemberPhase::Stopped,
+            entered: Step(0),
+            promise: Promise::default(),
+            holds: BTreeSet::new(),
+            seat: None,
+            saved: None,
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// What it is at.
+    pub fn report(&self) -> MemberReport {
+        // The own shard first: it is what tells a replica from a shadow.
+        let own = self.seat.as_ref().map(|seat| seat.formation.holds[seat.rank][0]);
+        let first = own.filter(|shard| self.holds.contains(shard));
+        let rest = self.holds.iter().copied().filter(|shard| Some(*shard) != first);
+        MemberReport {
+            worker: self.worker,
+            hangs: false,
+            generation: self.order.generation,
+            phase: self.phase,
+            entered: self.entered,
+            promise: self.promise,
+            holds: first.into_iter().chain(rest).collect(),
+            saved: self.saved,
+        }
+    }
+
+    /// The world in which it has a seat, and its rank.
+    pub fn seat(&self) -> Option<(&Arc<Formation>, usize)> {
+        self.seat.as_ref().map(|seat| (&seat.formation, seat.rank))
+    }
+
+    /// Whether it can send this shard of the state `base`.
+    pub fn can_send(&self, base: Version, shard: Shard) -> bool {
+        self.promise.applied == Some(base) && self.holds.contains(&shard)
+    }
+
+    /// An order of the coordinator.
+    ///
+    /// # Errors
+    /// When it is older than one that was taken up (`B-1`). Nothing has changed.
+    pub fn handle_order(&mut self, order: &Order) -> Result<(), Stale> {
+        if order.job != self.job {
+            return Err(Stale::Job { found: order.job, have: self.job });
+        }
+        refuse_older(order.id.term, self.order.term, |found, have| Stale::Term { found, have })?;
+        refuse_older(order.id.generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        let begins = order.id.generation > self.order.generation;
+        if !begins && order.id.stage < self.order.stage {
+            return Err(Stale::Overtaken { found: order.id.stage as u64, have: self.order.stage as u64 });
+        }
+        let formed = !begins && self.order.stage >= Stage::Form;
+        self.order = order.id;
+        if begins {
+            self.stop();
+        }
+        if let Some(formation) = &order.formation {
+            if !formed {
+                self.take_seat(formation);
+            }
+            if order.id.stage == Stage::Run {
+                self.run(formation);
+            }
+        }
+        Ok(())
+    }
+
+    /// A piece of state has arrived.
+    ///
+    /// # Errors
+    /// When it was fetched for an older generation (`B-1`). It must not be used.
+    pub fn handle_fetched(&mut self, generation: Generation, transfer: Transfer) -> Result<(), Stale> {
+        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        let base = match &mut self.seat {
+            Some(seat) if self.phase == MemberPhase::Healing => {
+                seat.missing.retain(|missing| *missing != transfer);
+                if seat.missing.iter().all(|missing| missing.shard != transfer.shard) {
+                    self.holds.insert(transfer.shard);
+                }
+                seat.formation.base
+            }
+            _ => return Ok(()),
+        };
+        self.promise.applied = Some(base);
+        self.become_ready();
+        Ok(())
+    }
+
+    /// Its own gradients for `step` are computed and on their way to the others.
+    ///
+    /// # Errors
+    /// When they were computed for an older generation (`B-1`).
+    pub fn handle_entered(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
+        self.refuse_unless_running(generation)?;
+        self.entered = step;
+        Ok(())
+    }
+
+    /// All that the update to `step` needs is at hand; the update is not applied.
+    ///
+    /// # Errors
+    /// When it was computed for an older generation (`B-1`).
+    pub fn handle_computed(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
+        self.refuse_unless_running(generation)?;
+        let vote = self.promise.vote(generation, step)?;
+        self.commands.push_back(Command::Vote(vote));
+        Ok(())
+    }
+
+    /// All members of the world have voted for `step`.
+    ///
+    /// # Errors
+    /// When it is of an older generation (`B-1`): the outcome will be told with the next world.
+    pub fn handle_committed(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
+        self.refuse_unless_running(generation)?;
+        let version = self.promise.learn(generation, step)?;
+        self.commands.push_back(Command::Apply(version));
+        let seat = self.seat.as_ref().expect("a running member has a seat");
+        if self.save_steps > 0
+            && step.0.is_multiple_of(self.save_steps)
+            && let Some(shard) = writes(&seat.formation, seat.rank)
+        {
+            self.commands.push_back(Command::Save(Part { of: Checkpoint { generation, step }, shard }));
+        }
+        self.commands.push_back(Command::Compute { generation, step: step.next() });
+        Ok(())
+    }
+
+    /// A part of a checkpoint is durable.
+    pub fn handle_saved(&mut self, part: Part) {
+        self.saved = Some(part);
+        self.commands.push_back(Command::Report);
+    }
+
+    /// The next command.
+    pub fn poll_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    fn refuse_unless_running(&self, generation: Generation) -> Result<(), Stale> {
+        let (found, have) = (generation, self.order.generation);
+        refuse_older(found, have, |found, have| Stale::Generation { found, have })?;
+        if self.phase == MemberPhase::Running { Ok(()) } else { Err(Stale::Generation { found, have }) }
+    }
+
+    fn stop(&mut self) {
+        self.commands.push_back(Command::Abort(self.order.generation));
+        (self.phase, self.seat) = (MemberPhase::Stopped, None);
+        self.commands.push_back(Command::Report);
+    }
+
+    /// The last world's outcome is decided and the next one begins.
+    fn take_seat(&mut self, formation: &Arc<Formation>) {
+        let before = self.promise.applied;
+        if self.promise.settle(formation.base, formation.voted_in) {
+            if before != self.promise.applied {
+                self.commands.push_back(Command::Apply(formation.base));
+            } else {
+                self.commands.push_back(Command::Discard);
+            }
+        } else {
+            // State of another step or history is of no use to anybody.
+            self.promise.applied = None;
+            self.holds.clear();
+            self.commands.extend([Command::Discard, Command::Keep(vec![])]);
+        }
+        let Some(rank) = formation.rank_of(self.worker) else { return };
+        self.promise.entered = formation.generation;
+        self.entered = formation.base.step;
+        let missing = formation.transfers[rank].clone();
+        for transfer in &missing {
+            let (generation, base) = (formation.generation, formation.base);
+            self.commands.push_back(Command::Fetch { generation, base, transfer: *transfer });
+        }
+        self.seat = Some(Seat { formation: formation.clone(), rank, missing });
+        self.phase = MemberPhase::Healing;
+        self.become_ready();
+    }
+
+    fn become_ready(&mut self) {
+        let Some(seat) = &self.seat else { return };
+        let complete = seat.formation.holds[seat.rank].iter().all(|shard| self.holds.contains(shard));
+        if self.phase == MemberPhase::Healing && seat.missing.is_empty() && complete {
+            self.phase = MemberPhase::Ready;
+            self.commands.push_back(Command::Report);
+        }
+    }
+
+    fn run(&mut self, formation: &Formation) {
+        let rank = self.seat.as_ref().map(|seat| seat.rank);
+        match (self.phase, rank) {
+            // B-2
+            (MemberPhase::Ready, Some(rank)) => {
+                self.keep(formation.holds[rank].iter().copied().collect());
+                self.phase = MemberPhase::Running;
+                let next = Command::Compute { generation: formation.generation, step: formation.base.step.next() };
+                self.commands.extend([next, Command::Report]);
+            }
+            (MemberPhase::Stopped, None) if !self.holds.is_empty() => {
+                self.promise.applied = None;
+                self.keep(BTreeSet::new());
+            }
+            _ => {}
+        }
+    }
+
+    fn keep(&mut self, shards: BTreeSet<Shard>) {
+        if self.holds != shards {
+            self.holds = shards;
+            self.commands.push_back(Command::Keep(self.holds.iter().copied().collect()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::identity::{Incarnation, MemberId, NodeId, Term};
+    use crate::elastic::recovery::{Source, from_disk};
+    use crate::elastic::shadow::place;
+    use crate::mesh::Mesh;
+
+    fn worker(slot: u32) -> Worker {
+        Worker { member: MemberId { node: NodeId(slot), slot: 0 }, incarnation: Incarnation(1) }
+    }
+
+    fn order(generation: u64, stage: Stage, formation: Option<&Arc<Formation>>) -> Order {
+        let id = OrderId { term: Term(1), generation: Generation(generation), stage };
+        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![] }
+    }
+
+    /// Two shards on two nodes, loaded from the initial weights.
+    fn formation(generation: u64, seats: [Worker; 2]) -> Arc<Formation> {
+        let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
+        let holds = place(&mesh, &seats);
+        Arc::new(Formation {
+            generation: Generation(generation),
+            mesh,
+            seats: seats.to_vec(),
+            base: Version { lineage: Generation(generation), step: Step(0) },
+            voted_in: Generation(generation),
+            transfers: from_disk(&holds, Checkpoint::default()),
+            holds,
+        })
+    }
+
+    fn running(formation: &Arc<Formation>) -> Member {
+        let mut member = Member::new(JobId(1), worker(0), 0);
+        let generation = formation.generation;
+        member.handle_order(&order(generation.0, Stage::Form, Some(formation))).unwrap();
+        for transfer in &formation.transfers[0] {
+            member.handle_fetched(generation, *transfer).unwrap();
+        }
+        member.handle_order(&order(generation.0, Stage::Run, Some(formation))).unwrap();
+        while member.poll_command().is_some() {}
+        member
+    }
+
+    // B-1
+    #[test]
+    fn after_a_stop_nothing_of_the_old_generation_counts() {
+        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        member.handle_computed(Generation(1), Step(1)).unwrap();
+        member.handle_order(&order(2, Stage::Stop, None)).unwrap();
+
+        assert!(member.handle_committed(Generation(1), Step(1)).is_err());
+        assert!(member.handle_entered(Generation(1), Step(2)).is_err());
+        assert!(member.handle_order(&order(1, Stage::Run, Some(&formation(1, [worker(0), worker(1)])))).is_err());
+        let vote = Vote { generation: Generation(1), step: Step(1) };
+        assert_eq!(member.report().promise.voted, Some(vote), "the vote stands until the outcome is decided");
+    }
+
+    // B-2
+    #[test]
+    fn who_has_no_seat_keeps_its_state_until_the_next_world_runs() {
+        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        let held = member.report().holds;
+        let base = member.report().promise.applied.unwrap();
+        let next =
+            Arc::new(Formation { base, voted_in: Generation(1), ..(*formation(2, [worker(1), worker(2)])).clone() });
+
+        member.handle_order(&order(2, Stage::Form, Some(&next))).unwrap();
+        assert!(member.can_send(base, held[0]));
+        member.handle_order(&order(2, Stage::Run, Some(&next))).unwrap();
+
+        assert_eq!(member.report().holds, []);
+    }
+
+    // B-3
+    #[test]
+    fn a_member_without_all_its_state_does_not_run() {
+        let formation = formation(1, [worker(0), worker(1)]);
+        let mut member = Member::new(JobId(1), worker(0), 0);
+        member.handle_order(&order(1, Stage::Form, Some(&formation))).unwrap();
+        let first = formation.transfers[0][0];
+        assert!(matches!(first.source, Source::Disk(_)));
+        member.handle_fetched(Generation(1), first).unwrap();
+
+        member.handle_order(&order(1, Stage::Run, Some(&formation))).unwrap();
+
+        assert_eq!(member.report().phase, MemberPhase::Healing);
+    }
+}

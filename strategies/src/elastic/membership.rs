@@ -1,0 +1,390 @@
+//! The coordinator's view of nodes and their workers.
+//!
+//! Invariants:
+//! - `M-1` Of each node only the latest report of its latest boot counts; older ones are refused and change nothing.
+//! - `M-2` A node is lost exactly when nothing was heard of it for the detection time.
+//! - `M-3` "Dead" is said only on the word of a supervisor: the process has a successor, or was reported by the node and
+//!   is so no more, or was started before the node's latest boot. Silence proves nothing.
+//! - `M-4` A worker that was given up does not take part again; its successor may.
+//! - `M-5` If the coordinator itself was asleep, that is not the nodes' silence: they get half the detection time anew.
+
+use super::identity::{Incarnation, MemberId, NodeId, Stale, Worker, refuse_older};
+use super::incident::{Cause, Culprit, Why};
+use super::message::{MemberReport, Report};
+use super::timing::Timing;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
+
+/// News about members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A worker can take part.
+    Joined(Worker),
+    /// A worker has been told of the latest generation.
+    CaughtUp(Worker),
+    /// A worker cannot take part any more.
+    Lost {
+        /// Who.
+        worker: Worker,
+        /// Why.
+        cause: Cause,
+        /// When it was last known to be well.
+        healthy: Instant,
+    },
+    /// The workers of a node are to leave.
+    Drains(NodeId),
+}
+
+/// What is known of a worker.
+#[derive(Clone, Copy, Debug)]
+pub enum Status<'a> {
+    /// It takes part.
+    Alive(&'a MemberReport),
+    /// The process is gone (`M-3`).
+    Dead,
+    /// Its node is silent, or it has been given up: it may live.
+    Unheard,
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Membership {
+    timing: Timing,
+    nodes: BTreeMap<NodeId, Node>,
+    deadlines: BTreeSet<(Instant, NodeId)>,
+    /// When it was last called; it asks to be called every heartbeat, so that it notices when it was not.
+    awake: Instant,
+    /// Workers that were given up and may live.
+    evicted: BTreeSet<Worker>,
+    changes: VecDeque<Change>,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    boot: Incarnation,
+    number: u64,
+    heard: Instant,
+    silent: bool,
+    draining: bool,
+    slots: BTreeMap<u32, MemberReport>,
+    /// The latest process of each place that was ever reported.
+    latest: BTreeMap<u32, Incarnation>,
+}
+
+impl Membership {
+    /// Knows nobody.
+    pub fn new(now: Instant, timing: Timing) -> Membership {
+        Membership {
+            timing,
+            nodes: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            awake: now,
+            evicted: BTreeSet::new(),
+            changes: VecDeque::new(),
+        }
+    }
+
+    /// A node reports.
+    ///
+    /// # Errors
+    /// When it is not the latest report of that node (`M-1`). Nothing has changed.
+    pub fn handle_report(&mut self, now: Instant, report: &Report) -> Result<(), Stale> {
+        self.handle_timeout(now);
+        let mut node = match self.nodes.remove(&report.node) {
+            Some(node) => match check_latest(&node, report) {
+                Ok(()) => node,
+                Err(stale) => {
+                    self.nodes.insert(report.node, node);
+                    return Err(stale);
+                }
+            },
+            None => Node {
+                boot: report.boot,
+                number: 0,
+                heard: now,
+                silent: false,
+                draining: false,
+                slots: BTreeMap::new(),
+                latest: BTreeMap::new(),
+            },
+        };
+        self.deadlines.remove(&(node.heard + self.timing.detection_time, report.node));
+        self.deadlines.insert((now + self.timing.detection_time, report.node));
+        let healthy = node.heard;
+        let returns = std::mem::replace(&mut node.silent, false);
+        if report.draining && !node.draining {
+            self.changes.push_back(Change::Drains(report.node));
+        }
+        (node.boot, node.number, node.heard, node.draining) = (report.boot, report.number, now, report.draining);
+        let before = std::mem::take(&mut node.slots);
+        for member in &report.members {
+            node.slots.insert(member.worker.member.slot, member.clone());
+            node.latest.insert(member.worker.member.slot, member.worker.incarnation);
+        }
+        for old in before.values() {
+            let gone = node.slots.get(&old.worker.member.slot).is_none_or(|new| new.worker != old.worker);
+            if gone && !self.evicted.remove(&old.worker) && !returns {
+                self.lose(old.worker, Why::Died, healthy);
+            }
+        }
+        for member in &report.members {
+            let old = before.get(&member.worker.member.slot).filter(|old| old.worker == member.worker);
+            self.compare(old, member, returns, healthy);
+        }
+        self.nodes.insert(report.node, node);
+        Ok(())
+    }
+
+    /// Gives up nodes that are silent for too long (`M-2`).
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if now >= self.awake + self.timing.heartbeat * 3 / 2 {
+            self.oversleep(now);
+        }
+        self.awake = now.max(self.awake);
+        while let Some(&(deadline, id)) = self.deadlines.first() {
+            if now < deadline {
+                break;
+            }
+            self.deadlines.pop_first();
+            let node = self.nodes.get_mut(&id).expect("a deadline belongs to a node");
+            node.silent = true;
+            let cause = Cause { culprit: Culprit::Node(id), why: Why::Silent };
+            for member in node.slots.values().filter(|member| !self.evicted.contains(&member.worker)) {
+                self.changes.push_back(Change::Lost { worker: member.worker, cause, healthy: node.heard });
+            }
+        }
+    }
+
+    /// When to call [`Membership::handle_timeout`].
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let wake = self.awake + self.timing.heartbeat;
+        Some(self.deadlines.first().map_or(wake, |(deadline, _)| wake.min(*deadline)))
+    }
+
+    /// The next news.
+    pub fn poll_change(&mut self) -> Option<Change> {
+        self.changes.pop_front()
+    }
+
+    /// Gives up a worker that its supervisor does not call dead; it is to be killed (`M-4`).
+    pub fn evict(&mut self, worker: Worker) {
+        if matches!(self.status(worker), Status::Alive(_)) {
+            self.evicted.insert(worker);
+        }
+    }
+
+    /// Workers of a node that are to be killed.
+    pub fn evictions(&self, node: NodeId) -> Vec<Worker> {
+        let slot = |slot| Worker { member: MemberId { node, slot }, incarnation: Incarnation(0) };
+        let all = Worker { incarnation: Incarnation(u64::MAX), ..slot(u32::MAX) };
+        self.evicted.range(slot(0)..=all).copied().collect()
+    }
+
+    /// What is known of a worker.
+    pub fn status(&self, worker: Worker) -> Status<'_> {
+        let Some(node) = self.nodes.get(&worker.member.node) else { return Status::Unheard };
+        match node.slots.get(&worker.member.slot) {
+            Some(member) if member.worker == worker => {
+                if node.silent || self.evicted.contains(&worker) {
+                    Status::Unheard
+                } else {
+                    Status::Alive(member)
+                }
+            }
+            // A report that was long under way may be older than the worker; then it says nothing about it.
+            _ => {
+                let seen = node.latest.get(&worker.member.slot).is_some_and(|latest| *latest >= worker.incarnation);
+                if seen || node.boot > worker.incarnation { Status::Dead } else { Status::Unheard }
+            }
+        }
+    }
+
+    /// All that take part, those of draining nodes too.
+    pub fn alive(&self) -> impl Iterator<Item = &MemberReport> {
+        let heard = self.nodes.values().filter(|node| !node.silent);
+        heard.flat_map(|node| node.slots.values()).filter(|member| !self.evicted.contains(&member.worker))
+    }
+
+    /// Whether a node is about to be taken away.
+    pub fn drains(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|node| node.draining)
+    }
+
+    /// Whether any node that was once heard of is silent.
+    pub fn any_silent(&self) -> bool {
+        self.nodes.values().any(|node| node.silent)
+    }
+
+    /// All nodes that were ever heard of.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.nodes.keys().copied()
+    }
+
+    /// `M-5`
+    fn oversleep(&mut self, now: Instant) {
+        let detection_time = self.timing.detection_time;
+        for (id, node) in self.nodes.iter_mut().filter(|(_, node)| !node.silent) {
+            self.deadlines.remove(&(node.heard + detection_time, *id));
+            node.heard = node.heard.max(now - detection_time / 2);
+            self.deadlines.insert((node.heard + detection_time, *id));
+        }
+    }
+
+    fn compare(&mut self, old: Option<&MemberReport>, member: &MemberReport, returns: bool, healthy: Instant) {
+        if self.evicted.contains(&member.worker) {
+            return;
+        }
+        if old.is_none() || returns {
+            self.changes.push_back(Change::Joined(member.worker));
+        }
+        if old.is_none_or(|old| old.generation < member.generation) {
+            self.changes.push_back(Change::CaughtUp(member.worker));
+        }
+        if member.hangs {
+            self.evicted.insert(member.worker);
+            self.lose(member.worker, Why::Hangs, healthy);
+        }
+    }
+
+    fn lose(&mut self, worker: Worker, why: Why, healthy: Instant) {
+        let cause = Cause { culprit: Culprit::Worker(worker), why };
+        self.changes.push_back(Change::Lost { worker, cause, healthy });
+    }
+}
+
+/// `M-1`
+fn check_latest(node: &Node, report: &Report) -> Result<(), Stale> {
+    refuse_older(report.boot, node.boot, |found, have| Stale::Incarnation { found, have })?;
+    if report.boot == node.boot && report.number <= node.number {
+        return Err(Stale::Overtaken { found: report.number, have: node.number });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::commit::Promise;
+    use crate::elastic::identity::{Generation, JobId};
+    use crate::elastic::message::MemberPhase;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn report(node: u32, boot: u64, number: u64, incarnations: &[u64]) -> Report {
+        let member = |(slot, incarnation): (usize, &u64)| MemberReport {
+            worker: worker(node, slot as u32, *incarnation),
+            hangs: false,
+            generation: Generation(0),
+            phase: MemberPhase::Stopped,
+            entered: Default::default(),
+            promise: Promise::default(),
+            holds: vec![],
+            saved: None,
+        };
+        Report {
+            job: JobId(1),
+            node: NodeId(node),
+            boot: Incarnation(boot),
+            number,
+            order: Default::default(),
+            draining: false,
+            members: incarnations.iter().enumerate().map(member).collect(),
+        }
+    }
+
+    fn worker(node: u32, slot: u32, incarnation: u64) -> Worker {
+        Worker { member: MemberId { node: NodeId(node), slot }, incarnation: Incarnation(incarnation) }
+    }
+
+    fn lost(membership: &mut Membership) -> Vec<(Worker, Why)> {
+        let changes = std::iter::from_fn(|| membership.poll_change());
+        changes
+            .filter_map(|c| if let Change::Lost { worker, cause, .. } = c { Some((worker, cause.why)) } else { None })
+            .collect()
+    }
+
+    // M-2
+    #[test]
+    fn silent_node_is_lost_at_its_deadline_and_returns() {
+        let start = Instant::now();
+        let mut membership = Membership::new(start, Timing::default());
+        membership.handle_report(start, &report(0, 1, 1, &[7])).unwrap();
+        let deadline = start + Duration::from_secs(1);
+
+        (1..10).for_each(|i| membership.handle_timeout(start + Duration::from_millis(i * 100)));
+        assert_eq!(membership.poll_timeout(), Some(deadline));
+        membership.handle_timeout(deadline - Duration::from_millis(1));
+        assert_eq!(lost(&mut membership), []);
+        membership.handle_timeout(deadline);
+        assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Silent)]);
+        assert!(matches!(membership.status(worker(0, 0, 7)), Status::Unheard));
+        membership.handle_report(deadline, &report(0, 1, 2, &[7])).unwrap();
+
+        assert!(matches!(membership.status(worker(0, 0, 7)), Status::Alive(_)));
+    }
+
+    // M-5
+    #[test]
+    fn who_oversleeps_does_not_blame_others() {
+        let start = Instant::now();
+        let mut membership = Membership::new(start, Timing::default());
+        membership.handle_report(start, &report(0, 1, 1, &[7])).unwrap();
+
+        membership.handle_timeout(start + Duration::from_secs(5));
+        assert_eq!(lost(&mut membership), []);
+        (50..=55).for_each(|i| membership.handle_timeout(start + Duration::from_millis(i * 100)));
+
+        assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Silent)]);
+    }
+
+    // M-3
+    #[test]
+    fn a_successor_or_a_new_boot_proves_death() {
+        let start = Instant::now();
+        let mut membership = Membership::new(start, Timing::default());
+        membership.handle_report(start, &report(0, 1, 1, &[7, 7])).unwrap();
+        membership.handle_report(start, &report(0, 1, 2, &[7, 8])).unwrap();
+
+        assert_eq!(lost(&mut membership), [(worker(0, 1, 7), Why::Died)]);
+        membership.handle_report(start, &report(0, 9, 1, &[])).unwrap();
+        assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Died), (worker(0, 1, 8), Why::Died)]);
+        assert!(matches!(membership.status(worker(0, 0, 7)), Status::Dead));
+        assert!(matches!(membership.status(worker(0, 0, 9)), Status::Unheard), "it may be younger than the report");
+        assert!(matches!(membership.status(worker(5, 0, 7)), Status::Unheard));
+    }
+
+    // M-4
+    #[test]
+    fn a_hanging_worker_is_given_up_until_it_has_a_successor() {
+        let start = Instant::now();
+        let mut membership = Membership::new(start, Timing::default());
+        let mut hanging = report(0, 1, 1, &[7]);
+        hanging.members[0].hangs = true;
+        membership.handle_report(start, &hanging).unwrap();
+
+        assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Hangs)]);
+        membership.handle_report(start, &report(0, 1, 2, &[7])).unwrap();
+        assert_eq!(membership.evictions(NodeId(0)), [worker(0, 0, 7)]);
+        assert_eq!(membership.alive().count(), 0);
+        membership.handle_report(start, &report(0, 1, 3, &[8])).unwrap();
+        assert_eq!(membership.evictions(NodeId(0)), []);
+        assert_eq!(membership.alive().count(), 1);
+    }
+
+    proptest! {
+        // M-1
+        #[test]
+        fn reports_out_of_order_change_nothing(order in prop::collection::vec((1u64..4, 1u64..6), 1..40)) {
+            let start = Instant::now();
+            let mut membership = Membership::new(start, Timing::default());
+            let mut latest = (0, 0);
+            for (boot, number) in order {
+                let accepted = membership.handle_report(start, &report(0, boot, number, &[boot * 100 + number])).is_ok();
+
+                prop_assert_eq!(accepted, (boot, number) > latest);
+                latest = latest.max((boot, number));
+                prop_assert!(matches!(membership.status(worker(0, 0, latest.0 * 100 + latest.1)), Status::Alive(_)));
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Which mesh the members form after a change, and who sits where.
+//!
+//! Invariants:
+//! - `X-1` `pp`, `cp` and `tp` are those wanted; no axis is larger than wanted or smaller than the policy allows.
+//! - `X-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes uneven shares.
+//! - `X-3` Of the members of the last world as many as possible keep the state that they have: a coordinate is given to
+//!   another one only if its holder is gone or the coordinate has vanished.
+//!
+//! Meshes are tried from the most ranks to the fewest; of equal ones the one that keeps `dp_shard`, as then no state moves.
+
+use super::identity::{Incarnation, Worker};
+use super::quorum::Blocked;
+use crate::mesh::Mesh;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// What the user allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// The mesh of a full world.
+    pub wanted: Mesh,
+    /// Fewest replicas.
+    pub dp_replicate_min: usize,
+    /// Fewest shards; what a rank has room for.
+    pub dp_shard_min: usize,
+    /// How long replacements are waited for before a smaller world is formed.
+    pub replace_patience: Duration,
+    /// Microbatches of a step, the same for every world size.
+    pub n_microbatches: usize,
+    /// Whether ranks may have one microbatch more than others.
+    pub uneven: bool,
+    /// Whether members that fall behind for too long are replaced; otherwise they are waited for.
+    pub evict_stragglers: bool,
+}
+
+/// Who sits where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The shape.
+    pub mesh: Mesh,
+    /// A rank is a position.
+    pub seats: Vec<Worker>,
+}
+
+impl Policy {
+    /// The largest mesh for so many members (`X-1`, `X-2`).
+    pub fn largest(&self, n_members: usize, last: Option<Mesh>) -> Option<Mesh> {
+        let shards = self.dp_shard_min..=self.wanted.dp_shard;
+        let meshes = shards.flat_map(|dp_shard| {
+            let replicas = self.dp_replicate_min..=self.wanted.dp_replicate;
+            replicas.map(move |dp_replicate| Mesh { dp_replicate, dp_shard, ..self.wanted })
+        });
+        let allowed = meshes.filter(|mesh| mesh.size() <= n_members && self.divides(mesh));
+        allowed.max_by_key(|mesh| (mesh.size(), last.is_some_and(|last| last.dp_shard == mesh.dp_shard), mesh.dp_shard))
+    }
+
+    /// Ranks of the smallest mesh.
+    pub fn smallest(&self) -> usize {
+        Mesh { dp_replicate: self.dp_replicate_min, dp_shard: self.dp_shard_min, ..self.wanted }.size()
+    }
+
+    fn divides(&self, mesh: &Mesh) -> bool {
+        let n = mesh.data_ranks();
+        n <= self.n_microbatches && (self.uneven || self.n_microbatches.is_multiple_of(n))
+    }
+
+    /// Decides. `last` is the world before, `members` are sorted and can all take a seat, `waited` is for how long.
+    ///
+    /// # Errors
+    /// Why there is no world yet.
+    pub fn choose(
+        &self,
+        last: Option<(Mesh, &[Worker])>,
+        members: &BTreeSet<Worker>,
+        waited: Duration,
+    ) -> Result<Choice, Blocked> {
+        let have = members.len();
+        let mesh =
+            self.largest(have, last.map(|(mesh, _)| mesh)).ok_or(Blocked::TooFew { have, need: self.smallest() })?;
+        let shrinks = last.is_none_or(|(last, _)| mesh.size() < last.size());
+        if mesh != self.wanted && shrinks && waited < self.replace_patience {
+            let remaining = self.replace_patience - waited;
+            return Err(Blocked::Replacements { have, want: self.wanted.size(), remaining });
+        }
+        Ok(Choice { mesh, seats: seats(mesh, last, members) })
+    }
+}
+
+/// `X-3`
+fn seats(mesh: Mesh, last: Option<(Mesh, &[Worker])>, members: &BTreeSet<Worker>) -> Vec<Worker> {
+    let mut seats: Vec<Option<Worker>> = vec![None; mesh.size()];
+    let mut free = members.clone();
+    if let Some((last_mesh, last_seats)) = last {
+        for (rank, worker) in last_seats.iter().enumerate() {
+            let at = last_mesh.coord(rank);
+            let inside = crate::mesh::Axis::ALL.into_iter().all(|axis| at.on(axis) < mesh.axis(axis));
+            if inside && free.remove(worker) {
+                seats[mesh.rank(at)] = Some(*worker);
+            }
+        }
+        // A process that was started again in the same place is nearest to the ranks around the seat.
+        for (rank, worker) in last_seats.iter().enumerate() {
+            let at = last_mesh.coord(rank);
+            let inside = crate::mesh::Axis::ALL.into_iter().all(|axis| at.on(axis) < mesh.axis(axis));
+            let first = Worker { incarnation: Incarnation(0), ..*worker };
+            let successor = free.range(first..).next().filter(|other| other.member == worker.member).copied();
+            if let (true, Some(successor)) = (inside && seats[mesh.rank(at)].is_none(), successor) {
+                free.remove(&successor);
+                seats[mesh.rank(at)] = Some(successor);
+            }
+        }
+    }
+    let mut free = free.into_iter();
+    seats
+        .into_iter()
+        .map(|seat| seat.or_else(|| free.next()).expect("the mesh is no larger than the members"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::identity::{MemberId, NodeId};
+    use proptest::prelude::*;
+
+    fn worker(slot: u32) -> Worker {
+        Worker { member: MemberId { node: NodeId(0), slot }, incarnation: Incarnation(1) }
+    }
+
+    fn members(slots: impl IntoIterator<Item = u32>) -> BTreeSet<Worker> {
+        slots.into_iter().map(worker).collect()
+    }
+
+    fn policy(dp_replicate: usize, dp_shard: usize, tp: usize) -> Policy {
+        Policy {
+            wanted: Mesh { dp_replicate, dp_shard, tp, ..Mesh::ONE },
+            dp_replicate_min: 1,
+            dp_shard_min: 1,
+            replace_patience: Duration::from_secs(1),
+            n_microbatches: 12,
+            uneven: true,
+            evict_stragglers: true,
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(9);
+
+    #[test]
+    fn a_spare_takes_the_seat_of_the_dead_at_once() {
+        let policy = policy(2, 2, 1);
+        let last: Vec<Worker> = (0..4).map(worker).collect();
+
+        let choice = policy.choose(Some((policy.wanted, &last)), &members([0, 2, 3, 9]), Duration::ZERO).unwrap();
+
+        assert_eq!(choice, Choice { mesh: policy.wanted, seats: vec![worker(0), worker(9), worker(2), worker(3)] });
+    }
+
+    #[test]
+    fn without_a_spare_it_waits_and_then_shrinks() {
+        let policy = policy(1, 4, 1);
+        let last: Vec<Worker> = (0..4).map(worker).collect();
+        let left = members([0, 2, 3]);
+
+        let wait = policy.choose(Some((policy.wanted, &last)), &left, Duration::ZERO).unwrap_err();
+        let choice = policy.choose(Some((policy.wanted, &last)), &left, LONG).unwrap();
+
+        assert_eq!(wait, Blocked::Replacements { have: 3, want: 4, remaining: Duration::from_secs(1) });
+        assert_eq!(choice.mesh.dp_shard, 3);
+        assert_eq!(choice.seats, [worker(0), worker(3), worker(2)]);
+    }
+
+    #[test]
+    fn a_smaller_world_drops_replicas_rather_than_shards() {
+        let policy = policy(2, 2, 1);
+
+        assert_eq!(policy.largest(3, Some(policy.wanted)).unwrap(), Mesh { dp_shard: 2, ..Mesh::ONE });
+    }
+
+    #[test]
+    fn an_even_batch_refuses_worlds_that_do_not_divide_it() {
+        let policy = Policy { uneven: false, n_microbatches: 8, ..policy(1, 8, 2) };
+
+        assert_eq!(policy.largest(15, None).unwrap().dp_shard, 4);
+    }
+
+    #[test]
+    fn too_few_for_the_smallest_mesh_is_said() {
+        let policy = Policy { dp_shard_min: 2, ..policy(1, 4, 2) };
+
+        let err = policy.choose(None, &members(0..3), LONG).unwrap_err();
+
+        assert_eq!(err, Blocked::TooFew { have: 3, need: 4 });
+    }
+
+    proptest! {
+        //
+        #[test]
+        fn seats_are_distinct_members_and_survivors_keep_theirs(
+            dp_replicate in 1usize..4, dp_shard in 1usize..4, tp in 1usize..3, uneven: bool, lost: u32,
+        ) {
+            let policy = Policy { uneven, ..policy(dp_replicate, dp_shard, tp) };
+            let last: Vec<Worker> = (0..policy.wanted.size() as u32).map(worker).collect();
+            let left: BTreeSet<Worker> = last.iter().copied().filter(|w| lost >> w.member.slot & 1 == 0).collect();
+
+            let Ok(choice) = policy.choose(Some((policy.wanted, &last)), &left, LONG) else {
+                prop_assert!(left.len() < tp);
+                return Ok(());
+            };
+
+            let distinct: BTreeSet<Worker> = choice.seats.iter().copied().collect();
+            prop_assert_eq!(distinct.len(), choice.mesh.size());
+            prop_assert!(distinct.is_subset(&left));
+            prop_assert_eq!(choice.mesh.tp, tp);
+            prop_assert!(uneven || policy.n_microbatches.is_multiple_of(choice.mesh.data_ranks()));
+            for (rank, seat) in choice.seats.iter().enumerate() {
+                let owner = last[policy.wanted.rank(choice.mesh.coord(rank))];
+                prop_assert!(*seat == owner || !left.contains(&owner));
+            }
+        }
+    }
+}

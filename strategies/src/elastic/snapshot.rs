@@ -1,0 +1,140 @@
+//! Who writes which part of a checkpoint, and when it is complete.
+//!
+//! Invariants:
+//! - `P-1` Each shard of a world is written by one rank; replicas share the work.
+//! - `P-2` A checkpoint is complete when all shards of one step, written in one generation, are durable.
+//! - `P-3` What is incomplete when the generation ends never becomes complete.
+
+use super::identity::{Generation, Step};
+use super::message::Formation;
+use super::shadow::Shard;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A checkpoint. The default one is the initial weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Which world wrote it.
+    pub generation: Generation,
+    /// Which state it is.
+    pub step: Step,
+}
+
+/// A part of a checkpoint that is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Of which checkpoint.
+    pub of: Checkpoint,
+    /// What it holds.
+    pub shard: Shard,
+}
+
+/// The shard that a rank writes, if it writes one (`P-1`).
+pub fn writes(formation: &Formation, rank: usize) -> Option<Shard> {
+    let shard = formation.holds[rank][0];
+    let replica = formation.mesh.coord(rank).on(crate::mesh::Axis::DpReplicate);
+    (shard.part as usize % formation.mesh.dp_replicate == replica).then_some(shard)
+}
+
+/// Checkpoints of which some parts are durable.
+#[derive(Clone, Debug, Default)]
+pub struct Manifests {
+    generation: Generation,
+    shards: BTreeSet<Shard>,
+    missing: BTreeMap<Step, BTreeSet<Shard>>,
+}
+
+/// Bound of checkpoints that are written at the same time; the oldest is given up.
+const OPEN_MAX: usize = 4;
+
+impl Manifests {
+    /// Begins a generation; gives up what is incomplete (`P-3`).
+    pub fn begin(&mut self, formation: &Formation) {
+        let shards = (0..formation.seats.len()).filter_map(|rank| writes(formation, rank)).collect();
+        *self = Manifests { generation: formation.generation, shards, missing: BTreeMap::new() };
+    }
+
+    /// Ends the generation (`P-3`).
+    pub fn abandon(&mut self) {
+        *self = Manifests::default();
+    }
+
+    /// A part is durable. Returns the checkpoint if it is complete now (`P-2`).
+    pub fn handle_part(&mut self, part: Part) -> Option<Checkpoint> {
+        if part.of.generation != self.generation || !self.shards.contains(&part.shard) {
+            return None;
+        }
+        let missing = self.missing.entry(part.of.step).or_insert_with(|| self.shards.clone());
+        let complete = missing.remove(&part.shard) && missing.is_empty();
+        if self.missing.len() > OPEN_MAX {
+            self.missing.pop_first();
+        }
+        complete.then_some(part.of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::identity::Worker;
+    use crate::elastic::shadow::place;
+    use crate::mesh::Mesh;
+
+    fn formation(generation: u64, mesh: Mesh) -> Formation {
+        let seats = vec![Worker::default(); mesh.size()];
+        let holds = place(&mesh, &seats);
+        Formation {
+            generation: Generation(generation),
+            mesh,
+            seats,
+            base: Default::default(),
+            voted_in: Generation(0),
+            transfers: vec![vec![]; holds.len()],
+            holds,
+        }
+    }
+
+    fn part(generation: u64, step: u64, shard: Shard) -> Part {
+        Part { of: Checkpoint { generation: Generation(generation), step: Step(step) }, shard }
+    }
+
+    // P-1
+    #[test]
+    fn each_shard_has_one_writer_and_replicas_share_the_work() {
+        let formation = formation(1, Mesh { dp_replicate: 2, dp_shard: 4, tp: 2, ..Mesh::ONE });
+
+        let written: Vec<(usize, Shard)> = (0..16).filter_map(|rank| Some((rank, writes(&formation, rank)?))).collect();
+
+        let distinct: BTreeSet<Shard> = written.iter().map(|(_, shard)| *shard).collect();
+        assert_eq!((written.len(), distinct.len()), (8, 8));
+        assert_eq!(written.iter().filter(|(rank, _)| *rank < 8).count(), 4);
+    }
+
+    // P-2
+    #[test]
+    fn all_parts_of_one_step_complete_it_once() {
+        let formation = formation(3, Mesh { dp_shard: 2, ..Mesh::ONE });
+        let (a, b) = (formation.holds[0][0], formation.holds[1][0]);
+        let mut manifests = Manifests::default();
+        manifests.begin(&formation);
+
+        assert_eq!(manifests.handle_part(part(3, 10, a)), None);
+        assert_eq!(manifests.handle_part(part(3, 20, b)), None);
+        assert_eq!(manifests.handle_part(part(3, 10, b)).unwrap().step, Step(10));
+        assert_eq!(manifests.handle_part(part(3, 10, b)), None);
+    }
+
+    // P-3
+    #[test]
+    fn parts_of_another_generation_do_not_count() {
+        let old = formation(3, Mesh { dp_shard: 2, ..Mesh::ONE });
+        let (a, b) = (old.holds[0][0], old.holds[1][0]);
+        let mut manifests = Manifests::default();
+        manifests.begin(&old);
+        manifests.handle_part(part(3, 10, a));
+        manifests.begin(&formation(4, old.mesh));
+
+        assert_eq!(manifests.handle_part(part(3, 10, b)), None);
+        assert_eq!(manifests.handle_part(part(4, 10, b)), None);
+    }
+}

@@ -1,0 +1,271 @@
+//! One per node, in a process of its own: starts ranks, notices that one died or hangs, and speaks for all of them.
+//!
+//! Invariants:
+//! - `V-1` A report leaves at once when a rank starts, dies, hangs or changes its phase, and after each heartbeat.
+//! - `V-2` Orders of an older term or generation are refused.
+//! - `V-3` Each place has at most one process; a successor is started once the predecessor is certainly gone.
+
+use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
+use super::message::{MemberReport, Order, OrderId, Report};
+use super::timing::Timing;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// What the shell must do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Command {
+    /// Send to the coordinator; it need not arrive.
+    Send(Report),
+    /// Start a process; answer with [`Supervisor::handle_started`] or [`Supervisor::handle_exited`].
+    Spawn(Worker),
+    /// Kill a process; answer with [`Supervisor::handle_exited`].
+    Kill(Worker),
+    /// Pass an order on to a rank.
+    Tell(Worker, Order),
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Supervisor {
+    job: JobId,
+    node: NodeId,
+    boot: Incarnation,
+    timing: Timing,
+    number: u64,
+    order: Option<Order>,
+    draining: bool,
+    slots: Vec<Slot>,
+    next_heartbeat: Instant,
+    commands: VecDeque<Command>,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    worker: Worker,
+    /// Its latest word and when it came; none until it has started.
+    word: Option<(MemberReport, Instant)>,
+    /// Whether its end has been asked for.
+    doomed: bool,
+}
+
+impl Supervisor {
+    /// A node with places for `n_slots` ranks; all are started.
+    pub fn new(now: Instant, job: JobId, node: NodeId, boot: Incarnation, n_slots: u32, timing: Timing) -> Supervisor {
+        let worker = |slot| Worker { member: MemberId { node, slot }, incarnation: boot };
+        let slots: Vec<Slot> =
+            (0..n_slots).map(|slot| Slot { worker: worker(slot), word: None, doomed: false }).collect();
+        let commands = slots.iter().map(|slot| Command::Spawn(slot.worker)).collect();
+        Supervisor {
+            job,
+            node,
+            boot,
+            timing,
+            number: 0,
+            order: None,
+            draining: false,
+            slots,
+            next_heartbeat: now,
+            commands,
+        }
+    }
+
+    /// A process is up and gives this as its first word.
+    pub fn handle_started(&mut self, now: Instant, word: MemberReport) {
+        let Some(slot) = self.slot(word.worker) else { return };
+        slot.word = Some((word.clone(), now));
+        if let Some(order) = &self.order {
+            self.commands.push_back(Command::Tell(word.worker, order.clone()));
+        }
+        self.report(now);
+    }
+
+    /// A process is gone; the kernel says so.
+    pub fn handle_exited(&mut self, now: Instant, worker: Worker) {
+        let Some(slot) = self.slot(worker) else { return };
+        // V-3
+        let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
+        *slot = Slot { worker: successor, word: None, doomed: false };
+        self.commands.push_back(Command::Spawn(successor));
+        self.report(now);
+    }
+
+    /// A rank gives a sign of life.
+    pub fn handle_word(&mut self, now: Instant, word: MemberReport) {
+        let Some(slot) = self.slot(word.worker) else { return };
+        let Some((last, _)) = &slot.word else { return };
+        let news = (last.generation, last.phase, last.saved) != (word.generation, word.phase, word.saved);
+        slot.word = Some((word, now));
+        if news {
+            self.report(now);
+        }
+    }
+
+    /// An order of a coordinator.
+    ///
+    /// # Errors
+    /// When it is older than one that was taken up (`V-2`). Nothing has changed.
+    pub fn handle_order(&mut self, now: Instant, order: Order) -> Result<(), Stale> {
+        self.handle_timeout(now);
+        if order.job != self.job {
+            return Err(Stale::Job { found: order.job, have: self.job });
+        }
+        let have = self.order_id();
+        refuse_older(order.id.term, have.term, |found, have| Stale::Term { found, have })?;
+        refuse_older(order.id.generation, have.generation, |found, have| Stale::Generation { found, have })?;
+        if order.id < have {
+            return Err(Stale::Overtaken { found: order.id.stage as u64, have: have.stage as u64 });
+        }
+        for slot in &mut self.slots {
+            if order.evict.contains(&slot.worker) && !std::mem::replace(&mut slot.doomed, true) {
+                self.commands.push_back(Command::Kill(slot.worker));
+            }
+        }
+        if order.id > have || self.order.is_none() {
+            self.order = Some(order.clone());
+            for slot in self.slots.iter().filter(|slot| slot.word.is_some()) {
+                self.commands.push_back(Command::Tell(slot.worker, order.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The machine is about to be taken away.
+    pub fn handle_drain(&mut self, now: Instant) {
+        self.draining = true;
+        self.report(now);
+    }
+
+    /// Reports when it is time to.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if now >= self.next_heartbeat {
+            self.report(now);
+        }
+    }
+
+    /// When to call [`Supervisor::handle_timeout`].
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        Some(self.next_heartbeat)
+    }
+
+    /// The next command.
+    pub fn poll_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    /// The latest order that it has taken up.
+    pub fn order_id(&self) -> OrderId {
+        self.order.as_ref().map(|order| order.id).unwrap_or_default()
+    }
+
+    fn slot(&mut self, worker: Worker) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.worker == worker)
+    }
+
+    fn report(&mut self, now: Instant) {
+        self.number += 1;
+        self.next_heartbeat = now + self.timing.heartbeat;
+        let suspicion = self.timing.suspicion;
+        let words = self.slots.iter().filter_map(|slot| slot.word.as_ref());
+        let members = words.map(|(word, heard)| MemberReport { hangs: now >= *heard + suspicion, ..word.clone() });
+        let report = Report {
+            job: self.job,
+            node: self.node,
+            boot: self.boot,
+            number: self.number,
+            order: self.order_id(),
+            draining: self.draining,
+            members: members.collect(),
+        };
+        self.commands.push_back(Command::Send(report));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::identity::{Generation, Term};
+    use crate::elastic::member::Member;
+    use crate::elastic::message::Stage;
+    use std::time::Duration;
+
+    fn drain(supervisor: &mut Supervisor) -> Vec<Command> {
+        std::iter::from_fn(|| supervisor.poll_command()).collect()
+    }
+
+    fn reports(commands: Vec<Command>) -> Vec<Report> {
+        commands.into_iter().filter_map(|c| if let Command::Send(report) = c { Some(report) } else { None }).collect()
+    }
+
+    fn started(now: Instant) -> (Supervisor, Worker, MemberReport) {
+        let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
+        let commands = drain(&mut supervisor);
+        let [Command::Spawn(worker)] = commands[..] else { panic!("{commands:?}") };
+        let word = Member::new(JobId(1), worker, 0).report();
+        supervisor.handle_started(now, word.clone());
+        drain(&mut supervisor);
+        (supervisor, worker, word)
+    }
+
+    fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> Order {
+        let id = OrderId { term: Term(term), generation: Generation(generation), stage: Stage::Stop };
+        Order { job: JobId(1), id, formation: None, evict }
+    }
+
+    // V-1, V-3
+    #[test]
+    fn a_death_is_reported_at_once_and_a_successor_started() {
+        let now = Instant::now();
+        let (mut supervisor, worker, _) = started(now);
+
+        supervisor.handle_exited(now, worker);
+
+        let commands = drain(&mut supervisor);
+        let successor = Worker { incarnation: Incarnation(6), ..worker };
+        assert_eq!(commands[0], Command::Spawn(successor));
+        assert_eq!(reports(commands)[0].members, []);
+        supervisor.handle_exited(now, worker);
+        assert_eq!(drain(&mut supervisor), [], "the end of one process is handled once");
+    }
+
+    #[test]
+    fn a_rank_without_signs_of_life_hangs_after_the_suspicion_time() {
+        let start = Instant::now();
+        let (mut supervisor, _, _) = started(start);
+
+        let mut said = vec![];
+        for ms in (100..=600).step_by(100) {
+            supervisor.handle_timeout(start + Duration::from_millis(ms));
+            said.extend(reports(drain(&mut supervisor)).iter().map(|report| report.members[0].hangs));
+        }
+
+        assert_eq!(said, [false, false, false, false, true, true]);
+    }
+
+    // V-2
+    #[test]
+    fn orders_of_an_old_coordinator_or_world_are_refused() {
+        let now = Instant::now();
+        let (mut supervisor, worker, _) = started(now);
+        supervisor.handle_order(now, stop(2, 5, vec![])).unwrap();
+        drain(&mut supervisor);
+
+        assert!(matches!(supervisor.handle_order(now, stop(1, 9, vec![worker])), Err(Stale::Term { .. })));
+        assert!(matches!(supervisor.handle_order(now, stop(3, 4, vec![worker])), Err(Stale::Generation { .. })));
+        assert_eq!(drain(&mut supervisor), []);
+    }
+
+    #[test]
+    fn an_eviction_kills_once_and_only_the_process_that_is_meant() {
+        let now = Instant::now();
+        let (mut supervisor, worker, _) = started(now);
+        let other = Worker { incarnation: Incarnation(4), ..worker };
+
+        supervisor.handle_order(now, stop(1, 1, vec![other])).unwrap();
+        supervisor.handle_order(now, stop(1, 1, vec![worker])).unwrap();
+        supervisor.handle_order(now, stop(1, 1, vec![worker])).unwrap();
+
+        let kills = drain(&mut supervisor).into_iter().filter(|command| matches!(command, Command::Kill(_)));
+        assert_eq!(kills.collect::<Vec<_>>(), [Command::Kill(worker)]);
+    }
+}
