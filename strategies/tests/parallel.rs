@@ -122,10 +122,10 @@ fn rows_that_cannot_be_cut_are_refused() {
 fn reproducible_runs_refuse_axes_that_change_bits_and_ranks_without_work() {
     let parallel = Parallel { logical_shards: Some(2), ..Parallel::default() };
 
-    let axis = error("llama", 2, Mesh { tp: 2, ..Mesh::ONE }, parallel);
+    let axis = error("llama", 2, Mesh { cp: 2, ..Mesh::ONE }, parallel);
     let idle = error("llama", 2, Mesh { dp_shard: 3, ..Mesh::ONE }, parallel);
 
-    assert!(axis.contains("tensor_parallel_size is 2"), "{axis}");
+    assert!(axis.contains("context_parallel_size is 2, 1 would fit"), "{axis}");
     assert!(idle.contains("2 microbatches a step cannot be shared by 3"), "{idle}");
 }
 
@@ -135,9 +135,9 @@ proptest! {
     #[test]
     fn every_reproducible_arrangement_compiles(
         family in prop::sample::select(vec!["llama", "gpt2"]), tied: bool, n_leaves in 1usize..9,
-        pp in 1usize..4, dp_replicate in 1usize..4, dp_shard in 1usize..4, parallel in any_parallel(),
+        pp in 1usize..4, dp_replicate in 1usize..4, dp_shard in 1usize..4, tp in 1usize..3, parallel in any_parallel(),
     ) {
-        let mesh = Mesh { pp, dp_replicate, dp_shard, cp: 1, tp: 1 };
+        let mesh = Mesh { pp, dp_replicate, dp_shard, cp: 1, tp };
         let n_leaves = n_leaves.max(mesh.data_ranks());
         let parallel = Parallel { logical_shards: Some(n_leaves), ..parallel };
         let n = n_leaves.div_ceil(mesh.data_ranks());
