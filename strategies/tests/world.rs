@@ -6,8 +6,6 @@ mod support;
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
-use phalanx_strategies::passes::context_parallel::CpComm;
-use phalanx_strategies::passes::fully_sharded::ZeroStage;
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -17,38 +15,12 @@ use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
 use phalanx_strategies::world::{Collective, Links, Mover, Post, Rank, Step, Tensor, WorldError};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
-use support::{model, spec};
+use support::{any_parallel, model, spec};
 
 fn any_mesh() -> impl Strategy<Value = Mesh> {
     (1usize..5, 1usize..3, 1usize..4, 1usize..4, prop::sample::select(vec![1usize, 2, 4]))
         .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp })
         .prop_filter("small", |m| m.size() <= 32)
-}
-
-fn any_parallel() -> impl Strategy<Value = Parallel> {
-    let schedules = vec![
-        ScheduleKind::GPipe,
-        ScheduleKind::OneF1B,
-        ScheduleKind::Interleaved { chunks: 2 },
-        ScheduleKind::ZeroBubble,
-    ];
-    (
-        prop::sample::select(vec![ZeroStage::One, ZeroStage::Two, ZeroStage::Three]),
-        0usize..3,
-        prop::sample::select(schedules),
-        any::<bool>(),
-        prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]),
-        prop::sample::select(vec![1usize, 4 << 10, 25 << 20]),
-    )
-        .prop_map(|(zero_stage, prefetch, schedule, sequence_parallel, cp_comm, bucket_bytes)| Parallel {
-            zero_stage,
-            prefetch,
-            schedule,
-            sequence_parallel,
-            cp_comm,
-            bucket_bytes,
-            logical_shards: None,
-        })
 }
 
 /// A model, a mesh, and how the one is trained on the other.

@@ -2,11 +2,15 @@
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::model::{HfConfig, ModelConfig};
+use phalanx_strategies::passes::context_parallel::CpComm;
+use phalanx_strategies::passes::fully_sharded::ZeroStage;
 use phalanx_strategies::passes::memory::{Place, Region};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::pipeline::ScheduleKind;
 use phalanx_strategies::program::{Op, ValueId};
+use proptest::prelude::*;
 
 pub fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
     let json = if family == "gpt2" {
@@ -86,4 +90,31 @@ pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
 
 fn c_place(c: &Compiled, v: ValueId) -> Option<Place> {
     c.layout.places[v.0 as usize]
+}
+
+/// Every way of sharing work that a mesh leaves open, but reproducible runs.
+pub fn any_parallel() -> impl Strategy<Value = Parallel> {
+    let schedules = vec![
+        ScheduleKind::GPipe,
+        ScheduleKind::OneF1B,
+        ScheduleKind::Interleaved { chunks: 2 },
+        ScheduleKind::ZeroBubble,
+    ];
+    (
+        prop::sample::select(vec![ZeroStage::One, ZeroStage::Two, ZeroStage::Three]),
+        0usize..3,
+        prop::sample::select(schedules),
+        any::<bool>(),
+        prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]),
+        prop::sample::select(vec![1usize, 4 << 10, 25 << 20]),
+    )
+        .prop_map(|(zero_stage, prefetch, schedule, sequence_parallel, cp_comm, bucket_bytes)| Parallel {
+            zero_stage,
+            prefetch,
+            schedule,
+            sequence_parallel,
+            cp_comm,
+            bucket_bytes,
+            logical_shards: None,
+        })
 }
