@@ -82,6 +82,13 @@ pub enum Fault {
         /// For how long.
         for_ms: u64,
     },
+    /// Not a fault: the operator asks for a checkpoint.
+    Save,
+    /// Not a fault: the operator asks for this many shards.
+    Resize {
+        /// How many.
+        dp_shard: usize,
+    },
     /// A machine is announced to be taken away, is taken away half a second later, and comes back.
     Drain {
         /// Which.
@@ -110,7 +117,7 @@ pub struct Plan(pub Vec<Planned>);
 
 /// Classes of faults; each seed draws some (swarm testing), so that rare combinations are not drowned by frequent ones.
 /// Source: Groce et al. 2012, "Swarm testing".
-const CLASSES: u64 = 8;
+const CLASSES: u64 = 9;
 
 impl Plan {
     /// The plan of a seed for so many nodes, each with so many ranks, within so much time.
@@ -167,6 +174,8 @@ fn one(dice: &mut Dice, class: u64, n_nodes: u32, n_slots: u32) -> Fault {
         6 if dice.percent(30) => Fault::CutData { from: node, to: other, for_ms: short * 3 },
         6 if dice.percent(50) => Fault::DeafTo { node, for_ms: short },
         6 => Fault::MuteTo { node, for_ms: short },
+        7 if dice.percent(70) => Fault::Save,
+        7 => Fault::Resize { dp_shard: dice.pick(1..5) as usize },
         _ => Fault::BadNetwork { loss: dice.pick(1..40), delay_ms: dice.pick(1..150), for_ms: short },
     }
 }

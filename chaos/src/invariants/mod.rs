@@ -2,6 +2,7 @@
 
 mod attribution;
 mod committed_steps;
+mod ending;
 mod exactly_once;
 mod golden;
 mod nothing_stale;
@@ -78,8 +79,8 @@ pub enum Observation<'a> {
     Announced(&'a Formation),
     /// A new world begins from this state.
     Formed(&'a Formation),
-    /// All members of a world have their state; these are the nodes that have each shard in memory.
-    Healed(&'a Formation, Vec<(Shard, Vec<NodeId>)>),
+    /// All members of a world have their state; these are those that have each shard in memory.
+    Healed(&'a Formation, Vec<(Shard, Vec<Worker>)>),
     /// A worker has the state of a step; part and value.
     State {
         /// Who.
@@ -134,6 +135,7 @@ pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
         Box::new(promise::Promise::default()),
         Box::new(two_copies::TwoCopies),
         Box::new(exactly_once::ExactlyOnce),
+        Box::new(ending::Ending::default()),
         Box::new(golden::Golden::new(reproducible)),
         Box::new(attribution::Attribution::default()),
     ]

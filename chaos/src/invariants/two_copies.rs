@@ -1,7 +1,8 @@
-//! When a world on several nodes is whole, each shard is in the memory of two of them. Source: `shadow` H-1.
+//! When a world is whole, each shard is in the memory of two nodes, or of two processes if there is one node only.
+//! Source: `shadow` H-1, H-3.
 
 use super::{Invariant, Observation};
-use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::elastic::identity::{NodeId, Worker};
 use std::collections::BTreeSet;
 
 /// See the [module](self).
@@ -15,7 +16,12 @@ impl Invariant for TwoCopies {
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         let Observation::Healed(formation, copies) = what else { return Ok(()) };
         let nodes: BTreeSet<NodeId> = formation.seats.iter().map(|worker| worker.member.node).collect();
-        match copies.iter().find(|(_, on)| on.len() < nodes.len().min(2)) {
+        let (n_nodes, n_processes) = (nodes.len().min(2), formation.seats.len().min(2));
+        let too_few = |on: &[Worker]| {
+            let distinct: BTreeSet<NodeId> = on.iter().map(|worker| worker.member.node).collect();
+            distinct.len() < n_nodes || on.len() < n_processes
+        };
+        match copies.iter().find(|(_, on)| too_few(on)) {
             Some((shard, on)) => Err(format!("{}: {shard:?} is on {on:?} only", formation.generation)),
             None => Ok(()),
         }

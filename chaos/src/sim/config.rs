@@ -2,6 +2,7 @@
 
 use crate::dice::Dice;
 use crate::mutation::Mutation;
+use phalanx_strategies::elastic::member::Schedule;
 use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
@@ -63,6 +64,11 @@ impl Config {
         Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
     }
 
+    /// What members do by themselves; the job goes on until it is stopped.
+    pub fn schedule(&self) -> Schedule {
+        Schedule { save_steps: self.save_steps, last_step: None }
+    }
+
     fn of(seed: u64, wanted: Mesh, dice: &mut Dice) -> Config {
         let timing = Timing::default();
         let policy = Policy {
@@ -73,6 +79,9 @@ impl Config {
             n_microbatches: (wanted.data_ranks() * dice.pick(1..3) as usize).max(4),
             uneven: true,
             evict_stragglers: dice.percent(70),
+            shadows: true,
+            // Faults strike without mercy; that the job gives up is tested on the machine.
+            incidents_max: 1_000,
         };
         Config {
             seed,

@@ -159,6 +159,16 @@ impl Sim {
         }
     }
 
+    /// Asks the leading coordinator, if there is one.
+    pub(super) fn ask(&mut self, request: impl FnOnce(&mut Coordinator, Instant)) {
+        let (now, Some(i)) = (self.instant(), self.leading()) else { return };
+        let candidate = &mut self.candidates[i];
+        if let (0, Some(coordinator)) = (candidate.stopped, &mut candidate.coordinator) {
+            request(coordinator, now);
+            self.drive_candidate(i);
+        }
+    }
+
     fn drive_candidate(&mut self, i: usize) {
         let (now, life) = (self.instant(), self.candidates[i].life);
         while let Some(command) = self.candidates[i].succession.as_mut().and_then(Succession::poll_command) {
@@ -212,6 +222,7 @@ impl Sim {
                 self.outcome.incidents.push((self.now / 1_000, timeline));
             }
             coordinator::Command::Saved(checkpoint) => self.mark(6, checkpoint.generation.0, checkpoint.step.0),
+            coordinator::Command::Ended(_) => self.mark(8, self.step.0, 0),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use phalanx_strategies::elastic::commit::{Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Worker};
-use phalanx_strategies::elastic::message::Formation;
+use phalanx_strategies::elastic::message::{Formation, Wishes};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::tree::leaves_of;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,8 @@ pub struct Collective {
     runs: BTreeMap<usize, Range<usize>>,
     pub digest: Option<u64>,
     voted: BTreeSet<Worker>,
+    /// What any of the votes asks for.
+    wishes: Wishes,
     committed: bool,
 }
 
@@ -47,6 +49,7 @@ impl Sim {
             runs: BTreeMap::new(),
             digest: None,
             voted: BTreeSet::new(),
+            wishes: Wishes::default(),
             committed: false,
         });
         collective.entered.insert(worker);
@@ -55,13 +58,16 @@ impl Sim {
     }
 
     /// A rank's vote reaches the others.
-    pub(super) fn vote(&mut self, worker: Worker, vote: Vote) {
+    pub(super) fn vote(&mut self, worker: Worker, vote: Vote, wishes: Wishes) {
         let Some(collective) = self.collectives.get_mut(&(vote.generation, vote.step)) else { return };
         collective.voted.insert(worker);
         if collective.committed {
-            let what = RankEvent::Committed { generation: vote.generation, step: vote.step };
+            let wishes = collective.wishes;
+            let what = RankEvent::Committed { generation: vote.generation, step: vote.step, wishes };
             self.queue.push(self.now + 100, Event::ToRank { worker, what });
+            return;
         }
+        collective.wishes = collective.wishes.and(wishes);
         self.try_collective(vote.generation, vote.step);
     }
 
@@ -108,9 +114,10 @@ impl Sim {
     fn commit(&mut self, formation: &Formation, generation: Generation, step: Step) {
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
         collective.committed = true;
+        let wishes = collective.wishes;
         for worker in &formation.seats {
             let at = self.now + self.dice.pick(50..8_000);
-            let what = RankEvent::Committed { generation, step };
+            let what = RankEvent::Committed { generation, step, wishes };
             self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
             self.perhaps_again(*worker, what);
         }

@@ -3,7 +3,7 @@
 use crate::plan::Fault;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Worker};
-use phalanx_strategies::elastic::message::{MemberReport, Order, Record, Report};
+use phalanx_strategies::elastic::message::{MemberReport, Order, Record, Report, Wishes};
 use phalanx_strategies::elastic::recovery::Transfer;
 use phalanx_strategies::elastic::snapshot::Part;
 use phalanx_strategies::elastic::succession::Lease;
@@ -49,7 +49,9 @@ pub enum RankEvent {
     /// All gradients of a step are reduced.
     Reduced { generation: Generation, step: Step, digest: u64 },
     /// All have voted for a step.
-    Committed { generation: Generation, step: Step },
+    Committed { generation: Generation, step: Step, wishes: Wishes },
+    /// All that belongs to the end is done.
+    Finished { generation: Generation },
     /// A piece of state may have come.
     Fetch { generation: Generation, base: Version, transfer: Transfer },
     /// A part of a checkpoint is written.

@@ -6,6 +6,7 @@ use super::network::{begin, end};
 use crate::invariants::Observation;
 use crate::plan::{Fault, Planned};
 use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::mesh::Mesh;
 
 impl Sim {
     /// Lets strike what is due.
@@ -37,6 +38,18 @@ impl Sim {
             }
             Fault::KillNode { node, back_after_ms } => return self.kill_node(node.0 as usize, back_after_ms),
             Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
+            Fault::Save => return self.ask(|coordinator, now| coordinator.handle_save(now)),
+            Fault::Resize { dp_shard } => {
+                let mesh = Mesh { dp_shard, ..self.config.policy.wanted };
+                // More than the machines have room for would never train.
+                if mesh.size() as u32 <= self.config.n_nodes * self.config.n_slots {
+                    self.ask(|coordinator, now| {
+                        // A mesh that the policy does not allow is refused.
+                        let _ = coordinator.handle_resize(now, mesh);
+                    });
+                }
+                return;
+            }
             Fault::KillCoordinator { back_after_ms } => {
                 let Some(candidate) = self.leading() else { return };
                 self.kill_candidate(candidate);
@@ -128,6 +141,7 @@ impl Sim {
                 (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Calm(NodeId(node))));
             }
             Fault::KillRank { .. } | Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
+            Fault::Save | Fault::Resize { .. } => {}
         }
     }
 

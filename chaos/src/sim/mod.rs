@@ -139,7 +139,7 @@ impl Sim {
     fn run(mut self) -> Outcome {
         let safety_end = self.config.safety_ms * 1_000;
         let deadline = safety_end + self.config.liveness_ms * 1_000;
-        let mut whole_at: Option<Step> = None;
+        let (mut whole_at, mut stops): (Option<Step>, bool) = (None, false);
         while self.outcome.violation.is_none() {
             let Some((at, event)) = self.queue.pop() else { break };
             if !self.safe && at >= safety_end {
@@ -152,14 +152,19 @@ impl Sim {
             self.strike();
             if self.safe {
                 whole_at = if self.is_whole() { whole_at.or(Some(self.step)) } else { None };
-                if whole_at.is_some_and(|step| self.step.0 >= step.0 + 5) {
+                stops |= whole_at.is_some_and(|step| self.step.0 >= step.0 + 5);
+                if stops && self.is_over() {
                     break;
+                }
+                if stops && !self.is_stopped() {
+                    // Whoever was asked may have been succeeded before that was durable.
+                    self.ask(|coordinator, now| coordinator.handle_stop(now));
                 }
                 if self.now > deadline {
                     let doing = self.leader().map(|c| (c.activity(), c.blocked().map(|b| b.to_string())));
                     self.violate(
                         "progress",
-                        format!("the whole mesh does not train again; the coordinator: {doing:?}"),
+                        format!("the whole mesh does not train again, or does not end; the coordinator: {doing:?}"),
                     );
                 }
             }
@@ -173,8 +178,19 @@ impl Sim {
 
     /// Whether the mesh that is wanted trains.
     fn is_whole(&self) -> bool {
-        let runs = self.leader().is_some_and(|leader| leader.activity() == Activity::Running);
-        runs && self.formation.as_ref().is_some_and(|formation| formation.mesh == self.config.policy.wanted)
+        let Some(leader) = self.leader().filter(|leader| leader.activity() == Activity::Running) else { return false };
+        let wanted = leader.record().wanted.unwrap_or(self.config.policy.wanted);
+        self.formation.as_ref().is_some_and(|formation| formation.mesh == wanted)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.store.record.wishes.stop
+    }
+
+    /// Whether the job is finished and all nodes have been shut down.
+    fn is_over(&self) -> bool {
+        let finished = self.leader().is_some_and(|leader| leader.activity() == Activity::Finished);
+        finished && self.nodes.iter().all(|node| node.supervisor.is_none())
     }
 
     fn instant(&self) -> Instant {

@@ -7,7 +7,7 @@ use crate::mutation::Mutation;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{self, Member};
-use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, Order, Stage};
+use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, Order, Stage, Wishes};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -118,13 +118,13 @@ impl Sim {
 
     pub(super) fn worker_starts(&mut self, worker: Worker) {
         let i = worker.member.node.0 as usize;
-        let (now, save_steps) = (self.instant(), self.config.save_steps);
+        let (now, schedule) = (self.instant(), self.config.schedule());
         let node = &mut self.nodes[i];
         // The machine may have been taken away meanwhile.
         if node.supervisor.is_none() || worker.incarnation < node.boot() {
             return;
         }
-        let member = Member::new(JOB, worker, save_steps);
+        let member = Member::new(JOB, worker, None, schedule);
         let word = member.report();
         let rank = Rank {
             member,
@@ -169,12 +169,12 @@ impl Sim {
 
     pub(super) fn kill_node(&mut self, i: usize, back_after_ms: u64) {
         let node = &mut self.nodes[i];
-        if node.supervisor.take().is_none() {
-            return;
-        }
-        node.ranks.clear();
         let id = node.id;
-        self.observe(&Observation::Disturbed { node: id, lasts: false });
+        node.ranks.clear();
+        // One that was drained may have ended by itself.
+        if node.supervisor.take().is_some() {
+            self.observe(&Observation::Disturbed { node: id, lasts: false });
+        }
         self.queue.push(self.now + back_after_ms * 1_000, Event::NodeStarts { node: i });
     }
 
@@ -193,6 +193,13 @@ impl Sim {
                     rank.last_order = at.max(rank.last_order + 1);
                     let at = rank.last_order;
                     self.queue.push(at, Event::ToRank { worker, what: RankEvent::Order(order) });
+                }
+                supervisor::Command::Shutdown => {
+                    let node = &mut self.nodes[i];
+                    if !node.ranks.is_empty() {
+                        self.violate("ending", format!("{} is shut down and has processes", i));
+                    }
+                    self.nodes[i].supervisor = None;
                 }
             }
         }
@@ -216,7 +223,11 @@ impl Sim {
             RankEvent::Order(order) => self.rank_order(worker, &order),
             RankEvent::Computed { generation, step } => self.enter_collective(worker, generation, step),
             RankEvent::Reduced { generation, step, digest } => self.rank_reduced(worker, generation, step, digest),
-            RankEvent::Committed { generation, step } => self.rank_committed(worker, generation, step),
+            RankEvent::Committed { generation, step, wishes } => self.rank_committed(worker, generation, step, wishes),
+            RankEvent::Finished { generation } => {
+                // One that was told of another world meanwhile is asked again.
+                let _ = rank.member.handle_finished(generation);
+            }
             RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
             RankEvent::Saved { part, atoms } => {
                 rank.member.handle_saved(part);
@@ -251,7 +262,7 @@ impl Sim {
         }
     }
 
-    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step) {
+    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step, wishes: Wishes) {
         let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
         let Some(rank) = self.rank(worker) else { return };
         let report = rank.member.report();
@@ -259,7 +270,7 @@ impl Sim {
         // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.
         let abandoned = report.promise.applied.map(|version| version.lineage) != lineage;
         let open = rank.open.filter(|open| (open.0, open.1) == (generation, step));
-        if rank.member.handle_committed(generation, step).is_ok()
+        if rank.member.handle_committed(generation, step, wishes).is_ok()
             && let Some((_, _, digest)) = open
             && !abandoned
         {
@@ -299,7 +310,12 @@ impl Sim {
                     let what = RankEvent::Computed { generation, step };
                     self.queue.push(self.now + time, Event::ToRank { worker, what });
                 }
-                member::Command::Vote(vote) => self.vote(worker, vote),
+                member::Command::Vote(vote, wishes) => self.vote(worker, vote, wishes),
+                member::Command::Finish(generation) => {
+                    let at = self.now + self.dice.pick(1_000..50_000);
+                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::Finished { generation } });
+                }
+                member::Command::Exit => self.kill_worker(worker),
                 member::Command::Save(part) => {
                     let at = self.now + self.dice.pick(5_000..80_000);
                     let range = state::atoms(part.shard, n_atoms);
@@ -350,7 +366,7 @@ impl Sim {
             return;
         }
         let n_atoms = self.config.n_atoms;
-        let mut copies: BTreeMap<Shard, Vec<NodeId>> = BTreeMap::new();
+        let mut copies: BTreeMap<Shard, Vec<Worker>> = BTreeMap::new();
         for rank in 0..formation.seats.len() {
             copies.entry(Shard::of(&formation.mesh, rank)).or_default();
         }
@@ -362,10 +378,7 @@ impl Sim {
                 rank.atoms.range(range.clone()).count() as u64 == range.end - range.start
             };
             for shard in here.into_iter().filter(has_all) {
-                let nodes = copies.entry(shard).or_default();
-                if !nodes.contains(&worker.member.node) {
-                    nodes.push(worker.member.node);
-                }
+                copies.entry(shard).or_default().push(*worker);
             }
         }
         let current: BTreeSet<Shard> = (0..formation.seats.len()).map(|r| Shard::of(&formation.mesh, r)).collect();

@@ -4,7 +4,7 @@
 //! - `N-1` An incident has one first cause, that of the earliest news; whatever follows until it is over is noted beside it.
 //! - `N-2` The phases' durations add up to the time from the last sign of health to the resumption.
 
-use super::identity::{Generation, NodeId, Worker};
+use super::identity::{Generation, NodeId, Step, Worker};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -48,8 +48,17 @@ pub enum Why {
     Drains,
     /// There are members for a larger mesh.
     Grows,
+    /// The operator wants another mesh.
+    Resized,
     /// The coordinator died and the world did not outlive it.
     Succession,
+}
+
+impl Why {
+    /// Whether something broke, as opposed to a change that was meant.
+    pub const fn is_crash(self) -> bool {
+        matches!(self, Why::Died | Why::Silent | Why::Hangs | Why::Straggles | Why::Stuck)
+    }
 }
 
 /// Phases of an incident, in order. A second failure takes it back to an earlier one.
@@ -79,6 +88,8 @@ impl Phase {
 pub struct Timeline {
     /// The world that trains again.
     pub generation: Generation,
+    /// The step that it went on from; the next one is the first that it commits.
+    pub step: Step,
     /// What began it (`N-1`).
     pub cause: Cause,
     /// What else happened before it was over; the first [`ALSO_MAX`].
@@ -134,10 +145,10 @@ impl Incident {
         (self.phase, self.since) = (phase, now);
     }
 
-    /// It is over.
-    pub fn close(mut self, now: Instant, generation: Generation) -> Timeline {
+    /// It is over: a world trains again, from this step.
+    pub fn close(mut self, now: Instant, generation: Generation, step: Step) -> Timeline {
         self.enter(now, Phase::Resume);
-        Timeline { generation, cause: self.cause, also: self.also, phases: self.phases }
+        Timeline { generation, step, cause: self.cause, also: self.also, phases: self.phases }
     }
 }
 
@@ -157,6 +168,7 @@ impl fmt::Display for Cause {
             Why::Stuck => "is stuck",
             Why::Drains => "is drained",
             Why::Grows => "grows",
+            Why::Resized => "is resized",
             Why::Succession => "has a new coordinator",
         })
     }
@@ -195,7 +207,7 @@ mod tests {
         incident.enter(ms(20), Phase::Heal);
         incident.enter(ms(25), Phase::Abort);
         incident.enter(ms(26), Phase::Resume);
-        let timeline = incident.close(ms(30), Generation(5));
+        let timeline = incident.close(ms(30), Generation(5), Step(7));
 
         assert_eq!(timeline.cause, died);
         assert_eq!(timeline.also, [later]);

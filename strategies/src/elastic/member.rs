@@ -4,14 +4,18 @@
 //! - `B-1` Nothing of an older generation has an effect: no order, no outcome of a step, no fetched state.
 //! - `B-2` What a member holds is given up when its world runs, not before: until then another failure may need it.
 //! - `B-3` A member runs only with all the state that its seat asks for.
+//! - `B-4` All members of a world act on a wish after the same step: wishes travel with the votes, and each acts on what
+//!   all votes for a step ask for together.
+//! - `B-5` A member is done only when the last step is committed and all that it had to save is durable.
 
 use super::commit::{Promise, Version, Vote};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
-use super::message::{Formation, MemberPhase, MemberReport, Order, OrderId, Stage};
+use super::message::{FAILURE_LEN_MAX, Formation, MemberPhase, MemberReport, Order, OrderId, Stage, Wishes};
 use super::recovery::Transfer;
 use super::shadow::Shard;
 use super::snapshot::{Checkpoint, Part, writes};
 use std::collections::{BTreeSet, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// What the shell must do next.
@@ -42,12 +46,26 @@ pub enum Command {
         /// Which step.
         step: Step,
     },
-    /// Give this vote to all members of the world.
-    Vote(Vote),
+    /// Give this vote to all members of the world, and with it what this one has been told that the operator wants.
+    Vote(Vote, Wishes),
     /// Copy the state and make a part of a checkpoint durable; answer with [`Member::handle_saved`].
     Save(Part),
+    /// All steps are done and all parts durable: do what else belongs to the end; answer with
+    /// [`Member::handle_finished`].
+    Finish(Generation),
+    /// The job is over: end the process.
+    Exit,
     /// Tell the supervisor at once: see [`Member::report`].
     Report,
+}
+
+/// What a member does by itself as steps go by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Steps between checkpoints; 0 for none but the one at the end and those that are asked for.
+    pub save_steps: u64,
+    /// The last step; absent if the job goes on until it is stopped.
+    pub last_step: Option<Step>,
 }
 
 /// A rank process. See the [module](self).
@@ -55,14 +73,17 @@ pub enum Command {
 pub struct Member {
     job: JobId,
     worker: Worker,
-    save_steps: u64,
+    address: Option<SocketAddr>,
+    schedule: Schedule,
     order: OrderId,
+    wishes: Wishes,
     phase: MemberPhase,
     entered: Step,
     promise: Promise,
     holds: BTreeSet<Shard>,
     seat: Option<Seat>,
     saved: Option<Part>,
+    failure: Option<String>,
     commands: VecDeque<Command>,
 }
 
@@ -71,22 +92,29 @@ struct Seat {
     formation: Arc<Formation>,
     rank: usize,
     missing: Vec<Transfer>,
+    /// How many of the checkpoints that were asked for are written or being written.
+    n_saves: u64,
+    /// Parts that are being written.
+    saving: Vec<Part>,
 }
 
 impl Member {
-    /// A process that has just started and has nothing. A checkpoint is written every `save_steps` steps, 0 for never.
-    pub fn new(job: JobId, worker: Worker, save_steps: u64) -> Member {
+    /// A process that has just started and has nothing; `address` is where its peers reach its tensors.
+    pub fn new(job: JobId, worker: Worker, address: Option<SocketAddr>, schedule: Schedule) -> Member {
         Member {
             job,
             worker,
-            save_steps,
+            address,
+            schedule,
             order: OrderId::default(),
+            wishes: Wishes::default(),
             phase: MemberPhase::Stopped,
             entered: Step(0),
             promise: Promise::default(),
             holds: BTreeSet::new(),
             seat: None,
             saved: None,
+            failure: None,
             commands: VecDeque::new(),
         }
     }
@@ -99,6 +127,7 @@ impl Member {
         let rest = self.holds.iter().copied().filter(|shard| Some(*shard) != first);
         MemberReport {
             worker: self.worker,
+            address: self.address,
             hangs: false,
             generation: self.order.generation,
             phase: self.phase,
@@ -106,6 +135,7 @@ impl Member {
             promise: self.promise,
             holds: first.into_iter().chain(rest).collect(),
             saved: self.saved,
+            failure: self.failure.clone(),
         }
     }
 
@@ -134,9 +164,14 @@ impl Member {
             return Err(Stale::Overtaken { found: order.id.stage as u64, have: self.order.stage as u64 });
         }
         let formed = !begins && self.order.stage >= Stage::Form;
+        let ends = order.id.stage == Stage::End && (begins || self.order.stage < Stage::End);
         self.order = order.id;
-        if begins {
+        self.wishes = self.wishes.and(order.wishes);
+        if begins || ends {
             self.stop();
+        }
+        if ends {
+            self.commands.push_back(Command::Exit);
         }
         if let Some(formation) = &order.formation {
             if !formed {
@@ -187,32 +222,63 @@ impl Member {
     pub fn handle_computed(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
         let vote = self.promise.vote(generation, step)?;
-        self.commands.push_back(Command::Vote(vote));
+        self.commands.push_back(Command::Vote(vote, self.wishes));
         Ok(())
     }
 
-    /// All members of the world have voted for `step`.
+    /// All members of the world have voted for `step`; `wishes` is what any of their votes asked for (`B-4`).
     ///
     /// # Errors
     /// When it is of an older generation (`B-1`): the outcome will be told with the next world.
-    pub fn handle_committed(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
+    pub fn handle_committed(&mut self, generation: Generation, step: Step, wishes: Wishes) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
         let version = self.promise.learn(generation, step)?;
         self.commands.push_back(Command::Apply(version));
-        let seat = self.seat.as_ref().expect("a running member has a seat");
-        if self.save_steps > 0
-            && step.0.is_multiple_of(self.save_steps)
-            && let Some(shard) = writes(&seat.formation, seat.rank)
-        {
-            self.commands.push_back(Command::Save(Part { of: Checkpoint { generation, step }, shard }));
+        let seat = self.seat.as_mut().expect("a running member has a seat");
+        let asked = wishes.save > seat.n_saves;
+        seat.n_saves = seat.n_saves.max(wishes.save);
+        let due = self.schedule.save_steps > 0 && step.0.is_multiple_of(self.schedule.save_steps);
+        let last = wishes.stop || self.is_last(step);
+        if asked || due || last {
+            self.save(generation, step);
         }
-        self.commands.push_back(Command::Compute { generation, step: step.next() });
+        self.go_on(generation, step, last);
         Ok(())
     }
 
     /// A part of a checkpoint is durable.
     pub fn handle_saved(&mut self, part: Part) {
         self.saved = Some(part);
+        self.commands.push_back(Command::Report);
+        if let Some(seat) = &mut self.seat {
+            let n_before = seat.saving.len();
+            seat.saving.retain(|other| *other != part);
+            if seat.saving.len() < n_before {
+                self.finish_if_saved();
+            }
+        }
+    }
+
+    /// All that belongs to the end is done (`B-5`).
+    ///
+    /// # Errors
+    /// When it was done for an older generation (`B-1`): the end will come again.
+    pub fn handle_finished(&mut self, generation: Generation) -> Result<(), Stale> {
+        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        if self.phase == MemberPhase::Saving {
+            self.phase = MemberPhase::Done;
+            self.commands.push_back(Command::Report);
+        }
+        Ok(())
+    }
+
+    /// It cannot go on, and no successor could: the job is to end. The first reason is kept.
+    pub fn handle_failed(&mut self, reason: &str) {
+        let mut end = reason.len().min(FAILURE_LEN_MAX);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.failure.get_or_insert_with(|| reason[..end].to_owned());
         self.commands.push_back(Command::Report);
     }
 
@@ -225,6 +291,38 @@ impl Member {
         let (found, have) = (generation, self.order.generation);
         refuse_older(found, have, |found, have| Stale::Generation { found, have })?;
         if self.phase == MemberPhase::Running { Ok(()) } else { Err(Stale::Generation { found, have }) }
+    }
+
+    fn is_last(&self, step: Step) -> bool {
+        self.schedule.last_step.is_some_and(|last| step >= last)
+    }
+
+    /// Makes its part of a checkpoint durable, if it has one.
+    fn save(&mut self, generation: Generation, step: Step) {
+        let seat = self.seat.as_mut().expect("a running member has a seat");
+        if let Some(shard) = writes(&seat.formation, seat.rank) {
+            let part = Part { of: Checkpoint { generation, step }, shard };
+            seat.saving.push(part);
+            self.commands.push_back(Command::Save(part));
+        }
+    }
+
+    /// What comes after a step.
+    fn go_on(&mut self, generation: Generation, step: Step, last: bool) {
+        if last {
+            self.phase = MemberPhase::Saving;
+            self.commands.push_back(Command::Report);
+            self.finish_if_saved();
+        } else {
+            self.commands.push_back(Command::Compute { generation, step: step.next() });
+        }
+    }
+
+    fn finish_if_saved(&mut self) {
+        let saved = self.seat.as_ref().is_some_and(|seat| seat.saving.is_empty());
+        if self.phase == MemberPhase::Saving && saved {
+            self.commands.push_back(Command::Finish(self.order.generation));
+        }
     }
 
     fn stop(&mut self) {
@@ -248,7 +346,13 @@ impl Member {
             self.holds.clear();
             self.commands.extend([Command::Discard, Command::Keep(vec![])]);
         }
-        let Some(rank) = formation.rank_of(self.worker) else { return };
+        let Some(rank) = formation.rank_of(self.worker) else {
+            if formation.guests.contains(&self.worker) {
+                self.phase = MemberPhase::Guest;
+                self.commands.push_back(Command::Report);
+            }
+            return;
+        };
         self.promise.entered = formation.generation;
         self.entered = formation.base.step;
         let missing = formation.transfers[rank].clone();
@@ -256,7 +360,8 @@ impl Member {
             let (generation, base) = (formation.generation, formation.base);
             self.commands.push_back(Command::Fetch { generation, base, transfer: *transfer });
         }
-        self.seat = Some(Seat { formation: formation.clone(), rank, missing });
+        let n_saves = formation.n_saves;
+        self.seat = Some(Seat { formation: formation.clone(), rank, missing, n_saves, saving: vec![] });
         self.phase = MemberPhase::Healing;
         self.become_ready();
     }
@@ -277,12 +382,24 @@ impl Member {
             (MemberPhase::Ready, Some(rank)) => {
                 self.keep(formation.holds[rank].iter().copied().collect());
                 self.phase = MemberPhase::Running;
-                let next = Command::Compute { generation: formation.generation, step: formation.base.step.next() };
-                self.commands.extend([next, Command::Report]);
+                self.commands.push_back(Command::Report);
+                let (generation, step) = (formation.generation, formation.base.step);
+                let last = self.is_last(step);
+                if last {
+                    // The world before has done the last step, and may not have saved it.
+                    self.save(generation, step);
+                }
+                self.go_on(generation, step, last);
             }
-            (MemberPhase::Stopped, None) if !self.holds.is_empty() => {
-                self.promise.applied = None;
-                self.keep(BTreeSet::new());
+            (MemberPhase::Stopped | MemberPhase::Guest, None) => {
+                if !self.holds.is_empty() {
+                    self.promise.applied = None;
+                    self.keep(BTreeSet::new());
+                }
+                if self.phase == MemberPhase::Guest {
+                    self.phase = MemberPhase::Stopped;
+                    self.commands.push_back(Command::Report);
+                }
             }
             _ => {}
         }
@@ -309,27 +426,31 @@ mod tests {
     }
 
     fn order(generation: u64, stage: Stage, formation: Option<&Arc<Formation>>) -> Order {
-        let id = OrderId { term: Term(1), generation: Generation(generation), stage };
-        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![] }
+        let id = OrderId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
+        let wishes = Wishes::default();
+        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![], wishes, release: false }
     }
 
     /// Two shards on two nodes, loaded from the initial weights.
     fn formation(generation: u64, seats: [Worker; 2]) -> Arc<Formation> {
         let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
-        let holds = place(&mesh, &seats);
+        let holds = place(&mesh, &seats, true);
         Arc::new(Formation {
             generation: Generation(generation),
             mesh,
             seats: seats.to_vec(),
+            guests: vec![],
+            addresses: vec![None; 2],
             base: Version { lineage: Generation(generation), step: Step(0) },
             voted_in: Generation(generation),
             transfers: from_disk(&holds, Checkpoint::default()),
             holds,
+            n_saves: 0,
         })
     }
 
     fn running(formation: &Arc<Formation>) -> Member {
-        let mut member = Member::new(JobId(1), worker(0), 0);
+        let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         let generation = formation.generation;
         member.handle_order(&order(generation.0, Stage::Form, Some(formation))).unwrap();
         for transfer in &formation.transfers[0] {
@@ -347,7 +468,7 @@ mod tests {
         member.handle_computed(Generation(1), Step(1)).unwrap();
         member.handle_order(&order(2, Stage::Stop, None)).unwrap();
 
-        assert!(member.handle_committed(Generation(1), Step(1)).is_err());
+        assert!(member.handle_committed(Generation(1), Step(1), Wishes::default()).is_err());
         assert!(member.handle_entered(Generation(1), Step(2)).is_err());
         assert!(member.handle_order(&order(1, Stage::Run, Some(&formation(1, [worker(0), worker(1)])))).is_err());
         let vote = Vote { generation: Generation(1), step: Step(1) };
@@ -374,7 +495,7 @@ mod tests {
     #[test]
     fn a_member_without_all_its_state_does_not_run() {
         let formation = formation(1, [worker(0), worker(1)]);
-        let mut member = Member::new(JobId(1), worker(0), 0);
+        let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         member.handle_order(&order(1, Stage::Form, Some(&formation))).unwrap();
         let first = formation.transfers[0][0];
         assert!(matches!(first.source, Source::Disk(_)));

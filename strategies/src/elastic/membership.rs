@@ -210,9 +210,24 @@ impl Membership {
         self.nodes.get(&node).is_some_and(|node| node.draining)
     }
 
-    /// Whether any node that was once heard of is silent.
+    /// Whether any node that was once heard of is silent, but for those that have left.
     pub fn any_silent(&self) -> bool {
-        self.nodes.values().any(|node| node.silent)
+        self.nodes.values().any(|node| node.silent && !(node.draining && node.slots.is_empty()))
+    }
+
+    /// Whether a node is not heard of.
+    pub fn is_silent(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_none_or(|node| node.silent)
+    }
+
+    /// When a node was last heard of.
+    pub fn heard(&self, node: NodeId) -> Option<Instant> {
+        self.nodes.get(&node).map(|node| node.heard)
+    }
+
+    /// What a node said of its workers, whether they take part or not.
+    pub fn members(&self, node: NodeId) -> impl Iterator<Item = &MemberReport> {
+        self.nodes.get(&node).into_iter().flat_map(|node| node.slots.values())
     }
 
     /// All nodes that were ever heard of.
@@ -273,6 +288,7 @@ mod tests {
     fn report(node: u32, boot: u64, number: u64, incarnations: &[u64]) -> Report {
         let member = |(slot, incarnation): (usize, &u64)| MemberReport {
             worker: worker(node, slot as u32, *incarnation),
+            address: None,
             hangs: false,
             generation: Generation(0),
             phase: MemberPhase::Stopped,
@@ -280,6 +296,7 @@ mod tests {
             promise: Promise::default(),
             holds: vec![],
             saved: None,
+            failure: None,
         };
         Report {
             job: JobId(1),

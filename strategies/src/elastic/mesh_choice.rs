@@ -33,6 +33,42 @@ pub struct Policy {
     pub uneven: bool,
     /// Whether members that fall behind for too long are replaced; otherwise they are waited for.
     pub evict_stragglers: bool,
+    /// Whether state that one node or process has alone is held a second time; see [`super::shadow`].
+    pub shadows: bool,
+    /// More crashes in a row than this, without a step committed between them, end the job (default
+    /// [`INCIDENTS_MAX`]).
+    pub incidents_max: u32,
+}
+
+/// Default of [`Policy::incidents_max`].
+pub const INCIDENTS_MAX: u32 = 5;
+
+/// Why a mesh cannot be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum ResizeError {
+    /// State is moved between cuts of one stage and tensor shard only.
+    #[error("pp and tp of a running job cannot change: expected {have}, found {found}")]
+    OtherModelAxes {
+        /// The mesh that was wanted so far.
+        have: Mesh,
+        /// The one that is asked for.
+        found: Mesh,
+    },
+    /// The policy does not allow it.
+    #[error(
+        "expected at least {dp_replicate_min} replicas and {dp_shard_min} shards, and data ranks that divide \
+         {n_microbatches} microbatches; found {found}"
+    )]
+    NotAllowed {
+        /// Fewest replicas.
+        dp_replicate_min: usize,
+        /// Fewest shards.
+        dp_shard_min: usize,
+        /// Microbatches of a step.
+        n_microbatches: usize,
+        /// The one that is asked for.
+        found: Mesh,
+    },
 }
 
 /// Who sits where.
@@ -59,6 +95,22 @@ impl Policy {
     /// Ranks of the smallest mesh.
     pub fn smallest(&self) -> usize {
         Mesh { dp_replicate: self.dp_replicate_min, dp_shard: self.dp_shard_min, ..self.wanted }.size()
+    }
+
+    /// Checks that a mesh can be wanted instead of the present one.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check_resize(&self, found: Mesh) -> Result<(), ResizeError> {
+        let Policy { wanted: have, dp_replicate_min, dp_shard_min, n_microbatches, .. } = *self;
+        if (found.pp, found.tp) != (have.pp, have.tp) {
+            return Err(ResizeError::OtherModelAxes { have, found });
+        }
+        let large_enough = found.dp_replicate >= dp_replicate_min && found.dp_shard >= dp_shard_min;
+        if !large_enough || found.cp == 0 || found.size() == 0 || !self.divides(&found) {
+            return Err(ResizeError::NotAllowed { dp_replicate_min, dp_shard_min, n_microbatches, found });
+        }
+        Ok(())
     }
 
     fn divides(&self, mesh: &Mesh) -> bool {
@@ -142,6 +194,8 @@ mod tests {
             n_microbatches: 12,
             uneven: true,
             evict_stragglers: true,
+            shadows: true,
+            incidents_max: INCIDENTS_MAX,
         }
     }
 
@@ -183,6 +237,19 @@ mod tests {
         let policy = Policy { uneven: false, n_microbatches: 8, ..policy(1, 8, 2) };
 
         assert_eq!(policy.largest(15, None).unwrap().dp_shard, 4);
+    }
+
+    #[test]
+    fn a_mesh_that_state_cannot_be_moved_to_or_that_has_no_room_is_refused() {
+        let policy = Policy { dp_shard_min: 2, ..policy(1, 4, 2) };
+
+        assert_eq!(policy.check_resize(Mesh { dp_shard: 3, ..policy.wanted }), Ok(()));
+        let other = policy.check_resize(Mesh { tp: 1, ..policy.wanted });
+        assert!(matches!(other, Err(ResizeError::OtherModelAxes { .. })), "{other:?}");
+        for mesh in [Mesh { dp_shard: 1, ..policy.wanted }, Mesh { dp_shard: 13, ..policy.wanted }] {
+            let refused = policy.check_resize(mesh);
+            assert!(matches!(refused, Err(ResizeError::NotAllowed { .. })), "{refused:?}");
+        }
     }
 
     #[test]

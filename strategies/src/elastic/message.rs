@@ -8,6 +8,8 @@ use super::shadow::Shard;
 use super::snapshot::{Checkpoint, Part};
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// All that a node knows, from its supervisor to the coordinator.
@@ -34,7 +36,9 @@ pub struct Report {
 pub struct MemberReport {
     /// Who.
     pub worker: Worker,
-    /// Whether it gives its supervisor signs of life.
+    /// Where its peers reach its tensors, if they can.
+    pub address: Option<SocketAddr>,
+    /// Whether it has ceased to give its supervisor signs of life.
     pub hangs: bool,
     /// The latest generation that it has been told of; it takes part in no earlier one any more.
     pub generation: Generation,
@@ -48,19 +52,30 @@ pub struct MemberReport {
     pub holds: Vec<Shard>,
     /// The latest part of a checkpoint that it has made durable.
     pub saved: Option<Part>,
+    /// Why it cannot go on and no successor could; at most [`FAILURE_LEN_MAX`] bytes.
+    pub failure: Option<String>,
 }
+
+/// Bound of the sentence in which a member says why it has failed.
+pub const FAILURE_LEN_MAX: usize = 512;
 
 /// What a worker does in a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MemberPhase {
     /// Nothing: it has stopped, or has no seat.
     Stopped,
+    /// It has no seat and sends its state to those who have.
+    Guest,
     /// It has a seat and fetches its state.
     Healing,
     /// It has its state.
     Ready,
     /// It trains.
     Running,
+    /// It has finished the last step and makes durable what is not.
+    Saving,
+    /// It has finished the last step, and all that it had to save is durable.
+    Done,
 }
 
 /// Position of an order in the sequence of all orders. A coordinator never gives two orders of one id.
@@ -72,6 +87,8 @@ pub struct OrderId {
     pub generation: Generation,
     /// Of the world's life.
     pub stage: Stage,
+    /// Of the operator's wishes; see [`Wishes::revision`].
+    pub revision: u64,
 }
 
 /// The life of a world.
@@ -84,6 +101,30 @@ pub enum Stage {
     Form,
     /// Train.
     Run,
+    /// The job is over: let go of everything.
+    End,
+}
+
+/// What the operator wants of the members. Wishes are never withdrawn, so the larger of two is the later one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Wishes {
+    /// Whether the job shall end after a step, as if that were the last.
+    pub stop: bool,
+    /// How many checkpoints were asked for since the job began.
+    pub save: u64,
+}
+
+impl Wishes {
+    /// Counts the changes of wishes.
+    pub fn revision(self) -> u64 {
+        self.save + u64::from(self.stop)
+    }
+
+    /// All that either of the two asks for.
+    #[must_use]
+    pub fn and(self, other: Wishes) -> Wishes {
+        Wishes { stop: self.stop || other.stop, save: self.save.max(other.save) }
+    }
 }
 
 /// What the coordinator wants of a node.
@@ -98,6 +139,10 @@ pub struct Order {
     pub formation: Option<Arc<Formation>>,
     /// Workers of this node to be killed.
     pub evict: Vec<Worker>,
+    /// What the operator wants.
+    pub wishes: Wishes,
+    /// Whether the node was drained and nothing that it has is needed any more: it may go.
+    pub release: bool,
 }
 
 /// A world and how it comes to its state.
@@ -109,6 +154,10 @@ pub struct Formation {
     pub mesh: Mesh,
     /// Who sits where; a rank is a position.
     pub seats: Vec<Worker>,
+    /// Who has no seat and sends state to those who have, until the world runs.
+    pub guests: Vec<Worker>,
+    /// Where tensors of the seats, then of the guests, are reached.
+    pub addresses: Vec<Option<SocketAddr>>,
     /// The state from which it goes on.
     pub base: Version,
     /// In which generation the votes for that state's last step were cast.
@@ -117,12 +166,20 @@ pub struct Formation {
     pub holds: Vec<Vec<Shard>>,
     /// What each rank fetches.
     pub transfers: Vec<Vec<Transfer>>,
+    /// How many of the checkpoints that were asked for are complete; the world owes the others.
+    pub n_saves: u64,
 }
 
 impl Formation {
     /// The seat of a worker, if it has one.
     pub fn rank_of(&self, worker: Worker) -> Option<usize> {
         self.seats.iter().position(|seat| *seat == worker)
+    }
+
+    /// Where the tensors of a seat or a guest are reached.
+    pub fn address_of(&self, worker: Worker) -> Option<SocketAddr> {
+        let position = self.seats.iter().chain(&self.guests).position(|other| *other == worker)?;
+        self.addresses.get(position).copied().flatten()
     }
 }
 
@@ -140,6 +197,28 @@ pub struct Record {
     pub checkpoint: Checkpoint,
     /// Why the latest generation was begun, if it has not resumed.
     pub cause: Option<Cause>,
+    /// What the operator wants of the members.
+    pub wishes: Wishes,
+    /// How many of the checkpoints that were asked for are complete.
+    pub n_saves: u64,
+    /// Nodes that the operator has drained.
+    pub drained: BTreeSet<NodeId>,
+    /// The mesh that the operator has asked for; that of the policy if absent.
+    pub wanted: Option<Mesh>,
+    /// Worlds in a row that ended by something that broke and had committed no new step.
+    pub n_crashes: u32,
+    /// How the job ended, if it has.
+    pub ending: Option<Ending>,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// All members were done.
+    Finished,
+    /// It could not go on, and why.
+    Failed(String),
 }
 
 /// Serialises what is behind a shared pointer as if it were not.

@@ -45,6 +45,13 @@ pub enum Blocked {
         /// For how much longer.
         remaining: Duration,
     },
+    /// A world runs, but not the one that is wanted: there are not enough members for that.
+    Wanted {
+        /// Members that there are.
+        have: usize,
+        /// Members of the mesh that is wanted.
+        want: usize,
+    },
     /// State that no reachable memory has may come back with a node that was not heard of.
     StateElsewhere {
         /// How many shards.
@@ -73,6 +80,9 @@ impl fmt::Display for Blocked {
             Blocked::TooFew { have, need } => write!(f, "there are {have} members, the smallest mesh needs {need}"),
             Blocked::Replacements { have, want, remaining } => {
                 write!(f, "there are {have} of {want} members; replacements are waited for, {remaining:?} more")
+            }
+            Blocked::Wanted { have, want } => {
+                write!(f, "the mesh that is wanted needs {want} members, there are {have}")
             }
             Blocked::StateElsewhere { n_shards, remaining } => write!(
                 f,

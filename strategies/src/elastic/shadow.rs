@@ -6,6 +6,8 @@
 //! Invariants:
 //! - `H-1` With two nodes or more, each shard is held on at least two nodes.
 //! - `H-2` No rank holds more than one shadow more than needed if all ranks of its node share evenly.
+//! - `H-3` With one node and two processes or more, each shard is held by at least two processes.
+//! - `H-4` Parts of two cuts that do not [overlap](Shard::overlaps) have no element of any parameter in common.
 
 use super::identity::{NodeId, Worker};
 use crate::mesh::{Axis, Mesh};
@@ -37,7 +39,9 @@ impl Shard {
         }
     }
 
-    /// Whether the two have elements in common. Parts are cut at the whole numbers below equal fractions.
+    /// Whether the two may have elements in common (`H-4`). Each parameter is cut by [`crate::program::collective::part`]
+    /// at the whole number of units below a fraction of all: where two cuts have a fraction in common, they cut at the
+    /// same element, so that parts which only touch there share none.
     pub fn overlaps(&self, other: &Shard) -> bool {
         let (part, n) = (u64::from(self.part), u64::from(self.n_parts));
         let (other_part, other_n) = (u64::from(other.part), u64::from(other.n_parts));
@@ -47,23 +51,31 @@ impl Shard {
     }
 }
 
-/// What each rank holds: its own shard first, then the shadows of others.
-pub fn place(mesh: &Mesh, seats: &[Worker]) -> Vec<Vec<Shard>> {
+/// What each rank holds: its own shard first, then the shadows of others, if there are to be any.
+pub fn place(mesh: &Mesh, seats: &[Worker], shadows: bool) -> Vec<Vec<Shard>> {
     let mut holds: Vec<Vec<Shard>> = (0..seats.len()).map(|rank| vec![Shard::of(mesh, rank)]).collect();
-    let mut nodes_of: BTreeMap<Shard, BTreeSet<NodeId>> = BTreeMap::new();
-    let mut ranks_of: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
-    for (rank, worker) in seats.iter().enumerate() {
-        nodes_of.entry(holds[rank][0]).or_default().insert(worker.member.node);
-        ranks_of.entry(worker.member.node).or_default().push(rank);
+    if !shadows {
+        return holds;
     }
+    let mut ranks_of: BTreeMap<Shard, Vec<usize>> = BTreeMap::new();
+    for (rank, held) in holds.iter().enumerate() {
+        ranks_of.entry(held[0]).or_default().push(rank);
+    }
+    let node = |rank: usize| seats[rank].member.node;
     // Ranks by the number of shadows they hold; a node is looked up through its least loaded rank.
     let mut by_load: BTreeSet<(usize, usize)> = (0..seats.len()).map(|rank| (0, rank)).collect();
-    for (shard, nodes) in nodes_of.iter().filter(|(_, nodes)| nodes.len() == 1) {
-        let elsewhere = |rank: usize| !nodes.contains(&seats[rank].member.node);
-        let Some(&(load, rank)) = by_load.iter().find(|(_, rank)| elsewhere(*rank)) else { continue };
+    for (shard, ranks) in ranks_of {
+        let home = node(ranks[0]);
+        if ranks.iter().any(|rank| node(*rank) != home) {
+            continue;
+        }
+        let elsewhere = by_load.iter().find(|(_, rank)| node(*rank) != home);
+        // Without another node, another process protects from the death of one.
+        let beside = || by_load.iter().find(|(_, rank)| ranks.len() == 1 && *rank != ranks[0]);
+        let Some(&(load, rank)) = elsewhere.or_else(beside) else { continue };
         by_load.remove(&(load, rank));
         by_load.insert((load + 1, rank));
-        holds[rank].push(*shard);
+        holds[rank].push(shard);
     }
     holds
 }
@@ -83,6 +95,7 @@ pub fn unprotected(seats: &[Worker], holds: &[Vec<Shard>]) -> Vec<Shard> {
 mod tests {
     use super::*;
     use crate::elastic::identity::{Incarnation, MemberId};
+    use crate::program::collective::part;
     use proptest::prelude::*;
 
     fn seats(nodes: &[u32]) -> Vec<Worker> {
@@ -107,7 +120,7 @@ mod tests {
             if nodes.len() > 1 { nodes[1] = 1; }
             let seats = seats(&nodes);
 
-            let holds = place(&mesh, &seats);
+            let holds = place(&mesh, &seats, true);
 
             if mesh.size() > 1 {
                 prop_assert_eq!(unprotected(&seats, &holds), []);
@@ -123,21 +136,62 @@ mod tests {
         }
     }
 
+    proptest! {
+        // H-3
+        #[test]
+        fn on_one_node_losing_any_process_leaves_a_copy_and_losing_the_node_is_said_to_lose_all(
+            pp in 1usize..3, dp_replicate in 1usize..3, dp_shard in 1usize..5, tp in 1usize..3,
+        ) {
+            let mesh = Mesh { pp, dp_replicate, dp_shard, tp, ..Mesh::ONE };
+            let seats = seats(&vec![0; mesh.size()]);
+
+            let holds = place(&mesh, &seats, true);
+
+            let all: BTreeSet<Shard> = holds.iter().map(|held| held[0]).collect();
+            for dead in 0..if seats.len() > 1 { seats.len() } else { 0 } {
+                let others = holds.iter().enumerate().filter(|(rank, _)| *rank != dead);
+                let left: BTreeSet<Shard> = others.flat_map(|(_, held)| held.iter().copied()).collect();
+                prop_assert_eq!(&left, &all, "rank {} is dead", dead);
+            }
+            prop_assert_eq!(unprotected(&seats, &holds).len(), all.len());
+        }
+
+        // H-4
+        #[test]
+        fn parts_that_share_an_element_of_any_parameter_overlap(
+            len in 0usize..700, unit in 1usize..40, n in 1u32..12, other_n in 1u32..12,
+        ) {
+            let shard = |part, n_parts| Shard { stage: 0, tensor: 0, part, n_parts };
+            for i in 0..n {
+                let a = part(len, unit, n as usize, i as usize);
+                for j in 0..other_n {
+                    let b = part(len, unit, other_n as usize, j as usize);
+                    if a.start.max(b.start) < a.end.min(b.end) {
+                        prop_assert!(shard(i, n).overlaps(&shard(j, other_n)), "{i} of {n}, {j} of {other_n}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn replicas_on_other_nodes_need_no_shadows() {
         let mesh = Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE };
 
-        assert!(place(&mesh, &seats(&[0, 0, 1, 1])).iter().all(|held| held.len() == 1));
-        let apart: usize = place(&mesh, &seats(&[0, 1, 0, 1])).iter().map(Vec::len).sum();
+        assert!(place(&mesh, &seats(&[0, 0, 1, 1]), true).iter().all(|held| held.len() == 1));
+        let apart: usize = place(&mesh, &seats(&[0, 1, 0, 1]), true).iter().map(Vec::len).sum();
         assert_eq!(apart, 6, "both replicas of a shard are on one node");
     }
 
     #[test]
-    fn one_node_protects_nothing_and_says_so() {
-        let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
-        let seats = seats(&[0, 0]);
+    fn shadows_that_are_not_wanted_are_not_placed() {
+        let mesh = Mesh { dp_shard: 3, ..Mesh::ONE };
+        let seats = seats(&[0, 1, 1]);
 
-        assert_eq!(unprotected(&seats, &place(&mesh, &seats)).len(), 2);
+        let holds = place(&mesh, &seats, false);
+
+        assert!(holds.iter().all(|held| held.len() == 1));
+        assert_eq!(unprotected(&seats, &holds).len(), 3);
     }
 
     #[test]

@@ -82,15 +82,18 @@ mod tests {
 
     fn formation(generation: u64, mesh: Mesh) -> Formation {
         let seats = vec![Worker::default(); mesh.size()];
-        let holds = place(&mesh, &seats);
+        let holds = place(&mesh, &seats, true);
         Formation {
             generation: Generation(generation),
             mesh,
+            addresses: vec![None; seats.len()],
             seats,
+            guests: vec![],
             base: Default::default(),
             voted_in: Generation(0),
             transfers: vec![vec![]; holds.len()],
             holds,
+            n_saves: 0,
         }
     }
 

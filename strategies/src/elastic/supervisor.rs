@@ -4,9 +4,13 @@
 //! - `V-1` A report leaves at once when a rank starts, dies, hangs or changes its phase, and after each heartbeat.
 //! - `V-2` Orders of an older term or generation are refused.
 //! - `V-3` Each place has at most one process; a successor is started once the predecessor is certainly gone.
+//! - `V-4` Who has said that it is done, or that no successor could do better, has no successor; what it said last is
+//!   reported on. If a later world asks for its place again, the done one has a successor after all.
+//! - `V-5` A supervisor that is told that the job is over, or that its node may go, starts nothing more and is shut down
+//!   once all its processes are gone; it says so in a last report.
 
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
-use super::message::{MemberReport, Order, OrderId, Report};
+use super::message::{MemberPhase, MemberReport, Order, OrderId, Report, Stage};
 use super::timing::Timing;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -19,10 +23,12 @@ pub enum Command {
     Send(Report),
     /// Start a process; answer with [`Supervisor::handle_started`] or [`Supervisor::handle_exited`].
     Spawn(Worker),
-    /// Kill a process; answer with [`Supervisor::handle_exited`].
+    /// Kill a process, or the start of one; answer with [`Supervisor::handle_exited`].
     Kill(Worker),
     /// Pass an order on to a rank.
     Tell(Worker, Order),
+    /// No process is left and none is to be started: end. Reports that are still to be sent are to be sent first.
+    Shutdown,
 }
 
 /// See the [module](self).
@@ -35,6 +41,7 @@ pub struct Supervisor {
     number: u64,
     order: Option<Order>,
     draining: bool,
+    leaving: Option<Leaving>,
     slots: Vec<Slot>,
     next_heartbeat: Instant,
     commands: VecDeque<Command>,
@@ -47,14 +54,26 @@ struct Slot {
     word: Option<(MemberReport, Instant)>,
     /// Whether its end has been asked for.
     doomed: bool,
+    /// Whether the process is gone and has no successor (`V-4`).
+    gone: bool,
+}
+
+/// The end of a supervisor (`V-5`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// Processes have until then to end by themselves.
+    Until(Instant),
+    /// Processes are being killed.
+    Killing,
+    /// All is over.
+    Gone,
 }
 
 impl Supervisor {
     /// A node with places for `n_slots` ranks; all are started.
     pub fn new(now: Instant, job: JobId, node: NodeId, boot: Incarnation, n_slots: u32, timing: Timing) -> Supervisor {
         let worker = |slot| Worker { member: MemberId { node, slot }, incarnation: boot };
-        let slots: Vec<Slot> =
-            (0..n_slots).map(|slot| Slot { worker: worker(slot), word: None, doomed: false }).collect();
+        let slots: Vec<Slot> = (0..n_slots).map(|slot| Slot::new(worker(slot))).collect();
         let commands = slots.iter().map(|slot| Command::Spawn(slot.worker)).collect();
         Supervisor {
             job,
@@ -64,6 +83,7 @@ impl Supervisor {
             number: 0,
             order: None,
             draining: false,
+            leaving: None,
             slots,
             next_heartbeat: now,
             commands,
@@ -72,7 +92,14 @@ impl Supervisor {
 
     /// A process is up and gives this as its first word.
     pub fn handle_started(&mut self, now: Instant, word: MemberReport) {
+        let leaving = self.leaving;
         let Some(slot) = self.slot(word.worker) else { return };
+        if leaving.is_some() {
+            // It was being started when the end came.
+            slot.doomed = true;
+            self.commands.push_back(Command::Kill(word.worker));
+            return;
+        }
         slot.word = Some((word.clone(), now));
         if let Some(order) = &self.order {
             self.commands.push_back(Command::Tell(word.worker, order.clone()));
@@ -82,19 +109,26 @@ impl Supervisor {
 
     /// A process is gone; the kernel says so.
     pub fn handle_exited(&mut self, now: Instant, worker: Worker) {
+        let leaving = self.leaving;
         let Some(slot) = self.slot(worker) else { return };
-        // V-3
-        let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
-        *slot = Slot { worker: successor, word: None, doomed: false };
-        self.commands.push_back(Command::Spawn(successor));
-        self.report(now);
+        let rests = |(word, _): &(MemberReport, Instant)| word.phase == MemberPhase::Done || word.failure.is_some();
+        if leaving.is_some() {
+            self.slots.retain(|slot| slot.worker != worker);
+            self.leave_if_empty(now);
+        } else if slot.word.as_ref().is_some_and(rests) {
+            slot.gone = true;
+        } else {
+            self.start_successor(worker);
+            self.report(now);
+        }
     }
 
     /// A rank gives a sign of life.
     pub fn handle_word(&mut self, now: Instant, word: MemberReport) {
         let Some(slot) = self.slot(word.worker) else { return };
         let Some((last, _)) = &slot.word else { return };
-        let news = (last.generation, last.phase, last.saved) != (word.generation, word.phase, word.saved);
+        let news = (last.generation, last.phase, last.saved, &last.failure)
+            != (word.generation, word.phase, word.saved, &word.failure);
         slot.word = Some((word, now));
         if news {
             self.report(now);
@@ -122,10 +156,11 @@ impl Supervisor {
             }
         }
         if order.id > have || self.order.is_none() {
-            self.order = Some(order.clone());
-            for slot in self.slots.iter().filter(|slot| slot.word.is_some()) {
-                self.commands.push_back(Command::Tell(slot.worker, order.clone()));
-            }
+            self.take_up(now, order.clone());
+        }
+        if order.release && self.leaving.is_none() {
+            self.draining = true;
+            self.kill_all(now);
         }
         Ok(())
     }
@@ -136,8 +171,13 @@ impl Supervisor {
         self.report(now);
     }
 
-    /// Reports when it is time to.
+    /// Does what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
+        match self.leaving {
+            Some(Leaving::Gone) => return,
+            Some(Leaving::Until(until)) if now >= until => self.kill_all(now),
+            _ => {}
+        }
         if now >= self.next_heartbeat {
             self.report(now);
         }
@@ -145,7 +185,11 @@ impl Supervisor {
 
     /// When to call [`Supervisor::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        Some(self.next_heartbeat)
+        match self.leaving {
+            Some(Leaving::Gone) => None,
+            Some(Leaving::Until(until)) => Some(until.min(self.next_heartbeat)),
+            _ => Some(self.next_heartbeat),
+        }
     }
 
     /// The next command.
@@ -158,6 +202,64 @@ impl Supervisor {
         self.order.as_ref().map(|order| order.id).unwrap_or_default()
     }
 
+    fn take_up(&mut self, now: Instant, order: Order) {
+        let (generation, ends) = (order.id.generation, order.id.stage == Stage::End);
+        for slot in self.slots.iter().filter(|slot| slot.word.is_some() && !slot.gone) {
+            self.commands.push_back(Command::Tell(slot.worker, order.clone()));
+        }
+        self.order = Some(order);
+        if self.leaving.is_some() {
+            return;
+        }
+        if ends {
+            self.leaving = Some(Leaving::Until(now + self.timing.stop_grace));
+            let unstarted = self.slots.iter_mut().filter(|slot| slot.word.is_none());
+            self.commands.extend(unstarted.map(|slot| {
+                slot.doomed = true;
+                Command::Kill(slot.worker)
+            }));
+            self.slots.retain(|slot| !slot.gone);
+            self.leave_if_empty(now);
+            return;
+        }
+        // V-4
+        let older = |(word, _): &(MemberReport, Instant)| word.generation < generation && word.failure.is_none();
+        let wanted = self.slots.iter().filter(|slot| slot.gone && slot.word.as_ref().is_some_and(older));
+        let wanted: Vec<Worker> = wanted.map(|slot| slot.worker).collect();
+        for worker in wanted {
+            self.start_successor(worker);
+            self.report(now);
+        }
+    }
+
+    /// `V-3`
+    fn start_successor(&mut self, worker: Worker) {
+        let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
+        let Some(slot) = self.slot(worker) else { return };
+        *slot = Slot::new(successor);
+        self.commands.push_back(Command::Spawn(successor));
+    }
+
+    /// `V-5`
+    fn kill_all(&mut self, now: Instant) {
+        self.leaving = Some(Leaving::Killing);
+        self.slots.retain(|slot| !slot.gone);
+        for slot in &mut self.slots {
+            if !std::mem::replace(&mut slot.doomed, true) {
+                self.commands.push_back(Command::Kill(slot.worker));
+            }
+        }
+        self.leave_if_empty(now);
+    }
+
+    fn leave_if_empty(&mut self, now: Instant) {
+        self.report(now);
+        if self.slots.is_empty() {
+            self.leaving = Some(Leaving::Gone);
+            self.commands.push_back(Command::Shutdown);
+        }
+    }
+
     fn slot(&mut self, worker: Worker) -> Option<&mut Slot> {
         self.slots.iter_mut().find(|slot| slot.worker == worker)
     }
@@ -166,8 +268,11 @@ impl Supervisor {
         self.number += 1;
         self.next_heartbeat = now + self.timing.heartbeat;
         let suspicion = self.timing.suspicion;
-        let words = self.slots.iter().filter_map(|slot| slot.word.as_ref());
-        let members = words.map(|(word, heard)| MemberReport { hangs: now >= *heard + suspicion, ..word.clone() });
+        let words = self.slots.iter().filter_map(|slot| Some((slot.word.as_ref()?, slot.gone)));
+        let members = words.map(|((word, heard), gone)| {
+            let hangs = !gone && now >= *heard + suspicion;
+            MemberReport { hangs, ..word.clone() }
+        });
         let report = Report {
             job: self.job,
             node: self.node,
@@ -181,12 +286,18 @@ impl Supervisor {
     }
 }
 
+impl Slot {
+    fn new(worker: Worker) -> Slot {
+        Slot { worker, word: None, doomed: false, gone: false }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::elastic::identity::{Generation, Term};
-    use crate::elastic::member::Member;
-    use crate::elastic::message::Stage;
+    use crate::elastic::member::{Member, Schedule};
+    use crate::elastic::message::Wishes;
     use std::time::Duration;
 
     fn drain(supervisor: &mut Supervisor) -> Vec<Command> {
@@ -201,15 +312,15 @@ mod tests {
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let commands = drain(&mut supervisor);
         let [Command::Spawn(worker)] = commands[..] else { panic!("{commands:?}") };
-        let word = Member::new(JobId(1), worker, 0).report();
+        let word = Member::new(JobId(1), worker, None, Schedule::default()).report();
         supervisor.handle_started(now, word.clone());
         drain(&mut supervisor);
         (supervisor, worker, word)
     }
 
     fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> Order {
-        let id = OrderId { term: Term(term), generation: Generation(generation), stage: Stage::Stop };
-        Order { job: JobId(1), id, formation: None, evict }
+        let id = OrderId { term: Term(term), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
+        Order { job: JobId(1), id, formation: None, evict, wishes: Wishes::default(), release: false }
     }
 
     // V-1, V-3

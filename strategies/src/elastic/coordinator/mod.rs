@@ -1,5 +1,6 @@
 //! The composition: news, agreement, stop, regroup, heal, run. One machine per term of a coordinator.
-//! File `next_world` decides what to form, `watch` whether what runs makes progress.
+//! File `life` is the life of a generation, `next_world` decides what to form, `watch` whether what runs makes progress,
+//! `wishes` what the operator wants, `ending` when the job is over; `status` is all of it as a value.
 //!
 //! Invariants:
 //! - `K-1` A generation is durable before anybody is told of it, and so is its world with the state that it begins from.
@@ -11,23 +12,33 @@
 //! - `K-4` An incident is open from its first news until members train again; it survives the coordinator. It is recorded at
 //!   least once: a new coordinator that cannot know whether it was does so again, under the same generation and cause.
 //! - `K-5` If the coordinator itself was asleep, nobody is blamed for it and no patience of its has run out.
+//! - `K-6` What the operator wants is durable before anybody is told of it. A drained node gets no seat again, and is
+//!   released when no seat is there any more and a world runs without it.
+//! - `K-7` A job ends once: when all seats are done, when a member has failed for good, or after too many crashes in a row.
+//!   That is durable before anybody is told of it, with the first reason.
 
+mod ending;
+mod life;
 mod next_world;
+pub mod status;
+#[cfg(test)]
+mod tests;
 mod watch;
+mod wishes;
 
-use super::identity::{JobId, NodeId, Stale, Step, Term, Worker};
-use super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, Timeline, Why};
-use super::membership::{Change, Membership, Status};
+use super::identity::{JobId, NodeId, Stale, Term, Worker};
+use super::incident::{Cause, Culprit, Incident, Timeline, Why};
+use super::membership::Membership;
 use super::mesh_choice::Policy;
-use super::message::{MemberPhase, MemberReport, Order, OrderId, Record, Report, Stage};
+use super::message::{Ending, Order, OrderId, Record, Report, Stage};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::timing::Timing;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 use watch::Watch;
+use wishes::Asked;
 
 /// What the shell must do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +52,12 @@ pub enum Command {
     Resumed(Timeline),
     /// A checkpoint is complete and durable; older ones may go.
     Saved(Checkpoint),
+    /// The job is over, and that is durable; nodes are being told until [`Coordinator::all_told`].
+    Ended(Ending),
 }
+
+/// Bound of the incidents that a coordinator remembers.
+pub const TIMELINES_MAX: usize = 16;
 
 /// What a coordinator is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,6 +73,10 @@ pub enum Activity {
     Healing,
     /// Members train.
     Running,
+    /// All members are done.
+    Finished,
+    /// The job could not go on.
+    Failed,
     /// Another coordinator has taken over.
     Deposed,
 }
@@ -69,6 +89,7 @@ enum Phase {
     Regrouping { since: Instant, retry: Option<Instant>, blocked: Option<Blocked> },
     Healing { waiting: BTreeSet<Worker>, until: Instant },
     Running { watch: Watch, grow_at: Option<Instant> },
+    Ended { told: BTreeSet<NodeId> },
     Deposed,
 }
 
@@ -79,6 +100,8 @@ enum Purpose {
     Form,
     Save,
     Close,
+    Wish,
+    End,
 }
 
 /// See the [module](self).
@@ -93,13 +116,18 @@ pub struct Coordinator {
     phase: Phase,
     /// Members of `record.formation`.
     seats: BTreeSet<Worker>,
-    /// Who sends state while a world heals; not all of them have a seat in it.
-    senders: BTreeSet<Worker>,
+    /// Who sends state while a world heals and has no seat in it.
+    guests: BTreeSet<Worker>,
     /// Why the world that is now must end.
     trouble: Option<(Cause, Instant)>,
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
+    asked: Asked,
+    /// How the job is to end, before that is durable.
+    ending: Option<Ending>,
+    /// The latest incidents that are over.
+    timelines: VecDeque<Timeline>,
     commands: VecDeque<Command>,
 }
 
@@ -107,6 +135,8 @@ impl Coordinator {
     /// Begins a term with what the store has (the default record for a new job).
     pub fn new(now: Instant, job: JobId, term: Term, record: Record, policy: Policy, timing: Timing) -> Coordinator {
         let seats: BTreeSet<Worker> = record.formation.iter().flat_map(|f| f.seats.iter().copied()).collect();
+        let asked = Asked::of(&record);
+        let policy = Policy { wanted: record.wanted.unwrap_or(policy.wanted), ..policy };
         let mut coordinator = Coordinator {
             job,
             timing,
@@ -117,12 +147,19 @@ impl Coordinator {
             record: Record { term, ..record },
             writing: None,
             seats,
-            senders: BTreeSet::new(),
+            guests: BTreeSet::new(),
             trouble: None,
             manifests: Manifests::default(),
             complete: None,
+            asked,
+            ending: None,
+            timelines: VecDeque::new(),
             commands: VecDeque::new(),
         };
+        if let Some(ending) = coordinator.record.ending.clone() {
+            coordinator.enter_ended(ending);
+            return coordinator;
+        }
         let interrupted =
             coordinator.record.formation.as_ref().map(|f| f.generation) != Some(coordinator.record.generation);
         if interrupted {
@@ -151,8 +188,9 @@ impl Coordinator {
             self.note(now, member);
         }
         self.advance(now);
+        self.note_told(report);
         let behind = report.order != self.order_id() || !self.membership.evictions(report.node).is_empty();
-        if behind && self.has_order() {
+        if (behind || self.releases(report.node)) && self.has_order() {
             self.send(report.node);
         }
         Ok(())
@@ -170,6 +208,11 @@ impl Coordinator {
             Purpose::Stop => self.stop(now),
             Purpose::Form => self.form(now),
             Purpose::Save => self.commands.push_back(Command::Saved(self.record.checkpoint)),
+            Purpose::Wish => self.take_up_wishes(now),
+            Purpose::End => {
+                let ending = self.record.ending.clone().expect("it has just been made durable");
+                self.enter_ended(ending);
+            }
             Purpose::Close => {}
         }
         self.handle_timeout(now);
@@ -187,7 +230,7 @@ impl Coordinator {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let own = match &self.phase {
             // While a record is being written, its answer is waited for.
-            Phase::Deposed => return None,
+            Phase::Deposed | Phase::Ended { .. } => return None,
             _ if self.writing.is_some() => None,
             Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
                 Some(*until)
@@ -208,9 +251,13 @@ impl Coordinator {
         &self.record
     }
 
-    /// Why no world is formed yet, if that is so.
-    pub fn blocked(&self) -> Option<&Blocked> {
-        if let Phase::Regrouping { blocked, .. } = &self.phase { blocked.as_ref() } else { None }
+    /// Why no world is formed yet, or not the one that is wanted.
+    pub fn blocked(&self) -> Option<Blocked> {
+        match &self.phase {
+            Phase::Regrouping { blocked, .. } => blocked.clone(),
+            Phase::Running { .. } => self.lacks(),
+            _ => None,
+        }
     }
 
     /// What it is doing.
@@ -221,26 +268,9 @@ impl Coordinator {
             Phase::Regrouping { .. } => Activity::Regrouping,
             Phase::Healing { .. } => Activity::Healing,
             Phase::Running { .. } => Activity::Running,
+            Phase::Ended { .. } if self.record.ending == Some(Ending::Finished) => Activity::Finished,
+            Phase::Ended { .. } => Activity::Failed,
             Phase::Deposed => Activity::Deposed,
-        }
-    }
-
-    /// `K-5`
-    fn forgive_own_sleep(&mut self, now: Instant) {
-        let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
-        if late < self.timing.heartbeat / 2 {
-            return;
-        }
-        let more = late + self.timing.suspicion;
-        match &mut self.phase {
-            Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
-                *until += more
-            }
-            Phase::Regrouping { since, .. } => *since += more,
-            Phase::Running { watch, .. } => {
-                (watch.since, watch.next) = (watch.since + more, now + self.timing.suspicion)
-            }
-            Phase::Deposed => {}
         }
     }
 
@@ -248,9 +278,11 @@ impl Coordinator {
         let stage = match self.phase {
             Phase::Healing { .. } => Stage::Form,
             Phase::Running { .. } => Stage::Run,
+            Phase::Ended { .. } => Stage::End,
             _ => Stage::Stop,
         };
-        OrderId { term: self.record.term, generation: self.record.generation, stage }
+        let Record { term, generation, wishes, .. } = self.record;
+        OrderId { term, generation, stage, revision: wishes.revision() }
     }
 
     /// Until the fate of the world that it found is clear, a new coordinator orders nothing.
@@ -260,8 +292,10 @@ impl Coordinator {
 
     fn send(&mut self, node: NodeId) {
         let id = self.order_id();
-        let formation = if id.stage == Stage::Stop { None } else { self.record.formation.clone() };
-        let order = Order { job: self.job, id, formation, evict: self.membership.evictions(node) };
+        let has_world = matches!(id.stage, Stage::Form | Stage::Run);
+        let formation = self.record.formation.clone().filter(|_| has_world);
+        let (wishes, release) = (self.record.wishes, self.releases(node));
+        let order = Order { job: self.job, id, formation, evict: self.membership.evictions(node), wishes, release };
         self.commands.push_back(Command::Send(node, order));
     }
 
@@ -273,243 +307,5 @@ impl Coordinator {
     fn write(&mut self, record: Record, purpose: Purpose) {
         self.commands.push_back(Command::Persist(record.clone()));
         self.writing = Some((record, purpose));
-    }
-
-    /// The incident that is open, if any, hears of this too; else a running world is troubled by it.
-    fn trouble(&mut self, cause: Cause, healthy: Instant) {
-        match &mut self.incident {
-            Some(incident) => incident.also(cause),
-            None if self.trouble.is_some() => return,
-            None => {}
-        }
-        self.trouble.get_or_insert((cause, healthy));
-    }
-
-    fn take_news(&mut self, now: Instant) {
-        while let Some(change) = self.membership.poll_change() {
-            match change {
-                Change::Lost { worker, cause, healthy } if self.is_needed(worker) => {
-                    if let Phase::Stopping { waiting, .. } = &mut self.phase {
-                        waiting.remove(&worker);
-                    }
-                    self.trouble(cause, healthy);
-                }
-                Change::Drains(node) if self.seats.iter().any(|worker| worker.member.node == node) => {
-                    self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
-                }
-                _ => {}
-            }
-            let soon = now + self.timing.heartbeat / 20;
-            match &mut self.phase {
-                Phase::Regrouping { retry, .. } => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
-                Phase::Running { grow_at, .. } => {
-                    grow_at.get_or_insert(now + self.timing.suspicion);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn is_needed(&self, worker: Worker) -> bool {
-        self.seats.contains(&worker) || self.senders.contains(&worker)
-    }
-
-    /// A new coordinator learns from a node's first report that members of the world that it found are gone.
-    fn find_dead_seats(&mut self, now: Instant, node: NodeId) {
-        let Phase::TakingOver { unheard, .. } = &self.phase else { return };
-        let dead =
-            |worker: &&Worker| worker.member.node == node && matches!(self.membership.status(**worker), Status::Dead);
-        if let Some(worker) = unheard.iter().find(dead).copied() {
-            self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Died }, now);
-        }
-    }
-
-    /// What one member says, as far as the phase waits for it.
-    fn note(&mut self, now: Instant, member: &MemberReport) {
-        if member.hangs {
-            return;
-        }
-        let generation = self.record.generation;
-        let here = member.generation == generation;
-        match &mut self.phase {
-            Phase::TakingOver { unheard, .. } if here && member.phase >= MemberPhase::Ready => {
-                unheard.remove(&member.worker);
-            }
-            Phase::Stopping { waiting, .. } if here => {
-                waiting.remove(&member.worker);
-            }
-            Phase::Healing { waiting, .. } if here && member.phase >= MemberPhase::Ready => {
-                waiting.remove(&member.worker);
-            }
-            Phase::Running { .. } if here && member.phase == MemberPhase::Running => {
-                if let Some(part) = member.saved {
-                    self.complete = self.manifests.handle_part(part).or(self.complete);
-                }
-                // A world whose end is being written down does not resume.
-                let ends = self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
-                if let Some(incident) = self.incident.take_if(|_| !ends) {
-                    self.commands.push_back(Command::Resumed(incident.close(now, generation)));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Goes on as far as it can.
-    fn advance(&mut self, now: Instant) {
-        while self.writing.is_none() && self.advance_once(now) {}
-    }
-
-    fn advance_once(&mut self, now: Instant) -> bool {
-        match &self.phase {
-            Phase::Deposed => false,
-            Phase::TakingOver { unheard, until } => {
-                if self.trouble.is_some() {
-                    self.end_world(now)
-                } else if unheard.is_empty() {
-                    self.run(now)
-                } else if now >= *until {
-                    let unheard = unheard.first().copied().expect("checked above");
-                    let cause = match self.membership.status(unheard) {
-                        Status::Unheard => Cause { culprit: Culprit::Node(unheard.member.node), why: Why::Silent },
-                        _ => Cause { culprit: Culprit::Job, why: Why::Succession },
-                    };
-                    self.trouble(cause, now);
-                    self.end_world(now)
-                } else {
-                    false
-                }
-            }
-            Phase::Stopping { waiting, until } => {
-                let late = now >= *until;
-                if !waiting.is_empty() && !late {
-                    return false;
-                }
-                let hanging: Vec<Worker> = waiting.iter().copied().collect();
-                for worker in hanging {
-                    self.membership.evict(worker);
-                    self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }, now);
-                }
-                self.trouble = None;
-                self.enter(now, IncidentPhase::Regroup);
-                self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
-                true
-            }
-            Phase::Regrouping { retry: Some(retry), .. } if now >= *retry => self.regroup(now),
-            Phase::Regrouping { .. } => false,
-            Phase::Healing { waiting, until } => {
-                if self.trouble.is_some() {
-                    self.end_world(now)
-                } else if waiting.is_empty() {
-                    self.run(now)
-                } else if now >= *until {
-                    self.trouble(Cause { culprit: Culprit::Job, why: Why::Stuck }, now);
-                    self.end_world(now)
-                } else {
-                    false
-                }
-            }
-            Phase::Running { .. } => self.advance_running(now),
-        }
-    }
-
-    fn advance_running(&mut self, now: Instant) -> bool {
-        self.watch(now);
-        if let Phase::Running { grow_at, .. } = &mut self.phase
-            && grow_at.is_some_and(|at| now >= at)
-        {
-            *grow_at = None;
-            self.consider_growth(now);
-        }
-        if self.trouble.is_some() {
-            return self.end_world(now);
-        }
-        if let Some(checkpoint) = self.complete.take().filter(|new| new.step > self.record.checkpoint.step) {
-            self.write(Record { checkpoint, ..self.record.clone() }, Purpose::Save);
-        } else if self.incident.is_none() && self.record.cause.is_some() {
-            self.write(Record { cause: None, ..self.record.clone() }, Purpose::Close);
-        }
-        false
-    }
-
-    /// The world is to end: first that becomes durable (`K-1`).
-    fn end_world(&mut self, now: Instant) -> bool {
-        let Some((cause, healthy)) = self.trouble.take() else { return false };
-        match &mut self.incident {
-            Some(incident) => {
-                incident.also(cause);
-                incident.enter(now, IncidentPhase::Agree);
-            }
-            None => self.incident = Some(Incident::new(now, healthy, cause)),
-        }
-        let cause = self.incident.as_ref().map(|incident| incident.cause());
-        self.manifests.abandon();
-        self.complete = None;
-        self.write(Record { generation: self.record.generation.next(), cause, ..self.record.clone() }, Purpose::Stop);
-        false
-    }
-
-    fn stop(&mut self, now: Instant) {
-        self.senders.clear();
-        let alive = |worker: &&Worker| matches!(self.membership.status(**worker), Status::Alive(_));
-        let waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
-        self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
-        self.enter(now, IncidentPhase::Abort);
-        self.broadcast();
-    }
-
-    /// Tries to form the next world (`K-3`).
-    fn regroup(&mut self, now: Instant) -> bool {
-        let Phase::Regrouping { since, .. } = self.phase else { return false };
-        match self.next_world(now, since) {
-            Ok(formation) => {
-                self.write(Record { formation: Some(Arc::new(formation)), ..self.record.clone() }, Purpose::Form);
-            }
-            Err(blocked) => {
-                let remaining = match blocked {
-                    Blocked::Replacements { remaining, .. } | Blocked::StateElsewhere { remaining, .. } => {
-                        Some(remaining)
-                    }
-                    Blocked::LastWorldMayLive { .. } | Blocked::TooFew { .. } => None,
-                };
-                let retry = remaining.map(|remaining| now + remaining);
-                self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
-            }
-        }
-        false
-    }
-
-    fn form(&mut self, now: Instant) {
-        let formation = self.record.formation.clone().expect("it has just been made durable");
-        self.seats = formation.seats.iter().copied().collect();
-        let transfers = formation.transfers.iter().flatten();
-        let senders = transfers.filter_map(|transfer| transfer.source.sender(transfer.shard));
-        self.senders = senders.map(|(worker, _)| worker).collect();
-        // What befell members of the last world does not concern this one.
-        self.trouble = None;
-        self.manifests.begin(&formation);
-        self.phase = Phase::Healing { waiting: self.seats.clone(), until: now + self.timing.heal };
-        self.enter(now, IncidentPhase::Heal);
-        self.broadcast();
-        // Members may have been lost while the record was written.
-        let lost = |worker: &&Worker| !matches!(self.membership.status(**worker), Status::Alive(_));
-        if let Some(worker) = self.seats.iter().chain(&self.senders).find(lost).copied() {
-            self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Died }, now);
-        }
-    }
-
-    fn run(&mut self, now: Instant) -> bool {
-        self.senders.clear();
-        let watch = Watch { step: Step(0), behind: BTreeSet::new(), since: now, next: now + self.timing.suspicion };
-        self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion) };
-        self.enter(now, IncidentPhase::Resume);
-        self.broadcast();
-        true
-    }
-
-    fn enter(&mut self, now: Instant, phase: IncidentPhase) {
-        if let Some(incident) = &mut self.incident {
-            incident.enter(now, phase);
-        }
     }
 }

@@ -3,12 +3,14 @@
 use super::super::commit::{Version, decide};
 use super::super::identity::{Generation, Worker};
 use super::super::membership::Status;
+use super::super::mesh_choice::Choice;
 use super::super::message::{Formation, MemberReport};
 use super::super::quorum::{Blocked, Seat, may_follow};
-use super::super::recovery::{self, Missing};
+use super::super::recovery::{self, Missing, Transfer};
 use super::super::shadow::{Shard, place};
 use super::Coordinator;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 impl Coordinator {
@@ -19,7 +21,7 @@ impl Coordinator {
         may_follow(&seats)?;
         let waited = now.saturating_duration_since(since);
         let choice = self.policy.choose(last.map(|last| (last.mesh, &last.seats[..])), &self.candidates(), waited)?;
-        let holds = place(&choice.mesh, &choice.seats);
+        let holds = place(&choice.mesh, &choice.seats, self.policy.shadows);
         let from_memory = last.and_then(|last| {
             let left =
                 seats.iter().filter_map(|seat| if let Seat::Left(promise) = seat { Some(promise) } else { None });
@@ -41,7 +43,15 @@ impl Coordinator {
                 (base, generation, recovery::from_disk(&holds, self.record.checkpoint))
             }
         };
-        Ok(Formation { generation, mesh: choice.mesh, seats: choice.seats, base, voted_in, holds, transfers })
+        let Choice { mesh, seats } = choice;
+        let guests = guests(&seats, &transfers);
+        let addresses = seats.iter().chain(&guests).map(|worker| self.address(*worker)).collect();
+        let n_saves = self.record.n_saves;
+        Ok(Formation { generation, mesh, seats, guests, addresses, base, voted_in, holds, transfers, n_saves })
+    }
+
+    fn address(&self, worker: Worker) -> Option<SocketAddr> {
+        if let Status::Alive(member) = self.membership.status(worker) { member.address } else { None }
     }
 
     fn seat(&self, worker: Worker) -> Seat {
@@ -69,6 +79,15 @@ impl Coordinator {
     /// Members that have been told of the latest generation and may take a seat.
     pub(super) fn candidates(&self) -> BTreeSet<Worker> {
         let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
-        here.map(|member| member.worker).filter(|worker| !self.membership.drains(worker.member.node)).collect()
+        here.map(|member| member.worker).filter(|worker| !self.drains(worker.member.node)).collect()
     }
+}
+
+/// Who sends state and has no seat.
+fn guests(seats: &[Worker], transfers: &[Vec<Transfer>]) -> Vec<Worker> {
+    let seated: BTreeSet<Worker> = seats.iter().copied().collect();
+    let senders = transfers.iter().flatten().filter_map(|transfer| transfer.source.sender(transfer.shard));
+    let guests: BTreeSet<Worker> =
+        senders.map(|(worker, _)| worker).filter(|worker| !seated.contains(worker)).collect();
+    guests.into_iter().collect()
 }

@@ -3,6 +3,7 @@
 use super::super::identity::{NodeId, Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
+use super::super::message::MemberPhase;
 use super::{Coordinator, Phase};
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -26,6 +27,15 @@ impl Coordinator {
             return;
         }
         watch.next = now + self.timing.suspicion;
+        // Who has learnt that the last step is committed waits for storage; all others have entered that step.
+        let past = |worker: &Worker| match self.membership.status(*worker) {
+            Status::Alive(member) => member.phase > MemberPhase::Running,
+            _ => false,
+        };
+        if self.seats.iter().any(past) {
+            (watch.since, watch.behind) = (now, BTreeSet::new());
+            return;
+        }
         let entered = |worker: &Worker| match self.membership.status(*worker) {
             Status::Alive(member) => member.entered,
             _ => Step(0),
@@ -55,13 +65,18 @@ impl Coordinator {
         }
     }
 
-    /// Ends a world if there are members for a larger one.
+    /// Ends a world if members can form the one that is wanted, or a larger one.
     pub(super) fn consider_growth(&mut self, now: Instant) {
         let Some(formation) = &self.record.formation else { return };
+        let (mesh, wanted) = (formation.mesh, self.policy.wanted);
         let n_members = self.candidates().len();
-        let larger = self.policy.largest(n_members, Some(formation.mesh));
-        if larger.is_some_and(|mesh| mesh.size() > formation.mesh.size()) {
-            self.trouble(Cause { culprit: Culprit::Job, why: Why::Grows }, now);
-        }
+        let larger = self.policy.largest(n_members, Some(mesh)).is_some_and(|other| other.size() > mesh.size());
+        let resizes = self.record.wanted.is_some() && mesh != wanted && wanted.size() <= n_members;
+        let why = match (resizes, larger) {
+            (true, _) => Why::Resized,
+            (false, true) => Why::Grows,
+            (false, false) => return,
+        };
+        self.trouble(Cause { culprit: Culprit::Job, why }, now);
     }
 }

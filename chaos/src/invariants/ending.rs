@@ -1,0 +1,48 @@
+//! A job that is finished has all that it committed in a checkpoint, every checkpoint that was asked for, and goes no
+//! further. Source: `coordinator` K-7, `member` B-5.
+
+use super::{Invariant, Observation};
+use phalanx_strategies::elastic::identity::Step;
+use phalanx_strategies::elastic::message;
+
+/// See the [module](self).
+#[derive(Default)]
+pub struct Ending {
+    committed: Step,
+    ended: bool,
+}
+
+impl Invariant for Ending {
+    fn name(&self) -> &'static str {
+        "ending"
+    }
+
+    fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
+        match what {
+            Observation::Formed(_) | Observation::Learnt { .. } if self.ended => {
+                Err(String::from("the job goes on after its end"))
+            }
+            Observation::Formed(formation) => {
+                self.committed = formation.base.step;
+                Ok(())
+            }
+            Observation::Learnt { step, .. } => {
+                self.committed = self.committed.max(*step);
+                Ok(())
+            }
+            Observation::Persisted(record) if record.ending == Some(message::Ending::Finished) => {
+                self.ended = true;
+                let (saved, committed) = (record.checkpoint.step, self.committed);
+                if saved != committed {
+                    Err(format!("the job ends with a checkpoint of {saved}, {committed} was committed"))
+                } else if record.n_saves < record.wishes.save {
+                    Err(format!("{} checkpoints were asked for, {} are complete", record.wishes.save, record.n_saves))
+                } else {
+                    Ok(())
+                }
+            }
+            Observation::Persisted(record) if record.ending.is_some() => Err(format!("{:?}", record.ending)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The end of a job (`K-7`): all are done, or it cannot go on.
+
+use super::super::membership::Status;
+use super::super::message::{Ending, Formation, MemberPhase, Record, Report};
+use super::{Command, Coordinator, Phase, Purpose};
+use std::collections::BTreeSet;
+
+impl Coordinator {
+    /// Whether every node that can be heard has been told of the end; then the shell may end, too.
+    pub fn all_told(&self) -> bool {
+        let Phase::Ended { told } = &self.phase else { return false };
+        self.membership.nodes().all(|node| told.contains(&node) || self.membership.is_silent(node))
+    }
+
+    /// The job cannot go on. The first reason is kept.
+    pub(super) fn fail(&mut self, reason: String) {
+        self.ending.get_or_insert(Ending::Failed(reason));
+    }
+
+    /// The job is done.
+    pub(super) fn finish(&mut self) {
+        self.ending.get_or_insert(Ending::Finished);
+    }
+
+    /// Whether every seat of the world that runs is done.
+    pub(super) fn all_done(&self) -> bool {
+        let done = |worker| match self.membership.status(worker) {
+            Status::Alive(member) => (member.generation, member.phase) == (self.record.generation, MemberPhase::Done),
+            _ => false,
+        };
+        !self.seats.is_empty() && self.seats.iter().all(|worker| done(*worker))
+    }
+
+    /// Makes the end durable. Returns whether there is one.
+    pub(super) fn write_ending(&mut self) -> bool {
+        if matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
+            return false;
+        }
+        let Some(ending) = self.ending.clone() else { return false };
+        self.write(Record { ending: Some(ending), ..self.record.clone() }, Purpose::End);
+        true
+    }
+
+    pub(super) fn enter_ended(&mut self, ending: Ending) {
+        self.phase = Phase::Ended { told: BTreeSet::new() };
+        self.broadcast();
+        self.commands.push_back(Command::Ended(ending));
+    }
+
+    pub(super) fn note_told(&mut self, report: &Report) {
+        let id = self.order_id();
+        if let Phase::Ended { told } = &mut self.phase
+            && report.order == id
+        {
+            told.insert(report.node);
+        }
+    }
+
+    /// Crashes in a row, up to the one before this world, since a step was committed.
+    pub(super) fn n_crashes_before(&self, next: &Formation) -> u32 {
+        let progress = self.record.formation.as_ref().is_some_and(|last| next.base.step > last.base.step);
+        if progress { self.record.n_crashes.min(1) } else { self.record.n_crashes }
+    }
+
+    /// Gives up if there were too many.
+    pub(super) fn is_crash_loop(&mut self, n_crashes: u32) -> bool {
+        let max = self.policy.incidents_max;
+        if n_crashes <= max {
+            return false;
+        }
+        let cause = self.record.cause.map_or(String::from("unknown"), |cause| cause.to_string());
+        self.fail(format!(
+            "{n_crashes} crashes in a row and no step committed, expected at most {max}; the last: {cause}"
+        ));
+        true
+    }
+}

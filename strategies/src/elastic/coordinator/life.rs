@@ -1,0 +1,291 @@
+//! The life of a generation: news comes, members stop, the next world forms, heals and runs.
+
+use super::super::identity::{NodeId, Step, Worker};
+use super::super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, Why};
+use super::super::membership::{Change, Status};
+use super::super::message::{MemberPhase, MemberReport, Record};
+use super::super::quorum::Blocked;
+use super::watch::Watch;
+use super::{Command, Coordinator, Phase, Purpose, TIMELINES_MAX};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Coordinator {
+    /// `K-5`
+    pub(super) fn forgive_own_sleep(&mut self, now: Instant) {
+        let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
+        if late < self.timing.heartbeat / 2 {
+            return;
+        }
+        let more = late + self.timing.suspicion;
+        match &mut self.phase {
+            Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
+                *until += more
+            }
+            Phase::Regrouping { since, .. } => *since += more,
+            Phase::Running { watch, .. } => {
+                (watch.since, watch.next) = (watch.since + more, now + self.timing.suspicion)
+            }
+            Phase::Deposed | Phase::Ended { .. } => {}
+        }
+    }
+
+    /// The incident that is open, if any, hears of this too; else a running world is troubled by it.
+    pub(super) fn trouble(&mut self, cause: Cause, healthy: Instant) {
+        match &mut self.incident {
+            Some(incident) => incident.also(cause),
+            None if self.trouble.is_some() => return,
+            None => {}
+        }
+        self.trouble.get_or_insert((cause, healthy));
+    }
+
+    pub(super) fn take_news(&mut self, now: Instant) {
+        while let Some(change) = self.membership.poll_change() {
+            match change {
+                Change::Lost { worker, cause, healthy } if self.is_needed(worker) => {
+                    if let Phase::Stopping { waiting, .. } = &mut self.phase {
+                        waiting.remove(&worker);
+                    }
+                    self.trouble(cause, healthy);
+                }
+                Change::Drains(node) if self.seats.iter().any(|worker| worker.member.node == node) => {
+                    self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
+                }
+                _ => {}
+            }
+            let soon = now + self.timing.heartbeat / 20;
+            match &mut self.phase {
+                Phase::Regrouping { retry, .. } => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
+                Phase::Running { grow_at, .. } => {
+                    grow_at.get_or_insert(now + self.timing.suspicion);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn is_needed(&self, worker: Worker) -> bool {
+        self.seats.contains(&worker) || self.guests.contains(&worker)
+    }
+
+    /// A new coordinator learns from a node's first report that members of the world that it found are gone.
+    pub(super) fn find_dead_seats(&mut self, now: Instant, node: NodeId) {
+        let Phase::TakingOver { unheard, .. } = &self.phase else { return };
+        let dead =
+            |worker: &&Worker| worker.member.node == node && matches!(self.membership.status(**worker), Status::Dead);
+        if let Some(worker) = unheard.iter().find(dead).copied() {
+            self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Died }, now);
+        }
+    }
+
+    /// What one member says, as far as the phase waits for it.
+    pub(super) fn note(&mut self, now: Instant, member: &MemberReport) {
+        if let Some(reason) = &member.failure {
+            self.fail(format!("{}: {reason}", member.worker));
+        }
+        if member.hangs {
+            return;
+        }
+        let generation = self.record.generation;
+        let here = member.generation == generation;
+        match &mut self.phase {
+            Phase::TakingOver { unheard, .. } if here && member.phase >= MemberPhase::Ready => {
+                unheard.remove(&member.worker);
+            }
+            Phase::Stopping { waiting, .. } if here => {
+                waiting.remove(&member.worker);
+            }
+            Phase::Healing { waiting, .. } if here && member.phase >= MemberPhase::Ready => {
+                waiting.remove(&member.worker);
+            }
+            Phase::Running { .. } if here && member.phase >= MemberPhase::Running => {
+                if let Some(part) = member.saved {
+                    self.complete = self.manifests.handle_part(part).or(self.complete);
+                }
+                // A world whose end is being written down does not resume.
+                let ends = self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
+                if let Some(incident) = self.incident.take_if(|_| !ends) {
+                    let step = self.record.formation.as_ref().map(|f| f.base.step).unwrap_or_default();
+                    let timeline = incident.close(now, generation, step);
+                    self.timelines.push_back(timeline.clone());
+                    if self.timelines.len() > TIMELINES_MAX {
+                        self.timelines.pop_front();
+                    }
+                    self.commands.push_back(Command::Resumed(timeline));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Goes on as far as it can.
+    pub(super) fn advance(&mut self, now: Instant) {
+        while self.writing.is_none() && (self.write_ending() || self.write_asked() || self.advance_once(now)) {}
+    }
+
+    fn advance_once(&mut self, now: Instant) -> bool {
+        match &self.phase {
+            Phase::Deposed | Phase::Ended { .. } => false,
+            Phase::TakingOver { unheard, until } => {
+                if self.trouble.is_some() {
+                    self.end_world(now)
+                } else if unheard.is_empty() {
+                    self.run(now)
+                } else if now >= *until {
+                    let unheard = unheard.first().copied().expect("checked above");
+                    let cause = match self.membership.status(unheard) {
+                        Status::Unheard => Cause { culprit: Culprit::Node(unheard.member.node), why: Why::Silent },
+                        _ => Cause { culprit: Culprit::Job, why: Why::Succession },
+                    };
+                    self.trouble(cause, now);
+                    self.end_world(now)
+                } else {
+                    false
+                }
+            }
+            Phase::Stopping { waiting, until } => {
+                let late = now >= *until;
+                if !waiting.is_empty() && !late {
+                    return false;
+                }
+                let hanging: Vec<Worker> = waiting.iter().copied().collect();
+                for worker in hanging {
+                    self.membership.evict(worker);
+                    self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }, now);
+                }
+                self.trouble = None;
+                self.enter(now, IncidentPhase::Regroup);
+                self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
+                true
+            }
+            Phase::Regrouping { retry: Some(retry), .. } if now >= *retry => self.regroup(now),
+            Phase::Regrouping { .. } => false,
+            Phase::Healing { waiting, until } => {
+                if self.trouble.is_some() {
+                    self.end_world(now)
+                } else if waiting.is_empty() {
+                    self.run(now)
+                } else if now >= *until {
+                    self.trouble(Cause { culprit: Culprit::Job, why: Why::Stuck }, now);
+                    self.end_world(now)
+                } else {
+                    false
+                }
+            }
+            Phase::Running { .. } => self.advance_running(now),
+        }
+    }
+
+    fn advance_running(&mut self, now: Instant) -> bool {
+        self.watch(now);
+        self.find_drained_seats(now);
+        if let Phase::Running { grow_at, .. } = &mut self.phase
+            && grow_at.is_some_and(|at| now >= at)
+        {
+            *grow_at = None;
+            self.consider_growth(now);
+        }
+        if self.trouble.is_some() {
+            return self.end_world(now);
+        }
+        if let Some(checkpoint) = self.complete.take().filter(|new| new.step > self.record.checkpoint.step) {
+            let n_saves = self.n_saves_with(checkpoint);
+            self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
+        } else if self.all_done() {
+            self.finish();
+            return true;
+        } else if self.incident.is_none() && self.record.cause.is_some() {
+            self.write(Record { cause: None, ..self.record.clone() }, Purpose::Close);
+        }
+        false
+    }
+
+    /// The world is to end: first that becomes durable (`K-1`).
+    fn end_world(&mut self, now: Instant) -> bool {
+        let Some((cause, healthy)) = self.trouble.take() else { return false };
+        match &mut self.incident {
+            Some(incident) => {
+                incident.also(cause);
+                incident.enter(now, IncidentPhase::Agree);
+            }
+            None => self.incident = Some(Incident::new(now, healthy, cause)),
+        }
+        let n_crashes = self.record.n_crashes + u32::from(cause.why.is_crash());
+        let cause = self.incident.as_ref().map(|incident| incident.cause());
+        self.manifests.abandon();
+        self.complete = None;
+        let generation = self.record.generation.next();
+        self.write(Record { generation, cause, n_crashes, ..self.record.clone() }, Purpose::Stop);
+        false
+    }
+
+    pub(super) fn stop(&mut self, now: Instant) {
+        self.guests.clear();
+        let alive = |worker: &&Worker| matches!(self.membership.status(**worker), Status::Alive(_));
+        let waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
+        self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
+        self.enter(now, IncidentPhase::Abort);
+        self.broadcast();
+    }
+
+    /// Tries to form the next world (`K-3`).
+    fn regroup(&mut self, now: Instant) -> bool {
+        let Phase::Regrouping { since, .. } = self.phase else { return false };
+        match self.next_world(now, since) {
+            Ok(formation) => {
+                let n_crashes = self.n_crashes_before(&formation);
+                if self.is_crash_loop(n_crashes) {
+                    return true;
+                }
+                let formation = Some(Arc::new(formation));
+                self.write(Record { formation, n_crashes, ..self.record.clone() }, Purpose::Form);
+            }
+            Err(blocked) => {
+                let remaining = match blocked {
+                    Blocked::Replacements { remaining, .. } | Blocked::StateElsewhere { remaining, .. } => {
+                        Some(remaining)
+                    }
+                    Blocked::LastWorldMayLive { .. } | Blocked::TooFew { .. } | Blocked::Wanted { .. } => None,
+                };
+                let retry = remaining.map(|remaining| now + remaining);
+                self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
+            }
+        }
+        false
+    }
+
+    pub(super) fn form(&mut self, now: Instant) {
+        let formation = self.record.formation.clone().expect("it has just been made durable");
+        self.seats = formation.seats.iter().copied().collect();
+        self.guests = formation.guests.iter().copied().collect();
+        // What befell members of the last world does not concern this one.
+        self.trouble = None;
+        self.manifests.begin(&formation);
+        self.asked.restart_from(formation.base.step);
+        self.phase = Phase::Healing { waiting: self.seats.clone(), until: now + self.timing.heal };
+        self.enter(now, IncidentPhase::Heal);
+        self.broadcast();
+        // Members may have been lost while the record was written.
+        let lost = |worker: &&Worker| !matches!(self.membership.status(**worker), Status::Alive(_));
+        if let Some(worker) = self.seats.iter().chain(&self.guests).find(lost).copied() {
+            self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Died }, now);
+        }
+    }
+
+    fn run(&mut self, now: Instant) -> bool {
+        self.guests.clear();
+        let watch = Watch { step: Step(0), behind: BTreeSet::new(), since: now, next: now + self.timing.suspicion };
+        self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion) };
+        self.enter(now, IncidentPhase::Resume);
+        self.broadcast();
+        true
+    }
+
+    fn enter(&mut self, now: Instant, phase: IncidentPhase) {
+        if let Some(incident) = &mut self.incident {
+            incident.enter(now, phase);
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! What only the composition does; the simulator of `phalanx-chaos` does the rest.

@@ -1,0 +1,138 @@
+//! What the operator wants: a checkpoint, an end, a node emptied, another mesh. A request is durable before it has an
+//! effect (`K-6`), and asking again changes nothing but the number of checkpoints.
+
+use super::super::identity::{NodeId, Step, Worker};
+use super::super::incident::{Cause, Culprit, Why};
+use super::super::membership::Status;
+use super::super::mesh_choice::ResizeError;
+use super::super::message::{Record, Wishes};
+use super::super::quorum::Blocked;
+use super::super::snapshot::Checkpoint;
+use super::{Coordinator, Phase, Purpose};
+use crate::mesh::Mesh;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+/// What has been asked for, durable or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    wishes: Wishes,
+    drained: BTreeSet<NodeId>,
+    wanted: Option<Mesh>,
+    /// The step that was under way when a checkpoint was last asked for.
+    save_from: Step,
+}
+
+impl Asked {
+    /// What is durable.
+    pub(super) fn of(record: &Record) -> Asked {
+        let Record { wishes, wanted, .. } = *record;
+        Asked { wishes, drained: record.drained.clone(), wanted, save_from: Step(0) }
+    }
+
+    /// A step that was under way may be done again, or not be reached any more before the end.
+    pub(super) fn restart_from(&mut self, base: Step) {
+        self.save_from = self.save_from.min(base);
+    }
+}
+
+impl Coordinator {
+    /// The job shall end after a step, with a checkpoint of it.
+    pub fn handle_stop(&mut self, now: Instant) {
+        self.asked.wishes.stop = true;
+        self.handle_timeout(now);
+    }
+
+    /// A checkpoint shall be written.
+    pub fn handle_save(&mut self, now: Instant) {
+        self.asked.wishes.save += 1;
+        self.asked.save_from = self.entered().max(self.asked.save_from);
+        self.handle_timeout(now);
+    }
+
+    /// A node shall be left and released.
+    pub fn handle_drain(&mut self, now: Instant, node: NodeId) {
+        self.asked.drained.insert(node);
+        self.handle_timeout(now);
+    }
+
+    /// This mesh is wanted from now on. Until a world of it can be formed, the present one goes on, and
+    /// [`Coordinator::blocked`] says why.
+    ///
+    /// # Errors
+    /// When it cannot be wanted. Nothing has changed.
+    pub fn handle_resize(&mut self, now: Instant, mesh: Mesh) -> Result<(), ResizeError> {
+        self.policy.check_resize(mesh)?;
+        self.asked.wanted = Some(mesh);
+        self.handle_timeout(now);
+        Ok(())
+    }
+
+    /// Makes durable what is asked for and is not (`K-6`). Returns whether there is such.
+    pub(super) fn write_asked(&mut self) -> bool {
+        let Asked { wishes, wanted, .. } = self.asked;
+        let durable = (self.record.wishes, self.record.wanted) == (wishes, wanted);
+        let over = matches!(self.phase, Phase::Deposed | Phase::Ended { .. });
+        if over || (durable && self.record.drained == self.asked.drained) {
+            return false;
+        }
+        let drained = self.asked.drained.clone();
+        self.write(Record { wishes, drained, wanted, ..self.record.clone() }, Purpose::Wish);
+        true
+    }
+
+    pub(super) fn take_up_wishes(&mut self, now: Instant) {
+        self.policy.wanted = self.record.wanted.unwrap_or(self.policy.wanted);
+        match &mut self.phase {
+            Phase::Running { grow_at, .. } => *grow_at = Some(now),
+            Phase::Regrouping { retry, .. } => *retry = Some(now),
+            _ => {}
+        }
+        if self.has_order() {
+            self.broadcast();
+        }
+    }
+
+    /// Whether a node is to be left, by its own word or the operator's.
+    pub(super) fn drains(&self, node: NodeId) -> bool {
+        self.membership.drains(node) || self.record.drained.contains(&node)
+    }
+
+    /// Whether a node that is drained is needed no more.
+    pub(super) fn releases(&self, node: NodeId) -> bool {
+        let ends =
+            self.trouble.is_some() || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
+        let runs = matches!(self.phase, Phase::Running { .. }) && !ends;
+        runs && self.drains(node) && self.seats.iter().all(|worker| worker.member.node != node)
+    }
+
+    /// Ends a world that has seats on a node that the operator has drained.
+    pub(super) fn find_drained_seats(&mut self, now: Instant) {
+        let drained = |worker: &&Worker| self.record.drained.contains(&worker.member.node);
+        if let Some(node) = self.seats.iter().find(drained).map(|worker| worker.member.node) {
+            self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
+        }
+    }
+
+    /// What a world that runs lacks to be the one that is wanted.
+    pub(super) fn lacks(&self) -> Option<Blocked> {
+        let mesh = self.record.formation.as_ref()?.mesh;
+        let (have, want) = (self.candidates().len(), self.policy.wanted.size());
+        (mesh != self.policy.wanted && have < want).then_some(Blocked::Wanted { have, want })
+    }
+
+    /// How many of the checkpoints that were asked for are complete when this one is.
+    pub(super) fn n_saves_with(&self, checkpoint: Checkpoint) -> u64 {
+        let serves = checkpoint.step >= self.asked.save_from;
+        if serves { self.record.wishes.save } else { self.record.n_saves }
+    }
+
+    /// The furthest step that is known to be under way.
+    fn entered(&self) -> Step {
+        let entered = |worker: &Worker| match self.membership.status(*worker) {
+            Status::Alive(member) => Some(member.entered),
+            _ => None,
+        };
+        self.seats.iter().filter_map(entered).max().unwrap_or_default()
+    }
+}
