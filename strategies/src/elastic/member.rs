@@ -248,7 +248,10 @@ impl Member {
 
     /// A part of a checkpoint is durable.
     pub fn handle_saved(&mut self, part: Part) {
-        self.saved = Some(part);
+        // Parts may become durable out of order; the last one must not be forgotten for an older one.
+        if self.saved.is_none_or(|saved| saved.of < part.of) {
+            self.saved = Some(part);
+        }
         self.commands.push_back(Command::Report);
         if let Some(seat) = &mut self.seat {
             let n_before = seat.saving.len();

@@ -8,6 +8,7 @@
 //!   reported on. If a later world asks for its place again, the done one has a successor after all.
 //! - `V-5` A supervisor that is told that the job is over, or that its node may go, starts nothing more and is shut down
 //!   once all its processes are gone; it says so in a last report.
+//! - `V-6` Processes that end before their first word are started again ever more slowly.
 
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::message::{MemberPhase, MemberReport, Order, OrderId, Report, Stage};
@@ -56,7 +57,13 @@ struct Slot {
     doomed: bool,
     /// Whether the process is gone and has no successor (`V-4`).
     gone: bool,
+    /// How many processes in a row ended before their first word, and when the next one is started (`V-6`).
+    n_stillborn: u32,
+    start_at: Option<Instant>,
 }
+
+/// Bound of the pause before another start, in heartbeats.
+const START_PAUSE_MAX: u32 = 128;
 
 /// The end of a supervisor (`V-5`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +125,7 @@ impl Supervisor {
         } else if slot.word.as_ref().is_some_and(rests) {
             slot.gone = true;
         } else {
-            self.start_successor(worker);
+            self.start_successor(now, worker);
             self.report(now);
         }
     }
@@ -178,6 +185,10 @@ impl Supervisor {
             Some(Leaving::Until(until)) if now >= until => self.kill_all(now),
             _ => {}
         }
+        for slot in self.slots.iter_mut().filter(|slot| slot.start_at.is_some_and(|at| now >= at)) {
+            slot.start_at = None;
+            self.commands.push_back(Command::Spawn(slot.worker));
+        }
         if now >= self.next_heartbeat {
             self.report(now);
         }
@@ -188,7 +199,10 @@ impl Supervisor {
         match self.leaving {
             Some(Leaving::Gone) => None,
             Some(Leaving::Until(until)) => Some(until.min(self.next_heartbeat)),
-            _ => Some(self.next_heartbeat),
+            _ => {
+                let starts = self.slots.iter().filter_map(|slot| slot.start_at);
+                starts.chain([self.next_heartbeat]).min()
+            }
         }
     }
 
@@ -213,12 +227,12 @@ impl Supervisor {
         }
         if ends {
             self.leaving = Some(Leaving::Until(now + self.timing.stop_grace));
+            self.slots.retain(|slot| !slot.gone && slot.start_at.is_none());
             let unstarted = self.slots.iter_mut().filter(|slot| slot.word.is_none());
             self.commands.extend(unstarted.map(|slot| {
                 slot.doomed = true;
                 Command::Kill(slot.worker)
             }));
-            self.slots.retain(|slot| !slot.gone);
             self.leave_if_empty(now);
             return;
         }
@@ -227,23 +241,31 @@ impl Supervisor {
         let wanted = self.slots.iter().filter(|slot| slot.gone && slot.word.as_ref().is_some_and(older));
         let wanted: Vec<Worker> = wanted.map(|slot| slot.worker).collect();
         for worker in wanted {
-            self.start_successor(worker);
+            self.start_successor(now, worker);
             self.report(now);
         }
     }
 
-    /// `V-3`
-    fn start_successor(&mut self, worker: Worker) {
+    /// `V-3`, `V-6`
+    fn start_successor(&mut self, now: Instant, worker: Worker) {
         let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
+        let heartbeat = self.timing.heartbeat;
         let Some(slot) = self.slot(worker) else { return };
-        *slot = Slot::new(successor);
-        self.commands.push_back(Command::Spawn(successor));
+        // The first one may have been killed on its way.
+        let n_stillborn = if slot.word.is_some() { 0 } else { slot.n_stillborn + 1 };
+        *slot = Slot { n_stillborn, ..Slot::new(successor) };
+        if n_stillborn > 1 {
+            let pause = heartbeat * 2u32.saturating_pow(n_stillborn - 1).min(START_PAUSE_MAX);
+            slot.start_at = Some(now + pause);
+        } else {
+            self.commands.push_back(Command::Spawn(successor));
+        }
     }
 
     /// `V-5`
     fn kill_all(&mut self, now: Instant) {
         self.leaving = Some(Leaving::Killing);
-        self.slots.retain(|slot| !slot.gone);
+        self.slots.retain(|slot| !slot.gone && slot.start_at.is_none());
         for slot in &mut self.slots {
             if !std::mem::replace(&mut slot.doomed, true) {
                 self.commands.push_back(Command::Kill(slot.worker));
@@ -288,7 +310,7 @@ impl Supervisor {
 
 impl Slot {
     fn new(worker: Worker) -> Slot {
-        Slot { worker, word: None, doomed: false, gone: false }
+        Slot { worker, word: None, doomed: false, gone: false, n_stillborn: 0, start_at: None }
     }
 }
 
@@ -378,5 +400,104 @@ mod tests {
 
         let kills = drain(&mut supervisor).into_iter().filter(|command| matches!(command, Command::Kill(_)));
         assert_eq!(kills.collect::<Vec<_>>(), [Command::Kill(worker)]);
+    }
+
+    fn said(word: &MemberReport, phase: MemberPhase) -> MemberReport {
+        MemberReport { phase, ..word.clone() }
+    }
+
+    // V-4
+    #[test]
+    fn who_is_done_is_not_started_again_until_a_later_world_needs_its_place() {
+        let now = Instant::now();
+        let (mut supervisor, worker, word) = started(now);
+        supervisor.handle_word(now, said(&word, MemberPhase::Done));
+        drain(&mut supervisor);
+
+        supervisor.handle_exited(now, worker);
+        supervisor.handle_timeout(now + Duration::from_secs(1));
+        let commands = drain(&mut supervisor);
+        assert!(!commands.contains(&Command::Spawn(Worker { incarnation: Incarnation(6), ..worker })), "{commands:?}");
+        let reported = &reports(commands)[0].members[0];
+        assert_eq!((reported.phase, reported.hangs), (MemberPhase::Done, false));
+
+        supervisor.handle_order(now, stop(1, 1, vec![])).unwrap();
+        let successor = Worker { incarnation: Incarnation(6), ..worker };
+        assert!(drain(&mut supervisor).contains(&Command::Spawn(successor)));
+    }
+
+    // V-4
+    #[test]
+    fn who_failed_for_good_is_reported_and_not_started_again() {
+        let now = Instant::now();
+        let (mut supervisor, worker, word) = started(now);
+        supervisor.handle_word(now, MemberReport { failure: Some("loss is NaN".into()), ..word });
+        assert_eq!(reports(drain(&mut supervisor)).len(), 1);
+
+        supervisor.handle_exited(now, worker);
+        supervisor.handle_order(now, stop(1, 1, vec![])).unwrap();
+
+        assert!(drain(&mut supervisor).iter().all(|command| !matches!(command, Command::Spawn(_))));
+    }
+
+    // V-5
+    #[test]
+    fn after_the_end_processes_leave_by_themselves_or_are_killed_and_then_it_is_shut_down() {
+        let now = Instant::now();
+        let (mut supervisor, worker, _) = started(now);
+        let mut order = stop(1, 1, vec![]);
+        order.id.stage = Stage::End;
+
+        supervisor.handle_order(now, order).unwrap();
+        let commands = drain(&mut supervisor);
+        assert!(matches!(commands[0], Command::Tell(..)) && !commands.contains(&Command::Kill(worker)));
+        supervisor.handle_timeout(now + Timing::default().stop_grace);
+        assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
+        supervisor.handle_exited(now, worker);
+
+        let commands = drain(&mut supervisor);
+        assert_eq!(commands.last(), Some(&Command::Shutdown));
+        assert_eq!(reports(commands)[0].members, []);
+        assert_eq!(supervisor.poll_timeout(), None);
+    }
+
+    // V-5
+    #[test]
+    fn a_released_node_kills_what_it_has_and_what_is_still_starting() {
+        let now = Instant::now();
+        let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
+        let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
+
+        supervisor.handle_order(now, Order { release: true, ..stop(1, 1, vec![]) }).unwrap();
+        assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
+        let word = Member::new(JobId(1), worker, None, Schedule::default()).report();
+        supervisor.handle_started(now, word);
+        assert!(drain(&mut supervisor).contains(&Command::Kill(worker)), "it was too early to be killed before");
+        supervisor.handle_exited(now, worker);
+
+        let commands = drain(&mut supervisor);
+        assert_eq!(commands.last(), Some(&Command::Shutdown));
+        assert!(reports(commands)[0].draining);
+    }
+
+    // V-6
+    #[test]
+    fn processes_that_end_before_their_first_word_are_started_ever_more_slowly() {
+        let start = Instant::now();
+        let mut supervisor = Supervisor::new(start, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
+        let mut n_starts = 0;
+
+        for ms in 0..10_000 {
+            let now = start + Duration::from_millis(ms);
+            supervisor.handle_timeout(now);
+            for command in drain(&mut supervisor) {
+                if let Command::Spawn(worker) = command {
+                    n_starts += 1;
+                    supervisor.handle_exited(now, worker);
+                }
+            }
+        }
+
+        assert!((5..12).contains(&n_starts), "{n_starts} starts in ten seconds");
     }
 }

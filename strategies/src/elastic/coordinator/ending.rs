@@ -1,7 +1,7 @@
 //! The end of a job (`K-7`): all are done, or it cannot go on.
 
 use super::super::membership::Status;
-use super::super::message::{Ending, Formation, MemberPhase, Record, Report};
+use super::super::message::{Ending, Formation, MemberPhase, MemberReport, Record, Report};
 use super::{Command, Coordinator, Phase, Purpose};
 use std::collections::BTreeSet;
 
@@ -22,10 +22,15 @@ impl Coordinator {
         self.ending.get_or_insert(Ending::Finished);
     }
 
-    /// Whether every seat of the world that runs is done.
+    /// Whether every seat of the world that runs is done, and the state that they have is in a complete checkpoint.
     pub(super) fn all_done(&self) -> bool {
+        let saved = |member: &MemberReport| {
+            member.promise.applied.is_some_and(|applied| applied.step <= self.record.checkpoint.step)
+        };
         let done = |worker| match self.membership.status(worker) {
-            Status::Alive(member) => (member.generation, member.phase) == (self.record.generation, MemberPhase::Done),
+            Status::Alive(member) => {
+                (member.generation, member.phase) == (self.record.generation, MemberPhase::Done) && saved(member)
+            }
             _ => false,
         };
         !self.seats.is_empty() && self.seats.iter().all(|worker| done(*worker))

@@ -44,11 +44,13 @@ impl Coordinator {
     pub(super) fn take_news(&mut self, now: Instant) {
         while let Some(change) = self.membership.poll_change() {
             match change {
-                Change::Lost { worker, cause, healthy } if self.is_needed(worker) => {
+                Change::Lost { worker, cause, healthy } => {
                     if let Phase::Stopping { waiting, .. } = &mut self.phase {
                         waiting.remove(&worker);
                     }
-                    self.trouble(cause, healthy);
+                    if self.is_needed(worker) {
+                        self.trouble(cause, healthy);
+                    }
                 }
                 Change::Drains(node) if self.seats.iter().any(|worker| worker.member.node == node) => {
                     self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
@@ -224,7 +226,13 @@ impl Coordinator {
     pub(super) fn stop(&mut self, now: Instant) {
         self.guests.clear();
         let alive = |worker: &&Worker| matches!(self.membership.status(**worker), Status::Alive(_));
-        let waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
+        let mut waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
+        let planned = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized);
+        if self.record.cause.as_ref().is_some_and(planned) {
+            // For whose sake the world ends; without them it would only be formed again.
+            let others = self.membership.alive().map(|member| member.worker);
+            waiting.extend(others.filter(|worker| !self.drains(worker.member.node)));
+        }
         self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
         self.enter(now, IncidentPhase::Abort);
         self.broadcast();

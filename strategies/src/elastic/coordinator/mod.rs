@@ -230,7 +230,8 @@ impl Coordinator {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let own = match &self.phase {
             // While a record is being written, its answer is waited for.
-            Phase::Deposed | Phase::Ended { .. } => return None,
+            Phase::Deposed => return None,
+            Phase::Ended { .. } => None,
             _ if self.writing.is_some() => None,
             Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
                 Some(*until)

@@ -1,1 +1,438 @@
-//! What only the composition does; the simulator of `phalanx-chaos` does the rest.
+//! What only the composition does: a coordinator, supervisors and members, connected without delay or loss. What delays,
+//! losses and deaths do is for the simulator of `phalanx-chaos`.
+
+use super::*;
+use crate::elastic::identity::{Generation, Incarnation, Step, Worker};
+use crate::elastic::member::{self, Member, Schedule};
+use crate::elastic::mesh_choice::INCIDENTS_MAX;
+use crate::elastic::message::{MemberPhase, Wishes};
+use crate::elastic::snapshot::Part;
+use crate::elastic::supervisor::{self, Supervisor};
+use crate::mesh::Mesh;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A job in which everything arrives at once, and a step takes a tick of ten milliseconds.
+struct Job {
+    now: Instant,
+    coordinator: Coordinator,
+    policy: Policy,
+    schedule: Schedule,
+    nodes: BTreeMap<NodeId, Supervisor>,
+    members: BTreeMap<Worker, Member>,
+    votes: BTreeMap<(Generation, Step), (BTreeSet<Worker>, Wishes)>,
+    /// Steps that are being computed.
+    open: Vec<(Worker, Generation, Step)>,
+    /// All parts of checkpoints that were written.
+    saved: Vec<Part>,
+    /// The last step that each worker has computed.
+    computed: BTreeMap<Worker, Step>,
+    ended: Option<Ending>,
+    /// Where processes die as soon as they are to compute.
+    sick: Option<NodeId>,
+}
+
+const TICK: Duration = Duration::from_millis(10);
+
+fn policy(wanted: Mesh) -> Policy {
+    Policy {
+        wanted,
+        dp_replicate_min: 1,
+        dp_shard_min: 1,
+        replace_patience: Duration::ZERO,
+        n_microbatches: 8,
+        uneven: true,
+        evict_stragglers: true,
+        shadows: true,
+        incidents_max: INCIDENTS_MAX,
+    }
+}
+
+fn shards(dp_shard: usize) -> Mesh {
+    Mesh { dp_shard, ..Mesh::ONE }
+}
+
+impl Job {
+    fn start(wanted: Mesh, n_nodes: u32, schedule: Schedule) -> Job {
+        let now = Instant::now();
+        let policy = policy(wanted);
+        let coordinator = Coordinator::new(now, JobId(1), Term(1), Record::default(), policy, Timing::default());
+        let mut job = Job {
+            now,
+            coordinator,
+            policy,
+            schedule,
+            nodes: BTreeMap::new(),
+            members: BTreeMap::new(),
+            votes: BTreeMap::new(),
+            open: vec![],
+            saved: vec![],
+            computed: BTreeMap::new(),
+            ended: None,
+            sick: None,
+        };
+        (0..n_nodes).for_each(|node| job.start_node(node));
+        job
+    }
+
+    fn start_node(&mut self, node: u32) {
+        let boot = Incarnation(1_000 + 1_000 * self.now.elapsed().as_secs());
+        let supervisor = Supervisor::new(self.now, JobId(1), NodeId(node), boot, 1, Timing::default());
+        self.nodes.insert(NodeId(node), supervisor);
+    }
+
+    /// Another coordinator begins with what is durable.
+    fn succeed(&mut self) {
+        let record = self.coordinator.record().clone();
+        let term = record.term.next();
+        self.coordinator = Coordinator::new(self.now, JobId(1), term, record, self.policy, Timing::default());
+    }
+
+    fn tick(&mut self) {
+        self.now += TICK;
+        self.coordinator.handle_timeout(self.now);
+        for (node, supervisor) in &mut self.nodes {
+            for (_, member) in self.members.iter().filter(|(worker, _)| worker.member.node == *node) {
+                supervisor.handle_word(self.now, member.report());
+            }
+            supervisor.handle_timeout(self.now);
+        }
+        while self.deliver() {}
+        for (worker, generation, step) in std::mem::take(&mut self.open) {
+            let Some(member) = self.members.get_mut(&worker) else { continue };
+            let _ = member.handle_entered(generation, step);
+            let _ = member.handle_computed(generation, step);
+            self.computed.insert(worker, step);
+        }
+        while self.deliver() {}
+    }
+
+    fn run_until(&mut self, what: &str, done: impl Fn(&Job) -> bool) {
+        for _ in 0..2_000 {
+            if done(self) {
+                return;
+            }
+            self.tick();
+        }
+        panic!("{what} did not come about: {:#?}", self.coordinator.status(self.now));
+    }
+
+    fn run_for(&mut self, ticks: usize) {
+        (0..ticks).for_each(|_| self.tick());
+    }
+
+    /// Passes on what is said. Returns whether anything was.
+    fn deliver(&mut self) -> bool {
+        let mut any = false;
+        while let Some(command) = self.coordinator.poll_command() {
+            any = true;
+            match command {
+                Command::Send(node, order) => {
+                    if let Some(supervisor) = self.nodes.get_mut(&node) {
+                        let _ = supervisor.handle_order(self.now, order);
+                    }
+                }
+                Command::Persist(_) => self.coordinator.handle_persisted(self.now, true),
+                Command::Ended(ending) => self.ended = Some(ending),
+                Command::Resumed(_) | Command::Saved(_) => {}
+            }
+        }
+        let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for id in ids {
+            while let Some(command) = self.nodes.get_mut(&id).and_then(Supervisor::poll_command) {
+                any = true;
+                self.supervise(id, command);
+            }
+        }
+        let workers: Vec<Worker> = self.members.keys().copied().collect();
+        for worker in workers {
+            while let Some(command) = self.members.get_mut(&worker).and_then(Member::poll_command) {
+                any = true;
+                self.perform(worker, command);
+            }
+        }
+        any
+    }
+
+    fn supervise(&mut self, id: NodeId, command: supervisor::Command) {
+        let Some(supervisor) = self.nodes.get_mut(&id) else { return };
+        match command {
+            supervisor::Command::Send(report) => {
+                let _ = self.coordinator.handle_report(self.now, &report);
+            }
+            supervisor::Command::Spawn(worker) => {
+                let member = Member::new(JobId(1), worker, None, self.schedule);
+                supervisor.handle_started(self.now, member.report());
+                self.members.insert(worker, member);
+            }
+            supervisor::Command::Kill(worker) => self.kill(worker),
+            supervisor::Command::Tell(worker, order) => {
+                if let Some(member) = self.members.get_mut(&worker) {
+                    let _ = member.handle_order(&order);
+                }
+            }
+            supervisor::Command::Shutdown => drop(self.nodes.remove(&id)),
+        }
+    }
+
+    fn perform(&mut self, worker: Worker, command: member::Command) {
+        let Some(member) = self.members.get_mut(&worker) else { return };
+        match command {
+            member::Command::Fetch { generation, transfer, .. } => {
+                let _ = member.handle_fetched(generation, transfer);
+            }
+            member::Command::Compute { .. } if self.sick == Some(worker.member.node) => self.kill(worker),
+            member::Command::Compute { generation, step } => self.open.push((worker, generation, step)),
+            member::Command::Vote(vote, wishes) => self.vote(worker, vote.generation, vote.step, wishes),
+            member::Command::Save(part) => {
+                self.saved.push(part);
+                member.handle_saved(part);
+            }
+            member::Command::Finish(generation) => {
+                let _ = member.handle_finished(generation);
+            }
+            member::Command::Exit => self.kill(worker),
+            member::Command::Report => {
+                let word = member.report();
+                if let Some(supervisor) = self.nodes.get_mut(&worker.member.node) {
+                    supervisor.handle_word(self.now, word);
+                }
+            }
+            member::Command::Abort(_)
+            | member::Command::Apply(_)
+            | member::Command::Discard
+            | member::Command::Keep(_) => {}
+        }
+    }
+
+    fn vote(&mut self, worker: Worker, generation: Generation, step: Step, wishes: Wishes) {
+        let (voted, all) = self.votes.entry((generation, step)).or_default();
+        voted.insert(worker);
+        *all = all.and(wishes);
+        let seats = self.members.values().find_map(|m| m.seat().map(|(f, _)| f).filter(|f| f.generation == generation));
+        let seats = seats.map(|formation| formation.seats.clone()).unwrap_or_default();
+        if seats.iter().all(|seat| voted.contains(seat)) {
+            let all = *all;
+            for seat in seats {
+                if let Some(member) = self.members.get_mut(&seat) {
+                    let _ = member.handle_committed(generation, step, all);
+                }
+            }
+        }
+    }
+
+    fn kill(&mut self, worker: Worker) {
+        if self.members.remove(&worker).is_some()
+            && let Some(supervisor) = self.nodes.get_mut(&worker.member.node)
+        {
+            supervisor.handle_exited(self.now, worker);
+        }
+    }
+
+    fn running(&self, mesh: Mesh) -> bool {
+        let formed = self.coordinator.record().formation.as_ref().is_some_and(|formation| formation.mesh == mesh);
+        formed && self.coordinator.activity() == Activity::Running && self.coordinator.incident.is_none()
+    }
+
+    fn step(&self) -> Step {
+        self.coordinator.status(self.now).step
+    }
+
+    fn worker_on(&self, node: u32) -> Worker {
+        *self.members.keys().find(|worker| worker.member.node == NodeId(node)).unwrap()
+    }
+}
+
+fn until(last_step: u64) -> Schedule {
+    Schedule { save_steps: 0, last_step: Some(Step(last_step)) }
+}
+
+// K-7, B-5
+#[test]
+fn a_job_ends_once_all_are_done_and_its_last_step_is_saved() {
+    let mut job = Job::start(shards(2), 2, until(20));
+
+    job.run_until("the end", |job| job.coordinator.all_told() && job.nodes.is_empty());
+
+    assert_eq!((job.ended, job.coordinator.activity()), (Some(Ending::Finished), Activity::Finished));
+    assert_eq!(job.coordinator.record().checkpoint.step, Step(20));
+    assert!(job.members.is_empty() && job.computed.values().all(|step| *step == Step(20)));
+}
+
+// B-4
+#[test]
+fn members_stop_after_the_same_step_and_save_it() {
+    let mut job = Job::start(shards(3), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    job.coordinator.handle_stop(job.now);
+    job.run_until("the end", |job| job.nodes.is_empty());
+
+    let steps: BTreeSet<Step> = job.saved.iter().map(|part| part.of.step).collect();
+    assert_eq!((job.saved.len(), steps.len()), (3, 1));
+    assert_eq!(job.coordinator.record().checkpoint.step, *steps.first().unwrap());
+    assert_eq!(job.ended, Some(Ending::Finished));
+}
+
+// B-4, K-6
+#[test]
+fn a_checkpoint_that_was_asked_for_outlives_the_world_that_owed_it() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    job.coordinator.handle_save(job.now);
+    let worker = job.worker_on(1);
+    job.kill(worker);
+    job.run_until("a checkpoint", |job| job.coordinator.record().n_saves == 1);
+    let saved = job.saved.clone();
+    job.run_for(50);
+
+    assert!(job.coordinator.record().checkpoint.step >= Step(5));
+    assert_eq!(job.saved, saved, "one request, one checkpoint");
+}
+
+// K-6
+#[test]
+fn wishes_survive_the_coordinator() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    job.coordinator.handle_stop(job.now);
+    let Some(Command::Persist(record)) = job.coordinator.poll_command() else { panic!("nothing is written") };
+    assert!(record.wishes.stop);
+    job.coordinator.handle_persisted(job.now, true);
+
+    job.succeed();
+    job.run_until("the end", |job| job.nodes.is_empty());
+
+    assert_eq!(job.ended, Some(Ending::Finished));
+}
+
+// K-6
+#[test]
+fn a_drained_node_is_left_without_loss_and_released_and_gets_no_seat_again() {
+    let mut job = Job::start(shards(3), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let before = job.step();
+
+    job.coordinator.handle_drain(job.now, NodeId(1));
+    job.run_until("the node's release", |job| !job.nodes.contains_key(&NodeId(1)));
+
+    let formation = job.coordinator.record().formation.clone().unwrap();
+    assert_eq!((formation.mesh.dp_shard, formation.base.lineage), (2, Generation(1)), "nothing came from disk");
+    assert!(formation.base.step >= before);
+    assert!(formation.guests.iter().all(|guest| guest.member.node == NodeId(1)));
+    assert_eq!(formation.addresses.len(), formation.seats.len() + formation.guests.len());
+    job.succeed();
+    job.start_node(1);
+    job.run_for(200);
+    assert!(job.running(shards(2)));
+    assert!(!job.nodes.contains_key(&NodeId(1)), "it is released again");
+}
+
+#[test]
+fn a_node_that_is_to_be_taken_away_is_left_and_shut_down() {
+    let mut job = Job::start(shards(2), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let node = job.coordinator.record().formation.as_ref().unwrap().seats[0].member.node;
+
+    let now = job.now;
+    job.nodes.get_mut(&node).unwrap().handle_drain(now);
+    job.run_until("its release", |job| !job.nodes.contains_key(&node));
+
+    job.run_until("the spare has its seat", |job| job.running(shards(2)));
+    assert!(!job.coordinator.membership.any_silent());
+}
+
+// K-6
+#[test]
+fn another_mesh_is_waited_for_and_then_formed_and_a_smaller_one_at_once() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    job.coordinator.handle_resize(job.now, shards(3)).unwrap();
+    job.run_for(20);
+    assert!(job.running(shards(2)));
+    let blocked = job.coordinator.blocked().unwrap();
+    assert_eq!(blocked.to_string(), "the mesh that is wanted needs 3 members, there are 2");
+    job.start_node(2);
+    job.run_until("three shards", |job| job.running(shards(3)));
+    job.coordinator.handle_resize(job.now, shards(1)).unwrap();
+    job.run_until("one shard", |job| job.running(shards(1)));
+
+    assert_eq!(job.coordinator.blocked(), None);
+    let whys: Vec<Why> = job.coordinator.timelines.iter().map(|timeline| timeline.cause.why).collect();
+    assert_eq!(whys, [Why::Started, Why::Resized, Why::Resized]);
+    job.succeed();
+    job.run_for(200);
+    assert!(job.running(shards(1)), "it is wanted still");
+}
+
+#[test]
+fn a_mesh_that_cannot_be_wanted_changes_nothing() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    assert!(job.coordinator.handle_resize(job.now, Mesh { tp: 2, ..Mesh::ONE }).is_err());
+
+    assert_eq!(job.coordinator.poll_command(), None);
+}
+
+// K-7
+#[test]
+fn a_member_that_failed_for_good_ends_the_job_with_the_first_reason() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    let (first, second) = (job.worker_on(0), job.worker_on(1));
+    job.members.get_mut(&first).unwrap().handle_failed(&format!("loss is NaN{}", "!".repeat(10_000)));
+    job.tick();
+    if let Some(member) = job.members.get_mut(&second) {
+        member.handle_failed("the other has gone");
+    }
+    job.run_until("the end", |job| job.nodes.is_empty());
+
+    let Some(Ending::Failed(reason)) = &job.ended else { panic!("{:?}", job.ended) };
+    assert!(reason.starts_with(&format!("{first}: loss is NaN!")) && reason.len() < 600, "{reason}");
+    job.succeed();
+    assert_eq!(job.coordinator.activity(), Activity::Failed);
+    assert!(matches!(job.coordinator.poll_command(), Some(Command::Ended(Ending::Failed(_)))));
+}
+
+// K-7
+#[test]
+fn crashes_in_a_row_without_a_step_end_the_job_and_others_do_not() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    for _ in 0..2 * INCIDENTS_MAX {
+        let step = job.step();
+        job.run_until("a step", |job| job.running(shards(2)) && job.step() > step);
+        let worker = job.worker_on(0);
+        job.kill(worker);
+        job.run_for(5);
+    }
+    assert_eq!(job.ended, None);
+
+    job.sick = Some(NodeId(0));
+    job.run_until("giving up", |job| job.ended.is_some());
+
+    let Some(Ending::Failed(reason)) = &job.ended else { panic!("{:?}", job.coordinator.status(job.now)) };
+    assert!(reason.contains("6 crashes in a row") && reason.contains("node 0 slot 0"), "{reason}");
+}
+
+#[test]
+fn a_status_names_seats_states_and_incidents_and_survives_its_encoding() {
+    let mut job = Job::start(shards(2), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    let status = job.coordinator.status(job.now + Duration::from_millis(30));
+
+    assert_eq!((status.activity, status.mesh, status.nodes.len()), (Activity::Running, Some(shards(2)), 3));
+    let seated: Vec<_> = status.nodes.iter().flat_map(|node| &node.workers).filter(|w| w.rank.is_some()).collect();
+    assert_eq!(seated.len(), 2);
+    for worker in seated {
+        assert_eq!((worker.phase, worker.n_own, worker.n_shadows), (MemberPhase::Running, 1, 1));
+        assert_eq!(worker.coordinate.as_ref().unwrap()["dp_shard"], worker.rank.unwrap());
+        assert!(worker.applied.unwrap() >= Step(4));
+    }
+    assert!(status.nodes.iter().all(|node| !node.silent && node.heard_ago_ms >= 30));
+    assert_eq!(status.timelines[0].cause.why, Why::Started);
+}

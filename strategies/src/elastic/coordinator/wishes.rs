@@ -5,7 +5,7 @@ use super::super::identity::{NodeId, Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
 use super::super::mesh_choice::ResizeError;
-use super::super::message::{Record, Wishes};
+use super::super::message::{MemberPhase, Record, Wishes};
 use super::super::quorum::Blocked;
 use super::super::snapshot::Checkpoint;
 use super::{Coordinator, Phase, Purpose};
@@ -127,10 +127,12 @@ impl Coordinator {
         if serves { self.record.wishes.save } else { self.record.n_saves }
     }
 
-    /// The furthest step that is known to be under way.
+    /// The furthest step that is known to be under way in this world.
     fn entered(&self) -> Step {
+        let here = (self.record.generation, MemberPhase::Running);
         let entered = |worker: &Worker| match self.membership.status(*worker) {
-            Status::Alive(member) => Some(member.entered),
+            // A member that does not train in this world yet may have been ahead of it, in a history that is given up.
+            Status::Alive(member) if (member.generation, member.phase) >= here => Some(member.entered),
             _ => None,
         };
         self.seats.iter().filter_map(entered).max().unwrap_or_default()
