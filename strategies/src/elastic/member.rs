@@ -508,4 +508,79 @@ mod tests {
 
         assert_eq!(member.report().phase, MemberPhase::Healing);
     }
+
+    fn commands(member: &mut Member) -> Vec<Command> {
+        std::iter::from_fn(|| member.poll_command()).collect()
+    }
+
+    #[test]
+    fn a_guest_says_so_until_the_world_runs() {
+        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        let base = member.report().promise.applied.unwrap();
+        let next = Formation { base, voted_in: Generation(1), ..(*formation(2, [worker(1), worker(2)])).clone() };
+        let next = Arc::new(Formation { guests: vec![worker(0)], addresses: vec![None; 3], ..next });
+
+        member.handle_order(&order(2, Stage::Form, Some(&next))).unwrap();
+        assert_eq!(member.report().phase, MemberPhase::Guest);
+        member.handle_order(&order(2, Stage::Run, Some(&next))).unwrap();
+
+        assert_eq!((member.report().phase, member.report().holds), (MemberPhase::Stopped, vec![]));
+    }
+
+    // B-4
+    #[test]
+    fn a_wish_counts_once_all_votes_have_been_counted_and_not_before() {
+        let formation = formation(1, [worker(0), worker(1)]);
+        let mut member = running(&formation);
+        let wishes = Wishes { stop: false, save: 1 };
+        let mut told = order(1, Stage::Run, Some(&formation));
+        (told.wishes, told.id.revision) = (wishes, wishes.revision());
+
+        member.handle_order(&told).unwrap();
+        assert_eq!(commands(&mut member), []);
+        member.handle_computed(Generation(1), Step(1)).unwrap();
+        let vote = Vote { generation: Generation(1), step: Step(1) };
+        assert_eq!(commands(&mut member), [Command::Vote(vote, wishes)]);
+        member.handle_committed(Generation(1), Step(1), wishes).unwrap();
+        assert!(commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))));
+        member.handle_computed(Generation(1), Step(2)).unwrap();
+        member.handle_committed(Generation(1), Step(2), wishes).unwrap();
+
+        assert!(!commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))), "it was one wish");
+    }
+
+    // B-5
+    #[test]
+    fn a_member_is_done_when_its_parts_are_durable_and_the_shell_has_finished() {
+        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        let stop = Wishes { stop: true, save: 0 };
+        member.handle_computed(Generation(1), Step(1)).unwrap();
+        member.handle_committed(Generation(1), Step(1), stop).unwrap();
+
+        let finish = Command::Finish(Generation(1));
+        let before = commands(&mut member);
+        let part = before.iter().find_map(|command| if let Command::Save(part) = command { Some(*part) } else { None });
+        assert!(!before.contains(&finish) && member.report().phase == MemberPhase::Saving);
+        assert!(!before.iter().any(|command| matches!(command, Command::Compute { .. })));
+        member.handle_saved(part.unwrap());
+        assert!(commands(&mut member).contains(&finish));
+        member.handle_finished(Generation(1)).unwrap();
+
+        assert_eq!(member.report().phase, MemberPhase::Done);
+    }
+
+    #[test]
+    fn an_older_part_that_is_durable_late_does_not_hide_the_newest() {
+        let formation = formation(1, [worker(0), worker(1)]);
+        let mut member = running(&formation);
+        let part = |step| Part {
+            of: Checkpoint { generation: Generation(1), step: Step(step) },
+            shard: formation.holds[0][0],
+        };
+
+        member.handle_saved(part(20));
+        member.handle_saved(part(10));
+
+        assert_eq!(member.report().saved, Some(part(20)));
+    }
 }
