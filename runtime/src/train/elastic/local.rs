@@ -191,8 +191,8 @@ impl Watch {
                 self.supervisor.handle_started(now, word);
             }
             NodeEvent::Word(word) => self.supervisor.handle_word(now, word),
-            NodeEvent::Exited(worker, ending) => {
-                self.n_stillborn += 1;
+            NodeEvent::Exited(worker, ending, has_begun) => {
+                self.n_stillborn += usize::from(!has_begun);
                 if self.n_stillborn > STILLBORN_MAX {
                     return Err(self.stillborn(worker, ending));
                 }

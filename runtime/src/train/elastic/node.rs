@@ -39,8 +39,8 @@ pub(crate) enum NodeEvent {
     Started(MemberReport),
     /// A sign of life.
     Word(MemberReport),
-    /// It is gone.
-    Exited(Worker, Ending),
+    /// It is gone; whether it had ever said a word.
+    Exited(Worker, Ending, bool),
     /// Something happened in its world.
     Happened {
         /// The world.
@@ -208,14 +208,14 @@ impl Node {
                 self.events.extend(line);
             }
             SlotEvent::Exited { slot, ending } => {
-                self.started.remove(&slot);
+                let has_begun = self.started.remove(&slot).is_some();
                 let Some(worker) = self.workers.remove(&slot) else { return };
                 self.arenas.remove(&worker);
                 // Its peers need not wait for the next order to stop waiting for it.
                 if let Some((_, world)) = &self.world {
                     world.control().abort(&format!("{worker} {ending}"));
                 }
-                self.events.push_back(NodeEvent::Exited(worker, ending));
+                self.events.push_back(NodeEvent::Exited(worker, ending, has_begun));
             }
             SlotEvent::Message { slot, bytes } => {
                 let Some(worker) = self.workers.get(&slot).copied() else { return };
