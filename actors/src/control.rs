@@ -15,6 +15,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
@@ -61,6 +62,9 @@ type Job = Box<dyn FnOnce(Guardian) -> Pin<Box<dyn Future<Output = ()>>> + Send>
 /// Requests that wait to be run; whoever asks for more waits.
 const JOBS_MAX: usize = 64;
 
+/// How long the end waits for a file that is being written.
+const STORE_PATIENCE: Duration = Duration::from_secs(1);
+
 impl ControlThread {
     /// Starts a thread of this name.
     ///
@@ -79,7 +83,8 @@ impl ControlThread {
                 tracing::error!(%panicked, "the control thread ends");
             }
             // Actors are gone before anybody hears of the end.
-            drop((actors, runtime));
+            drop(actors);
+            runtime.shutdown_timeout(STORE_PATIENCE);
             ending.send_replace(Some(end));
         })?;
         Ok(ControlThread { jobs, stop: Arc::new(stop), end })
@@ -186,7 +191,6 @@ impl Panicked {
 mod tests {
     use super::*;
     use actix::{Handler, Message};
-    use std::time::Duration;
 
     /// Adds one, and panics at three.
     struct Counter(u32);

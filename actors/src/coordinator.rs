@@ -10,7 +10,9 @@
 
 use crate::events::{Event, What, World};
 use crate::store::{SharedStore, StoreError};
-use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture};
+use actix::{
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
+};
 use phalanx_strategies::elastic::coordinator as machine;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Term};
@@ -76,6 +78,10 @@ pub struct Save;
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
+/// Asks the candidate to go without a word; a standby takes over once the lease has run out.
+#[derive(Clone, Copy, Debug)]
+pub struct Leave;
+
 /// Why a request has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
@@ -107,6 +113,10 @@ impl Message for Resize {
     type Result = Result<(), RequestError>;
 }
 
+impl Message for Leave {
+    type Result = ();
+}
+
 impl Message for Save {
     type Result = Result<(), RequestError>;
 }
@@ -121,6 +131,9 @@ pub struct Coordinator {
     store: SharedStore,
     outlets: Outlets,
     succession: Succession,
+    /// The term that it has won and not lost.
+    term: Option<Term>,
+    /// The machine of that term, once the record is read.
     leader: Option<Leader>,
     timer: SpawnHandle,
 }
@@ -140,7 +153,7 @@ impl Coordinator {
     /// A candidate.
     pub fn new(settings: Settings, store: SharedStore, outlets: Outlets) -> Coordinator {
         let succession = Succession::new(now(), settings.candidate, settings.timing);
-        Coordinator { settings, store, outlets, succession, leader: None, timer: SpawnHandle::default() }
+        Coordinator { settings, store, outlets, succession, term: None, leader: None, timer: SpawnHandle::default() }
     }
 
     /// Performs every pending command, then re-arms the timer. Called after each event.
@@ -180,12 +193,15 @@ impl Coordinator {
                 };
                 self.ask_store(ctx, move |store| store.replace_lease(old, new), done);
             }
-            succession::Command::Lead(term) => self.read_record(term, ctx),
+            succession::Command::Lead(term) => {
+                self.term = Some(term);
+                self.read_record(term, ctx);
+            }
             succession::Command::StepDown => {
                 if self.leader.is_some() {
                     self.tell(What::StepsDown, ctx);
                 }
-                self.leader = None;
+                (self.term, self.leader) = (None, None);
             }
         }
     }
@@ -226,7 +242,7 @@ impl Coordinator {
             ctx,
             |store| store.read_record(),
             move |actor, record, ctx| {
-                if !actor.succession.leads() {
+                if actor.term != Some(term) {
                     return;
                 }
                 match record {
@@ -403,6 +419,15 @@ impl Handler<Stop> for Coordinator {
             machine.handle_stop(now());
             Ok::<(), RequestError>(())
         })
+    }
+}
+
+impl Handler<Leave> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, _: Leave, ctx: &mut Context<Self>) {
+        // Without this it would go on though nobody has its address: its timer keeps it.
+        ctx.stop();
     }
 }
 
