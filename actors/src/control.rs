@@ -1,0 +1,273 @@
+//! One OS thread for all control actors of a job in this process.
+//!
+//! Invariants:
+//! - `T-1` Actors of one thread run one at a time; nothing on it blocks.
+//! - `T-2` A panic in any of its actors, or in what it was asked to run, ends the whole thread: there is never half a
+//!   process. The first cause is kept and told to everyone who asks.
+//! - `T-3` There is no `System` and no global state: several threads may live side by side, each with its own actors.
+//!
+//! The thread ends when it is told to [stop](ControlThread::stop), when the last handle is dropped, or by `T-2`. All of
+//! its actors are dropped with it.
+
+use actix::{Actor, Addr, AsyncContext, Context};
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::LocalSet;
+
+/// Handle of a thread of actors. It may be cloned, sent and shared; the last one that is dropped ends the thread.
+#[derive(Clone, Debug)]
+pub struct ControlThread {
+    jobs: mpsc::Sender<Job>,
+    stop: Arc<watch::Sender<bool>>,
+    end: watch::Receiver<Option<End>>,
+}
+
+/// How a control thread ended: as it was told to, or by a panic.
+pub type End = Result<(), Panicked>;
+
+/// Something on a control thread panicked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the {actor} panicked: {message}")]
+pub struct Panicked {
+    /// What it was, as it was called when it was started.
+    pub actor: String,
+    /// What the panic said.
+    pub message: String,
+}
+
+/// Why something could not be run on a control thread.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// It has ended as it was told to.
+    #[error("the control thread has ended")]
+    Ended,
+    /// It has ended by a panic.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+/// Starts actors on the thread that it belongs to and notices their panics (`T-2`).
+#[derive(Clone, Debug)]
+pub struct Guardian {
+    panicked: mpsc::Sender<Panicked>,
+}
+
+type Job = Box<dyn FnOnce(Guardian) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// Requests that wait to be run; whoever asks for more waits.
+const JOBS_MAX: usize = 64;
+
+/// How long the end waits for a file that is being written.
+const STORE_PATIENCE: Duration = Duration::from_secs(1);
+
+impl ControlThread {
+    /// Starts a thread of this name.
+    ///
+    /// # Errors
+    /// When the system gives no thread or no timers.
+    pub fn start(name: &str) -> std::io::Result<ControlThread> {
+        let (jobs, incoming) = mpsc::channel(JOBS_MAX);
+        let (stop, stopped) = watch::channel(false);
+        let (ending, end) = watch::channel(None);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let actors = LocalSet::new();
+            let body = AssertUnwindSafe(|| actors.block_on(&runtime, serve(incoming, stopped)));
+            let end = catch_unwind(body).unwrap_or_else(|payload| Err(Panicked::of("control thread", &*payload)));
+            if let Err(panicked) = &end {
+                tracing::error!(%panicked, "the control thread ends");
+            }
+            // Actors are gone before anybody hears of the end.
+            drop(actors);
+            runtime.shutdown_timeout(STORE_PATIENCE);
+            ending.send_replace(Some(end));
+        })?;
+        Ok(ControlThread { jobs, stop: Arc::new(stop), end })
+    }
+
+    /// Runs something on the thread, where it can start actors, and gives back what it returns.
+    ///
+    /// # Errors
+    /// When the thread has ended, or ends before it is done.
+    pub async fn run<T, F>(&self, job: impl FnOnce(Guardian) -> F + Send + 'static) -> Result<T, RunError>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let job: Job = Box::new(move |guardian| {
+            Box::pin(async move {
+                // Whoever asked may have gone; then nobody needs the answer.
+                let _ = reply.send(job(guardian).await);
+            })
+        });
+        if self.jobs.send(job).await.is_ok()
+            && let Ok(value) = answer.await
+        {
+            return Ok(value);
+        }
+        self.ended().await?;
+        Err(RunError::Ended)
+    }
+
+    /// Ends the thread with all its actors.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// The panic that ended it, if one did.
+    pub async fn ended(&self) -> End {
+        let mut end = self.end.clone();
+        let result = match end.wait_for(Option::is_some).await {
+            Ok(end) => end.clone(),
+            Err(_) => None,
+        };
+        result.unwrap_or_else(|| Err(Panicked { actor: "control thread".into(), message: "it ended silently".into() }))
+    }
+}
+
+/// Runs what is asked for until it is to stop or something panics.
+async fn serve(mut jobs: mpsc::Receiver<Job>, mut stopped: watch::Receiver<bool>) -> End {
+    let (panicked, mut panics) = mpsc::channel(1);
+    let guardian = Guardian { panicked };
+    loop {
+        tokio::select! {
+            biased;
+            Some(cause) = panics.recv() => return Err(cause),
+            // An error means that no handle is left, as does the end of the requests.
+            _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            job = jobs.recv() => match job {
+                Some(job) => guardian.watch("request", job(guardian.clone())),
+                None => return Ok(()),
+            },
+        }
+    }
+}
+
+impl Guardian {
+    /// Starts an actor; its panic ends the thread under this name. To be called on the thread.
+    pub fn start<A>(&self, name: &str, create: impl FnOnce(&mut Context<A>) -> A) -> Addr<A>
+    where
+        A: Actor<Context = Context<A>>,
+    {
+        let mut ctx = Context::new();
+        let actor = create(&mut ctx);
+        let addr = ctx.address();
+        self.watch(name, ctx.into_future(actor));
+        addr
+    }
+
+    fn watch(&self, name: &str, task: impl Future<Output = ()> + 'static) {
+        let (name, panicked) = (name.to_owned(), self.panicked.clone());
+        let task = tokio::task::spawn_local(task);
+        tokio::task::spawn_local(async move {
+            if let Err(error) = task.await
+                && let Ok(payload) = error.try_into_panic()
+            {
+                // Full means that another one came first, and the first cause is kept.
+                let _ = panicked.try_send(Panicked::of(&name, &*payload));
+            }
+        });
+    }
+}
+
+impl Panicked {
+    fn of(actor: &str, payload: &(dyn Any + Send)) -> Panicked {
+        let text = payload.downcast_ref::<String>().cloned();
+        let message = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Panicked { actor: actor.to_owned(), message: message.unwrap_or_else(|| "no message".into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix::{Handler, Message};
+
+    /// Adds one, and panics at three.
+    struct Counter(u32);
+
+    struct Add;
+
+    impl Message for Add {
+        type Result = u32;
+    }
+
+    impl Actor for Counter {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Add> for Counter {
+        type Result = u32;
+
+        fn handle(&mut self, _: Add, _: &mut Context<Self>) -> u32 {
+            self.0 += 1;
+            assert!(self.0 < 3, "three is too many");
+            self.0
+        }
+    }
+
+    async fn counter(thread: &ControlThread, name: &'static str) -> Addr<Counter> {
+        thread.run(move |guardian| async move { guardian.start(name, |_| Counter(0)) }).await.unwrap()
+    }
+
+    // T-2
+    #[tokio::test]
+    async fn a_panicking_actor_ends_its_thread_with_the_cause_and_all_its_siblings() {
+        let thread = ControlThread::start("control").unwrap();
+        let (bad, sibling) = (counter(&thread, "bad counter").await, counter(&thread, "sibling").await);
+        assert_eq!((bad.send(Add).await, bad.send(Add).await, sibling.send(Add).await), (Ok(1), Ok(2), Ok(1)));
+
+        assert!(bad.send(Add).await.is_err());
+
+        let cause = Panicked { actor: "bad counter".into(), message: "three is too many".into() };
+        assert_eq!(thread.ended().await, Err(cause.clone()));
+        assert_eq!(cause.to_string(), "the bad counter panicked: three is too many");
+        assert!(!sibling.connected());
+        assert_eq!(thread.run(|_| async {}).await, Err(RunError::Panicked(cause)));
+    }
+
+    // T-2
+    #[tokio::test]
+    async fn a_panic_in_what_a_thread_is_asked_to_run_ends_it() {
+        let thread = ControlThread::start("control").unwrap();
+
+        let answer = thread.run(|_| async { panic!("no actor was created") }).await;
+
+        let Err::<(), _>(RunError::Panicked(cause)) = answer else { panic!("{answer:?}") };
+        assert_eq!((cause.actor.as_str(), cause.message.as_str()), ("request", "no actor was created"));
+    }
+
+    // T-3
+    #[tokio::test]
+    async fn one_thread_ends_and_another_goes_on() {
+        let (first, second) = (ControlThread::start("first").unwrap(), ControlThread::start("second").unwrap());
+        let (one, two) = (counter(&first, "one").await, counter(&second, "two").await);
+
+        first.stop();
+
+        assert_eq!(first.ended().await, Ok(()));
+        assert!(!one.connected());
+        assert_eq!(first.run(|_| async {}).await, Err(RunError::Ended));
+        assert_eq!(two.send(Add).await, Ok(1));
+    }
+
+    #[tokio::test]
+    async fn the_last_handle_takes_the_thread_with_it() {
+        let thread = ControlThread::start("control").unwrap();
+        let mut end = thread.end.clone();
+
+        drop(thread);
+
+        let end = tokio::time::timeout(Duration::from_secs(60), end.wait_for(Option::is_some)).await;
+        assert_eq!(*end.unwrap().unwrap(), Some(Ok(())));
+    }
+}

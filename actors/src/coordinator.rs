@@ -1,0 +1,437 @@
+//! The actor shell of a candidate for coordinator: owns the clock, the timer, the store and the ways out; decides nothing.
+//!
+//! Every process that may coordinate runs one. It waits as a candidate, leads once it has won the lease, and answers
+//! requests of the operator only then. Messages that nobody waits for are sent with `try_send`: the protocol is
+//! level-triggered, so that whatever a full mailbox turns away is said again.
+//!
+//! Invariants:
+//! - `CA-1` What the store answers is given to the term that asked, or to nobody.
+//! - `CA-2` The store is used in `spawn_blocking`; a write of a record that failed is tried again until it is answered.
+
+use crate::events::{Event, What, World};
+use crate::store::{SharedStore, StoreError};
+use actix::{
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
+};
+use phalanx_strategies::elastic::coordinator as machine;
+use phalanx_strategies::elastic::coordinator::status::Status;
+use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Term};
+use phalanx_strategies::elastic::mesh_choice::{Policy, ResizeError};
+use phalanx_strategies::elastic::message::{Order, Record, Report, Stage};
+use phalanx_strategies::elastic::succession::{self, Lease, Succession};
+use phalanx_strategies::elastic::timing::Timing;
+use phalanx_strategies::mesh::Mesh;
+use std::time::Instant;
+
+/// What a coordinator must know of its job and of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The job.
+    pub job: JobId,
+    /// Which candidate this one is; no two are the same.
+    pub candidate: u32,
+    /// What the user allows.
+    pub policy: Policy,
+    /// All timeouts.
+    pub timing: Timing,
+}
+
+/// Where a coordinator's words go.
+#[derive(Clone, Debug)]
+pub struct Outlets {
+    /// The transport to the nodes.
+    pub orders: Recipient<SendOrder>,
+    /// Who writes down and prints what happens.
+    pub events: Recipient<Event>,
+}
+
+/// Send this to a node; it need not arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendOrder {
+    /// To whom.
+    pub node: NodeId,
+    /// What.
+    pub order: Order,
+}
+
+/// A node's report has arrived.
+#[derive(Clone, Debug)]
+pub struct ReportArrived(pub Report);
+
+/// Asks what the job is doing.
+#[derive(Clone, Copy, Debug)]
+pub struct GetStatus;
+
+/// Asks to leave and release a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Drain(pub NodeId);
+
+/// Asks for another mesh.
+#[derive(Clone, Copy, Debug)]
+pub struct Resize(pub Mesh);
+
+/// Asks for a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Save;
+
+/// Asks to end the job after a step, with a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Stop;
+
+/// Asks the candidate to go without a word; a standby takes over once the lease has run out.
+#[derive(Clone, Copy, Debug)]
+pub struct Leave;
+
+/// Why a request has no effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Another one coordinates, or nobody does yet.
+    #[error("this coordinator does not lead the job")]
+    NotLeading,
+    /// The mesh cannot be wanted.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
+}
+
+impl Message for SendOrder {
+    type Result = ();
+}
+
+impl Message for ReportArrived {
+    type Result = ();
+}
+
+impl Message for GetStatus {
+    type Result = Result<Status, RequestError>;
+}
+
+impl Message for Drain {
+    type Result = Result<(), RequestError>;
+}
+
+impl Message for Resize {
+    type Result = Result<(), RequestError>;
+}
+
+impl Message for Leave {
+    type Result = ();
+}
+
+impl Message for Save {
+    type Result = Result<(), RequestError>;
+}
+
+impl Message for Stop {
+    type Result = Result<(), RequestError>;
+}
+
+/// See the [module](self).
+pub struct Coordinator {
+    settings: Settings,
+    store: SharedStore,
+    outlets: Outlets,
+    succession: Succession,
+    /// The term that it has won and not lost.
+    term: Option<Term>,
+    /// The machine of that term, once the record is read.
+    leader: Option<Leader>,
+    timer: SpawnHandle,
+}
+
+/// The machine of a term, and what was already said of it.
+struct Leader {
+    term: Term,
+    machine: machine::Coordinator,
+    announced: Generation,
+    nodes_told: bool,
+}
+
+/// Reports that wait to be handled; one for each of so many nodes may come at once.
+pub const MAILBOX_LEN: usize = 2_048;
+
+impl Coordinator {
+    /// A candidate.
+    pub fn new(settings: Settings, store: SharedStore, outlets: Outlets) -> Coordinator {
+        let succession = Succession::new(now(), settings.candidate, settings.timing);
+        Coordinator { settings, store, outlets, succession, term: None, leader: None, timer: SpawnHandle::default() }
+    }
+
+    /// Performs every pending command, then re-arms the timer. Called after each event.
+    fn drive(&mut self, ctx: &mut Context<Self>) {
+        while let Some(command) = self.succession.poll_command() {
+            self.candidate(command, ctx);
+        }
+        while let Some(command) = self.leader.as_mut().and_then(|leader| leader.machine.poll_command()) {
+            self.lead(command, ctx);
+        }
+        if let Some(leader) = self.leader.as_mut().filter(|leader| !leader.nodes_told && leader.machine.all_told()) {
+            leader.nodes_told = true;
+            self.tell(What::NodesTold, ctx);
+        }
+        let led = self.leader.as_ref().and_then(|leader| leader.machine.poll_timeout());
+        let due = [self.succession.poll_timeout(), led].into_iter().flatten().min();
+        ctx.cancel_future(self.timer);
+        if let Some(due) = due {
+            self.timer = ctx.run_later(due.saturating_duration_since(now()), |actor, ctx| {
+                actor.succession.handle_timeout(now());
+                if let Some(leader) = &mut actor.leader {
+                    leader.machine.handle_timeout(now());
+                }
+                actor.drive(ctx);
+            });
+        }
+    }
+
+    fn candidate(&mut self, command: succession::Command, ctx: &mut Context<Self>) {
+        match command {
+            succession::Command::Read => self.ask_store(ctx, |store| store.read_lease(), Self::lease_read),
+            succession::Command::Write { old, new } => {
+                let asked = now();
+                let done = move |actor: &mut Self, result, ctx: &mut Context<Self>| {
+                    actor.lease_written(asked, result);
+                    actor.drive(ctx);
+                };
+                self.ask_store(ctx, move |store| store.replace_lease(old, new), done);
+            }
+            succession::Command::Lead(term) => {
+                self.term = Some(term);
+                self.read_record(term, ctx);
+            }
+            succession::Command::StepDown => {
+                if self.leader.is_some() {
+                    self.tell(What::StepsDown, ctx);
+                }
+                (self.term, self.leader) = (None, None);
+            }
+        }
+    }
+
+    fn lead(&mut self, command: machine::Command, ctx: &mut Context<Self>) {
+        match command {
+            machine::Command::Send(node, order) => {
+                self.announce(&order, ctx);
+                if let Err(error) = self.outlets.orders.try_send(SendOrder { node, order }) {
+                    tracing::debug!(%node, %error, "an order was not sent; the node's next report asks for it again");
+                }
+            }
+            machine::Command::Persist(record) => self.persist(record, ctx),
+            machine::Command::Resumed(timeline) => {
+                tracing::info!(%timeline, "members train again");
+                self.tell(What::Incident((&timeline).into()), ctx);
+            }
+            machine::Command::Saved(checkpoint) => self.tell(What::Checkpoint(checkpoint), ctx),
+            machine::Command::Ended(ending) => {
+                tracing::info!(?ending, "the job is over");
+                self.tell(What::Ended { ending }, ctx);
+            }
+        }
+    }
+
+    /// Tells of a world when its first order leaves.
+    fn announce(&mut self, order: &Order, ctx: &mut Context<Self>) {
+        let (Some(leader), Some(formation)) = (&mut self.leader, &order.formation) else { return };
+        if order.id.stage == Stage::Form && formation.generation > leader.announced {
+            leader.announced = formation.generation;
+            self.tell(What::World(World::from(&**formation)), ctx);
+        }
+    }
+
+    /// `CA-1`
+    fn read_record(&mut self, term: Term, ctx: &mut Context<Self>) {
+        self.ask_store(
+            ctx,
+            |store| store.read_record(),
+            move |actor, record, ctx| {
+                if actor.term != Some(term) {
+                    return;
+                }
+                match record {
+                    Ok(record) => actor.begin(term, record, ctx),
+                    Err(error) => {
+                        tracing::error!(%error, "the record cannot be read; it is tried again");
+                        let pause = actor.settings.timing.lease_renewal;
+                        ctx.run_later(pause, move |actor, ctx| actor.read_record(term, ctx));
+                    }
+                }
+            },
+        );
+    }
+
+    fn begin(&mut self, term: Term, record: Record, ctx: &mut Context<Self>) {
+        let Settings { job, policy, timing, .. } = self.settings;
+        tracing::info!(%term, generation = record.generation.0, "this coordinator leads");
+        let machine = machine::Coordinator::new(now(), job, term, record, policy, timing);
+        self.leader = Some(Leader { term, machine, announced: Generation(0), nodes_told: false });
+        self.tell(What::Leads, ctx);
+        self.drive(ctx);
+    }
+
+    fn lease_read(&mut self, result: Result<Lease, StoreError>, ctx: &mut Context<Self>) {
+        match result {
+            Ok(lease) => self.succession.handle_lease(now(), lease),
+            Err(error) => tracing::warn!(%error, "the lease cannot be read; it is tried again"),
+        }
+        self.drive(ctx);
+    }
+
+    fn lease_written(&mut self, asked: Instant, result: Result<Result<Lease, Lease>, StoreError>) {
+        match result {
+            Ok(result) => self.succession.handle_written(now(), asked, result),
+            // Whether it was written is seen at the next try.
+            Err(error) => tracing::warn!(%error, "the lease cannot be written; it is tried again"),
+        }
+    }
+
+    /// `CA-1`, `CA-2`
+    fn persist(&mut self, record: Record, ctx: &mut Context<Self>) {
+        let (term, again) = (record.term, record.clone());
+        self.ask_store(
+            ctx,
+            move |store| store.write_record(&record),
+            move |actor, result, ctx| {
+                let pause = actor.settings.timing.heartbeat;
+                let Some(leader) = actor.leader.as_mut().filter(|leader| leader.term == term) else { return };
+                match result {
+                    Ok(accepted) => leader.machine.handle_persisted(now(), accepted),
+                    Err(error) => {
+                        tracing::error!(%error, "the record cannot be written; it is tried again");
+                        ctx.run_later(pause, move |actor, ctx| {
+                            if actor.leader.as_ref().is_some_and(|leader| leader.term == term) {
+                                actor.persist(again, ctx);
+                            }
+                        });
+                    }
+                }
+                actor.drive(ctx);
+            },
+        );
+    }
+
+    fn ask_store<T: Send + 'static>(
+        &self,
+        ctx: &mut Context<Self>,
+        question: impl FnOnce(&SharedStore) -> Result<T, StoreError> + Send + 'static,
+        done: impl FnOnce(&mut Self, Result<T, StoreError>, &mut Context<Self>) + 'static,
+    ) {
+        let store = self.store.clone();
+        let answer = tokio::task::spawn_blocking(move || question(&store));
+        ctx.spawn(answer.into_actor(self).map(|answer, actor, ctx| match answer {
+            Ok(answer) => done(actor, answer, ctx),
+            // A store that panics is broken beyond what can be decided here.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => {}
+        }));
+    }
+
+    fn tell(&self, what: What, ctx: &mut Context<Self>) {
+        let term = self.leader.as_ref().map(|leader| leader.term).unwrap_or_default();
+        // Events are few and none may be lost, so that a full mailbox is waited for.
+        let told = self.outlets.events.send(Event::now(term, what));
+        ctx.spawn(told.into_actor(self).map(|told, _, _| {
+            if let Err(error) = told {
+                tracing::warn!(%error, "an event was not written down");
+            }
+        }));
+    }
+
+    fn leader(&mut self) -> Result<&mut machine::Coordinator, RequestError> {
+        let leads = |leader: &&mut Leader| leader.machine.activity() != machine::Activity::Deposed;
+        self.leader.as_mut().filter(leads).map(|leader| &mut leader.machine).ok_or(RequestError::NotLeading)
+    }
+
+    /// Passes a request on and does what follows from it.
+    fn request<E: Into<RequestError>>(
+        &mut self,
+        ctx: &mut Context<Self>,
+        request: impl FnOnce(&mut machine::Coordinator) -> Result<(), E>,
+    ) -> Result<(), RequestError> {
+        let result = request(self.leader()?).map_err(Into::into);
+        self.drive(ctx);
+        result
+    }
+}
+
+impl Actor for Coordinator {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        ctx.set_mailbox_capacity(MAILBOX_LEN);
+        self.succession.handle_timeout(now());
+        self.drive(ctx);
+    }
+}
+
+impl Handler<ReportArrived> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, ReportArrived(report): ReportArrived, ctx: &mut Context<Self>) {
+        let Some(leader) = &mut self.leader else { return };
+        if let Err(stale) = leader.machine.handle_report(now(), &report) {
+            tracing::debug!(node = %report.node, number = report.number, "a report {stale}; it is refused");
+        }
+        self.drive(ctx);
+    }
+}
+
+impl Handler<GetStatus> for Coordinator {
+    type Result = Result<Status, RequestError>;
+
+    fn handle(&mut self, _: GetStatus, _: &mut Context<Self>) -> Result<Status, RequestError> {
+        Ok(self.leader()?.status(now()))
+    }
+}
+
+impl Handler<Drain> for Coordinator {
+    type Result = Result<(), RequestError>;
+
+    fn handle(&mut self, Drain(node): Drain, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+        self.request(ctx, |machine| {
+            machine.handle_drain(now(), node);
+            Ok::<(), RequestError>(())
+        })
+    }
+}
+
+impl Handler<Resize> for Coordinator {
+    type Result = Result<(), RequestError>;
+
+    fn handle(&mut self, Resize(mesh): Resize, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+        self.request(ctx, |machine| machine.handle_resize(now(), mesh))
+    }
+}
+
+impl Handler<Save> for Coordinator {
+    type Result = Result<(), RequestError>;
+
+    fn handle(&mut self, _: Save, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+        self.request(ctx, |machine| {
+            machine.handle_save(now());
+            Ok::<(), RequestError>(())
+        })
+    }
+}
+
+impl Handler<Stop> for Coordinator {
+    type Result = Result<(), RequestError>;
+
+    fn handle(&mut self, _: Stop, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+        self.request(ctx, |machine| {
+            machine.handle_stop(now());
+            Ok::<(), RequestError>(())
+        })
+    }
+}
+
+impl Handler<Leave> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, _: Leave, ctx: &mut Context<Self>) {
+        // Without this it would go on though nobody has its address: its timer keeps it.
+        ctx.stop();
+    }
+}
+
+/// The clock; virtual in tests.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

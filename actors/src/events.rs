@@ -1,0 +1,214 @@
+//! What happens to a job, as lines for people and programs: one JSON object each in `events.jsonl`.
+
+use actix::Message;
+use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::incident::{Cause, Culprit, Phase, Timeline, Why};
+use phalanx_strategies::elastic::message::{Ending, Formation};
+use phalanx_strategies::elastic::snapshot::Checkpoint;
+use phalanx_strategies::mesh::Mesh;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Something that happened, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Milliseconds since 1970, by the clock of the coordinator's machine.
+    pub unix_ms: u64,
+    /// In whose term.
+    pub term: Term,
+    /// What happened.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened to a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "event")]
+pub enum What {
+    /// A coordinator has begun its term.
+    Leads,
+    /// A coordinator has ended it without an end of the job.
+    StepsDown,
+    /// The world has changed: these members heal.
+    World(World),
+    /// An incident is over: members train again.
+    Incident(IncidentLine),
+    /// A checkpoint is complete.
+    Checkpoint(Checkpoint),
+    /// The job is over.
+    Ended {
+        /// How.
+        ending: Ending,
+    },
+    /// All nodes that can be heard know that it is over.
+    NodesTold,
+}
+
+/// A world, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct World {
+    /// Its number.
+    pub generation: Generation,
+    /// Its shape.
+    pub mesh: Mesh,
+    /// The step that it goes on from.
+    pub step: Step,
+    /// Who sits where; a rank is a position.
+    pub seats: Vec<Worker>,
+    /// Who has no seat and helps to heal.
+    pub guests: Vec<Worker>,
+}
+
+/// An incident that is over, for people and programs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IncidentLine {
+    /// The world that trains again.
+    pub generation: Generation,
+    /// What began it, as a sentence.
+    pub cause: String,
+    /// The worker that it began with, if it was one.
+    pub worker: Option<Worker>,
+    /// The node that it began with, if it was one.
+    pub node: Option<NodeId>,
+    /// What that one did.
+    pub why: Why,
+    /// What else happened before it was over.
+    pub also: Vec<String>,
+    /// How long each phase took.
+    pub phases_ms: PhasesMs,
+    /// From the last sign of health to training.
+    pub total_ms: f64,
+    /// The first step that the new world commits.
+    pub first_step: Step,
+}
+
+/// How long each phase of an incident took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhasesMs {
+    /// From the last sign of health to the news.
+    pub detect: f64,
+    /// Until the end of the generation was durable.
+    pub agree: f64,
+    /// Until all members had left it.
+    pub abort: f64,
+    /// Until the next world was decided and durable.
+    pub regroup: f64,
+    /// Until every member had its state.
+    pub heal: f64,
+    /// Until members trained.
+    pub resume: f64,
+}
+
+impl Message for Event {
+    type Result = ();
+}
+
+impl Event {
+    /// Something that happens now.
+    pub fn now(term: Term, what: What) -> Event {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Event { unix_ms: since.as_millis() as u64, term, what }
+    }
+
+    /// Its line in `events.jsonl`, without the end of the line.
+    pub fn to_line(&self) -> String {
+        serde_json::to_string(self).expect("an event has string keys only")
+    }
+}
+
+impl From<&Timeline> for IncidentLine {
+    fn from(timeline: &Timeline) -> IncidentLine {
+        let Cause { culprit, why } = timeline.cause;
+        let (worker, node) = match culprit {
+            Culprit::Worker(worker) => (Some(worker), Some(worker.member.node)),
+            Culprit::Node(node) => (None, Some(node)),
+            Culprit::Job => (None, None),
+        };
+        let of = |phase: Phase| ms(timeline.phases[phase as usize]);
+        IncidentLine {
+            generation: timeline.generation,
+            cause: timeline.cause.to_string(),
+            worker,
+            node,
+            why,
+            also: timeline.also.iter().map(Cause::to_string).collect(),
+            phases_ms: PhasesMs {
+                detect: of(Phase::Detect),
+                agree: of(Phase::Agree),
+                abort: of(Phase::Abort),
+                regroup: of(Phase::Regroup),
+                heal: of(Phase::Heal),
+                resume: of(Phase::Resume),
+            },
+            total_ms: ms(timeline.total()),
+            first_step: timeline.step.next(),
+        }
+    }
+}
+
+impl From<&Formation> for World {
+    fn from(formation: &Formation) -> World {
+        World {
+            generation: formation.generation,
+            mesh: formation.mesh,
+            step: formation.base.step,
+            seats: formation.seats.clone(),
+            guests: formation.guests.clone(),
+        }
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    // Microseconds are all that anybody can use of it.
+    duration.as_micros() as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::elastic::identity::{Incarnation, MemberId};
+
+    fn timeline() -> Timeline {
+        let worker = Worker { member: MemberId { node: NodeId(1), slot: 0 }, incarnation: Incarnation(7) };
+        Timeline {
+            generation: Generation(4),
+            step: Step(41),
+            cause: Cause { culprit: Culprit::Worker(worker), why: Why::Died },
+            also: vec![Cause { culprit: Culprit::Node(NodeId(2)), why: Why::Silent }],
+            phases: [1, 2, 4, 8, 16, 32].map(Duration::from_millis),
+        }
+    }
+
+    #[test]
+    fn an_incident_is_one_line_that_names_the_first_cause_and_every_phase() {
+        let event = Event { unix_ms: 5, term: Term(2), what: What::Incident(IncidentLine::from(&timeline())) };
+
+        let line = event.to_line();
+
+        assert!(!line.contains('\n'));
+        let json: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(json["event"], "incident");
+        assert_eq!(json["cause"], "node 1 slot 0 (incarnation 7) died");
+        assert_eq!(json["also"][0], "node 2 fell silent");
+        assert_eq!((json["phases_ms"]["heal"].as_f64(), json["total_ms"].as_f64()), (Some(16.0), Some(63.0)));
+        assert_eq!((json["first_step"].as_u64(), json["node"].as_u64()), (Some(42), Some(1)));
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
+    }
+
+    #[test]
+    fn each_kind_of_event_survives_its_line() {
+        let kinds = [
+            What::Leads,
+            What::StepsDown,
+            What::Checkpoint(Checkpoint::default()),
+            What::Ended { ending: Ending::Failed("loss is NaN".into()) },
+            What::Ended { ending: Ending::Finished },
+            What::NodesTold,
+        ];
+        for what in kinds {
+            let event = Event { unix_ms: 1, term: Term(1), what };
+
+            assert_eq!(serde_json::from_str::<Event>(&event.to_line()).unwrap(), event);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A store in a folder: two files, each one line with version and checksum above its JSON, so that people can read them.
+//!
+//! A file is replaced by writing another one beside it, syncing that, renaming it and syncing the folder. Whoever writes
+//! holds an exclusive lock on a third file, which the system releases when the process dies. The folder may be on a
+//! network file system if that keeps locks and renames.
+
+use super::{Store, StoreError, is_of_lease};
+use phalanx_strategies::elastic::message::Record;
+use phalanx_strategies::elastic::succession::Lease;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Directory {
+    folder: PathBuf,
+}
+
+const LEASE: &str = "lease.json";
+const RECORD: &str = "record.json";
+const LOCK: &str = "lock";
+/// First word of each file.
+const MAGIC: &str = "phalanx-store-1";
+
+impl Directory {
+    /// Opens a folder, which is created if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be written to.
+    pub fn open(folder: &Path) -> Result<Directory, StoreError> {
+        fs::create_dir_all(folder).map_err(|error| failed(folder, "created", &error))?;
+        let directory = Directory { folder: folder.to_owned() };
+        drop(directory.lock()?);
+        Ok(directory)
+    }
+
+    /// `S-1`
+    fn lock(&self) -> Result<File, StoreError> {
+        let path = self.folder.join(LOCK);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|error| failed(&path, "opened", &error))?;
+        file.lock().map_err(|error| failed(&path, "locked", &error))?;
+        Ok(file)
+    }
+
+    fn read<T: DeserializeOwned + Default>(&self, name: &str) -> Result<T, StoreError> {
+        let path = self.folder.join(name);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(T::default()),
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                return Err(StoreError::Damaged { path, found: error.to_string() });
+            }
+            Err(error) => return Err(failed(&path, "read", &error)),
+        };
+        decode(&text).map_err(|found| StoreError::Damaged { path, found })
+    }
+
+    /// `S-3`
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
+        let (path, beside) = (self.folder.join(name), self.folder.join(format!("{name}.new")));
+        let replace = || -> io::Result<()> {
+            let mut file = File::create(&beside)?;
+            file.write_all(encode(value).as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&beside, &path)?;
+            File::open(&self.folder)?.sync_all()
+        };
+        replace().map_err(|error| failed(&path, "written", &error))
+    }
+}
+
+impl Store for Directory {
+    fn read_lease(&self) -> Result<Lease, StoreError> {
+        self.read(LEASE)
+    }
+
+    fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError> {
+        let _lock = self.lock()?;
+        let have = self.read_lease()?;
+        if have != old {
+            return Ok(Err(have));
+        }
+        self.write(LEASE, &new)?;
+        Ok(Ok(new))
+    }
+
+    fn read_record(&self) -> Result<Record, StoreError> {
+        self.read(RECORD)
+    }
+
+    fn write_record(&self, record: &Record) -> Result<bool, StoreError> {
+        let _lock = self.lock()?;
+        if !is_of_lease(record, self.read_lease()?) {
+            return Ok(false);
+        }
+        self.write(RECORD, record)?;
+        Ok(true)
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> String {
+    let body = serde_json::to_string_pretty(value).expect("leases and records have string keys only");
+    format!("{MAGIC} crc32c={:08x}\n{body}\n", crc32c::crc32c(body.as_bytes()))
+}
+
+fn decode<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let (head, body) = text.split_once('\n').ok_or("it has no first line")?;
+    let body = body.strip_suffix('\n').ok_or("it is cut off")?;
+    let expected = format!("{MAGIC} crc32c={:08x}", crc32c::crc32c(body.as_bytes()));
+    if head != expected {
+        return Err(format!("expected \"{expected}\" on top, found \"{head}\""));
+    }
+    serde_json::from_str(body).map_err(|error| error.to_string())
+}
+
+fn failed(path: &Path, action: &'static str, error: &io::Error) -> StoreError {
+    StoreError::Io { path: path.to_owned(), action, message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::elastic::identity::{Generation, NodeId, Term, Worker};
+    use phalanx_strategies::elastic::message::{Ending, Formation};
+    use phalanx_strategies::elastic::shadow::place;
+    use phalanx_strategies::elastic::snapshot::Checkpoint;
+    use phalanx_strategies::mesh::Mesh;
+    use std::sync::Arc;
+
+    fn full() -> Record {
+        let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
+        let seats = vec![Worker::default(); 2];
+        let holds = place(&mesh, &seats, true);
+        let formation = Formation {
+            generation: Generation(3),
+            mesh,
+            seats,
+            guests: vec![],
+            addresses: vec![Some("[::1]:4000".parse().unwrap()), None],
+            base: Default::default(),
+            voted_in: Generation(2),
+            transfers: phalanx_strategies::elastic::recovery::from_disk(&holds, Checkpoint::default()),
+            holds,
+            n_saves: 1,
+        };
+        Record {
+            term: Term(1),
+            generation: Generation(3),
+            formation: Some(Arc::new(formation)),
+            drained: [NodeId(4)].into(),
+            wanted: Some(mesh),
+            ending: Some(Ending::Failed("loss is NaN".into())),
+            ..Record::default()
+        }
+    }
+
+    fn written() -> (tempfile::TempDir, Directory) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Directory::open(folder.path()).unwrap();
+        store.replace_lease(Lease::default(), Lease { term: Term(1), ..Lease::default() }).unwrap().unwrap();
+        assert!(store.write_record(&full()).unwrap());
+        (folder, store)
+    }
+
+    #[test]
+    fn another_process_reads_what_was_written() {
+        let (folder, _) = written();
+
+        assert_eq!(Directory::open(folder.path()).unwrap().read_record(), Ok(full()));
+    }
+
+    // S-3
+    #[test]
+    fn a_write_that_was_cut_off_leaves_what_was_there() {
+        let (folder, store) = written();
+        let beside = folder.path().join("record.json.new");
+        fs::write(&beside, &encode(&Record::default())[..30]).unwrap();
+
+        assert_eq!(store.read_record(), Ok(full()));
+        assert_eq!(store.write_record(&Record { generation: Generation(4), ..full() }), Ok(true));
+        assert_eq!(store.read_record().unwrap().generation, Generation(4));
+    }
+
+    // S-3
+    #[test]
+    fn whatever_is_missing_or_changed_in_a_file_is_an_error() {
+        let (folder, store) = written();
+        let path = folder.path().join(RECORD);
+        let whole = fs::read(&path).unwrap();
+
+        for length in (0..whole.len()).step_by(7) {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert!(matches!(store.read_record(), Err(StoreError::Damaged { .. })), "cut off after {length} bytes");
+        }
+        for position in (0..whole.len()).step_by(11) {
+            let mut changed = whole.clone();
+            changed[position] ^= 1;
+            fs::write(&path, changed).unwrap();
+            assert!(matches!(store.read_record(), Err(StoreError::Damaged { .. })), "byte {position} has changed");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+
+        let error = Directory::open(&file.join("store")).unwrap_err();
+
+        assert!(error.to_string().contains("could not be created"), "{error}");
+    }
+}

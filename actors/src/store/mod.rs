@@ -1,0 +1,157 @@
+//! What survives every coordinator: the lease that says who coordinates, and the record of what it has decided.
+//!
+//! Invariants:
+//! - `S-1` The lease is replaced only if it is still the one that was read; all writes of a store are one after another.
+//! - `S-2` A record is written only under the term of the lease. So what a new leader reads after it has won the lease is
+//!   final: nobody overwrites it but itself.
+//! - `S-3` A write that has returned survives a power failure; one that has not leaves what was there or what it wrote,
+//!   whole. What is damaged is an error, never an older state.
+//!
+//! Calls block; actors make them in `spawn_blocking`.
+
+pub mod directory;
+pub mod memory;
+
+use phalanx_strategies::elastic::identity::Term;
+use phalanx_strategies::elastic::message::Record;
+use phalanx_strategies::elastic::succession::Lease;
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The store of a job. See the [module](self).
+pub trait Store: Debug + Send + Sync + 'static {
+    /// The lease; the default one if there never was any.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn read_lease(&self) -> Result<Lease, StoreError>;
+
+    /// Replaces the lease if it is still `old` (`S-1`). Returns what is there now: `Ok(new)`, or `Err` of the other one.
+    ///
+    /// # Errors
+    /// When nobody knows which of the two is there.
+    fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError>;
+
+    /// The record; the default one if there never was any.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn read_record(&self) -> Result<Record, StoreError>;
+
+    /// Replaces the record, or refuses to because another term has begun (`S-2`). Returns whether it did.
+    ///
+    /// # Errors
+    /// When nobody knows which of the two is there; the same record may be written again.
+    fn write_record(&self, record: &Record) -> Result<bool, StoreError>;
+}
+
+/// A store that several candidates share.
+pub type SharedStore = Arc<dyn Store>;
+
+/// Why a store did not answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// A file or folder did not let itself be used.
+    #[error("{path} could not be {action}: {message}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What was tried, as a participle.
+        action: &'static str,
+        /// What the system said.
+        message: String,
+    },
+    /// A file is not as it was written.
+    #[error("{path} is damaged: {found}")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        found: String,
+    },
+}
+
+/// `S-2`
+fn is_of_lease(record: &Record, lease: Lease) -> bool {
+    record.term == lease.term && record.term > Term(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::elastic::identity::Generation;
+
+    fn lease(term: u64, beat: u64) -> Lease {
+        Lease { term: Term(term), holder: 1, beat }
+    }
+
+    fn record(term: u64, generation: u64) -> Record {
+        Record { term: Term(term), generation: Generation(generation), ..Record::default() }
+    }
+
+    fn stores() -> (tempfile::TempDir, Vec<SharedStore>) {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory::Directory::open(folder.path()).unwrap();
+        let memory: SharedStore = Arc::new(memory::Memory::default());
+        (folder, vec![memory, Arc::new(directory)])
+    }
+
+    // S-1
+    #[test]
+    fn a_lease_is_replaced_only_if_it_is_the_one_that_was_read() {
+        let (_folder, stores) = stores();
+        for store in stores {
+            assert_eq!(store.read_lease(), Ok(Lease::default()), "{store:?}");
+            assert_eq!(store.replace_lease(Lease::default(), lease(1, 0)), Ok(Ok(lease(1, 0))));
+            assert_eq!(store.replace_lease(Lease::default(), lease(2, 0)), Ok(Err(lease(1, 0))));
+            assert_eq!(store.replace_lease(lease(1, 0), lease(1, 1)), Ok(Ok(lease(1, 1))));
+            assert_eq!(store.read_lease(), Ok(lease(1, 1)));
+        }
+    }
+
+    // S-2
+    #[test]
+    fn a_record_of_another_term_is_refused() {
+        let (_folder, stores) = stores();
+        for store in stores {
+            store.replace_lease(Lease::default(), lease(1, 0)).unwrap().unwrap();
+            assert_eq!(store.write_record(&record(1, 4)), Ok(true), "{store:?}");
+            store.replace_lease(lease(1, 0), lease(2, 0)).unwrap().unwrap();
+
+            assert_eq!(store.write_record(&record(1, 5)), Ok(false));
+            assert_eq!(store.write_record(&record(3, 5)), Ok(false));
+
+            assert_eq!(store.read_record(), Ok(record(1, 4)));
+            assert_eq!(store.write_record(&record(2, 5)), Ok(true));
+            assert_eq!(store.read_record(), Ok(record(2, 5)));
+        }
+    }
+
+    // S-1
+    #[test]
+    fn of_many_candidates_one_wins_each_term() {
+        let (folder, _) = stores();
+        let candidate = |holder: u32| {
+            let store = directory::Directory::open(folder.path()).unwrap();
+            std::thread::spawn(move || {
+                let mut won = vec![];
+                for _ in 0..20 {
+                    let old = store.read_lease().unwrap();
+                    let new = Lease { term: old.term.next(), holder, beat: 0 };
+                    if store.replace_lease(old, new).unwrap().is_ok() {
+                        won.push(new.term);
+                    }
+                }
+                won
+            })
+        };
+
+        let threads: Vec<_> = (0..4).map(candidate).collect();
+        let mut won: Vec<Term> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+
+        won.sort_unstable();
+        let expected: Vec<Term> = (1..=won.len() as u64).map(Term).collect();
+        assert_eq!(won, expected);
+    }
+}

@@ -1,0 +1,212 @@
+//! The actor shell of a node's supervisor: owns the clock, the timer and the ways out; decides nothing.
+//!
+//! Processes are started, killed and spoken to by another actor, which answers with [`WorkerStarted`], [`Word`] and
+//! [`WorkerExited`]. What goes to it must not be lost and keeps its order, so that a full mailbox is waited for; what
+//! goes to the coordinator may be lost, since the next report says it all again.
+
+use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture};
+use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
+use phalanx_strategies::elastic::message::{MemberReport, Order, Report};
+use phalanx_strategies::elastic::supervisor as machine;
+use phalanx_strategies::elastic::timing::Timing;
+use std::time::Instant;
+
+/// What a supervisor must know of its job and of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The job.
+    pub job: JobId,
+    /// Its node.
+    pub node: NodeId,
+    /// Which start of the supervisor this is.
+    pub boot: Incarnation,
+    /// Places for rank processes.
+    pub n_slots: u32,
+    /// All timeouts.
+    pub timing: Timing,
+}
+
+/// Where a supervisor's words go.
+#[derive(Clone, Debug)]
+pub struct Outlets {
+    /// Starts processes.
+    pub spawn: Recipient<Spawn>,
+    /// Kills them.
+    pub kill: Recipient<Kill>,
+    /// Speaks to them.
+    pub tell: Recipient<Tell>,
+    /// The transport to the coordinators.
+    pub reports: Recipient<SendReport>,
+    /// Who ends this process once nothing is left to supervise.
+    pub shutdown: Recipient<Shutdown>,
+}
+
+/// Start a process; it is answered with [`WorkerStarted`], or with [`WorkerExited`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spawn(pub Worker);
+
+/// Kill a process, or the start of one; it is answered with [`WorkerExited`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kill(pub Worker);
+
+/// Pass an order on to a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tell {
+    /// To whom.
+    pub worker: Worker,
+    /// What.
+    pub order: Order,
+}
+
+/// Send this to every coordinator that can be reached; it need not arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendReport(pub Report);
+
+/// Nothing is left to supervise: send the reports that wait, and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shutdown;
+
+/// A coordinator's order has arrived.
+#[derive(Clone, Debug)]
+pub struct OrderArrived(pub Order);
+
+/// A process is up and says this.
+#[derive(Clone, Debug)]
+pub struct WorkerStarted(pub MemberReport);
+
+/// A process is gone; the kernel says so.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerExited(pub Worker);
+
+/// A process gives a sign of life.
+#[derive(Clone, Debug)]
+pub struct Word(pub MemberReport);
+
+/// The machine is about to be taken away.
+#[derive(Clone, Copy, Debug)]
+pub struct DrainNode;
+
+macro_rules! notifications {
+    ($($message:ident),*) => {
+        $(impl Message for $message {
+            type Result = ();
+        })*
+    };
+}
+
+notifications!(Spawn, Kill, Tell, SendReport, Shutdown, OrderArrived, WorkerStarted, WorkerExited, Word, DrainNode);
+
+/// See the [module](self).
+pub struct Supervisor {
+    machine: machine::Supervisor,
+    outlets: Outlets,
+    timer: SpawnHandle,
+}
+
+/// Words of processes and orders that wait to be handled.
+pub const MAILBOX_LEN: usize = 256;
+
+impl Supervisor {
+    /// The supervisor of a node; all its places are filled at once.
+    pub fn new(settings: Settings, outlets: Outlets) -> Supervisor {
+        let Settings { job, node, boot, n_slots, timing } = settings;
+        let machine = machine::Supervisor::new(now(), job, node, boot, n_slots, timing);
+        Supervisor { machine, outlets, timer: SpawnHandle::default() }
+    }
+
+    /// Performs every pending command, then re-arms the timer. Called after each event.
+    fn drive(&mut self, ctx: &mut Context<Self>) {
+        while let Some(command) = self.machine.poll_command() {
+            match command {
+                machine::Command::Send(report) => {
+                    if let Err(error) = self.outlets.reports.try_send(SendReport(report)) {
+                        tracing::debug!(%error, "a report was not sent; the next one says it all again");
+                    }
+                }
+                machine::Command::Spawn(worker) => self.pass_on(&self.outlets.spawn, Spawn(worker), ctx),
+                machine::Command::Kill(worker) => self.pass_on(&self.outlets.kill, Kill(worker), ctx),
+                machine::Command::Tell(worker, order) => self.pass_on(&self.outlets.tell, Tell { worker, order }, ctx),
+                machine::Command::Shutdown => self.pass_on(&self.outlets.shutdown, Shutdown, ctx),
+            }
+        }
+        ctx.cancel_future(self.timer);
+        if let Some(due) = self.machine.poll_timeout() {
+            self.timer = ctx.run_later(due.saturating_duration_since(now()), |actor, ctx| {
+                actor.machine.handle_timeout(now());
+                actor.drive(ctx);
+            });
+        }
+    }
+
+    fn pass_on<M>(&self, to: &Recipient<M>, message: M, ctx: &mut Context<Self>)
+    where
+        M: Message<Result = ()> + Send + 'static,
+    {
+        ctx.spawn(to.send(message).into_actor(self).map(|passed, _, _| {
+            if let Err(error) = passed {
+                tracing::warn!(%error, "what processes were to be told is lost with the actor that tells them");
+            }
+        }));
+    }
+}
+
+impl Actor for Supervisor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        ctx.set_mailbox_capacity(MAILBOX_LEN);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<OrderArrived> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, OrderArrived(order): OrderArrived, ctx: &mut Context<Self>) {
+        if let Err(stale) = self.machine.handle_order(now(), order) {
+            tracing::debug!("an order {stale}; it is refused");
+        }
+        self.drive(ctx);
+    }
+}
+
+impl Handler<WorkerStarted> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, WorkerStarted(word): WorkerStarted, ctx: &mut Context<Self>) {
+        self.machine.handle_started(now(), word);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<WorkerExited> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, WorkerExited(worker): WorkerExited, ctx: &mut Context<Self>) {
+        self.machine.handle_exited(now(), worker);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<Word> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, Word(word): Word, ctx: &mut Context<Self>) {
+        self.machine.handle_word(now(), word);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<DrainNode> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: DrainNode, ctx: &mut Context<Self>) {
+        self.machine.handle_drain(now());
+        self.drive(ctx);
+    }
+}
+
+/// The clock; virtual in tests.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

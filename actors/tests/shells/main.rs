@@ -1,0 +1,159 @@
+//! The shells of coordinator and supervisors drive their machines: a job starts, loses what it can lose, does what it is
+//! asked to, and ends.
+
+mod job;
+
+use job::{Job, shards, simulate};
+use phalanx_actors::coordinator::{Drain, GetStatus, RequestError, Resize, Save, Stop};
+use phalanx_actors::events::What;
+use phalanx_actors::supervisor::DrainNode;
+use phalanx_strategies::elastic::coordinator::Activity;
+use phalanx_strategies::elastic::identity::{NodeId, Step, Term};
+use phalanx_strategies::elastic::incident::Why;
+use phalanx_strategies::elastic::member::Schedule;
+use phalanx_strategies::elastic::message::Ending;
+use phalanx_strategies::mesh::Mesh;
+
+fn until(step: u64) -> Schedule {
+    Schedule { save_steps: 0, last_step: Some(Step(step)) }
+}
+
+#[test]
+fn the_death_of_a_process_is_one_incident_with_its_phases_and_the_job_goes_on() {
+    simulate(async {
+        let job = Job::start(shards(2), 2, Schedule::default()).await;
+        let before = job.until_running(shards(2), Step(10)).await;
+
+        let dead = job.kill_worker_on(1).await;
+        job.until("another world", |status| status.generation > before.generation).await;
+        let after = job.until_running(shards(2), before.step).await;
+
+        let incidents = job.incidents();
+        assert_eq!(incidents.iter().map(|line| line.why).collect::<Vec<_>>(), [Why::Started, Why::Died]);
+        let line = &incidents[1];
+        assert_eq!((line.worker, line.generation), (Some(dead), after.generation));
+        assert!(line.phases_ms.heal > 0.0 && line.total_ms < 300.0, "{line:?}");
+        assert!(line.first_step > before.step, "no committed step was lost");
+        let worlds = job.plane.borrow().events.iter().filter(|event| matches!(event.what, What::World(_))).count();
+        assert_eq!(worlds, 2);
+    });
+}
+
+#[test]
+fn a_standby_takes_over_from_the_store_and_the_world_goes_on() {
+    simulate(async {
+        let mut job = Job::start(shards(2), 2, Schedule::default()).await;
+        let before = job.until_running(shards(2), Step(10)).await;
+        job.add_candidate();
+        let refused = job.coordinators[1].send(GetStatus).await.unwrap();
+        assert_eq!(refused, Err(RequestError::NotLeading));
+
+        job.kill_coordinator(0).await;
+        let after = job.until("a successor", |status| status.activity == Activity::Running).await;
+
+        assert_eq!((before.term, after.term), (Term(1), Term(2)));
+        assert_eq!(after.generation, before.generation, "the world outlives its coordinator");
+        assert!(after.step > before.step, "members trained meanwhile");
+        assert_eq!(job.store.read_record().unwrap().term, Term(1), "nothing has changed that must be durable");
+        let dead = job.kill_worker_on(0).await;
+        job.until("another world", |status| status.generation > before.generation).await;
+        job.until_running(shards(2), after.step).await;
+        assert_eq!(job.incidents().last().unwrap().worker, Some(dead));
+        assert_eq!(job.store.read_record().unwrap().term, Term(2));
+    });
+}
+
+#[test]
+fn a_checkpoint_that_is_asked_for_is_written_and_told_of() {
+    simulate(async {
+        let job = Job::start(shards(2), 2, Schedule::default()).await;
+        job.until_running(shards(2), Step(10)).await;
+
+        job.coordinators[0].send(Save).await.unwrap().unwrap();
+        let saved = job.until("a checkpoint", |status| status.checkpoint.step > Step(0)).await;
+
+        job.until_happened(What::Checkpoint(saved.checkpoint)).await;
+        assert!(saved.checkpoint.step >= Step(10));
+        assert_eq!(saved.wishes.save, 1);
+    });
+}
+
+#[test]
+fn a_job_that_is_stopped_ends_everywhere_and_a_successor_knows_it() {
+    simulate(async {
+        let mut job = Job::start(shards(2), 3, Schedule::default()).await;
+        job.until_running(shards(2), Step(10)).await;
+
+        job.coordinators[0].send(Stop).await.unwrap().unwrap();
+        job.until_happened(What::NodesTold).await;
+
+        assert!(job.happened(&What::Ended { ending: Ending::Finished }));
+        job.until("the end of all nodes", |_| job.plane.borrow().down.len() == 3).await;
+        let record = job.store.read_record().unwrap();
+        assert!(record.checkpoint.step >= Step(10), "its last step is saved");
+        job.kill_coordinator(0).await;
+        job.add_candidate();
+        let status = job.until("a successor", |status| status.term == Term(2)).await;
+        assert_eq!(status.activity, Activity::Finished);
+    });
+}
+
+#[test]
+fn a_job_that_has_done_its_last_step_ends_by_itself() {
+    simulate(async {
+        let job = Job::start(shards(2), 2, until(30)).await;
+
+        job.until_happened(What::NodesTold).await;
+
+        assert_eq!(job.store.read_record().unwrap().checkpoint.step, Step(30));
+        assert_eq!(job.incidents().len(), 1, "it only started");
+    });
+}
+
+#[test]
+fn a_drained_node_ends_and_the_others_train_on_what_it_had() {
+    simulate(async {
+        let job = Job::start(shards(3), 3, Schedule::default()).await;
+        let before = job.until_running(shards(3), Step(10)).await;
+
+        job.coordinators[0].send(Drain(NodeId(2))).await.unwrap().unwrap();
+        let after = job.until_running(shards(2), before.step).await;
+        job.until("its end", |_| job.plane.borrow().down.contains(&NodeId(2))).await;
+
+        assert_eq!(after.checkpoint.step, Step(0), "nothing was read from a checkpoint");
+        assert_eq!(job.incidents().last().unwrap().why, Why::Drains);
+    });
+}
+
+#[test]
+fn a_node_that_is_about_to_be_taken_away_is_replaced_by_a_spare_and_ends() {
+    simulate(async {
+        let job = Job::start(shards(2), 3, Schedule::default()).await;
+        let before = job.until_running(shards(2), Step(10)).await;
+
+        job.supervisor(0).send(DrainNode).await.unwrap();
+        job.until("its end", |_| job.plane.borrow().down.contains(&NodeId(0))).await;
+        let after = job.until_running(shards(2), before.step).await;
+
+        let seated = after.nodes.iter().flat_map(|node| &node.workers).filter(|worker| worker.rank.is_some());
+        assert_eq!(seated.map(|worker| worker.member.node).collect::<Vec<_>>(), [NodeId(1), NodeId(2)]);
+    });
+}
+
+#[test]
+fn another_mesh_is_formed_when_there_are_nodes_for_it_and_an_impossible_one_is_refused() {
+    simulate(async {
+        let mut job = Job::start(shards(2), 2, Schedule::default()).await;
+        job.until_running(shards(2), Step(10)).await;
+
+        let refused = job.coordinators[0].send(Resize(Mesh { tp: 2, ..Mesh::ONE })).await.unwrap();
+        assert!(matches!(refused, Err(RequestError::Resize(_))), "{refused:?}");
+        job.coordinators[0].send(Resize(shards(3))).await.unwrap().unwrap();
+        let waiting = job.until("a reason", |status| status.blocked.is_some()).await;
+        assert_eq!(waiting.blocked.unwrap(), "the mesh that is wanted needs 3 members, there are 2");
+        job.add_node(NodeId(2));
+        job.until_running(shards(3), waiting.step).await;
+
+        assert_eq!(job.incidents().last().unwrap().why, Why::Resized);
+    });
+}
