@@ -1,12 +1,16 @@
 //! The operating system: coordinator, node supervisors, ranks and mesh groups as actors, and the QUIC traffic between
 //! them.
 //!
-//! Nothing is here yet: a job of one rank on one machine needs no control plane, and `phalanx` runs it on its device
-//! thread. What belongs here is listed in the order in which a message passes through it:
-//! - `gateway`: a connection; decodes with a limit, refuses strangers and stale generations;
-//! - `coordinator`: the shell around the membership, recovery and commit machines of `phalanx_strategies`;
-//! - `supervisor`: spawns, watches and kills the ranks of a node; holds no device state;
-//! - `rank`: tells the device thread what to do next and reports outcomes;
-//! - `mesh_group`: owns the communicator of one group for one generation and its watermark.
+//! Code map, in the order in which a message passes:
+//! - [`wire`]: the only place that encodes; versions, limits, exact lengths;
+//! - [`trust`]: who may take part: the job's certificate authority, tokens, the join string, credentials;
+//! - [`quic`]: the sockets: the coordinator's listener and the node's link to it.
+//!
+//! To come: `coordinator` (the shell around the machines of `phalanx_strategies`), `supervisor` (spawns, watches and
+//! kills the ranks of a node; holds no device state), `rank` and `mesh_group`.
 //!
 //! Deliberately absent, now and later: decisions. A handler with an `if` about policy belongs in `phalanx_strategies`.
+
+pub mod quic;
+pub mod trust;
+pub mod wire;
