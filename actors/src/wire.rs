@@ -190,6 +190,14 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
     }
 }
 
+/// Whether a frame is of a kind, as far as its envelope says.
+///
+/// # Errors
+/// Whatever is wrong with the envelope.
+pub fn check(expected: Kind, frame: &[u8]) -> Result<(), WireError> {
+    open(expected, frame).map(|_| ())
+}
+
 /// Checks the envelope and returns what is in it.
 fn open(expected: Kind, frame: &[u8]) -> Result<&[u8], WireError> {
     let limit = expected.limit();

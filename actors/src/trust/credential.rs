@@ -55,6 +55,11 @@ impl Credential {
         &self.certified
     }
 
+    /// Its certificate.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
     /// The authority's certificate.
     pub fn authority(&self) -> &CertificateDer<'static> {
         &self.authority

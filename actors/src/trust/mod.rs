@@ -9,7 +9,7 @@
 //! - [`name`]: what a certificate says of its holder;
 //! - [`authority`]: the key of the job; issues certificates; [`credential`]: a certificate with its key;
 //! - [`token`]: a secret and the proof that one has it; [`join`]: the join string; [`register`]: who has joined;
-//! - [`tls`]: the configurations of both sides; [`file`]: files that only their owner may read.
+//! - [`tls`]: the configurations of both sides; [`mod@file`]: files that only their owner may read.
 //!
 //! Invariants:
 //! - `A-1` The secret of a token travels on paper only. What travels on the network is a proof that is good for one

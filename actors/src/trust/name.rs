@@ -77,7 +77,7 @@ impl Certified {
 }
 
 /// The public key in a certificate of the authority.
-pub(super) fn public_key(certificate: &CertificateDer<'_>) -> Result<Fingerprint, TrustError> {
+pub(crate) fn public_key(certificate: &CertificateDer<'_>) -> Result<Fingerprint, TrustError> {
     let (_, x509) =
         X509Certificate::from_der(certificate).map_err(|err| TrustError::malformed("a certificate", err))?;
     Ok(Fingerprint::of(x509.public_key().raw))

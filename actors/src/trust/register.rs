@@ -79,6 +79,9 @@ pub enum Refused {
     /// It has a certificate that is in no register: the register is an older copy.
     #[error("{0} has a certificate but is not in the register with this key")]
     UnknownNode(NodeId),
+    /// It says that it is a node, and does not show it.
+    #[error("it wants to start again without a certificate")]
+    NoCertificate,
     /// There are enough.
     #[error("{NODES_MAX} nodes have joined, which is the limit")]
     Full,
