@@ -11,6 +11,8 @@
 //!
 //! Deliberately absent, now and later: decisions. A handler with an `if` about policy belongs in `phalanx_strategies`.
 
+#[cfg(test)]
+mod fuzz;
 pub mod quic;
 pub mod trust;
 pub mod wire;

@@ -248,4 +248,25 @@ mod tests {
 
         assert!(err.to_string().contains(KEY_FILE), "{err}");
     }
+
+    // W-1
+    #[test]
+    fn damaged_certificates_and_requests_do_no_harm() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::open(dir.path(), JobId(7)).unwrap();
+        let credential = authority.credential(NODE, validity()).unwrap();
+        let certificate = credential.certificate().to_vec();
+        let request = CertificateParams::default().serialize_request(&new_key().unwrap()).unwrap().der().to_vec();
+
+        let n_bad = crate::fuzz::cases(100_000, &[certificate], |_, der| Certified::read(&der.into()).is_ok());
+        assert!(n_bad > 0);
+        // Some bytes around what is signed can be changed; the key cannot.
+        let key = requested_key(&request).unwrap();
+        let n_bad = crate::fuzz::cases(20_000, &[request], |case, der| {
+            let asked = requested_key(der);
+            assert!(asked.as_ref().is_ok_and(|asked| *asked == key) || asked.is_err(), "{case:?}");
+            asked.is_ok()
+        });
+        assert!(n_bad > 0);
+    }
 }

@@ -217,4 +217,12 @@ mod tests {
 
         assert_eq!(printed, "Credential { name: Name { job: JobId(7), role: Operator }, .. }");
     }
+
+    // W-1
+    #[test]
+    fn damaged_grants_do_no_harm() {
+        let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60] };
+
+        crate::fuzz::damage(&[grant], 100_000);
+    }
 }

@@ -231,4 +231,18 @@ mod tests {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn a_damaged_join_string_does_no_harm() {
+        let word = example().to_string().into_bytes();
+
+        let n_bad = crate::fuzz::cases(100_000, &[word], |case, bytes| {
+            let join = String::from_utf8_lossy(bytes).parse::<JoinString>();
+            // Whoever it was that changed it, the secret part was not changed.
+            assert!(join.as_ref().is_ok_and(|join| join.token == example().token) || join.is_err(), "{case:?}");
+            join.is_ok()
+        });
+
+        assert!(n_bad > 0);
+    }
 }

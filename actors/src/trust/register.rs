@@ -300,4 +300,18 @@ mod tests {
 
         assert_eq!(wire::decode(&bytes), Ok(state));
     }
+
+    // W-1
+    #[test]
+    fn a_damaged_register_does_no_harm() {
+        let terms = Terms {
+            id: TokenId([1; 8]),
+            secret: Token::new().unwrap().secret,
+            expires: UNIX_EPOCH + HOUR,
+            uses_left: 3,
+        };
+        let entry = Entry { key: Fingerprint([255; 32]), boot: Incarnation(1 << 41) };
+
+        crate::fuzz::damage(&[State { tokens: vec![terms], nodes: vec![entry; 3] }, State::default()], 100_000);
+    }
 }

@@ -267,3 +267,28 @@ fn an_order_of_ten_thousand_ranks_fits_twice() {
     println!("20,000 ranks, six pieces each: {} bytes on the wire", frame.len());
     assert_eq!(decode(&frame), Ok(order));
 }
+
+// W-1
+#[test]
+fn damaged_reports_and_orders_do_no_harm() {
+    let member = |slot| MemberReport {
+        worker: Worker { member: MemberId { node: NodeId(300), slot }, incarnation: Incarnation(1 << 41) },
+        hangs: slot == 1,
+        generation: Generation(9),
+        phase: MemberPhase::Running,
+        entered: Step(70_000),
+        promise: Promise { entered: Generation(9), applied: Some(Version::default()), voted: None },
+        holds: vec![Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 }; 2],
+        saved: Some(Part {
+            of: Checkpoint { generation: Generation(8), step: Step(60_000) },
+            shard: Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 },
+        }),
+    };
+    let report = Report { members: (0..3).map(member).collect(), ..small_report() };
+    crate::fuzz::damage(&[small_report(), report], 500_000);
+
+    let formation = Some(Arc::new(world(4, 2)));
+    let evict = vec![Worker::default()];
+    let none = Order { job: JobId(7), id: OrderId::default(), formation: None, evict };
+    crate::fuzz::damage(&[Order { formation, ..none.clone() }, none], 500_000);
+}

@@ -163,3 +163,12 @@ fn a_stranger_cannot_start_again() {
     assert_eq!(outcome, Err(QuicError::Refused("it wants to start again without a certificate".to_owned())));
     log.refusal();
 }
+
+// W-1
+#[test]
+fn damaged_joins_do_no_harm() {
+    let proof = Proof::new(&Token::new().unwrap().secret, &[1; 32], b"request");
+    let application = Application { token: Token::new().unwrap().id, proof, signing_request: vec![0x30; 40] };
+
+    crate::fuzz::damage(&[Join::WithToken(application), Join::Again], 100_000);
+}
