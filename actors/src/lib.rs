@@ -2,6 +2,9 @@
 //! them.
 //!
 //! Code map, in the order in which a message passes:
+//! - [`wire`]: the only place that encodes; versions, limits, exact lengths;
+//! - [`trust`]: who may take part: the job's certificate authority, tokens, the join string, credentials;
+//! - [`quic`]: the sockets: the coordinator's listener and the node's link to it;
 //! - [`control`]: the one thread of all control actors of a process, and what becomes of a panic;
 //! - [`coordinator`]: the shell around the machines that decide; [`store`] is what survives it, [`events`] what it tells;
 //! - [`supervisor`]: the shell around the machine of a node; holds no device state.
@@ -14,5 +17,10 @@
 pub mod control;
 pub mod coordinator;
 pub mod events;
+#[cfg(test)]
+mod fuzz;
+pub mod quic;
 pub mod store;
 pub mod supervisor;
+pub mod trust;
+pub mod wire;

@@ -1,0 +1,176 @@
+//! Tells members from strangers (`Q-1`).
+
+use super::enrol::{self, Join};
+use super::frame::{self, Code, End};
+use super::listener::{self, Shared};
+use super::{node, operator};
+use crate::trust::name::{Certified, Role};
+use crate::trust::register::{Refused, Seat};
+use crate::trust::{TrustError, tls};
+use crate::wire;
+use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
+use quinn::crypto::rustls::HandshakeData;
+use quinn::{Connection, Endpoint, Incoming};
+use rustls::pki_types::CertificateDer;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Handshakes and joins under way, at most. A join costs a durable write, so they queue anyway.
+const UNKNOWN_MAX: usize = 1024;
+/// From so many on, a peer must show that it can be reached where it claims to be before it costs us anything.
+const UNKNOWN_UNCHECKED_MAX: usize = 256;
+/// How long one of them may take. Under load a handshake waits for those before it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves whoever comes, until the endpoint is closed.
+pub(super) async fn serve(shared: &Arc<Shared>, endpoint: &Endpoint) {
+    let unknown = Arc::new(Semaphore::new(UNKNOWN_MAX));
+    while let Some(incoming) = endpoint.accept().await {
+        let n_unknown = UNKNOWN_MAX - unknown.available_permits();
+        if n_unknown >= UNKNOWN_UNCHECKED_MAX && !incoming.remote_address_validated() && incoming.may_retry() {
+            // It fails only if the peer was validated.
+            let _ = incoming.retry();
+            continue;
+        }
+        match unknown.clone().try_acquire_owned() {
+            Ok(permit) => drop(tokio::spawn(greet(shared.clone(), incoming, permit))),
+            Err(_) => {
+                shared.complaints.refused(incoming.remote_address(), &"too many peers shake hands");
+                incoming.refuse();
+            }
+        }
+    }
+}
+
+/// Shakes hands and finds out who it is.
+async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePermit) {
+    let peer = incoming.remote_address();
+    let connection = match tokio::time::timeout(PATIENCE, incoming).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(err)) => return shared.complaints.refused(peer, &err),
+        Err(_) => return shared.complaints.refused(peer, &"its handshake takes too long"),
+    };
+    match identify(&shared, &connection) {
+        Ok(Peer::Stranger) => joins(&shared, &connection, None).await,
+        Ok(Peer::Returning(certified, node)) => joins(&shared, &connection, Some((certified, node))).await,
+        Ok(Peer::Node(certified, node, boot)) => {
+            drop(permit);
+            node::serve(&shared, connection, &certified, node, boot).await;
+        }
+        Ok(Peer::Operator(certified)) => {
+            drop(permit);
+            operator::serve(&shared, connection, &certified).await;
+        }
+        Err(why) => listener::refuse(&shared, &connection, Code::Refused, &why, &why.to_string()),
+    }
+}
+
+/// Who a connection is from.
+enum Peer {
+    /// Has no certificate and wants to join.
+    Stranger,
+    /// Is a node and starts again.
+    Returning(Certified, NodeId),
+    Node(Certified, NodeId, Incarnation),
+    Operator(Certified),
+}
+
+/// Why a connection is from nobody that we serve.
+#[derive(Debug, thiserror::Error)]
+enum Unknown {
+    #[error("it shows no certificate; without one it can only join")]
+    NoCertificate,
+    #[error("its certificate is for {found}, this is {have}")]
+    OtherJob { found: String, have: String },
+    #[error("its certificate is for {0}, which does not connect to a coordinator")]
+    Role(String),
+    #[error(transparent)]
+    Certificate(#[from] TrustError),
+}
+
+/// By what TLS has verified alone (`Q-2`).
+fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
+    let data = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+    let joining = data.and_then(|data| data.protocol) == Some(tls::JOIN.to_vec());
+    let chain = connection.peer_identity().and_then(|id| id.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let Some(leaf) = chain.as_deref().and_then(|chain| chain.first()) else {
+        return if joining { Ok(Peer::Stranger) } else { Err(Unknown::NoCertificate) };
+    };
+    let certified = Certified::read(leaf)?;
+    let name = certified.name;
+    if name.job != shared.config.job {
+        return Err(Unknown::OtherJob { found: name.job.to_string(), have: shared.config.job.to_string() });
+    }
+    match (joining, name.role) {
+        (true, Role::Node { node, .. }) => Ok(Peer::Returning(certified, node)),
+        (false, Role::Node { node, boot }) => Ok(Peer::Node(certified, node, boot)),
+        (false, Role::Operator) => Ok(Peer::Operator(certified)),
+        (true, Role::Operator) | (_, Role::Coordinator) => Err(Unknown::Role(name.to_string())),
+    }
+}
+
+/// Lets a machine in, if its token or its certificate is good. One attempt per connection, whose proof is worth nothing
+/// on another one.
+async fn joins(shared: &Arc<Shared>, connection: &Connection, returning: Option<(Certified, NodeId)>) {
+    let attempt = tokio::time::timeout(PATIENCE, join(shared, connection, returning)).await;
+    let (log, told) = match attempt {
+        Ok(Ok(seat)) => {
+            tracing::info!(peer = %connection.remote_address(), node = %seat.node, boot = %seat.boot, "joined");
+            // The machine hangs up when it has its certificate.
+            let _ = tokio::time::timeout(PATIENCE, connection.closed()).await;
+            return;
+        }
+        Ok(Err(NotJoined::Refused(why))) => (why.to_string(), tell(&why)),
+        Ok(Err(NotJoined::End(End::Lost(err)))) => return shared.complaints.refused(connection.remote_address(), &err),
+        Ok(Err(NotJoined::End(end))) => (end.to_string(), end.to_string()),
+        Err(_) => ("its join takes too long".to_owned(), "the join takes too long".to_owned()),
+    };
+    listener::refuse(shared, connection, Code::Refused, &log, &told);
+}
+
+/// Whether a token exists is not for those who do not know its secret.
+fn tell(why: &Refused) -> String {
+    match why {
+        Refused::UnknownToken(_) | Refused::WrongProof(_) => "the token is unknown or wrong".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+enum NotJoined {
+    Refused(Refused),
+    End(End),
+}
+
+impl From<End> for NotJoined {
+    fn from(end: End) -> NotJoined {
+        NotJoined::End(end)
+    }
+}
+
+async fn join(
+    shared: &Arc<Shared>,
+    connection: &Connection,
+    returning: Option<(Certified, NodeId)>,
+) -> Result<Seat, NotJoined> {
+    let (tx, mut rx) = connection.accept_bi().await.map_err(End::from)?;
+    let join: Join = frame::receive(&mut rx).await?;
+    let channel = enrol::channel(connection);
+    let admission = tokio::task::spawn_blocking({
+        let shared = shared.clone();
+        move || match (join, returning) {
+            (Join::WithToken(application), _) => shared.register().admit(SystemTime::now(), &application, &channel),
+            (Join::Again, Some((certified, node))) => {
+                let seat = shared.register().readmit(SystemTime::now(), node, certified.fingerprint())?;
+                Ok((seat, certified.public_key))
+            }
+            (Join::Again, None) => Err(Refused::NoCertificate),
+        }
+    });
+    let (seat, public_key) = admission.await.expect("the register does not panic").map_err(NotJoined::Refused)?;
+    let role = Role::Node { node: seat.node, boot: seat.boot };
+    let grant = shared.grant(&public_key, role).map_err(|err| NotJoined::Refused(Refused::Request(err)))?;
+    let frame = wire::encode(&grant).map_err(|err| End::Violation(err.into()))?;
+    frame::send(tx, frame.into()).await?;
+    Ok(seat)
+}

@@ -1,0 +1,60 @@
+//! One line in the log for each peer that is refused, but not one for each packet of a flood.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const LINES_PER_SECOND: u32 = 20;
+
+/// Counts the lines of the current second.
+#[derive(Debug)]
+pub(super) struct Complaints(Mutex<(Instant, u32)>);
+
+impl Complaints {
+    pub(super) fn new() -> Complaints {
+        Complaints(Mutex::new((Instant::now(), 0)))
+    }
+
+    /// Logs that a peer was refused, unless many were in this second; those are counted.
+    pub(super) fn refused(&self, peer: SocketAddr, why: &dyn Display) {
+        let (silent, line) = self.count(Instant::now());
+        if let Some(n_refused) = silent {
+            tracing::warn!(n_refused, "refused more peers than are listed");
+        }
+        if line {
+            tracing::warn!(%peer, %why, "refused a peer");
+        }
+    }
+
+    /// How many went unlisted in a second that is over, and whether this one is to be listed.
+    fn count(&self, now: Instant) -> (Option<u32>, bool) {
+        let mut guard = self.0.lock().expect("nobody panics while counting");
+        let (since, n_lines) = &mut *guard;
+        let mut silent = None;
+        if now.duration_since(*since) >= Duration::from_secs(1) {
+            silent = n_lines.checked_sub(LINES_PER_SECOND).filter(|n| *n > 0);
+            (*since, *n_lines) = (now, 0);
+        }
+        *n_lines = n_lines.saturating_add(1);
+        (silent, *n_lines <= LINES_PER_SECOND)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_instead_of_listed() {
+        let complaints = Complaints::new();
+        let now = Instant::now();
+
+        let n_listed = (0..1000).filter(|_| complaints.count(now).1).count();
+        let after = complaints.count(now + Duration::from_secs(1));
+
+        assert_eq!(n_listed, LINES_PER_SECOND as usize);
+        assert_eq!(after, (Some(1000 - LINES_PER_SECOND), true));
+        assert_eq!(complaints.count(now + Duration::from_secs(2)), (None, true));
+    }
+}

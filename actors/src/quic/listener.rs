@@ -1,0 +1,374 @@
+//! The coordinator's side: one UDP port, on a thread of its own.
+
+use super::complaint::Complaints;
+use super::frame::{self, Code};
+use super::{QuicError, accept, transport};
+use crate::trust::authority::{Authority, Validity};
+use crate::trust::credential::Grant;
+use crate::trust::join::{Address, JoinString};
+use crate::trust::name::Role;
+use crate::trust::register::Register;
+use crate::trust::token::TokenId;
+use crate::trust::{Fingerprint, TrustError, tls};
+use crate::wire::{self, WireError};
+use bytes::Bytes;
+use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
+use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::timing::Timing;
+use quinn::crypto::rustls::QuicServerConfig;
+use quinn::{Connection, Endpoint, ServerConfig, TokioRuntime};
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// The name of the operator's credential in the coordinator's directory.
+pub const OPERATOR: &str = "operator";
+
+/// Connections that have not shown who they are, at most; beyond, they are refused unheard.
+const HANDSHAKES_MAX: usize = 1024;
+/// What all of them together may send before they are heard.
+const HANDSHAKE_BUFFER_BYTES: u64 = 4 << 20;
+
+/// What a listener needs to know.
+#[derive(Clone, Debug)]
+pub struct ListenerConfig {
+    /// Where the authority, the register and the operator's credential are kept; of this coordinator alone, or handed
+    /// over to its successor.
+    pub dir: PathBuf,
+    /// The job.
+    pub job: JobId,
+    /// Where to listen. Default: a free port of loopback, which no other machine can reach.
+    pub listen: SocketAddr,
+    /// How fast all has to be.
+    pub timing: Timing,
+    /// How long certificates live. Default: 24 h.
+    pub lifetime: Duration,
+    /// How many events may wait to be handled; heartbeats beyond are dropped, all else waits. Default: 4,096.
+    pub n_events_max: usize,
+}
+
+impl ListenerConfig {
+    /// The defaults.
+    pub fn new(dir: &Path, job: JobId) -> ListenerConfig {
+        ListenerConfig {
+            dir: dir.to_path_buf(),
+            job,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            timing: Timing::default(),
+            lifetime: Validity::LIFETIME,
+            n_events_max: 4096,
+        }
+    }
+}
+
+/// What comes in.
+#[derive(Debug)]
+pub enum Inbound {
+    /// A node is connected.
+    Connected {
+        /// Which.
+        node: NodeId,
+        /// Which start of it.
+        boot: Incarnation,
+        /// From where.
+        peer: SocketAddr,
+    },
+    /// A node reports; that it is the one that the report names has been checked (`Q-2`).
+    Report(Report),
+    /// A node is no longer connected. It may come back; whether it is lost is not for the network to say.
+    Disconnected {
+        /// Which.
+        node: NodeId,
+        /// Which start of it.
+        boot: Incarnation,
+        /// Why.
+        why: String,
+    },
+    /// An operator asks.
+    Request {
+        /// The frame of a [`wire::Kind::Request`].
+        frame: Vec<u8>,
+        /// Takes the frame of a [`wire::Kind::Answer`]. If it is dropped the operator is told that there is none.
+        answer: oneshot::Sender<Vec<u8>>,
+    },
+}
+
+/// Why an order was not sent. The machines give it again when the node reports.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotSent {
+    /// There is nobody to send it to.
+    #[error("{0} is not connected")]
+    NotConnected(NodeId),
+    /// It is too long.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// Handle of the coordinator's side. When the last clone is dropped the side is closed.
+#[derive(Clone)]
+pub struct Listener {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    closer: Arc<Closer>,
+}
+
+/// What the tasks of the side have in common.
+pub(super) struct Shared {
+    pub(super) config: ListenerConfig,
+    pub(super) authority: Authority,
+    pub(super) register: Mutex<Register>,
+    pub(super) nodes: Mutex<BTreeMap<NodeId, Connected>>,
+    pub(super) complaints: Complaints,
+    pub(super) inbound: mpsc::Sender<Inbound>,
+    encoded: Mutex<Option<(Order, Bytes)>>,
+}
+
+/// A node that is connected.
+pub(super) struct Connected {
+    pub(super) boot: Incarnation,
+    pub(super) connection: Connection,
+    /// The newest order that has not been sent (`Q-5`).
+    pub(super) order: watch::Sender<Option<Bytes>>,
+}
+
+struct Closer {
+    /// Until it is closed: the port is free when nobody has it any more.
+    endpoint: Mutex<Option<Endpoint>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Listener {
+    /// Opens the authority and the register, or makes them; writes the operator's credential; listens.
+    ///
+    /// # Errors
+    /// When the directory or the address cannot be used, or the timeouts do not fit each other.
+    pub fn start(config: ListenerConfig) -> Result<(Listener, mpsc::Receiver<Inbound>), QuicError> {
+        config.timing.check()?;
+        let authority = Authority::open(&config.dir, config.job)?;
+        let register = Mutex::new(Register::open(&config.dir)?);
+        let (inbound, events) = mpsc::channel(config.n_events_max);
+        let shared = Arc::new(Shared {
+            config,
+            authority,
+            register,
+            nodes: Mutex::default(),
+            complaints: Complaints::new(),
+            inbound,
+            encoded: Mutex::default(),
+        });
+        let (tx, rx) = std::sync::mpsc::channel();
+        let log = tracing::dispatcher::get_default(Clone::clone);
+        let thread = std::thread::Builder::new().name("phalanx-listener".to_owned()).spawn({
+            let shared = shared.clone();
+            move || tracing::dispatcher::with_default(&log, || run(&shared, &tx))
+        });
+        let thread = thread.map_err(|err| QuicError::Thread(err.kind()))?;
+        let endpoint: Endpoint = rx.recv().expect("the thread answers before it ends")?;
+        let address = endpoint.local_addr().expect("the socket is bound");
+        tracing::info!(%address, job = %shared.config.job, authority = %shared.authority.fingerprint(), "listening");
+        let closer = Closer { endpoint: Mutex::new(Some(endpoint)), thread: Mutex::new(Some(thread)) };
+        Ok((Listener { shared, address, closer: Arc::new(closer) }, events))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Of the authority's key, as join strings name it.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.shared.authority.fingerprint()
+    }
+
+    /// A join string with a new token, good for so many machines and so long. Writes a file: not for an event loop.
+    ///
+    /// # Errors
+    /// When the register cannot be written.
+    pub fn invite(
+        &self,
+        addresses: Vec<Address>,
+        lifetime: Duration,
+        n_machines: u32,
+    ) -> Result<JoinString, TrustError> {
+        let token = self.shared.register().mint(SystemTime::now(), lifetime, n_machines)?;
+        Ok(JoinString { authority: self.fingerprint(), token, addresses })
+    }
+
+    /// Makes a token worthless; who has joined stays. Writes a file: not for an event loop.
+    ///
+    /// # Errors
+    /// When the register cannot be written; the token is still good then.
+    pub fn revoke(&self, token: TokenId) -> Result<(), TrustError> {
+        self.shared.register().revoke(token)
+    }
+
+    /// Sends an order to a node, instead of an older one that could not be sent yet.
+    ///
+    /// # Errors
+    /// When it cannot be sent. Success means that it is on its way, not that it has arrived.
+    pub fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent> {
+        let frame = self.shared.encode(order)?;
+        let nodes = self.shared.nodes();
+        let connected = nodes.get(&node).ok_or(NotSent::NotConnected(node))?;
+        connected.order.send_replace(Some(frame));
+        Ok(())
+    }
+
+    /// The nodes that are connected, and which start of them.
+    pub fn connected(&self) -> Vec<(NodeId, Incarnation)> {
+        self.shared.nodes().iter().map(|(node, connected)| (*node, connected.boot)).collect()
+    }
+
+    /// Says good-bye to all and waits until the port is free: not for an event loop.
+    pub fn close(&self) {
+        self.closer.say_goodbye();
+        self.closer.join();
+    }
+}
+
+impl Closer {
+    fn say_goodbye(&self) {
+        let endpoint = self.endpoint.lock().expect("nobody panics while closing").take();
+        if let Some(endpoint) = endpoint {
+            endpoint.close((Code::Done as u32).into(), b"the coordinator is closing");
+        }
+    }
+
+    fn join(&self) {
+        let thread = self.thread.lock().expect("nobody panics while joining").take();
+        if let Some(Err(panic)) = thread.map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.say_goodbye();
+    }
+}
+
+impl Shared {
+    pub(super) fn register(&self) -> MutexGuard<'_, Register> {
+        self.register.lock().expect("nobody panics with the register")
+    }
+
+    pub(super) fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeId, Connected>> {
+        self.nodes.lock().expect("nobody panics with the nodes")
+    }
+
+    /// A certificate for a node, from now on.
+    pub(super) fn grant(&self, public_key: &[u8], role: Role) -> Result<Grant, TrustError> {
+        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
+        let certificate = self.authority.issue(public_key, role, validity)?;
+        Ok(Grant { certificate: certificate.to_vec(), authority: self.authority.certificate().to_vec() })
+    }
+
+    /// Most nodes get the same order, and the formation in it may be long, so it is encoded once.
+    fn encode(&self, order: &Order) -> Result<Bytes, WireError> {
+        let mut encoded = self.encoded.lock().expect("nobody panics while encoding");
+        if let Some((last, frame)) = &*encoded
+            && is_same(last, order)
+        {
+            return Ok(frame.clone());
+        }
+        let frame = Bytes::from(wire::encode(order)?);
+        *encoded = Some((order.clone(), frame.clone()));
+        Ok(frame)
+    }
+
+    /// A key and a certificate of the coordinator's own. It is renewed like all others.
+    fn server_config(&self) -> Result<ServerConfig, TrustError> {
+        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
+        let tls = tls::coordinator(&self.authority, &self.authority.credential(Role::Coordinator, validity)?)?;
+        let crypto =
+            QuicServerConfig::try_from(tls).expect("the provider has the cipher suite of QUIC's first packets");
+        let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+        config
+            .transport_config(transport::coordinator(&self.config.timing))
+            .migration(false)
+            .max_incoming(HANDSHAKES_MAX)
+            .incoming_buffer_size(HANDSHAKE_BUFFER_BYTES / 64)
+            .incoming_buffer_size_total(HANDSHAKE_BUFFER_BYTES);
+        Ok(config)
+    }
+
+    fn write_operator(&self) -> Result<(), TrustError> {
+        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
+        self.authority.credential(Role::Operator, validity)?.save(&self.config.dir, OPERATOR)
+    }
+}
+
+/// Two formations of one generation are behind one pointer, or are compared.
+fn is_same(a: &Order, b: &Order) -> bool {
+    let formation = match (&a.formation, &b.formation) {
+        (None, None) => true,
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    };
+    formation && (a.job, a.id) == (b.job, b.id) && a.evict == b.evict
+}
+
+/// What the thread does.
+fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(err) => {
+            let _ = started.send(Err(QuicError::Thread(err.kind())));
+            return;
+        }
+    };
+    runtime.block_on(async {
+        let endpoint = match open(shared) {
+            Ok(endpoint) => endpoint,
+            Err(err) => {
+                let _ = started.send(Err(err));
+                return;
+            }
+        };
+        let _ = started.send(Ok(endpoint.clone()));
+        tokio::select! {
+            () = accept::serve(shared, &endpoint) => endpoint.wait_idle().await,
+            () = renew(shared, &endpoint) => {}
+        }
+    });
+    // Whoever is still being served by a blocking thread is not waited for.
+    runtime.shutdown_background();
+}
+
+fn open(shared: &Shared) -> Result<Endpoint, QuicError> {
+    shared.write_operator()?;
+    let server = shared.server_config()?;
+    let config = transport::coordinator_endpoint(shared.authority.secret("stateless reset"));
+    let address = shared.config.listen;
+    Endpoint::new(config, Some(server), transport::bind(address)?, Arc::new(TokioRuntime))
+        .map_err(|err| QuicError::Bind { address, kind: err.kind() })
+}
+
+/// Replaces the coordinator's own certificate and the operator's file before they expire. Never ends.
+async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) {
+    loop {
+        tokio::time::sleep(shared.config.lifetime / 3 * 2).await;
+        match shared.server_config() {
+            Ok(config) => endpoint.set_server_config(Some(config)),
+            Err(why) => tracing::error!(%why, "cannot renew the coordinator's certificate"),
+        }
+        let writing = tokio::task::spawn_blocking({
+            let shared = shared.clone();
+            move || shared.write_operator()
+        });
+        if let Ok(Err(why)) = writing.await {
+            tracing::error!(%why, "cannot renew the operator's certificate");
+        }
+    }
+}
+
+/// Tells a peer why it is not served, and the log that it was not.
+pub(super) fn refuse(shared: &Shared, connection: &Connection, code: Code, log: &dyn std::fmt::Display, why: &str) {
+    shared.complaints.refused(connection.remote_address(), log);
+    frame::close(connection, code, why);
+}

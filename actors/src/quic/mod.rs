@@ -1,0 +1,84 @@
+//! The control plane's sockets: one UDP port of the coordinator, one connection of each node to it.
+//!
+//! Code map:
+//! - [`listener`]: the coordinator's side; `accept` tells members from strangers, `node` and `operator` serve them;
+//! - [`link`]: the node's side; reconnects for ever; [`enrol`]: how a machine becomes a node;
+//! - [`ask`]: the operator's side;
+//! - `transport`: QUIC's parameters, all from `Timing`; `frame`: one message, one stream; `dial`: whoever answers first.
+//!
+//! A message is a stream of its own: it ends where the stream ends, it is lost or late without holding up others, and
+//! nothing has to be parsed to find its end. Heartbeats are datagrams. Both sides run on a thread of their own, so that
+//! nothing that the process does delays a sign of life.
+//!
+//! Invariants:
+//! - `Q-1` Who has shown no certificate can do one thing: join, once per connection. Nothing that it sends reaches
+//!   anybody else.
+//! - `Q-2` What a connection may say depends on its certificate: a node speaks for itself only, and asks for nothing
+//!   but a newer certificate; an operator only asks.
+//! - `Q-3` Of a node there is one connection: the one of its latest boot, and of those the latest.
+//! - `Q-4` Whoever breaks the protocol loses its connection, with one line in the log, and changes nothing.
+//! - `Q-5` Everything has a bound: channels, streams, bytes, handshakes, time. Reports and orders are whole, so the
+//!   newest replaces one that could not be sent.
+//! - `Q-6` A connection ends with the certificate that it began with.
+//!
+//! Deliberately absent: tensors and checkpoints (TCP is three times as fast and a fifth of the work), migration of
+//! connections to other addresses, and resumption of sessions.
+
+use crate::trust::TrustError;
+use crate::wire::WireError;
+use phalanx_strategies::elastic::timing::TimingError;
+use std::net::SocketAddr;
+
+mod accept;
+pub mod ask;
+mod complaint;
+mod dial;
+pub mod enrol;
+mod frame;
+pub mod link;
+pub mod listener;
+mod node;
+mod operator;
+mod transport;
+
+#[cfg(test)]
+mod tests;
+
+/// Why a side of the control plane does not come about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuicError {
+    /// The address is not ours, or taken.
+    #[error("cannot listen on {address}: {kind}")]
+    Bind {
+        /// Where.
+        address: SocketAddr,
+        /// In the system's words.
+        kind: std::io::ErrorKind,
+    },
+    /// No thread or no event loop.
+    #[error("cannot start a thread for the control plane: {0}")]
+    Thread(std::io::ErrorKind),
+    /// Keys or certificates.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// Timeouts that do not fit each other.
+    #[error(transparent)]
+    Timing(#[from] TimingError),
+    /// A message that cannot be sent or read.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Nobody answers.
+    #[error("no coordinator answers at {addresses}: {why}")]
+    Unreachable {
+        /// Where it was tried.
+        addresses: String,
+        /// The last failure.
+        why: String,
+    },
+    /// The other side does not want us.
+    #[error("the coordinator refuses: {0}")]
+    Refused(String),
+    /// The connection ended in the middle.
+    #[error("the connection to the coordinator was lost: {0}")]
+    Lost(String),
+}

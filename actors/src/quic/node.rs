@@ -1,0 +1,150 @@
+//! A node's connection, as the coordinator serves it.
+
+use super::enrol::Renew;
+use super::frame::{self, Code, End, Violation};
+use super::listener::{self, Connected, Inbound, Shared};
+use crate::trust::name::{Certified, Name, Role};
+use crate::wire;
+use bytes::Bytes;
+use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
+use phalanx_strategies::elastic::message::Report;
+use quinn::Connection;
+use std::convert::Infallible;
+use std::time::SystemTime;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::watch;
+
+/// Serves a node until its connection ends.
+pub(super) async fn serve(
+    shared: &Shared,
+    connection: Connection,
+    certified: &Certified,
+    node: NodeId,
+    boot: Incarnation,
+) {
+    let (order, mut orders) = watch::channel(None);
+    if let Err(have) = enter(shared, node, Connected { boot, connection: connection.clone(), order }) {
+        let why = format!("{node} has connected with a later start ({have}; this one is {boot})");
+        return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
+    }
+    let peer = connection.remote_address();
+    tracing::info!(%node, %boot, %peer, "a node is connected");
+    let lifetime = certified.not_after.duration_since(SystemTime::now()).unwrap_or_default();
+    // Nobody listens only while the process ends.
+    let _ = shared.inbound.send(Inbound::Connected { node, boot, peer }).await;
+    let speaker = Speaker { shared, name: certified.name };
+    let end = tokio::select! {
+        end = heartbeats(&speaker, &connection) => end,
+        end = news(&speaker, &connection) => end,
+        end = renewals(shared, &connection, certified) => end,
+        end = send_orders(&connection, &mut orders) => end,
+        () = tokio::time::sleep(lifetime) => Err(End::Expired),
+    };
+    let Err(end) = end;
+    let why = end.to_string();
+    match end {
+        End::Lost(_) => {}
+        End::Violation(_) => listener::refuse(shared, &connection, Code::Violation, &format!("{node}: {why}"), &why),
+        End::Expired => listener::refuse(shared, &connection, Code::Expired, &format!("{node}: {why}"), &why),
+    }
+    if leave(shared, node, &connection) {
+        tracing::info!(%node, %boot, %why, "a node is no longer connected");
+        let _ = shared.inbound.send(Inbound::Disconnected { node, boot, why }).await;
+    }
+}
+
+/// `Q-3`. Returns the later boot if there is one.
+fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), Incarnation> {
+    let mut nodes = shared.nodes();
+    if let Some(have) = nodes.get(&node)
+        && have.boot > connected.boot
+    {
+        return Err(have.boot);
+    }
+    if let Some(older) = nodes.insert(node, connected) {
+        frame::close(&older.connection, Code::Displaced, "a later connection of this node has come");
+    }
+    Ok(())
+}
+
+/// Whether the connection was the node's one.
+fn leave(shared: &Shared, node: NodeId, connection: &Connection) -> bool {
+    let mut nodes = shared.nodes();
+    let current = nodes.get(&node).is_some_and(|have| have.connection.stable_id() == connection.stable_id());
+    if current {
+        nodes.remove(&node);
+    }
+    current
+}
+
+/// Who is speaking on a connection.
+struct Speaker<'a> {
+    shared: &'a Shared,
+    name: Name,
+}
+
+impl Speaker<'_> {
+    /// The report in a frame, if it speaks for its sender (`Q-2`).
+    fn report(&self, frame: &[u8]) -> Result<Report, Violation> {
+        let report: Report = wire::decode(frame)?;
+        let found = Name { job: report.job, role: Role::Node { node: report.node, boot: report.boot } };
+        if found != self.name {
+            return Err(Violation::Impersonation { found, have: self.name });
+        }
+        Ok(report)
+    }
+}
+
+async fn heartbeats(speaker: &Speaker<'_>, connection: &Connection) -> Result<Infallible, End> {
+    loop {
+        let frame = connection.read_datagram().await?;
+        let report = speaker.report(&frame)?;
+        match speaker.shared.inbound.try_send(Inbound::Report(report)) {
+            Ok(()) => {}
+            // Whoever handles them is behind; the next heartbeat says the same.
+            Err(TrySendError::Full(_)) => tracing::trace!(name = %speaker.name, "dropped a heartbeat"),
+            Err(TrySendError::Closed(_)) => {}
+        }
+    }
+}
+
+/// One at a time, so that they arrive in their order; while they are not read, the node cannot send more.
+async fn news(speaker: &Speaker<'_>, connection: &Connection) -> Result<Infallible, End> {
+    loop {
+        let mut stream = connection.accept_uni().await?;
+        let frame = frame::receive_bytes(&mut stream, wire::Kind::Report).await?;
+        let report = speaker.report(&frame)?;
+        let _ = speaker.shared.inbound.send(Inbound::Report(report)).await;
+    }
+}
+
+async fn renewals(shared: &Shared, connection: &Connection, certified: &Certified) -> Result<Infallible, End> {
+    loop {
+        let (tx, mut rx) = connection.accept_bi().await?;
+        let Renew = frame::receive(&mut rx).await?;
+        let grant = match shared.grant(&certified.public_key, certified.name.role) {
+            Ok(grant) => grant,
+            Err(why) => {
+                tracing::error!(%why, name = %certified.name, "cannot renew a certificate");
+                continue;
+            }
+        };
+        let frame = wire::encode(&grant).map_err(Violation::from)?;
+        frame::send(tx, frame.into()).await?;
+    }
+}
+
+async fn send_orders(connection: &Connection, orders: &mut watch::Receiver<Option<Bytes>>) -> Result<Infallible, End> {
+    loop {
+        if orders.changed().await.is_err() {
+            // Another connection has taken this one's place and is about to close it.
+            return Err(connection.closed().await.into());
+        }
+        // First a stream, then the order: while there is no stream a newer order takes its place.
+        let stream = connection.open_uni().await?;
+        let order = orders.borrow_and_update().clone();
+        if let Some(order) = order {
+            frame::send(stream, order).await?;
+        }
+    }
+}

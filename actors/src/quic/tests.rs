@@ -1,0 +1,6 @@
+//! End to end on loopback, with real sockets, handshakes and files.
+
+mod fixture;
+mod flow;
+mod hostile;
+mod joining;

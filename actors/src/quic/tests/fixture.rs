@@ -1,0 +1,274 @@
+//! A coordinator, machines, a network that can be cut, and a log that can be read.
+
+use crate::quic::dial::{self, Sockets};
+use crate::quic::enrol::{NODE, enrol};
+use crate::quic::link::{Link, LinkConfig};
+use crate::quic::listener::{Inbound, Listener, ListenerConfig};
+use crate::quic::{QuicError, transport};
+use crate::trust::credential::Credential;
+use crate::trust::join::{Address, JoinString};
+use crate::trust::name::Role;
+use crate::trust::tls;
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Term};
+use phalanx_strategies::elastic::message::{Order, OrderId, Report, Stage};
+use phalanx_strategies::elastic::timing::Timing;
+use quinn::Connection;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::sync::mpsc::Receiver;
+use tokio::sync::mpsc::error::TryRecvError;
+use tracing_subscriber::fmt::MakeWriter;
+
+pub(super) const JOB: JobId = JobId(7);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
+/// How long a test waits for what must happen; it happens in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits by condition.
+pub(super) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "{what} did not happen in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs a future of the client's side.
+pub(super) fn wait<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("it takes too long") })
+}
+
+/// A coordinator.
+pub(super) struct Coordinator {
+    pub(super) listener: Listener,
+    pub(super) events: Receiver<Inbound>,
+    pub(super) dir: Arc<TempDir>,
+    config: ListenerConfig,
+}
+
+impl Coordinator {
+    pub(super) fn new() -> Coordinator {
+        Coordinator::with(|_| {})
+    }
+
+    pub(super) fn with(change: impl FnOnce(&mut ListenerConfig)) -> Coordinator {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        let mut config = ListenerConfig::new(dir.path(), JOB);
+        change(&mut config);
+        Coordinator::start(config, dir)
+    }
+
+    fn start(config: ListenerConfig, dir: Arc<TempDir>) -> Coordinator {
+        let (listener, events) = until("a free address", || match Listener::start(config.clone()) {
+            Err(QuicError::Bind { kind: ErrorKind::AddrInUse, .. }) => None,
+            started => Some(started.unwrap()),
+        });
+        Coordinator { listener, events, dir, config }
+    }
+
+    /// Ends it and starts it again from its directory, at the same address.
+    pub(super) fn restart(self) -> Coordinator {
+        let listen = self.listener.address();
+        self.listener.close();
+        Coordinator::start(ListenerConfig { listen, ..self.config }, self.dir)
+    }
+
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        vec![self.listener.address().into()]
+    }
+
+    pub(super) fn invite(&self) -> JoinString {
+        self.listener.invite(self.addresses(), HOUR, 100).unwrap()
+    }
+
+    /// The first event that is asked for; others are forgotten.
+    pub(super) fn event<T>(&mut self, what: &str, mut pick: impl FnMut(Inbound) -> Option<T>) -> T {
+        until(what, || match self.events.try_recv() {
+            Ok(event) => pick(event),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("the listener has ended"),
+        })
+    }
+
+    pub(super) fn report(&mut self) -> Report {
+        self.event("a report", |event| if let Inbound::Report(report) = event { Some(report) } else { None })
+    }
+
+    pub(super) fn connected(&mut self) -> (NodeId, Incarnation) {
+        self.event("a connection", |event| match event {
+            Inbound::Connected { node, boot, .. } => Some((node, boot)),
+            _ => None,
+        })
+    }
+
+    /// What has come in and nobody has asked for.
+    pub(super) fn drain(&mut self) -> Vec<Inbound> {
+        std::iter::from_fn(|| self.events.try_recv().ok()).collect()
+    }
+}
+
+/// A machine that may become a node.
+pub(super) struct Machine {
+    pub(super) dir: TempDir,
+}
+
+impl Machine {
+    pub(super) fn new() -> Machine {
+        Machine { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(super) fn enrol(&self, join: &JoinString) -> Result<Credential, QuicError> {
+        wait(enrol(join, self.dir.path(), &Timing::default()))
+    }
+
+    pub(super) fn kept(&self) -> Credential {
+        Credential::load(self.dir.path(), NODE).unwrap().unwrap()
+    }
+
+    pub(super) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<Order>) {
+        let config =
+            LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing: Timing::default(), n_orders_max: 4 };
+        Link::start(config, credential).unwrap()
+    }
+}
+
+pub(super) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
+    match credential.certified().name.role {
+        Role::Node { node, boot } => (node, boot),
+        other => panic!("expected a node, found {other:?}"),
+    }
+}
+
+/// A report of a node, with a number to know it by.
+pub(super) fn report(credential: &Credential, number: u64) -> Report {
+    let (node, boot) = seat(credential);
+    Report { job: JOB, node, boot, number, order: OrderId::default(), draining: false, members: Vec::new() }
+}
+
+/// An order with a generation to know it by.
+pub(super) fn order(generation: u64) -> Order {
+    let id = OrderId { term: Term(1), generation: Generation(generation), stage: Stage::Stop };
+    Order { job: JOB, id, formation: None, evict: Vec::new() }
+}
+
+pub(super) fn next_order(orders: &mut Receiver<Order>) -> Order {
+    until("an order", || orders.try_recv().ok())
+}
+
+/// A connection of a member that says what a test wants it to say.
+pub(super) async fn connect(addresses: &[Address], credential: &Credential) -> Result<Connection, QuicError> {
+    dial(addresses, tls::member(credential, tls::MEMBER).unwrap()).await
+}
+
+/// A connection with whatever TLS.
+pub(super) async fn dial(addresses: &[Address], tls: rustls::ClientConfig) -> Result<Connection, QuicError> {
+    let config = dial::client(tls, transport::member(&Timing::default()));
+    dial::dial(&Sockets::default(), addresses, &config, PATIENCE).await
+}
+
+/// Forwards datagrams to a server, unless it is cut.
+pub(super) struct Wire {
+    pub(super) address: SocketAddr,
+    cut: Arc<AtomicBool>,
+    end: Arc<AtomicBool>,
+}
+
+impl Wire {
+    pub(super) fn to(server: SocketAddr) -> Wire {
+        let front = UdpSocket::bind("127.0.0.1:0").unwrap();
+        front.set_nonblocking(true).unwrap();
+        let address = front.local_addr().unwrap();
+        let (cut, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let state = (cut.clone(), end.clone());
+        std::thread::spawn(move || forward(&front, server, &state.0, &state.1));
+        Wire { address, cut, end }
+    }
+
+    pub(super) fn cut(&self, cut: bool) {
+        self.cut.store(cut, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::SeqCst);
+    }
+}
+
+fn forward(front: &UdpSocket, server: SocketAddr, cut: &AtomicBool, end: &AtomicBool) {
+    let mut backs: BTreeMap<SocketAddr, UdpSocket> = BTreeMap::new();
+    let mut bytes = [0; 65_536];
+    while !end.load(Ordering::SeqCst) {
+        while let Ok((n, client)) = front.recv_from(&mut bytes) {
+            let back = backs.entry(client).or_insert_with(|| {
+                let back = UdpSocket::bind("127.0.0.1:0").unwrap();
+                back.set_nonblocking(true).unwrap();
+                back
+            });
+            if !cut.load(Ordering::SeqCst) {
+                let _ = back.send_to(&bytes[..n], server);
+            }
+        }
+        for (client, back) in &backs {
+            while let Ok((n, _)) = back.recv_from(&mut bytes) {
+                if !cut.load(Ordering::SeqCst) {
+                    let _ = front.send_to(&bytes[..n], client);
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The log of what is started while it is there.
+#[derive(Clone, Default)]
+pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Begins to keep the log of this thread and of those that it starts.
+    pub(super) fn start() -> (Log, tracing::subscriber::DefaultGuard) {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// The lines about refused peers.
+    pub(super) fn refusals(&self) -> Vec<String> {
+        let bytes = self.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap().lines().filter(|line| line.contains("refused")).map(str::to_owned).collect()
+    }
+
+    /// The one line about a refused peer, once it is there.
+    pub(super) fn refusal(&self) -> String {
+        let mut lines = until("a refusal in the log", || Some(self.refusals()).filter(|lines| !lines.is_empty()));
+        assert_eq!(lines.len(), 1, "{lines:#?}");
+        lines.remove(0)
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Log;
+
+    fn make_writer(&self) -> Log {
+        self.clone()
+    }
+}

@@ -1,0 +1,327 @@
+//! What is sent arrives, whatever happens to coordinators and networks.
+
+use super::fixture::{Coordinator, HOUR, JOB, Machine, Wire, next_order, order, report, seat, until, wait};
+use crate::quic::QuicError;
+use crate::quic::ask::Operator;
+use crate::quic::link::{Link, LinkState};
+use crate::quic::listener::{Inbound, Listener, NotSent, OPERATOR};
+use crate::trust::credential::Credential;
+use crate::wire::{self, Kind, Message};
+use phalanx_strategies::elastic::identity::{Generation, MemberId, NodeId, Step, Worker};
+use phalanx_strategies::elastic::message::{MemberPhase, MemberReport};
+use phalanx_strategies::elastic::timing::Timing;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant, SystemTime};
+
+#[test]
+fn handles_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync + Clone>() {}
+
+    shared::<Link>();
+    shared::<Listener>();
+}
+
+#[test]
+fn reports_and_orders_arrive() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    assert_eq!(coordinator.connected(), seat(&credential));
+
+    link.news(&report(&credential, 1)).unwrap();
+    assert_eq!(coordinator.report(), report(&credential, 1));
+    link.heartbeat(&report(&credential, 2)).unwrap();
+    assert_eq!(coordinator.report(), report(&credential, 2));
+    coordinator.listener.order(seat(&credential).0, &order(3)).unwrap();
+    assert_eq!(next_order(&mut orders), order(3));
+}
+
+//
+#[test]
+fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (link, _orders) = machine.link(coordinator.addresses(), credential.clone());
+    let (node, boot) = seat(&credential);
+    let member = |slot| MemberReport {
+        worker: Worker { member: MemberId { node, slot }, incarnation: boot },
+        hangs: false,
+        generation: Generation(1),
+        phase: MemberPhase::Running,
+        entered: Step(1),
+        promise: Default::default(),
+        holds: Vec::new(),
+        saved: None,
+    };
+    let mut long = report(&credential, 1);
+    long.members = (0..1_000).map(member).collect();
+
+    link.heartbeat(&long).unwrap();
+
+    assert!(wire::encode(&long).unwrap().len() > 1200);
+    assert_eq!(coordinator.report(), long);
+}
+
+//
+#[test]
+fn an_order_of_several_megabytes_arrives() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (_link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    coordinator.connected();
+    let mut long = order(1);
+    let worker = |slot| Worker { member: MemberId { node: NodeId(1 << 20), slot }, incarnation: seat(&credential).1 };
+    long.evict = (0..300_000).map(worker).collect();
+
+    coordinator.listener.order(seat(&credential).0, &long).unwrap();
+
+    assert!(wire::encode(&long).unwrap().len() > 4 << 20);
+    assert_eq!(next_order(&mut orders), long);
+}
+
+//
+#[test]
+fn of_orders_that_cannot_be_sent_the_newest_is() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (_link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    coordinator.connected();
+
+    // Nobody takes them up: four wait at the node, four are under way, the others replace each other.
+    let mut n_given = 0;
+    while n_given < 1_000 {
+        n_given += 1;
+        coordinator.listener.order(seat(&credential).0, &order(n_given)).unwrap();
+        std::thread::yield_now();
+    }
+    let mut taken = Vec::new();
+    until("the newest order", || {
+        taken.extend(orders.try_recv().ok().map(|order| order.id.generation.0));
+        (taken.last() == Some(&n_given)).then_some(())
+    });
+
+    assert!(taken.is_sorted(), "{taken:?}");
+    assert!(taken.len() < 1_000, "none was replaced");
+}
+
+#[test]
+fn an_order_to_a_node_that_is_not_connected_is_not_sent() {
+    let coordinator = Coordinator::new();
+
+    let outcome = coordinator.listener.order(NodeId(3), &order(1));
+
+    assert_eq!(outcome, Err(NotSent::NotConnected(NodeId(3))));
+}
+
+#[test]
+fn a_node_finds_the_restarted_coordinator_and_tells_it_all() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    link.news(&report(&credential, 1)).unwrap();
+    coordinator.report();
+
+    let mut coordinator = coordinator.restart();
+
+    assert_eq!(coordinator.connected(), seat(&credential));
+    assert_eq!(coordinator.report(), report(&credential, 1), "its latest report comes unasked");
+    coordinator.listener.order(seat(&credential).0, &order(2)).unwrap();
+    assert_eq!(next_order(&mut orders), order(2));
+}
+
+#[test]
+fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
+    let mut coordinator = Coordinator::with(|config| config.timing = Timing::derive(Duration::from_secs(30)));
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let wire = Wire::to(coordinator.listener.address());
+    let (link, _orders) = machine.link(vec![wire.address.into()], credential.clone());
+    coordinator.connected();
+
+    // It dies without a good-bye.
+    wire.cut(true);
+    let mut coordinator = coordinator.restart();
+    let since = Instant::now();
+    wire.cut(false);
+    link.heartbeat(&report(&credential, 1)).unwrap();
+    coordinator.connected();
+
+    let detection_time = Timing::default().detection_time;
+    assert!(since.elapsed() < detection_time, "{:?}: the node has waited for its own timeout", since.elapsed());
+}
+
+#[test]
+fn a_node_uses_whichever_address_answers() {
+    let mut coordinator = Coordinator::new();
+    let dead = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let since = Instant::now();
+    let addresses = vec![dead.local_addr().unwrap().into(), coordinator.listener.address().into()];
+
+    let (link, _orders) = machine.link(addresses, credential);
+    coordinator.connected();
+
+    assert!(since.elapsed() < Timing::default().detection_time, "the dead one was waited for");
+    until("a state", || (*link.state().borrow() == LinkState::Connected(coordinator.listener.address())).then_some(()));
+}
+
+#[test]
+fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let wire = Wire::to(coordinator.listener.address());
+    let (link, _orders) = machine.link(vec![wire.address.into()], credential.clone());
+    coordinator.connected();
+
+    wire.cut(true);
+    let since = Instant::now();
+    coordinator.event("the loss", |event| matches!(event, Inbound::Disconnected { .. }).then_some(()));
+    until("the loss at the node", || matches!(*link.state().borrow(), LinkState::Waiting(_)).then_some(()));
+    let noticed = since.elapsed();
+    wire.cut(false);
+
+    assert_eq!(coordinator.connected(), seat(&credential));
+    let detection_time = Timing::default().detection_time;
+    assert!(detection_time / 2 < noticed && noticed < detection_time * 2, "{noticed:?}");
+}
+
+#[test]
+fn a_node_that_says_good_bye_is_gone_at_once() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (link, _orders) = machine.link(coordinator.addresses(), credential);
+    coordinator.connected();
+
+    link.close();
+
+    let why = coordinator.event("the good-bye", |event| match event {
+        Inbound::Disconnected { why, .. } => Some(why),
+        _ => None,
+    });
+    assert!(why.contains("closed by peer"), "{why}");
+    assert_eq!(*link.state().borrow(), LinkState::Closed);
+}
+
+//
+#[test]
+fn a_later_start_of_a_node_displaces_the_earlier_one() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let first = machine.enrol(&coordinator.invite()).unwrap();
+    let (link, _orders) = machine.link(coordinator.addresses(), first.clone());
+    assert_eq!(coordinator.connected(), seat(&first));
+
+    let second = machine.enrol(&coordinator.invite()).unwrap();
+    let (_link, _orders) = machine.link(coordinator.addresses(), second.clone());
+    assert_eq!(coordinator.connected(), seat(&second));
+
+    assert!(seat(&first).1 < seat(&second).1);
+    let waiting = until("the displaced one", || match &*link.state().borrow() {
+        LinkState::Waiting(why) if why.contains("later start") => Some(why.clone()),
+        _ => None,
+    });
+    assert!(waiting.contains("the coordinator refuses"), "{waiting}");
+    assert_eq!(coordinator.listener.connected(), [seat(&second)]);
+}
+
+//
+#[test]
+fn a_certificate_is_renewed_long_before_it_expires() {
+    // Certificates begin five minutes in the past, so that two thirds of these are over after two seconds.
+    let mut coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(153));
+    let machine = Machine::new();
+    let first = machine.enrol(&coordinator.invite()).unwrap();
+    let (_link, _orders) = machine.link(coordinator.addresses(), first.clone());
+    assert_eq!(coordinator.connected(), seat(&first));
+
+    assert_eq!(coordinator.connected(), seat(&first), "it connects again, as the same start of the same node");
+    let second = machine.kept();
+    assert!(first.certified().not_after < second.certified().not_after);
+    assert_eq!(first.certified().name, second.certified().name);
+}
+
+//
+#[test]
+fn a_connection_ends_with_its_certificate() {
+    let mut coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(2));
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+
+    let reason = wait(async {
+        let connection = super::fixture::connect(&coordinator.addresses(), &credential).await.unwrap();
+        connection.closed().await
+    });
+
+    assert!(reason.to_string().contains("its certificate has expired"), "{reason}");
+    assert!(credential.certified().not_after <= SystemTime::now());
+    coordinator.event("the end", |event| matches!(event, Inbound::Disconnected { .. }).then_some(()));
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Question(String);
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Reply(Vec<u64>);
+
+impl Message for Question {
+    const KIND: Kind = Kind::Request;
+}
+
+impl Message for Reply {
+    const KIND: Kind = Kind::Answer;
+}
+
+#[test]
+fn an_operator_asks_and_is_answered() {
+    let mut coordinator = Coordinator::new();
+    let addresses = coordinator.addresses();
+    let credential = Credential::load(coordinator.dir.path(), OPERATOR).unwrap().unwrap();
+    let asking = std::thread::spawn(move || {
+        wait(async {
+            let operator = Operator::connect(&addresses, &credential, &Timing::default()).await.unwrap();
+            let answers = (
+                operator.ask(wire::encode(&Question("status".to_owned())).unwrap()).await,
+                operator.ask(wire::encode(&Question("nonsense".to_owned())).unwrap()).await,
+            );
+            operator.close().await;
+            answers
+        })
+    });
+    let mut request = || {
+        coordinator.event("a request", |event| match event {
+            Inbound::Request { frame, answer } => Some((wire::decode::<Question>(&frame).unwrap(), answer)),
+            _ => None,
+        })
+    };
+
+    let (question, answer) = request();
+    assert_eq!(question, Question("status".to_owned()));
+    answer.send(wire::encode(&Reply(vec![1, 2, 3])).unwrap()).unwrap();
+    drop(request());
+    let (status, nonsense) = asking.join().unwrap();
+
+    assert_eq!(wire::decode(&status.unwrap()), Ok(Reply(vec![1, 2, 3])));
+    assert_eq!(nonsense, Err(QuicError::Refused("it has no answer to this request".to_owned())));
+}
+
+#[test]
+fn two_jobs_live_in_one_process() {
+    let mut coordinators = [Coordinator::new(), Coordinator::with(|config| config.job.0 = JOB.0 + 1)];
+    let machine = Machine::new();
+    let join = coordinators[1].listener.invite(coordinators[1].addresses(), HOUR, 1).unwrap();
+
+    let credential = machine.enrol(&join).unwrap();
+    let (_link, _orders) = machine.link(coordinators[1].addresses(), credential.clone());
+
+    assert_eq!(coordinators[1].connected(), seat(&credential));
+    assert_eq!(credential.certified().name.job.0, JOB.0 + 1);
+    assert!(coordinators[0].drain().is_empty());
+}

@@ -1,0 +1,300 @@
+//! Peers that do what they must not: each is refused with one line, and nothing else happens.
+
+use super::fixture::{Coordinator, HOUR, Log, Machine, connect, dial, next_order, order, report, seat, until, wait};
+use crate::quic::link::Link;
+use crate::quic::listener::Inbound;
+use crate::trust::authority::{Authority, Validity};
+use crate::trust::credential::{Credential, Grant};
+use crate::trust::name::Role;
+use crate::trust::tls;
+use crate::wire::{self, Kind};
+use bytes::Bytes;
+use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
+use phalanx_strategies::elastic::message::{Order, Report};
+use quinn::ConnectionError;
+use std::net::UdpSocket;
+use std::path::Path;
+use std::time::SystemTime;
+use tokio::sync::mpsc::Receiver;
+
+/// A well-behaved node beside the hostile one: it must not notice.
+struct Witness {
+    _machine: Machine,
+    link: Link,
+    orders: Receiver<Order>,
+    credential: Credential,
+}
+
+impl Witness {
+    fn new(coordinator: &mut Coordinator) -> Witness {
+        let machine = Machine::new();
+        let credential = machine.enrol(&coordinator.invite()).unwrap();
+        let (link, orders) = machine.link(coordinator.addresses(), credential.clone());
+        assert_eq!(coordinator.connected(), seat(&credential));
+        Witness { _machine: machine, link, orders, credential }
+    }
+
+    /// It is still served.
+    fn check(&mut self, coordinator: &mut Coordinator) {
+        self.link.news(&report(&self.credential, 99)).unwrap();
+        until("the witness's report", || (coordinator.report() == report(&self.credential, 99)).then_some(()));
+        coordinator.listener.order(seat(&self.credential).0, &order(99)).unwrap();
+        assert_eq!(next_order(&mut self.orders), order(99));
+    }
+}
+
+/// A credential that the coordinator's own authority issues.
+fn issued(coordinator: &Coordinator, role: Role, validity: Validity) -> Credential {
+    let authority = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
+    authority.credential(role, validity).unwrap()
+}
+
+fn valid() -> Validity {
+    Validity::starting(SystemTime::now(), HOUR)
+}
+
+const INTRUDER: Role = Role::Node { node: NodeId(77), boot: Incarnation(1) };
+
+/// Connects, does something, and returns why the coordinator closed the connection.
+fn provoke(
+    coordinator: &Coordinator,
+    credential: &Credential,
+    act: impl AsyncFnOnce(&quinn::Connection),
+) -> ConnectionError {
+    wait(async {
+        let connection = connect(&coordinator.addresses(), credential).await.unwrap();
+        act(&connection).await;
+        connection.closed().await
+    })
+}
+
+async fn send(connection: &quinn::Connection, bytes: &[u8]) {
+    let mut stream = connection.open_uni().await.unwrap();
+    // The coordinator may stop reading before the end.
+    let _ = stream.write_all(bytes).await;
+    let _ = stream.finish();
+}
+
+/// What a node sends.
+type Frame = fn(&Credential) -> Vec<u8>;
+
+fn changed(node: &Credential, change: impl FnOnce(&mut Report)) -> Vec<u8> {
+    let mut report = report(node, 1);
+    change(&mut report);
+    wire::encode(&report).unwrap()
+}
+
+//
+#[test]
+fn what_breaks_the_protocol_ends_its_connection_with_one_line_and_nothing_else() {
+    let cases: [(&str, Frame, &str); 9] = [
+        ("garbage", |_| b"garbage".to_vec(), "begins with"),
+        ("nothing", |_| Vec::new(), "less than an envelope"),
+        ("oversized", |_| vec![b'p'; (1 << 20) + 1], "of at most 1048576 bytes, found more"),
+        ("truncated", |node| changed(node, |_| {})[..8].to_vec(), "malformed"),
+        ("trailing", |node| [changed(node, |_| {}), vec![0]].concat(), "bytes after it"),
+        ("of another node", |node| changed(node, |report| report.node = NodeId(0)), "its certificate is for"),
+        ("of another boot", |node| changed(node, |report| report.boot = Incarnation(2)), "its certificate is for"),
+        ("of another job", |node| changed(node, |report| report.job = JobId(8)), "its certificate is for"),
+        ("an order", |_| wire::encode(&order(1)).unwrap(), "expected a report (kind 1), found kind 2"),
+    ];
+    for (case, frame, why) in cases {
+        let (log, _guard) = Log::start();
+        let mut coordinator = Coordinator::new();
+        let mut witness = Witness::new(&mut coordinator);
+        let credential = issued(&coordinator, INTRUDER, valid());
+        let frame = frame(&credential);
+
+        let reason = provoke(&coordinator, &credential, async |connection| send(connection, &frame).await);
+
+        assert!(reason.to_string().contains(why), "{case}: {reason}");
+        assert!(log.refusal().contains(why), "{case}");
+        let reports = coordinator.drain().into_iter().any(|e| matches!(e, Inbound::Report(_)));
+        assert!(!reports, "{case} was taken for a report");
+        witness.check(&mut coordinator);
+    }
+}
+
+//
+#[test]
+fn a_datagram_that_is_no_report_ends_its_connection_with_one_line() {
+    let (log, _guard) = Log::start();
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let credential = issued(&coordinator, INTRUDER, valid());
+
+    let reason = provoke(&coordinator, &credential, async |connection| {
+        connection.send_datagram(Bytes::from_static(b"garbage")).unwrap();
+    });
+
+    assert!(reason.to_string().contains("begins with"), "{reason}");
+    log.refusal();
+    witness.check(&mut coordinator);
+}
+
+//
+#[test]
+fn a_node_that_asks_what_operators_ask_is_refused_with_one_line() {
+    let (log, _guard) = Log::start();
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let credential = issued(&coordinator, INTRUDER, valid());
+    let request = [b"px".as_slice(), &[wire::VERSION, Kind::Request as u8], b"stop"].concat();
+
+    let reason = provoke(&coordinator, &credential, async |connection| {
+        let (mut tx, _rx) = connection.open_bi().await.unwrap();
+        tx.write_all(&request).await.unwrap();
+        tx.finish().unwrap();
+        connection.closed().await;
+    });
+
+    assert!(reason.to_string().contains("expected a renewal (kind 5), found kind 6"), "{reason}");
+    assert!(log.refusal().contains("node 77"));
+    let requests = coordinator.drain().into_iter().any(|e| matches!(e, Inbound::Request { .. }));
+    assert!(!requests);
+    witness.check(&mut coordinator);
+}
+
+//
+#[test]
+fn an_operator_cannot_report() {
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let credential = issued(&coordinator, Role::Operator, valid());
+    let frame = wire::encode(&report(&issued(&coordinator, INTRUDER, valid()), 1)).unwrap();
+
+    wait(async {
+        let connection = connect(&coordinator.addresses(), &credential).await.unwrap();
+        send(&connection, &frame).await;
+        connection.send_datagram(frame.into()).unwrap();
+        // It is served as an operator, and after that nothing else has come of it.
+        let (mut tx, mut rx) = connection.open_bi().await.unwrap();
+        tx.write_all(b"garbage").await.unwrap();
+        tx.finish().unwrap();
+        assert!(rx.read_to_end(10).await.is_err());
+    });
+
+    let reports = coordinator.drain().into_iter().any(|e| matches!(e, Inbound::Report(_)));
+    assert!(!reports);
+    witness.check(&mut coordinator);
+}
+
+/// Tries to connect; returns why it did not work.
+fn refused(coordinator: &Coordinator, credential: &Credential) -> String {
+    wait(connect(&coordinator.addresses(), credential)).unwrap_err().to_string()
+}
+
+/// A credential of another authority whose holder trusts this one, so that it is the coordinator that refuses.
+fn foreign(coordinator: &Coordinator, dir: &Path) -> Credential {
+    let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
+    let leaf = Authority::open(dir, super::fixture::JOB).unwrap().credential(INTRUDER, valid()).unwrap();
+    let grant = Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec() };
+    leaf.renewed(grant).unwrap()
+}
+
+//
+#[test]
+fn a_foreign_certificate_is_refused_with_one_line() {
+    let (log, _guard) = Log::start();
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let elsewhere = tempfile::tempdir().unwrap();
+
+    let why = refused(&coordinator, &foreign(&coordinator, elsewhere.path()));
+
+    assert!(why.contains("invalid peer certificate"), "{why}");
+    log.refusal();
+    witness.check(&mut coordinator);
+}
+
+#[test]
+fn an_expired_certificate_is_refused_with_one_line() {
+    let (log, _guard) = Log::start();
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let validity = Validity::starting(SystemTime::now() - 2 * HOUR, HOUR);
+
+    let why = refused(&coordinator, &issued(&coordinator, INTRUDER, validity));
+
+    assert!(why.contains("certificate expired"), "{why}");
+    assert!(log.refusal().contains("xpired"));
+    witness.check(&mut coordinator);
+}
+
+//
+#[test]
+fn a_certificate_of_another_job_is_refused_although_the_authority_is_the_same() {
+    let (log, _guard) = Log::start();
+    let coordinator = Coordinator::new();
+    let other = Authority::open(coordinator.dir.path(), JobId(8)).unwrap();
+    let leaf = other.credential(INTRUDER, valid()).unwrap();
+    let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
+    let grant = Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec() };
+
+    refused_later(&coordinator, &leaf.renewed(grant).unwrap());
+
+    log.refusal();
+}
+
+/// Is refused in the handshake, or after it.
+fn refused_later(coordinator: &Coordinator, credential: &Credential) {
+    wait(async {
+        if let Ok(connection) = connect(&coordinator.addresses(), credential).await {
+            connection.closed().await;
+        }
+    });
+}
+
+//
+#[test]
+fn a_flood_of_strangers_is_refused_and_members_are_served() {
+    let (log, _guard) = Log::start();
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let mut tls = tls::stranger(coordinator.listener.fingerprint()).unwrap();
+    tls.alpn_protocols = vec![tls::MEMBER.to_vec()];
+
+    wait(async {
+        let attempts: Vec<_> = (0..300)
+            .map(|_| {
+                let (addresses, tls) = (coordinator.addresses(), tls.clone());
+                tokio::spawn(async move {
+                    if let Ok(connection) = dial(&addresses, tls).await {
+                        connection.closed().await;
+                    }
+                })
+            })
+            .collect();
+        for attempt in attempts {
+            attempt.await.unwrap();
+        }
+    });
+
+    let lines = log.refusals();
+    assert!((1..=100).contains(&lines.len()), "{} lines", lines.len());
+    assert!(lines[0].contains("it shows no certificate; without one it can only join"), "{}", lines[0]);
+    assert!(coordinator.drain().is_empty());
+    witness.check(&mut coordinator);
+}
+
+#[test]
+fn datagrams_that_are_not_quic_are_ignored() {
+    let mut coordinator = Coordinator::new();
+    let mut witness = Witness::new(&mut coordinator);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+
+    for n in 0..5_000_usize {
+        let bytes: Vec<u8> = (0..n % 1_400)
+            .map(|_| {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                seed as u8
+            })
+            .collect();
+        socket.send_to(&bytes, coordinator.listener.address()).unwrap();
+    }
+
+    witness.check(&mut coordinator);
+}

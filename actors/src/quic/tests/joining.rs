@@ -1,0 +1,174 @@
+//! How machines become nodes, and who does not.
+
+use super::fixture::{Coordinator, HOUR, Log, Machine, dial, seat, wait};
+use crate::quic::QuicError;
+use crate::quic::enrol::{self, Join};
+use crate::trust::Fingerprint;
+use crate::trust::join::JoinString;
+use crate::trust::register::Application;
+use crate::trust::tls;
+use crate::trust::token::{Proof, Token};
+use phalanx_strategies::elastic::identity::NodeId;
+use std::time::Duration;
+
+#[test]
+fn each_machine_is_another_node_and_keeps_its_id_when_it_starts_again() {
+    let coordinator = Coordinator::new();
+    let join = coordinator.invite();
+    let (one, other) = (Machine::new(), Machine::new());
+
+    let seats = [&one, &other, &one].map(|machine| seat(&machine.enrol(&join).unwrap()));
+
+    assert_eq!(seats.map(|(node, _)| node), [NodeId(0), NodeId(1), NodeId(0)]);
+    assert!(seats[0].1 < seats[2].1, "a start is another boot");
+}
+
+#[test]
+fn a_node_starts_again_with_its_certificate_when_the_token_is_gone() {
+    let coordinator = Coordinator::new();
+    let join = coordinator.invite();
+    let machine = Machine::new();
+    let first = seat(&machine.enrol(&join).unwrap());
+    coordinator.listener.revoke(join.token.id).unwrap();
+
+    let second = seat(&machine.enrol(&join).unwrap());
+
+    assert_eq!(first.0, second.0);
+    assert!(first.1 < second.1);
+}
+
+#[test]
+fn a_join_string_is_good_after_the_coordinator_restarts() {
+    let coordinator = Coordinator::new();
+    let join = coordinator.invite();
+
+    let _coordinator = coordinator.restart();
+
+    assert!(Machine::new().enrol(&join).is_ok());
+}
+
+#[test]
+fn a_wrong_token_is_refused_with_one_line() {
+    let (log, _guard) = Log::start();
+    let mut coordinator = Coordinator::new();
+    let secret = Token::new().unwrap().secret;
+    let join = coordinator.invite();
+    let wrong = JoinString { token: Token { secret, ..join.token }, ..join };
+
+    let outcome = Machine::new().enrol(&wrong);
+
+    assert_eq!(outcome.unwrap_err(), QuicError::Refused("the token is unknown or wrong".to_owned()));
+    let line = log.refusal();
+    assert!(line.contains(&format!("the proof for token {} is wrong", wrong.token.id)), "{line}");
+    assert!(coordinator.drain().is_empty());
+}
+
+#[test]
+fn an_expired_token_is_refused_with_one_line() {
+    let (log, _guard) = Log::start();
+    let coordinator = Coordinator::new();
+    let join = coordinator.listener.invite(coordinator.addresses(), Duration::ZERO, 1).unwrap();
+
+    let err = Machine::new().enrol(&join).unwrap_err();
+
+    assert!(err.to_string().contains("has expired"), "{err}");
+    assert!(log.refusal().contains("has expired"));
+}
+
+#[test]
+fn a_token_that_is_used_up_is_refused() {
+    let coordinator = Coordinator::new();
+    let join = coordinator.listener.invite(coordinator.addresses(), HOUR, 1).unwrap();
+    Machine::new().enrol(&join).unwrap();
+
+    let err = Machine::new().enrol(&join).unwrap_err();
+
+    assert!(err.to_string().contains("has been used as often as it may"), "{err}");
+}
+
+//
+#[test]
+fn a_coordinator_of_another_authority_is_told_nothing() {
+    let (log, _guard) = Log::start();
+    let coordinator = Coordinator::new();
+    let join = JoinString { authority: Fingerprint([7; 32]), ..coordinator.invite() };
+
+    let err = Machine::new().enrol(&join).unwrap_err();
+
+    assert!(matches!(&err, QuicError::Unreachable { why, .. } if why.contains("UnknownIssuer")), "{err}");
+    assert!(log.refusal().contains("error 48"), "the alert unknown_ca is all that it learns");
+}
+
+//
+#[test]
+fn a_join_that_is_repeated_on_another_connection_is_refused_with_one_line() {
+    let (log, _guard) = Log::start();
+    let coordinator = Coordinator::new();
+    let join = coordinator.invite();
+    let tls = || tls::stranger(coordinator.listener.fingerprint()).unwrap();
+    let machine = Machine::new();
+    let applicant = crate::trust::credential::Applicant::open(machine.dir.path(), "node").unwrap();
+    let signing_request = applicant.signing_request().unwrap();
+
+    let outcomes = wait(async {
+        let first = dial(&join.addresses, tls()).await.unwrap();
+        let proof = Proof::new(&join.token.secret, &enrol::channel(&first), &signing_request);
+        let overheard = Join::WithToken(Application { token: join.token.id, proof, signing_request });
+        let second = dial(&join.addresses, tls()).await.unwrap();
+        let replayed = enrol::ask(&second, &overheard).await.map_err(enrol::refusal);
+        let original = enrol::ask(&first, &overheard).await.map_err(enrol::refusal);
+        (replayed, original)
+    });
+
+    assert_eq!(outcomes.0, Err(QuicError::Refused("the token is unknown or wrong".to_owned())));
+    assert!(outcomes.1.is_ok(), "where it belongs it is good: {:?}", outcomes.1);
+    assert!(log.refusal().contains("the proof for token"));
+}
+
+//
+#[test]
+fn a_join_that_is_repeated_on_its_own_connection_is_not_answered() {
+    let coordinator = Coordinator::new();
+    let join = coordinator.invite();
+    let tls = || tls::stranger(coordinator.listener.fingerprint()).unwrap();
+    let machine = Machine::new();
+    let applicant = crate::trust::credential::Applicant::open(machine.dir.path(), "node").unwrap();
+    let signing_request = applicant.signing_request().unwrap();
+
+    let again = wait(async {
+        let connection = dial(&join.addresses, tls()).await.unwrap();
+        let proof = Proof::new(&join.token.secret, &enrol::channel(&connection), &signing_request);
+        let join = Join::WithToken(Application { token: join.token.id, proof, signing_request });
+        enrol::ask(&connection, &join).await.unwrap();
+        tokio::time::timeout(Duration::from_millis(300), enrol::ask(&connection, &join)).await
+    });
+
+    assert!(!matches!(again, Ok(Ok(_))), "{again:?}");
+    let next = seat(&machine.enrol(&coordinator.invite()).unwrap());
+    assert_eq!(next.0, NodeId(0));
+}
+
+//
+#[test]
+fn a_stranger_cannot_start_again() {
+    let (log, _guard) = Log::start();
+    let coordinator = Coordinator::new();
+    let tls = || tls::stranger(coordinator.listener.fingerprint()).unwrap();
+
+    let outcome = wait(async {
+        let connection = dial(&coordinator.addresses(), tls()).await.unwrap();
+        enrol::ask(&connection, &Join::Again).await.map_err(enrol::refusal)
+    });
+
+    assert_eq!(outcome, Err(QuicError::Refused("it wants to start again without a certificate".to_owned())));
+    log.refusal();
+}
+
+// W-1
+#[test]
+fn damaged_joins_do_no_harm() {
+    let proof = Proof::new(&Token::new().unwrap().secret, &[1; 32], b"request");
+    let application = Application { token: Token::new().unwrap().id, proof, signing_request: vec![0x30; 40] };
+
+    crate::fuzz::damage(&[Join::WithToken(application), Join::Again], 100_000);
+}

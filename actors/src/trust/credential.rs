@@ -1,0 +1,228 @@
+//! A certificate with its private key and the authority that it is of: all that a member needs to show itself and to
+//! know the others.
+
+use super::authority::{new_key, read_key};
+use super::name::Certified;
+use super::{TrustError, file};
+use crate::wire::{self, Kind, Message};
+use rcgen::{CertificateParams, KeyPair, PublicKeyData};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What a coordinator gives to a node, and what is in the file beside the key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// The node's certificate.
+    pub certificate: Vec<u8>,
+    /// The authority's.
+    pub authority: Vec<u8>,
+}
+
+impl Message for Grant {
+    const KIND: Kind = Kind::Grant;
+}
+
+/// See the [module](self).
+#[derive(Clone)]
+pub struct Credential {
+    key: Vec<u8>,
+    certificate: CertificateDer<'static>,
+    authority: CertificateDer<'static>,
+    certified: Certified,
+}
+
+impl Credential {
+    /// Puts one together.
+    ///
+    /// # Errors
+    /// When the certificate is not of this key, or names nobody.
+    pub fn new(
+        key: Vec<u8>,
+        certificate: CertificateDer<'static>,
+        authority: CertificateDer<'static>,
+    ) -> Result<Credential, TrustError> {
+        let certified = Certified::read(&certificate)?;
+        if read_key(&key)?.subject_public_key_info() != certified.public_key {
+            return Err(TrustError::malformed("a certificate of this key", "it is of another one"));
+        }
+        Ok(Credential { key, certificate, authority, certified })
+    }
+
+    /// What its certificate says.
+    pub fn certified(&self) -> &Certified {
+        &self.certified
+    }
+
+    /// Its certificate.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// The authority's certificate.
+    pub fn authority(&self) -> &CertificateDer<'static> {
+        &self.authority
+    }
+
+    /// The same key with a newer certificate.
+    ///
+    /// # Errors
+    /// When the certificate is not of this key, or names nobody.
+    pub fn renewed(&self, grant: Grant) -> Result<Credential, TrustError> {
+        Credential::new(self.key.clone(), grant.certificate.into(), grant.authority.into())
+    }
+
+    /// What is shown in a handshake.
+    pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
+        vec![self.certificate.clone(), self.authority.clone()]
+    }
+
+    pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.key.clone()).into()
+    }
+
+    /// Keeps it in two files of a directory, `NAME.key` and `NAME.grant`.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn save(&self, dir: &Path, name: &str) -> Result<(), TrustError> {
+        file::create_dir(dir)?;
+        let [key, grant] = paths(dir, name);
+        let bytes = wire::encode(&Grant { certificate: self.certificate.to_vec(), authority: self.authority.to_vec() })
+            .map_err(|err| TrustError::malformed("a certificate", err))?;
+        file::write(&key, &self.key)?;
+        file::write(&grant, &bytes)
+    }
+
+    /// What [`Credential::save`] has kept; none if there is none.
+    ///
+    /// # Errors
+    /// When others may read it (`A-5`), or it is damaged.
+    pub fn load(dir: &Path, name: &str) -> Result<Option<Credential>, TrustError> {
+        let [key, grant] = paths(dir, name);
+        let (Some(key), Some(bytes)) = (file::read(&key)?, file::read(&grant)?) else { return Ok(None) };
+        let damaged = |why: String| TrustError::Damaged { path: grant.clone(), why };
+        let grant: Grant = wire::decode(&bytes).map_err(|err| damaged(err.to_string()))?;
+        let credential = Credential::new(key, grant.certificate.into(), grant.authority.into());
+        credential.map(Some).map_err(|err| damaged(err.to_string()))
+    }
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential").field("name", &self.certified.name).finish_non_exhaustive()
+    }
+}
+
+/// A key that has no certificate yet. It is what a node is known by, so it outlives all its certificates.
+pub struct Applicant {
+    key: KeyPair,
+}
+
+impl Applicant {
+    /// The key in `NAME.key` of a directory; it is made and kept if there is none, so that a crash in the middle of a
+    /// join does not make another node of the same machine.
+    ///
+    /// # Errors
+    /// When others may read it (`A-5`), or it is damaged.
+    pub fn open(dir: &Path, name: &str) -> Result<Applicant, TrustError> {
+        file::create_dir(dir)?;
+        let [path, _] = paths(dir, name);
+        let key = match file::read(&path)? {
+            Some(der) => read_key(&der).map_err(|err| TrustError::Damaged { path, why: err.to_string() })?,
+            None => {
+                let key = new_key()?;
+                file::write(&path, key.serialized_der())?;
+                key
+            }
+        };
+        Ok(Applicant { key })
+    }
+
+    /// A request that shows that the private key is here; it asks for nothing else (`A-3`).
+    ///
+    /// # Errors
+    /// When there are no random numbers.
+    pub fn signing_request(&self) -> Result<Vec<u8>, TrustError> {
+        let request = CertificateParams::default().serialize_request(&self.key).map_err(|_| TrustError::NoEntropy)?;
+        Ok(request.der().to_vec())
+    }
+
+    /// The credential that a grant makes of it.
+    ///
+    /// # Errors
+    /// When the certificate is not of this key, or names nobody.
+    pub fn granted(&self, grant: Grant) -> Result<Credential, TrustError> {
+        Credential::new(self.key.serialized_der().to_vec(), grant.certificate.into(), grant.authority.into())
+    }
+}
+
+fn paths(dir: &Path, name: &str) -> [PathBuf; 2] {
+    [dir.join(format!("{name}.key")), dir.join(format!("{name}.grant"))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::authority::{Authority, Validity};
+    use crate::trust::name::Role;
+    use phalanx_strategies::elastic::identity::JobId;
+    use std::time::SystemTime;
+
+    fn operator(dir: &Path) -> Credential {
+        let authority = Authority::open(dir, JobId(7)).unwrap();
+        let validity = Validity::starting(SystemTime::now(), Validity::LIFETIME);
+        authority.credential(Role::Operator, validity).unwrap()
+    }
+
+    #[test]
+    fn a_credential_is_the_same_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let credential = operator(dir.path());
+
+        credential.save(dir.path(), "operator").unwrap();
+        let loaded = Credential::load(dir.path(), "operator").unwrap().unwrap();
+
+        assert_eq!(loaded.certified(), credential.certified());
+        assert_eq!(loaded.key, credential.key);
+    }
+
+    #[test]
+    fn a_certificate_of_another_key_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (operator(dir.path()), operator(dir.path()));
+
+        let err = Credential::new(one.key, other.certificate, other.authority).unwrap_err();
+
+        assert_eq!(err.to_string(), "expected a certificate of this key, but it is of another one");
+    }
+
+    #[test]
+    fn an_applicant_keeps_its_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = |applicant: &Applicant| applicant.key.subject_public_key_info();
+
+        let first = Applicant::open(dir.path(), "node").unwrap();
+        let second = Applicant::open(dir.path(), "node").unwrap();
+
+        assert_eq!(key(&first), key(&second));
+    }
+
+    #[test]
+    fn a_credential_does_not_print_its_key() {
+        let dir = tempfile::tempdir().unwrap();
+
+        let printed = format!("{:?}", operator(dir.path()));
+
+        assert_eq!(printed, "Credential { name: Name { job: JobId(7), role: Operator }, .. }");
+    }
+
+    // W-1
+    #[test]
+    fn damaged_grants_do_no_harm() {
+        let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60] };
+
+        crate::fuzz::damage(&[grant], 100_000);
+    }
+}

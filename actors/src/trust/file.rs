@@ -1,0 +1,116 @@
+//! Files that only their owner may read, and that are there completely or not at all.
+
+use super::TrustError;
+use std::fs::{DirBuilder, File, OpenOptions, rename};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// No secret and no register is longer.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Makes a directory, and those above it, for their owner only; existing ones are left as they are.
+///
+/// # Errors
+/// When the system refuses.
+pub fn create_dir(path: &Path) -> Result<(), TrustError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("create", path))
+}
+
+/// Replaces a file in one step, durably. A crash leaves the old one or the new one.
+///
+/// # Errors
+/// When the system refuses; the old file is still there.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrustError> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    // What a crash has left there may have other permissions, which opening would keep.
+    match std::fs::remove_file(&new) {
+        Err(err) if err.kind() != ErrorKind::NotFound => return Err(failed("remove", &new)(err)),
+        _ => {}
+    }
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(failed("create", &new))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed("write", &new))?;
+    rename(&new, path).map_err(failed("replace", path))?;
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+}
+
+/// Reads a file that [`write()`] has written; none if there is none.
+///
+/// # Errors
+/// When others may read it (`A-5`), when it is absurdly long, or when the system refuses.
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>, TrustError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(err) if err.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(err) => return Err(failed("open", path)(err)),
+    };
+    let metadata = file.metadata().map_err(failed("inspect", path))?;
+    let mode = metadata.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(TrustError::Exposed { path: path.to_path_buf(), mode });
+    }
+    if metadata.len() > BYTES_MAX {
+        let why = format!("expected at most {BYTES_MAX} bytes, found {}", metadata.len());
+        return Err(TrustError::Damaged { path: path.to_path_buf(), why });
+    }
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX).read_to_end(&mut bytes).map_err(failed("read", path))?;
+    Ok(Some(bytes))
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> TrustError {
+    move |err| TrustError::File { action, path: path.to_path_buf(), kind: err.kind() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_is_written_is_for_its_owner_and_replaces_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+
+        write(&path, b"one").unwrap();
+        write(&path, b"two").unwrap();
+
+        assert_eq!(read(&path).unwrap().unwrap(), b"two");
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1, "nothing else is left");
+    }
+
+    //
+    #[test]
+    fn a_secret_that_the_group_may_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        write(&path, b"one").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+
+        let err = read(&path).unwrap_err();
+
+        assert_eq!(err, TrustError::Exposed { path, mode: 0o640 });
+    }
+
+    #[test]
+    fn what_a_crash_has_left_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("secret.new"), b"half").unwrap();
+
+        write(&dir.path().join("secret"), b"whole").unwrap();
+
+        assert_eq!(read(&dir.path().join("secret")).unwrap().unwrap(), b"whole");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+
+        assert_eq!(read(&dir.path().join("secret")), Ok(None));
+    }
+}

@@ -1,0 +1,141 @@
+//! TLS 1.3 for both sides. Mutual, except for a machine that joins: it has no certificate yet.
+
+use super::authority::{Authority, COORDINATOR};
+use super::credential::Credential;
+use super::{Fingerprint, TrustError, name};
+use crate::wire;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use std::sync::Arc;
+
+/// What a member of the job asks for (ALPN); ends with the version of the protocol.
+pub const MEMBER: &[u8] = b"phalanx/1";
+/// What a machine asks for that wants to become one.
+pub const JOIN: &[u8] = b"phalanx-join/1";
+const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
+
+/// The name under which a coordinator is asked for.
+pub const SERVER_NAME: &str = COORDINATOR;
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn roots(authority: &CertificateDer<'static>) -> Result<Arc<RootCertStore>, TrustError> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone()).map_err(|err| TrustError::malformed("an authority", err))?;
+    Ok(Arc::new(roots))
+}
+
+/// Of a coordinator. Certificates of clients are verified if they show any; who shows none may only join, which the
+/// listener checks.
+///
+/// # Errors
+/// When the credential is not of the authority.
+pub fn coordinator(authority: &Authority, credential: &Credential) -> Result<ServerConfig, TrustError> {
+    let malformed = |err: rustls::Error| TrustError::malformed("a coordinator's credential", err);
+    let clients = WebPkiClientVerifier::builder_with_provider(roots(authority.certificate())?, provider())
+        .allow_unauthenticated()
+        .build()
+        .map_err(|err| TrustError::malformed("an authority", err))?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(malformed)?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(credential.chain(), credential.private_key())
+        .map_err(malformed)?;
+    config.alpn_protocols = vec![MEMBER.to_vec(), JOIN.to_vec()];
+    // A resumed session would outlive the certificate that it began with.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// Of a member that has a credential. With it a node also joins again ([`JOIN`]) to start anew.
+///
+/// # Errors
+/// When the credential is damaged.
+pub fn member(credential: &Credential, alpn: &[u8]) -> Result<ClientConfig, TrustError> {
+    let malformed = |err: rustls::Error| TrustError::malformed("a credential", err);
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(malformed)?
+        .with_root_certificates(roots(credential.authority())?)
+        .with_client_auth_cert(credential.chain(), credential.private_key())
+        .map_err(malformed)?;
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Of a machine that knows of the job its join string only (`A-2`).
+///
+/// # Errors
+/// Never with the provider that we use.
+pub fn stranger(authority: Fingerprint) -> Result<ClientConfig, TrustError> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|err| TrustError::malformed("a TLS configuration", err))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Pinned { authority, provider: provider() }))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![JOIN.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Accepts a server whose certificate is for a coordinator and of the authority with this key.
+#[derive(Debug)]
+struct Pinned {
+    authority: Fingerprint,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let of_ours = |certificate: &&CertificateDer<'_>| name::public_key(certificate) == Ok(self.authority);
+        let authority = intermediates.iter().find(of_ours).ok_or(unknown.clone())?.clone().into_owned();
+        let roots = roots(&authority).map_err(|_| unknown.clone())?;
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone()).build().map_err(|_| unknown)?;
+        verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

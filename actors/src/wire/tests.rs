@@ -1,0 +1,294 @@
+use super::*;
+use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, OrderId, Stage};
+use phalanx_strategies::elastic::recovery::{Source, Transfer};
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
+use phalanx_strategies::mesh::Mesh;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+fn worker() -> impl Strategy<Value = Worker> {
+    (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(node, slot, incarnation)| Worker {
+        member: MemberId { node: NodeId(node), slot },
+        incarnation: Incarnation(incarnation),
+    })
+}
+
+fn shard() -> impl Strategy<Value = Shard> {
+    (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(stage, tensor, part, n_parts)| Shard {
+        stage,
+        tensor,
+        part,
+        n_parts,
+    })
+}
+
+fn version() -> impl Strategy<Value = Version> {
+    (any::<u64>(), any::<u64>()).prop_map(|(l, s)| Version { lineage: Generation(l), step: Step(s) })
+}
+
+fn checkpoint() -> impl Strategy<Value = Checkpoint> {
+    (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Checkpoint { generation: Generation(g), step: Step(s) })
+}
+
+fn source() -> impl Strategy<Value = Source> {
+    prop_oneof![
+        worker().prop_map(Source::Replica),
+        worker().prop_map(Source::Shadow),
+        (worker(), shard()).prop_map(|(worker, shard)| Source::Survivor(worker, shard)),
+        checkpoint().prop_map(Source::Disk),
+    ]
+}
+
+fn promise() -> impl Strategy<Value = Promise> {
+    let vote = (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Vote { generation: Generation(g), step: Step(s) });
+    (any::<u64>(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| Promise {
+        entered: Generation(entered),
+        applied,
+        voted,
+    })
+}
+
+fn order_id() -> impl Strategy<Value = OrderId> {
+    let stage = prop_oneof![Just(Stage::Stop), Just(Stage::Form), Just(Stage::Run)];
+    (any::<u64>(), any::<u64>(), stage).prop_map(|(term, generation, stage)| OrderId {
+        term: Term(term),
+        generation: Generation(generation),
+        stage,
+    })
+}
+
+fn member() -> impl Strategy<Value = MemberReport> {
+    use MemberPhase::{Healing, Ready, Running, Stopped};
+    let phase = prop_oneof![Just(Stopped), Just(Healing), Just(Ready), Just(Running)];
+    let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
+    let counters = (any::<bool>(), any::<u64>(), any::<u64>());
+    (worker(), counters, phase, promise(), vec(shard(), 0..4), option::of(part)).prop_map(
+        |(worker, (hangs, generation, entered), phase, promise, holds, saved)| MemberReport {
+            worker,
+            hangs,
+            generation: Generation(generation),
+            phase,
+            entered: Step(entered),
+            promise,
+            holds,
+            saved,
+        },
+    )
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let counters = (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<bool>());
+    (counters, order_id(), vec(member(), 0..5)).prop_map(|((job, node, boot, number, draining), order, members)| {
+        Report { job: JobId(job), node: NodeId(node), boot: Incarnation(boot), number, order, draining, members }
+    })
+}
+
+fn formation() -> impl Strategy<Value = Formation> {
+    let mesh = (1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize)
+        .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp });
+    let transfer = (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
+    let plan = (vec(worker(), 0..5), vec(vec(shard(), 0..3), 0..5), vec(vec(transfer, 0..3), 0..5));
+    (any::<u64>(), mesh, version(), any::<u64>(), plan).prop_map(
+        |(generation, mesh, base, voted_in, (seats, holds, transfers))| Formation {
+            generation: Generation(generation),
+            mesh,
+            seats,
+            base,
+            voted_in: Generation(voted_in),
+            holds,
+            transfers,
+        },
+    )
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4)).prop_map(|(job, id, formation, evict)| {
+        Order { job: JobId(job), id, formation: formation.map(Arc::new), evict }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_report_arrives_as_it_was_sent(report in report()) {
+        prop_assert_eq!(decode(&encode(&report).unwrap()), Ok(report));
+    }
+
+    #[test]
+    fn an_order_arrives_as_it_was_sent(order in order()) {
+        prop_assert_eq!(decode(&encode(&order).unwrap()), Ok(order));
+    }
+
+    // W-2
+    #[test]
+    fn no_part_of_a_frame_is_a_frame(report in report(), cut in any::<prop::sample::Index>()) {
+        let frame = encode(&report).unwrap();
+
+        prop_assert!(decode::<Report>(&frame[..cut.index(frame.len())]).is_err());
+    }
+
+    // W-1
+    #[test]
+    fn garbage_is_an_error(bytes in vec(any::<u8>(), 0..200)) {
+        let mut frame = vec![MAGIC[0], MAGIC[1], VERSION, Kind::Order as u8];
+        frame.extend(bytes.iter());
+
+        let _ = decode::<Order>(&frame);
+        prop_assert!(decode::<Report>(&bytes).is_err());
+    }
+}
+
+fn small_report() -> Report {
+    Report {
+        job: JobId(7),
+        node: NodeId(300),
+        boot: Incarnation(70_000),
+        number: 5,
+        order: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Run },
+        draining: true,
+        members: vec![],
+    }
+}
+
+// W-3
+#[test]
+fn the_bytes_of_version_one_are_these() {
+    let frame = encode(&small_report()).unwrap();
+
+    let expected = [
+        b'p', b'x', 1, 1, // envelope: version 1, kind 1
+        7, // job
+        251, 44, 1, // node 300: marker of two bytes, little endian
+        252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
+        5, // number
+        1, 2, 2, // order: term, generation, stage
+        1, // draining
+        0, // no members
+    ];
+    assert_eq!(frame, expected);
+}
+
+// W-2
+#[test]
+fn each_defect_is_named() {
+    let frame = encode(&small_report()).unwrap();
+    let changed = |at: usize, to: u8| {
+        let mut frame = frame.clone();
+        frame[at] = to;
+        decode::<Report>(&frame).unwrap_err().to_string()
+    };
+
+    assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
+    assert_eq!(changed(2, 2), "expected a report of protocol version 1, found version 2");
+    assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
+    let longer = [frame.as_slice(), &[0]].concat();
+    assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
+    assert_eq!(
+        decode::<Report>(&frame[..3]).unwrap_err().to_string(),
+        "expected a report, found 3 bytes, which is less than an envelope"
+    );
+    let oversized = vec![0; (1 << 20) + 1];
+    assert_eq!(
+        decode::<Report>(&oversized).unwrap_err().to_string(),
+        "expected a report of at most 1048576 bytes, found 1048577"
+    );
+}
+
+// W-1
+#[test]
+fn a_length_that_lies_is_refused_before_memory_is_taken() {
+    let mut frame = encode(&small_report()).unwrap();
+    frame.pop();
+    frame.push(253);
+    frame.extend(u64::MAX.to_le_bytes());
+
+    assert!(matches!(decode::<Report>(&frame), Err(WireError::Malformed { .. })));
+}
+
+// W-1
+#[test]
+fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
+    // One byte of input is 24 bytes of memory here, which is why the limit counts decoded bytes.
+    let order =
+        Order { job: JobId(1), id: OrderId::default(), formation: Some(Arc::new(world(0, 0))), evict: Vec::new() };
+    let frame = encode(&order).unwrap();
+    // The last three bytes are no holds, no transfers, no evictions.
+    let mut hostile = frame[..frame.len() - 3].to_vec();
+    let n = 4_000_000_u32;
+    hostile.push(252);
+    hostile.extend(n.to_le_bytes());
+    hostile.resize(hostile.len() + n as usize + 2, 0);
+
+    assert!(hostile.len() < Kind::Order.limit());
+    assert!(matches!(decode::<Order>(&hostile), Err(WireError::Malformed { .. })));
+}
+
+/// The dearest world: each rank fetches its own shard and a shadow, both from several pieces of another cut.
+fn world(n_ranks: u32, n_pieces: u32) -> Formation {
+    // Large counters, as after a long life: varints are as long as they get in practice.
+    let worker = |rank: u32| Worker {
+        member: MemberId { node: NodeId(rank / 8), slot: rank % 8 },
+        incarnation: Incarnation(1 << 41),
+    };
+    let shard = move |part: u32| Shard { stage: 3, tensor: 7, part, n_parts: n_ranks };
+    let pieces = move |rank: u32| {
+        (0..n_pieces).map(move |i| Transfer {
+            shard: shard(rank),
+            source: Source::Survivor(worker((rank + i) % n_ranks), shard(i)),
+        })
+    };
+    Formation {
+        generation: Generation(1 << 20),
+        mesh: Mesh { pp: 1, dp_replicate: 1, dp_shard: n_ranks as usize, cp: 1, tp: 1 },
+        seats: (0..n_ranks).map(worker).collect(),
+        base: Version::default(),
+        voted_in: Generation(1 << 20),
+        holds: (0..n_ranks).map(|rank| vec![shard(rank), shard((rank + 8) % n_ranks)]).collect(),
+        transfers: (0..n_ranks).map(|rank| pieces(rank).collect()).collect(),
+    }
+}
+
+#[test]
+fn an_order_of_ten_thousand_ranks_fits_twice() {
+    // Six pieces per rank: own shard and shadow, each cut from three of another world.
+    let order = |n_ranks| Order {
+        job: JobId(1),
+        id: OrderId::default(),
+        formation: Some(Arc::new(world(n_ranks, 6))),
+        evict: Vec::new(),
+    };
+
+    let (order, frame) = (order(20_000), encode(&order(20_000)).unwrap());
+
+    println!("20,000 ranks, six pieces each: {} bytes on the wire", frame.len());
+    assert_eq!(decode(&frame), Ok(order));
+}
+
+// W-1
+#[test]
+fn damaged_reports_and_orders_do_no_harm() {
+    let member = |slot| MemberReport {
+        worker: Worker { member: MemberId { node: NodeId(300), slot }, incarnation: Incarnation(1 << 41) },
+        hangs: slot == 1,
+        generation: Generation(9),
+        phase: MemberPhase::Running,
+        entered: Step(70_000),
+        promise: Promise { entered: Generation(9), applied: Some(Version::default()), voted: None },
+        holds: vec![Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 }; 2],
+        saved: Some(Part {
+            of: Checkpoint { generation: Generation(8), step: Step(60_000) },
+            shard: Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 },
+        }),
+    };
+    let report = Report { members: (0..3).map(member).collect(), ..small_report() };
+    crate::fuzz::damage(&[small_report(), report], 500_000);
+
+    let formation = Some(Arc::new(world(4, 2)));
+    let evict = vec![Worker::default()];
+    let none = Order { job: JobId(7), id: OrderId::default(), formation: None, evict };
+    crate::fuzz::damage(&[Order { formation, ..none.clone() }, none], 500_000);
+}
