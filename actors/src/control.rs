@@ -65,6 +65,18 @@ const JOBS_MAX: usize = 64;
 /// How long the end waits for a file that is being written.
 const STORE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Waits for a future on the thread that calls, for programs without an event loop.
+///
+/// # Errors
+/// When the system gives no timers.
+///
+/// # Panics
+/// When the caller is on an event loop.
+pub fn block_on<F: Future>(future: F) -> std::io::Result<F::Output> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(future))
+}
+
 impl ControlThread {
     /// Starts a thread of this name.
     ///
@@ -118,6 +130,11 @@ impl ControlThread {
     /// Ends the thread with all its actors.
     pub fn stop(&self) {
         self.stop.send_replace(true);
+    }
+
+    /// How it ended, if it has.
+    pub fn has_ended(&self) -> Option<End> {
+        self.end.borrow().clone()
     }
 
     /// Waits for the end.

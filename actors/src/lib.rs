@@ -7,7 +7,8 @@
 //! - [`quic`]: the sockets: the coordinator's listener and the node's link to it;
 //! - [`control`]: the one thread of all control actors of a process, and what becomes of a panic;
 //! - [`coordinator`]: the shell around the machines that decide; [`store`] is what survives it, [`events`] what it tells;
-//! - [`supervisor`]: the shell around the machine of a node; holds no device state.
+//! - [`supervisor`]: the shell around the machine of a node; holds no device state;
+//! - [`head`], [`node`]: both for programs without actors of their own; [`operator`]: what can be asked of a job.
 //!
 //! To come: `rank` (tells the device thread what to do next and reports outcomes) and `mesh_group` (owns the communicator
 //! of one group for one generation and its watermark).
@@ -19,6 +20,9 @@ pub mod coordinator;
 pub mod events;
 #[cfg(test)]
 mod fuzz;
+pub mod head;
+pub mod node;
+pub mod operator;
 pub mod quic;
 pub mod store;
 pub mod supervisor;

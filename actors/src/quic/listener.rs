@@ -47,6 +47,8 @@ pub struct ListenerConfig {
     pub timing: Timing,
     /// How long certificates live. Default: 24 h.
     pub lifetime: Duration,
+    /// What every node is told with its certificate.
+    pub welcome: Vec<u8>,
     /// How many events may wait to be handled; heartbeats beyond are dropped, all else waits. Default: 4,096.
     pub n_events_max: usize,
 }
@@ -60,6 +62,7 @@ impl ListenerConfig {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             timing: Timing::default(),
             lifetime: Validity::LIFETIME,
+            welcome: Vec::new(),
             n_events_max: 4096,
         }
     }
@@ -265,7 +268,8 @@ impl Shared {
     pub(super) fn grant(&self, public_key: &[u8], role: Role) -> Result<Grant, TrustError> {
         let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
         let certificate = self.authority.issue(public_key, role, validity)?;
-        Ok(Grant { certificate: certificate.to_vec(), authority: self.authority.certificate().to_vec() })
+        let (certificate, authority) = (certificate.to_vec(), self.authority.certificate().to_vec());
+        Ok(Grant { certificate, authority, welcome: self.config.welcome.clone() })
     }
 
     /// Most nodes get the same order, and the formation in it may be long, so it is encoded once.
@@ -310,7 +314,7 @@ fn is_same(a: &Order, b: &Order) -> bool {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         _ => false,
     };
-    formation && (a.job, a.id) == (b.job, b.id) && a.evict == b.evict
+    formation && (a.job, a.id, a.wishes, a.release) == (b.job, b.id, b.wishes, b.release) && a.evict == b.evict
 }
 
 /// What the thread does.

@@ -18,6 +18,8 @@ pub struct Grant {
     pub certificate: Vec<u8>,
     /// The authority's.
     pub authority: Vec<u8>,
+    /// What the coordinator has to say to whoever joins, in the words of whoever runs both.
+    pub welcome: Vec<u8>,
 }
 
 impl Message for Grant {
@@ -31,6 +33,7 @@ pub struct Credential {
     certificate: CertificateDer<'static>,
     authority: CertificateDer<'static>,
     certified: Certified,
+    welcome: Vec<u8>,
 }
 
 impl Credential {
@@ -47,7 +50,17 @@ impl Credential {
         if read_key(&key)?.subject_public_key_info() != certified.public_key {
             return Err(TrustError::malformed("a certificate of this key", "it is of another one"));
         }
-        Ok(Credential { key, certificate, authority, certified })
+        Ok(Credential { key, certificate, authority, certified, welcome: Vec::new() })
+    }
+
+    /// What the coordinator said when it last gave a certificate.
+    pub fn welcome(&self) -> &[u8] {
+        &self.welcome
+    }
+
+    fn of_grant(key: Vec<u8>, grant: Grant) -> Result<Credential, TrustError> {
+        let credential = Credential::new(key, grant.certificate.into(), grant.authority.into())?;
+        Ok(Credential { welcome: grant.welcome, ..credential })
     }
 
     /// What its certificate says.
@@ -70,7 +83,7 @@ impl Credential {
     /// # Errors
     /// When the certificate is not of this key, or names nobody.
     pub fn renewed(&self, grant: Grant) -> Result<Credential, TrustError> {
-        Credential::new(self.key.clone(), grant.certificate.into(), grant.authority.into())
+        Credential::of_grant(self.key.clone(), grant)
     }
 
     /// What is shown in a handshake.
@@ -89,7 +102,8 @@ impl Credential {
     pub fn save(&self, dir: &Path, name: &str) -> Result<(), TrustError> {
         file::create_dir(dir)?;
         let [key, grant] = paths(dir, name);
-        let bytes = wire::encode(&Grant { certificate: self.certificate.to_vec(), authority: self.authority.to_vec() })
+        let (certificate, authority) = (self.certificate.to_vec(), self.authority.to_vec());
+        let bytes = wire::encode(&Grant { certificate, authority, welcome: self.welcome.clone() })
             .map_err(|err| TrustError::malformed("a certificate", err))?;
         file::write(&key, &self.key)?;
         file::write(&grant, &bytes)
@@ -104,7 +118,7 @@ impl Credential {
         let (Some(key), Some(bytes)) = (file::read(&key)?, file::read(&grant)?) else { return Ok(None) };
         let damaged = |why: String| TrustError::Damaged { path: grant.clone(), why };
         let grant: Grant = wire::decode(&bytes).map_err(|err| damaged(err.to_string()))?;
-        let credential = Credential::new(key, grant.certificate.into(), grant.authority.into());
+        let credential = Credential::of_grant(key, grant);
         credential.map(Some).map_err(|err| damaged(err.to_string()))
     }
 }
@@ -154,7 +168,7 @@ impl Applicant {
     /// # Errors
     /// When the certificate is not of this key, or names nobody.
     pub fn granted(&self, grant: Grant) -> Result<Credential, TrustError> {
-        Credential::new(self.key.serialized_der().to_vec(), grant.certificate.into(), grant.authority.into())
+        Credential::of_grant(self.key.serialized_der().to_vec(), grant)
     }
 }
 
@@ -221,7 +235,7 @@ mod tests {
     // W-1
     #[test]
     fn damaged_grants_do_no_harm() {
-        let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60] };
+        let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60], welcome: vec![0x32; 9] };
 
         crate::fuzz::damage(&[grant], 100_000);
     }

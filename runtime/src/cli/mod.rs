@@ -1,6 +1,7 @@
 //! The command line: one file for each command.
 
 mod calibrate;
+mod coordinator;
 mod env;
 mod estimate;
 mod export;
@@ -8,6 +9,7 @@ mod forecast;
 mod generate;
 mod init;
 mod inspect;
+mod node;
 mod plan;
 mod probe;
 mod rank;
@@ -34,6 +36,12 @@ enum Command {
     /// Train the model that a YAML file describes.
     #[command(after_help = train::HELP)]
     Train(train::Args),
+    /// Coordinate a job over several machines; prints the join string of its nodes.
+    #[command(after_help = coordinator::HELP)]
+    Coordinator(coordinator::Args),
+    /// Take part in a job with the ranks of this machine.
+    #[command(after_help = node::HELP)]
+    Node(node::Args),
     /// Say what a run would need: memory, parameters, arithmetic, time. Reads no data and trains nothing.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
@@ -105,6 +113,8 @@ pub fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
+        Command::Coordinator(args) => coordinator::run(&args),
+        Command::Node(args) => node::run(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args),

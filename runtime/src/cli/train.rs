@@ -51,9 +51,12 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     }
 }
 
-fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
+pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
     match (event, progress.as_mut()) {
-        (Event::Started(s), _) => {
+        (Event::Started(s), Some(p)) => {
+            p.note(&format!("going on from step {} with {} ranks ({})", s.first_step, s.mesh.size(), s.mesh))
+        }
+        (Event::Started(s), None) => {
             introduce(s);
             *progress = Some(Progress::new(s.total_steps, s.first_step, logging_steps));
         }

@@ -46,6 +46,10 @@ pub(crate) fn show(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Sequence(items) => format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(", ")),
+        Value::Mapping(keys) => {
+            let entries = keys.iter().map(|(key, value)| format!("{}: {}", show(key), show(value)));
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
         // The shortest form that reads back equal; the emitter would write 1e-8 as 0.00000001.
         Value::Number(number) if number.is_f64() => {
             let x = number.as_f64().unwrap_or_default();

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::datasets::DatasetType;
-use super::sections;
+use super::{elastic_reference, sections};
 
 /// Columns at which the explanations wrap.
 const WRAP_COLUMNS: usize = 100;
@@ -50,8 +50,20 @@ fn set_value(key: &str, base_model: Option<&Path>, dataset: &Path, kind: Dataset
         ("learning_rate", None) => "learning_rate: 1e-3\n".into(),
         ("warmup_ratio", _) => "warmup_ratio: 0.03\n".into(),
         ("output_dir", _) => "output_dir: ./outputs\n".into(),
+        ("elastic", _) => elastic(),
         _ => return None,
     })
+}
+
+/// The section as a comment, then what each of its keys does.
+fn elastic() -> String {
+    let keys = elastic_reference();
+    let some: Vec<String> = keys[..3].iter().map(|doc| format!("{}: {}", doc.key, doc.default)).collect();
+    let mut text = format!("# elastic: {{{}}}\n", some.join(", "));
+    for doc in keys {
+        comment(&mut text, &format!("- {}, default {}: {} ({})", doc.key, doc.default, doc.doc, doc.fits));
+    }
+    text
 }
 
 /// A path as a YAML text that no character of it can break.

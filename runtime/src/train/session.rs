@@ -27,7 +27,7 @@ use crate::frontend::UserModel;
 use crate::job::{Control, Event, Report};
 use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
 use phalanx_strategies::elastic::snapshot;
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
 use std::borrow::Borrow;
@@ -85,6 +85,20 @@ pub(crate) fn run(
     let n_threads = config.precision.threads.unwrap_or_else(available_threads);
     let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };
     run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
+}
+
+/// Checks all of a configuration that can be checked without the data and the machines that will run it.
+pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
+    let tokenizer = plan::tokenizer(config)?;
+    let model = plan::model_plan(config, &tokenizer)?;
+    let mesh = config.parallel.mesh()?;
+    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    for stage in 0..mesh.pp {
+        let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
+        Programs::compile(&model, Place { mesh, rank }, evaluates)?;
+    }
+    create_dir(&config.output.output_dir)?;
+    Ok(model)
 }
 
 /// Runs the ranks as processes that may die.

@@ -188,7 +188,8 @@ fn refused(coordinator: &Coordinator, credential: &Credential) -> String {
 fn foreign(coordinator: &Coordinator, dir: &Path) -> Credential {
     let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
     let leaf = Authority::open(dir, super::fixture::JOB).unwrap().credential(INTRUDER, valid()).unwrap();
-    let grant = Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec() };
+    let grant =
+        Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec(), welcome: vec![] };
     leaf.renewed(grant).unwrap()
 }
 
@@ -229,7 +230,8 @@ fn a_certificate_of_another_job_is_refused_although_the_authority_is_the_same() 
     let other = Authority::open(coordinator.dir.path(), JobId(8)).unwrap();
     let leaf = other.credential(INTRUDER, valid()).unwrap();
     let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
-    let grant = Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec() };
+    let grant =
+        Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec(), welcome: vec![] };
 
     refused_later(&coordinator, &leaf.renewed(grant).unwrap());
 

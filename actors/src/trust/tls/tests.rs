@@ -79,6 +79,7 @@ fn a_foreign_leaf_under_the_true_authoritys_certificate_is_refused() {
     let grant = crate::trust::credential::Grant {
         certificate: leaf.chain()[0].to_vec(),
         authority: job.authority.certificate().to_vec(),
+        welcome: vec![],
     };
     let impostor = coordinator(&job.authority, &leaf.renewed(grant).unwrap()).unwrap();
 
@@ -104,6 +105,7 @@ fn foreign_and_expired_certificates_are_refused() {
     let grant = crate::trust::credential::Grant {
         certificate: leaf.chain()[0].to_vec(),
         authority: job.authority.certificate().to_vec(),
+        welcome: vec![],
     };
 
     let err = handshake(server(), member(&leaf.renewed(grant).unwrap(), MEMBER).unwrap()).unwrap_err();

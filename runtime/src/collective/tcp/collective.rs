@@ -75,7 +75,7 @@ impl TcpRank {
         if rank >= world.n_ranks() {
             return Err(CollectiveError::NoSuchRank { rank, size: world.n_ranks() });
         }
-        let sockets = connect_all(world, rank, listener, addresses, config)?;
+        let sockets = connect_all(world, rank, listener, addresses, config, control.as_deref())?;
         let plane = TcpPlane::start(world.clone(), rank, sockets, bell, control)?;
         Ok(TcpRank { member: Arc::new(Member { plane, engine }) })
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::handshake::{self, Connection, key_of};
 use crate::collective::CollectiveError;
+use crate::collective::shm::control::Control;
 use crate::collective::world::World;
 
 /// How the ranks of a world find and trust each other.
@@ -37,7 +38,9 @@ impl std::fmt::Debug for TcpConfig {
 
 /// A stranger that connects and says nothing is let go after so long.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
-const RETRY_AFTER: Duration = Duration::from_millis(10);
+const RETRY_AFTER: Duration = Duration::from_millis(5);
+/// A peer that does not answer is called again after so long: it may hear many, or be stopped, or dead.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
 /// Most connections for tensors between two ranks.
 const SOCKETS_MAX: u32 = 16;
 
@@ -54,13 +57,15 @@ pub(super) fn peers_of(world: &World, rank: u32) -> BTreeSet<u32> {
 ///
 /// # Errors
 /// [`CollectiveError::Shape`] if there are not as many addresses as ranks; [`CollectiveError::Unreachable`] if a peer has
-/// not come in time; [`CollectiveError::Unauthenticated`] if a peer that was called does not know the secret.
+/// not come in time; [`CollectiveError::Unauthenticated`] if a peer that was called does not know the secret;
+/// [`CollectiveError::Aborted`] if `control` says that the world is over.
 pub(super) fn connect_all(
     world: &World,
     rank: u32,
     listener: &TcpListener,
     addresses: &[SocketAddr],
     config: &TcpConfig,
+    control: Option<&Control>,
 ) -> Result<Sockets, CollectiveError> {
     let shape = |field, expected: String, found| Err(CollectiveError::Shape { field, expected, found });
     if addresses.len() != world.n_ranks() as usize {
@@ -75,10 +80,11 @@ pub(super) fn connect_all(
     let key = key_of(&config.secret);
     let (called, calling) = std::thread::scope(|scope| {
         let above: BTreeSet<u32> = peers.range(rank + 1..).copied().collect();
-        let called = scope.spawn(move || accept_all(world, rank, listener, &key, &above, n_sockets, deadline));
+        let called = scope.spawn(move || accept_all(world, rank, listener, &key, &above, n_sockets, deadline, control));
         let calling = peers.range(..rank).map(|peer| {
             let sockets = (0..n_sockets).map(|socket| {
-                call(world, addresses[*peer as usize], &key, Connection { from: rank, to: *peer, socket }, deadline)
+                let connection = Connection { from: rank, to: *peer, socket };
+                call(world, addresses[*peer as usize], &key, connection, deadline, control)
             });
             Ok((*peer, sockets.collect::<Result<Vec<_>, _>>()?))
         });
@@ -100,16 +106,17 @@ fn call(
     key: &[u8; 32],
     connection: Connection,
     deadline: Instant,
+    control: Option<&Control>,
 ) -> Result<TcpStream, CollectiveError> {
     let rank = world.name_of(connection.to);
     loop {
+        check(control)?;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(CollectiveError::Unreachable { rank, address });
         }
-        if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(HANDSHAKE_MAX)) {
-            // A peer that hears many is allowed the whole time.
-            set_timeouts(&socket, Some(left))?;
+        if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(ANSWER_MAX)) {
+            set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
             match handshake::connect(&socket, key, world, connection) {
                 // It broke off: it does not believe this end, or is not the one that will be there.
                 Err(CollectiveError::System { .. }) => {}
@@ -129,11 +136,13 @@ fn accept_all(
     peers: &BTreeSet<u32>,
     n_sockets: u32,
     deadline: Instant,
+    control: Option<&Control>,
 ) -> Result<Sockets, CollectiveError> {
     let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
     listener.set_nonblocking(true).map_err(io("fcntl(O_NONBLOCK)"))?;
     let mut heard: BTreeMap<(u32, u32), TcpStream> = BTreeMap::new();
     while heard.len() < peers.len() * n_sockets as usize {
+        check(control)?;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let has_all = |peer: &u32| (0..n_sockets).all(|socket| heard.contains_key(&(*peer, socket)));
@@ -162,6 +171,10 @@ fn accept_all(
         sockets.entry(peer).or_default().push(socket);
     }
     Ok(sockets)
+}
+
+fn check(control: Option<&Control>) -> Result<(), CollectiveError> {
+    control.and_then(Control::aborted).map_or(Ok(()), Err)
 }
 
 fn set_timeouts(socket: &TcpStream, timeout: Option<Duration>) -> Result<(), CollectiveError> {
@@ -199,7 +212,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let config = TcpConfig { join_max: Duration::from_millis(50), ..TcpConfig::new(b"secret".to_vec()) };
 
-        let error = connect_all(&world, 0, &listener, &[address, address], &config).unwrap_err();
+        let error = connect_all(&world, 0, &listener, &[address, address], &config, None).unwrap_err();
 
         assert_eq!(error, CollectiveError::Unreachable { rank: 1, address });
     }

@@ -23,6 +23,7 @@ use crate::train::plan::{ModelPlan, RunPlan};
 use crate::train::saving::Saving;
 use crate::train::session::Telling;
 use crate::train::shadow::Shadow;
+use crate::train::step_trace::StepTrace;
 use crate::train::team::{Joined, Site, TeamPlan};
 use crate::train::trainer::{Programs, TrainData, Trainer};
 use crate::train::weights;
@@ -73,6 +74,8 @@ pub(super) struct Seat<'a> {
     generation: Generation,
     /// How many of the checkpoints that were asked for are complete.
     n_saves: u64,
+    /// Whether its state came from a checkpoint, or from nowhere: the run begins, or begins again.
+    from_disk: bool,
     trainer: Trainer<'a>,
 }
 
@@ -195,10 +198,11 @@ impl<'a> Device<'a> {
                 let trainer = Trainer::new(self.model, run, programs, sampler, vec![], team, dir, self.peak_flops)?;
                 let trainer = trainer.with_member(Arc::clone(&self.cell), shadows);
                 let (mesh, generation, n_saves) = (formation.mesh, formation.generation, formation.n_saves);
-                Seat { mesh, rank, shards: shards.clone(), generation, n_saves, trainer }
+                Seat { mesh, rank, shards: shards.clone(), generation, n_saves, from_disk: false, trainer }
             }
         };
         (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
+        seat.from_disk = formation.base.lineage == formation.generation;
         let healed = self.heal(formation, rank, &mut seat, &mut links, kept.is_some());
         seat.trainer.link(links, heirs(formation, rank));
         if kept.is_some() || healed.is_ok() {
@@ -381,9 +385,13 @@ impl<'a> Device<'a> {
                 cell.tell(&FromRank::Event { generation, rank, event: event.clone() });
             }
         };
-        let started = seat.trainer.started(n_rows, self.n_threads, buffer_bytes, None);
+        let found = self.start_from.as_ref().filter(|(step, _)| seat.from_disk && *step == first_step);
+        let resumed = found.map(|(_, path)| path.clone());
+        let started = seat.trainer.started(n_rows, self.n_threads, buffer_bytes, resumed.clone());
         on_event(&Event::Started(started));
-        let mut telling = Telling::new(&output.output_dir, first_step, leads, None, &mut on_event)?;
+        let trace = output.trace.as_deref().filter(|_| seat.from_disk);
+        seat.trainer.trace = trace.map(|path| StepTrace::new(path, first_step, self.run.total_steps));
+        let mut telling = Telling::new(&output.output_dir, first_step, leads, resumed, &mut on_event)?;
         if let Some(metrics) = seat.trainer.take_settled() {
             telling.emit(Event::Step(metrics))?;
         }

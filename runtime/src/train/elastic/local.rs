@@ -1,6 +1,7 @@
 //! Coordinator, supervisor and ranks of one machine from one command.
 
 use super::node::{Node, NodeEvent};
+use super::serve::EventLog;
 use super::words::Begin;
 use crate::config::JobConfig;
 use crate::job::{Control, Event, Report};
@@ -9,6 +10,7 @@ use crate::train::JobError;
 use crate::train::chorus::Chorus;
 use crate::train::excuse::Excuse;
 use crate::train::plan::ModelPlan;
+use phalanx_actors::events::{Event as Happening, What};
 use phalanx_strategies::elastic::coordinator::{self, Coordinator};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Term, Worker};
 use phalanx_strategies::elastic::mesh_choice::Policy;
@@ -56,7 +58,7 @@ impl Local<'_> {
             node: processes,
             chorus: (0, Chorus::new(1)),
             n_ranks: self.policy.wanted.size() as u32,
-            events: super::incidents::IncidentLog::open(&self.config.output.output_dir)?,
+            events: EventLog::open(&self.config.output.output_dir)?,
             report: None,
             excuse: None,
             ending: None,
@@ -77,7 +79,7 @@ struct Watch {
     /// Events of the ranks of a generation.
     chorus: (u64, Chorus),
     n_ranks: u32,
-    events: super::incidents::IncidentLog,
+    events: EventLog,
     report: Option<Report>,
     /// What the first rank that failed said.
     excuse: Option<(Worker, Excuse)>,
@@ -168,13 +170,18 @@ impl Watch {
             // This coordinator does not outlive its ranks, nor they it: the disk has nothing to tell a successor.
             coordinator::Command::Persist(_) => self.coordinator.handle_persisted(now, true),
             coordinator::Command::Resumed(timeline) => {
-                self.events.write(&timeline)?;
+                self.events.write(&Happening::now(Term(1), What::Incident((&timeline).into())))?;
                 if timeline.cause.why != phalanx_strategies::elastic::incident::Why::Started {
                     on_event(&Event::Note(timeline.to_string()));
                 }
             }
-            coordinator::Command::Saved(_) => {}
-            coordinator::Command::Ended(ending) => self.ending = Some(ending),
+            coordinator::Command::Saved(checkpoint) => {
+                self.events.write(&Happening::now(Term(1), What::Checkpoint(checkpoint)))?;
+            }
+            coordinator::Command::Ended(ending) => {
+                self.events.write(&Happening::now(Term(1), What::Ended { ending: ending.clone() }))?;
+                self.ending = Some(ending);
+            }
         }
         Ok(())
     }

@@ -4,14 +4,16 @@
 //! - `rank`: a rank process: one thread takes orders, one gives signs of life, one is the device; [`cell`] is what they share.
 //! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `pairs`: who has messages for whom.
 //! - `node`: the rank processes of a machine and the memory that they share.
-//! - `incidents`: `events.jsonl`. - `local`: coordinator and node in one process.
+//! - `local`: coordinator and node in one process.
+//! - `serve`: the coordinator of several nodes; `join`: one of them.
 
 pub(crate) mod cell;
 mod device;
 mod heal;
-mod incidents;
+pub(crate) mod join;
 pub(crate) mod local;
 pub(crate) mod node;
 mod pairs;
 pub(crate) mod rank;
+pub(crate) mod serve;
 pub(crate) mod words;
