@@ -100,6 +100,9 @@ pub enum Inbound {
     },
 }
 
+/// Where it comes in.
+pub type Inbox = mpsc::Receiver<Inbound>;
+
 /// Why an order was not sent. The machines give it again when the node reports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotSent {

@@ -76,7 +76,7 @@ fn sentence(event: &Event) -> String {
 }
 
 /// An incident for people: what happened, and how long each phase of the recovery took.
-fn incident(line: &IncidentLine) -> String {
+pub(super) fn incident(line: &IncidentLine) -> String {
     let also = if line.also.is_empty() { String::new() } else { format!(" (and {} more)", line.also.len()) };
     let p = &line.phases_ms;
     format!(

@@ -2,6 +2,7 @@
 
 mod calibrate;
 mod coordinator;
+mod demo;
 mod env;
 mod estimate;
 mod export;
@@ -10,6 +11,7 @@ mod generate;
 mod init;
 mod inspect;
 mod node;
+mod operate;
 mod plan;
 mod probe;
 mod rank;
@@ -42,6 +44,24 @@ enum Command {
     /// Take part in a job with the ranks of this machine.
     #[command(after_help = node::HELP)]
     Node(node::Args),
+    /// Train on two nodes of this machine, kill a rank and a node, and compare the weights.
+    #[command(after_help = demo::HELP)]
+    Demo(demo::Args),
+    /// Show what a running job is doing: nodes, ranks, step, incidents.
+    #[command(after_help = operate::HELP)]
+    Status(operate::StatusArgs),
+    /// Leave a node of a running job and release it.
+    #[command(after_help = operate::HELP)]
+    Drain(operate::DrainArgs),
+    /// Give a running job another number of copies or shards.
+    #[command(after_help = operate::HELP)]
+    Resize(operate::ResizeArgs),
+    /// Let a running job write a checkpoint.
+    #[command(after_help = operate::HELP)]
+    Save(operate::Which),
+    /// End a running job after its step, saved.
+    #[command(after_help = operate::HELP)]
+    Stop(operate::Which),
     /// Say what a run would need: memory, parameters, arithmetic, time. Reads no data and trains nothing.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
@@ -115,6 +135,12 @@ pub fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Coordinator(args) => coordinator::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Status(args) => operate::status(&args),
+        Command::Drain(args) => operate::drain(&args),
+        Command::Resize(args) => operate::resize(&args),
+        Command::Save(args) => operate::save(&args),
+        Command::Stop(args) => operate::stop(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args),

@@ -8,6 +8,7 @@
 //! Deliberately absent: which tensors a model has and what they mean (the model families know), and tokenizers (`data`).
 
 pub mod adapter;
+pub mod digest;
 pub mod dtype;
 pub mod error;
 pub mod export;

@@ -15,24 +15,15 @@ pub(super) struct Chorus {
     events: VecDeque<Event>,
     /// What the other ranks measured in steps that were not told yet.
     steps: BTreeMap<u64, Vec<(u32, StepMetrics)>>,
-    last_step: Option<u64>,
 }
 
 impl Chorus {
     pub(super) fn new(n_ranks: u32) -> Chorus {
-        Chorus { n_ranks: n_ranks as usize, events: VecDeque::new(), steps: BTreeMap::new(), last_step: None }
-    }
-
-    /// The last step that a rank has completed.
-    pub(super) const fn last_step(&self) -> Option<u64> {
-        self.last_step
+        Chorus { n_ranks: n_ranks as usize, events: VecDeque::new(), steps: BTreeMap::new() }
     }
 
     /// Takes what a rank says.
     pub(super) fn hear(&mut self, rank: u32, event: Event) {
-        if let Event::Step(m) = &event {
-            self.last_step = self.last_step.max(Some(m.step));
-        }
         match event {
             event if rank == 0 => self.events.push_back(event),
             Event::Step(m) => self.steps.entry(m.step).or_default().push((rank, m)),
@@ -109,7 +100,7 @@ mod tests {
         let Some(Event::Step(m)) = chorus.next() else { panic!("the step is complete") };
         assert_eq!((m.memory_bytes, m.collective_pct, m.slowest_rank), (60, Some(20.0), Some(1)));
         assert_eq!(chorus.next(), Some(Event::Note("after".into())));
-        assert_eq!((chorus.next(), chorus.last_step()), (None, Some(1)));
+        assert_eq!(chorus.next(), None);
     }
 
     #[test]

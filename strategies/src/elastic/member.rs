@@ -73,6 +73,7 @@ pub struct Schedule {
 pub struct Member {
     job: JobId,
     worker: Worker,
+    pid: u32,
     address: Option<SocketAddr>,
     schedule: Schedule,
     order: OrderId,
@@ -104,6 +105,7 @@ impl Member {
         Member {
             job,
             worker,
+            pid: 0,
             address,
             schedule,
             order: OrderId::default(),
@@ -119,6 +121,12 @@ impl Member {
         }
     }
 
+    /// The same, as the process of this number.
+    #[must_use]
+    pub fn with_pid(self, pid: u32) -> Member {
+        Member { pid, ..self }
+    }
+
     /// What it is at.
     pub fn report(&self) -> MemberReport {
         // The own shard first: it is what tells a replica from a shadow.
@@ -127,6 +135,7 @@ impl Member {
         let rest = self.holds.iter().copied().filter(|shard| Some(*shard) != first);
         MemberReport {
             worker: self.worker,
+            pid: self.pid,
             address: self.address,
             hangs: false,
             generation: self.order.generation,

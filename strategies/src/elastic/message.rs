@@ -36,6 +36,8 @@ pub struct Report {
 pub struct MemberReport {
     /// Who.
     pub worker: Worker,
+    /// The number of its process on its node, for people.
+    pub pid: u32,
     /// Where its peers reach its tensors, if they can.
     pub address: Option<SocketAddr>,
     /// Whether it has ceased to give its supervisor signs of life.

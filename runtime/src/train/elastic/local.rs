@@ -1,7 +1,7 @@
 //! Coordinator, supervisor and ranks of one machine from one command.
 
 use super::node::{Node, NodeEvent};
-use super::serve::EventLog;
+use super::serve::{ADDRESS, CONTROL, EventLog, unusable, write};
 use super::words::Begin;
 use crate::config::JobConfig;
 use crate::job::{Control, Event, Report};
@@ -11,6 +11,10 @@ use crate::train::chorus::Chorus;
 use crate::train::excuse::Excuse;
 use crate::train::plan::ModelPlan;
 use phalanx_actors::events::{Event as Happening, What};
+use phalanx_actors::operator::{Answer, Request};
+use phalanx_actors::quic::listener::{Inbound, Listener, ListenerConfig};
+use phalanx_actors::trust::join::Address;
+use phalanx_actors::wire;
 use phalanx_strategies::elastic::coordinator::{self, Coordinator};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Term, Worker};
 use phalanx_strategies::elastic::mesh_choice::Policy;
@@ -52,7 +56,14 @@ impl Local<'_> {
         let coordinator = Coordinator::new(now, job, Term(1), record, self.policy, self.timing);
         let supervisor = Supervisor::new(now, job, node, boot, self.n_slots, self.timing);
         let processes = Node::new(node, self.program, self.model.clone(), self.evaluates, self.begin, self.n_slots)?;
+        let control = self.config.output.output_dir.join(CONTROL);
+        let listen = ListenerConfig { timing: self.timing, ..ListenerConfig::new(&control, job) };
+        // Nobody but the operator of this machine is heard: there is no join string.
+        let (listener, inbound) = Listener::start(listen).map_err(unusable)?;
+        write(&control.join(ADDRESS), Address::from(listener.address()).to_string().as_bytes())?;
         let watch = Watch {
+            inbound,
+            _listener: listener,
             coordinator,
             supervisor,
             node: processes,
@@ -73,6 +84,9 @@ impl Local<'_> {
 
 /// A job that runs.
 struct Watch {
+    /// What the operator asks.
+    inbound: phalanx_actors::quic::listener::Inbox,
+    _listener: Listener,
     coordinator: Coordinator,
     supervisor: Supervisor,
     node: Node,
@@ -103,6 +117,7 @@ impl Watch {
             let event = self.node.next_event(Some(wait))?;
             let now = Instant::now();
             self.pass_on(now, control);
+            self.answer(now);
             if let Some(event) = event {
                 self.hear(now, event, on_event)?;
             }
@@ -113,6 +128,38 @@ impl Watch {
             on_event(&event);
         }
         self.outcome()
+    }
+
+    /// Answers the operator.
+    fn answer(&mut self, now: Instant) {
+        while let Ok(inbound) = self.inbound.try_recv() {
+            let Inbound::Request { frame, answer } = inbound else { continue };
+            let said = match wire::decode::<Request>(&frame) {
+                Ok(request) => self.obey(now, request),
+                Err(error) => Answer::Refused(error.to_string()),
+            };
+            if let Ok(frame) = wire::encode(&said) {
+                // Whoever asked may have gone.
+                let _ = answer.send(frame);
+            }
+        }
+    }
+
+    fn obey(&mut self, now: Instant, request: Request) -> Answer {
+        match request {
+            Request::Status => return Answer::Status(Box::new(self.coordinator.status(now))),
+            Request::Save => self.coordinator.handle_save(now),
+            Request::Stop => self.coordinator.handle_stop(now),
+            Request::Drain(_) => {
+                return Answer::Refused("the job runs on one machine; `phalanx stop` ends it, saved".into());
+            }
+            Request::Resize(mesh) => {
+                if let Err(error) = self.coordinator.handle_resize(now, mesh) {
+                    return Answer::Refused(error.to_string());
+                }
+            }
+        }
+        Answer::Done
     }
 
     fn pass_on(&mut self, now: Instant, control: &Control) {

@@ -5,8 +5,9 @@
 //! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `pairs`: who has messages for whom.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
-//! - `serve`: the coordinator of several nodes; `join`: one of them.
+//! - `serve`: the coordinator of several nodes; `join`: one of them; `ask`: the operator.
 
+pub(crate) mod ask;
 pub(crate) mod cell;
 mod device;
 mod heal;

@@ -121,20 +121,6 @@ impl Node {
         self.slots.wake_on(waker);
     }
 
-    /// Threads that a rank computes with.
-    pub(crate) fn n_threads(&self) -> usize {
-        self.cores.n_threads()
-    }
-
-    /// The process of a place.
-    pub(crate) fn pid(&self, slot: u32) -> Option<u32> {
-        self.slots.pid(slot)
-    }
-
-    pub(crate) fn n_processes(&self) -> usize {
-        self.slots.n_taken()
-    }
-
     /// Starts a rank process.
     ///
     /// # Errors

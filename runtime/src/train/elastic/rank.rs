@@ -71,7 +71,7 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
         let address = begin.listen.map(|_| listener.local_addr()).transpose().map_err(bind)?;
         let schedule =
             Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
-        let member = Member::new(begin.job, begin.worker, address, schedule);
+        let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
         let control = Arc::new(Control::default());
         let sender = sender.take().expect("it is taken once");
         let cell = Arc::new(Cell::new(member, sender, Arc::clone(&control)));

@@ -62,6 +62,8 @@ pub struct WorkerStatus {
     pub member: MemberId,
     /// Which process of that place.
     pub incarnation: Incarnation,
+    /// The number of its process on its node.
+    pub pid: u32,
     /// Its seat in the latest world.
     pub rank: Option<usize>,
     /// Where that is, by axis.
@@ -141,6 +143,7 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
     WorkerStatus {
         member: member.worker.member,
         incarnation: member.worker.incarnation,
+        pid: member.pid,
         rank,
         coordinate,
         address: member.address,

@@ -1,0 +1,205 @@
+//! `phalanx status`, `drain`, `resize`, `save` and `stop`: what can be asked of a running job.
+
+use super::say;
+use crate::config::JobConfig;
+use crate::train::JobError;
+use crate::train::elastic::ask::ask;
+use comfy_table::{Table, presets};
+use phalanx_actors::events::IncidentLine;
+use phalanx_actors::operator::{Answer, Request};
+use phalanx_strategies::elastic::coordinator::status::{Status, WorkerStatus};
+use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::elastic::message::{Ending, MemberPhase};
+use phalanx_strategies::mesh::Mesh;
+use std::path::PathBuf;
+
+pub(super) const HELP: &str = "Examples:
+  phalanx status my.yaml               nodes, ranks, step, incidents
+  phalanx status runs/first --json     the same for programs
+  phalanx save my.yaml                 a checkpoint after the step that runs
+  phalanx drain my.yaml 2              leave node 2 and release it
+  phalanx resize my.yaml --dp_shard_size 3
+  phalanx stop my.yaml                 end after the step that runs, saved
+
+The job is named by its YAML file or its output folder, where its coordinator keeps the operator's credential.";
+
+/// Which job.
+#[derive(Debug, clap::Args)]
+pub(super) struct Which {
+    /// The job's YAML file, or its output folder.
+    job: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    which: Which,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DrainArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Number of the node, as `phalanx status` shows it.
+    node: u32,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ResizeArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Copies of the model; as it is, if not given.
+    #[arg(long)]
+    dp_replicate_size: Option<usize>,
+    /// Ranks that share the state of one copy; as it is, if not given.
+    #[arg(long)]
+    dp_shard_size: Option<usize>,
+}
+
+impl Which {
+    fn output_dir(&self) -> Result<PathBuf, JobError> {
+        if self.job.is_dir() {
+            return Ok(self.job.clone());
+        }
+        Ok(JobConfig::load(&self.job, &[])?.output.output_dir)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer, JobError> {
+        ask(&self.output_dir()?, request)
+    }
+
+    fn status(&self) -> Result<Status, JobError> {
+        match self.ask(&Request::Status)? {
+            Answer::Status(status) => Ok(*status),
+            Answer::Refused(why) => Err(JobError::Unusable(why)),
+            Answer::Done => Err(JobError::Unusable("the coordinator did not say what the job is doing".into())),
+        }
+    }
+
+    fn request(&self, request: &Request, done: &str) -> Result<(), JobError> {
+        match self.ask(request)? {
+            Answer::Refused(why) => Err(JobError::Unusable(why)),
+            Answer::Done | Answer::Status(_) => {
+                say(done);
+                Ok(())
+            }
+        }
+    }
+}
+
+pub(super) fn status(args: &StatusArgs) -> Result<(), JobError> {
+    let status = args.which.status()?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&status).map_err(|e| JobError::Unusable(e.to_string()))?;
+        say(text);
+    } else {
+        show(&status);
+    }
+    Ok(())
+}
+
+pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
+    let known = args.which.status()?;
+    let node = NodeId(args.node);
+    if !known.nodes.iter().any(|other| other.node == node) {
+        let all: Vec<String> = known.nodes.iter().map(|other| other.node.0.to_string()).collect();
+        return Err(JobError::Unusable(format!("the job has no node {}; it has {}", args.node, all.join(", "))));
+    }
+    args.which.request(&Request::Drain(node), &format!("{node} is left; it ends once others have its state"))
+}
+
+pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
+    let now = args.which.status()?.wanted;
+    let mesh = Mesh {
+        dp_replicate: args.dp_replicate_size.unwrap_or(now.dp_replicate),
+        dp_shard: args.dp_shard_size.unwrap_or(now.dp_shard),
+        ..now
+    };
+    args.which.request(&Request::Resize(mesh), &format!("{mesh} is wanted; `phalanx status` says when it is there"))
+}
+
+pub(super) fn save(args: &Which) -> Result<(), JobError> {
+    args.request(&Request::Save, "a checkpoint is written after the step that runs")
+}
+
+pub(super) fn stop(args: &Which) -> Result<(), JobError> {
+    args.request(&Request::Stop, "the job ends after the step that runs, saved")
+}
+
+fn show(status: &Status) {
+    let activity = serde_json::to_value(status.activity).ok().and_then(|v| v.as_str().map(str::to_owned));
+    let mesh = status.mesh.unwrap_or(status.wanted);
+    say(format_args!(
+        "{} · step {} · {} · {} ranks ({mesh}) · {}",
+        activity.unwrap_or_default().replace('_', " "),
+        status.step.0,
+        status.generation,
+        mesh.size(),
+        status.term
+    ));
+    if let Some(why) = &status.blocked {
+        say(format_args!("waiting: {why}"));
+    }
+    if status.wanted != mesh {
+        say(format_args!("wanted: {} ranks ({})", status.wanted.size(), status.wanted));
+    }
+    match &status.ending {
+        Some(Ending::Finished) => say("the job is done"),
+        Some(Ending::Failed(why)) => say(format_args!("the job has failed: {why}")),
+        None if status.checkpoint.step.0 > 0 => {
+            say(format_args!("last checkpoint at step {}", status.checkpoint.step.0))
+        }
+        None => say("no checkpoint yet"),
+    }
+    let mut table = Table::new();
+
+    table
+        .load_style(presets::UTF8_BORDERS_ONLY)
+        .set_header(["node", "slot", "pid", "rank", "at", "state", "entered", "applied", "shadows", "heard"]);
+    for node in &status.nodes {
+        let heard = format!("{} ms ago", node.heard_ago_ms);
+        let state = if node.silent {
+            " (silent)"
+        } else if node.draining {
+            " (left)"
+        } else {
+            ""
+        };
+        if node.workers.is_empty() {
+            let name = format!("{}{state}", node.node.0);
+            table.add_row([&name, "", "", "", "", "no ranks", "", "", "", &heard]);
+        }
+        for worker in &node.workers {
+            table.add_row(row(&format!("{}{state}", node.node.0), worker, &heard));
+        }
+    }
+    say(table);
+    for timeline in &status.timelines {
+        say(super::coordinator::incident(&IncidentLine::from(timeline)));
+    }
+}
+
+fn row(node: &str, worker: &WorkerStatus, heard: &str) -> [String; 10] {
+    let at = worker.coordinate.iter().flatten().filter(|(_, at)| **at > 0);
+    let at: Vec<String> = at.map(|(axis, at)| format!("{axis} {at}")).collect();
+    let state = match (worker.hangs, worker.phase, worker.rank) {
+        (true, ..) => "hangs".to_owned(),
+        (_, MemberPhase::Stopped, None) => "spare".to_owned(),
+        (_, phase, _) => format!("{phase:?}").to_lowercase(),
+    };
+    [
+        node.to_owned(),
+        worker.member.slot.to_string(),
+        worker.pid.to_string(),
+        worker.rank.map_or(String::new(), |rank| rank.to_string()),
+        at.join(" "),
+        state,
+        worker.entered.0.to_string(),
+        worker.applied.map_or(String::new(), |step| step.0.to_string()),
+        if worker.n_shadows > 0 { worker.n_shadows.to_string() } else { String::new() },
+        heard.to_owned(),
+    ]
+}
