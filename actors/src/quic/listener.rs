@@ -1,5 +1,6 @@
 //! The coordinator's side: one UDP port, on a thread of its own.
 
+use super::batch::{self, Basket};
 use super::complaint::Complaints;
 use super::frame::{self, Code};
 use super::{QuicError, accept, transport};
@@ -18,6 +19,7 @@ use phalanx_strategies::elastic::timing::Timing;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Connection, Endpoint, ServerConfig, TokioRuntime};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -77,8 +79,10 @@ pub enum Inbound {
         /// From where.
         peer: SocketAddr,
     },
-    /// A node reports; that it is the one that the report names has been checked (`Q-2`).
+    /// A node has news. That it is the one that the report names has been checked (`Q-2`).
     Report(Report),
+    /// Nodes give signs of life, which are reports like others; some milliseconds' worth of them.
+    Heartbeats(Vec<Report>),
     /// A node is no longer connected. It may come back; whether it is lost is not for the network to say.
     Disconnected {
         /// Which.
@@ -124,6 +128,7 @@ pub(super) struct Shared {
     pub(super) nodes: Mutex<BTreeMap<NodeId, Connected>>,
     pub(super) complaints: Complaints,
     pub(super) inbound: mpsc::Sender<Inbound>,
+    pub(super) basket: Basket,
     encoded: Mutex<Option<(Order, Bytes)>>,
 }
 
@@ -142,7 +147,8 @@ struct Closer {
 }
 
 impl Listener {
-    /// Opens the authority and the register, or makes them; writes the operator's credential; listens.
+    /// Opens the authority and the register, or makes them; writes the operator's credential; listens. Reads and writes
+    /// files: not for an event loop.
     ///
     /// # Errors
     /// When the directory or the address cannot be used, or the timeouts do not fit each other.
@@ -158,6 +164,7 @@ impl Listener {
             nodes: Mutex::default(),
             complaints: Complaints::new(),
             inbound,
+            basket: Basket::default(),
             encoded: Mutex::default(),
         });
         let (tx, rx) = std::sync::mpsc::channel();
@@ -315,7 +322,8 @@ fn is_same(a: &Order, b: &Order) -> bool {
 
 /// What the thread does.
 fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = match builder.enable_all().on_thread_park(batch::rest_when_busy()).build() {
         Ok(runtime) => runtime,
         Err(err) => {
             let _ = started.send(Err(QuicError::Thread(err.kind())));
@@ -333,7 +341,8 @@ fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, 
         let _ = started.send(Ok(endpoint.clone()));
         tokio::select! {
             () = accept::serve(shared, &endpoint) => endpoint.wait_idle().await,
-            () = renew(shared, &endpoint) => {}
+            never = renew(shared, &endpoint) => match never {},
+            never = batch::hand_over(shared) => match never {},
         }
     });
     // Whoever is still being served by a blocking thread is not waited for.
@@ -349,8 +358,8 @@ fn open(shared: &Shared) -> Result<Endpoint, QuicError> {
         .map_err(|err| QuicError::Bind { address, kind: err.kind() })
 }
 
-/// Replaces the coordinator's own certificate and the operator's file before they expire. Never ends.
-async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) {
+/// Replaces the coordinator's own certificate and the operator's file before they expire.
+async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
     loop {
         tokio::time::sleep(shared.config.lifetime / 3 * 2).await;
         match shared.server_config() {

@@ -100,7 +100,11 @@ impl Coordinator {
     }
 
     pub(super) fn report(&mut self) -> Report {
-        self.event("a report", |event| if let Inbound::Report(report) = event { Some(report) } else { None })
+        self.event("a report", |event| match event {
+            Inbound::Report(report) => Some(report),
+            Inbound::Heartbeats(mut reports) => reports.pop(),
+            _ => None,
+        })
     }
 
     pub(super) fn connected(&mut self) -> (NodeId, Incarnation) {
