@@ -45,6 +45,9 @@ pub enum LinkState {
     Connected(SocketAddr),
     /// It will try again; why it failed.
     Waiting(String),
+    /// It is not wanted, and says why: its certificate has expired, or a later start of this node has come. It tries
+    /// on, but whoever started it should end it or join again.
+    Refused(String),
     /// It was closed.
     Closed,
 }
@@ -210,10 +213,14 @@ impl Side {
             if since.elapsed() > detection_time {
                 backoff = BACKOFF_MIN;
             }
-            // Who is refused will be refused again; it tries on, but does not fill the other side's log.
-            let refused = matches!(err, QuicError::Refused(_));
+            if let QuicError::Refused(why) = err {
+                self.enter(LinkState::Refused(why));
+                // It will be refused again; it does not fill the other side's log.
+                tokio::time::sleep(detection_time).await;
+                continue;
+            }
             self.enter(LinkState::Waiting(err.to_string()));
-            tokio::time::sleep(if refused { detection_time } else { backoff }).await;
+            tokio::time::sleep(backoff).await;
             backoff = (backoff * 2).min(detection_time / 4);
         }
     }
@@ -226,6 +233,7 @@ impl Side {
                 match &state {
                     LinkState::Connected(address) => tracing::info!(%address, "connected to the coordinator"),
                     LinkState::Waiting(why) => tracing::warn!(%why, "not connected to a coordinator"),
+                    LinkState::Refused(why) => tracing::error!(%why, "the coordinator refuses this node"),
                     LinkState::Searching | LinkState::Closed => {}
                 }
                 *have = state;

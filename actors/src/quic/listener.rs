@@ -70,7 +70,7 @@ impl ListenerConfig {
 /// What comes in.
 #[derive(Debug)]
 pub enum Inbound {
-    /// A node is connected.
+    /// A node is connected. If it was already, this connection has taken the place of that one.
     Connected {
         /// Which.
         node: NodeId,
