@@ -265,6 +265,8 @@ impl Side {
             end = self.send_heartbeats(connection, &mut heartbeats) => end,
             end = send_news(connection, &mut news) => end,
             renewed = self.renew(connection) => return renewed.map_or_else(Next::Ended, Next::Renewed),
+            // The others may be waiting for something else than the connection.
+            err = connection.closed() => Err(err.into()),
         };
         let Err(end) = end;
         Next::Ended(end)

@@ -5,7 +5,7 @@ use super::complaint::Complaints;
 use super::frame::{self, Code};
 use super::{QuicError, accept, transport};
 use crate::trust::authority::{Authority, Validity};
-use crate::trust::credential::Grant;
+use crate::trust::credential::{Applicant, Grant};
 use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
 use crate::trust::register::Register;
@@ -268,7 +268,7 @@ impl Shared {
         self.nodes.lock().expect("nobody panics with the nodes")
     }
 
-    /// A certificate for a node, from now on.
+    /// A certificate, from now on.
     pub(super) fn grant(&self, public_key: &[u8], role: Role) -> Result<Grant, TrustError> {
         let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
         let certificate = self.authority.issue(public_key, role, validity)?;
@@ -304,13 +304,15 @@ impl Shared {
         Ok(config)
     }
 
+    /// For whoever may read the directory. The key stays, so that file and file fit at any moment.
     fn write_operator(&self) -> Result<(), TrustError> {
-        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
-        self.authority.credential(Role::Operator, validity)?.save(&self.config.dir, OPERATOR)
+        let applicant = Applicant::open(&self.config.dir, OPERATOR)?;
+        let grant = self.grant(&applicant.public_key(), Role::Operator)?;
+        applicant.granted(grant)?.save(&self.config.dir, OPERATOR)
     }
 }
 
-/// Two formations of one generation are behind one pointer, or are compared.
+/// Formations behind two pointers are taken for different; to compare them would cost as much as to encode one.
 fn is_same(a: &Order, b: &Order) -> bool {
     let formation = match (&a.formation, &b.formation) {
         (None, None) => true,

@@ -180,21 +180,21 @@ pub(super) async fn dial(addresses: &[Address], tls: rustls::ClientConfig) -> Re
 }
 
 /// Forwards datagrams to a server, unless it is cut.
-pub(super) struct Wire {
+pub(super) struct Cable {
     pub(super) address: SocketAddr,
     cut: Arc<AtomicBool>,
     end: Arc<AtomicBool>,
 }
 
-impl Wire {
-    pub(super) fn to(server: SocketAddr) -> Wire {
+impl Cable {
+    pub(super) fn to(server: SocketAddr) -> Cable {
         let front = UdpSocket::bind("127.0.0.1:0").unwrap();
         front.set_nonblocking(true).unwrap();
         let address = front.local_addr().unwrap();
         let (cut, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let state = (cut.clone(), end.clone());
         std::thread::spawn(move || forward(&front, server, &state.0, &state.1));
-        Wire { address, cut, end }
+        Cable { address, cut, end }
     }
 
     pub(super) fn cut(&self, cut: bool) {
@@ -202,7 +202,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for Cable {
     fn drop(&mut self) {
         self.end.store(true, Ordering::SeqCst);
     }

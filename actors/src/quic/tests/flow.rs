@@ -1,6 +1,6 @@
 //! What is sent arrives, whatever happens to coordinators and networks.
 
-use super::fixture::{Coordinator, HOUR, JOB, Machine, Wire, next_order, order, report, seat, until, wait};
+use super::fixture::{Cable, Coordinator, HOUR, JOB, Machine, next_order, order, report, seat, until, wait};
 use crate::quic::QuicError;
 use crate::quic::ask::Operator;
 use crate::quic::link::{Link, LinkState};
@@ -135,19 +135,36 @@ fn a_node_finds_the_restarted_coordinator_and_tells_it_all() {
 }
 
 #[test]
+fn a_node_that_takes_up_no_orders_still_finds_the_restarted_coordinator() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (_link, orders) = machine.link(coordinator.addresses(), credential.clone());
+    coordinator.connected();
+    for generation in 1..=20 {
+        coordinator.listener.order(seat(&credential).0, &order(generation)).unwrap();
+        until("as many as may wait", || (orders.len() >= 4.min(generation as usize)).then_some(()));
+    }
+
+    let mut coordinator = coordinator.restart();
+
+    assert_eq!(coordinator.connected(), seat(&credential));
+}
+
+#[test]
 fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
     let mut coordinator = Coordinator::with(|config| config.timing = Timing::derive(Duration::from_secs(30)));
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let wire = Wire::to(coordinator.listener.address());
-    let (link, _orders) = machine.link(vec![wire.address.into()], credential.clone());
+    let cable = Cable::to(coordinator.listener.address());
+    let (link, _orders) = machine.link(vec![cable.address.into()], credential.clone());
     coordinator.connected();
 
     // It dies without a good-bye.
-    wire.cut(true);
+    cable.cut(true);
     let mut coordinator = coordinator.restart();
     let since = Instant::now();
-    wire.cut(false);
+    cable.cut(false);
     link.heartbeat(&report(&credential, 1)).unwrap();
     coordinator.connected();
 
@@ -176,16 +193,16 @@ fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let wire = Wire::to(coordinator.listener.address());
-    let (link, _orders) = machine.link(vec![wire.address.into()], credential.clone());
+    let cable = Cable::to(coordinator.listener.address());
+    let (link, _orders) = machine.link(vec![cable.address.into()], credential.clone());
     coordinator.connected();
 
-    wire.cut(true);
+    cable.cut(true);
     let since = Instant::now();
     coordinator.event("the loss", |event| matches!(event, Inbound::Disconnected { .. }).then_some(()));
     until("the loss at the node", || matches!(*link.state().borrow(), LinkState::Waiting(_)).then_some(()));
     let noticed = since.elapsed();
-    wire.cut(false);
+    cable.cut(false);
 
     assert_eq!(coordinator.connected(), seat(&credential));
     let detection_time = Timing::default().detection_time;
