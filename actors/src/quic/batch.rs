@@ -14,9 +14,9 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::error::TrySendError;
 
 /// How long the thread rests; a message is late by at most that, if there are many.
-const REST: Duration = Duration::from_millis(2);
+const REST: Duration = Duration::from_millis(1);
 /// It is woken often if it was woken so shortly after it last went to sleep.
-const OFTEN: Duration = Duration::from_millis(5);
+const OFTEN: Duration = Duration::from_millis(3);
 
 /// What a thread does each time before it sleeps.
 pub(super) fn rest_when_busy() -> impl Fn() + Send + Sync + 'static {
