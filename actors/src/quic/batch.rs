@@ -1,33 +1,26 @@
 //! Doing many small things at once when there are many.
 //!
-//! Heartbeats of a thousand nodes arrive every 100 µs. To be woken for one and to sleep again costs several times what
-//! it costs to handle it, and so does waking another thread to hand it over. So the listener's thread rests for a moment
-//! before it sleeps, if it was woken just before; and heartbeats are handed over by the basket. What comes after a
-//! silence is handled immediately, and news never waits for a basket.
+//! Heartbeats of a thousand nodes arrive every 100 µs. To be woken for one and to sleep again costs more than to handle
+//! it, and so does waking another thread to hand it over. So heartbeats are handed over by the basket, and while baskets
+//! are full the listener's thread rests for a moment before it sleeps: what arrives meanwhile is read at once. News of
+//! a large job is late by at most that moment; in a small one nothing waits.
 
 use super::listener::{Inbound, Shared};
 use phalanx_strategies::elastic::message::Report;
+use phalanx_strategies::elastic::timing::Timing;
 use std::convert::Infallible;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// How long the thread rests; a message is late by at most that, if there are many.
-const REST: Duration = Duration::from_millis(1);
-/// It is woken often if it was woken so shortly after it last went to sleep.
-const OFTEN: Duration = Duration::from_millis(3);
+/// With so many heartbeats in a basket it is worth while to rest. At the default timing that is from 160 nodes on.
+const FULL: usize = 8;
 
-/// What a thread does each time before it sleeps.
-pub(super) fn rest_when_busy() -> impl Fn() + Send + Sync + 'static {
-    let last = Mutex::new(Instant::now());
-    move || {
-        let mut last = last.lock().expect("nobody panics while resting");
-        if last.elapsed() < OFTEN {
-            std::thread::sleep(REST);
-        }
-        *last = Instant::now();
-    }
+/// How long a basket is open, and how long the thread rests. Nobody counts on more precision.
+fn moment(timing: &Timing) -> Duration {
+    timing.heartbeat / 20
 }
 
 /// Heartbeats that wait to be handed over.
@@ -35,6 +28,8 @@ pub(super) fn rest_when_busy() -> impl Fn() + Send + Sync + 'static {
 pub(super) struct Basket {
     reports: Mutex<Vec<Report>>,
     first: Notify,
+    /// Whether the last one was.
+    full: AtomicBool,
 }
 
 impl Basket {
@@ -45,15 +40,23 @@ impl Basket {
         }
         reports.push(report);
     }
+
+    /// What the listener's thread does before it sleeps.
+    pub(super) fn rest_if_full(&self, timing: &Timing) {
+        if self.full.load(Ordering::Relaxed) {
+            std::thread::sleep(moment(timing));
+        }
+    }
 }
 
-/// Empties the basket a twentieth of a heartbeat after the first one came; nobody counts on more precision.
+/// Empties the basket a moment after the first heartbeat came.
 pub(super) async fn hand_over(shared: &Shared) -> Infallible {
     let basket = &shared.basket;
     loop {
         basket.first.notified().await;
-        tokio::time::sleep(shared.config.timing.heartbeat / 20).await;
+        tokio::time::sleep(moment(&shared.config.timing)).await;
         let reports = std::mem::take(&mut *basket.reports.lock().expect("nobody panics with the basket"));
+        basket.full.store(reports.len() >= FULL, Ordering::Relaxed);
         // Whoever handles them is behind; the next ones say the same.
         if let Err(TrySendError::Full(Inbound::Heartbeats(reports))) =
             shared.inbound.try_send(Inbound::Heartbeats(reports))

@@ -325,7 +325,9 @@ fn is_same(a: &Order, b: &Order) -> bool {
 /// What the thread does.
 fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = match builder.enable_all().on_thread_park(batch::rest_when_busy()).build() {
+    let resting = shared.clone();
+    builder.enable_all().on_thread_park(move || resting.basket.rest_if_full(&resting.config.timing));
+    let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(err) => {
             let _ = started.send(Err(QuicError::Thread(err.kind())));

@@ -139,8 +139,16 @@ impl Machine {
     }
 
     pub(super) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<Order>) {
-        let config =
-            LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing: Timing::default(), n_orders_max: 4 };
+        self.link_within(Timing::default(), addresses, credential)
+    }
+
+    pub(super) fn link_within(
+        &self,
+        timing: Timing,
+        addresses: Vec<Address>,
+        credential: Credential,
+    ) -> (Link, Receiver<Order>) {
+        let config = LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing, n_orders_max: 4 };
         Link::start(config, credential).unwrap()
     }
 }
