@@ -45,6 +45,9 @@ pub enum LinkState {
     Connected(SocketAddr),
     /// It will try again; why it failed.
     Waiting(String),
+    /// It is not wanted, and says why: its certificate has expired, or a later start of this node has come. It tries
+    /// on, but whoever started it should end it or join again.
+    Refused(String),
     /// It was closed.
     Closed,
 }
@@ -54,12 +57,9 @@ pub enum LinkState {
 pub struct Link {
     outbox: Outbox,
     state: watch::Receiver<LinkState>,
-    closer: Arc<Closer>,
-}
-
-struct Closer {
-    close: watch::Sender<bool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// The side ends when this says so, or is gone.
+    close: Arc<watch::Sender<bool>>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
 /// Reports that are to be sent: the newest of each sort (`Q-5`).
@@ -77,30 +77,53 @@ struct Letter {
 }
 
 impl Link {
-    /// Starts to look for a coordinator.
+    /// Starts to look for a coordinator, on a thread of its own.
     ///
     /// # Errors
     /// When there is no thread for it, or the timeouts do not fit each other.
     pub fn start(config: LinkConfig, credential: Credential) -> Result<(Link, mpsc::Receiver<Order>), QuicError> {
-        config.timing.check()?;
-        let (tx, orders) = mpsc::channel(config.n_orders_max);
-        let outbox = Outbox { heartbeat: watch::Sender::default(), news: watch::Sender::default() };
-        let (state, states) = watch::channel(LinkState::Searching);
-        let (close, closed) = watch::channel(false);
-        let side = Side { config, credential, outbox: outbox.clone(), orders: tx, state, sockets: Sockets::default() };
+        let (mut link, orders, side) = Link::new(config, credential)?;
         let log = tracing::dispatcher::get_default(Clone::clone);
         // The runtime is made here, so that there is an error to return; it is used on the thread only.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|err| QuicError::Thread(err.kind()))?;
         let thread = std::thread::Builder::new().name("phalanx-link".to_owned()).spawn(move || {
             tracing::dispatcher::with_default(&log, || {
-                runtime.block_on(side.run(closed));
+                runtime.block_on(side);
                 runtime.shutdown_background();
             });
         });
-        let thread = thread.map_err(|err| QuicError::Thread(err.kind()))?;
-        let closer = Arc::new(Closer { close, thread: Mutex::new(Some(thread)) });
-        Ok((Link { outbox, state: states, closer }, orders))
+        link.thread = Arc::new(Mutex::new(Some(thread.map_err(|err| QuicError::Thread(err.kind()))?)));
+        Ok((link, orders))
+    }
+
+    /// Starts to look for a coordinator, on the event loop of the caller: for programs with thousands of nodes. What
+    /// else that loop does delays signs of life.
+    ///
+    /// # Errors
+    /// When the timeouts do not fit each other.
+    ///
+    /// # Panics
+    /// When the caller is not on an event loop.
+    pub fn spawn(config: LinkConfig, credential: Credential) -> Result<(Link, mpsc::Receiver<Order>), QuicError> {
+        let (link, orders, side) = Link::new(config, credential)?;
+        tokio::spawn(side);
+        Ok((link, orders))
+    }
+
+    fn new(
+        config: LinkConfig,
+        credential: Credential,
+    ) -> Result<(Link, mpsc::Receiver<Order>, impl Future<Output = ()> + Send + 'static), QuicError> {
+        config.timing.check()?;
+        let (tx, orders) = mpsc::channel(config.n_orders_max);
+        let outbox = Outbox { heartbeat: watch::Sender::default(), news: watch::Sender::default() };
+        let (state, states) = watch::channel(LinkState::Searching);
+        let (close, closed) = watch::channel(false);
+        let sockets = Sockets::default();
+        let side = Side { config, credential, outbox: outbox.clone(), orders: tx, state, sockets };
+        let link = Link { outbox, state: states, close: Arc::new(close), thread: Arc::default() };
+        Ok((link, orders, side.run(closed)))
     }
 
     /// Sends a sign of life, which may get lost; there will be another one.
@@ -128,10 +151,10 @@ impl Link {
         self.state.clone()
     }
 
-    /// Says good-bye and waits until that is sent: not for an event loop.
+    /// Says good-bye. If it has a thread, waits until that is sent: not for an event loop.
     pub fn close(&self) {
-        self.closer.close.send_replace(true);
-        let thread = self.closer.thread.lock().expect("nobody panics while joining").take();
+        self.close.send_replace(true);
+        let thread = self.thread.lock().expect("nobody panics while joining").take();
         if let Some(Err(panic)) = thread.map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
         }
@@ -190,10 +213,14 @@ impl Side {
             if since.elapsed() > detection_time {
                 backoff = BACKOFF_MIN;
             }
-            // Who is refused will be refused again; it tries on, but does not fill the other side's log.
-            let refused = matches!(err, QuicError::Refused(_));
+            if let QuicError::Refused(why) = err {
+                self.enter(LinkState::Refused(why));
+                // It will be refused again; it does not fill the other side's log.
+                tokio::time::sleep(detection_time).await;
+                continue;
+            }
             self.enter(LinkState::Waiting(err.to_string()));
-            tokio::time::sleep(if refused { detection_time } else { backoff }).await;
+            tokio::time::sleep(backoff).await;
             backoff = (backoff * 2).min(detection_time / 4);
         }
     }
@@ -206,6 +233,7 @@ impl Side {
                 match &state {
                     LinkState::Connected(address) => tracing::info!(%address, "connected to the coordinator"),
                     LinkState::Waiting(why) => tracing::warn!(%why, "not connected to a coordinator"),
+                    LinkState::Refused(why) => tracing::error!(%why, "the coordinator refuses this node"),
                     LinkState::Searching | LinkState::Closed => {}
                 }
                 *have = state;
@@ -237,6 +265,8 @@ impl Side {
             end = self.send_heartbeats(connection, &mut heartbeats) => end,
             end = send_news(connection, &mut news) => end,
             renewed = self.renew(connection) => return renewed.map_or_else(Next::Ended, Next::Renewed),
+            // The others may be waiting for something else than the connection.
+            err = connection.closed() => Err(err.into()),
         };
         let Err(end) = end;
         Next::Ended(end)

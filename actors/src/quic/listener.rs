@@ -1,10 +1,11 @@
 //! The coordinator's side: one UDP port, on a thread of its own.
 
+use super::batch::{self, Basket};
 use super::complaint::Complaints;
 use super::frame::{self, Code};
 use super::{QuicError, accept, transport};
 use crate::trust::authority::{Authority, Validity};
-use crate::trust::credential::Grant;
+use crate::trust::credential::{Applicant, Grant};
 use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
 use crate::trust::register::Register;
@@ -18,6 +19,7 @@ use phalanx_strategies::elastic::timing::Timing;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Connection, Endpoint, ServerConfig, TokioRuntime};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -71,7 +73,7 @@ impl ListenerConfig {
 /// What comes in.
 #[derive(Debug)]
 pub enum Inbound {
-    /// A node is connected.
+    /// A node is connected. If it was already, this connection has taken the place of that one.
     Connected {
         /// Which.
         node: NodeId,
@@ -80,8 +82,10 @@ pub enum Inbound {
         /// From where.
         peer: SocketAddr,
     },
-    /// A node reports; that it is the one that the report names has been checked (`Q-2`).
+    /// A node has news. That it is the one that the report names has been checked (`Q-2`).
     Report(Report),
+    /// Nodes give signs of life, which are reports like others; some milliseconds' worth of them.
+    Heartbeats(Vec<Report>),
     /// A node is no longer connected. It may come back; whether it is lost is not for the network to say.
     Disconnected {
         /// Which.
@@ -130,6 +134,7 @@ pub(super) struct Shared {
     pub(super) nodes: Mutex<BTreeMap<NodeId, Connected>>,
     pub(super) complaints: Complaints,
     pub(super) inbound: mpsc::Sender<Inbound>,
+    pub(super) basket: Basket,
     encoded: Mutex<Option<(Order, Bytes)>>,
 }
 
@@ -148,7 +153,8 @@ struct Closer {
 }
 
 impl Listener {
-    /// Opens the authority and the register, or makes them; writes the operator's credential; listens.
+    /// Opens the authority and the register, or makes them; writes the operator's credential; listens. Reads and writes
+    /// files: not for an event loop.
     ///
     /// # Errors
     /// When the directory or the address cannot be used, or the timeouts do not fit each other.
@@ -164,6 +170,7 @@ impl Listener {
             nodes: Mutex::default(),
             complaints: Complaints::new(),
             inbound,
+            basket: Basket::default(),
             encoded: Mutex::default(),
         });
         let (tx, rx) = std::sync::mpsc::channel();
@@ -267,7 +274,7 @@ impl Shared {
         self.nodes.lock().expect("nobody panics with the nodes")
     }
 
-    /// A certificate for a node, from now on.
+    /// A certificate, from now on.
     pub(super) fn grant(&self, public_key: &[u8], role: Role) -> Result<Grant, TrustError> {
         let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
         let certificate = self.authority.issue(public_key, role, validity)?;
@@ -304,13 +311,15 @@ impl Shared {
         Ok(config)
     }
 
+    /// For whoever may read the directory. The key stays, so that file and file fit at any moment.
     fn write_operator(&self) -> Result<(), TrustError> {
-        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
-        self.authority.credential(Role::Operator, validity)?.save(&self.config.dir, OPERATOR)
+        let applicant = Applicant::open(&self.config.dir, OPERATOR)?;
+        let grant = self.grant(&applicant.public_key(), Role::Operator)?;
+        applicant.granted(grant)?.save(&self.config.dir, OPERATOR)
     }
 }
 
-/// Two formations of one generation are behind one pointer, or are compared.
+/// Formations behind two pointers are taken for different; to compare them would cost as much as to encode one.
 fn is_same(a: &Order, b: &Order) -> bool {
     let formation = match (&a.formation, &b.formation) {
         (None, None) => true,
@@ -322,7 +331,10 @@ fn is_same(a: &Order, b: &Order) -> bool {
 
 /// What the thread does.
 fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let resting = shared.clone();
+    builder.enable_all().on_thread_park(move || resting.basket.rest_if_full(&resting.config.timing));
+    let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(err) => {
             let _ = started.send(Err(QuicError::Thread(err.kind())));
@@ -340,7 +352,8 @@ fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, 
         let _ = started.send(Ok(endpoint.clone()));
         tokio::select! {
             () = accept::serve(shared, &endpoint) => endpoint.wait_idle().await,
-            () = renew(shared, &endpoint) => {}
+            never = renew(shared, &endpoint) => match never {},
+            never = batch::hand_over(shared) => match never {},
         }
     });
     // Whoever is still being served by a blocking thread is not waited for.
@@ -356,8 +369,8 @@ fn open(shared: &Shared) -> Result<Endpoint, QuicError> {
         .map_err(|err| QuicError::Bind { address, kind: err.kind() })
 }
 
-/// Replaces the coordinator's own certificate and the operator's file before they expire. Never ends.
-async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) {
+/// Replaces the coordinator's own certificate and the operator's file before they expire.
+async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
     loop {
         tokio::time::sleep(shared.config.lifetime / 3 * 2).await;
         match shared.server_config() {

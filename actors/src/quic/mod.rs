@@ -4,6 +4,7 @@
 //! - [`listener`]: the coordinator's side; `accept` tells members from strangers, `node` and `operator` serve them;
 //! - [`link`]: the node's side; reconnects for ever; [`enrol`]: how a machine becomes a node;
 //! - [`ask`]: the operator's side;
+//! - `batch`: what makes heartbeats cheap; `complaint`: refusals in the log;
 //! - `transport`: QUIC's parameters, all from `Timing`; `frame`: one message, one stream; `dial`: whoever answers first.
 //!
 //! A message is a stream of its own: it ends where the stream ends, it is lost or late without holding up others, and
@@ -31,6 +32,7 @@ use std::net::SocketAddr;
 
 mod accept;
 pub mod ask;
+mod batch;
 mod complaint;
 mod dial;
 pub mod enrol;

@@ -11,7 +11,6 @@ use phalanx_strategies::elastic::message::Report;
 use quinn::Connection;
 use std::convert::Infallible;
 use std::time::SystemTime;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::watch;
 
 /// Serves a node until its connection ends.
@@ -98,13 +97,7 @@ impl Speaker<'_> {
 async fn heartbeats(speaker: &Speaker<'_>, connection: &Connection) -> Result<Infallible, End> {
     loop {
         let frame = connection.read_datagram().await?;
-        let report = speaker.report(&frame)?;
-        match speaker.shared.inbound.try_send(Inbound::Report(report)) {
-            Ok(()) => {}
-            // Whoever handles them is behind; the next heartbeat says the same.
-            Err(TrySendError::Full(_)) => tracing::trace!(name = %speaker.name, "dropped a heartbeat"),
-            Err(TrySendError::Closed(_)) => {}
-        }
+        speaker.shared.basket.put(speaker.report(&frame)?);
     }
 }
 

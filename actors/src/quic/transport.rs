@@ -2,7 +2,7 @@
 
 use super::QuicError;
 use phalanx_strategies::elastic::timing::Timing;
-use quinn::{EndpointConfig, IdleTimeout, TransportConfig, VarInt};
+use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, TransportConfig, VarInt};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,8 @@ const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 
 /// What both sides have in common.
 fn common(timing: &Timing) -> TransportConfig {
+    let mut at_once = AckFrequencyConfig::default();
+    at_once.ack_eliciting_threshold(0_u32.into());
     let mut config = TransportConfig::default();
     let idle = IdleTimeout::try_from(timing.detection_time).unwrap_or_else(|_| VarInt::MAX.into());
     config
@@ -36,6 +38,8 @@ fn common(timing: &Timing) -> TransportConfig {
         .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
         .max_concurrent_uni_streams(MESSAGES_MAX.into())
+        // Acknowledged at once, while the connection is at hand; later would be another turn, for each heartbeat.
+        .ack_frequency_config(Some(at_once))
         .allow_spin(false);
     config
 }

@@ -1,5 +1,7 @@
 //! A certificate with its private key and the authority that it is of: all that a member needs to show itself and to
 //! know the others.
+//!
+//! They are kept in two files. Each is replaced in one step, and the key is written once, so they fit at any moment.
 
 use super::authority::{new_key, read_key};
 use super::name::Certified;
@@ -95,7 +97,8 @@ impl Credential {
         PrivatePkcs8KeyDer::from(self.key.clone()).into()
     }
 
-    /// Keeps it in two files of a directory, `NAME.key` and `NAME.grant`.
+    /// Keeps it in two files of a directory, `NAME.key` and `NAME.grant`. The key ought to be there already
+    /// ([`Applicant::open`]).
     ///
     /// # Errors
     /// When the system refuses.
@@ -152,6 +155,11 @@ impl Applicant {
             }
         };
         Ok(Applicant { key })
+    }
+
+    /// The public key in X.509 form.
+    pub fn public_key(&self) -> Vec<u8> {
+        self.key.subject_public_key_info()
     }
 
     /// A request that shows that the private key is here; it asks for nothing else (`A-3`).
@@ -215,12 +223,11 @@ mod tests {
     #[test]
     fn an_applicant_keeps_its_key() {
         let dir = tempfile::tempdir().unwrap();
-        let key = |applicant: &Applicant| applicant.key.subject_public_key_info();
 
         let first = Applicant::open(dir.path(), "node").unwrap();
         let second = Applicant::open(dir.path(), "node").unwrap();
 
-        assert_eq!(key(&first), key(&second));
+        assert_eq!(first.public_key(), second.public_key());
     }
 
     #[test]

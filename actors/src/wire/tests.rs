@@ -172,6 +172,48 @@ fn the_bytes_of_version_one_are_these() {
     assert_eq!(frame, expected);
 }
 
+// W-3
+#[test]
+fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
+    let shard = Shard { stage: 1, tensor: 2, part: 3, n_parts: 4 };
+    let worker = Worker { member: MemberId { node: NodeId(5), slot: 6 }, incarnation: Incarnation(7) };
+    let member = MemberReport {
+        worker,
+        hangs: true,
+        generation: Generation(8),
+        phase: MemberPhase::Ready,
+        entered: Step(9),
+        promise: Promise {
+            entered: Generation(10),
+            applied: Some(Version { lineage: Generation(11), step: Step(12) }),
+            voted: Some(Vote { generation: Generation(13), step: Step(14) }),
+        },
+        holds: vec![shard],
+        saved: Some(Part { of: Checkpoint { generation: Generation(15), step: Step(16) }, shard }),
+    };
+    let report = Report { members: vec![member], ..small_report() };
+    let sources = [
+        Source::Replica(worker),
+        Source::Shadow(worker),
+        Source::Survivor(worker, shard),
+        Source::Disk(Checkpoint { generation: Generation(17), step: Step(18) }),
+    ];
+    let formation =
+        Formation { transfers: vec![sources.map(|source| Transfer { shard, source }).to_vec()], ..world(1, 0) };
+    let id = OrderId { term: Term(1), generation: Generation(2), stage: Stage::Form };
+    let order = Order { job: JobId(7), id, formation: Some(Arc::new(formation)), evict: vec![worker] };
+
+    let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
+    assert_eq!(
+        hex(encode(&report)),
+        "7078010107fb2c01fc70110100050102020101050607010802090a010b0c010d0e0101020304010f1001020304"
+    );
+    assert_eq!(
+        hex(encode(&order)),
+        "707801020701020101fc000010000101010101010000fd00000000000200000000fc00001000010203070001030700010104010203040005060701020304010506070102030402050607010203040102030403111201050607"
+    );
+}
+
 // W-2
 #[test]
 fn each_defect_is_named() {

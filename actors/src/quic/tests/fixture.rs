@@ -100,7 +100,11 @@ impl Coordinator {
     }
 
     pub(super) fn report(&mut self) -> Report {
-        self.event("a report", |event| if let Inbound::Report(report) = event { Some(report) } else { None })
+        self.event("a report", |event| match event {
+            Inbound::Report(report) => Some(report),
+            Inbound::Heartbeats(mut reports) => reports.pop(),
+            _ => None,
+        })
     }
 
     pub(super) fn connected(&mut self) -> (NodeId, Incarnation) {
@@ -135,8 +139,16 @@ impl Machine {
     }
 
     pub(super) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<Order>) {
-        let config =
-            LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing: Timing::default(), n_orders_max: 4 };
+        self.link_within(Timing::default(), addresses, credential)
+    }
+
+    pub(super) fn link_within(
+        &self,
+        timing: Timing,
+        addresses: Vec<Address>,
+        credential: Credential,
+    ) -> (Link, Receiver<Order>) {
+        let config = LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing, n_orders_max: 4 };
         Link::start(config, credential).unwrap()
     }
 }
@@ -176,21 +188,21 @@ pub(super) async fn dial(addresses: &[Address], tls: rustls::ClientConfig) -> Re
 }
 
 /// Forwards datagrams to a server, unless it is cut.
-pub(super) struct Wire {
+pub(super) struct Cable {
     pub(super) address: SocketAddr,
     cut: Arc<AtomicBool>,
     end: Arc<AtomicBool>,
 }
 
-impl Wire {
-    pub(super) fn to(server: SocketAddr) -> Wire {
+impl Cable {
+    pub(super) fn to(server: SocketAddr) -> Cable {
         let front = UdpSocket::bind("127.0.0.1:0").unwrap();
         front.set_nonblocking(true).unwrap();
         let address = front.local_addr().unwrap();
         let (cut, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let state = (cut.clone(), end.clone());
         std::thread::spawn(move || forward(&front, server, &state.0, &state.1));
-        Wire { address, cut, end }
+        Cable { address, cut, end }
     }
 
     pub(super) fn cut(&self, cut: bool) {
@@ -198,7 +210,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for Cable {
     fn drop(&mut self) {
         self.end.store(true, Ordering::SeqCst);
     }
