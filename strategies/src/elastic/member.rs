@@ -73,6 +73,7 @@ pub struct Schedule {
 pub struct Member {
     job: JobId,
     worker: Worker,
+    pid: Option<u32>,
     address: Option<SocketAddr>,
     schedule: Schedule,
     order: OrderId,
@@ -104,6 +105,7 @@ impl Member {
         Member {
             job,
             worker,
+            pid: None,
             address,
             schedule,
             order: OrderId::default(),
@@ -119,6 +121,12 @@ impl Member {
         }
     }
 
+    /// The same, as a process of which the kernel has this number.
+    #[must_use]
+    pub fn with_pid(self, pid: u32) -> Member {
+        Member { pid: Some(pid), ..self }
+    }
+
     /// What it is at.
     pub fn report(&self) -> MemberReport {
         // The own shard first: it is what tells a replica from a shadow.
@@ -127,6 +135,7 @@ impl Member {
         let rest = self.holds.iter().copied().filter(|shard| Some(*shard) != first);
         MemberReport {
             worker: self.worker,
+            pid: self.pid,
             address: self.address,
             hangs: false,
             generation: self.order.generation,
@@ -137,6 +146,11 @@ impl Member {
             saved: self.saved,
             failure: self.failure.clone(),
         }
+    }
+
+    /// What it has been told that the operator wants.
+    pub fn wishes(&self) -> Wishes {
+        self.wishes
     }
 
     /// The world in which it has a seat, and its rank.
@@ -387,7 +401,7 @@ impl Member {
                 self.phase = MemberPhase::Running;
                 self.commands.push_back(Command::Report);
                 let (generation, step) = (formation.generation, formation.base.step);
-                let last = self.is_last(step);
+                let last = self.is_last(step) || formation.rests;
                 if last {
                     // The world before has done the last step, and may not have saved it.
                     self.save(generation, step);
@@ -449,6 +463,7 @@ mod tests {
             transfers: from_disk(&holds, Checkpoint::default()),
             holds,
             n_saves: 0,
+            rests: false,
         })
     }
 

@@ -288,6 +288,7 @@ mod tests {
     fn report(node: u32, boot: u64, number: u64, incarnations: &[u64]) -> Report {
         let member = |(slot, incarnation): (usize, &u64)| MemberReport {
             worker: worker(node, slot as u32, *incarnation),
+            pid: None,
             address: None,
             hangs: false,
             generation: Generation(0),

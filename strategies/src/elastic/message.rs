@@ -36,6 +36,8 @@ pub struct Report {
 pub struct MemberReport {
     /// Who.
     pub worker: Worker,
+    /// The process, as the kernel of its machine calls it.
+    pub pid: Option<u32>,
     /// Where its peers reach its tensors, if they can.
     pub address: Option<SocketAddr>,
     /// Whether it has ceased to give its supervisor signs of life.
@@ -168,6 +170,8 @@ pub struct Formation {
     pub transfers: Vec<Vec<Transfer>>,
     /// How many of the checkpoints that were asked for are complete; the world owes the others.
     pub n_saves: u64,
+    /// Whether it does not train, but makes the state that it begins from durable and ends: too few members will stay.
+    pub rests: bool,
 }
 
 impl Formation {
@@ -193,6 +197,8 @@ pub struct Record {
     /// The latest world that anybody may have been told of.
     #[serde(with = "shared")]
     pub formation: Option<Arc<Formation>>,
+    /// Whether that world was ended before anybody was told to train in it: then it has committed nothing.
+    pub idle: bool,
     /// The latest complete checkpoint; the initial weights count as one.
     pub checkpoint: Checkpoint,
     /// Why the latest generation was begun, if it has not resumed.
@@ -209,6 +215,16 @@ pub struct Record {
     pub n_crashes: u32,
     /// How the job ended, if it has.
     pub ending: Option<Ending>,
+}
+
+impl Record {
+    /// The record of the same job if it is to go on after its end: from its checkpoint, and as if nothing had been asked
+    /// of it.
+    #[must_use]
+    pub fn reopened(self) -> Record {
+        let Record { term, generation, checkpoint, .. } = self;
+        Record { term, generation, checkpoint, ..Record::default() }
+    }
 }
 
 /// How a job ended.

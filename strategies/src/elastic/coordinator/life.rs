@@ -52,7 +52,7 @@ impl Coordinator {
                         self.trouble(cause, healthy);
                     }
                 }
-                Change::Drains(node) if self.seats.iter().any(|worker| worker.member.node == node) => {
+                Change::Drains(node) if !self.rests() && self.seats.iter().any(|worker| worker.member.node == node) => {
                     self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
                 }
                 _ => {}
@@ -107,7 +107,9 @@ impl Coordinator {
                     self.complete = self.manifests.handle_part(part).or(self.complete);
                 }
                 // A world whose end is being written down does not resume.
-                let ends = self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
+                // One that rests does not either.
+                let rests = self.record.formation.as_ref().is_some_and(|formation| formation.rests);
+                let ends = rests || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
                 if let Some(incident) = self.incident.take_if(|_| !ends) {
                     let step = self.record.formation.as_ref().map(|f| f.base.step).unwrap_or_default();
                     let timeline = incident.close(now, generation, step);
@@ -196,6 +198,10 @@ impl Coordinator {
             let n_saves = self.n_saves_with(checkpoint);
             self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
         } else if self.all_done() {
+            if self.rests() {
+                self.rest(now);
+                return false;
+            }
             self.finish();
             return true;
         } else if self.incident.is_none() && self.record.cause.is_some() {
@@ -219,7 +225,8 @@ impl Coordinator {
         self.manifests.abandon();
         self.complete = None;
         let generation = self.record.generation.next();
-        self.write(Record { generation, cause, n_crashes, ..self.record.clone() }, Purpose::Stop);
+        let idle = self.record.idle || matches!(self.phase, Phase::Healing { .. });
+        self.write(Record { generation, cause, n_crashes, idle, ..self.record.clone() }, Purpose::Stop);
         false
     }
 
@@ -232,6 +239,9 @@ impl Coordinator {
             // For whose sake the world ends; without them it would only be formed again.
             let others = self.membership.alive().map(|member| member.worker);
             waiting.extend(others.filter(|worker| !self.drains(worker.member.node)));
+        }
+        if self.record.formation.is_none() {
+            self.seats.clear();
         }
         self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
         self.enter(now, IncidentPhase::Abort);
@@ -248,7 +258,7 @@ impl Coordinator {
                     return true;
                 }
                 let formation = Some(Arc::new(formation));
-                self.write(Record { formation, n_crashes, ..self.record.clone() }, Purpose::Form);
+                self.write(Record { formation, n_crashes, idle: false, ..self.record.clone() }, Purpose::Form);
             }
             Err(blocked) => {
                 let remaining = match blocked {
@@ -291,7 +301,7 @@ impl Coordinator {
         true
     }
 
-    fn enter(&mut self, now: Instant, phase: IncidentPhase) {
+    pub(super) fn enter(&mut self, now: Instant, phase: IncidentPhase) {
         if let Some(incident) = &mut self.incident {
             incident.enter(now, phase);
         }

@@ -16,6 +16,8 @@
 //!   released when no seat is there any more and a world runs without it.
 //! - `K-7` A job ends once: when all seats are done, when a member has failed for good, or after too many crashes in a row.
 //!   That is durable before anybody is told of it, with the first reason.
+//! - `K-8` If too few members would stay for any world, those that are to leave first make the state durable: nothing that
+//!   was committed is lost with them.
 
 mod ending;
 mod life;

@@ -66,6 +66,8 @@ pub struct WorkerStatus {
     pub rank: Option<usize>,
     /// Where that is, by axis.
     pub coordinate: Option<BTreeMap<String, usize>>,
+    /// The process, as the kernel of its machine calls it.
+    pub pid: Option<u32>,
     /// Where its tensors are reached.
     pub address: Option<SocketAddr>,
     /// The latest generation that it has been told of.
@@ -143,6 +145,7 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
         incarnation: member.worker.incarnation,
         rank,
         coordinate,
+        pid: member.pid,
         address: member.address,
         generation: member.generation,
         phase: member.phase,
