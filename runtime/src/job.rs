@@ -24,7 +24,7 @@ use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
@@ -99,7 +99,8 @@ pub struct Report {
 #[derive(Debug, Default)]
 pub struct Control {
     pub(crate) stop: AtomicBool,
-    pub(crate) save: AtomicBool,
+    /// How often it was asked for.
+    pub(crate) saves: AtomicU64,
 }
 
 impl Control {
@@ -110,7 +111,7 @@ impl Control {
 
     /// Save a checkpoint after the step.
     pub fn save(&self) {
-        self.save.store(true, Ordering::Release);
+        self.saves.fetch_add(1, Ordering::Release);
     }
 }
 

@@ -4,6 +4,7 @@ use crate::mesh::{Axis, Place};
 use crate::passes::accumulate::{Chunk, accumulate};
 use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
 use crate::passes::clip::{clip, complete_loss};
+use crate::passes::commit::{Turn, commit};
 use crate::passes::compact::compact;
 use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens};
 use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microbatch};
@@ -19,6 +20,7 @@ use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
 use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
+use crate::passes::shadow::shadow;
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::pipeline::{ScheduleKind, Slot, Work, order};
 use crate::program::{Instr, Program, Role};
@@ -153,8 +155,10 @@ fn check_reproducible(parallel: &Parallel, place: &Place) -> Result<(), CompileE
 pub struct Compiled {
     /// What runs.
     pub program: Program,
-    /// Where it runs.
+    /// Where its values lie.
     pub layout: Layout,
+    /// Where it begins to change state.
+    pub turn: Turn,
 }
 
 /// Compiles the training step of a forward program that ends at a loss.
@@ -240,6 +244,21 @@ pub fn compile_forward(
     finish(program, 1, scratch_bytes)
 }
 
+/// Compiles what a rank runs that keeps a copy of the state of the rank of `step`.
+///
+/// # Errors
+/// [`CompileError::Verify`], if a pass built an ill-formed program.
+pub fn compile_shadow(
+    step: &Compiled,
+    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
+) -> Result<Compiled, CompileError> {
+    let program = shadow(&step.program, &step.turn);
+    verify(&program)?;
+    let layout = memory(&program, scratch_bytes);
+    let end = program.instrs.len();
+    Ok(Compiled { program, layout, turn: Turn { update: 0, spread: end, end } })
+}
+
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     verify(forward)?;
     shard_tokens(forward)?;
@@ -261,8 +280,9 @@ fn finish(
     scratch_bytes: impl Fn(&Program, &Instr) -> usize,
 ) -> Result<Compiled, CompileError> {
     overlap(&mut program, messages);
+    let turn = commit(&mut program);
     compact(&mut program);
     verify(&program)?;
     let layout = memory(&program, scratch_bytes);
-    Ok(Compiled { program, layout })
+    Ok(Compiled { program, layout, turn })
 }

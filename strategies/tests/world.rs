@@ -3,14 +3,15 @@
 #[allow(dead_code)] // what it checks of layouts is not asked here
 mod support;
 
-use phalanx_strategies::compile::{Parallel, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_shadow, compile_step};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::pipeline::ScheduleKind;
-use phalanx_strategies::program::{Op, Program};
+use phalanx_strategies::program::{Instr, Op, Program, Role, ValueId};
 use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
 use phalanx_strategies::world::{Collective, Links, Mover, Post, Rank, Step, Tensor, WorldError};
 use proptest::prelude::*;
@@ -61,8 +62,12 @@ impl Case {
         forward
     }
 
+    fn compiled(&self, rank: usize) -> Compiled {
+        compile_step(self.forward(rank), &self.spec, |_, _| 0).unwrap()
+    }
+
     fn step(&self, rank: usize) -> Program {
-        compile_step(self.forward(rank), &self.spec, |_, _| 0).unwrap().program
+        self.compiled(rank).program
     }
 
     fn evaluation(&self, rank: usize) -> Program {
@@ -75,12 +80,20 @@ impl Case {
 }
 
 /// What a rank starts, and of how many tensors. Left out are the sums of key/value heads that several tensor-parallel
-/// ranks hold, which are of those shards only in which such heads lie; sizes differ where parts are uneven.
+/// ranks hold, which are of those shards only in which such heads lie; sizes differ where parts are uneven, and with
+/// them where one bucket of gradients ends and the next begins.
 fn starts(mut program: Program) -> Vec<(Collective, usize)> {
     program.instrs.retain(|i| matches!(i.op, Op::Start(c) if c.group.run.is_none()));
-    let trace = Trace::of(&program);
-    let start = |step| if let Step::Start(p) = step { Some((p.collective, p.tensors.len())) } else { None };
-    trace.steps.into_iter().filter_map(start).collect()
+    let mut starts: Vec<(Collective, usize)> = Vec::new();
+    for step in Trace::of(&program).steps {
+        let Step::Start(post) = step else { continue };
+        let (like, n_tensors) = (Collective { sequence: 0, ..post.collective }, post.tensors.len());
+        match starts.last_mut().filter(|(last, _)| *last == like) {
+            Some((_, n)) => *n += n_tensors,
+            None => starts.push((like, n_tensors)),
+        }
+    }
+    starts
 }
 
 fn at_once(_: &Post, _: &[u32]) -> Duration {
@@ -102,6 +115,37 @@ proptest! {
             let first = Ranks::OfEachStage.representative(&case.mesh, rank);
 
             prop_assert_eq!(starts(case.step(rank)), starts(case.step(first)), "rank {}", rank);
+        }
+    }
+
+    #[test]
+    fn a_step_changes_state_behind_its_turn_only_and_there_without_others(case in any_case()) {
+        for rank in 0..case.mesh.size() {
+            let Compiled { program, turn, .. } = case.compiled(rank);
+            let changes = |i: &Instr| i.writes.iter().any(|v| program.value(*v).kind.is_state());
+            let collective = |i: &Instr| matches!(i.op, Op::Start(_) | Op::Await(_));
+
+            prop_assert!(!program.instrs[turn.prepare()].iter().any(changes));
+            prop_assert!(program.instrs[turn.update()].iter().all(|i| changes(i) && !collective(i)));
+            prop_assert!(program.instrs[turn.spread()].iter().all(collective));
+            prop_assert_eq!(turn.end, program.instrs.len());
+        }
+    }
+
+    #[test]
+    fn a_shadow_makes_the_updates_of_its_rank_on_what_that_one_updates(case in any_case()) {
+        for rank in 0..case.mesh.size() {
+            let step = case.compiled(rank);
+            let shadow = compile_shadow(&step, |_, _| 0).unwrap();
+
+            let grads: Vec<ValueId> = shadow.program.bound(Role::Gradient).collect();
+            let shapes = |program: &Program, grads: &[ValueId]| -> Vec<Vec<usize>> {
+                grads.iter().map(|g| program.value(*g).shape.clone()).collect()
+            };
+            let log = log(&step.program, &step.turn);
+            prop_assert_eq!(shapes(&shadow.program, &grads), shapes(&step.program, &log));
+            let trained = step.program.params.iter().filter(|p| p.trainable).map(|p| (&p.parts, &p.updated));
+            prop_assert!(shadow.program.params.iter().map(|p| (&p.parts, &p.held)).eq(trained));
         }
     }
 

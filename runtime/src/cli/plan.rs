@@ -184,7 +184,9 @@ impl Planner {
     /// A step of the candidate; of each stage one rank stands for the others.
     fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
         let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
-        let plan = ModelPlan { batch, spec: candidate.spec(&self.plan.spec), ..self.plan.clone() };
+        let spec = candidate.spec(&self.plan.spec);
+        let n_microbatches = spec.n_microbatches * phalanx_strategies::mesh::Mesh::from(candidate.mesh).data_ranks();
+        let plan = ModelPlan { batch, n_microbatches, spec, ..self.plan.clone() };
         let compile = |place| Programs::compile(&plan, place, self.evaluates);
         Forecast::of(candidate.mesh.into(), Ranks::OfEachStage, &self.hardware, spans, compile)
     }

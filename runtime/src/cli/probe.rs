@@ -72,6 +72,7 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
         model: Architecture::Known(small),
         weights: None,
         batch: BatchShape { n_rows, seq_len },
+        n_microbatches: 1,
         spec,
         ..plan.clone()
     }
@@ -79,6 +80,8 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
 
 /// Runs the plan on all ranks of a mesh, each with so many threads, and says what every instruction took.
 pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<Vec<Sample>, JobError> {
+    // Each rank runs one microbatch, as when it is alone.
+    let plan = &ModelPlan { n_microbatches: mesh.data_ranks(), ..plan.clone() };
     let ranks = (0..mesh.size()).map(|rank| Programs::compile(plan, Place { mesh, rank }, false));
     let ranks = ranks.collect::<Result<Vec<Programs>, _>>()?;
     let team = TeamPlan::new(plan, mesh, false)?;

@@ -1,14 +1,14 @@
 //! `phalanx rank`: what `phalanx train` starts for every rank of a mesh; not for people.
 
-use crate::train::rank;
+use crate::train::elastic::rank;
 use std::io::Write;
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Its number, for whoever looks at the list of processes.
+    /// Its node, place and incarnation, for whoever looks at the list of processes.
     #[arg(long)]
-    rank: u32,
+    worker: String,
     /// Descriptor of the socket to the launcher.
     #[arg(long)]
     channel: i32,
@@ -21,7 +21,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     match rank::run(args.channel, args.passage) {
         Ok(code) => ExitCode::from(code as u8),
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", args.rank);
+            let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", args.worker);
             ExitCode::from(2)
         }
     }

@@ -8,6 +8,7 @@
 
 pub mod adapter;
 pub mod datasets;
+pub mod elastic;
 pub mod error;
 mod lines;
 pub mod model;
@@ -30,6 +31,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use adapter::AdapterSection;
 use datasets::{DataSection, DatasetConfig};
+use elastic::{Elastic, ElasticSection};
 use error::ConfigError;
 use model::ModelSection;
 use optimizer::OptimizerSection;
@@ -59,6 +61,8 @@ pub struct JobConfig {
     pub parallel: ParallelSection,
     /// Output, checkpoints and the seed.
     pub output: OutputSection,
+    /// What happens when ranks and machines are lost or added.
+    pub elastic: Elastic,
 }
 
 impl JobConfig {
@@ -95,6 +99,7 @@ impl JobConfig {
             adapter: Section::read_section(keys, &at)?,
             parallel: Section::read_section(keys, &at)?,
             output: Section::read_section(keys, &at)?,
+            elastic: ElasticSection::read_section(keys, &at)?.elastic,
         };
         job.validate()?;
         Ok(job)
@@ -111,6 +116,7 @@ impl JobConfig {
         self.adapter.write_section(&mut keys);
         self.parallel.write_section(&mut keys);
         self.output.write_section(&mut keys);
+        ElasticSection { elastic: self.elastic.clone() }.write_section(&mut keys);
         serde_yaml_ng::to_string(&Value::Mapping(keys))
             .expect("a tree of texts, numbers and lists always has a YAML form")
     }
@@ -143,6 +149,7 @@ impl JobConfig {
         self.precision.validate()?;
         self.adapter.validate()?;
         self.parallel.validate()?;
+        self.elastic.validate()?;
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
             return Err(ConfigError::TwoBatchSizes);
@@ -171,7 +178,13 @@ pub fn sections() -> Vec<(&'static str, Vec<KeyDoc>)> {
         ("Adapters", AdapterSection::keys()),
         ("Parallelism", ParallelSection::keys()),
         ("Output and checkpoints", OutputSection::keys()),
+        ("Elasticity", ElasticSection::keys()),
     ]
+}
+
+/// Every key of the section `elastic`.
+pub fn elastic_reference() -> Vec<KeyDoc> {
+    Elastic::keys()
 }
 
 /// Every key of one entry of `datasets`.

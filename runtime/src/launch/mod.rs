@@ -30,6 +30,7 @@ pub mod frame;
 mod output;
 mod process;
 pub mod rank_set;
+pub mod slots;
 mod sys;
 
 #[cfg(test)]

@@ -96,6 +96,10 @@ impl RankProcess {
         self.passage.take()
     }
 
+    pub(super) const fn passage(&self) -> Option<&UnixStream> {
+        self.passage.as_ref()
+    }
+
     pub(super) fn last_lines(&self) -> impl Iterator<Item = &str> {
         self.output.lines()
     }

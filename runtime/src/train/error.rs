@@ -79,6 +79,12 @@ pub enum JobError {
     /// Nothing to resume from.
     #[error("{path} holds no checkpoint that can be resumed{why}", path = path.display())]
     NoCheckpoint { path: PathBuf, why: String },
+    /// The job has ended, and not as it should.
+    #[error("the job has failed: {0}")]
+    JobFailed(String),
+    /// The world of this rank is over.
+    #[error("this world is over: what was done {0}")]
+    Superseded(phalanx_strategies::elastic::identity::Stale),
     /// Something a request asks for that does not exist here.
     #[error("{0}")]
     Unusable(String),
@@ -99,12 +105,30 @@ impl JobError {
         )
     }
 
+    /// Whether it only says that this rank's world cannot go on: members are lost or told to leave, and the next world
+    /// begins where this one ended.
+    pub(crate) fn is_of_the_world(&self) -> bool {
+        use crate::groups::GroupError;
+        let collective = match self {
+            JobError::Superseded(_) => return true,
+            JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. }) => {
+                return true;
+            }
+            JobError::Collective(error)
+            | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => error,
+            _ => return false,
+        };
+        // Ranks that disagree about what they do would do so again.
+        !collective.is_refusal() && !matches!(collective, CollectiveError::Mismatch { .. })
+    }
+
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
     /// finite counts among them: it comes from the data or the hyperparameters.
     pub const fn is_input(&self) -> bool {
         match self {
             JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::World(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
+            JobError::Superseded(_) | JobError::JobFailed(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             _ => true,
         }

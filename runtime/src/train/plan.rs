@@ -17,6 +17,7 @@ use crate::frontend::UserModel;
 use crate::hf::source::read_json;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
+use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
@@ -37,8 +38,18 @@ pub struct ModelPlan {
     pub weights: Option<PathBuf>,
     /// One microbatch.
     pub batch: BatchShape,
-    /// How a step computes.
+    /// Microbatches of a step, over all ranks: the same for every mesh.
+    pub n_microbatches: usize,
+    /// How a step computes on the mesh of the configuration.
     pub spec: StepSpec,
+}
+
+impl ModelPlan {
+    /// How a step computes on another mesh: the same batch, shared by other ranks. Where it cannot be shared evenly, ranks
+    /// with one microbatch less run one that does not count.
+    pub(crate) fn spec_on(&self, mesh: Mesh) -> StepSpec {
+        StepSpec { n_microbatches: self.n_microbatches.div_ceil(mesh.data_ranks()), ..self.spec.clone() }
+    }
 }
 
 /// Learning rate, length and loss scale of a run.
@@ -148,7 +159,7 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     let spec = step_spec(config, &model);
-    Ok(ModelPlan { model, hf_config, weights, batch, spec })
+    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec })
 }
 
 const USER_DEFINED_ELSEWHERE: &str =
@@ -167,7 +178,7 @@ pub(crate) fn user_plan(config: &JobConfig, tokenizer: &Tokenizer, user: &UserMo
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     let spec = step_spec(config, &model);
-    Ok(ModelPlan { model, hf_config, weights: None, batch, spec })
+    Ok(ModelPlan { model, hf_config, weights: None, batch, n_microbatches: config.microbatches_per_step(), spec })
 }
 
 /// Whether a configuration says that the model is user-defined, and asks for nothing that does not apply to such a

@@ -6,7 +6,7 @@ use super::export::JOB_YAML;
 use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::checkpoint::background::Snapshot;
-use crate::checkpoint::catalog::latest_valid;
+use crate::checkpoint::catalog::{latest_valid, list};
 use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::region::Region;
 use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
@@ -41,6 +41,8 @@ pub(crate) struct Saving {
     keep: Option<usize>,
     /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
     extras: Vec<(String, Vec<u8>)>,
+    /// Which world writes.
+    generation: u64,
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
@@ -69,7 +71,24 @@ impl Saving {
     pub(crate) fn new(output_dir: &Path, keep: Option<usize>, extras: Vec<(String, Vec<u8>)>) -> Saving {
         let job = output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
         let root = output_dir.join("checkpoints");
-        Saving { root, job, keep, extras, ongoing: None, spare: Snapshot::default() }
+        Saving { root, job, keep, extras, generation: 0, ongoing: None, spare: Snapshot::default() }
+    }
+
+    /// The same for the world of this generation.
+    pub(crate) fn of_generation(self, generation: u64) -> Saving {
+        Saving { generation, ..self }
+    }
+
+    /// The checkpoint of a step that the world of a generation wrote.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn path_of(&self, step: u64, generation: u64) -> Result<PathBuf, JobError> {
+        let mut of_step = list(&self.root)?;
+        of_step.retain(|id| id.step == step);
+        let found = of_step.iter().find(|id| id.generation == generation).or(of_step.first());
+        let why = format!(" at step {step} of generation {generation}");
+        found.map(|id| id.path.clone()).ok_or(JobError::NoCheckpoint { path: self.root.clone(), why })
     }
 
     /// The checkpoint to go on from, with a sentence about each that was passed over.
@@ -180,7 +199,12 @@ impl Saving {
     fn meta(&self, state: &TrainerState, team: &Team) -> CheckpointMeta {
         let sizes = team.place.mesh;
         let mesh = Axis::ALL.map(|axis| (axis.name().to_string(), sizes.axis(axis) as u64));
-        CheckpointMeta { job: self.job.clone(), step: state.step, generation: 0, mesh: BTreeMap::from(mesh) }
+        CheckpointMeta {
+            job: self.job.clone(),
+            step: state.step,
+            generation: self.generation,
+            mesh: BTreeMap::from(mesh),
+        }
     }
 
     /// The small files that this rank adds.
@@ -190,6 +214,12 @@ impl Saving {
         }
         let state = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
         Ok([(STATE.to_string(), state)].into_iter().chain(self.extras.iter().cloned()).collect())
+    }
+
+    /// Fills what the updates of a program change from a checkpoint of this job.
+    pub(crate) fn restore_updated(&self, path: &Path, machine: &mut CpuMachine, c: &Compiled) -> Result<(), JobError> {
+        let checkpoint = Checkpoint::open(path)?;
+        Ok(weights::updated_state(c).iter().try_for_each(|tensor| read(&checkpoint, tensor, machine, c))?)
     }
 
     pub(crate) fn restore(

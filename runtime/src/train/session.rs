@@ -1,18 +1,18 @@
 //! One run from its configuration to the exported model.
 
+use super::elastic::local::{self, Local};
+use super::elastic::words::Begin;
 use super::error::JobError;
 use super::export::{self, ExportFrom};
-use super::launcher::Launch;
 use super::metrics::MetricsFiles;
-use super::orders::Assignment;
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::step_trace::{StepTrace, check_writable};
 use super::team::{Team, TeamPlan};
 use super::trainer::{Programs, TrainData, Trainer};
+use crate::checkpoint::reader::Checkpoint;
 use crate::collective::CollectiveError;
 use crate::collective::shm::LOCAL_RANKS_MAX;
-use crate::collective::shm::passing::receive_world;
 use crate::collective::shm::world::ShmWorld;
 use crate::collective::world::WorldId;
 use crate::config::JobConfig;
@@ -24,12 +24,15 @@ use crate::data::rows::Rows;
 use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::frontend::UserModel;
-use crate::job::{Control, Event, Report, Started};
+use crate::job::{Control, Event, Report};
+use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
+use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
-use std::os::unix::net::UnixStream;
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the ranks of a run are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +60,9 @@ pub(crate) fn run(
     let mesh = config.parallel.mesh()?;
     check_ranks(mesh, user.is_some())?;
     // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
-    let programs = (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates));
-    let programs = programs.collect::<Result<Vec<Programs>, _>>()?;
+    let programs =
+        (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates).map(Arc::new));
+    let programs = programs.collect::<Result<Vec<Arc<Programs>>, _>>()?;
     check_memory(&programs)?;
     if let Some(note) = plan::ignored_dropout(&model.hf_config) {
         on_event(&Event::Note(note));
@@ -67,12 +71,12 @@ pub(crate) fn run(
     create_dir(&config.output.output_dir)?;
     config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
     if mesh.size() > 1 {
-        let plan = TeamPlan::new(&model, mesh, evaluates)?;
-        let world = shared_world(&plan, &programs)?;
         if let Ranks::Processes(program) = ranks {
             drop(data);
-            return Launch { config, world: &world, program, control }.run(on_event);
+            return elastic(config, model, program, control, on_event);
         }
+        let plan = TeamPlan::new(&model, mesh, evaluates)?;
+        let world = shared_world(&plan, &programs)?;
         let extras = extras(config, &model, &tokenizer)?;
         let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };
         return run.threads(&programs, &plan, &world, on_event);
@@ -83,32 +87,56 @@ pub(crate) fn run(
     run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
 }
 
-/// Runs the rank that a launcher assigned to this process, with what comes through `passage`.
-pub(crate) fn run_rank(
-    assignment: &Assignment,
-    passage: &UnixStream,
+/// Runs the ranks as processes that may die.
+fn elastic(
+    config: &JobConfig,
+    model: ModelPlan,
+    program: &Path,
     control: &Control,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
-    let config = JobConfig::from_yaml_str(&assignment.yaml, &[])?;
-    let tokenizer = plan::tokenizer(&config)?;
-    let model = plan::model_plan(&config, &tokenizer)?;
-    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    let output = &config.output;
+    let saving = Saving::new(&output.output_dir, output.save_total_limit, Vec::new());
+    let (resume, warnings) = saving.find(&output.resume_from_checkpoint)?;
+    warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
+    let found = resume.as_deref().map(Checkpoint::open).transpose()?;
+    let start_from = found.as_ref().map(|c| (c.id().step, c.id().path.clone()));
+    let checkpoint = found.map_or_else(snapshot::Checkpoint::default, |c| snapshot::Checkpoint {
+        generation: Generation(c.id().generation),
+        step: Step(c.id().step),
+    });
     let mesh = config.parallel.mesh()?;
-    let plan = TeamPlan::new(&model, mesh, evaluates)?;
-    let world = receive_world(passage, &plan.world(assignment.world_id())?, None)?;
-    let programs = Programs::compile(&model, Place { mesh, rank: assignment.rank as usize }, evaluates)?;
-    // The launcher has told whoever listens what there is to tell about the data.
-    let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
-    let extras = extras(&config, &model, &tokenizer)?;
-    let run = Run { config: &config, model: &model, data: &data, extras, control, user: None };
-    run.rank(&programs, assignment.n_threads, || plan.join(&world, assignment.rank), on_event)
+    let timing = config.elastic.timing();
+    let begin = Begin {
+        job: local::job_id(),
+        worker: Worker::default(),
+        n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / mesh.size()).max(1)),
+        yaml: config.to_yaml(),
+        listen: None,
+        secret: Vec::new(),
+        peak_flops: peak_flops(model.spec.precision == Precision::Bf16),
+        start_from,
+        heartbeat: timing.heartbeat,
+    };
+    let local = Local {
+        config,
+        program: program.to_owned(),
+        evaluates: config.data.val_set_size != ValSetSize::Nothing,
+        policy: config.elastic.policy(mesh, model.n_microbatches),
+        model: &model,
+        timing,
+        n_slots: mesh.size() as u32 + config.elastic.spare_ranks as u32,
+        checkpoint,
+        begin,
+        control,
+    };
+    local.run(on_event)
 }
 
 /// The shared memory of all ranks: of each the regions in which peers read and write.
-pub(crate) fn shared_world(plan: &TeamPlan, programs: &[Programs]) -> Result<ShmWorld, JobError> {
+pub(crate) fn shared_world(plan: &TeamPlan, programs: &[impl Borrow<Programs>]) -> Result<ShmWorld, JobError> {
     let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
-    let arena_bytes: Vec<u64> = programs.iter().map(|p| CpuMachine::shared_bytes(&p.all()) as u64).collect();
+    let arena_bytes: Vec<u64> = programs.iter().map(|p| CpuMachine::shared_bytes(&p.borrow().all()) as u64).collect();
     Ok(ShmWorld::create(&plan.world(id)?, &arena_bytes, STAGING_BYTES)?)
 }
 
@@ -129,7 +157,7 @@ impl Run<'_> {
     /// Runs one rank on a device thread of its own.
     fn rank(
         &self,
-        programs: &Programs,
+        programs: &Arc<Programs>,
         n_threads: usize,
         team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
         on_event: &mut (dyn FnMut(&Event) + Send),
@@ -144,7 +172,7 @@ impl Run<'_> {
     /// Runs all ranks in this process. The first one that fails takes the others with it.
     fn threads(
         &self,
-        ranks: &[Programs],
+        ranks: &[Arc<Programs>],
         plan: &TeamPlan,
         world: &ShmWorld,
         on_event: &mut (dyn FnMut(&Event) + Send),
@@ -193,7 +221,7 @@ fn root_cause(outcomes: Vec<Result<Report, JobError>>) -> Result<Report, JobErro
 struct Session<'a> {
     config: &'a JobConfig,
     model: &'a ModelPlan,
-    programs: &'a Programs,
+    programs: &'a Arc<Programs>,
     data: &'a Prepared,
     saving: Saving,
     n_threads: usize,
@@ -210,7 +238,7 @@ impl Session<'_> {
         let out = &self.config.output;
         let n_rows = self.data.train.len();
         let run = plan::run_plan(self.config, n_rows as u64);
-        let (leads, alone) = (team.leads(), team.n_ranks() == 1);
+        let leads = team.leads();
         let batch_rows = self.config.sequences_per_step() as u64;
         let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
@@ -218,7 +246,8 @@ impl Session<'_> {
         // The yardstick is for the rank whose steps are reported.
         let peak = if leads { peak_flops(self.model.spec.precision == Precision::Bf16) } else { f64::INFINITY };
         let models = self.user.iter().map(|user| user.start(self.model.batch)).collect::<Result<Vec<_>, _>>()?;
-        let mut trainer = Trainer::new(self.model, run, self.programs, sampler, models, team, &out.output_dir, peak)?;
+        let programs = Arc::clone(self.programs);
+        let mut trainer = Trainer::new(self.model, run, programs, sampler, models, team, &out.output_dir, peak)?;
         match self.user {
             Some(user) => trainer.start_from(user.params()),
             None => trainer.initialise(out.seed)?,
@@ -234,72 +263,85 @@ impl Session<'_> {
         let first_step = trainer.state.step;
         trainer.trace = out.trace.as_deref().map(|path| StepTrace::new(path, first_step, run.total_steps));
         let buffer_bytes = trainer.buffer_bytes()?;
-        on_event(&Event::Started(self.started(first_step, run.total_steps, n_rows, buffer_bytes, resume.clone())));
-        let files_error = |source| JobError::Io { action: "write", path: out.output_dir.join("metrics.jsonl"), source };
-        let files = leads.then(|| MetricsFiles::open(&out.output_dir, first_step));
-        let mut files = files.transpose().map_err(files_error)?;
-        let mut report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
-        let mut emit = |event: Event| {
-            match &event {
-                Event::Step(m) => {
-                    files.iter_mut().try_for_each(|f| f.step(m)).map_err(files_error)?;
-                    (report.steps, report.last) = (m.step, Some(m.clone()));
-                }
-                Event::Eval(m) => files.iter_mut().try_for_each(|f| f.eval(m)).map_err(files_error)?,
-                Event::Saved { path, .. } => report.checkpoint = Some(path.clone()),
-                Event::Started(_) | Event::Preparing { .. } | Event::Note(_) => {}
-            }
-            on_event(&event);
-            Ok(())
-        };
+        let n_rows = (n_rows, self.data.validation.as_ref().map_or(0, Rows::len));
+        on_event(&Event::Started(trainer.started(n_rows, self.n_threads, buffer_bytes, resume.clone())));
+        let mut telling = Telling::new(&out.output_dir, first_step, leads, resume, on_event)?;
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: out.save_steps,
         };
-        trainer.train(&data, &mut self.saving, control, &mut emit)?;
+        trainer.train(&data, &mut self.saving, control, &mut |event| telling.emit(event))?;
+        let mut report = telling.report;
         report.finished = report.steps >= run.total_steps;
         if report.finished && leads {
             let dir = out.output_dir.join("model");
-            match report.checkpoint.as_deref().filter(|_| !alone) {
-                // Of several ranks none has the whole model; the checkpoint does.
-                Some(checkpoint) => export::export_checkpoint(checkpoint, &dir, false)?,
-                None => {
-                    let from = ExportFrom { machine: trainer.machine(), compiled: &self.programs.train };
-                    export::export(&dir, &from, self.saving.extras())?;
-                }
-            }
+            export_model(&dir, &trainer, report.checkpoint.as_deref(), &self.saving)?;
             report.model_dir = Some(dir);
         }
         Ok(report)
     }
+}
 
-    fn started(
-        &self,
+/// What becomes of the events of a rank: the leader's also go into files and into its report.
+pub(crate) struct Telling<'a> {
+    files: Option<MetricsFiles>,
+    path: PathBuf,
+    pub(crate) report: Report,
+    on_event: &'a mut (dyn FnMut(&Event) + Send),
+}
+
+impl<'a> Telling<'a> {
+    pub(crate) fn new(
+        output_dir: &Path,
         first_step: u64,
-        total_steps: u64,
-        n_rows: usize,
-        buffer_bytes: Vec<u64>,
-        resumed_from: Option<PathBuf>,
-    ) -> Started {
-        let program = &self.programs.train.program;
-        let place = program.place;
-        Started {
-            mesh: place.mesh,
-            first_step,
-            total_steps,
-            n_trainable: self.programs.n_params.1,
-            n_params: self.programs.n_params.0,
-            n_rows: (n_rows, self.data.validation.as_ref().map_or(0, Rows::len)),
-            buffer_bytes,
-            n_threads: self.n_threads,
-            resumed_from,
+        leads: bool,
+        resume: Option<PathBuf>,
+        on_event: &'a mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Telling<'a>, JobError> {
+        let path = output_dir.join("metrics.jsonl");
+        let files = leads.then(|| MetricsFiles::open(output_dir, first_step)).transpose();
+        let files = files.map_err(|source| JobError::Io { action: "write", path: path.clone(), source })?;
+        let report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
+        Ok(Telling { files, path, report, on_event })
+    }
+
+    pub(crate) fn emit(&mut self, event: Event) -> Result<(), JobError> {
+        let written = match (&event, &mut self.files) {
+            (Event::Step(m), Some(files)) => files.step(m),
+            (Event::Eval(m), Some(files)) => files.eval(m),
+            _ => Ok(()),
+        };
+        written.map_err(|source| JobError::Io { action: "write", path: self.path.clone(), source })?;
+        match &event {
+            Event::Step(m) => (self.report.steps, self.report.last) = (m.step, Some(m.clone())),
+            Event::Saved { path, .. } => self.report.checkpoint = Some(path.clone()),
+            _ => {}
+        }
+        (self.on_event)(&event);
+        Ok(())
+    }
+}
+
+/// Writes the trained model, from memory where one rank has it all, else from the last checkpoint.
+pub(crate) fn export_model(
+    dir: &Path,
+    trainer: &Trainer<'_>,
+    checkpoint: Option<&Path>,
+    saving: &Saving,
+) -> Result<(), JobError> {
+    match checkpoint.filter(|_| trainer.n_ranks() > 1) {
+        // Of several ranks none has the whole model; the checkpoint does.
+        Some(checkpoint) => export::export_checkpoint(checkpoint, dir, false),
+        None => {
+            let (compiled, machine) = trainer.memory();
+            export::export(dir, &ExportFrom { machine, compiled }, saving.extras())
         }
     }
 }
 
-fn prepare_data(
+pub(crate) fn prepare_data(
     config: &JobConfig,
     model: &ModelPlan,
     tokenizer: &Tokenizer,
@@ -342,8 +384,8 @@ fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
 }
 
 /// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
-fn check_memory(ranks: &[Programs]) -> Result<(), JobError> {
-    let needed = ranks.iter().map(Programs::bytes).sum();
+fn check_memory(ranks: &[Arc<Programs>]) -> Result<(), JobError> {
+    let needed = ranks.iter().map(|programs| programs.bytes()).sum();
     // Where the system does not tell, the allocation itself has the last word.
     let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
     system.refresh_memory();
@@ -364,7 +406,11 @@ fn describe(s: &Summary) -> String {
 }
 
 /// The files that make a checkpoint self-contained.
-fn extras(config: &JobConfig, model: &ModelPlan, tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>, JobError> {
+pub(crate) fn extras(
+    config: &JobConfig,
+    model: &ModelPlan,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<(String, Vec<u8>)>, JobError> {
     let json = serde_json::to_vec_pretty(&model.hf_config).map_err(|e| JobError::Unusable(e.to_string()))?;
     let mut extras =
         vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];

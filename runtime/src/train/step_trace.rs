@@ -35,6 +35,12 @@ impl StepTrace {
     pub(crate) fn begin(&mut self) -> &mut Timings {
         // Ranks of one machine have one clock; one before 1970 shows their steps at 0.
         self.began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.timings.clear();
+        &mut self.timings
+    }
+
+    /// Where the times of the instructions behind those that were measured go.
+    pub(crate) fn go_on(&mut self) -> &mut Timings {
         &mut self.timings
     }
 

@@ -1,20 +1,45 @@
 //! A rank among the others of its run: where it stands, and what they agree on between steps.
 
 use super::error::JobError;
+use super::links::Links;
 use super::plan::ModelPlan;
 use super::trainer::Programs;
+use crate::collective::hierarchical::collective::HierarchicalRank;
+use crate::collective::hierarchical::placement::Placement;
 use crate::collective::shm::world::{Arena, ShmWorld};
+use crate::collective::tcp::connect::TcpConfig;
 use crate::collective::world::{World, WorldId};
 use crate::collective::{Collective, CollectiveError, SliceOperations};
 use crate::groups::{Groups, Wire, groups_of_world, wires};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpListener};
 
 /// The groups of all ranks of a run, the same list at every rank.
 #[derive(Clone, Debug)]
 pub(crate) struct TeamPlan {
     pub(crate) mesh: Mesh,
     groups: Vec<(Wire, Vec<u32>)>,
+    /// Members beside the ranks, who help to begin: their numbers follow those of the ranks.
+    n_guests: u32,
+    /// Members who have messages for each other, besides those of the programs.
+    pairs: Vec<[u32; 2]>,
+}
+
+/// Where members of a world over several machines find each other.
+#[derive(Debug)]
+pub(crate) struct Site<'a> {
+    pub(crate) listener: &'a TcpListener,
+    /// By member.
+    pub(crate) addresses: &'a [SocketAddr],
+    pub(crate) config: &'a TcpConfig,
+}
+
+/// What a member has of a world that it has joined.
+pub(crate) struct Joined {
+    /// Its place among the ranks, unless it is a guest.
+    pub(crate) team: Option<Team>,
+    pub(crate) links: Links,
 }
 
 impl TeamPlan {
@@ -29,14 +54,45 @@ impl TeamPlan {
             let programs = Programs::compile(plan, Place { mesh, rank }, evaluates)?;
             programs.all().into_iter().for_each(|c| all.extend(wires(&c.program)));
         }
-        Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all) })
+        Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all), n_guests: 0, pairs: Vec::new() })
     }
 
-    /// The world of these groups; the last one is everyone.
+    /// The same ranks, with guests, and pairs of members who have messages for each other.
+    pub(crate) fn with_pairs(&self, n_guests: u32, pairs: BTreeSet<[u32; 2]>) -> TeamPlan {
+        TeamPlan { n_guests, pairs: pairs.into_iter().collect(), ..self.clone() }
+    }
+
+    /// The world of these groups; then come the pairs, and at last all ranks.
     pub(crate) fn world(&self, id: WorldId) -> Result<World, CollectiveError> {
         let n = self.mesh.size() as u32;
-        let everyone = (0..n).collect();
-        World::new(id, n, self.groups.iter().map(|(_, ranks)| ranks.clone()).chain([everyone]).collect())
+        let pairs = self.pairs.iter().map(|pair| pair.to_vec());
+        let groups = self.groups.iter().map(|(_, ranks)| ranks.clone()).chain(pairs).chain([(0..n).collect()]);
+        World::new(id, n + self.n_guests, groups.collect())
+    }
+
+    /// Takes the place of `member` in a world of these groups over several machines, of which `shm` is this one's part.
+    pub(crate) fn join_at(
+        &self,
+        placement: &Placement,
+        shm: &ShmWorld,
+        member: u32,
+        site: &Site<'_>,
+    ) -> Result<Joined, CollectiveError> {
+        let rank = HierarchicalRank::join(placement, member, shm, site.listener, site.addresses, site.config)?;
+        let mut peers = BTreeMap::new();
+        for (i, pair) in self.pairs.iter().enumerate().filter(|(_, pair)| pair.contains(&member)) {
+            let peer = if pair[0] == member { pair[1] } else { pair[0] };
+            peers.insert(peer, rank.communicator(self.groups.len() + i)?);
+        }
+        let links = Links::new(peers);
+        if member as usize >= self.mesh.size() {
+            return Ok(Joined { team: None, links });
+        }
+        let place = Place { mesh: self.mesh, rank: member as usize };
+        let groups = Groups::connect(&place, &self.groups, |group| rank.communicator(group))?;
+        let everyone = rank.communicator(self.groups.len() + self.pairs.len())?;
+        let team = Team { place, groups, everyone: Some(everyone), memory: Some(rank.arena()) };
+        Ok(Joined { team: Some(team), links })
     }
 
     /// Takes the place of `rank` in a world of these groups.

@@ -1,9 +1,12 @@
 //! The loop: fill a batch, run the step's program, look at the result. Runs on the device thread.
 
+use super::elastic::cell::Cell;
 use super::error::JobError;
+use super::links::Links;
 use super::metrics::{EvalMetrics, StepMetrics};
 use super::plan::{ModelPlan, RunPlan};
 use super::saving::{Saved, Saving, TrainerState};
+use super::shadow::Shadow;
 use super::staging::{Inputs, Staging, inputs};
 use super::step_trace::StepTrace;
 use super::team::Team;
@@ -12,18 +15,22 @@ use crate::collective::shm::world::Arena;
 use crate::cpu::{Backing, CpuMachine, OpaqueModel, scratch_bytes};
 use crate::data::rows::Rows;
 use crate::frontend::UserParam;
+use crate::groups::Groups;
 use crate::hf::source::TensorSource;
-use crate::job::{Control, Event};
+use crate::job::{Control, Event, Started};
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::cost::{Cost, program_cost};
+use phalanx_strategies::elastic::message::Wishes;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::{Axis, Place};
 use phalanx_strategies::model::Head;
 use phalanx_strategies::passes::lora::lora;
+use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Hyper, Phase, Program, Role};
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -44,9 +51,10 @@ impl Programs {
         let mut forward =
             plan.model.forward(plan.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })?;
         forward.place = place;
-        let eval = evaluates.then(|| compile_forward(forward.clone(), &plan.spec, scratch_bytes)).transpose()?;
-        let n_params = whole_model(&forward, &plan.spec);
-        Ok(Programs { train: compile_step(forward, &plan.spec, scratch_bytes)?, eval, n_params })
+        let spec = plan.spec_on(place.mesh);
+        let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, scratch_bytes)).transpose()?;
+        let n_params = whole_model(&forward, &spec);
+        Ok(Programs { train: compile_step(forward, &spec, scratch_bytes)?, eval, n_params })
     }
 
     pub(crate) fn all(&self) -> Vec<&Compiled> {
@@ -63,10 +71,23 @@ impl Programs {
 pub(crate) struct Trainer<'a> {
     plan: &'a ModelPlan,
     run: RunPlan,
-    programs: &'a Programs,
+    programs: Arc<Programs>,
     machine: CpuMachine,
     models: Vec<Box<dyn OpaqueModel>>,
     team: Team,
+    /// What the control plane knows of this rank, where there is one.
+    member: Option<Arc<Cell>>,
+    /// Copies of the state of others.
+    shadows: Vec<Shadow>,
+    /// Ranks that hold copies of the state of this one.
+    heirs: Vec<u32>,
+    links: Links,
+    /// A step that is prepared and neither applied nor given up: the position behind it, and its outcome.
+    open: Option<(TrainerState, Outcome)>,
+    /// What there is to say of a step whose outcome became known when its world had ended.
+    settled: Option<StepMetrics>,
+    /// How many checkpoints that were asked for are written or being written.
+    n_saves: u64,
     sampler: Sampler,
     /// Rows of the whole step, those of other ranks included.
     rows: Vec<u64>,
@@ -94,34 +115,40 @@ impl<'a> Trainer<'a> {
     pub(crate) fn new(
         plan: &'a ModelPlan,
         run: RunPlan,
-        programs: &'a Programs,
+        programs: Arc<Programs>,
         sampler: Sampler,
         models: Vec<Box<dyn OpaqueModel>>,
         team: Team,
         output_dir: &Path,
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
-        let machine =
-            CpuMachine::on(&programs.all(), &Backing { shared: team.memory(), offload_dir: Some(output_dir) })?;
+        let backing = Backing { shared: team.memory(), offload_dir: Some(output_dir) };
+        let machine = CpuMachine::on(&programs.all(), &backing)?;
         let mesh = team.place.mesh;
-        let n_leaves = plan.spec.parallel.logical_shards.unwrap_or(plan.spec.n_microbatches * mesh.data_ranks());
-        let n_rows = plan.batch.n_rows * n_leaves;
+        let n_rows = plan.batch.n_rows * plan.n_microbatches;
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
         Ok(Trainer {
+            train_inputs: inputs(&programs.train),
+            // Of ranks that share a model each has its part; the first stage's stands for all.
+            model_flops: model_flops(&programs.train) * mesh.size() as f64,
             plan,
             run,
             programs,
             machine,
             models,
             team,
+            member: None,
+            shadows: Vec::new(),
+            heirs: Vec::new(),
+            links: Links::default(),
+            open: None,
+            settled: None,
+            n_saves: 0,
             sampler,
             rows: vec![0; n_rows],
             staging: Staging::new(plan.batch, mesh.cp),
-            train_inputs: inputs(&programs.train),
             state,
             trace: None,
-            // Of ranks that share a model each has its part; the first stage's stands for all.
-            model_flops: model_flops(&programs.train) * mesh.size() as f64,
             peak_flops: peak_flops * mesh.size() as f64,
         })
     }
@@ -161,10 +188,18 @@ impl<'a> Trainer<'a> {
         emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
     ) -> Result<(), JobError> {
         let first_step = self.state.step;
+        if first_step >= self.run.total_steps && self.member.is_some() {
+            // The world before has done the last step, and may not have saved it.
+            let saved = self.save(saving)?;
+            emit_saved(Some(saved), emit)?;
+        }
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
-            let outcome = self.step(data.train)?;
-            self.judge(step, &outcome)?;
+            let outcome = self.prepare(data.train)?;
+            self.open = Some((self.judge(&outcome)?, outcome));
+            // Nothing has changed yet. All ranks meet here, so that none updates what another could not.
+            let (stop, asked, saved) = self.vote(control, saving)?;
+            let outcome = self.update()?;
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let trace = self.trace.take_if(|trace| trace.step == step);
@@ -172,20 +207,22 @@ impl<'a> Trainer<'a> {
                 emit(Event::Note(said))?;
             }
             let last = self.state.step == self.run.total_steps;
-            let (stop, asked, saved) = self.agree(control, saving)?;
             emit_saved(saved, emit)?;
+            // Alone, this rank need not wait for the next meeting.
+            let alone = self.team.n_ranks() == 1;
+            let stop = stop || alone && control.stop.load(Ordering::Acquire);
+            let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
             }
             if last || stop || asked || due(data.save_steps, self.state.step) {
                 emit_saved(saving.wait(&mut self.team)?, emit)?;
-                let c = &self.programs.train;
                 if last || stop {
                     // Nothing trains beside this one, so it needs no copy.
-                    let saved = saving.save(&self.machine, c, &self.state, &mut self.team)?;
+                    let saved = self.save(saving)?;
                     emit_saved(Some(saved), emit)?;
                 } else {
-                    saving.begin(&self.machine, c, &self.state, &self.team)?;
+                    saving.begin(&self.machine, &self.programs.train, &self.state, &self.team)?;
                 }
             }
             if stop {
@@ -198,15 +235,44 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// What was asked of any rank since the last step: to stop, to save. And what has been saved meanwhile.
-    fn agree(&mut self, control: &Control, saving: &mut Saving) -> Result<(bool, bool, Option<Saved>), JobError> {
-        let (stop, save) = (control.stop.load(Ordering::Acquire), control.save.swap(false, Ordering::AcqRel));
+    /// Agrees with all other ranks that the open step counts. Tells whether to stop, whether a checkpoint was asked for, and
+    /// what has been saved meanwhile.
+    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(bool, bool, Option<Saved>), JobError> {
+        let step = self.state.step + 1;
+        self.member.as_ref().map_or(Ok(()), |member| member.computed(step))?;
+        // Any rank may be asked to stop; what the leader was asked to save is told to all.
+        let stop = u64::from(control.stop.load(Ordering::Acquire));
+        let saves = if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 };
         let [a, b, c] = saving.ballot();
-        let [stop, save, ballots @ ..] = self.team.sums([u64::from(stop), u64::from(save), a, b, c])?;
-        Ok((stop > 0, save > 0, saving.count(ballots, &self.team)?))
+        let [stop, saves, ballots @ ..] = self.team.sums([stop, saves, a, b, c])?;
+        let wishes = Wishes { stop: stop > 0, save: saves };
+        self.member.as_ref().map_or(Ok(()), |member| member.committed(step, wishes))?;
+        Ok((stop > 0, self.is_asked(saves), saving.count(ballots, &self.team)?))
     }
 
-    fn step(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
+    /// Gives the gradients of this step to those who keep copies of this rank's state, and takes those of others.
+    fn feed_shadows(&mut self) -> Result<(), JobError> {
+        if self.heirs.is_empty() && self.shadows.is_empty() {
+            return Ok(());
+        }
+        let c = &self.programs.train;
+        let own: Vec<&[f32]> =
+            log(&c.program, &c.turn).into_iter().map(|grad| self.machine.read::<f32>(c, grad)).collect();
+        let sends: Vec<(u32, Vec<&[f32]>)> = self.heirs.iter().map(|heir| (*heir, own.clone())).collect();
+        let mut receives: Vec<(u32, Vec<&mut [f32]>)> =
+            self.shadows.iter_mut().map(|shadow| (shadow.of, shadow.gradients())).collect();
+        Ok(self.links.exchange(&sends, &mut receives)?)
+    }
+
+    /// Whether more checkpoints were asked for than before.
+    fn is_asked(&mut self, n_saves: u64) -> bool {
+        let is_new = self.n_saves < n_saves;
+        self.n_saves = self.n_saves.max(n_saves);
+        is_new
+    }
+
+    /// Computes all that the update of the next step needs.
+    fn prepare(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
         let start = Instant::now();
         self.sampler.fill_step(self.state.step, 0, &mut self.rows);
         let predicted_tokens = rows.n_predicted(&self.rows) as u64;
@@ -230,9 +296,14 @@ impl<'a> Trainer<'a> {
         let c = &self.programs.train;
         self.team.groups.take_waited();
         match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
-            None => self.machine.run(c, &mut self.models, &mut self.team.groups)?,
-            Some(trace) => self.machine.run_timed(c, &mut self.models, &mut self.team.groups, trace.begin())?,
+            None => self.machine.run_part(c, c.turn.prepare(), &mut self.models, &mut self.team.groups)?,
+            Some(trace) => {
+                let (part, timings) = (c.turn.prepare(), trace.begin());
+                self.machine.run_part_timed(c, part, &mut self.models, &mut self.team.groups, timings)?;
+            }
         }
+        self.feed_shadows()?;
+        let c = &self.programs.train;
         Ok(Outcome {
             loss_sum: scalar(&self.machine, c, Role::LossSum),
             grad_norm: scalar(&self.machine, c, Role::GradNorm),
@@ -241,6 +312,44 @@ impl<'a> Trainer<'a> {
             collective_s: self.team.groups.take_waited().as_secs_f64(),
             step_s: start.elapsed().as_secs_f64(),
         })
+    }
+
+    /// Makes the open step part of the state.
+    fn update(&mut self) -> Result<Outcome, JobError> {
+        let start = Instant::now();
+        let programs = Arc::clone(&self.programs);
+        let c = &programs.train;
+        let step = self.state.step;
+        let mut outcome = self.update_alone()?;
+        let groups = &mut self.team.groups;
+        match self.trace.as_mut().filter(|trace| trace.step == step) {
+            None => self.machine.run_part(c, c.turn.spread(), &mut self.models, groups)?,
+            Some(trace) => {
+                self.machine.run_part_timed(c, c.turn.spread(), &mut self.models, groups, trace.go_on())?;
+            }
+        }
+        outcome.step_s += start.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// The part of [`Trainer::update`] for which no other rank is needed: the outcome of a step may become known when its
+    /// world has ended.
+    ///
+    /// # Panics
+    /// If no step is open.
+    fn update_alone(&mut self) -> Result<Outcome, JobError> {
+        let (next, outcome) = self.open.take().expect("a step is prepared before it is applied");
+        let c = &self.programs.train;
+        let alone = &mut Groups::none();
+        match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
+            None => self.machine.run_part(c, c.turn.update(), &mut self.models, alone)?,
+            Some(trace) => {
+                self.machine.run_part_timed(c, c.turn.update(), &mut self.models, alone, trace.go_on())?;
+            }
+        }
+        self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&self.machine, c))?;
+        self.state = next;
+        Ok(outcome)
     }
 
     fn write_hyper(&mut self, predicted_tokens: u64) {
@@ -257,21 +366,21 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Moves on to the next step, or says why there is none.
-    fn judge(&mut self, step: u64, outcome: &Outcome) -> Result<(), JobError> {
+    /// The position behind the step, or why there is none.
+    fn judge(&self, outcome: &Outcome) -> Result<TrainerState, JobError> {
+        let step = self.state.step;
         let non_finite =
             |what| JobError::NonFinite { step: step + 1, what, parameter: self.first_non_finite(), last_good: step };
         if !outcome.loss_sum.is_finite() {
             return Err(non_finite("the loss"));
         }
-        let mut scale = self.state.loss_scale;
-        match scale.observe(outcome.grad_norm.is_finite()) {
+        let TrainerState { mut loss_scale, mut n_updates, .. } = self.state;
+        match loss_scale.observe(outcome.grad_norm.is_finite()) {
             Verdict::Diverged => return Err(non_finite("the gradient")),
-            Verdict::Updated => self.state.n_updates += 1,
+            Verdict::Updated => n_updates += 1,
             Verdict::Skipped => {}
         }
-        self.state = TrainerState { step: step + 1, loss_scale: scale, ..self.state };
-        Ok(())
+        Ok(TrainerState { step: step + 1, n_updates, loss_scale })
     }
 
     /// The first parameter, in table order, that is not finite itself; or else the first, in the order of the backward
@@ -350,8 +459,105 @@ impl<'a> Trainer<'a> {
         Ok(self.team.gather(self.machine.allocated_bytes() as u64)?)
     }
 
-    pub(crate) fn machine(&self) -> &CpuMachine {
-        &self.machine
+    /// The same trainer as a member of elastic worlds, with room for copies of the state of others.
+    pub(crate) fn with_member(self, member: Arc<Cell>, shadows: Vec<Shadow>) -> Trainer<'a> {
+        Trainer { member: Some(member), shadows, ..self }
+    }
+
+    /// Whether its state lies in this memory.
+    pub(crate) fn is_in(&self, memory: Option<&Arena>) -> bool {
+        memory.zip(self.team.memory()).is_some_and(|(a, b)| a.is_same(b))
+    }
+
+    /// Takes the same place in the next world.
+    ///
+    /// # Panics
+    /// If the place is another one, or its memory is.
+    pub(crate) fn rejoin(&mut self, team: Team) {
+        assert!(team.place == self.team.place && self.is_in(team.memory()), "a trainer keeps its place and its memory");
+        if let Some(memory) = team.memory() {
+            self.machine.remap(memory);
+            self.shadows.iter_mut().for_each(|shadow| shadow.machine.remap(memory));
+        }
+        self.team = team;
+    }
+
+    /// Those with whom it exchanges gradients beside the program.
+    pub(crate) fn link(&mut self, links: Links, heirs: Vec<u32>) {
+        (self.links, self.heirs) = (links, heirs);
+    }
+
+    /// Where its state lies.
+    pub(crate) fn memory(&self) -> (&Compiled, &CpuMachine) {
+        (&self.programs.train, &self.machine)
+    }
+
+    /// As [`Trainer::memory`], to be filled.
+    pub(crate) fn memory_mut(&mut self) -> (&Compiled, &mut CpuMachine) {
+        (&self.programs.train, &mut self.machine)
+    }
+
+    pub(crate) fn shadows(&self) -> &[Shadow] {
+        &self.shadows
+    }
+
+    pub(crate) fn shadows_mut(&mut self) -> &mut [Shadow] {
+        &mut self.shadows
+    }
+
+    /// The open step counts, as became known when its world had ended.
+    pub(crate) fn settle(&mut self) -> Result<(), JobError> {
+        let step = self.state.step;
+        let outcome = self.update_alone()?;
+        self.settled = Some(self.metrics(step, &outcome));
+        Ok(())
+    }
+
+    /// The open step, if there is one, does not count.
+    pub(crate) fn give_up(&mut self) {
+        self.open = None;
+    }
+
+    /// What there is to say of the last step of the last world, if it was not said there.
+    pub(crate) fn take_settled(&mut self) -> Option<StepMetrics> {
+        self.settled.take()
+    }
+
+    /// Begins to train in a world: weights that others update may be of an earlier step here.
+    pub(crate) fn begin(&mut self, n_saves: u64) -> Result<(), JobError> {
+        let c = &self.programs.train;
+        self.n_saves = n_saves;
+        Ok(self.machine.run_part(c, c.turn.spread(), &mut self.models, &mut self.team.groups)?)
+    }
+
+    /// What the run is, as it starts or goes on.
+    pub(crate) fn started(
+        &self,
+        n_rows: (usize, usize),
+        n_threads: usize,
+        buffer_bytes: Vec<u64>,
+        resumed_from: Option<PathBuf>,
+    ) -> Started {
+        Started {
+            mesh: self.team.place.mesh,
+            first_step: self.state.step,
+            total_steps: self.run.total_steps,
+            n_trainable: self.programs.n_params.1,
+            n_params: self.programs.n_params.0,
+            n_rows,
+            buffer_bytes,
+            n_threads,
+            resumed_from,
+        }
+    }
+
+    /// Makes what was trained a checkpoint, while nothing trains.
+    pub(crate) fn save(&mut self, saving: &Saving) -> Result<Saved, JobError> {
+        saving.save(&self.machine, &self.programs.train, &self.state, &mut self.team)
+    }
+
+    pub(crate) const fn n_ranks(&self) -> usize {
+        self.team.n_ranks()
     }
 }
 

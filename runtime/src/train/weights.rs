@@ -45,6 +45,14 @@ pub(crate) fn optimizer_state(c: &Compiled) -> Vec<Tensor> {
     state_of(c, |_| true)
 }
 
+/// The state that this rank's updates change: what recovery must find again. What else it holds comes from the base model,
+/// or from other ranks' updates.
+pub(crate) fn updated_state(c: &Compiled) -> Vec<Tensor> {
+    let own = |p: &Param| tensors(p, p.value, &p.updated, p.updated.start - p.held.start, "");
+    let trained = c.program.params.iter().filter(|p| p.trainable).flat_map(own);
+    trained.chain(state_of(c, |_| true)).collect()
+}
+
 /// What this rank saves of the optimizer's state.
 pub(crate) fn saved_optimizer_state(c: &Compiled) -> Vec<Tensor> {
     let mut tensors = state_of(c, |p| is_saved_here(c, p));
@@ -97,8 +105,20 @@ pub(crate) fn initialise(
     seed: u64,
     source: Option<&TensorSource>,
 ) -> Result<(), HfError> {
+    initialise_some(machine, c, model, seed, source, |_| true)
+}
+
+/// As [`initialise`], of the parameters that are `wanted` only.
+pub(crate) fn initialise_some(
+    machine: &mut CpuMachine,
+    c: &Compiled,
+    model: Option<&ModelConfig>,
+    seed: u64,
+    source: Option<&TensorSource>,
+    wanted: impl Fn(&Param) -> bool,
+) -> Result<(), HfError> {
     let rng = CounterRng::new(seed).fork_named("init");
-    for param in &c.program.params {
+    for param in c.program.params.iter().filter(|p| wanted(p)) {
         let adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
         match source {
             Some(source) if !adapter => load(machine, c, param, source)?,
@@ -208,6 +228,35 @@ pub(crate) fn unpack(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, va
 /// Elements of one tensor.
 pub(crate) fn elements<'a>(machine: &'a CpuMachine, c: &Compiled, tensor: &Tensor) -> &'a [f32] {
     &machine.read::<f32>(c, tensor.value)[tensor.elements.clone()]
+}
+
+/// The elements of a box inside a tensor's, in row-major order.
+pub(crate) fn pack_box(
+    machine: &CpuMachine,
+    c: &Compiled,
+    tensor: &Tensor,
+    (offset, extent): (&[usize], &[usize]),
+    out: &mut Vec<f32>,
+) {
+    let values = machine.read::<f32>(c, tensor.value);
+    tensor.held.runs_of(offset, extent).into_iter().for_each(|run| out.extend_from_slice(&values[run]));
+}
+
+/// Puts the elements of a box inside a tensor's where they belong; returns those that are left.
+pub(crate) fn unpack_box<'a>(
+    machine: &mut CpuMachine,
+    c: &Compiled,
+    tensor: &Tensor,
+    (offset, extent): (&[usize], &[usize]),
+    mut values: &'a [f32],
+) -> &'a [f32] {
+    let to = machine.write::<f32>(c, tensor.value);
+    for run in tensor.held.runs_of(offset, extent) {
+        let (here, rest) = values.split_at(run.len());
+        to[run].copy_from_slice(here);
+        values = rest;
+    }
+    values
 }
 
 /// The first parameter that holds a NaN or an infinity.

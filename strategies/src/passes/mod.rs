@@ -3,14 +3,17 @@
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
 //! `backward`, `enter`, `recompute`, `accumulate`, `data_parallel`, `fully_sharded`, `clip`, `optimizer`, `offload`, `overlap`,
-//! `compact`, `memory`.
+//! `commit`, `compact`, `memory`.
 //!
 //! Each parallel pass leaves a program as it is where its axis has one rank, and knows nothing of the other axes: every
 //! combination is their composition.
+//!
+//! `shadow` stands beside this order: it derives from a step what another rank runs that keeps a copy of its state.
 
 pub mod accumulate;
 pub mod backward;
 pub mod clip;
+pub mod commit;
 pub mod compact;
 pub mod context_parallel;
 pub mod data_parallel;
@@ -26,4 +29,5 @@ pub mod pipeline;
 pub mod precision;
 pub mod recompute;
 pub mod reproducible;
+pub mod shadow;
 pub mod tensor_parallel;

@@ -54,6 +54,38 @@ impl HeldBox {
     }
 }
 
+impl HeldBox {
+    /// What it has in common with another box of the tensor: offset and extent, if there is any element.
+    pub fn meet(&self, offset: &[usize], extent: &[usize]) -> Option<(Vec<usize>, Vec<usize>)> {
+        let dims = 0..self.shape.len();
+        let first: Vec<usize> = dims.clone().map(|d| self.offset[d].max(offset[d])).collect();
+        let end = |d: usize| (self.offset[d] + self.extent[d]).min(offset[d] + extent[d]);
+        let common: Option<Vec<usize>> = dims.map(|d| end(d).checked_sub(first[d]).filter(|n| *n > 0)).collect();
+        Some((first, common?))
+    }
+
+    /// Where the elements of a box inside this one lie in the value, in row-major order, as runs without a gap.
+    pub fn runs_of(&self, offset: &[usize], extent: &[usize]) -> Vec<Range<usize>> {
+        let Some(last) = self.shape.len().checked_sub(1) else { return vec![self.start..self.start + 1] };
+        let n_rows: usize = extent[..last].iter().product();
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for number in 0..n_rows {
+            let (mut rest, mut row, mut stride) = (number, 0, 1);
+            for dim in (0..last).rev() {
+                row += (offset[dim] - self.offset[dim] + rest % extent[dim]) * stride;
+                rest /= extent[dim];
+                stride *= self.extent[dim];
+            }
+            let start = self.start + row * self.row_stride + offset[last] - self.offset[last];
+            match runs.last_mut().filter(|run| run.end == start) {
+                Some(run) => run.end += extent[last],
+                None => runs.push(start..start + extent[last]),
+            }
+        }
+        runs
+    }
+}
+
 impl Param {
     /// Boxes of the model file's tensors that `elements` of this parameter are; the value holds them from its start.
     pub fn boxes(&self, elements: &Range<usize>) -> Vec<HeldBox> {
@@ -157,6 +189,7 @@ mod tests {
     use super::*;
     use crate::program::{Init, ValueId};
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     fn index_of(shape: &[usize], at: &[usize]) -> usize {
         shape.iter().zip(at).fold(0, |i, (n, x)| i * n + x)
@@ -215,6 +248,37 @@ mod tests {
             }
 
             prop_assert!(seen.iter().all(|n| *n == 1), "{:?}", seen);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn runs_of_a_part_of_a_box_are_the_places_of_its_elements(
+            shape in prop::collection::vec(1usize..5, 1..4), outer: [usize; 6], inner: [usize; 6], gap in 0usize..3,
+        ) {
+            let within = |bounds: &[(usize, usize)], dice: [usize; 6]| -> Vec<(usize, usize)> {
+                let cut = |(d, (first, n)): (usize, &(usize, usize))| {
+                    let skip = dice[2 * d] % n;
+                    (first + skip, 1 + dice[2 * d + 1] % (n - skip))
+                };
+                bounds.iter().enumerate().map(cut).collect()
+            };
+            let whole: Vec<(usize, usize)> = shape.iter().map(|n| (0, *n)).collect();
+            let (of_box, of_part) = { let b = within(&whole, outer); let p = within(&b, inner); (b, p) };
+            let (offset, extent): (Vec<usize>, Vec<usize>) = of_box.into_iter().unzip();
+            let row_stride = extent[extent.len() - 1] + gap;
+            let held = HeldBox { name: "w".into(), shape: shape.clone(), offset, extent, start: 7, row_stride, owned: true };
+            let (offset, extent): (Vec<usize>, Vec<usize>) = of_part.into_iter().unzip();
+
+            let places: Vec<usize> = held.runs_of(&offset, &extent).into_iter().flatten().collect();
+
+            let place_of: BTreeMap<usize, usize> =
+                held.rows().flat_map(|(index, at)| at.enumerate().map(move |(i, place)| (index + i, place))).collect();
+            let part = HeldBox { offset: offset.clone(), extent: extent.clone(), ..held.clone() };
+            let expected: Vec<usize> =
+                part.rows().flat_map(|(index, at)| (0..at.len()).map(move |i| index + i)).map(|i| place_of[&i]).collect();
+            prop_assert_eq!(places, expected);
+            prop_assert_eq!(held.meet(&offset, &extent), Some((offset, extent)));
         }
     }
 

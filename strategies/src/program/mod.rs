@@ -153,6 +153,10 @@ pub enum Role {
     GradNorm,
     /// Sum of squares of one parameter's gradient, f64 scalar; the binding's microbatch is the index of the parameter.
     GradSumSquares,
+    /// Of a shadow: a reduced gradient, in the order of [`crate::passes::shadow::log`].
+    Gradient,
+    /// Of a shadow: the factor that clips gradients, f64 scalar.
+    ClipCoefficient,
 }
 
 /// Layout of the [`Role::Hyper`] input: the scalars that the host computes for each step.

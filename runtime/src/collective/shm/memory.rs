@@ -3,7 +3,9 @@
 //! Nobody can resize the memory once it is sealed, so no access below [`SharedMemory::len`] can fault.
 #![allow(unsafe_code)] // Mapping memory that other processes write is what this file is for.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
 use crate::collective::CollectiveError;
 
@@ -77,6 +79,15 @@ impl SharedMemory {
         // SAFETY: the range is our mapping, and the advice does not change what is in it.
         unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_HUGEPAGE) };
         self
+    }
+
+    /// Whether the two are mappings of the same memory.
+    pub fn is_same(&self, other: &SharedMemory) -> bool {
+        let inode = |memory: &SharedMemory| -> std::io::Result<(u64, u64)> {
+            let file = File::from(memory.fd.try_clone()?).metadata()?;
+            Ok((file.dev(), file.ino()))
+        };
+        matches!((inode(self), inode(other)), (Ok(own), Ok(theirs)) if own == theirs)
     }
 
     /// The descriptor, to be passed to another process.

@@ -42,6 +42,37 @@ impl ShmWorld {
         Ok(ShmWorld { control, arenas, staging_bytes: staging_bytes as usize })
     }
 
+    /// As [`ShmWorld::create`], where some ranks keep the arena that they had in an earlier world, with what is in it.
+    ///
+    /// # Errors
+    /// As [`ShmWorld::create`]; [`CollectiveError::Invalid`] if an arena that is kept is smaller than it has to be.
+    pub fn succeed(
+        world: &World,
+        arenas: Vec<(u64, Option<Arc<SharedMemory>>)>,
+        staging_bytes: u64,
+    ) -> Result<ShmWorld, CollectiveError> {
+        let bytes: Vec<u64> = arenas.iter().map(|(bytes, kept)| if kept.is_some() { 0 } else { *bytes }).collect();
+        let mut next = ShmWorld::create(world, &bytes, staging_bytes)?;
+        for (arena, (bytes, kept)) in next.arenas.iter_mut().zip(arenas) {
+            let Some(kept) = kept else { continue };
+            let expected = staging_bytes.saturating_add(bytes);
+            if (kept.len() as u64) < expected {
+                return Err(CollectiveError::Invalid {
+                    field: "bytes of an arena",
+                    expected,
+                    found: kept.len() as u64,
+                });
+            }
+            *arena = kept;
+        }
+        Ok(next)
+    }
+
+    /// The memory of a rank.
+    pub fn arena_of(&self, rank: u32) -> Option<&Arc<SharedMemory>> {
+        self.arenas.get(rank as usize)
+    }
+
     /// A world of memory that came from whoever made it.
     ///
     /// # Errors
@@ -161,6 +192,11 @@ impl Arena {
     pub fn base(&self) -> *mut u8 {
         // SAFETY: the staging area, which comes first, lies in the memory.
         unsafe { self.memory.base().add(self.start.min(self.memory.len())) }
+    }
+
+    /// Whether the two are the same memory, perhaps mapped twice.
+    pub fn is_same(&self, other: &Arena) -> bool {
+        self.start == other.start && self.memory.is_same(&other.memory)
     }
 
     /// Bytes.

@@ -25,6 +25,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::program::{Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -119,6 +120,38 @@ impl CpuMachine {
         Ok(CpuMachine { arenas })
     }
 
+    /// As [`CpuMachine::new`], with all regions in shared memory, from `first` on: see [`CpuMachine::bytes_within`].
+    ///
+    /// # Panics
+    /// If there is not so much of it.
+    pub fn within(programs: &[&Compiled], memory: &SharedArena, first: usize) -> CpuMachine {
+        let mut offset = first;
+        let region = |region| {
+            let bytes = region_bytes(programs, region);
+            let arena = Arena::within(memory, offset, bytes);
+            offset += Arena::shared_bytes(bytes);
+            (region, arena)
+        };
+        CpuMachine { arenas: REGIONS.into_iter().map(region).collect() }
+    }
+
+    /// Bytes of shared memory that [`CpuMachine::within`] takes.
+    pub fn bytes_within(programs: &[&Compiled]) -> usize {
+        REGIONS.into_iter().map(|region| Arena::shared_bytes(region_bytes(programs, region))).sum()
+    }
+
+    /// The same memory where another mapping has it: what lies in shared memory is there at another address.
+    ///
+    /// # Panics
+    /// If `memory` is smaller.
+    pub fn remap(&mut self, memory: &SharedArena) {
+        for arena in self.arenas.values_mut() {
+            if let Arena::Shared { offset, bytes, .. } = arena {
+                *arena = Arena::within(memory, *offset, *bytes);
+            }
+        }
+    }
+
     /// Bytes that a machine for these programs allocates, known before it exists: [`CpuMachine::allocated_bytes`].
     pub fn bytes_for(programs: &[&Compiled]) -> usize {
         REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
@@ -155,6 +188,20 @@ impl CpuMachine {
         unsafe { buffer.slice_mut() }
     }
 
+    /// The elements of several values at once, to be written by the host.
+    ///
+    /// # Panics
+    /// As [`CpuMachine::read`]; and if two of the values share memory.
+    pub fn write_all<T: Pod>(&mut self, c: &Compiled, values: &[ValueId]) -> Vec<&mut [T]> {
+        let buffers: Vec<Buffer> = values.iter().map(|v| self.checked::<T>(c, *v)).collect();
+        let mut runs: Vec<(usize, usize)> =
+            buffers.iter().map(|b| (b.ptr.addr(), b.ptr.addr() + b.len() * size_of::<T>())).collect();
+        runs.sort_unstable();
+        assert!(runs.windows(2).all(|pair| pair[0].1 <= pair[1].0), "values that are written together lie apart");
+        // SAFETY: `self` is borrowed mutably, and by the assertion no two of the slices share an element.
+        buffers.into_iter().map(|buffer| unsafe { buffer.slice_mut() }).collect()
+    }
+
     /// Runs a program once, on the threads of the current rayon pool, with the groups that its rank belongs to.
     ///
     /// # Errors
@@ -165,7 +212,21 @@ impl CpuMachine {
         models: &mut [Box<dyn OpaqueModel>],
         groups: &mut Groups,
     ) -> Result<(), ExecError> {
-        (0..c.program.instrs.len()).try_for_each(|i| self.exec(c, i, models, groups))
+        self.run_part(c, 0..c.program.instrs.len(), models, groups)
+    }
+
+    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::Turn`] for those that make sense.
+    ///
+    /// # Errors
+    /// See [`ExecError`].
+    pub fn run_part(
+        &mut self,
+        c: &Compiled,
+        part: Range<usize>,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        part.into_iter().try_for_each(|i| self.exec(c, i, models, groups))
     }
 
     /// Runs a program once and measures every instruction into `timings`, one entry each.
@@ -180,7 +241,22 @@ impl CpuMachine {
         timings: &mut Timings,
     ) -> Result<(), ExecError> {
         timings.clear();
-        for i in 0..c.program.instrs.len() {
+        self.run_part_timed(c, 0..c.program.instrs.len(), models, groups, timings)
+    }
+
+    /// As [`CpuMachine::run_part`], adding the time of every instruction to `timings`.
+    ///
+    /// # Errors
+    /// As [`CpuMachine::run_part`].
+    pub fn run_part_timed(
+        &mut self,
+        c: &Compiled,
+        part: Range<usize>,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+        timings: &mut Timings,
+    ) -> Result<(), ExecError> {
+        for i in part {
             let start = Instant::now();
             self.exec(c, i, models, groups)?;
             timings.push(start.elapsed());

@@ -1,0 +1,94 @@
+//! How a job survives change: how fast losses are noticed, who waits for whom, and how far a world may shrink.
+
+use std::time::Duration;
+
+use phalanx_strategies::elastic::mesh_choice::Policy;
+use phalanx_strategies::elastic::timing::Timing;
+use phalanx_strategies::mesh::Mesh;
+use serde_yaml_ng::{Mapping, Value};
+
+use super::error::ConfigError;
+use super::section::{Section, section};
+use super::setting::{AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Setting};
+use super::source::At;
+
+section! {
+    /// The section `elastic`.
+    pub struct Elastic {
+        /// Seconds after which a silent machine counts as lost; all other timeouts derive from it.
+        pub detection_time: f64 = 1.0 => POSITIVE;
+        /// Rank processes beyond the mesh, on every node, that wait with everything prepared to take the seat of a lost one.
+        pub spare_ranks: usize = 0;
+        /// Seconds that a replacement is waited for before a smaller world goes on without it; none waits for ever.
+        pub replace_patience: Option<f64> = Some(30.0) => NOT_NEGATIVE;
+        /// Fewest copies of the model with which the job goes on.
+        pub dp_replicate_min: usize = 1 => AT_LEAST_ONE;
+        /// Fewest ranks that share the state of one copy: what a rank has room for.
+        pub dp_shard_min: usize = 1 => AT_LEAST_ONE;
+        /// State that one node (or, on a single node, one process) would take with it is kept a second time elsewhere.
+        pub shadows: bool = true;
+        /// A rank that holds up all others for too long is replaced; otherwise it is waited for.
+        pub evict_stragglers: bool = true;
+        /// More failures in a row than this, without a step completed between them, end the job.
+        pub incidents_max: usize = 5 => AT_LEAST_ONE;
+    }
+}
+
+section! {
+    /// Elasticity.
+    pub struct ElasticSection {
+        /// What happens when ranks and machines are lost or added; its keys are listed below.
+        pub elastic: Elastic = Elastic::default();
+    }
+}
+
+impl Setting for Elastic {
+    fn fits() -> String {
+        "a section with keys such as `detection_time`".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
+        let known: Vec<&str> = Elastic::keys().iter().map(|doc| doc.key).collect();
+        at.refuse_unknown(keys, &known)?;
+        Elastic::read_section(keys, at)
+    }
+    fn write(&self) -> Value {
+        let mut keys = Mapping::new();
+        self.write_section(&mut keys);
+        Value::Mapping(keys)
+    }
+}
+
+/// For ever, as far as timers are concerned.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+impl Elastic {
+    /// The timeouts that follow from the detection time.
+    pub fn timing(&self) -> Timing {
+        Timing::derive(Duration::from_secs_f64(self.detection_time))
+    }
+
+    /// What may become of a mesh.
+    pub fn policy(&self, wanted: Mesh, n_microbatches: usize) -> Policy {
+        Policy {
+            wanted,
+            dp_replicate_min: self.dp_replicate_min.min(wanted.dp_replicate),
+            dp_shard_min: self.dp_shard_min.min(wanted.dp_shard),
+            replace_patience: self.replace_patience.map_or(FOR_EVER, Duration::from_secs_f64),
+            n_microbatches,
+            uneven: true,
+            evict_stragglers: self.evict_stragglers,
+            shadows: self.shadows,
+            incidents_max: self.incidents_max as u32,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let fits = self.timing().check();
+        fits.map_err(|error| ConfigError::Conflict {
+            first: "elastic.detection_time".into(),
+            second: "the timeouts that follow from it".into(),
+            why: error.to_string(),
+        })
+    }
+}

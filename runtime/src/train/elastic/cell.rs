@@ -1,0 +1,259 @@
+//! A rank as the control plane and the device thread see it together: the pure machine, what the device is to do next, and
+//! what stops it where it waits.
+//!
+//! Both sides take the lock for microseconds and never while they wait for somebody. In the hot loop that is twice a step.
+
+use super::words::FromRank;
+use crate::collective::shm::control::Control as WorldControl;
+use crate::job::Control;
+use crate::launch::channel::FrameSender;
+use crate::train::JobError;
+use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
+use phalanx_strategies::elastic::member::{Command, Member};
+use phalanx_strategies::elastic::message::{Formation, Order, Wishes};
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::snapshot::Part;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// What the device thread does next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Task {
+    /// The outcome of the open step is known: it counts, or not.
+    Settle(Option<Version>),
+    /// Free the state of all other shards.
+    Keep(Vec<Shard>),
+    /// Join the world, and get or give state.
+    Join(Arc<Formation>),
+    /// Train, or finish if nothing is left to train.
+    Train(Generation),
+    /// The job is over.
+    Exit,
+}
+
+/// See the [module](self).
+pub(crate) struct Cell {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    sender: Mutex<FrameSender>,
+    control: Arc<Control>,
+}
+
+struct Inner {
+    member: Member,
+    tasks: VecDeque<Task>,
+    /// The latest world that the device was told to join, and its memory once it has.
+    joined: Generation,
+    world: Option<Arc<WorldControl>>,
+    /// The world in which the device trains.
+    training: Option<Generation>,
+    /// Parts of checkpoints that are being written.
+    parts: Vec<Part>,
+    /// Whether the supervisor is to be told something.
+    news: bool,
+}
+
+impl Cell {
+    /// A member whose supervisor listens at the other end of `sender`; wishes of the operator go to `control`.
+    pub(crate) fn new(member: Member, sender: FrameSender, control: Arc<Control>) -> Cell {
+        let inner = Inner {
+            member,
+            tasks: VecDeque::new(),
+            joined: Generation(0),
+            world: None,
+            training: None,
+            parts: Vec::new(),
+            news: false,
+        };
+        Cell { inner: Mutex::new(inner), changed: Condvar::new(), sender: Mutex::new(sender), control }
+    }
+
+    /// Tells the supervisor where this member is: a sign of life.
+    pub(crate) fn say(&self) {
+        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let word = self.lock().member.report();
+        // Whoever does not listen any more is about to end this process.
+        let _ = sender.send(&FromRank::Word(word));
+    }
+
+    /// Tells the supervisor something else.
+    pub(crate) fn tell(&self, what: &FromRank) {
+        let _ = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(what);
+    }
+
+    /// An order has come.
+    pub(crate) fn order(&self, order: &Order) {
+        let news = {
+            let mut inner = self.lock();
+            if let Err(stale) = inner.member.handle_order(order) {
+                tracing::debug!(%stale, "an order was refused");
+                return;
+            }
+            if order.wishes.stop {
+                self.control.stop();
+            }
+            self.control.saves.fetch_max(order.wishes.save, Ordering::AcqRel);
+            inner.drain(order.formation.as_ref());
+            std::mem::take(&mut inner.news)
+        };
+        self.changed.notify_all();
+        if news {
+            self.say();
+        }
+    }
+
+    /// Waits for the next task.
+    pub(crate) fn next_task(&self) -> Task {
+        let mut inner = self.lock();
+        loop {
+            if let Some(task) = inner.tasks.pop_front() {
+                inner.training = if let Task::Train(generation) = task { Some(generation) } else { None };
+                return task;
+            }
+            inner.training = None;
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The device has joined a world: from now on an order to leave it wakes the device wherever it waits.
+    pub(crate) fn enter(&self, generation: Generation, world: Arc<WorldControl>) {
+        let mut inner = self.lock();
+        if inner.member.report().generation > generation {
+            world.abort("a later world has begun");
+        }
+        inner.world = Some(world);
+    }
+
+    /// All pieces of state that the world's formation names for this member have arrived.
+    pub(crate) fn healed(&self, formation: &Formation, rank: usize) {
+        self.with(|member| {
+            formation.transfers[rank]
+                .iter()
+                .try_for_each(|transfer| member.handle_fetched(formation.generation, *transfer))
+        })
+        .unwrap_or_else(|stale| tracing::debug!(%stale, "healed too late"));
+    }
+
+    /// All that the update to `step` needs is at hand.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    pub(crate) fn computed(&self, step: u64) -> Result<(), JobError> {
+        self.in_training(|member, generation| {
+            member.handle_entered(generation, Step(step))?;
+            member.handle_computed(generation, Step(step))
+        })
+    }
+
+    /// All members have voted for `step`.
+    ///
+    /// # Errors
+    /// When the world has ended; the outcome comes with the next one.
+    pub(crate) fn committed(&self, step: u64, wishes: Wishes) -> Result<(), JobError> {
+        self.in_training(|member, generation| member.handle_committed(generation, Step(step), wishes))
+    }
+
+    /// A checkpoint of `step` is durable.
+    pub(crate) fn saved(&self, step: u64) {
+        let saved = |inner: &mut Inner| {
+            let (done, rest) = inner.parts.drain(..).partition(|part| part.of.step.0 <= step);
+            inner.parts = rest;
+            let done: Vec<Part> = done;
+            done.into_iter().for_each(|part| inner.member.handle_saved(part));
+        };
+        self.change(saved);
+    }
+
+    /// All that belongs to the end of the job is done.
+    pub(crate) fn finished(&self, generation: Generation) {
+        if let Err(stale) = self.with(|member| member.handle_finished(generation)) {
+            tracing::debug!(%stale, "finished too late");
+        }
+    }
+
+    /// This member cannot go on, and no successor could.
+    pub(crate) fn failed(&self, reason: &str) {
+        self.change(|inner| inner.member.handle_failed(reason));
+    }
+
+    fn in_training(&self, act: impl FnOnce(&mut Member, Generation) -> Result<(), Stale>) -> Result<(), JobError> {
+        let mut outcome = Ok(());
+        self.change(|inner| {
+            // A task that is not training has no steps.
+            let generation = inner.training.unwrap_or_default();
+            outcome = act(&mut inner.member, generation);
+        });
+        outcome.map_err(JobError::Superseded)
+    }
+
+    fn with(&self, act: impl FnOnce(&mut Member) -> Result<(), Stale>) -> Result<(), Stale> {
+        let mut outcome = Ok(());
+        self.change(|inner| outcome = act(&mut inner.member));
+        outcome
+    }
+
+    /// Does something, then what the machine asks for.
+    fn change(&self, act: impl FnOnce(&mut Inner)) {
+        let news = {
+            let mut inner = self.lock();
+            act(&mut inner);
+            inner.drain(None);
+            std::mem::take(&mut inner.news)
+        };
+        if news {
+            self.say();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Does at once what need not wait for the device, and leaves it the rest.
+    fn drain(&mut self, formation: Option<&Arc<Formation>>) {
+        let mut train = None;
+        while let Some(command) = self.member.poll_command() {
+            match command {
+                Command::Abort(_) => {
+                    if let Some(world) = self.world.take() {
+                        world.abort("a later world has begun");
+                    }
+                    self.parts.clear();
+                    // The device may not have noticed yet.
+                    self.training = None;
+                    // What was to be done in the world that is left is not done; its outcome stands.
+                    self.tasks.retain(|task| matches!(task, Task::Settle(_) | Task::Keep(_)));
+                }
+                // In training the device knows by itself; out of it the outcome comes with the next world.
+                Command::Apply(_) if self.training.is_some() => {}
+                Command::Apply(version) => self.tasks.push_back(Task::Settle(Some(version))),
+                Command::Discard => self.tasks.push_back(Task::Settle(None)),
+                Command::Keep(shards) => self.tasks.push_back(Task::Keep(shards)),
+                Command::Compute { generation, .. } | Command::Finish(generation) => train = Some(generation),
+                Command::Save(part) => {
+                    self.parts.push(part);
+                    train = Some(part.of.generation);
+                }
+                Command::Exit => self.tasks.push_back(Task::Exit),
+                // The device fetches when it joins, and votes when it has computed.
+                Command::Fetch { .. } | Command::Vote(..) => {}
+                Command::Report => self.news = true,
+            }
+        }
+        if let Some(formation) = formation.filter(|f| f.generation > self.joined) {
+            let me = self.member.report().worker;
+            if formation.rank_of(me).is_some() || formation.guests.contains(&me) {
+                self.joined = formation.generation;
+                self.tasks.push_back(Task::Join(Arc::clone(formation)));
+            }
+        }
+        let queued = |generation| self.tasks.contains(&Task::Train(generation));
+        if let Some(generation) = train.filter(|g| self.training != Some(*g) && !queued(*g)) {
+            self.tasks.push_back(Task::Train(generation));
+        }
+    }
+}

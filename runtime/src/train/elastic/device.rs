@@ -1,0 +1,468 @@
+//! The device thread of a rank process: joins worlds, gets and gives state, trains, and keeps what it has until the next
+//! world runs, since until then another failure may need it.
+
+use super::cell::{Cell, Task};
+use super::heal::{self, Holding, Wanting};
+use super::pairs::{heirs, pairs};
+use super::words::FromRank;
+use crate::collective::CollectiveError;
+use crate::collective::hierarchical::placement::Placement;
+use crate::collective::shm::passing::receive_world;
+use crate::collective::shm::world::{Arena, ShmWorld};
+use crate::collective::tcp::connect::TcpConfig;
+use crate::collective::world::WorldId;
+use crate::config::JobConfig;
+use crate::cpu::CpuMachine;
+use crate::data::prepare::Prepared;
+use crate::hf::source::TensorSource;
+use crate::job::{Control, Event, Report};
+use crate::train::JobError;
+use crate::train::excuse::Excuse;
+use crate::train::links::Links;
+use crate::train::plan::{ModelPlan, RunPlan};
+use crate::train::saving::Saving;
+use crate::train::session::Telling;
+use crate::train::shadow::Shadow;
+use crate::train::team::{Joined, Site, TeamPlan};
+use crate::train::trainer::{Programs, TrainData, Trainer};
+use crate::train::weights;
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
+use phalanx_strategies::elastic::message::Formation;
+use phalanx_strategies::elastic::recovery::Source;
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::snapshot::Checkpoint;
+use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::sampler::Sampler;
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What a rank process has for its whole life.
+pub(super) struct Device<'a> {
+    pub(super) cell: Arc<Cell>,
+    pub(super) control: Arc<Control>,
+    pub(super) job: JobId,
+    pub(super) worker: Worker,
+    pub(super) config: &'a JobConfig,
+    pub(super) model: &'a ModelPlan,
+    pub(super) run: RunPlan,
+    pub(super) sampler: Sampler,
+    pub(super) data: &'a Prepared,
+    pub(super) evaluates: bool,
+    pub(super) extras: Vec<(String, Vec<u8>)>,
+    pub(super) n_threads: usize,
+    pub(super) passage: UnixStream,
+    pub(super) listener: TcpListener,
+    pub(super) tcp: TcpConfig,
+    pub(super) peak_flops: f64,
+    pub(super) start_from: Option<(u64, PathBuf)>,
+    /// Groups of the meshes that were joined.
+    pub(super) plans: BTreeMap<Mesh, TeamPlan>,
+    /// The latest is the one that trains, or trained last.
+    pub(super) seats: Vec<Seat<'a>>,
+}
+
+/// A place in a world, with the state of its shards.
+pub(super) struct Seat<'a> {
+    mesh: Mesh,
+    rank: usize,
+    shards: Vec<Shard>,
+    generation: Generation,
+    /// How many of the checkpoints that were asked for are complete.
+    n_saves: u64,
+    trainer: Trainer<'a>,
+}
+
+impl Seat<'_> {
+    /// Where it has the state of a shard.
+    fn holding(&self, shard: Shard) -> Option<Holding<'_>> {
+        if self.shards.first() == Some(&shard) {
+            let (compiled, machine) = self.trainer.memory();
+            return Some(Holding { compiled, machine });
+        }
+        let shadow = self.trainer.shadows().iter().find(|shadow| shadow.shard == shard)?;
+        Some(Holding { compiled: &shadow.compiled, machine: &shadow.machine })
+    }
+
+    fn wanting(&mut self, shard: Shard) -> Option<Wanting<'_>> {
+        if self.shards.first() == Some(&shard) {
+            let (compiled, machine) = self.trainer.memory_mut();
+            return Some(Wanting { compiled, machine });
+        }
+        let shadow = self.trainer.shadows_mut().iter_mut().find(|shadow| shadow.shard == shard)?;
+        Some(Wanting { compiled: &shadow.compiled, machine: &mut shadow.machine })
+    }
+}
+
+impl<'a> Device<'a> {
+    /// Does what it is told until the job is over.
+    pub(super) fn run(&mut self) {
+        loop {
+            let task = self.cell.next_task();
+            tracing::debug!(worker = %self.worker, task = task.name(), "device");
+            let outcome = match task {
+                Task::Settle(version) => self.settle(version.is_some()),
+                Task::Keep(shards) => {
+                    self.keep(&shards);
+                    Ok(())
+                }
+                Task::Join(formation) => self.join(&formation),
+                Task::Train(generation) => self.train(generation),
+                Task::Exit => return,
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(error) if error.is_of_the_world() => {
+                    tracing::info!(worker = %self.worker, %error, "out of a world")
+                }
+                Err(error) => {
+                    let excuse = Excuse::from(&error);
+                    self.cell.failed(&excuse.text);
+                    self.cell.tell(&FromRank::Failed(excuse));
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, counts: bool) -> Result<(), JobError> {
+        let Some(seat) = self.seats.last_mut() else { return Ok(()) };
+        if counts {
+            seat.trainer.settle()
+        } else {
+            seat.trainer.give_up();
+            Ok(())
+        }
+    }
+
+    fn keep(&mut self, shards: &[Shard]) {
+        if shards.is_empty() {
+            self.seats.clear();
+        }
+    }
+
+    fn join(&mut self, formation: &Formation) -> Result<(), JobError> {
+        let member = member_of(formation, self.worker).expect("one is told to join a world of which one is a member");
+        let plan = self.team_plan(formation.mesh)?.with_pairs(formation.guests.len() as u32, pairs(formation));
+        let id = WorldId { job: self.job.0, generation: formation.generation.0, incarnation: 0 };
+        let placement = placement(&plan, id, formation)?;
+        let shm = self.receive(&placement)?;
+        self.cell.enter(formation.generation, Arc::clone(shm.control()));
+        let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let addresses: Vec<SocketAddr> = formation.addresses.iter().map(|a| a.unwrap_or(nowhere)).collect();
+        let site = Site { listener: &self.listener, addresses: &addresses, config: &self.tcp };
+        let joined = plan.join_at(&placement, &shm, member, &site)?;
+        match formation.rank_of(self.worker) {
+            Some(rank) => self.sit_down(formation, rank, joined),
+            None => self.help(formation, member, joined),
+        }
+    }
+
+    /// A guest gives what others ask for.
+    fn help(&mut self, formation: &Formation, member: u32, mut joined: Joined) -> Result<(), JobError> {
+        for (rank, shard, source) in transfers(formation) {
+            if let Some((worker, held)) = source.sender(shard)
+                && member_of(formation, worker) == Some(member)
+            {
+                self.give(&mut joined.links, rank as u32, held)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes its seat, with state from where the formation says.
+    fn sit_down(&mut self, formation: &Formation, rank: usize, joined: Joined) -> Result<(), JobError> {
+        let Joined { team, mut links } = joined;
+        let team = team.expect("a rank has a team");
+        let shards = &formation.holds[rank];
+        let same = |seat: &Seat<'_>| (seat.mesh, seat.rank, &seat.shards) == (formation.mesh, rank, shards);
+        let kept = self.seats.iter().position(|seat| same(seat) && seat.trainer.is_in(team.memory()));
+        let mut seat = match kept {
+            Some(at) => {
+                let mut seat = self.seats.remove(at);
+                seat.trainer.rejoin(team);
+                seat
+            }
+            None => {
+                let place = Place { mesh: formation.mesh, rank };
+                let programs = Arc::new(Programs::compile(self.model, place, self.evaluates)?);
+                let memory = team.memory().expect("ranks of elastic worlds share memory").clone();
+                let shadows = self.shadows(formation, &shards[1..], &memory, &programs)?;
+                let dir = &self.config.output.output_dir;
+                let (run, sampler) = (self.run, self.sampler);
+                let trainer = Trainer::new(self.model, run, programs, sampler, vec![], team, dir, self.peak_flops)?;
+                let trainer = trainer.with_member(Arc::clone(&self.cell), shadows);
+                let (mesh, generation, n_saves) = (formation.mesh, formation.generation, formation.n_saves);
+                Seat { mesh, rank, shards: shards.clone(), generation, n_saves, trainer }
+            }
+        };
+        (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
+        let healed = self.heal(formation, rank, &mut seat, &mut links, kept.is_some());
+        seat.trainer.link(links, heirs(formation, rank));
+        if kept.is_some() || healed.is_ok() {
+            // What was there before may be needed by others until the world runs.
+            self.seats.push(seat);
+        }
+        healed?;
+        self.cell.healed(formation, rank);
+        Ok(())
+    }
+
+    /// Shadows of these shards, behind the memory of the rank's own programs.
+    fn shadows(
+        &self,
+        formation: &Formation,
+        shards: &[Shard],
+        memory: &Arena,
+        own: &Programs,
+    ) -> Result<Vec<Shadow>, JobError> {
+        let mut first = CpuMachine::shared_bytes(&own.all());
+        let mut shadows = Vec::new();
+        for shard in shards {
+            let of = owner(formation, *shard);
+            let step = Programs::compile(self.model, Place { mesh: formation.mesh, rank: of }, false)?.train;
+            let shadow = Shadow::new(*shard, of as u32, &step, memory, first)?;
+            first += CpuMachine::bytes_within(&[&shadow.compiled]);
+            shadows.push(shadow);
+        }
+        Ok(shadows)
+    }
+
+    fn heal(
+        &self,
+        formation: &Formation,
+        rank: usize,
+        seat: &mut Seat<'a>,
+        links: &mut Links,
+        kept: bool,
+    ) -> Result<(), JobError> {
+        if !kept {
+            self.fill_frozen(seat)?;
+        }
+        let mut covered: BTreeMap<Shard, usize> = BTreeMap::new();
+        let own: Vec<Shard> = formation.transfers[rank].iter().map(|transfer| transfer.shard).collect();
+        if !kept {
+            for shard in formation.holds[rank].iter().filter(|shard| !own.contains(shard)) {
+                self.copy(seat, *shard, *shard, &mut covered);
+            }
+        }
+        let me = member_of(formation, self.worker);
+        let mut from_disk = None;
+        for (to, shard, source) in transfers(formation) {
+            let sender = source.sender(shard).map(|(worker, held)| (member_of(formation, worker), held));
+            match (to == rank, sender) {
+                (true, None) => from_disk = Some(source),
+                (true, Some((from, held))) if from == me => self.copy(seat, held, shard, &mut covered),
+                (true, Some((from, _))) => {
+                    let from = from.expect("who sends is a member");
+                    let mut wanting = seat.wanting(shard).expect("a seat has room for its shards");
+                    let (state, n) = heal::take(links, from, &mut wanting)?;
+                    seat.trainer.state = state;
+                    *covered.entry(shard).or_default() += n;
+                }
+                (false, Some((from, held))) if from == me => match seat.holding(held).filter(|_| kept) {
+                    Some(holding) => heal::give(links, to as u32, holding, seat.trainer.state)?,
+                    None => self.give(links, to as u32, held)?,
+                },
+                (false, _) => {}
+            }
+        }
+        if let Some(Source::Disk(checkpoint)) = from_disk {
+            return self.restore(seat, checkpoint);
+        }
+        if let Some((shard, n)) = covered
+            .into_iter()
+            .find(|(shard, n)| seat.holding(*shard).is_none_or(|holding| *n < heal::n_elements(holding.compiled)))
+        {
+            return Err(JobError::Unusable(format!("of {shard:?} only {n} elements came from memory")));
+        }
+        Ok(())
+    }
+
+    /// Gives a member what it asks for of the state that this one had before.
+    fn give(&self, links: &mut Links, to: u32, held: Shard) -> Result<(), JobError> {
+        let found = self.seats.iter().rev().find_map(|seat| Some((seat.holding(held)?, seat.trainer.state)));
+        let (holding, state) = found.expect("one is asked for what one reported to hold");
+        heal::give(links, to, holding, state)
+    }
+
+    /// Takes over what this member had before.
+    fn copy(&self, seat: &mut Seat<'a>, held: Shard, shard: Shard, covered: &mut BTreeMap<Shard, usize>) {
+        let found = self.seats.iter().rev().find_map(|old| Some((old.holding(held)?, old.trainer.state)));
+        let (holding, state) = found.expect("one keeps what one reported to hold");
+        seat.trainer.state = state;
+        let mut wanting = seat.wanting(shard).expect("a seat has room for its shards");
+        *covered.entry(shard).or_default() += heal::copy(holding, &mut wanting);
+    }
+
+    /// What is never updated comes from where the model came from.
+    fn fill_frozen(&self, seat: &mut Seat<'a>) -> Result<(), JobError> {
+        let (c, machine) = seat.trainer.memory_mut();
+        self.initialise(c, machine, |param| !param.trainable)
+    }
+
+    fn initialise(
+        &self,
+        c: &Compiled,
+        machine: &mut CpuMachine,
+        wanted: impl Fn(&phalanx_strategies::program::Param) -> bool,
+    ) -> Result<(), JobError> {
+        let source = self.model.weights.as_deref().map(TensorSource::open).transpose()?;
+        let (known, seed) = (self.model.model.known(), self.config.output.seed);
+        Ok(weights::initialise_some(machine, c, known, seed, source.as_ref(), wanted)?)
+    }
+
+    fn restore(&self, seat: &mut Seat<'a>, checkpoint: Checkpoint) -> Result<(), JobError> {
+        let saving = self.saving();
+        if checkpoint.step == Step(0) {
+            let (c, machine) = seat.trainer.memory_mut();
+            self.initialise(c, machine, |_| true)?;
+            for shadow in seat.trainer.shadows_mut() {
+                self.initialise(&shadow.compiled, &mut shadow.machine, |_| true)?;
+            }
+            return Ok(());
+        }
+        let step = checkpoint.step.0;
+        let path = match self.start_from.as_ref().filter(|(first, _)| *first == step) {
+            Some((_, path)) => path.clone(),
+            None => saving.path_of(step, checkpoint.generation.0)?,
+        };
+        let changed = seat.trainer.restore(&saving, &path)?;
+        if !changed.is_empty() && seat.rank == 0 {
+            self.tell(seat, Event::Note(format!("changed since the checkpoint was saved: {}", changed.join(", "))));
+        }
+        for shadow in seat.trainer.shadows_mut() {
+            saving.restore_updated(&path, &mut shadow.machine, &shadow.compiled)?;
+        }
+        Ok(())
+    }
+
+    fn saving(&self) -> Saving {
+        let output = &self.config.output;
+        Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone())
+    }
+
+    fn tell(&self, seat: &Seat<'a>, event: Event) {
+        if seat.rank == 0 || matches!(event, Event::Step(_)) {
+            self.cell.tell(&FromRank::Event { generation: seat.generation.0, rank: seat.rank as u32, event });
+        }
+    }
+
+    fn train(&mut self, generation: Generation) -> Result<(), JobError> {
+        self.seats.retain(|seat| seat.generation == generation);
+        let mut saving = self.saving().of_generation(generation.0);
+        let Some(mut seat) = self.seats.pop() else { return Ok(()) };
+        let trained = self.train_in(&mut seat, &mut saving);
+        self.seats.push(seat);
+        if let Some(report) = trained? {
+            self.cell.tell(&FromRank::Done(report));
+        }
+        self.cell.finished(generation);
+        Ok(())
+    }
+
+    /// Trains to the end; the leader reports.
+    fn train_in(&self, seat: &mut Seat<'a>, saving: &mut Saving) -> Result<Option<Report>, JobError> {
+        let output = &self.config.output;
+        let leads = seat.rank == 0;
+        let first_step = seat.trainer.state.step;
+        seat.trainer.begin(seat.n_saves)?;
+        let buffer_bytes = seat.trainer.buffer_bytes()?;
+        let n_rows = (self.data.train.len(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
+        let (generation, rank) = (seat.generation.0, seat.rank as u32);
+        let cell = &self.cell;
+        let mut on_event = |event: &Event| {
+            if let Event::Saved { step, .. } = event {
+                cell.saved(*step);
+            }
+            if leads || matches!(event, Event::Step(_)) {
+                cell.tell(&FromRank::Event { generation, rank, event: event.clone() });
+            }
+        };
+        let started = seat.trainer.started(n_rows, self.n_threads, buffer_bytes, None);
+        on_event(&Event::Started(started));
+        let mut telling = Telling::new(&output.output_dir, first_step, leads, None, &mut on_event)?;
+        if let Some(metrics) = seat.trainer.take_settled() {
+            telling.emit(Event::Step(metrics))?;
+        }
+        let data = TrainData {
+            train: &self.data.train,
+            validation: self.data.validation.as_ref(),
+            eval_steps: self.config.data.eval_steps.map(|n| n as u64),
+            save_steps: output.save_steps,
+        };
+        seat.trainer.train(&data, saving, &self.control, &mut |event| telling.emit(event))?;
+        let mut report = telling.report;
+        report.finished = report.steps >= self.run.total_steps;
+        if report.finished && leads {
+            report.model_dir = Some(self.export(seat, &report, saving)?);
+        }
+        Ok(leads.then_some(report))
+    }
+
+    fn export(&self, seat: &Seat<'a>, report: &Report, saving: &Saving) -> Result<PathBuf, JobError> {
+        let dir = self.config.output.output_dir.join("model");
+        crate::train::session::export_model(&dir, &seat.trainer, report.checkpoint.as_deref(), saving)?;
+        Ok(dir)
+    }
+
+    fn team_plan(&mut self, mesh: Mesh) -> Result<&TeamPlan, JobError> {
+        if !self.plans.contains_key(&mesh) {
+            let plan = TeamPlan::new(self.model, mesh, self.evaluates)?;
+            self.plans.insert(mesh, plan);
+        }
+        Ok(&self.plans[&mesh])
+    }
+
+    /// The memory of the world, which the supervisor has sent before the order to join it. Memory of worlds that were over
+    /// before this rank came to them lies before it.
+    fn receive(&self, placement: &Placement) -> Result<ShmWorld, CollectiveError> {
+        let expected = placement.machine_world(self.worker.member.node.0)?;
+        loop {
+            match receive_world(&self.passage, &expected, None) {
+                Err(CollectiveError::Stale { expected, found }) if found.generation < expected.generation => {}
+                received => return received,
+            }
+        }
+    }
+}
+
+impl Task {
+    const fn name(&self) -> &'static str {
+        match self {
+            Task::Settle(_) => "settle",
+            Task::Keep(_) => "keep",
+            Task::Join(_) => "join",
+            Task::Train(_) => "train",
+            Task::Exit => "exit",
+        }
+    }
+}
+
+/// The number of a worker among the members of a world: its rank, or behind all ranks.
+pub(super) fn member_of(formation: &Formation, worker: Worker) -> Option<u32> {
+    let members = formation.seats.iter().chain(&formation.guests);
+    members.into_iter().position(|other| *other == worker).map(|at| at as u32)
+}
+
+/// All transfers of a formation in the order in which all members go through them: to which rank, which shard, whence.
+fn transfers(formation: &Formation) -> impl Iterator<Item = (usize, Shard, Source)> {
+    let of_rank = |(rank, transfers): (usize, &Vec<phalanx_strategies::elastic::recovery::Transfer>)| {
+        transfers.iter().map(|t| (rank, t.shard, t.source)).collect::<Vec<_>>()
+    };
+    formation.transfers.iter().enumerate().flat_map(of_rank).collect::<Vec<_>>().into_iter()
+}
+
+/// The rank whose gradients keep a shadow of this shard up to date: the first that trains it.
+pub(super) fn owner(formation: &Formation, shard: Shard) -> usize {
+    let trains = |holds: &Vec<Shard>| holds.first() == Some(&shard);
+    formation.holds.iter().position(trains).expect("every shard of a world is trained by some rank")
+}
+
+/// Which member is on which machine.
+pub(super) fn placement(plan: &TeamPlan, id: WorldId, formation: &Formation) -> Result<Placement, CollectiveError> {
+    let members = formation.seats.iter().chain(&formation.guests);
+    Placement::new(plan.world(id)?, members.map(|worker| worker.member.node.0).collect())
+}

@@ -1,0 +1,255 @@
+//! Coordinator, supervisor and ranks of one machine from one command.
+
+use super::node::{Node, NodeEvent};
+use super::words::Begin;
+use crate::config::JobConfig;
+use crate::job::{Control, Event, Report};
+use crate::launch::failure::Ending as ProcessEnding;
+use crate::train::JobError;
+use crate::train::chorus::Chorus;
+use crate::train::excuse::Excuse;
+use crate::train::plan::ModelPlan;
+use phalanx_strategies::elastic::coordinator::{self, Coordinator};
+use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Term, Worker};
+use phalanx_strategies::elastic::mesh_choice::Policy;
+use phalanx_strategies::elastic::message::{Ending, Record};
+use phalanx_strategies::elastic::snapshot::Checkpoint;
+use phalanx_strategies::elastic::supervisor::{self, Supervisor};
+use phalanx_strategies::elastic::timing::Timing;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether somebody asked to stop or save.
+const LOOK: Duration = Duration::from_millis(50);
+/// Processes in a row that end before they have begun: more say that none ever will.
+const STILLBORN_MAX: usize = 3;
+
+/// A run on one machine.
+pub(crate) struct Local<'a> {
+    pub(crate) config: &'a JobConfig,
+    pub(crate) program: PathBuf,
+    pub(crate) model: &'a ModelPlan,
+    pub(crate) evaluates: bool,
+    pub(crate) policy: Policy,
+    pub(crate) timing: Timing,
+    pub(crate) n_slots: u32,
+    /// The checkpoint to begin from.
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) begin: Begin,
+    pub(crate) control: &'a Control,
+}
+
+impl Local<'_> {
+    /// Starts the ranks and follows them to the end of the job.
+    pub(crate) fn run(self, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
+        let (node, job) = (NodeId(0), self.begin.job);
+        let now = Instant::now();
+        let boot = Incarnation(1);
+        let record = Record { checkpoint: self.checkpoint, ..Record::default() };
+        let coordinator = Coordinator::new(now, job, Term(1), record, self.policy, self.timing);
+        let supervisor = Supervisor::new(now, job, node, boot, self.n_slots, self.timing);
+        let processes = Node::new(node, self.program, self.model.clone(), self.evaluates, self.begin, self.n_slots)?;
+        let watch = Watch {
+            coordinator,
+            supervisor,
+            node: processes,
+            chorus: (0, Chorus::new(1)),
+            n_ranks: self.policy.wanted.size() as u32,
+            events: super::incidents::IncidentLog::open(&self.config.output.output_dir)?,
+            report: None,
+            excuse: None,
+            ending: None,
+            n_stillborn: 0,
+            last_line: None,
+            wishes: (false, 0),
+            over: false,
+        };
+        watch.follow(self.control, on_event)
+    }
+}
+
+/// A job that runs.
+struct Watch {
+    coordinator: Coordinator,
+    supervisor: Supervisor,
+    node: Node,
+    /// Events of the ranks of a generation.
+    chorus: (u64, Chorus),
+    n_ranks: u32,
+    events: super::incidents::IncidentLog,
+    report: Option<Report>,
+    /// What the first rank that failed said.
+    excuse: Option<(Worker, Excuse)>,
+    ending: Option<Ending>,
+    n_stillborn: usize,
+    last_line: Option<String>,
+    /// What was asked of the run and passed on.
+    wishes: (bool, u64),
+    over: bool,
+}
+
+impl Watch {
+    fn follow(mut self, control: &Control, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
+        loop {
+            self.drive(on_event)?;
+            if self.over {
+                break;
+            }
+            let due = [self.coordinator.poll_timeout(), self.supervisor.poll_timeout()].into_iter().flatten().min();
+            let wait = due.map_or(LOOK, |due| due.saturating_duration_since(Instant::now()).min(LOOK));
+            let event = self.node.next_event(Some(wait))?;
+            let now = Instant::now();
+            self.pass_on(now, control);
+            if let Some(event) = event {
+                self.hear(now, event, on_event)?;
+            }
+            self.supervisor.handle_timeout(now);
+            self.coordinator.handle_timeout(now);
+        }
+        while let Some(event) = self.chorus.1.next_as_it_is() {
+            on_event(&event);
+        }
+        self.outcome()
+    }
+
+    fn pass_on(&mut self, now: Instant, control: &Control) {
+        if control.stop.load(Ordering::Acquire) && !std::mem::replace(&mut self.wishes.0, true) {
+            self.coordinator.handle_stop(now);
+        }
+        let n_saves = control.saves.load(Ordering::Acquire);
+        while self.wishes.1 < n_saves {
+            self.wishes.1 += 1;
+            self.coordinator.handle_save(now);
+        }
+    }
+
+    /// Does what the machines ask for, until they ask for nothing more.
+    fn drive(&mut self, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {
+        loop {
+            let now = Instant::now();
+            if let Some(command) = self.supervisor.poll_command() {
+                self.supervise(now, command)?;
+            } else if let Some(command) = self.coordinator.poll_command() {
+                self.coordinate(now, command, on_event)?;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn supervise(&mut self, now: Instant, command: supervisor::Command) -> Result<(), JobError> {
+        match command {
+            supervisor::Command::Send(report) => {
+                if let Err(stale) = self.coordinator.handle_report(now, &report) {
+                    tracing::warn!(%stale, "a report was refused");
+                }
+            }
+            supervisor::Command::Spawn(worker) => self.node.spawn(worker)?,
+            supervisor::Command::Kill(worker) => self.node.kill(worker)?,
+            supervisor::Command::Tell(worker, order) => self.node.tell(worker, &order)?,
+            supervisor::Command::Shutdown => self.over = true,
+        }
+        Ok(())
+    }
+
+    fn coordinate(
+        &mut self,
+        now: Instant,
+        command: coordinator::Command,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<(), JobError> {
+        match command {
+            coordinator::Command::Send(_, order) => {
+                if let Err(stale) = self.supervisor.handle_order(now, order) {
+                    tracing::debug!(%stale, "an order was refused");
+                }
+            }
+            // This coordinator does not outlive its ranks, nor they it: the disk has nothing to tell a successor.
+            coordinator::Command::Persist(_) => self.coordinator.handle_persisted(now, true),
+            coordinator::Command::Resumed(timeline) => {
+                self.events.write(&timeline)?;
+                if timeline.cause.why != phalanx_strategies::elastic::incident::Why::Started {
+                    on_event(&Event::Note(timeline.to_string()));
+                }
+            }
+            coordinator::Command::Saved(_) => {}
+            coordinator::Command::Ended(ending) => self.ending = Some(ending),
+        }
+        Ok(())
+    }
+
+    fn hear(
+        &mut self,
+        now: Instant,
+        event: NodeEvent,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<(), JobError> {
+        match event {
+            NodeEvent::Started(word) => {
+                self.n_stillborn = 0;
+                self.supervisor.handle_started(now, word);
+            }
+            NodeEvent::Word(word) => self.supervisor.handle_word(now, word),
+            NodeEvent::Exited(worker, ending, has_begun) => {
+                self.n_stillborn += usize::from(!has_begun);
+                if self.n_stillborn > STILLBORN_MAX {
+                    return Err(self.stillborn(worker, ending));
+                }
+                self.supervisor.handle_exited(now, worker);
+            }
+            NodeEvent::Happened { generation, rank, event } => {
+                if generation > self.chorus.0 {
+                    while let Some(event) = self.chorus.1.next_as_it_is() {
+                        on_event(&event);
+                    }
+                    let n_ranks =
+                        self.coordinator.record().formation.as_ref().map_or(self.n_ranks, |f| f.seats.len() as u32);
+                    self.chorus = (generation, Chorus::new(n_ranks));
+                }
+                if generation == self.chorus.0 {
+                    self.chorus.1.hear(rank, event);
+                }
+                while let Some(event) = self.chorus.1.next() {
+                    on_event(&event);
+                }
+            }
+            NodeEvent::Done(report) => self.report = Some(report),
+            NodeEvent::Failed(worker, excuse) => {
+                self.excuse.get_or_insert((worker, excuse));
+            }
+            NodeEvent::Line(worker, text) => {
+                on_event(&Event::Note(format!("{worker}: {text}")));
+                self.last_line = Some(text);
+            }
+            NodeEvent::Woken => {}
+        }
+        Ok(())
+    }
+
+    fn stillborn(&mut self, worker: Worker, ending: ProcessEnding) -> JobError {
+        if let Some((_, excuse)) = self.excuse.take() {
+            return JobError::OfRank { rank: worker.member.slot, text: excuse.text, is_input: excuse.is_input };
+        }
+        let last = self.last_line.take().map_or(String::new(), |line| format!("; its last line was: {line}"));
+        let how = format!("{worker} {ending}, and so did those before it{last}");
+        JobError::RankLost { how, when: "before its first step".into(), checkpoint: None }
+    }
+
+    fn outcome(mut self) -> Result<Report, JobError> {
+        if let Some((worker, excuse)) = self.excuse.take() {
+            return Err(JobError::OfRank { rank: worker.member.slot, text: excuse.text, is_input: excuse.is_input });
+        }
+        match (self.ending.take(), self.report.take()) {
+            (Some(Ending::Failed(why)), _) => Err(JobError::JobFailed(why)),
+            (_, Some(report)) => Ok(report),
+            (_, None) => Err(JobError::JobFailed("no rank has told how the run ended".into())),
+        }
+    }
+}
+
+/// The number of a job of this process.
+pub(crate) fn job_id() -> JobId {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    JobId(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32)
+}
