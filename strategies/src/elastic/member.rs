@@ -445,7 +445,7 @@ mod tests {
     fn order(generation: u64, stage: Stage, formation: Option<&Arc<Formation>>) -> Order {
         let id = OrderId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
         let wishes = Wishes::default();
-        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![], wishes, release: false }
+        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![], wishes, release: None }
     }
 
     /// Two shards on two nodes, loaded from the initial weights.

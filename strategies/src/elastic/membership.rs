@@ -215,6 +215,11 @@ impl Membership {
         self.nodes.values().any(|node| node.silent && !(node.draining && node.slots.is_empty()))
     }
 
+    /// Which start of a node's supervisor was heard last.
+    pub fn boot(&self, node: NodeId) -> Option<Incarnation> {
+        self.nodes.get(&node).map(|node| node.boot)
+    }
+
     /// Whether a node is not heard of.
     pub fn is_silent(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_none_or(|node| node.silent)
@@ -306,6 +311,7 @@ mod tests {
             number,
             order: Default::default(),
             draining: false,
+            n_stillborn: 0,
             members: incarnations.iter().enumerate().map(member).collect(),
         }
     }

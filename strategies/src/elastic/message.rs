@@ -27,6 +27,8 @@ pub struct Report {
     pub order: OrderId,
     /// Whether the machine is about to be taken away.
     pub draining: bool,
+    /// How many processes in a row have ended before their first word, in the place where there were most.
+    pub n_stillborn: u32,
     /// Its workers.
     pub members: Vec<MemberReport>,
 }
@@ -143,8 +145,9 @@ pub struct Order {
     pub evict: Vec<Worker>,
     /// What the operator wants.
     pub wishes: Wishes,
-    /// Whether the node was drained and nothing that it has is needed any more: it may go.
-    pub release: bool,
+    /// The supervisor that may go, if it is that of a drained node of which nothing is needed any more. A later start of
+    /// the node is another supervisor.
+    pub release: Option<Incarnation>,
 }
 
 /// A world and how it comes to its state.

@@ -3,6 +3,7 @@
 use super::super::incident::Phase as IncidentPhase;
 use super::super::membership::Status;
 use super::super::message::{Ending, Formation, MemberPhase, MemberReport, Record, Report};
+use super::super::quorum::Blocked;
 use super::{Command, Coordinator, Phase, Purpose};
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -73,6 +74,19 @@ impl Coordinator {
             && report.order == id
         {
             told.insert(report.node);
+        }
+    }
+
+    /// Gives up if a node starts process after process in vain, and too few members are there to go on without it.
+    pub(super) fn note_stillborn(&mut self, now: Instant, report: &Report) {
+        let (found, max) = (report.n_stillborn, self.policy.incidents_max);
+        let blocked = matches!(&self.phase, Phase::Regrouping { blocked: Some(Blocked::TooFew { .. }), .. });
+        if blocked && found > max {
+            let node = report.node;
+            self.fail(format!(
+                "{node}: {found} processes in a row ended before their first word, expected at most {max}"
+            ));
+            self.advance(now);
         }
     }
 

@@ -74,6 +74,9 @@ impl Coordinator {
 
     /// A new coordinator learns from a node's first report that members of the world that it found are gone.
     pub(super) fn find_dead_seats(&mut self, now: Instant, node: NodeId) {
+        if let Phase::Stopping { waiting, .. } = &mut self.phase {
+            waiting.retain(|worker| !matches!(self.membership.status(*worker), Status::Dead));
+        }
         let Phase::TakingOver { unheard, .. } = &self.phase else { return };
         let dead =
             |worker: &&Worker| worker.member.node == node && matches!(self.membership.status(**worker), Status::Dead);
@@ -154,14 +157,24 @@ impl Coordinator {
                 if !waiting.is_empty() && !late {
                     return false;
                 }
-                let hanging: Vec<Worker> = waiting.iter().copied().collect();
-                for worker in hanging {
-                    self.membership.evict(worker);
-                    self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }, now);
+                let waiting = waiting.clone();
+                for worker in waiting {
+                    let cause = if matches!(self.membership.status(worker), Status::Alive(_)) {
+                        self.membership.evict(worker);
+                        Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }
+                    } else {
+                        Cause { culprit: Culprit::Node(worker.member.node), why: Why::Silent }
+                    };
+                    self.trouble(cause, now);
                 }
                 self.trouble = None;
                 self.enter(now, IncidentPhase::Regroup);
                 self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
+                true
+            }
+            // Nothing has to be saved any more, or there never was anything.
+            Phase::Regrouping { .. } if self.record.wishes.stop && self.record.formation.is_none() => {
+                self.finish();
                 true
             }
             Phase::Regrouping { retry: Some(retry), .. } if now >= *retry => self.regroup(now),
@@ -198,7 +211,7 @@ impl Coordinator {
             let n_saves = self.n_saves_with(checkpoint);
             self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
         } else if self.all_done() {
-            if self.rests() {
+            if self.rests() && !self.record.wishes.stop {
                 self.rest(now);
                 return false;
             }
@@ -232,7 +245,13 @@ impl Coordinator {
 
     pub(super) fn stop(&mut self, now: Instant) {
         self.guests.clear();
-        let alive = |worker: &&Worker| matches!(self.membership.status(**worker), Status::Alive(_));
+        // Whom a new coordinator has not heard yet may be all that has the state.
+        let is_new = now < self.began + self.timing.takeover_grace;
+        let alive = |worker: &&Worker| match self.membership.status(**worker) {
+            Status::Alive(_) => true,
+            Status::Unheard => is_new,
+            Status::Dead => false,
+        };
         let mut waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
         let planned = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized);
         if self.record.cause.as_ref().is_some_and(planned) {
@@ -265,9 +284,11 @@ impl Coordinator {
                     Blocked::Replacements { remaining, .. } | Blocked::StateElsewhere { remaining, .. } => {
                         Some(remaining)
                     }
-                    Blocked::LastWorldMayLive { .. } | Blocked::TooFew { .. } | Blocked::Wanted { .. } => None,
+                    // Then those that are to leave save what they have.
+                    Blocked::TooFew { .. } => (since + self.timing.suspicion).checked_duration_since(now),
+                    Blocked::LastWorldMayLive { .. } | Blocked::Wanted { .. } => None,
                 };
-                let retry = remaining.map(|remaining| now + remaining);
+                let retry = remaining.filter(|remaining| !remaining.is_zero()).map(|remaining| now + remaining);
                 self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
             }
         }

@@ -112,6 +112,7 @@ pub struct Coordinator {
     job: JobId,
     timing: Timing,
     policy: Policy,
+    began: Instant,
     membership: Membership,
     record: Record,
     writing: Option<(Record, Purpose)>,
@@ -143,6 +144,7 @@ impl Coordinator {
             job,
             timing,
             policy,
+            began: now,
             membership: Membership::new(now, timing),
             phase: Phase::TakingOver { unheard: seats.clone(), until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
@@ -191,6 +193,7 @@ impl Coordinator {
         }
         self.advance(now);
         self.note_told(report);
+        self.note_stillborn(now, report);
         let behind = report.order != self.order_id() || !self.membership.evictions(report.node).is_empty();
         if (behind || self.releases(report.node)) && self.has_order() {
             self.send(report.node);
@@ -297,7 +300,8 @@ impl Coordinator {
         let id = self.order_id();
         let has_world = matches!(id.stage, Stage::Form | Stage::Run);
         let formation = self.record.formation.clone().filter(|_| has_world);
-        let (wishes, release) = (self.record.wishes, self.releases(node));
+        let wishes = self.record.wishes;
+        let release = self.membership.boot(node).filter(|_| self.releases(node));
         let order = Order { job: self.job, id, formation, evict: self.membership.evictions(node), wishes, release };
         self.commands.push_back(Command::Send(node, order));
     }

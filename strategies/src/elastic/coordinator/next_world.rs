@@ -23,9 +23,9 @@ impl Coordinator {
         }
         let waited = now.saturating_duration_since(since);
         let seated = last.map(|last| (last.mesh, &last.seats[..]));
-        let (choice, rests) = match self.policy.choose(seated, &self.candidates(), waited) {
+        let (choice, leaves) = match self.policy.choose(seated, &self.candidates(), waited) {
             // Before those that are to leave do so, what they have is made durable.
-            Err(Blocked::TooFew { .. }) if last.is_some() => {
+            Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
                 let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
                 (self.policy.choose(seated, &all, waited).map_err(|_| self.too_few())?, true)
             }
@@ -50,7 +50,7 @@ impl Coordinator {
                 return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
             }
             // What is on disk only need not be saved.
-            _ if rests => return Err(self.too_few()),
+            _ if leaves => return Err(self.too_few()),
             _ => {
                 let base = Version { lineage: generation, step: self.record.checkpoint.step };
                 (base, generation, recovery::from_disk(&holds, self.record.checkpoint))
@@ -60,6 +60,8 @@ impl Coordinator {
         let guests = guests(&seats, &transfers);
         let addresses = seats.iter().chain(&guests).map(|worker| self.address(*worker)).collect();
         let n_saves = self.record.n_saves;
+        // A job that is to stop has no more steps to do.
+        let rests = leaves || self.record.wishes.stop;
         Ok(Formation { generation, mesh, seats, guests, addresses, base, voted_in, holds, transfers, n_saves, rests })
     }
 
@@ -96,6 +98,12 @@ impl Coordinator {
     /// Members that have been told of the latest generation, those of draining nodes too.
     fn here(&self) -> impl Iterator<Item = &MemberReport> {
         self.membership.alive().filter(|member| member.generation == self.record.generation)
+    }
+
+    /// Whether everybody who may have a seat has been heard in this generation.
+    fn all_here(&self) -> bool {
+        let behind = |member: &MemberReport| member.generation != self.record.generation;
+        !self.membership.alive().any(behind) && !self.seats.iter().any(|seat| self.seat(*seat) == Seat::Unheard)
     }
 
     fn too_few(&self) -> Blocked {

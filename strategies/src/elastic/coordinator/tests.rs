@@ -32,6 +32,8 @@ struct Job {
     sick: Option<NodeId>,
     /// Whether no state gets from one to another.
     stuck: bool,
+    /// Whether processes end before their first word.
+    stillborn: bool,
 }
 
 const TICK: Duration = Duration::from_millis(10);
@@ -73,6 +75,7 @@ impl Job {
             ended: None,
             sick: None,
             stuck: false,
+            stillborn: false,
         };
         (0..n_nodes).for_each(|node| job.start_node(node));
         job
@@ -162,6 +165,7 @@ impl Job {
             supervisor::Command::Send(report) => {
                 let _ = self.coordinator.handle_report(self.now, &report);
             }
+            supervisor::Command::Spawn(worker) if self.stillborn => supervisor.handle_exited(self.now, worker),
             supervisor::Command::Spawn(worker) => {
                 let member = Member::new(JobId(1), worker, None, self.schedule);
                 supervisor.handle_started(self.now, member.report());
@@ -277,6 +281,52 @@ fn members_stop_after_the_same_step_and_save_it() {
     assert_eq!((job.saved.len(), steps.len()), (3, 1));
     assert_eq!(job.coordinator.record().checkpoint.step, *steps.first().unwrap());
     assert_eq!(job.ended, Some(Ending::Finished));
+}
+
+// K-7
+#[test]
+fn a_job_that_has_no_members_is_stopped_if_all_is_saved() {
+    let mut job = Job::start(shards(2), 0, Schedule::default());
+    job.run_until("waiting", |job| job.coordinator.activity() == Activity::Regrouping);
+
+    job.coordinator.handle_stop(job.now);
+    job.run_until("the end", |job| job.ended.is_some());
+
+    assert_eq!(job.ended, Some(Ending::Finished));
+}
+
+// K-7
+#[test]
+fn a_job_that_is_stopped_while_it_recovers_saves_what_it_has_and_trains_no_further() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let worker = job.worker_on(1);
+
+    job.coordinator.policy.replace_patience = Duration::from_secs(1);
+    job.stuck = true;
+    job.kill(worker);
+    job.run_until("healing", |job| job.coordinator.activity() == Activity::Healing);
+    job.coordinator.handle_stop(job.now);
+    let worker = job.worker_on(1);
+    job.kill(worker);
+    job.stuck = false;
+    let committed = job.committed;
+    job.run_until("the end", |job| job.nodes.is_empty());
+
+    assert_eq!((job.ended, job.committed), (Some(Ending::Finished), committed));
+    assert_eq!(job.coordinator.record().checkpoint.step, committed);
+}
+
+// K-7
+#[test]
+fn a_job_without_processes_that_can_be_started_ends_and_says_where() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.stillborn = true;
+
+    job.run_until("giving up", |job| job.ended.is_some());
+
+    let Some(Ending::Failed(reason)) = &job.ended else { panic!("{:?}", job.ended) };
+    assert!(reason.contains("6 processes in a row ended before their first word"), "{reason}");
 }
 
 // B-4, K-6
