@@ -7,6 +7,7 @@
 //! Invariants:
 //! - `CA-1` What the store answers is given to the term that asked, or to nobody.
 //! - `CA-2` The store is used in `spawn_blocking`; a write of a record that failed is tried again until it is answered.
+//! - `CA-3` A request is answered once it is durable, or once this candidate cannot see to that any more.
 
 use crate::events::{Event, What, World};
 use crate::store::{SharedStore, StoreError};
@@ -21,7 +22,10 @@ use phalanx_strategies::elastic::message::{Order, Record, Report, Stage};
 use phalanx_strategies::elastic::succession::{self, Lease, Succession};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Instant;
+use tokio::sync::oneshot;
 
 /// What a coordinator must know of its job and of itself.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +92,9 @@ pub enum RequestError {
     /// Another one coordinates, or nobody does yet.
     #[error("this coordinator does not lead the job")]
     NotLeading,
+    /// Too many requests wait for the store.
+    #[error("too many requests wait to be made durable; nobody knows yet whether this one will be")]
+    Busy,
     /// The mesh cannot be wanted.
     #[error(transparent)]
     Resize(#[from] ResizeError),
@@ -135,6 +142,8 @@ pub struct Coordinator {
     term: Option<Term>,
     /// The machine of that term, once the record is read.
     leader: Option<Leader>,
+    /// Who waits for the answer to a request.
+    waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
     timer: SpawnHandle,
 }
 
@@ -146,6 +155,12 @@ struct Leader {
     nodes_told: bool,
 }
 
+/// The answer to a request, once there is one.
+type Answer = Pin<Box<dyn Future<Output = Result<(), RequestError>>>>;
+
+/// Requests that wait for the store.
+const WAITING_MAX: usize = 64;
+
 /// Reports that wait to be handled; one for each of so many nodes may come at once.
 pub const MAILBOX_LEN: usize = 2_048;
 
@@ -153,7 +168,16 @@ impl Coordinator {
     /// A candidate.
     pub fn new(settings: Settings, store: SharedStore, outlets: Outlets) -> Coordinator {
         let succession = Succession::new(now(), settings.candidate, settings.timing);
-        Coordinator { settings, store, outlets, succession, term: None, leader: None, timer: SpawnHandle::default() }
+        Coordinator {
+            settings,
+            store,
+            outlets,
+            succession,
+            term: None,
+            leader: None,
+            waiting: vec![],
+            timer: SpawnHandle::default(),
+        }
     }
 
     /// Performs every pending command, then re-arms the timer. Called after each event.
@@ -168,6 +192,7 @@ impl Coordinator {
             leader.nodes_told = true;
             self.tell(What::NodesTold, ctx);
         }
+        self.answer();
         let led = self.leader.as_ref().and_then(|leader| leader.machine.poll_timeout());
         let due = [self.succession.poll_timeout(), led].into_iter().flatten().min();
         ctx.cancel_future(self.timer);
@@ -344,10 +369,30 @@ impl Coordinator {
         &mut self,
         ctx: &mut Context<Self>,
         request: impl FnOnce(&mut machine::Coordinator) -> Result<(), E>,
-    ) -> Result<(), RequestError> {
-        let result = request(self.leader()?).map_err(Into::into);
+    ) -> Answer {
+        let accepted = self.leader().and_then(|machine| request(machine).map_err(Into::into));
+        let (reply, answer) = oneshot::channel();
+        match accepted {
+            Ok(()) if self.waiting.len() >= WAITING_MAX => drop(reply.send(Err(RequestError::Busy))),
+            Ok(()) => self.waiting.push(reply),
+            Err(error) => drop(reply.send(Err(error))),
+        }
         self.drive(ctx);
-        result
+        // One that is dropped goes with its actor.
+        Box::pin(async { answer.await.unwrap_or(Err(RequestError::NotLeading)) })
+    }
+
+    /// `CA-3`
+    fn answer(&mut self) {
+        let answer = match self.leader().map(|machine| machine.is_durable()) {
+            Ok(false) => return,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        for reply in self.waiting.drain(..) {
+            // Whoever asked may have gone.
+            let _ = reply.send(answer.clone());
+        }
     }
 }
 
@@ -382,9 +427,9 @@ impl Handler<GetStatus> for Coordinator {
 }
 
 impl Handler<Drain> for Coordinator {
-    type Result = Result<(), RequestError>;
+    type Result = Answer;
 
-    fn handle(&mut self, Drain(node): Drain, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+    fn handle(&mut self, Drain(node): Drain, ctx: &mut Context<Self>) -> Answer {
         self.request(ctx, |machine| {
             machine.handle_drain(now(), node);
             Ok::<(), RequestError>(())
@@ -393,17 +438,17 @@ impl Handler<Drain> for Coordinator {
 }
 
 impl Handler<Resize> for Coordinator {
-    type Result = Result<(), RequestError>;
+    type Result = Answer;
 
-    fn handle(&mut self, Resize(mesh): Resize, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+    fn handle(&mut self, Resize(mesh): Resize, ctx: &mut Context<Self>) -> Answer {
         self.request(ctx, |machine| machine.handle_resize(now(), mesh))
     }
 }
 
 impl Handler<Save> for Coordinator {
-    type Result = Result<(), RequestError>;
+    type Result = Answer;
 
-    fn handle(&mut self, _: Save, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+    fn handle(&mut self, _: Save, ctx: &mut Context<Self>) -> Answer {
         self.request(ctx, |machine| {
             machine.handle_save(now());
             Ok::<(), RequestError>(())
@@ -412,9 +457,9 @@ impl Handler<Save> for Coordinator {
 }
 
 impl Handler<Stop> for Coordinator {
-    type Result = Result<(), RequestError>;
+    type Result = Answer;
 
-    fn handle(&mut self, _: Stop, ctx: &mut Context<Self>) -> Result<(), RequestError> {
+    fn handle(&mut self, _: Stop, ctx: &mut Context<Self>) -> Answer {
         self.request(ctx, |machine| {
             machine.handle_stop(now());
             Ok::<(), RequestError>(())

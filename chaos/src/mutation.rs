@@ -21,13 +21,15 @@ pub enum Mutation {
     TrustUnsyncedWrites,
     /// State is freed when a new seat is taken, not when the new world runs.
     FreeStateEarly,
+    /// A rank acts on what it has been told that the operator wants, whatever the others have been told.
+    ActOnHearsay,
     /// Ranks start at the first row of the global batch.
     SameRowsForAll,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Mutation; 8] = [
+    pub const ALL: [Mutation; 9] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -35,6 +37,7 @@ impl Mutation {
         Mutation::ForgetVotes,
         Mutation::TrustUnsyncedWrites,
         Mutation::FreeStateEarly,
+        Mutation::ActOnHearsay,
         Mutation::SameRowsForAll,
     ];
 }

@@ -53,6 +53,16 @@ fn a_thousand_seeds_keep_every_promise_and_reach_what_is_rare() {
     assert!(outcomes.iter().any(|o| o.n_terms > 2), "no coordinator was succeeded twice");
 }
 
+/// Each was the only one of many thousands that found its mistake.
+#[test]
+fn seeds_that_once_found_a_mistake_keep_every_promise() {
+    for seed in [9_674, 19_089, 26_943, 59_395, 92_851] {
+        let config = Config::small(seed);
+
+        assert_eq!(run(config, &drawn(&config)).violation, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn equal_seeds_have_equal_traces_and_others_do_not() {
     let traces = |seeds| run_seeds(seeds).iter().map(|o| o.trace_hash).collect::<Vec<u64>>();

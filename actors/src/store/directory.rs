@@ -146,6 +146,7 @@ mod tests {
             transfers: phalanx_strategies::elastic::recovery::from_disk(&holds, Checkpoint::default()),
             holds,
             n_saves: 1,
+            rests: false,
         };
         Record {
             term: Term(1),

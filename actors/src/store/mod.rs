@@ -72,6 +72,20 @@ pub enum StoreError {
     },
 }
 
+/// Lets a job that has ended go on from its checkpoint. To be called before any candidate starts. Returns whether it had
+/// ended.
+///
+/// # Errors
+/// When the store does not answer.
+pub fn reopen(store: &dyn Store) -> Result<bool, StoreError> {
+    let record = store.read_record()?;
+    if record.ending.is_none() {
+        return Ok(false);
+    }
+    let term = store.read_lease()?.term;
+    store.write_record(&Record { term, ..record.reopened() })
+}
+
 /// `S-2`
 fn is_of_lease(record: &Record, lease: Lease) -> bool {
     record.term == lease.term && record.term > Term(0)
@@ -81,6 +95,7 @@ fn is_of_lease(record: &Record, lease: Lease) -> bool {
 mod tests {
     use super::*;
     use phalanx_strategies::elastic::identity::Generation;
+    use phalanx_strategies::elastic::message::Ending;
 
     fn lease(term: u64, beat: u64) -> Lease {
         Lease { term: Term(term), holder: 1, beat }
@@ -125,6 +140,21 @@ mod tests {
             assert_eq!(store.read_record(), Ok(record(1, 4)));
             assert_eq!(store.write_record(&record(2, 5)), Ok(true));
             assert_eq!(store.read_record(), Ok(record(2, 5)));
+        }
+    }
+
+    #[test]
+    fn a_job_that_has_ended_is_opened_again_once() {
+        let (_folder, stores) = stores();
+        for store in stores {
+            store.replace_lease(Lease::default(), lease(1, 0)).unwrap().unwrap();
+            let ended = Record { ending: Some(Ending::Finished), ..record(1, 4) };
+            store.write_record(&ended).unwrap();
+            store.replace_lease(lease(1, 0), lease(2, 0)).unwrap().unwrap();
+
+            assert_eq!(reopen(&*store), Ok(true));
+            assert_eq!(store.read_record(), Ok(record(2, 4)));
+            assert_eq!(reopen(&*store), Ok(false));
         }
     }
 

@@ -1,8 +1,9 @@
-//! Each incident has one first cause (a new coordinator may record it again, the same), and a node or rank is blamed only if something befell it. Source: `incident` N-1.
+//! Each incident has one first cause (a new coordinator may record it again, the same), and a node or rank is blamed only if something befell it, the job only
+//! if anything did. Source: `incident` N-1.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId};
-use phalanx_strategies::elastic::incident::{Cause, Culprit};
+use phalanx_strategies::elastic::incident::{Cause, Culprit, Why};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// See the [module](self).
@@ -33,7 +34,7 @@ impl Invariant for Attribution {
                 let innocent = match timeline.cause.culprit {
                     Culprit::Worker(worker) => !self.disturbed.contains(&worker.member.node),
                     Culprit::Node(node) => !self.disturbed.contains(&node),
-                    Culprit::Job => false,
+                    Culprit::Job => timeline.cause.why == Why::Stuck && self.disturbed.is_empty(),
                 };
                 if innocent {
                     return Err(format!("\"{}\", but nothing befell it", timeline.cause));

@@ -264,7 +264,9 @@ impl Sim {
 
     fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step, wishes: Wishes) {
         let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
+        let hearsay = self.is(Mutation::ActOnHearsay);
         let Some(rank) = self.rank(worker) else { return };
+        let wishes = if hearsay { rank.member.wishes() } else { wishes };
         let report = rank.member.report();
         let told = report.generation;
         // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.

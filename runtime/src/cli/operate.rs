@@ -193,7 +193,7 @@ fn row(node: &str, worker: &WorkerStatus, heard: &str) -> [String; 10] {
     [
         node.to_owned(),
         worker.member.slot.to_string(),
-        worker.pid.to_string(),
+        worker.pid.map_or(String::new(), |pid| pid.to_string()),
         worker.rank.map_or(String::new(), |rank| rank.to_string()),
         at.join(" "),
         state,

@@ -73,7 +73,7 @@ pub struct Schedule {
 pub struct Member {
     job: JobId,
     worker: Worker,
-    pid: u32,
+    pid: Option<u32>,
     address: Option<SocketAddr>,
     schedule: Schedule,
     order: OrderId,
@@ -105,7 +105,7 @@ impl Member {
         Member {
             job,
             worker,
-            pid: 0,
+            pid: None,
             address,
             schedule,
             order: OrderId::default(),
@@ -121,10 +121,10 @@ impl Member {
         }
     }
 
-    /// The same, as the process of this number.
+    /// The same, as a process of which the kernel has this number.
     #[must_use]
     pub fn with_pid(self, pid: u32) -> Member {
-        Member { pid, ..self }
+        Member { pid: Some(pid), ..self }
     }
 
     /// What it is at.
@@ -146,6 +146,11 @@ impl Member {
             saved: self.saved,
             failure: self.failure.clone(),
         }
+    }
+
+    /// What it has been told that the operator wants.
+    pub fn wishes(&self) -> Wishes {
+        self.wishes
     }
 
     /// The world in which it has a seat, and its rank.
@@ -396,7 +401,7 @@ impl Member {
                 self.phase = MemberPhase::Running;
                 self.commands.push_back(Command::Report);
                 let (generation, step) = (formation.generation, formation.base.step);
-                let last = self.is_last(step);
+                let last = self.is_last(step) || formation.rests;
                 if last {
                     // The world before has done the last step, and may not have saved it.
                     self.save(generation, step);
@@ -440,7 +445,7 @@ mod tests {
     fn order(generation: u64, stage: Stage, formation: Option<&Arc<Formation>>) -> Order {
         let id = OrderId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
         let wishes = Wishes::default();
-        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![], wishes, release: false }
+        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![], wishes, release: None }
     }
 
     /// Two shards on two nodes, loaded from the initial weights.
@@ -458,6 +463,7 @@ mod tests {
             transfers: from_disk(&holds, Checkpoint::default()),
             holds,
             n_saves: 0,
+            rests: false,
         })
     }
 

@@ -215,6 +215,11 @@ impl Membership {
         self.nodes.values().any(|node| node.silent && !(node.draining && node.slots.is_empty()))
     }
 
+    /// Which start of a node's supervisor was heard last.
+    pub fn boot(&self, node: NodeId) -> Option<Incarnation> {
+        self.nodes.get(&node).map(|node| node.boot)
+    }
+
     /// Whether a node is not heard of.
     pub fn is_silent(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_none_or(|node| node.silent)
@@ -288,7 +293,7 @@ mod tests {
     fn report(node: u32, boot: u64, number: u64, incarnations: &[u64]) -> Report {
         let member = |(slot, incarnation): (usize, &u64)| MemberReport {
             worker: worker(node, slot as u32, *incarnation),
-            pid: 1,
+            pid: None,
             address: None,
             hangs: false,
             generation: Generation(0),
@@ -306,6 +311,7 @@ mod tests {
             number,
             order: Default::default(),
             draining: false,
+            n_stillborn: 0,
             members: incarnations.iter().enumerate().map(member).collect(),
         }
     }

@@ -27,6 +27,8 @@ pub struct Report {
     pub order: OrderId,
     /// Whether the machine is about to be taken away.
     pub draining: bool,
+    /// How many processes in a row have ended before their first word, in the place where there were most.
+    pub n_stillborn: u32,
     /// Its workers.
     pub members: Vec<MemberReport>,
 }
@@ -36,8 +38,8 @@ pub struct Report {
 pub struct MemberReport {
     /// Who.
     pub worker: Worker,
-    /// The number of its process on its node, for people.
-    pub pid: u32,
+    /// The process, as the kernel of its machine calls it.
+    pub pid: Option<u32>,
     /// Where its peers reach its tensors, if they can.
     pub address: Option<SocketAddr>,
     /// Whether it has ceased to give its supervisor signs of life.
@@ -143,8 +145,9 @@ pub struct Order {
     pub evict: Vec<Worker>,
     /// What the operator wants.
     pub wishes: Wishes,
-    /// Whether the node was drained and nothing that it has is needed any more: it may go.
-    pub release: bool,
+    /// The supervisor that may go, if it is that of a drained node of which nothing is needed any more. A later start of
+    /// the node is another supervisor.
+    pub release: Option<Incarnation>,
 }
 
 /// A world and how it comes to its state.
@@ -170,6 +173,8 @@ pub struct Formation {
     pub transfers: Vec<Vec<Transfer>>,
     /// How many of the checkpoints that were asked for are complete; the world owes the others.
     pub n_saves: u64,
+    /// Whether it does not train, but makes the state that it begins from durable and ends: too few members will stay.
+    pub rests: bool,
 }
 
 impl Formation {
@@ -195,6 +200,8 @@ pub struct Record {
     /// The latest world that anybody may have been told of.
     #[serde(with = "shared")]
     pub formation: Option<Arc<Formation>>,
+    /// Whether that world was ended before anybody was told to train in it: then it has committed nothing.
+    pub idle: bool,
     /// The latest complete checkpoint; the initial weights count as one.
     pub checkpoint: Checkpoint,
     /// Why the latest generation was begun, if it has not resumed.
@@ -211,6 +218,16 @@ pub struct Record {
     pub n_crashes: u32,
     /// How the job ended, if it has.
     pub ending: Option<Ending>,
+}
+
+impl Record {
+    /// The record of the same job if it is to go on after its end: from its checkpoint, and as if nothing had been asked
+    /// of it.
+    #[must_use]
+    pub fn reopened(self) -> Record {
+        let Record { term, generation, checkpoint, .. } = self;
+        Record { term, generation, checkpoint, ..Record::default() }
+    }
 }
 
 /// How a job ended.

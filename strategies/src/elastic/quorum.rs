@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - `Q-1` A new world is formed only if the last one can commit nothing more: a member has left it (a step needs every
-//!   vote), or all are certainly dead.
+//!   vote), or all are certainly dead, or nobody was ever told to train in it.
 //! - `Q-2` "Not yet" is a value with a sentence for people.
 
 use super::commit::Promise;

@@ -94,6 +94,7 @@ mod tests {
             transfers: vec![vec![]; holds.len()],
             holds,
             n_saves: 0,
+            rests: false,
         }
     }
 

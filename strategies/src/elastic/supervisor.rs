@@ -165,7 +165,7 @@ impl Supervisor {
         if order.id > have || self.order.is_none() {
             self.take_up(now, order.clone());
         }
-        if order.release && self.leaving.is_none() {
+        if order.release == Some(self.boot) && self.leaving.is_none() {
             self.draining = true;
             self.kill_all(now);
         }
@@ -302,6 +302,7 @@ impl Supervisor {
             number: self.number,
             order: self.order_id(),
             draining: self.draining,
+            n_stillborn: self.slots.iter().map(|slot| slot.n_stillborn).max().unwrap_or_default(),
             members: members.collect(),
         };
         self.commands.push_back(Command::Send(report));
@@ -342,7 +343,7 @@ mod tests {
 
     fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> Order {
         let id = OrderId { term: Term(term), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-        Order { job: JobId(1), id, formation: None, evict, wishes: Wishes::default(), release: false }
+        Order { job: JobId(1), id, formation: None, evict, wishes: Wishes::default(), release: None }
     }
 
     // V-1, V-3
@@ -468,7 +469,9 @@ mod tests {
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
 
-        supervisor.handle_order(now, Order { release: true, ..stop(1, 1, vec![]) }).unwrap();
+        supervisor.handle_order(now, Order { release: Some(Incarnation(4)), ..stop(1, 1, vec![]) }).unwrap();
+        assert!(!drain(&mut supervisor).contains(&Command::Kill(worker)), "it was for the one before");
+        supervisor.handle_order(now, Order { release: Some(Incarnation(5)), ..stop(1, 1, vec![]) }).unwrap();
         assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
         let word = Member::new(JobId(1), worker, None, Schedule::default()).report();
         supervisor.handle_started(now, word);

@@ -1,15 +1,31 @@
 //! The end of a job (`K-7`): all are done, or it cannot go on.
 
+use super::super::incident::Phase as IncidentPhase;
 use super::super::membership::Status;
 use super::super::message::{Ending, Formation, MemberPhase, MemberReport, Record, Report};
+use super::super::quorum::Blocked;
 use super::{Command, Coordinator, Phase, Purpose};
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 impl Coordinator {
     /// Whether every node that can be heard has been told of the end; then the shell may end, too.
     pub fn all_told(&self) -> bool {
         let Phase::Ended { told } = &self.phase else { return false };
         self.membership.nodes().all(|node| told.contains(&node) || self.membership.is_silent(node))
+    }
+
+    /// Whether the world does not train, but only makes its state durable.
+    pub(super) fn rests(&self) -> bool {
+        self.record.formation.as_ref().is_some_and(|formation| formation.rests)
+    }
+
+    /// What the world began from is in a checkpoint, and nothing else is needed of its members: the next one begins there.
+    pub(super) fn rest(&mut self, now: Instant) {
+        self.enter(now, IncidentPhase::Agree);
+        self.manifests.abandon();
+        let generation = self.record.generation.next();
+        self.write(Record { generation, formation: None, idle: false, ..self.record.clone() }, Purpose::Stop);
     }
 
     /// The job cannot go on. The first reason is kept.
@@ -58,6 +74,19 @@ impl Coordinator {
             && report.order == id
         {
             told.insert(report.node);
+        }
+    }
+
+    /// Gives up if a node starts process after process in vain, and too few members are there to go on without it.
+    pub(super) fn note_stillborn(&mut self, now: Instant, report: &Report) {
+        let (found, max) = (report.n_stillborn, self.policy.incidents_max);
+        let blocked = matches!(&self.phase, Phase::Regrouping { blocked: Some(Blocked::TooFew { .. }), .. });
+        if blocked && found > max {
+            let node = report.node;
+            self.fail(format!(
+                "{node}: {found} processes in a row ended before their first word, expected at most {max}"
+            ));
+            self.advance(now);
         }
     }
 

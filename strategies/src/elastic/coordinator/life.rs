@@ -52,7 +52,7 @@ impl Coordinator {
                         self.trouble(cause, healthy);
                     }
                 }
-                Change::Drains(node) if self.seats.iter().any(|worker| worker.member.node == node) => {
+                Change::Drains(node) if !self.rests() && self.seats.iter().any(|worker| worker.member.node == node) => {
                     self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
                 }
                 _ => {}
@@ -74,6 +74,9 @@ impl Coordinator {
 
     /// A new coordinator learns from a node's first report that members of the world that it found are gone.
     pub(super) fn find_dead_seats(&mut self, now: Instant, node: NodeId) {
+        if let Phase::Stopping { waiting, .. } = &mut self.phase {
+            waiting.retain(|worker| !matches!(self.membership.status(*worker), Status::Dead));
+        }
         let Phase::TakingOver { unheard, .. } = &self.phase else { return };
         let dead =
             |worker: &&Worker| worker.member.node == node && matches!(self.membership.status(**worker), Status::Dead);
@@ -107,7 +110,9 @@ impl Coordinator {
                     self.complete = self.manifests.handle_part(part).or(self.complete);
                 }
                 // A world whose end is being written down does not resume.
-                let ends = self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
+                // One that rests does not either.
+                let rests = self.record.formation.as_ref().is_some_and(|formation| formation.rests);
+                let ends = rests || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
                 if let Some(incident) = self.incident.take_if(|_| !ends) {
                     let step = self.record.formation.as_ref().map(|f| f.base.step).unwrap_or_default();
                     let timeline = incident.close(now, generation, step);
@@ -152,14 +157,24 @@ impl Coordinator {
                 if !waiting.is_empty() && !late {
                     return false;
                 }
-                let hanging: Vec<Worker> = waiting.iter().copied().collect();
-                for worker in hanging {
-                    self.membership.evict(worker);
-                    self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }, now);
+                let waiting = waiting.clone();
+                for worker in waiting {
+                    let cause = if matches!(self.membership.status(worker), Status::Alive(_)) {
+                        self.membership.evict(worker);
+                        Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }
+                    } else {
+                        Cause { culprit: Culprit::Node(worker.member.node), why: Why::Silent }
+                    };
+                    self.trouble(cause, now);
                 }
                 self.trouble = None;
                 self.enter(now, IncidentPhase::Regroup);
                 self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
+                true
+            }
+            // Nothing has to be saved any more, or there never was anything.
+            Phase::Regrouping { .. } if self.record.wishes.stop && self.record.formation.is_none() => {
+                self.finish();
                 true
             }
             Phase::Regrouping { retry: Some(retry), .. } if now >= *retry => self.regroup(now),
@@ -196,6 +211,10 @@ impl Coordinator {
             let n_saves = self.n_saves_with(checkpoint);
             self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
         } else if self.all_done() {
+            if self.rests() && !self.record.wishes.stop {
+                self.rest(now);
+                return false;
+            }
             self.finish();
             return true;
         } else if self.incident.is_none() && self.record.cause.is_some() {
@@ -219,19 +238,29 @@ impl Coordinator {
         self.manifests.abandon();
         self.complete = None;
         let generation = self.record.generation.next();
-        self.write(Record { generation, cause, n_crashes, ..self.record.clone() }, Purpose::Stop);
+        let idle = self.record.idle || matches!(self.phase, Phase::Healing { .. });
+        self.write(Record { generation, cause, n_crashes, idle, ..self.record.clone() }, Purpose::Stop);
         false
     }
 
     pub(super) fn stop(&mut self, now: Instant) {
         self.guests.clear();
-        let alive = |worker: &&Worker| matches!(self.membership.status(**worker), Status::Alive(_));
+        // Whom a new coordinator has not heard yet may be all that has the state.
+        let is_new = now < self.began + self.timing.takeover_grace;
+        let alive = |worker: &&Worker| match self.membership.status(**worker) {
+            Status::Alive(_) => true,
+            Status::Unheard => is_new,
+            Status::Dead => false,
+        };
         let mut waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
         let planned = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized);
         if self.record.cause.as_ref().is_some_and(planned) {
             // For whose sake the world ends; without them it would only be formed again.
             let others = self.membership.alive().map(|member| member.worker);
             waiting.extend(others.filter(|worker| !self.drains(worker.member.node)));
+        }
+        if self.record.formation.is_none() {
+            self.seats.clear();
         }
         self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
         self.enter(now, IncidentPhase::Abort);
@@ -248,16 +277,18 @@ impl Coordinator {
                     return true;
                 }
                 let formation = Some(Arc::new(formation));
-                self.write(Record { formation, n_crashes, ..self.record.clone() }, Purpose::Form);
+                self.write(Record { formation, n_crashes, idle: false, ..self.record.clone() }, Purpose::Form);
             }
             Err(blocked) => {
                 let remaining = match blocked {
                     Blocked::Replacements { remaining, .. } | Blocked::StateElsewhere { remaining, .. } => {
                         Some(remaining)
                     }
-                    Blocked::LastWorldMayLive { .. } | Blocked::TooFew { .. } | Blocked::Wanted { .. } => None,
+                    // Then those that are to leave save what they have.
+                    Blocked::TooFew { .. } => (since + self.timing.suspicion).checked_duration_since(now),
+                    Blocked::LastWorldMayLive { .. } | Blocked::Wanted { .. } => None,
                 };
-                let retry = remaining.map(|remaining| now + remaining);
+                let retry = remaining.filter(|remaining| !remaining.is_zero()).map(|remaining| now + remaining);
                 self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
             }
         }
@@ -291,7 +322,7 @@ impl Coordinator {
         true
     }
 
-    fn enter(&mut self, now: Instant, phase: IncidentPhase) {
+    pub(super) fn enter(&mut self, now: Instant, phase: IncidentPhase) {
         if let Some(incident) = &mut self.incident {
             incident.enter(now, phase);
         }

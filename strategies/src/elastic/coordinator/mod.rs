@@ -16,6 +16,8 @@
 //!   released when no seat is there any more and a world runs without it.
 //! - `K-7` A job ends once: when all seats are done, when a member has failed for good, or after too many crashes in a row.
 //!   That is durable before anybody is told of it, with the first reason.
+//! - `K-8` If too few members would stay for any world, those that are to leave first make the state durable: nothing that
+//!   was committed is lost with them.
 
 mod ending;
 mod life;
@@ -110,6 +112,7 @@ pub struct Coordinator {
     job: JobId,
     timing: Timing,
     policy: Policy,
+    began: Instant,
     membership: Membership,
     record: Record,
     writing: Option<(Record, Purpose)>,
@@ -141,6 +144,7 @@ impl Coordinator {
             job,
             timing,
             policy,
+            began: now,
             membership: Membership::new(now, timing),
             phase: Phase::TakingOver { unheard: seats.clone(), until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
@@ -189,6 +193,7 @@ impl Coordinator {
         }
         self.advance(now);
         self.note_told(report);
+        self.note_stillborn(now, report);
         let behind = report.order != self.order_id() || !self.membership.evictions(report.node).is_empty();
         if (behind || self.releases(report.node)) && self.has_order() {
             self.send(report.node);
@@ -295,7 +300,8 @@ impl Coordinator {
         let id = self.order_id();
         let has_world = matches!(id.stage, Stage::Form | Stage::Run);
         let formation = self.record.formation.clone().filter(|_| has_world);
-        let (wishes, release) = (self.record.wishes, self.releases(node));
+        let wishes = self.record.wishes;
+        let release = self.membership.boot(node).filter(|_| self.releases(node));
         let order = Order { job: self.job, id, formation, evict: self.membership.evictions(node), wishes, release };
         self.commands.push_back(Command::Send(node, order));
     }

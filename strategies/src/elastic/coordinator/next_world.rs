@@ -18,14 +18,25 @@ impl Coordinator {
     pub(super) fn next_world(&self, now: Instant, since: Instant) -> Result<Formation, Blocked> {
         let last = self.record.formation.as_deref();
         let seats: Vec<Seat> = last.iter().flat_map(|last| &last.seats).map(|worker| self.seat(*worker)).collect();
-        may_follow(&seats)?;
+        if !self.record.idle {
+            may_follow(&seats)?;
+        }
         let waited = now.saturating_duration_since(since);
-        let choice = self.policy.choose(last.map(|last| (last.mesh, &last.seats[..])), &self.candidates(), waited)?;
+        let seated = last.map(|last| (last.mesh, &last.seats[..]));
+        let (choice, leaves) = match self.policy.choose(seated, &self.candidates(), waited) {
+            // Before those that are to leave do so, what they have is made durable.
+            Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
+                let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
+                (self.policy.choose(seated, &all, waited).map_err(|_| self.too_few())?, true)
+            }
+            choice => (choice?, false),
+        };
         let holds = place(&choice.mesh, &choice.seats, self.policy.shadows);
         let from_memory = last.and_then(|last| {
             let left =
                 seats.iter().filter_map(|seat| if let Seat::Left(promise) = seat { Some(promise) } else { None });
-            let step = decide(last.generation, last.base.step, left)?;
+            let committed = || decide(last.generation, last.base.step, left);
+            let step = if self.record.idle { last.base.step } else { committed()? };
             let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
             let base = Version { step, ..last.base };
             let holders = self.holders(base, voted_in);
@@ -38,6 +49,8 @@ impl Coordinator {
                 let remaining = self.timing.disk_patience - waited;
                 return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
             }
+            // What is on disk only need not be saved.
+            _ if leaves => return Err(self.too_few()),
             _ => {
                 let base = Version { lineage: generation, step: self.record.checkpoint.step };
                 (base, generation, recovery::from_disk(&holds, self.record.checkpoint))
@@ -47,7 +60,9 @@ impl Coordinator {
         let guests = guests(&seats, &transfers);
         let addresses = seats.iter().chain(&guests).map(|worker| self.address(*worker)).collect();
         let n_saves = self.record.n_saves;
-        Ok(Formation { generation, mesh, seats, guests, addresses, base, voted_in, holds, transfers, n_saves })
+        // A job that is to stop has no more steps to do.
+        let rests = leaves || self.record.wishes.stop;
+        Ok(Formation { generation, mesh, seats, guests, addresses, base, voted_in, holds, transfers, n_saves, rests })
     }
 
     fn address(&self, worker: Worker) -> Option<SocketAddr> {
@@ -64,8 +79,7 @@ impl Coordinator {
 
     /// Who has the state `base`, those of draining nodes too.
     fn holders(&self, base: Version, voted_in: Generation) -> BTreeMap<Worker, &[Shard]> {
-        let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
-        let able = here.filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
+        let able = self.here().filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
         able.map(|member| (member.worker, &member.holds[..])).collect()
     }
 
@@ -78,8 +92,22 @@ impl Coordinator {
 
     /// Members that have been told of the latest generation and may take a seat.
     pub(super) fn candidates(&self) -> BTreeSet<Worker> {
-        let here = self.membership.alive().filter(|member| member.generation == self.record.generation);
-        here.map(|member| member.worker).filter(|worker| !self.drains(worker.member.node)).collect()
+        self.here().map(|member| member.worker).filter(|worker| !self.drains(worker.member.node)).collect()
+    }
+
+    /// Members that have been told of the latest generation, those of draining nodes too.
+    fn here(&self) -> impl Iterator<Item = &MemberReport> {
+        self.membership.alive().filter(|member| member.generation == self.record.generation)
+    }
+
+    /// Whether everybody who may have a seat has been heard in this generation.
+    fn all_here(&self) -> bool {
+        let behind = |member: &MemberReport| member.generation != self.record.generation;
+        !self.membership.alive().any(behind) && !self.seats.iter().any(|seat| self.seat(*seat) == Seat::Unheard)
+    }
+
+    fn too_few(&self) -> Blocked {
+        Blocked::TooFew { have: self.candidates().len(), need: self.policy.smallest() }
     }
 }
 

@@ -62,12 +62,12 @@ pub struct WorkerStatus {
     pub member: MemberId,
     /// Which process of that place.
     pub incarnation: Incarnation,
-    /// The number of its process on its node.
-    pub pid: u32,
     /// Its seat in the latest world.
     pub rank: Option<usize>,
     /// Where that is, by axis.
     pub coordinate: Option<BTreeMap<String, usize>>,
+    /// The process, as the kernel of its machine calls it.
+    pub pid: Option<u32>,
     /// Where its tensors are reached.
     pub address: Option<SocketAddr>,
     /// The latest generation that it has been told of.
@@ -143,9 +143,9 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
     WorkerStatus {
         member: member.worker.member,
         incarnation: member.worker.incarnation,
-        pid: member.pid,
         rank,
         coordinate,
+        pid: member.pid,
         address: member.address,
         generation: member.generation,
         phase: member.phase,

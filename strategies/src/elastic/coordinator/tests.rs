@@ -25,11 +25,15 @@ struct Job {
     open: Vec<(Worker, Generation, Step)>,
     /// All parts of checkpoints that were written.
     saved: Vec<Part>,
-    /// The last step that each worker has computed.
-    computed: BTreeMap<Worker, Step>,
+    /// The last step for which all have voted.
+    committed: Step,
     ended: Option<Ending>,
     /// Where processes die as soon as they are to compute.
     sick: Option<NodeId>,
+    /// Whether no state gets from one to another.
+    stuck: bool,
+    /// Whether processes end before their first word.
+    stillborn: bool,
 }
 
 const TICK: Duration = Duration::from_millis(10);
@@ -67,9 +71,11 @@ impl Job {
             votes: BTreeMap::new(),
             open: vec![],
             saved: vec![],
-            computed: BTreeMap::new(),
+            committed: Step(0),
             ended: None,
             sick: None,
+            stuck: false,
+            stillborn: false,
         };
         (0..n_nodes).for_each(|node| job.start_node(node));
         job
@@ -102,7 +108,6 @@ impl Job {
             let Some(member) = self.members.get_mut(&worker) else { continue };
             let _ = member.handle_entered(generation, step);
             let _ = member.handle_computed(generation, step);
-            self.computed.insert(worker, step);
         }
         while self.deliver() {}
     }
@@ -160,6 +165,7 @@ impl Job {
             supervisor::Command::Send(report) => {
                 let _ = self.coordinator.handle_report(self.now, &report);
             }
+            supervisor::Command::Spawn(worker) if self.stillborn => supervisor.handle_exited(self.now, worker),
             supervisor::Command::Spawn(worker) => {
                 let member = Member::new(JobId(1), worker, None, self.schedule);
                 supervisor.handle_started(self.now, member.report());
@@ -178,6 +184,7 @@ impl Job {
     fn perform(&mut self, worker: Worker, command: member::Command) {
         let Some(member) = self.members.get_mut(&worker) else { return };
         match command {
+            member::Command::Fetch { .. } if self.stuck => {}
             member::Command::Fetch { generation, transfer, .. } => {
                 let _ = member.handle_fetched(generation, transfer);
             }
@@ -212,6 +219,7 @@ impl Job {
         let seats = self.members.values().find_map(|m| m.seat().map(|(f, _)| f).filter(|f| f.generation == generation));
         let seats = seats.map(|formation| formation.seats.clone()).unwrap_or_default();
         if seats.iter().all(|seat| voted.contains(seat)) {
+            self.committed = self.committed.max(step);
             let all = *all;
             for seat in seats {
                 if let Some(member) = self.members.get_mut(&seat) {
@@ -256,7 +264,8 @@ fn a_job_ends_once_all_are_done_and_its_last_step_is_saved() {
 
     assert_eq!((job.ended, job.coordinator.activity()), (Some(Ending::Finished), Activity::Finished));
     assert_eq!(job.coordinator.record().checkpoint.step, Step(20));
-    assert!(job.members.is_empty() && job.computed.values().all(|step| *step == Step(20)));
+    assert!(job.members.is_empty());
+    assert_eq!(job.committed, Step(20));
 }
 
 // B-4
@@ -272,6 +281,52 @@ fn members_stop_after_the_same_step_and_save_it() {
     assert_eq!((job.saved.len(), steps.len()), (3, 1));
     assert_eq!(job.coordinator.record().checkpoint.step, *steps.first().unwrap());
     assert_eq!(job.ended, Some(Ending::Finished));
+}
+
+// K-7
+#[test]
+fn a_job_that_has_no_members_is_stopped_if_all_is_saved() {
+    let mut job = Job::start(shards(2), 0, Schedule::default());
+    job.run_until("waiting", |job| job.coordinator.activity() == Activity::Regrouping);
+
+    job.coordinator.handle_stop(job.now);
+    job.run_until("the end", |job| job.ended.is_some());
+
+    assert_eq!(job.ended, Some(Ending::Finished));
+}
+
+// K-7
+#[test]
+fn a_job_that_is_stopped_while_it_recovers_saves_what_it_has_and_trains_no_further() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let worker = job.worker_on(1);
+
+    job.coordinator.policy.replace_patience = Duration::from_secs(1);
+    job.stuck = true;
+    job.kill(worker);
+    job.run_until("healing", |job| job.coordinator.activity() == Activity::Healing);
+    job.coordinator.handle_stop(job.now);
+    let worker = job.worker_on(1);
+    job.kill(worker);
+    job.stuck = false;
+    let committed = job.committed;
+    job.run_until("the end", |job| job.nodes.is_empty());
+
+    assert_eq!((job.ended, job.committed), (Some(Ending::Finished), committed));
+    assert_eq!(job.coordinator.record().checkpoint.step, committed);
+}
+
+// K-7
+#[test]
+fn a_job_without_processes_that_can_be_started_ends_and_says_where() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.stillborn = true;
+
+    job.run_until("giving up", |job| job.ended.is_some());
+
+    let Some(Ending::Failed(reason)) = &job.ended else { panic!("{:?}", job.ended) };
+    assert!(reason.contains("6 processes in a row ended before their first word"), "{reason}");
 }
 
 // B-4, K-6
@@ -343,6 +398,45 @@ fn a_node_that_is_to_be_taken_away_is_left_and_shut_down() {
     assert!(!job.coordinator.membership.any_silent());
 }
 
+// K-8
+#[test]
+fn when_all_are_to_leave_what_was_committed_is_saved_and_others_go_on_from_it() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    let now = job.now;
+    job.nodes.values_mut().for_each(|supervisor| supervisor.handle_drain(now));
+    job.run_until("their release", |job| job.nodes.is_empty());
+
+    let committed = job.committed;
+    let record = job.coordinator.record();
+    assert_eq!((record.checkpoint.step, record.formation.clone()), (committed, None));
+    assert!(matches!(job.coordinator.blocked(), Some(Blocked::TooFew { .. })), "{:?}", job.coordinator.blocked());
+    assert_eq!(job.ended, None);
+    job.succeed();
+    (7..9).for_each(|node| job.start_node(node));
+    job.run_until("training", |job| job.running(shards(2)));
+    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.step, committed);
+    assert_eq!(job.coordinator.timelines[0].cause.why, Why::Drains, "it was one long incident");
+}
+
+// K-7
+#[test]
+fn a_job_that_was_stopped_goes_on_from_its_checkpoint_if_its_record_is_opened_again() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    job.coordinator.handle_stop(job.now);
+    job.run_until("the end", |job| job.nodes.is_empty());
+    let saved = job.coordinator.record().checkpoint.step;
+
+    let record = Record { term: Term(2), ..job.coordinator.record().clone().reopened() };
+    job.coordinator = Coordinator::new(job.now, JobId(1), Term(2), record, job.policy, Timing::default());
+    (7..9).for_each(|node| job.start_node(node));
+    job.run_until("training", |job| job.running(shards(2)) && job.step() > saved);
+
+    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.step, saved);
+}
+
 // K-6
 #[test]
 fn another_mesh_is_waited_for_and_then_formed_and_a_smaller_one_at_once() {
@@ -375,6 +469,26 @@ fn a_mesh_that_cannot_be_wanted_changes_nothing() {
     assert!(job.coordinator.handle_resize(job.now, Mesh { tp: 2, ..Mesh::ONE }).is_err());
 
     assert_eq!(job.coordinator.poll_command(), None);
+}
+
+// K-3
+#[test]
+fn a_world_whose_members_all_die_before_they_train_has_lost_nothing_that_guests_have() {
+    let mut job = Job::start(shards(3), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let before = job.step();
+
+    job.stuck = true;
+    job.coordinator.handle_resize(job.now, shards(1)).unwrap();
+    job.run_until("healing", |job| job.coordinator.activity() == Activity::Healing);
+    let seat = job.coordinator.record().formation.as_ref().unwrap().seats[0];
+    job.stuck = false;
+    job.kill(seat);
+    job.run_until("one shard", |job| job.running(shards(1)));
+
+    let formation = job.coordinator.record().formation.clone().unwrap();
+    assert_eq!((formation.generation, formation.base.lineage), (Generation(3), Generation(1)), "not from disk");
+    assert!(formation.base.step >= before);
 }
 
 // K-7

@@ -68,12 +68,16 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Whether all that was asked for is durable (`K-6`): it has an effect whatever becomes of this coordinator.
+    pub fn is_durable(&self) -> bool {
+        let Asked { wishes, wanted, .. } = self.asked;
+        (self.record.wishes, self.record.wanted) == (wishes, wanted) && self.record.drained == self.asked.drained
+    }
+
     /// Makes durable what is asked for and is not (`K-6`). Returns whether there is such.
     pub(super) fn write_asked(&mut self) -> bool {
         let Asked { wishes, wanted, .. } = self.asked;
-        let durable = (self.record.wishes, self.record.wanted) == (wishes, wanted);
-        let over = matches!(self.phase, Phase::Deposed | Phase::Ended { .. });
-        if over || (durable && self.record.drained == self.asked.drained) {
+        if self.is_durable() || matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
             return false;
         }
         let drained = self.asked.drained.clone();
@@ -102,12 +106,21 @@ impl Coordinator {
     pub(super) fn releases(&self, node: NodeId) -> bool {
         let ends =
             self.trouble.is_some() || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
-        let runs = matches!(self.phase, Phase::Running { .. }) && !ends;
-        runs && self.drains(node) && self.seats.iter().all(|worker| worker.member.node != node)
+        let settled = match self.phase {
+            Phase::Running { .. } => !ends && !self.rests(),
+            // All that there was is in the checkpoint.
+            Phase::Regrouping { .. } => self.record.formation.is_none(),
+            _ => false,
+        };
+        settled && self.drains(node) && self.seats.iter().all(|worker| worker.member.node != node)
     }
 
     /// Ends a world that has seats on a node that the operator has drained.
     pub(super) fn find_drained_seats(&mut self, now: Instant) {
+        // Asked after each of thousands of reports.
+        if self.record.drained.is_empty() || self.rests() {
+            return;
+        }
         let drained = |worker: &&Worker| self.record.drained.contains(&worker.member.node);
         if let Some(node) = self.seats.iter().find(drained).map(|worker| worker.member.node) {
             self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
