@@ -273,7 +273,9 @@ fn a_coordinator_outlives_its_own_certificate_and_so_does_its_operator() {
     let (join, first) = (coordinator.invite(), operator());
 
     until("the operator's new credential", || (operator() > first).then_some(()));
-    until("the end of the first certificates", || (SystemTime::now() > first).then_some(()));
+    // Certificates count whole seconds, the last one included.
+    let end = first + Duration::from_secs(1);
+    until("the end of the first certificates", || (SystemTime::now() > end).then_some(()));
 
     assert!(Machine::new().enrol(&join).is_ok());
 }
