@@ -112,6 +112,8 @@ impl Head {
                 // Back-pressure reaches the listener, which drops heartbeats and keeps the rest.
                 let _ = self.coordinator.send(ReportArrived(report)).await;
             }
+            // Reports that find no room are lost; the next ones say it all again.
+            Inbound::Heartbeats(reports) => reports.into_iter().for_each(|report| self.report(report)),
             Inbound::Request { frame, answer } => {
                 let head = self.clone();
                 // Beside the reports: a request waits until it is durable.

@@ -52,10 +52,10 @@ pub(super) struct ResizeArgs {
     #[command(flatten)]
     which: Which,
     /// Copies of the model; as it is, if not given.
-    #[arg(long)]
+    #[arg(long = "dp_replicate_size")]
     dp_replicate_size: Option<usize>,
     /// Ranks that share the state of one copy; as it is, if not given.
-    #[arg(long)]
+    #[arg(long = "dp_shard_size")]
     dp_shard_size: Option<usize>,
 }
 

@@ -188,11 +188,6 @@ impl<'a> Trainer<'a> {
         emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
     ) -> Result<(), JobError> {
         let first_step = self.state.step;
-        if first_step >= self.run.total_steps && self.member.is_some() {
-            // The world before has done the last step, and may not have saved it.
-            let saved = self.save(saving)?;
-            emit_saved(Some(saved), emit)?;
-        }
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
             let outcome = self.prepare(data.train)?;

@@ -11,7 +11,7 @@ use crate::train::JobError;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
 use phalanx_strategies::elastic::member::{Command, Member};
-use phalanx_strategies::elastic::message::{Formation, Order, Wishes};
+use phalanx_strategies::elastic::message::{Formation, MemberPhase, Order, Wishes};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Part;
 use std::collections::VecDeque;
@@ -153,6 +153,11 @@ impl Cell {
     /// When the world has ended; the outcome comes with the next one.
     pub(crate) fn committed(&self, step: u64, wishes: Wishes) -> Result<(), JobError> {
         self.in_training(|member, generation| member.handle_committed(generation, Step(step), wishes))
+    }
+
+    /// Whether its world is to train, rather than only to save what it has.
+    pub(crate) fn trains(&self) -> bool {
+        self.lock().member.report().phase == MemberPhase::Running
     }
 
     /// A checkpoint of `step` is durable.

@@ -401,7 +401,13 @@ impl<'a> Device<'a> {
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: output.save_steps,
         };
-        seat.trainer.train(&data, saving, &self.control, &mut |event| telling.emit(event))?;
+        if self.cell.trains() {
+            seat.trainer.train(&data, saving, &self.control, &mut |event| telling.emit(event))?;
+        } else {
+            // The worlds before have done the last step, or have lost what they saved.
+            let (step, path) = seat.trainer.save(saving)?;
+            telling.emit(Event::Saved { step, path })?;
+        }
         let mut report = telling.report;
         report.finished = report.steps >= self.run.total_steps;
         if report.finished && leads {

@@ -22,6 +22,7 @@ use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use phalanx_strategies::elastic::timing::Timing;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -74,6 +75,7 @@ impl Local<'_> {
             excuse: None,
             ending: None,
             n_stillborn: 0,
+            begun: BTreeSet::new(),
             last_line: None,
             wishes: (false, 0),
             over: false,
@@ -99,6 +101,8 @@ struct Watch {
     excuse: Option<(Worker, Excuse)>,
     ending: Option<Ending>,
     n_stillborn: usize,
+    /// Processes that have said a word.
+    begun: BTreeSet<Worker>,
     last_line: Option<String>,
     /// What was asked of the run and passed on.
     wishes: (bool, u64),
@@ -242,6 +246,7 @@ impl Watch {
         match event {
             NodeEvent::Started(word) => {
                 self.n_stillborn = 0;
+                self.begun.insert(word.worker);
                 self.supervisor.handle_started(now, word);
             }
             NodeEvent::Word(word) => self.supervisor.handle_word(now, word),
@@ -270,7 +275,13 @@ impl Watch {
             }
             NodeEvent::Done(report) => self.report = Some(report),
             NodeEvent::Failed(worker, excuse) => {
-                self.excuse.get_or_insert((worker, excuse));
+                let has_begun = self.begun.contains(&worker);
+                let excuse = &self.excuse.get_or_insert((worker, excuse)).1;
+                if !has_begun && excuse.is_input {
+                    // Any other process would find the same.
+                    let text = excuse.text.clone();
+                    return Err(JobError::OfRank { rank: worker.member.slot, text, is_input: true });
+                }
             }
             NodeEvent::Line(worker, text) => {
                 on_event(&Event::Note(format!("{worker}: {text}")));
