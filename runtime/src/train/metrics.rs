@@ -64,6 +64,8 @@ pub struct EvalMetrics {
 pub struct MetricsFiles {
     jsonl: File,
     events: EventWriter,
+    /// The last step that was told of.
+    last_step: u64,
 }
 
 impl MetricsFiles {
@@ -75,10 +77,15 @@ impl MetricsFiles {
     pub fn open(dir: &Path, resumed_step: u64) -> io::Result<MetricsFiles> {
         let path = dir.join("metrics.jsonl");
         let mut jsonl = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-        let keep = kept_bytes(&jsonl, resumed_step)?;
+        let (keep, last_step) = kept(&jsonl, resumed_step)?;
         jsonl.set_len(keep)?;
         jsonl.seek(SeekFrom::End(0))?;
-        Ok(MetricsFiles { jsonl, events: EventWriter::create(dir)? })
+        Ok(MetricsFiles { jsonl, events: EventWriter::create(dir)?, last_step })
+    }
+
+    /// The last step of which there is a line.
+    pub const fn last_step(&self) -> u64 {
+        self.last_step
     }
 
     /// Appends a step.
@@ -87,6 +94,7 @@ impl MetricsFiles {
     /// When a file cannot be written.
     pub fn step(&mut self, m: &StepMetrics) -> io::Result<()> {
         self.line(m)?;
+        self.last_step = m.step;
         let scalars = [
             ("train/loss", m.loss),
             ("train/grad_norm", m.grad_norm),
@@ -123,21 +131,22 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// Length of the leading lines whose step is at most `last_step`. A torn last line is not kept.
-fn kept_bytes(file: &File, last_step: u64) -> io::Result<u64> {
+/// Length of the leading lines whose step is at most `last_step`, and the last step among them. A torn last line is not
+/// kept.
+fn kept(file: &File, last_step: u64) -> io::Result<(u64, u64)> {
     #[derive(Deserialize)]
     struct Line {
         step: u64,
     }
     let mut reader = BufReader::new(file);
-    let (mut kept, mut line) = (0, String::new());
+    let (mut kept, mut told, mut line) = (0, 0, String::new());
     loop {
         line.clear();
         let n = reader.read_line(&mut line)?;
         let parsed = serde_json::from_str::<Line>(&line).ok().filter(|_| line.ends_with('\n'));
         match parsed {
-            Some(l) if l.step <= last_step => kept += n as u64,
-            _ => return Ok(kept),
+            Some(l) if l.step <= last_step => (kept, told) = (kept + n as u64, l.step),
+            _ => return Ok((kept, told)),
         }
     }
 }
@@ -174,6 +183,7 @@ mod tests {
         drop(files);
 
         let mut files = MetricsFiles::open(dir.path(), 2).unwrap();
+        assert_eq!(files.last_step(), 2);
         files.step(&step(3)).unwrap();
 
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();

@@ -4,7 +4,7 @@ use super::elastic::local::{self, Local};
 use super::elastic::words::Begin;
 use super::error::JobError;
 use super::export::{self, ExportFrom};
-use super::metrics::MetricsFiles;
+use super::metrics::{MetricsFiles, StepMetrics};
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::step_trace::{StepTrace, check_writable};
@@ -319,6 +319,14 @@ impl<'a> Telling<'a> {
         let files = files.map_err(|source| JobError::Io { action: "write", path: path.clone(), source })?;
         let report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
         Ok(Telling { files, path, report, on_event })
+    }
+
+    /// Tells of a step that was done in an earlier world, unless that was told already.
+    pub(crate) fn make_up_for(&mut self, metrics: StepMetrics) -> Result<(), JobError> {
+        match &self.files {
+            Some(files) if files.last_step() < metrics.step => self.emit(Event::Step(metrics)),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn emit(&mut self, event: Event) -> Result<(), JobError> {

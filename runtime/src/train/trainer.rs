@@ -84,7 +84,7 @@ pub(crate) struct Trainer<'a> {
     links: Links,
     /// A step that is prepared and neither applied nor given up: the position behind it, and its outcome.
     open: Option<(TrainerState, Outcome)>,
-    /// What there is to say of a step whose outcome became known when its world had ended.
+    /// What there is to say of the last step, in case that whoever spoke for all died before saying it.
     settled: Option<StepMetrics>,
     /// How many checkpoints that were asked for are written or being written.
     n_saves: u64,
@@ -196,7 +196,11 @@ impl<'a> Trainer<'a> {
             let (stop, asked, saved) = self.vote(control, saving)?;
             let outcome = self.update()?;
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
-            emit(Event::Step(self.metrics(step, &outcome)))?;
+            let metrics = self.metrics(step, &outcome);
+            if self.member.is_some() {
+                self.settled = Some(metrics.clone());
+            }
+            emit(Event::Step(metrics))?;
             let trace = self.trace.take_if(|trace| trace.step == step);
             if let Some(said) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
                 emit(Event::Note(said))?;
@@ -513,9 +517,13 @@ impl<'a> Trainer<'a> {
         self.open = None;
     }
 
-    /// What there is to say of the last step of the last world, if it was not said there.
-    pub(crate) fn take_settled(&mut self) -> Option<StepMetrics> {
-        self.settled.take()
+    /// What there is to say of the last step of the last world, if any rank has something that may not have been said
+    /// there: whoever spoke for all may be dead.
+    pub(crate) fn take_settled(&mut self) -> Result<Option<StepMetrics>, JobError> {
+        let own = self.settled.take().filter(|metrics| metrics.step == self.state.step);
+        let own = own.and_then(|metrics| serde_json::to_string(&metrics).ok()).unwrap_or_default();
+        let texts = self.team.gather_texts(own)?;
+        Ok(texts.iter().find_map(|text| serde_json::from_str(text).ok()))
     }
 
     /// Begins to train in a world: weights that others update may be of an earlier step here.

@@ -392,8 +392,8 @@ impl<'a> Device<'a> {
         let trace = output.trace.as_deref().filter(|_| seat.from_disk);
         seat.trainer.trace = trace.map(|path| StepTrace::new(path, first_step, self.run.total_steps));
         let mut telling = Telling::new(&output.output_dir, first_step, leads, resumed, &mut on_event)?;
-        if let Some(metrics) = seat.trainer.take_settled() {
-            telling.emit(Event::Step(metrics))?;
+        if let Some(metrics) = seat.trainer.take_settled()? {
+            telling.make_up_for(metrics)?;
         }
         let data = TrainData {
             train: &self.data.train,

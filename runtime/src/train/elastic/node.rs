@@ -77,8 +77,8 @@ pub(crate) struct Node {
     plans: BTreeMap<Mesh, TeamPlan>,
     /// Bytes of shared memory of a rank, and of a shadow of it.
     sizes: BTreeMap<(Mesh, usize), [u64; 2]>,
-    /// The latest world of which ranks were told.
-    world: Option<(Generation, ShmWorld)>,
+    /// The latest world of which ranks were told, and its members here.
+    world: Option<(Generation, ShmWorld, Vec<Worker>)>,
     /// The memory that a worker has from its last world, and what it is for.
     arenas: BTreeMap<Worker, (Seat, Arc<SharedMemory>)>,
     events: VecDeque<NodeEvent>,
@@ -198,7 +198,7 @@ impl Node {
                 let Some(worker) = self.workers.remove(&slot) else { return };
                 self.arenas.remove(&worker);
                 // Its peers need not wait for the next order to stop waiting for it.
-                if let Some((_, world)) = &self.world {
+                if let Some((_, world, _)) = self.world.as_ref().filter(|(_, _, members)| members.contains(&worker)) {
                     world.control().abort(&format!("{worker} {ending}"));
                 }
                 self.events.push_back(NodeEvent::Exited(worker, ending, has_begun));
@@ -226,7 +226,7 @@ impl Node {
 
     /// Makes the memory of a world for its members here, and hands it to them; once.
     fn make_world(&mut self, formation: &Formation) -> Result<(), JobError> {
-        if self.world.as_ref().is_some_and(|(generation, _)| *generation >= formation.generation) {
+        if self.world.as_ref().is_some_and(|(generation, ..)| *generation >= formation.generation) {
             return Ok(());
         }
         let mesh = formation.mesh;
@@ -267,7 +267,7 @@ impl Node {
                 tracing::warn!(%worker, %error, "shared memory was not taken");
             }
         }
-        self.world = Some((formation.generation, world));
+        self.world = Some((formation.generation, world, here));
         Ok(())
     }
 
