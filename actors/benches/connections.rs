@@ -15,6 +15,7 @@ use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, Memb
 use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, OrderId, Report};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::timing::Timing;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -136,6 +137,8 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
     let shard = |part| Shard { stage: 1, tensor: 1, part, n_parts: 4_000 };
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
+        pid: Some(70_000 + slot),
+        address: Some(SocketAddr::from((Ipv4Addr::from(0x0a00_0000 + node.0), 40_000))),
         hangs: false,
         generation: Generation(12),
         phase: MemberPhase::Running,
@@ -143,9 +146,10 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         promise: Promise { entered: Generation(12), applied: None, voted: None },
         holds: vec![shard(node.0 * RANKS_PER_NODE + slot), shard(slot)],
         saved: None,
+        failure: None,
     };
     let members = (0..RANKS_PER_NODE).map(member).collect();
-    Report { job: JOB, node, boot, number: 0, order: OrderId::default(), draining: false, members }
+    Report { job: JOB, node, boot, number: 0, order: OrderId::default(), draining: false, n_stillborn: 0, members }
 }
 
 /// Seconds of CPU that the process has used.

@@ -26,7 +26,7 @@ const STRANGER_BYTES_MAX: usize = 4 << 10;
 /// What one peer may make us decode. A report of 64 ranks with eight shards each takes 22 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// What a coordinator may make a node decode. The formation of 10,000 ranks, each of which fetches six pieces, takes
-/// 3.6 MiB decoded (see the test); twice that is room for bigger worlds and still nothing to a machine that trains.
+/// 3.8 MiB decoded (see the test); twice that is room for bigger worlds and still nothing to a machine that trains.
 const ORDER_BYTES_MAX: usize = 8 << 20;
 
 /// What a frame holds.

@@ -1,116 +1,18 @@
+mod arbitrary;
+
 use super::*;
+use arbitrary::{order, report};
 use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
-use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, OrderId, Stage};
+use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, OrderId, Stage, Wishes};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::mesh::Mesh;
 use proptest::collection::vec;
-use proptest::option;
 use proptest::prelude::*;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-
-fn worker() -> impl Strategy<Value = Worker> {
-    (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(node, slot, incarnation)| Worker {
-        member: MemberId { node: NodeId(node), slot },
-        incarnation: Incarnation(incarnation),
-    })
-}
-
-fn shard() -> impl Strategy<Value = Shard> {
-    (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(stage, tensor, part, n_parts)| Shard {
-        stage,
-        tensor,
-        part,
-        n_parts,
-    })
-}
-
-fn version() -> impl Strategy<Value = Version> {
-    (any::<u64>(), any::<u64>()).prop_map(|(l, s)| Version { lineage: Generation(l), step: Step(s) })
-}
-
-fn checkpoint() -> impl Strategy<Value = Checkpoint> {
-    (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Checkpoint { generation: Generation(g), step: Step(s) })
-}
-
-fn source() -> impl Strategy<Value = Source> {
-    prop_oneof![
-        worker().prop_map(Source::Replica),
-        worker().prop_map(Source::Shadow),
-        (worker(), shard()).prop_map(|(worker, shard)| Source::Survivor(worker, shard)),
-        checkpoint().prop_map(Source::Disk),
-    ]
-}
-
-fn promise() -> impl Strategy<Value = Promise> {
-    let vote = (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Vote { generation: Generation(g), step: Step(s) });
-    (any::<u64>(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| Promise {
-        entered: Generation(entered),
-        applied,
-        voted,
-    })
-}
-
-fn order_id() -> impl Strategy<Value = OrderId> {
-    let stage = prop_oneof![Just(Stage::Stop), Just(Stage::Form), Just(Stage::Run)];
-    (any::<u64>(), any::<u64>(), stage).prop_map(|(term, generation, stage)| OrderId {
-        term: Term(term),
-        generation: Generation(generation),
-        stage,
-    })
-}
-
-fn member() -> impl Strategy<Value = MemberReport> {
-    use MemberPhase::{Healing, Ready, Running, Stopped};
-    let phase = prop_oneof![Just(Stopped), Just(Healing), Just(Ready), Just(Running)];
-    let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
-    let counters = (any::<bool>(), any::<u64>(), any::<u64>());
-    (worker(), counters, phase, promise(), vec(shard(), 0..4), option::of(part)).prop_map(
-        |(worker, (hangs, generation, entered), phase, promise, holds, saved)| MemberReport {
-            worker,
-            hangs,
-            generation: Generation(generation),
-            phase,
-            entered: Step(entered),
-            promise,
-            holds,
-            saved,
-        },
-    )
-}
-
-fn report() -> impl Strategy<Value = Report> {
-    let counters = (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<bool>());
-    (counters, order_id(), vec(member(), 0..5)).prop_map(|((job, node, boot, number, draining), order, members)| {
-        Report { job: JobId(job), node: NodeId(node), boot: Incarnation(boot), number, order, draining, members }
-    })
-}
-
-fn formation() -> impl Strategy<Value = Formation> {
-    let mesh = (1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize)
-        .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp });
-    let transfer = (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
-    let plan = (vec(worker(), 0..5), vec(vec(shard(), 0..3), 0..5), vec(vec(transfer, 0..3), 0..5));
-    (any::<u64>(), mesh, version(), any::<u64>(), plan).prop_map(
-        |(generation, mesh, base, voted_in, (seats, holds, transfers))| Formation {
-            generation: Generation(generation),
-            mesh,
-            seats,
-            base,
-            voted_in: Generation(voted_in),
-            holds,
-            transfers,
-        },
-    )
-}
-
-fn order() -> impl Strategy<Value = Order> {
-    (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4)).prop_map(|(job, id, formation, evict)| {
-        Order { job: JobId(job), id, formation: formation.map(Arc::new), evict }
-    })
-}
 
 proptest! {
     #[test]
@@ -148,8 +50,9 @@ fn small_report() -> Report {
         node: NodeId(300),
         boot: Incarnation(70_000),
         number: 5,
-        order: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Run },
+        order: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Run, revision: 3 },
         draining: true,
+        n_stillborn: 4,
         members: vec![],
     }
 }
@@ -165,8 +68,9 @@ fn the_bytes_of_version_one_are_these() {
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
         5, // number
-        1, 2, 2, // order: term, generation, stage
+        1, 2, 2, 3, // order: term, generation, stage, revision
         1, // draining
+        4, // stillborn
         0, // no members
     ];
     assert_eq!(frame, expected);
@@ -179,6 +83,8 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
     let worker = Worker { member: MemberId { node: NodeId(5), slot: 6 }, incarnation: Incarnation(7) };
     let member = MemberReport {
         worker,
+        pid: Some(19),
+        address: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 20))),
         hangs: true,
         generation: Generation(8),
         phase: MemberPhase::Ready,
@@ -190,6 +96,7 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         },
         holds: vec![shard],
         saved: Some(Part { of: Checkpoint { generation: Generation(15), step: Step(16) }, shard }),
+        failure: Some("no".to_owned()),
     };
     let report = Report { members: vec![member], ..small_report() };
     let sources = [
@@ -198,19 +105,31 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         Source::Survivor(worker, shard),
         Source::Disk(Checkpoint { generation: Generation(17), step: Step(18) }),
     ];
-    let formation =
-        Formation { transfers: vec![sources.map(|source| Transfer { shard, source }).to_vec()], ..world(1, 0) };
-    let id = OrderId { term: Term(1), generation: Generation(2), stage: Stage::Form };
-    let order = Order { job: JobId(7), id, formation: Some(Arc::new(formation)), evict: vec![worker] };
+    let formation = Formation {
+        guests: vec![worker],
+        addresses: vec![Some(SocketAddr::from((Ipv6Addr::LOCALHOST, 21))), None],
+        transfers: vec![sources.map(|source| Transfer { shard, source }).to_vec()],
+        n_saves: 22,
+        rests: true,
+        ..world(1, 0)
+    };
+    let order = Order {
+        job: JobId(7),
+        id: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Form, revision: 3 },
+        formation: Some(Arc::new(formation)),
+        evict: vec![worker],
+        wishes: Wishes { stop: true, save: 23 },
+        release: Some(Incarnation(24)),
+    };
 
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078010107fb2c01fc70110100050102020101050607010802090a010b0c010d0e0101020304010f1001020304"
+        "7078010107fb2c01fc701101000501020203010401050607011301007f00000114010803090a010b0c010d0e0101020304010f100102030401026e6f"
     );
     assert_eq!(
         hex(encode(&order)),
-        "707801020701020101fc000010000101010101010000fd00000000000200000000fc00001000010203070001030700010104010203040005060701020304010506070102030402050607010203040102030403111201050607"
+        "70780102070102010301fc000010000101010101010000fd0000000000020000010506070201010000000000000000000000000000000115000000fc00001000010203070001030700010104010203040005060701020304010506070102030402050607010203040102030403111216010105060701170118"
     );
 }
 
@@ -255,18 +174,33 @@ fn a_length_that_lies_is_refused_before_memory_is_taken() {
 #[test]
 fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
     // One byte of input is 24 bytes of memory here, which is why the limit counts decoded bytes.
-    let order =
-        Order { job: JobId(1), id: OrderId::default(), formation: Some(Arc::new(world(0, 0))), evict: Vec::new() };
-    let frame = encode(&order).unwrap();
-    // The last three bytes are no holds, no transfers, no evictions.
-    let mut hostile = frame[..frame.len() - 3].to_vec();
-    let n = 4_000_000_u32;
-    hostile.push(252);
-    hostile.extend(n.to_le_bytes());
-    hostile.resize(hostile.len() + n as usize + 2, 0);
+    let frame = encode(&order_of(Some(world(0, 0)))).unwrap();
+    // The last eight bytes are no holds, no transfers, no saves, no rest, no evictions, two wishes and no release.
+    let hostile = |n_holds: u32| {
+        let mut hostile = frame[..frame.len() - 8].to_vec();
+        hostile.push(252);
+        hostile.extend(n_holds.to_le_bytes());
+        hostile.resize(hostile.len() + n_holds as usize + 7, 0);
+        hostile
+    };
+    let few = decode::<Order>(&hostile(3)).unwrap();
+    assert_eq!(few.formation.unwrap().holds, vec![Vec::new(); 3], "the count is that of the holds");
 
-    assert!(hostile.len() < Kind::Order.limit());
-    assert!(matches!(decode::<Order>(&hostile), Err(WireError::Malformed { .. })));
+    let many = hostile(4_000_000);
+
+    assert!(many.len() < Kind::Order.limit());
+    assert!(matches!(decode::<Order>(&many), Err(WireError::Malformed { .. })));
+}
+
+fn order_of(formation: Option<Formation>) -> Order {
+    Order {
+        job: JobId(1),
+        id: OrderId::default(),
+        formation: formation.map(Arc::new),
+        evict: Vec::new(),
+        wishes: Wishes::default(),
+        release: None,
+    }
 }
 
 /// The dearest world: each rank fetches its own shard and a shadow, both from several pieces of another cut.
@@ -287,24 +221,23 @@ fn world(n_ranks: u32, n_pieces: u32) -> Formation {
         generation: Generation(1 << 20),
         mesh: Mesh { pp: 1, dp_replicate: 1, dp_shard: n_ranks as usize, cp: 1, tp: 1 },
         seats: (0..n_ranks).map(worker).collect(),
+        guests: Vec::new(),
+        addresses: vec![Some(SocketAddr::from((Ipv6Addr::LOCALHOST, 40_000))); n_ranks as usize],
         base: Version::default(),
         voted_in: Generation(1 << 20),
         holds: (0..n_ranks).map(|rank| vec![shard(rank), shard((rank + 8) % n_ranks)]).collect(),
         transfers: (0..n_ranks).map(|rank| pieces(rank).collect()).collect(),
+        n_saves: 0,
+        rests: false,
     }
 }
 
 #[test]
 fn an_order_of_ten_thousand_ranks_fits_twice() {
     // Six pieces per rank: own shard and shadow, each cut from three of another world.
-    let order = |n_ranks| Order {
-        job: JobId(1),
-        id: OrderId::default(),
-        formation: Some(Arc::new(world(n_ranks, 6))),
-        evict: Vec::new(),
-    };
+    let order = order_of(Some(world(20_000, 6)));
 
-    let (order, frame) = (order(20_000), encode(&order(20_000)).unwrap());
+    let frame = encode(&order).unwrap();
 
     println!("20,000 ranks, six pieces each: {} bytes on the wire", frame.len());
     assert_eq!(decode(&frame), Ok(order));
@@ -315,6 +248,8 @@ fn an_order_of_ten_thousand_ranks_fits_twice() {
 fn damaged_reports_and_orders_do_no_harm() {
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node: NodeId(300), slot }, incarnation: Incarnation(1 << 41) },
+        pid: (slot > 0).then_some(70_000),
+        address: (slot > 1).then_some(SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000))),
         hangs: slot == 1,
         generation: Generation(9),
         phase: MemberPhase::Running,
@@ -325,12 +260,17 @@ fn damaged_reports_and_orders_do_no_harm() {
             of: Checkpoint { generation: Generation(8), step: Step(60_000) },
             shard: Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 },
         }),
+        failure: (slot == 1).then(|| "no memory".to_owned()),
     };
     let report = Report { members: (0..3).map(member).collect(), ..small_report() };
     crate::fuzz::damage(&[small_report(), report], 500_000);
 
-    let formation = Some(Arc::new(world(4, 2)));
-    let evict = vec![Worker::default()];
-    let none = Order { job: JobId(7), id: OrderId::default(), formation: None, evict };
-    crate::fuzz::damage(&[Order { formation, ..none.clone() }, none], 500_000);
+    let none = Order { job: JobId(7), evict: vec![Worker::default()], ..order_of(None) };
+    let all = Order {
+        formation: Some(Arc::new(Formation { guests: vec![Worker::default()], ..world(4, 2) })),
+        wishes: Wishes { stop: true, save: 70_000 },
+        release: Some(Incarnation(1 << 41)),
+        ..none.clone()
+    };
+    crate::fuzz::damage(&[all, none], 500_000);
 }

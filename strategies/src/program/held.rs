@@ -66,7 +66,10 @@ impl HeldBox {
 
     /// Where the elements of a box inside this one lie in the value, in row-major order, as runs without a gap.
     pub fn runs_of(&self, offset: &[usize], extent: &[usize]) -> Vec<Range<usize>> {
-        let Some(last) = self.shape.len().checked_sub(1) else { return vec![self.start..self.start + 1] };
+        let Some(last) = self.shape.len().checked_sub(1) else {
+            let scalar = self.start..self.start + 1;
+            return vec![scalar];
+        };
         let n_rows: usize = extent[..last].iter().product();
         let mut runs: Vec<Range<usize>> = Vec::new();
         for number in 0..n_rows {

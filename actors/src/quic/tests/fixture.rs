@@ -10,7 +10,7 @@ use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
 use crate::trust::tls;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Term};
-use phalanx_strategies::elastic::message::{Order, OrderId, Report, Stage};
+use phalanx_strategies::elastic::message::{Order, OrderId, Report, Stage, Wishes};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use std::collections::BTreeMap;
@@ -163,13 +163,22 @@ pub(super) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
 /// A report of a node, with a number to know it by.
 pub(super) fn report(credential: &Credential, number: u64) -> Report {
     let (node, boot) = seat(credential);
-    Report { job: JOB, node, boot, number, order: OrderId::default(), draining: false, members: Vec::new() }
+    Report {
+        job: JOB,
+        node,
+        boot,
+        number,
+        order: OrderId::default(),
+        draining: false,
+        n_stillborn: 0,
+        members: Vec::new(),
+    }
 }
 
 /// An order with a generation to know it by.
 pub(super) fn order(generation: u64) -> Order {
-    let id = OrderId { term: Term(1), generation: Generation(generation), stage: Stage::Stop };
-    Order { job: JOB, id, formation: None, evict: Vec::new() }
+    let id = OrderId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
+    Order { job: JOB, id, formation: None, evict: Vec::new(), wishes: Wishes::default(), release: None }
 }
 
 pub(super) fn next_order(orders: &mut Receiver<Order>) -> Order {

@@ -47,6 +47,8 @@ fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
     let (node, boot) = seat(&credential);
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
+        pid: None,
+        address: None,
         hangs: false,
         generation: Generation(1),
         phase: MemberPhase::Running,
@@ -54,6 +56,7 @@ fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
         promise: Default::default(),
         holds: Vec::new(),
         saved: None,
+        failure: None,
     };
     let mut long = report(&credential, 1);
     long.members = (0..1_000).map(member).collect();

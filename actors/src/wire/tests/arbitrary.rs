@@ -1,0 +1,155 @@
+//! Any report and any order, for the property tests.
+
+use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::message::{
+    Formation, MemberPhase, MemberReport, Order, OrderId, Report, Stage, Wishes,
+};
+use phalanx_strategies::elastic::recovery::{Source, Transfer};
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
+use phalanx_strategies::mesh::Mesh;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+fn worker() -> impl Strategy<Value = Worker> {
+    (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(node, slot, incarnation)| Worker {
+        member: MemberId { node: NodeId(node), slot },
+        incarnation: Incarnation(incarnation),
+    })
+}
+
+/// Of either family; flow and scope of an address do not travel.
+fn address() -> impl Strategy<Value = SocketAddr> {
+    (any::<IpAddr>(), any::<u16>()).prop_map(SocketAddr::from)
+}
+
+fn shard() -> impl Strategy<Value = Shard> {
+    (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(stage, tensor, part, n_parts)| Shard {
+        stage,
+        tensor,
+        part,
+        n_parts,
+    })
+}
+
+fn version() -> impl Strategy<Value = Version> {
+    (any::<u64>(), any::<u64>()).prop_map(|(l, s)| Version { lineage: Generation(l), step: Step(s) })
+}
+
+fn checkpoint() -> impl Strategy<Value = Checkpoint> {
+    (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Checkpoint { generation: Generation(g), step: Step(s) })
+}
+
+fn source() -> impl Strategy<Value = Source> {
+    prop_oneof![
+        worker().prop_map(Source::Replica),
+        worker().prop_map(Source::Shadow),
+        (worker(), shard()).prop_map(|(worker, shard)| Source::Survivor(worker, shard)),
+        checkpoint().prop_map(Source::Disk),
+    ]
+}
+
+fn promise() -> impl Strategy<Value = Promise> {
+    let vote = (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Vote { generation: Generation(g), step: Step(s) });
+    (any::<u64>(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| Promise {
+        entered: Generation(entered),
+        applied,
+        voted,
+    })
+}
+
+fn order_id() -> impl Strategy<Value = OrderId> {
+    let stage = select(vec![Stage::Stop, Stage::Form, Stage::Run, Stage::End]);
+    (any::<u64>(), any::<u64>(), stage, any::<u64>()).prop_map(|(term, generation, stage, revision)| OrderId {
+        term: Term(term),
+        generation: Generation(generation),
+        stage,
+        revision,
+    })
+}
+
+fn member() -> impl Strategy<Value = MemberReport> {
+    use MemberPhase::{Done, Guest, Healing, Ready, Running, Saving, Stopped};
+    let phase = select(vec![Stopped, Guest, Healing, Ready, Running, Saving, Done]);
+    let process = (worker(), option::of(any::<u32>()), option::of(address()));
+    let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
+    let counters = (any::<bool>(), any::<u64>(), any::<u64>());
+    let failure = option::of(".{0,20}");
+    (process, counters, phase, promise(), vec(shard(), 0..4), option::of(part), failure).prop_map(
+        |((worker, pid, address), (hangs, generation, entered), phase, promise, holds, saved, failure)| MemberReport {
+            worker,
+            pid,
+            address,
+            hangs,
+            generation: Generation(generation),
+            phase,
+            entered: Step(entered),
+            promise,
+            holds,
+            saved,
+            failure,
+        },
+    )
+}
+
+pub(super) fn report() -> impl Strategy<Value = Report> {
+    let who = (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>());
+    (who, order_id(), any::<bool>(), any::<u32>(), vec(member(), 0..5)).prop_map(
+        |((job, node, boot, number), order, draining, n_stillborn, members)| Report {
+            job: JobId(job),
+            node: NodeId(node),
+            boot: Incarnation(boot),
+            number,
+            order,
+            draining,
+            n_stillborn,
+            members,
+        },
+    )
+}
+
+fn formation() -> impl Strategy<Value = Formation> {
+    let mesh = (1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize)
+        .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp });
+    let transfer = (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
+    let who = (vec(worker(), 0..5), vec(worker(), 0..3), vec(option::of(address()), 0..8));
+    let plan = (vec(vec(shard(), 0..3), 0..5), vec(vec(transfer, 0..3), 0..5));
+    let counters = (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>());
+    (mesh, who, version(), plan, counters).prop_map(
+        |(mesh, (seats, guests, addresses), base, (holds, transfers), (generation, voted_in, n_saves, rests))| {
+            Formation {
+                generation: Generation(generation),
+                mesh,
+                seats,
+                guests,
+                addresses,
+                base,
+                voted_in: Generation(voted_in),
+                holds,
+                transfers,
+                n_saves,
+                rests,
+            }
+        },
+    )
+}
+
+pub(super) fn order() -> impl Strategy<Value = Order> {
+    let wishes = (any::<bool>(), any::<u64>()).prop_map(|(stop, save)| Wishes { stop, save });
+    let release = option::of(any::<u64>().prop_map(Incarnation));
+    (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4), wishes, release).prop_map(
+        |(job, id, formation, evict, wishes, release)| Order {
+            job: JobId(job),
+            id,
+            formation: formation.map(Arc::new),
+            evict,
+            wishes,
+            release,
+        },
+    )
+}
