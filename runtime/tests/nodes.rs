@@ -15,7 +15,7 @@ const JOB: [&str; 12] = [
     "--microbatches_per_step",
     "4",
     "--max_steps",
-    "150",
+    "300",
     "--reproducible",
     "true",
     "--dp_shard_size",
@@ -28,6 +28,7 @@ const JOB: [&str; 12] = [
 struct Job<'a> {
     p: &'a Project,
     coordinator: Child,
+    overrides: Vec<String>,
     address: String,
     join: String,
     nodes: Vec<Child>,
@@ -35,14 +36,19 @@ struct Job<'a> {
 
 impl<'a> Job<'a> {
     fn start(p: &'a Project, n_nodes: usize) -> Job<'a> {
-        let coordinator = coordinate(p, "127.0.0.1:0");
+        Job::start_with(p, n_nodes, &[])
+    }
+
+    fn start_with(p: &'a Project, n_nodes: usize, overrides: &[&str]) -> Job<'a> {
+        let overrides: Vec<String> = overrides.iter().map(|word| (*word).to_owned()).collect();
+        let coordinator = coordinate(p, "127.0.0.1:0", &overrides);
         let control = p.path("out/control");
         let address = until("an address", || std::fs::read_to_string(control.join("address")).ok());
         let join = until("a join string", || {
             let said = std::fs::read_to_string(p.path("coordinator.log")).ok()?;
             said.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
         });
-        let mut job = Job { p, coordinator, address, join, nodes: vec![] };
+        let mut job = Job { p, coordinator, overrides, address, join, nodes: vec![] };
         (0..n_nodes).for_each(|i| job.add_node(i));
         job
     }
@@ -58,7 +64,7 @@ impl<'a> Job<'a> {
     fn restart_coordinator(&mut self) {
         self.coordinator.kill().unwrap();
         self.coordinator.wait().unwrap();
-        self.coordinator = coordinate(self.p, &self.address);
+        self.coordinator = coordinate(self.p, &self.address, &self.overrides);
     }
 
     fn until_step(&self, n: usize) {
@@ -105,10 +111,10 @@ impl Drop for Job<'_> {
     }
 }
 
-fn coordinate(p: &Project, listen: &str) -> Child {
+fn coordinate(p: &Project, listen: &str, overrides: &[String]) -> Child {
     let log = std::fs::File::options().append(true).create(true).open(p.path("coordinator.log")).unwrap();
     let args = [&["coordinator", "--listen", listen, "job.yaml"], &JOB[..]].concat();
-    p.command(&args).stdout(log.try_clone().unwrap()).stderr(log).stdin(Stdio::null()).spawn().unwrap()
+    p.command(&args).args(overrides).stdout(log.try_clone().unwrap()).stderr(log).stdin(Stdio::null()).spawn().unwrap()
 }
 
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -150,7 +156,7 @@ fn nodes_and_coordinator_may_die_and_ranks_may_hang_without_a_trace_in_the_weigh
     job.until_step(before + 5);
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 150, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
 }
 
 #[test]
@@ -174,6 +180,29 @@ fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
     assert_eq!(job.finish(), p.model_bytes("straight"));
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     assert!(events.contains("\"why\":\"Drains\""), "{events}");
+}
+
+#[test]
+fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
+    let p = Project::new();
+    p.train(&[&JOB[..], &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
+    let mut job = Job::start_with(&p, 3, &["--dp_shard_size", "3", "--elastic.replace_patience", "0"]);
+    let until_mesh = |n: u64| {
+        until("a mesh", || {
+            let status = p.run(&["status", "out", "--json"]);
+            let status: serde_json::Value = serde_json::from_str(&status.stdout).ok()?;
+            (status["activity"] == "running" && status["mesh"]["dp_shard"].as_u64() == Some(n)).then_some(())
+        });
+    };
+
+    until_mesh(3);
+    job.nodes[2].kill().unwrap();
+    job.nodes[2].wait().unwrap();
+    until_mesh(2);
+    job.add_node(2);
+    until_mesh(3);
+
+    assert_eq!(job.finish(), p.model_bytes("straight"));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::train::progress::{human_bytes, human_count};
 use crate::train::step_trace::check_writable;
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::plan::workload::input_bytes;
 use phalanx_strategies::plan::{
@@ -181,12 +182,17 @@ impl Planner {
         Ok(Planner { plan, evaluates, hardware, workload })
     }
 
-    /// A step of the candidate; of each stage one rank stands for the others.
-    fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
+    /// The job as the candidate does it.
+    fn plan_of(&self, candidate: &Candidate) -> ModelPlan {
         let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
         let spec = candidate.spec(&self.plan.spec);
-        let n_microbatches = spec.n_microbatches * phalanx_strategies::mesh::Mesh::from(candidate.mesh).data_ranks();
-        let plan = ModelPlan { batch, n_microbatches, spec, ..self.plan.clone() };
+        let n_microbatches = spec.n_microbatches * Mesh::from(candidate.mesh).data_ranks();
+        ModelPlan { batch, n_microbatches, spec, ..self.plan.clone() }
+    }
+
+    /// A step of the candidate; of each stage one rank stands for the others.
+    fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
+        let plan = self.plan_of(candidate);
         let compile = |place| Programs::compile(&plan, place, self.evaluates);
         Forecast::of(candidate.mesh.into(), Ranks::OfEachStage, &self.hardware, spans, compile)
     }
@@ -205,11 +211,30 @@ impl Planner {
             match whole.ok().filter(|(e, _)| e.memory_bytes <= self.hardware.memory_bytes) {
                 Some((evaluation, _)) => {
                     best.evaluation = evaluation;
-                    return;
+                    break;
                 }
                 None => drop(found.ranked.remove(0)),
             }
         }
+        for (i, ranked) in found.ranked.iter_mut().enumerate() {
+            // Steps that were extrapolated stay so.
+            if (i == 0 || ranked.candidate.samples().is_none())
+                && let Some(bytes) = self.fullest(&ranked.candidate)
+            {
+                ranked.evaluation.memory_bytes = bytes;
+            }
+        }
+    }
+
+    /// Bytes of the fullest rank: of a stage, tensor-parallel ranks differ by a few values.
+    fn fullest(&self, candidate: &Candidate) -> Option<u64> {
+        let (plan, mesh) = (self.plan_of(candidate), Mesh::from(candidate.mesh));
+        let places = (0..mesh.pp).flat_map(|stage| (0..mesh.tp).map(move |tp| (stage, tp)));
+        let bytes = places.map(|(stage, tp)| {
+            let rank = mesh.rank(Coord::default().with(Axis::Pp, stage).with(Axis::Tp, tp));
+            Some(Programs::compile(&plan, Place { mesh, rank }, self.evaluates).ok()?.bytes())
+        });
+        bytes.collect::<Option<Vec<u64>>>()?.into_iter().max()
     }
 
     /// The candidate's step with so many microbatches, and the bytes of the inputs of one.

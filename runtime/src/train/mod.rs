@@ -4,10 +4,9 @@
 //! - [`plan`]: everything a run is made of, resolved before a buffer exists.
 //! - `weights`: parameters into and out of the machine.
 //! - `trainer`: the loop, on the device thread.
-//! - `session`: from configuration to exported model, for one rank, for ranks that are threads, and for a rank process;
-//!   `team`: the ranks of a run and what they agree on.
-//! - `launcher`: ranks as processes; `orders`: what they and their launcher say; `chorus`: their events as one; `rank`:
-//!   a rank process from its start to its exit code.
+//! - `session`: from configuration to exported model, for one rank and for ranks that are threads; `team`: the ranks of a
+//!   run and what they agree on; `links`: messages between two of them; `shadow`: a copy of another rank's state.
+//! - `elastic`: ranks as processes, which may die; `chorus`: their events as one; `excuse`: why one cannot go on.
 //! - `saving`: checkpoints of a run.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.

@@ -116,15 +116,16 @@ fn an_abort_on_one_machine_reaches_the_others() {
     let world = World::new(ID, 4, vec![vec![0, 1, 2, 3], vec![0, 1]]).unwrap();
 
     with_machines(&world, &[0, 0, 1, 1], &|rank| {
-        // Whoever has not joined yet does not join a world that is over.
-        rank.group(0).barrier().unwrap();
         if rank.rank == 0 {
+            // Whoever has not joined yet does not join a world that is over.
+            rank.group(0).barrier().unwrap();
             // In a group that only this machine has.
             rank.group(1).abort("node lost");
             rank.group(0).barrier().unwrap_err();
             return;
         }
-        let error = rank.group(0).all_reduce(&mut vec![1.0f32; 20_000]).unwrap_err();
+        let met = rank.group(0).barrier();
+        let error = met.and_then(|()| rank.group(0).all_reduce(&mut vec![1.0f32; 20_000])).unwrap_err();
 
         assert_eq!(error, CollectiveError::Aborted { reason: "node lost".to_owned() });
     });
