@@ -185,8 +185,11 @@ fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
 #[test]
 fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
     let p = Project::new();
-    p.train(&[&JOB[..], &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
-    let mut job = Job::start_with(&p, 3, &["--dp_shard_size", "3", "--elastic.replace_patience", "0"]);
+    // Long enough that it is not over before the lost node is noticed.
+    let long = ["--max_steps", "3000"];
+    p.train(&[&JOB[..], &long, &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
+    let three = ["--dp_shard_size", "3", "--elastic.replace_patience", "0"];
+    let mut job = Job::start_with(&p, 3, &[&long[..], &three].concat());
     let until_mesh = |n: u64| {
         until("a mesh", || {
             let status = p.run(&["status", "out", "--json"]);
@@ -201,6 +204,7 @@ fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
     until_mesh(2);
     job.add_node(2);
     until_mesh(3);
+    p.run(&["save", "out"]).succeeds();
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
 }
