@@ -162,8 +162,9 @@ fn nodes_and_coordinator_may_die_and_ranks_may_hang_without_a_trace_in_the_weigh
 #[test]
 fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
     let p = Project::new();
-    p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();
-    let mut job = Job::start(&p, 2);
+    let long = ["--max_steps", "800"];
+    p.train(&[&JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
+    let mut job = Job::start_with(&p, 2, &long);
     job.until_step(10);
     job.add_node(2);
     until("a spare", || {
@@ -186,7 +187,7 @@ fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
 fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
     let p = Project::new();
     // Long enough that it is not over before the lost node is noticed.
-    let long = ["--max_steps", "3000"];
+    let long = ["--max_steps", "1500"];
     p.train(&[&JOB[..], &long, &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
     let three = ["--dp_shard_size", "3", "--elastic.replace_patience", "0"];
     let mut job = Job::start_with(&p, 3, &[&long[..], &three].concat());
