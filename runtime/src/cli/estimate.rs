@@ -8,6 +8,7 @@ use crate::train::JobError;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::progress::{human_bytes, human_count, human_duration};
 use crate::train::saving::snapshot_bytes;
+use crate::train::shadow::Shadow;
 use crate::train::step_trace::check_writable;
 use crate::train::trainer::Programs;
 use comfy_table::{Table, presets};
@@ -55,7 +56,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     compile(Place { mesh, rank: 0 })?;
     let hardware = this_machine(hardware, &config, &plan, model, mesh.size())?;
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
-    let estimate = Estimate::of(&plan, mesh, &hardware, &forecast);
+    // Where replicas are, nobody keeps copies besides; where nodes are, they may be replicas of nobody.
+    let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
+    let shadow_bytes = if shadows { Shadow::bytes(&forecast.programs.train)? } else { 0 };
+    let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
         std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
@@ -79,6 +83,8 @@ struct Estimate<'a> {
     peak_bytes: usize,
     /// Besides, from the first checkpoint on that is written beside training.
     saving_bytes: usize,
+    /// Besides, for the copy of another rank's state.
+    shadow_bytes: usize,
     /// Of all ranks.
     tokens: f64,
     flops_per_token: f64,
@@ -117,6 +123,7 @@ impl Estimate<'_> {
             memory,
             peak_bytes,
             saving_bytes: snapshot_bytes(c),
+            shadow_bytes: 0,
             tokens,
             flops_per_token: (cost.matmul_flops + cost.attention_flops) * sharing / of_rank,
             products: hardware.matmul(compute),
@@ -134,6 +141,7 @@ impl Estimate<'_> {
             "memory_bytes": memory.collect::<serde_json::Map<_, _>>(),
             "peak_memory_bytes": self.peak_bytes,
             "saving_memory_bytes": self.saving_bytes,
+            "shadow_memory_bytes": self.shadow_bytes,
             "flops_per_token": self.flops_per_token,
             "tokens_per_step": self.tokens,
             "step_ms": self.seconds * 1e3,
@@ -152,6 +160,10 @@ impl Estimate<'_> {
         }
         let besides = "besides, while training goes on beside a save";
         table.add_row([besides.to_string(), human_bytes(self.saving_bytes as u64), String::new()]);
+        if self.shadow_bytes > 0 {
+            let besides = "besides, for a copy of another rank's state (elastic.shadows)";
+            table.add_row([besides.to_string(), human_bytes(self.shadow_bytes as u64), String::new()]);
+        }
         right(&mut table, &[1, 2]);
         say(table);
         let mut table = Table::new();
