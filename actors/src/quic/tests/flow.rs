@@ -171,7 +171,14 @@ fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
     cable.cut(true);
     let mut coordinator = coordinator.restart();
     cable.cut(false);
-    link.heartbeat(&report(&credential, 1)).unwrap();
+    let (beating, name) = (link.clone(), credential.clone());
+    std::thread::spawn(move || {
+        // As nodes do: one sign of life may get lost, or its answer.
+        for number in 1..200 {
+            beating.heartbeat(&report(&name, number)).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
 
     // The node's own timeout is three times as long as the fixture's patience.
     assert_eq!(coordinator.connected(), seat(&credential));
