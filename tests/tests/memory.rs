@@ -114,14 +114,18 @@ fn ranks_that_share_everything_take_the_memory_that_the_command_line_estimates()
     Ok(())
 }
 
-/// Memory of a process and its children, pages that several have mapped counted once.
+/// Memory of a process and its children, pages that several have mapped counted once. Pages of files do not count: the
+/// system may drop them, and while one rank exports the checkpoint, the others still have their state.
 fn family_bytes(parent: &Child) -> u64 {
     let pid = parent.id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let of = |pid: &str| {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let line = rollup.lines().find_map(|l| l.strip_prefix("Pss:")).unwrap_or_default();
-        line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+        let kib = |name: &str| {
+            let line = rollup.lines().find_map(|l| l.strip_prefix(name)).unwrap_or_default();
+            line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0)
+        };
+        (kib("Pss_Anon:") + kib("Pss_Shmem:")) * 1024
     };
     children.split_whitespace().map(of).sum::<u64>() + of(&pid.to_string())
 }
