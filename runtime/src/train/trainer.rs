@@ -101,6 +101,9 @@ pub(crate) struct Trainer<'a> {
     peak_flops: f64,
 }
 
+/// What has been saved, if a save has ended.
+type SaveOutcome = Result<Option<Saved>, JobError>;
+
 /// What the outcome of a step was.
 struct Outcome {
     loss_sum: f64,
@@ -196,17 +199,13 @@ impl<'a> Trainer<'a> {
             let (stop, asked, saved) = self.vote(control, saving)?;
             let outcome = self.update()?;
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
-            let metrics = self.metrics(step, &outcome);
-            if self.member.is_some() {
-                self.settled = Some(metrics.clone());
-            }
-            emit(Event::Step(metrics))?;
+            emit(Event::Step(self.metrics(step, &outcome)))?;
             let trace = self.trace.take_if(|trace| trace.step == step);
             if let Some(said) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
                 emit(Event::Note(said))?;
             }
             let last = self.state.step == self.run.total_steps;
-            emit_saved(saved, emit)?;
+            emit_saved(saved?, emit)?;
             // Alone, this rank need not wait for the next meeting.
             let alone = self.team.n_ranks() == 1;
             let stop = stop || alone && control.stop.load(Ordering::Acquire);
@@ -236,7 +235,9 @@ impl<'a> Trainer<'a> {
 
     /// Agrees with all other ranks that the open step counts. Tells whether to stop, whether a checkpoint was asked for, and
     /// what has been saved meanwhile.
-    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(bool, bool, Option<Saved>), JobError> {
+    ///
+    /// What became of a save is an answer of its own: whoever has learnt that the step counts applies it, whatever else failed.
+    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(bool, bool, SaveOutcome), JobError> {
         let step = self.state.step + 1;
         self.member.as_ref().map_or(Ok(()), |member| member.computed(step))?;
         // Any rank may be asked to stop; what the leader was asked to save is told to all.
@@ -246,7 +247,7 @@ impl<'a> Trainer<'a> {
         let [stop, saves, ballots @ ..] = self.team.sums([stop, saves, a, b, c])?;
         let wishes = Wishes { stop: stop > 0, save: saves };
         self.member.as_ref().map_or(Ok(()), |member| member.committed(step, wishes))?;
-        Ok((stop > 0, self.is_asked(saves), saving.count(ballots, &self.team)?))
+        Ok((stop > 0, self.is_asked(saves), saving.count(ballots, &self.team)))
     }
 
     /// Gives the gradients of this step to those who keep copies of this rank's state, and takes those of others.
@@ -320,6 +321,9 @@ impl<'a> Trainer<'a> {
         let c = &programs.train;
         let step = self.state.step;
         let mut outcome = self.update_alone()?;
+        if self.member.is_some() {
+            self.settled = Some(self.metrics(step, &outcome));
+        }
         let groups = &mut self.team.groups;
         match self.trace.as_mut().filter(|trace| trace.step == step) {
             None => self.machine.run_part(c, c.turn.spread(), &mut self.models, groups)?,
