@@ -143,6 +143,8 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         generation: Generation(12),
         phase: MemberPhase::Running,
         entered: Step(70_000),
+        progress: Default::default(),
+        broken: None,
         promise: Promise { entered: Generation(12), applied: None, voted: None },
         holds: vec![shard(node.0 * RANKS_PER_NODE + slot), shard(slot)],
         saved: None,

@@ -66,6 +66,9 @@ pub struct IncidentLine {
     pub generation: Generation,
     /// What began it, as a sentence.
     pub cause: String,
+    /// What there is to say about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
     /// The worker that it began with, if it was one.
     pub worker: Option<Worker>,
     /// The node that it began with, if it was one.
@@ -128,6 +131,7 @@ impl From<&Timeline> for IncidentLine {
         IncidentLine {
             generation: timeline.generation,
             cause: timeline.cause.to_string(),
+            detail: timeline.detail.clone(),
             worker,
             node,
             why,
@@ -174,6 +178,7 @@ mod tests {
             generation: Generation(4),
             step: Step(41),
             cause: Cause { culprit: Culprit::Worker(worker), why: Why::Died },
+            detail: None,
             also: vec![Cause { culprit: Culprit::Node(NodeId(2)), why: Why::Silent }],
             phases: [1, 2, 4, 8, 16, 32].map(Duration::from_millis),
         }

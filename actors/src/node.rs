@@ -93,6 +93,7 @@ impl<F: FnMut(Letter) + Unpin + 'static> Handler<SendReport> for Courier<F> {
 fn gist(report: &Report) -> Report {
     let members = report.members.iter().map(|member| MemberReport {
         entered: Default::default(),
+        progress: Default::default(),
         promise: Default::default(),
         ..member.clone()
     });

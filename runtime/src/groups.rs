@@ -5,6 +5,8 @@
 //! a group of its own.
 
 use crate::collective::{Collective as Communicator, CollectiveError, Operand, Operation, OperationKind, Ticket};
+use crate::pulse::Pulse;
+use phalanx_strategies::elastic::progress::{At, Wait};
 use phalanx_strategies::mesh::{Group, Mesh, Place};
 use phalanx_strategies::program::{Collective, CollectiveKind, Op, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +74,7 @@ pub struct Groups {
     /// Kept between calls, so that the step allocates nothing.
     operands: Vec<Operand>,
     waited: Duration,
+    pulse: Pulse,
 }
 
 impl std::fmt::Debug for Groups {
@@ -136,6 +139,7 @@ impl Groups {
     /// See [`GroupError`].
     pub(crate) fn finish(&mut self, c: &Collective) -> Result<(), GroupError> {
         let start = Instant::now();
+        let _waits = self.pulse.during(At::Waits(Wait { axes: c.group.axes, number: c.sequence }));
         let key = (c.stream(), c.sequence);
         let ticket = self.under_way.iter().position(|(k, _)| *k == key).map(|i| self.under_way.swap_remove(i).1);
         let member = self.members.get_mut(&(c.group, channel(c.kind)));
@@ -150,6 +154,17 @@ impl Groups {
     /// Time spent in [`Groups::finish`] since this was last asked: waiting for peers, and doing this rank's share.
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
+    }
+
+    /// The same for a device with this pulse.
+    #[must_use]
+    pub fn with_pulse(self, pulse: Pulse) -> Groups {
+        Groups { pulse, ..self }
+    }
+
+    /// Where the device shows how it gets on.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 
     /// Tells all peers that this rank cannot go on.

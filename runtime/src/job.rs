@@ -101,6 +101,8 @@ pub struct Control {
     pub(crate) stop: AtomicBool,
     /// How often it was asked for.
     pub(crate) saves: AtomicU64,
+    /// The world that is to come to rest between two steps.
+    pub(crate) pause: AtomicU64,
 }
 
 impl Control {

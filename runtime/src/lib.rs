@@ -5,7 +5,7 @@
 //! - [`hf`]: Hugging Face model directories in and out.
 //! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
 //! - [`cpu`]: element types, matrix products, fused kernels, and the executor that runs a compiled program.
-//! - [`collective`]: sums and copies between CPU ranks, over shared memory or TCP; [`groups`]: those of one rank.
+//! - [`collective`]: sums and copies between CPU ranks, over shared memory or TCP; [`groups`]: those of one rank; [`pulse`]: how a device gets on.
 //! - [`frontend`]: models that users write, in dfdx or otherwise.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.
@@ -26,6 +26,7 @@ pub mod groups;
 pub mod hf;
 pub mod job;
 pub mod launch;
+pub mod pulse;
 pub mod train;
 
 pub use job::{Control, Event, Job, JobBuilder, JobHandle, Report, Started};

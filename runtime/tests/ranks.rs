@@ -126,6 +126,52 @@ fn killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run() {
     assert!((1..=3).contains(&incidents), "a kill while another is dealt with belongs to its incident: {events}");
 }
 
+/// Milliseconds between two failures. A recovery takes some hundred, so that the second falls into each of its phases.
+const BETWEEN: [u64; 12] = [0, 1, 3, 6, 10, 20, 35, 50, 70, 90, 120, 160];
+
+#[test]
+fn a_second_failure_at_any_moment_of_a_recovery_leaves_no_trace() {
+    let p = Project::new();
+    let once = ["--gradient_accumulation_steps", "1", "--max_steps", "1000", "--save_steps", "none"];
+    // Steps that take a few milliseconds, so that the job is not over before it has been struck often enough.
+    let slow = ["--model.hidden_size", "128", "--learning_rate", "1e-3", "--dp_replicate_size", "3"];
+    let job = [&once[..], &EXACT[..], &slow[..]].concat();
+    p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
+
+    let mut run = Watched::start(&p, &job);
+    for (i, ms) in BETWEEN.into_iter().enumerate() {
+        run.until(&format!("step {:5}", 5 + 30 * i));
+        let ranks = run.ranks();
+        // One always stays, so that the state does.
+        if ranks.len() < 3 {
+            continue;
+        }
+        signal(ranks[i % 3], libc::SIGKILL);
+        std::thread::sleep(Duration::from_millis(ms));
+        // Another one, or the one that comes in the first one's place.
+        let next = if i % 2 == 0 {
+            Some(ranks[(i + 1) % 3])
+        } else {
+            run.ranks().into_iter().find(|pid| !ranks.contains(pid))
+        };
+        if let Some(pid) = next {
+            signal(pid, libc::SIGKILL);
+        }
+    }
+    let run = run.end();
+
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
+    assert_eq!(p.metrics("out").len(), 1000, "every step is told of once");
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    let events: Vec<serde_json::Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let worlds = events.iter().filter(|event| event["event"] == "world");
+    let begins: Vec<u64> = worlds.map(|world| world["step"].as_u64().unwrap()).collect();
+    assert!(begins.is_sorted(), "one rank always has the state, so no step is done again: {begins:?}");
+    let doubled = events.iter().filter(|event| event["also"].as_array().is_some_and(|also| !also.is_empty()));
+    assert!(doubled.count() >= 3, "no second failure fell into a recovery: {events:?}");
+}
+
 #[test]
 fn a_run_that_is_stopped_by_its_operator_is_saved() {
     let p = Project::new();

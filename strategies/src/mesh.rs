@@ -39,7 +39,8 @@ impl Axis {
 }
 
 /// A set of axes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "u8", into = "u8")]
 pub struct Axes(u8);
 
 impl Axes {
@@ -64,6 +65,19 @@ impl Axes {
     /// The axes, outermost first.
     pub fn iter(self) -> impl Iterator<Item = Axis> {
         Axis::ALL.into_iter().filter(move |a| self.contains(*a))
+    }
+}
+
+/// The bit of an axis is its position, outermost first; bits of no axis are ignored.
+impl From<u8> for Axes {
+    fn from(bits: u8) -> Axes {
+        Axes(bits & ((1 << Axis::ALL.len()) - 1))
+    }
+}
+
+impl From<Axes> for u8 {
+    fn from(axes: Axes) -> u8 {
+        axes.0
     }
 }
 

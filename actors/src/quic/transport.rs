@@ -18,6 +18,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// Heartbeats of 1,000 nodes for more than a second, as the kernel counts them, if the system allows so much.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 
+/// What QUIC assumes of networks of which nothing is known (RFC 9002, §6.2.2).
+const INITIAL_RTT_MAX: Duration = Duration::from_millis(333);
+
 /// What both sides have in common.
 fn common(timing: &Timing) -> TransportConfig {
     let mut at_once = AckFrequencyConfig::default();
@@ -28,7 +31,7 @@ fn common(timing: &Timing) -> TransportConfig {
         .max_idle_timeout(Some(idle))
         // The first retransmission of a handshake comes after three of these. The default, a third of a second, is
         // for the open internet; a coordinator that restarts is to be found sooner.
-        .initial_rtt(timing.detection_time / 20)
+        .initial_rtt((timing.detection_time / 20).min(INITIAL_RTT_MAX))
         // Packets stay small enough for any network; messages are small, so larger ones would gain nothing. Beyond
         // 6,550 bytes segmentation offload would hang.
         .mtu_discovery_config(None)

@@ -4,11 +4,12 @@ use super::*;
 use arbitrary::{order, report};
 use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
-use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, OrderId, Stage, Wishes};
+use phalanx_strategies::elastic::message::{Broken, Formation, MemberPhase, MemberReport, OrderId, Stage, Wishes};
+use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
-use phalanx_strategies::mesh::Mesh;
+use phalanx_strategies::mesh::{Axes, Axis, Mesh};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -59,11 +60,11 @@ fn small_report() -> Report {
 
 // W-3
 #[test]
-fn the_bytes_of_version_one_are_these() {
+fn the_bytes_of_version_two_are_these() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 1, 1, // envelope: version 1, kind 1
+        b'p', b'x', 2, 1, // envelope: version 2, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -89,6 +90,11 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         generation: Generation(8),
         phase: MemberPhase::Ready,
         entered: Step(9),
+        progress: Progress {
+            ticks: 25,
+            at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
+        },
+        broken: Some(Broken { lost: Some(worker), reason: "gone".to_owned() }),
         promise: Promise {
             entered: Generation(10),
             applied: Some(Version { lineage: Generation(11), step: Step(12) }),
@@ -118,18 +124,18 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         id: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Form, revision: 3 },
         formation: Some(Arc::new(formation)),
         evict: vec![worker],
-        wishes: Wishes { stop: true, save: 23 },
+        wishes: Wishes { stop: true, save: 23, pause: Generation(27) },
         release: Some(Incarnation(24)),
     };
 
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078010107fb2c01fc701101000501020203010401050607011301007f00000114010803090a010b0c010d0e0101020304010f100102030401026e6f"
+        "7078020107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e0101020304010f100102030401026e6f"
     );
     assert_eq!(
         hex(encode(&order)),
-        "70780102070102010301fc000010000101010101010000fd0000000000020000010506070201010000000000000000000000000000000115000000fc00001000010203070001030700010104010203040005060701020304010506070102030402050607010203040102030403111216010105060701170118"
+        "70780202070102010301fc000010000101010101010000fd0000000000020000010506070201010000000000000000000000000000000115000000fc00001000010203070001030700010104010203040005060701020304010506070102030402050607010203040102030403111216010105060701171b0118"
     );
 }
 
@@ -144,7 +150,7 @@ fn each_defect_is_named() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 2), "expected a report of protocol version 1, found version 2");
+    assert_eq!(changed(2, 3), "expected a report of protocol version 2, found version 3");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -175,12 +181,12 @@ fn a_length_that_lies_is_refused_before_memory_is_taken() {
 fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
     // One byte of input is 24 bytes of memory here, which is why the limit counts decoded bytes.
     let frame = encode(&order_of(Some(world(0, 0)))).unwrap();
-    // The last eight bytes are no holds, no transfers, no saves, no rest, no evictions, two wishes and no release.
+    // The last nine bytes are no holds, no transfers, no saves, no rest, no evictions, three wishes and no release.
     let hostile = |n_holds: u32| {
-        let mut hostile = frame[..frame.len() - 8].to_vec();
+        let mut hostile = frame[..frame.len() - 9].to_vec();
         hostile.push(252);
         hostile.extend(n_holds.to_le_bytes());
-        hostile.resize(hostile.len() + n_holds as usize + 7, 0);
+        hostile.resize(hostile.len() + n_holds as usize + 8, 0);
         hostile
     };
     let few = decode::<Order>(&hostile(3)).unwrap();
@@ -254,6 +260,8 @@ fn damaged_reports_and_orders_do_no_harm() {
         generation: Generation(9),
         phase: MemberPhase::Running,
         entered: Step(70_000),
+        progress: Progress { ticks: 1 << 33, at: At::Computes },
+        broken: None,
         promise: Promise { entered: Generation(9), applied: Some(Version::default()), voted: None },
         holds: vec![Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 }; 2],
         saved: Some(Part {
@@ -268,7 +276,7 @@ fn damaged_reports_and_orders_do_no_harm() {
     let none = Order { job: JobId(7), evict: vec![Worker::default()], ..order_of(None) };
     let all = Order {
         formation: Some(Arc::new(Formation { guests: vec![Worker::default()], ..world(4, 2) })),
-        wishes: Wishes { stop: true, save: 70_000 },
+        wishes: Wishes { stop: true, save: 70_000, pause: Generation(9) },
         release: Some(Incarnation(1 << 41)),
         ..none.clone()
     };

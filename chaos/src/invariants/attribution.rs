@@ -34,7 +34,9 @@ impl Invariant for Attribution {
                 let innocent = match timeline.cause.culprit {
                     Culprit::Worker(worker) => !self.disturbed.contains(&worker.member.node),
                     Culprit::Node(node) => !self.disturbed.contains(&node),
-                    Culprit::Job => timeline.cause.why == Why::Stuck && self.disturbed.is_empty(),
+                    Culprit::Job => {
+                        matches!(timeline.cause.why, Why::Stuck | Why::Unreachable) && self.disturbed.is_empty()
+                    }
                 };
                 if innocent {
                     return Err(format!("\"{}\", but nothing befell it", timeline.cause));

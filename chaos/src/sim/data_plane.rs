@@ -1,6 +1,7 @@
 //! What happens between ranks: the collectives of a step with its vote, and the transfer of state.
 
 use super::event::{Event, RankEvent};
+use super::node::Rank;
 use super::{Sim, state};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
@@ -24,6 +25,8 @@ pub struct Collective {
     /// What any of the votes asks for.
     wishes: Wishes,
     committed: bool,
+    /// Since when tensors do not pass.
+    cut_since: Option<u64>,
 }
 
 impl Sim {
@@ -51,6 +54,7 @@ impl Sim {
             voted: BTreeSet::new(),
             wishes: Wishes::default(),
             committed: false,
+            cut_since: None,
         });
         collective.entered.insert(worker);
         collective.runs.insert(data_rank, run);
@@ -82,15 +86,43 @@ impl Sim {
         if !reduces && !commits {
             return;
         }
-        if !self.is_connected(&collective.formation) {
-            self.queue.push(self.now + 20_000, Event::Collective { generation, step });
+        let formation = collective.formation.clone();
+        if !self.is_connected(&formation) {
+            self.wait_for_connection(&formation, generation, step);
             return;
         }
-        let formation = collective.formation.clone();
         if reduces {
             self.reduce(&formation, generation, step);
         } else {
             self.commit(&formation, generation, step);
+        }
+    }
+
+    /// What is not acknowledged for too long breaks a connection.
+    fn wait_for_connection(&mut self, formation: &Formation, generation: Generation, step: Step) {
+        let (now, limit) = (self.now, self.config.timing.detection_time.as_micros() as u64);
+        self.queue.push(now + 20_000, Event::Collective { generation, step });
+        let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
+        let since = *collective.cut_since.get_or_insert(now);
+        if (since + limit..since + limit + 20_000).contains(&now) {
+            self.break_up(formation, None);
+        }
+    }
+
+    /// A process is gone: the kernel closes its connections, and few of its peers find that before anything else.
+    pub(super) fn break_connections(&mut self, gone: &Rank) {
+        if let Some((formation, _)) = gone.member.seat() {
+            let formation = formation.clone();
+            self.break_up(&formation, None);
+        }
+    }
+
+    fn break_up(&mut self, formation: &Formation, lost: Option<Worker>) {
+        let (generation, n) = (formation.generation, formation.seats.len() as u64);
+        for _ in 0..self.dice.pick(0..4) {
+            let worker = formation.seats[self.dice.pick(0..n) as usize];
+            let at = self.now + self.dice.pick(100..5_000);
+            self.queue.push(at, Event::ToRank { worker, what: RankEvent::Broken { generation, lost } });
         }
     }
 
@@ -159,6 +191,7 @@ impl Sim {
             _ => None,
         };
         let Some(pieces) = pieces else {
+            self.perhaps_give_up(worker, generation, transfer);
             let what = RankEvent::Fetch { generation, base, transfer };
             self.queue.push(self.now + 5_000, Event::ToRank { worker, what });
             return;
@@ -167,6 +200,17 @@ impl Sim {
         if rank.member.handle_fetched(generation, transfer).is_ok() {
             rank.atoms.extend(pieces);
         }
+    }
+
+    /// Who cannot reach a source says so after a while.
+    fn perhaps_give_up(&mut self, worker: Worker, generation: Generation, transfer: Transfer) {
+        let Some((from, _)) = transfer.source.sender(transfer.shard) else { return };
+        // Asked again every five milliseconds, it gives up after a second or so.
+        if self.network.connects(worker.member.node, from.member.node) || !self.dice.percent(1) {
+            return;
+        }
+        let what = RankEvent::Broken { generation, lost: Some(from) };
+        self.queue.push(self.now + 1_000, Event::ToRank { worker, what });
     }
 
     fn read_memory(

@@ -54,6 +54,8 @@ pub enum RankEvent {
     Finished { generation: Generation },
     /// A piece of state may have come.
     Fetch { generation: Generation, base: Version, transfer: Transfer },
+    /// Its connections to others broke.
+    Broken { generation: Generation, lost: Option<Worker> },
     /// A part of a checkpoint is written.
     Saved { part: Part, atoms: Vec<(u64, u64)> },
 }

@@ -161,7 +161,8 @@ impl Sim {
     /// Ends a process; the kernel tells its supervisor soon.
     pub(super) fn kill_worker(&mut self, worker: Worker) {
         let i = worker.member.node.0 as usize;
-        if self.nodes[i].ranks.remove(&worker).is_some() {
+        if let Some(rank) = self.nodes[i].ranks.remove(&worker) {
+            self.break_connections(&rank);
             let at = self.now + self.dice.pick(200..3_000);
             self.queue.push(at, Event::WorkerExited { worker });
         }
@@ -170,7 +171,9 @@ impl Sim {
     pub(super) fn kill_node(&mut self, i: usize, back_after_ms: u64) {
         let node = &mut self.nodes[i];
         let id = node.id;
-        node.ranks.clear();
+        let ranks = std::mem::take(&mut node.ranks);
+        ranks.values().for_each(|rank| self.break_connections(rank));
+        let node = &mut self.nodes[i];
         // One that was drained may have ended by itself.
         if node.supervisor.take().is_some() {
             self.observe(&Observation::Disturbed { node: id, lasts: false });
@@ -227,6 +230,10 @@ impl Sim {
             RankEvent::Finished { generation } => {
                 // One that was told of another world meanwhile is asked again.
                 let _ = rank.member.handle_finished(generation);
+            }
+            RankEvent::Broken { generation, lost } => {
+                // Of an older world it is no news.
+                let _ = rank.member.handle_broken(generation, lost, "a connection broke");
             }
             RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
             RankEvent::Saved { part, atoms } => {

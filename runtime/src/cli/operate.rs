@@ -163,6 +163,8 @@ fn show(status: &Status) {
         let heard = format!("{} ms ago", node.heard_ago_ms);
         let state = if node.silent {
             " (silent)"
+        } else if node.left_out {
+            " (out of reach)"
         } else if node.draining {
             " (left)"
         } else {
@@ -188,6 +190,7 @@ fn row(node: &str, worker: &WorkerStatus, heard: &str) -> [String; 10] {
     let state = match (worker.hangs, worker.phase, worker.rank) {
         (true, ..) => "hangs".to_owned(),
         (_, MemberPhase::Stopped, None) => "spare".to_owned(),
+        (_, MemberPhase::Running, _) => worker.at.to_string(),
         (_, phase, _) => format!("{phase:?}").to_lowercase(),
     };
     [

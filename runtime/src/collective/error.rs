@@ -24,6 +24,8 @@ pub enum CollectiveError {
     Aborted {
         /// Why, in the words of whoever aborted it.
         reason: String,
+        /// The rank that this one heard nothing of any more, if that is why.
+        silent: Option<u32>,
     },
     /// A buffer has the wrong number of elements.
     #[error("{kind:?}: expected {expected} elements in {side}, found {found}")]
@@ -188,6 +190,11 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
+    /// That the world was aborted, in these words.
+    pub fn aborted(reason: impl Into<String>) -> CollectiveError {
+        CollectiveError::Aborted { reason: reason.into(), silent: None }
+    }
+
     /// Whether an operation that failed in this way can be tried again once others are finished: the world goes on.
     pub fn is_refusal(&self) -> bool {
         matches!(

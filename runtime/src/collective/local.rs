@@ -139,7 +139,7 @@ impl LocalCollective {
                 return Ok(());
             }
             if let Some(reason) = &shared.aborted {
-                return Err(CollectiveError::Aborted { reason: reason.clone() });
+                return Err(CollectiveError::aborted(reason.clone()));
             }
             shared = self.world.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
         }
@@ -211,7 +211,7 @@ impl Collective for LocalCollective {
 
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         if let Some(reason) = &self.world.lock().aborted {
-            return Err(CollectiveError::Aborted { reason: reason.clone() });
+            return Err(CollectiveError::aborted(reason.clone()));
         }
         if let Err(error) = check(operation, operands, self.position, self.size()) {
             self.abort(&format!("rank {}: {error}", self.members[self.position as usize]));

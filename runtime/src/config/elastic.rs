@@ -29,7 +29,8 @@ section! {
         pub shadows: bool = true;
         /// A rank that holds up all others for too long is replaced; otherwise it is waited for.
         pub evict_stragglers: bool = true;
-        /// Seconds without a completed step after which the world is formed anew; more than the longest step takes.
+        /// Seconds that a rank may be without any progress before its first step in a world is done; later ones follow from
+        /// `detection_time` and from how long the longest instruction took.
         pub step_timeout: f64 = 600.0 => POSITIVE;
         /// More failures in a row than this, without a step completed between them, end the job.
         pub incidents_max: usize = 5 => AT_LEAST_ONE;
@@ -67,9 +68,9 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 impl Elastic {
     /// The timeouts that follow from the detection time.
     pub fn timing(&self) -> Timing {
-        // How long a step takes does not follow from how fast losses are noticed.
-        let stuck = Duration::from_secs_f64(self.step_timeout);
-        Timing { stuck, ..Timing::derive(Duration::from_secs_f64(self.detection_time)) }
+        // How long preparations take does not follow from how fast losses are noticed.
+        let derived = Timing::derive(Duration::from_secs_f64(self.detection_time));
+        Timing { first_step: Duration::from_secs_f64(self.step_timeout).max(derived.stuck), ..derived }
     }
 
     /// What may become of a mesh.
@@ -91,7 +92,7 @@ impl Elastic {
         let fits = self.timing().check();
         fits.map_err(|error| ConfigError::Conflict {
             first: "elastic.detection_time".into(),
-            second: "elastic.step_timeout or a timeout that follows".into(),
+            second: "a timeout that follows".into(),
             why: error.to_string(),
         })
     }

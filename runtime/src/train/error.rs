@@ -8,6 +8,7 @@ use crate::cpu::{AllocError, ExecError};
 use crate::data::prepare::PrepareError;
 use crate::data::tokenizer::TokenizerError;
 use crate::frontend::UserModelError;
+use crate::groups::GroupError;
 use crate::hf::error::HfError;
 use crate::launch::error::LaunchError;
 use crate::train::progress::human_bytes;
@@ -93,7 +94,6 @@ pub enum JobError {
 impl JobError {
     /// Whether it only says that another rank failed.
     pub(crate) const fn is_consequence(&self) -> bool {
-        use crate::groups::GroupError;
         matches!(
             self,
             JobError::Collective(CollectiveError::Aborted { .. })
@@ -108,7 +108,6 @@ impl JobError {
     /// Whether it only says that this rank's world cannot go on: members are lost or told to leave, and the next world
     /// begins where this one ended.
     pub(crate) fn is_of_the_world(&self) -> bool {
-        use crate::groups::GroupError;
         let collective = match self {
             JobError::Superseded(_) => return true,
             JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. }) => {
@@ -120,6 +119,19 @@ impl JobError {
         };
         // Ranks that disagree about what they do would do so again.
         !collective.is_refusal() && !matches!(collective, CollectiveError::Mismatch { .. })
+    }
+
+    /// The member of this rank's world that it could not reach, if that is what ended it.
+    pub(crate) fn unreachable(&self) -> Option<u32> {
+        match self {
+            JobError::Collective(error)
+            | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => match error {
+                CollectiveError::Unreachable { rank, .. } => Some(*rank),
+                CollectiveError::Aborted { silent, .. } => *silent,
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not

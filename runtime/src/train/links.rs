@@ -6,6 +6,8 @@ use crate::collective::operation::OPERANDS_MAX;
 use crate::collective::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
 };
+use crate::pulse::Pulse;
+use phalanx_strategies::elastic::progress::{At, Wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -19,6 +21,7 @@ const TEXT_BYTES_MAX: u64 = 256 << 20;
 #[derive(Default)]
 pub(crate) struct Links {
     peers: BTreeMap<u32, Box<dyn Collective>>,
+    pulse: Pulse,
 }
 
 /// Tensors to or from a peer.
@@ -26,7 +29,12 @@ type Tensors<T> = (u32, Vec<T>);
 
 impl Links {
     pub(crate) fn new(peers: BTreeMap<u32, Box<dyn Collective>>) -> Links {
-        Links { peers }
+        Links { peers, pulse: Pulse::default() }
+    }
+
+    /// The same for a device with this pulse.
+    pub(crate) fn with_pulse(self, pulse: Pulse) -> Links {
+        Links { pulse, ..self }
     }
 
     fn peer(&mut self, peer: u32) -> &mut dyn Collective {
@@ -81,6 +89,7 @@ impl Links {
         kind: OperationKind,
         chunks: impl Iterator<Item = (usize, RawBuffer, RawBuffer)>,
     ) -> Result<(), CollectiveError> {
+        let pulse = self.pulse.clone();
         let group = self.peer(peer);
         let mut before: Option<Ticket> = None;
         for (n_elements, send, recv) in chunks {
@@ -92,6 +101,7 @@ impl Links {
                 group.finish(before)?;
             }
             before = Some(ticket?);
+            pulse.tick();
         }
         before.map_or(Ok(()), |last| group.finish(last))
     }
@@ -103,6 +113,8 @@ impl Links {
         sends: &[Tensors<&[f32]>],
         receives: &mut [Tensors<&mut [f32]>],
     ) -> Result<(), CollectiveError> {
+        let pulse = self.pulse.clone();
+        let _waits = pulse.during(At::Waits(Wait::default()));
         let mut all: Vec<(u32, bool, Vec<Operand>)> = Vec::new();
         let operand = |send, recv, n_elements| Operand { send, recv, dtype: ElementType::F32, n_elements };
         for (to, tensors) in sends {

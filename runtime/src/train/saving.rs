@@ -13,7 +13,9 @@ use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
 use crate::config::output::Resume;
 use crate::cpu::CpuMachine;
 use crate::hf::dtype::Dtype;
+use crate::pulse::Pulse;
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Axis;
 use serde::{Deserialize, Serialize};
@@ -46,6 +48,8 @@ pub(crate) struct Saving {
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
+    /// Where the device shows that it is at files.
+    pulse: Pulse,
 }
 
 /// A checkpoint that is durable: its step, and where it is.
@@ -71,7 +75,21 @@ impl Saving {
     pub(crate) fn new(output_dir: &Path, keep: Option<usize>, extras: Vec<(String, Vec<u8>)>) -> Saving {
         let job = output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
         let root = output_dir.join("checkpoints");
-        Saving { root, job, keep, extras, generation: 0, ongoing: None, spare: Snapshot::default() }
+        Saving {
+            root,
+            job,
+            keep,
+            extras,
+            generation: 0,
+            ongoing: None,
+            spare: Snapshot::default(),
+            pulse: Pulse::default(),
+        }
+    }
+
+    /// The same on a device with this pulse.
+    pub(crate) fn with_pulse(self, pulse: Pulse) -> Saving {
+        Saving { pulse, ..self }
     }
 
     /// The same for the world of this generation.
@@ -122,6 +140,7 @@ impl Saving {
         state: &TrainerState,
         team: &mut Team,
     ) -> Result<Saved, JobError> {
+        let _stores = self.pulse.during(At::Stores);
         let boxes = boxes(machine, c);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
@@ -161,6 +180,11 @@ impl Saving {
         Ok(())
     }
 
+    /// Whether nothing is being saved.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ongoing.is_none()
+    }
+
     /// What this rank says about the save under way, to be added up over all ranks.
     pub(crate) fn ballot(&mut self) -> Ballot {
         self.ongoing.as_mut().map_or([0; 3], Ongoing::ballot)
@@ -187,6 +211,8 @@ impl Saving {
     /// As [`Saving::count`].
     pub(crate) fn wait(&mut self, team: &mut Team) -> Result<Option<Saved>, JobError> {
         let Some(ongoing) = self.ongoing.take() else { return Ok(None) };
+        let pulse = self.pulse.clone();
+        let _stores = pulse.during(At::Stores);
         let ended = ongoing.wait(team)?;
         self.end(ended).map(Some)
     }
@@ -219,7 +245,10 @@ impl Saving {
     /// Fills what the updates of a program change from a checkpoint of this job.
     pub(crate) fn restore_updated(&self, path: &Path, machine: &mut CpuMachine, c: &Compiled) -> Result<(), JobError> {
         let checkpoint = Checkpoint::open(path)?;
-        Ok(weights::updated_state(c).iter().try_for_each(|tensor| read(&checkpoint, tensor, machine, c))?)
+        Ok(weights::updated_state(c).iter().try_for_each(|tensor| {
+            self.pulse.tick();
+            read(&checkpoint, tensor, machine, c)
+        })?)
     }
 
     pub(crate) fn restore(
@@ -231,6 +260,7 @@ impl Saving {
         let checkpoint = Checkpoint::open(path)?;
         let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
         for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
+            self.pulse.tick();
             let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
             if !found.iter().copied().eq(tensor.shape.iter().map(|n| *n as u64)) {
                 let (name, ours) = (&tensor.name, &tensor.shape);

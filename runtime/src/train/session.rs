@@ -130,7 +130,7 @@ fn elastic(
         secret: Vec::new(),
         peak_flops: peak_flops(model.spec.precision == Precision::Bf16),
         start_from,
-        heartbeat: timing.heartbeat,
+        timing,
     };
     let local = Local {
         config,
@@ -286,7 +286,8 @@ impl Session<'_> {
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: out.save_steps,
         };
-        trainer.train(&data, &mut self.saving, control, &mut |event| telling.emit(event))?;
+        // Its world is the only one.
+        let _over = trainer.train(&data, &mut self.saving, control, &mut |event| telling.emit(event))?;
         let mut report = telling.report;
         report.finished = report.steps >= run.total_steps;
         if report.finished && leads {

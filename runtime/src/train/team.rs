@@ -11,6 +11,8 @@ use crate::collective::tcp::connect::TcpConfig;
 use crate::collective::world::{World, WorldId};
 use crate::collective::{Collective, CollectiveError, SliceOperations};
 use crate::groups::{Groups, Wire, groups_of_world, wires};
+use crate::pulse::Pulse;
+use phalanx_strategies::elastic::progress::{At, Wait};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
@@ -128,6 +130,11 @@ pub(crate) struct Team {
 }
 
 impl Team {
+    /// The same on a device with this pulse.
+    pub(crate) fn with_pulse(self, pulse: Pulse) -> Team {
+        Team { groups: self.groups.with_pulse(pulse), ..self }
+    }
+
     /// A rank without peers.
     pub(crate) fn alone() -> Team {
         Team { place: Place::default(), groups: Groups::none(), everyone: None, memory: None }
@@ -186,6 +193,7 @@ impl Team {
     }
 
     fn add_up(&mut self, terms: &mut [f64]) -> Result<(), CollectiveError> {
+        let _waits = self.groups.pulse().during(At::Waits(Wait::default()));
         self.everyone.as_mut().map_or(Ok(()), |everyone| everyone.all_reduce(terms))
     }
 }

@@ -20,6 +20,7 @@ use crate::hf::source::TensorSource;
 use crate::job::{Control, Event, Started};
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::cost::{Cost, program_cost};
+use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::Wishes;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::{Axis, Place};
@@ -86,6 +87,8 @@ pub(crate) struct Trainer<'a> {
     open: Option<(TrainerState, Outcome)>,
     /// What there is to say of the last step, in case that whoever spoke for all died before saying it.
     settled: Option<StepMetrics>,
+    /// The world in which it trains, if worlds follow each other.
+    generation: Generation,
     /// How many checkpoints that were asked for are written or being written.
     n_saves: u64,
     sampler: Sampler,
@@ -99,6 +102,16 @@ pub(crate) struct Trainer<'a> {
     /// Arithmetic of a step and the machine's measured best, FLOP/s.
     model_flops: f64,
     peak_flops: f64,
+}
+
+/// Why training has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Pause {
+    /// It is done, or was asked to stop.
+    Over,
+    /// Its world makes room for another, which goes on where it is.
+    Paused,
 }
 
 /// What has been saved, if a save has ended.
@@ -146,6 +159,7 @@ impl<'a> Trainer<'a> {
             links: Links::default(),
             open: None,
             settled: None,
+            generation: Generation(0),
             n_saves: 0,
             sampler,
             rows: vec![0; n_rows],
@@ -189,14 +203,14 @@ impl<'a> Trainer<'a> {
         saving: &mut Saving,
         control: &Control,
         emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
-    ) -> Result<(), JobError> {
+    ) -> Result<Pause, JobError> {
         let first_step = self.state.step;
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
             let outcome = self.prepare(data.train)?;
             self.open = Some((self.judge(&outcome)?, outcome));
             // Nothing has changed yet. All ranks meet here, so that none updates what another could not.
-            let (stop, asked, saved) = self.vote(control, saving)?;
+            let (wishes, asked, saved) = self.vote(control, saving)?;
             let outcome = self.update()?;
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
@@ -208,7 +222,7 @@ impl<'a> Trainer<'a> {
             emit_saved(saved?, emit)?;
             // Alone, this rank need not wait for the next meeting.
             let alone = self.team.n_ranks() == 1;
-            let stop = stop || alone && control.stop.load(Ordering::Acquire);
+            let stop = wishes.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
@@ -223,6 +237,10 @@ impl<'a> Trainer<'a> {
                     saving.begin(&self.machine, &self.programs.train, &self.state, &self.team)?;
                 }
             }
+            let saves = last || stop || asked || due(data.save_steps, self.state.step);
+            if self.member.is_some() && wishes.pause == self.generation && !saves {
+                return Ok(Pause::Paused);
+            }
             if stop {
                 break;
             }
@@ -230,24 +248,28 @@ impl<'a> Trainer<'a> {
         if first_step == self.run.total_steps {
             emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)))?;
         }
-        Ok(())
+        Ok(Pause::Over)
     }
 
-    /// Agrees with all other ranks that the open step counts. Tells whether to stop, whether a checkpoint was asked for, and
+    /// Agrees with all other ranks that the open step counts. Tells what is wished, whether a checkpoint was newly asked for, and
     /// what has been saved meanwhile.
     ///
     /// What became of a save is an answer of its own: whoever has learnt that the step counts applies it, whatever else failed.
-    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(bool, bool, SaveOutcome), JobError> {
+    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(Wishes, bool, SaveOutcome), JobError> {
         let step = self.state.step + 1;
         self.member.as_ref().map_or(Ok(()), |member| member.computed(step))?;
         // Any rank may be asked to stop; what the leader was asked to save is told to all.
         let stop = u64::from(control.stop.load(Ordering::Acquire));
         let saves = if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 };
+        // A save that is under way is finished first.
+        let asks = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
+        let pause = u64::from(asks && saving.is_idle());
         let [a, b, c] = saving.ballot();
-        let [stop, saves, ballots @ ..] = self.team.sums([stop, saves, a, b, c])?;
-        let wishes = Wishes { stop: stop > 0, save: saves };
+        let [stop, saves, pause, ballots @ ..] = self.team.sums([stop, saves, pause, a, b, c])?;
+        let pause = if pause > 0 { self.generation.0 } else { 0 };
+        let wishes = Wishes { stop: stop > 0, save: saves, pause: Generation(pause) };
         self.member.as_ref().map_or(Ok(()), |member| member.committed(step, wishes))?;
-        Ok((stop > 0, self.is_asked(saves), saving.count(ballots, &self.team)))
+        Ok((wishes, self.is_asked(saves), saving.count(ballots, &self.team)))
     }
 
     /// Gives the gradients of this step to those who keep copies of this rank's state, and takes those of others.
@@ -343,7 +365,7 @@ impl<'a> Trainer<'a> {
     fn update_alone(&mut self) -> Result<Outcome, JobError> {
         let (next, outcome) = self.open.take().expect("a step is prepared before it is applied");
         let c = &self.programs.train;
-        let alone = &mut Groups::none();
+        let alone = &mut Groups::none().with_pulse(self.team.groups.pulse().clone());
         match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
             None => self.machine.run_part(c, c.turn.update(), &mut self.models, alone)?,
             Some(trace) => {
@@ -531,9 +553,9 @@ impl<'a> Trainer<'a> {
     }
 
     /// Begins to train in a world: weights that others update may be of an earlier step here.
-    pub(crate) fn begin(&mut self, n_saves: u64) -> Result<(), JobError> {
+    pub(crate) fn begin(&mut self, generation: Generation, n_saves: u64) -> Result<(), JobError> {
         let c = &self.programs.train;
-        self.n_saves = n_saves;
+        (self.generation, self.n_saves) = (generation, n_saves);
         Ok(self.machine.run_part(c, c.turn.spread(), &mut self.models, &mut self.team.groups)?)
     }
 

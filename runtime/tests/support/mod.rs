@@ -1,6 +1,8 @@
 //! A small job in a temporary folder, and the `phalanx` binary that runs it.
 #![allow(dead_code, missing_docs)] // each test file uses a part of it
 
+pub mod job;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -67,7 +69,16 @@ impl Project {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        self.command_in(None, args)
+    }
+
+    /// A command in a network namespace, or in that of the test.
+    pub fn command_in(&self, place: Option<&str>, args: &[&str]) -> Command {
+        let program = env!("CARGO_BIN_EXE_phalanx");
+        let mut command = Command::new(if place.is_some() { "ip" } else { program });
+        if let Some(place) = place {
+            command.args(["netns", "exec", place, program]);
+        }
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
         command
     }

@@ -40,10 +40,12 @@ pub enum Why {
     Silent,
     /// The process is there and gives no sign of life.
     Hangs,
-    /// It did not finish a step that others finished.
+    /// Its device does not get on while others wait for it.
     Straggles,
-    /// No member finished a step.
+    /// No member gets on.
     Stuck,
+    /// Others lost their connection to it, though its supervisor is heard.
+    Unreachable,
     /// Its machine is to be taken away.
     Drains,
     /// There are members for a larger mesh.
@@ -57,7 +59,7 @@ pub enum Why {
 impl Why {
     /// Whether something broke, as opposed to a change that was meant.
     pub const fn is_crash(self) -> bool {
-        matches!(self, Why::Died | Why::Silent | Why::Hangs | Why::Straggles | Why::Stuck)
+        matches!(self, Why::Died | Why::Silent | Why::Hangs | Why::Straggles | Why::Stuck | Why::Unreachable)
     }
 }
 
@@ -92,6 +94,9 @@ pub struct Timeline {
     pub step: Step,
     /// What began it (`N-1`).
     pub cause: Cause,
+    /// What there is to say about it.
+    #[serde(default)]
+    pub detail: Option<String>,
     /// What else happened before it was over; the first [`ALSO_MAX`].
     pub also: Vec<Cause>,
     /// Time in each of [`Phase::ALL`].
@@ -112,6 +117,7 @@ pub const ALSO_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Incident {
     cause: Cause,
+    detail: Option<String>,
     also: Vec<Cause>,
     phase: Phase,
     since: Instant,
@@ -121,8 +127,14 @@ pub struct Incident {
 impl Incident {
     /// News has come of something; `healthy` is when its culprit was last known to be well.
     pub fn new(now: Instant, healthy: Instant, cause: Cause) -> Incident {
-        let mut incident =
-            Incident { cause, also: vec![], phase: Phase::Detect, since: healthy, phases: Default::default() };
+        let mut incident = Incident {
+            cause,
+            detail: None,
+            also: vec![],
+            phase: Phase::Detect,
+            since: healthy,
+            phases: Default::default(),
+        };
         incident.enter(now, Phase::Agree);
         incident
     }
@@ -130,6 +142,12 @@ impl Incident {
     /// What began it.
     pub fn cause(&self) -> Cause {
         self.cause
+    }
+
+    /// Says more about the first cause.
+    #[must_use]
+    pub fn because(self, detail: Option<String>) -> Incident {
+        Incident { detail, ..self }
     }
 
     /// Notes something that happened while it was not over (`N-1`).
@@ -148,7 +166,8 @@ impl Incident {
     /// It is over: a world trains again, from this step.
     pub fn close(mut self, now: Instant, generation: Generation, step: Step) -> Timeline {
         self.enter(now, Phase::Resume);
-        Timeline { generation, step, cause: self.cause, also: self.also, phases: self.phases }
+        let Incident { cause, detail, also, phases, .. } = self;
+        Timeline { generation, step, cause, detail, also, phases }
     }
 }
 
@@ -166,6 +185,8 @@ impl fmt::Display for Cause {
             Why::Hangs => "hangs",
             Why::Straggles => "straggles",
             Why::Stuck => "is stuck",
+            Why::Unreachable if self.culprit == Culprit::Job => "lost a connection",
+            Why::Unreachable => "cannot be reached by others",
             Why::Drains => "is drained",
             Why::Grows => "grows",
             Why::Resized => "is resized",
@@ -177,6 +198,9 @@ impl fmt::Display for Cause {
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.generation, self.cause)?;
+        if let Some(detail) = &self.detail {
+            write!(f, ": {detail}")?;
+        }
         if !self.also.is_empty() {
             write!(f, " (and {} more)", self.also.len())?;
         }

@@ -6,11 +6,14 @@
 //! - `B-3` A member runs only with all the state that its seat asks for.
 //! - `B-4` All members of a world act on a wish after the same step: wishes travel with the votes, and each acts on what
 //!   all votes for a step ask for together.
+//! - `B-6` A world that is to pause does so after a step that is not saved, at all members after the same one; nothing of
+//!   that step is lost.
 //! - `B-5` A member is done only when the last step is committed and all that it had to save is durable.
 
 use super::commit::{Promise, Version, Vote};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
-use super::message::{FAILURE_LEN_MAX, Formation, MemberPhase, MemberReport, Order, OrderId, Stage, Wishes};
+use super::message::{Broken, FAILURE_LEN_MAX, Formation, MemberPhase, MemberReport, Order, OrderId, Stage, Wishes};
+use super::progress::{At, Progress, Wait};
 use super::recovery::Transfer;
 use super::shadow::Shard;
 use super::snapshot::{Checkpoint, Part, writes};
@@ -80,6 +83,8 @@ pub struct Member {
     wishes: Wishes,
     phase: MemberPhase,
     entered: Step,
+    progress: Progress,
+    broken: Option<Broken>,
     promise: Promise,
     holds: BTreeSet<Shard>,
     seat: Option<Seat>,
@@ -112,6 +117,8 @@ impl Member {
             wishes: Wishes::default(),
             phase: MemberPhase::Stopped,
             entered: Step(0),
+            progress: Progress::default(),
+            broken: None,
             promise: Promise::default(),
             holds: BTreeSet::new(),
             seat: None,
@@ -141,6 +148,8 @@ impl Member {
             generation: self.order.generation,
             phase: self.phase,
             entered: self.entered,
+            progress: self.progress,
+            broken: self.broken.clone(),
             promise: self.promise,
             holds: first.into_iter().chain(rest).collect(),
             saved: self.saved,
@@ -182,6 +191,7 @@ impl Member {
         self.order = order.id;
         self.wishes = self.wishes.and(order.wishes);
         if begins || ends {
+            self.broken = None;
             self.stop();
         }
         if ends {
@@ -198,12 +208,26 @@ impl Member {
         Ok(())
     }
 
+    /// Its world cannot go on, though nobody told it so: `lost`, or somebody unknown, cannot be reached.
+    ///
+    /// # Errors
+    /// When it was an older world (`B-1`): that one was to end anyhow.
+    pub fn handle_broken(&mut self, generation: Generation, lost: Option<Worker>, reason: &str) -> Result<(), Stale> {
+        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        if self.phase != MemberPhase::Stopped {
+            self.broken = Some(Broken { lost, reason: bounded(reason) });
+            self.stop();
+        }
+        Ok(())
+    }
+
     /// A piece of state has arrived.
     ///
     /// # Errors
     /// When it was fetched for an older generation (`B-1`). It must not be used.
     pub fn handle_fetched(&mut self, generation: Generation, transfer: Transfer) -> Result<(), Stale> {
         refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        self.is_at(At::Computes);
         let base = match &mut self.seat {
             Some(seat) if self.phase == MemberPhase::Healing => {
                 seat.missing.retain(|missing| *missing != transfer);
@@ -226,6 +250,7 @@ impl Member {
     pub fn handle_entered(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
         self.entered = step;
+        self.is_at(At::Waits(Wait::default()));
         Ok(())
     }
 
@@ -236,6 +261,7 @@ impl Member {
     pub fn handle_computed(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
         let vote = self.promise.vote(generation, step)?;
+        self.is_at(At::Waits(Wait::default()));
         self.commands.push_back(Command::Vote(vote, self.wishes));
         Ok(())
     }
@@ -247,6 +273,7 @@ impl Member {
     pub fn handle_committed(&mut self, generation: Generation, step: Step, wishes: Wishes) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
         let version = self.promise.learn(generation, step)?;
+        self.is_at(At::Computes);
         self.commands.push_back(Command::Apply(version));
         let seat = self.seat.as_mut().expect("a running member has a seat");
         let asked = wishes.save > seat.n_saves;
@@ -255,6 +282,12 @@ impl Member {
         let last = wishes.stop || self.is_last(step);
         if asked || due || last {
             self.save(generation, step);
+        } else if wishes.pause == generation {
+            // B-6
+            (self.phase, self.seat) = (MemberPhase::Paused, None);
+            self.is_at(At::Rests);
+            self.commands.push_back(Command::Report);
+            return Ok(());
         }
         self.go_on(generation, step, last);
         Ok(())
@@ -291,17 +324,18 @@ impl Member {
 
     /// It cannot go on, and no successor could: the job is to end. The first reason is kept.
     pub fn handle_failed(&mut self, reason: &str) {
-        let mut end = reason.len().min(FAILURE_LEN_MAX);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.failure.get_or_insert_with(|| reason[..end].to_owned());
+        self.failure.get_or_insert_with(|| bounded(reason));
         self.commands.push_back(Command::Report);
     }
 
     /// The next command.
     pub fn poll_command(&mut self) -> Option<Command> {
         self.commands.pop_front()
+    }
+
+    /// What its device is at now, as far as the machine can tell.
+    fn is_at(&mut self, at: At) {
+        self.progress = Progress { ticks: self.progress.ticks + 1, at };
     }
 
     fn refuse_unless_running(&self, generation: Generation) -> Result<(), Stale> {
@@ -327,6 +361,7 @@ impl Member {
     /// What comes after a step.
     fn go_on(&mut self, generation: Generation, step: Step, last: bool) {
         if last {
+            self.is_at(At::Stores);
             self.phase = MemberPhase::Saving;
             self.commands.push_back(Command::Report);
             self.finish_if_saved();
@@ -343,6 +378,7 @@ impl Member {
     }
 
     fn stop(&mut self) {
+        self.is_at(At::Rests);
         self.commands.push_back(Command::Abort(self.order.generation));
         (self.phase, self.seat) = (MemberPhase::Stopped, None);
         self.commands.push_back(Command::Report);
@@ -393,12 +429,17 @@ impl Member {
     }
 
     fn run(&mut self, formation: &Formation) {
+        // It has had a seat there, and what it holds is needed for the next one.
+        if self.broken.is_some() || self.phase == MemberPhase::Paused {
+            return;
+        }
         let rank = self.seat.as_ref().map(|seat| seat.rank);
         match (self.phase, rank) {
             // B-2
             (MemberPhase::Ready, Some(rank)) => {
                 self.keep(formation.holds[rank].iter().copied().collect());
                 self.phase = MemberPhase::Running;
+                self.is_at(At::Computes);
                 self.commands.push_back(Command::Report);
                 let (generation, step) = (formation.generation, formation.base.step);
                 let last = self.is_last(step) || formation.rests;
@@ -428,6 +469,10 @@ impl Member {
             self.commands.push_back(Command::Keep(self.holds.iter().copied().collect()));
         }
     }
+}
+
+fn bounded(reason: &str) -> String {
+    reason[..reason.floor_char_boundary(FAILURE_LEN_MAX)].to_owned()
 }
 
 #[cfg(test)]
@@ -509,6 +554,25 @@ mod tests {
         assert_eq!(member.report().holds, []);
     }
 
+    // B-2
+    #[test]
+    fn who_left_a_broken_world_keeps_its_state_whatever_else_is_said_in_that_world() {
+        let formation = formation(1, [worker(0), worker(1)]);
+        let mut member = running(&formation);
+        let held = member.report().holds;
+        let mut wish = order(1, Stage::Run, Some(&formation));
+        (wish.wishes.save, wish.id.revision) = (1, 1);
+
+        member.handle_broken(Generation(1), None, "a connection broke").unwrap();
+        member.handle_order(&wish).unwrap();
+
+        let report = member.report();
+        assert_eq!((report.phase, report.holds.len()), (MemberPhase::Stopped, held.len()));
+        assert_eq!(report.broken.unwrap().reason, "a connection broke");
+        member.handle_order(&order(2, Stage::Stop, None)).unwrap();
+        assert_eq!(member.report().broken, None, "that is over with its world");
+    }
+
     // B-3
     #[test]
     fn a_member_without_all_its_state_does_not_run() {
@@ -547,7 +611,7 @@ mod tests {
     fn a_wish_counts_once_all_votes_have_been_counted_and_not_before() {
         let formation = formation(1, [worker(0), worker(1)]);
         let mut member = running(&formation);
-        let wishes = Wishes { stop: false, save: 1 };
+        let wishes = Wishes { save: 1, ..Wishes::default() };
         let mut told = order(1, Stage::Run, Some(&formation));
         (told.wishes, told.id.revision) = (wishes, wishes.revision());
 
@@ -564,11 +628,33 @@ mod tests {
         assert!(!commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))), "it was one wish");
     }
 
+    // B-6
+    #[test]
+    fn a_member_pauses_behind_a_step_that_is_not_saved_and_keeps_what_it_has() {
+        let formation = formation(1, [worker(0), worker(1)]);
+        let mut member = running(&formation);
+        let wishes = Wishes { save: 1, pause: Generation(1), ..Wishes::default() };
+        for step in 1..=2 {
+            assert_eq!(member.report().phase, MemberPhase::Running);
+            member.handle_computed(Generation(1), Step(step)).unwrap();
+            member.handle_committed(Generation(1), Step(step), wishes).unwrap();
+        }
+
+        let report = member.report();
+        assert_eq!((report.phase, report.holds.len()), (MemberPhase::Paused, 2));
+        assert_eq!(report.promise.applied.map(|version| version.step), Some(Step(2)));
+        assert!(member.handle_computed(Generation(1), Step(3)).is_err());
+        let mut later = order(1, Stage::Run, Some(&formation));
+        (later.wishes, later.id.revision) = (wishes, wishes.revision());
+        member.handle_order(&later).unwrap();
+        assert_eq!(member.report().holds.len(), 2, "the next world needs it");
+    }
+
     // B-5
     #[test]
     fn a_member_is_done_when_its_parts_are_durable_and_the_shell_has_finished() {
         let mut member = running(&formation(1, [worker(0), worker(1)]));
-        let stop = Wishes { stop: true, save: 0 };
+        let stop = Wishes { stop: true, ..Wishes::default() };
         member.handle_computed(Generation(1), Step(1)).unwrap();
         member.handle_committed(Generation(1), Step(1), stop).unwrap();
 

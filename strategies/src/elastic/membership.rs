@@ -52,7 +52,7 @@ pub struct Membership {
     timing: Timing,
     nodes: BTreeMap<NodeId, Node>,
     deadlines: BTreeSet<(Instant, NodeId)>,
-    /// When it was last called; it asks to be called every heartbeat, so that it notices when it was not.
+    /// When it was last called; it asks to be called as often as ranks give signs of life, so that it notices when it was not.
     awake: Instant,
     /// Workers that were given up and may live.
     evicted: BTreeSet<Worker>,
@@ -137,7 +137,7 @@ impl Membership {
 
     /// Gives up nodes that are silent for too long (`M-2`).
     pub fn handle_timeout(&mut self, now: Instant) {
-        if now >= self.awake + self.timing.heartbeat * 3 / 2 {
+        if now >= self.awake + self.timing.life * 3 / 2 {
             self.oversleep(now);
         }
         self.awake = now.max(self.awake);
@@ -157,7 +157,7 @@ impl Membership {
 
     /// When to call [`Membership::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let wake = self.awake + self.timing.heartbeat;
+        let wake = self.awake + self.timing.life;
         Some(self.deadlines.first().map_or(wake, |(deadline, _)| wake.min(*deadline)))
     }
 
@@ -299,6 +299,8 @@ mod tests {
             generation: Generation(0),
             phase: MemberPhase::Stopped,
             entered: Default::default(),
+            progress: Default::default(),
+            broken: None,
             promise: Promise::default(),
             holds: vec![],
             saved: None,

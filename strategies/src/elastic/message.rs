@@ -3,6 +3,7 @@
 use super::commit::{Promise, Version};
 use super::identity::{Generation, Incarnation, JobId, NodeId, Step, Term, Worker};
 use super::incident::Cause;
+use super::progress::Progress;
 use super::recovery::Transfer;
 use super::shadow::Shard;
 use super::snapshot::{Checkpoint, Part};
@@ -50,6 +51,10 @@ pub struct MemberReport {
     pub phase: MemberPhase,
     /// The last step whose gradients it has handed to the others; who is behind here keeps the others waiting.
     pub entered: Step,
+    /// Whether its device gets on.
+    pub progress: Progress,
+    /// That its world cannot go on, though it was not told to leave it.
+    pub broken: Option<Broken>,
     /// How far it is.
     pub promise: Promise,
     /// State that it has in memory, all of the step of its promise.
@@ -60,7 +65,16 @@ pub struct MemberReport {
     pub failure: Option<String>,
 }
 
-/// Bound of the sentence in which a member says why it has failed.
+/// Why a world cannot go on, in the eyes of one member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Broken {
+    /// Whom it cannot reach, if that is known.
+    pub lost: Option<Worker>,
+    /// What it found; at most [`FAILURE_LEN_MAX`] bytes.
+    pub reason: String,
+}
+
+/// Bound of a sentence in which a member says why it, or its world, cannot go on.
 pub const FAILURE_LEN_MAX: usize = 512;
 
 /// What a worker does in a generation.
@@ -70,6 +84,8 @@ pub enum MemberPhase {
     Stopped,
     /// It has no seat and sends its state to those who have.
     Guest,
+    /// It has left its world between two steps, as was wished, and keeps its state for the next one.
+    Paused,
     /// It has a seat and fetches its state.
     Healing,
     /// It has its state.
@@ -109,25 +125,28 @@ pub enum Stage {
     End,
 }
 
-/// What the operator wants of the members. Wishes are never withdrawn, so the larger of two is the later one.
+/// What the operator, or the coordinator, wants of the members. Wishes are never withdrawn, so the larger of two is the later one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Wishes {
     /// Whether the job shall end after a step, as if that were the last.
     pub stop: bool,
     /// How many checkpoints were asked for since the job began.
     pub save: u64,
+    /// The world of this generation, if it still trains, is to come to rest between two steps: another follows by choice.
+    pub pause: Generation,
 }
 
 impl Wishes {
     /// Counts the changes of wishes.
     pub fn revision(self) -> u64 {
-        self.save + u64::from(self.stop)
+        self.save + u64::from(self.stop) + self.pause.0
     }
 
     /// All that either of the two asks for.
     #[must_use]
     pub fn and(self, other: Wishes) -> Wishes {
-        Wishes { stop: self.stop || other.stop, save: self.save.max(other.save) }
+        let (stop, save) = (self.stop || other.stop, self.save.max(other.save));
+        Wishes { stop, save, pause: self.pause.max(other.pause) }
     }
 }
 

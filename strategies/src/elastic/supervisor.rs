@@ -53,6 +53,8 @@ struct Slot {
     worker: Worker,
     /// Its latest word and when it came; none until it has started.
     word: Option<(MemberReport, Instant)>,
+    /// Whether it was reported to hang.
+    hangs: bool,
     /// Whether its end has been asked for.
     doomed: bool,
     /// Whether the process is gone and has no successor (`V-4`).
@@ -62,7 +64,7 @@ struct Slot {
     start_at: Option<Instant>,
 }
 
-/// Bound of the pause before another start, in heartbeats.
+/// Bound of the pause before another start, in signs of life.
 const START_PAUSE_MAX: u32 = 128;
 
 /// The end of a supervisor (`V-5`).
@@ -137,7 +139,8 @@ impl Supervisor {
         let news = (last.generation, last.phase, last.saved, &last.failure)
             != (word.generation, word.phase, word.saved, &word.failure);
         slot.word = Some((word, now));
-        if news {
+        let returns = std::mem::replace(&mut slot.hangs, false);
+        if news || returns {
             self.report(now);
         }
     }
@@ -189,9 +192,15 @@ impl Supervisor {
             slot.start_at = None;
             self.commands.push_back(Command::Spawn(slot.worker));
         }
-        if now >= self.next_heartbeat {
+        if now >= self.next_heartbeat || self.slots.iter().any(|slot| self.hangs_at(slot).is_some_and(|at| now >= at)) {
             self.report(now);
         }
+    }
+
+    /// When a rank that gives no sign of life is to be reported to hang, unless it was.
+    fn hangs_at(&self, slot: &Slot) -> Option<Instant> {
+        let (_, heard) = slot.word.as_ref().filter(|_| !slot.gone && !slot.hangs)?;
+        Some(*heard + self.timing.suspicion)
     }
 
     /// When to call [`Supervisor::handle_timeout`].
@@ -201,7 +210,8 @@ impl Supervisor {
             Some(Leaving::Until(until)) => Some(until.min(self.next_heartbeat)),
             _ => {
                 let starts = self.slots.iter().filter_map(|slot| slot.start_at);
-                starts.chain([self.next_heartbeat]).min()
+                let hangs = self.slots.iter().filter_map(|slot| self.hangs_at(slot));
+                starts.chain(hangs).chain([self.next_heartbeat]).min()
             }
         }
     }
@@ -249,13 +259,13 @@ impl Supervisor {
     /// `V-3`, `V-6`
     fn start_successor(&mut self, now: Instant, worker: Worker) {
         let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
-        let heartbeat = self.timing.heartbeat;
+        let least = self.timing.life;
         let Some(slot) = self.slot(worker) else { return };
         // The first one may have been killed on its way.
         let n_stillborn = if slot.word.is_some() { 0 } else { slot.n_stillborn + 1 };
         *slot = Slot { n_stillborn, ..Slot::new(successor) };
         if n_stillborn > 1 {
-            let pause = heartbeat * 2u32.saturating_pow(n_stillborn - 1).min(START_PAUSE_MAX);
+            let pause = least * 2u32.saturating_pow(n_stillborn - 1).min(START_PAUSE_MAX);
             slot.start_at = Some(now + pause);
         } else {
             self.commands.push_back(Command::Spawn(successor));
@@ -290,11 +300,12 @@ impl Supervisor {
         self.number += 1;
         self.next_heartbeat = now + self.timing.heartbeat;
         let suspicion = self.timing.suspicion;
-        let words = self.slots.iter().filter_map(|slot| Some((slot.word.as_ref()?, slot.gone)));
-        let members = words.map(|((word, heard), gone)| {
-            let hangs = !gone && now >= *heard + suspicion;
-            MemberReport { hangs, ..word.clone() }
+        let members = self.slots.iter_mut().filter_map(|slot| {
+            let (word, heard) = slot.word.as_ref()?;
+            slot.hangs = !slot.gone && now >= *heard + suspicion;
+            Some(MemberReport { hangs: slot.hangs, ..word.clone() })
         });
+        let members = members.collect();
         let report = Report {
             job: self.job,
             node: self.node,
@@ -303,7 +314,7 @@ impl Supervisor {
             order: self.order_id(),
             draining: self.draining,
             n_stillborn: self.slots.iter().map(|slot| slot.n_stillborn).max().unwrap_or_default(),
-            members: members.collect(),
+            members,
         };
         self.commands.push_back(Command::Send(report));
     }
@@ -311,7 +322,7 @@ impl Supervisor {
 
 impl Slot {
     fn new(worker: Worker) -> Slot {
-        Slot { worker, word: None, doomed: false, gone: false, n_stillborn: 0, start_at: None }
+        Slot { worker, word: None, hangs: false, doomed: false, gone: false, n_stillborn: 0, start_at: None }
     }
 }
 
@@ -365,15 +376,17 @@ mod tests {
     #[test]
     fn a_rank_without_signs_of_life_hangs_after_the_suspicion_time() {
         let start = Instant::now();
-        let (mut supervisor, _, _) = started(start);
+        let (mut supervisor, _, word) = started(start);
 
         let mut said = vec![];
-        for ms in (100..=600).step_by(100) {
+        for ms in 1..=600 {
             supervisor.handle_timeout(start + Duration::from_millis(ms));
-            said.extend(reports(drain(&mut supervisor)).iter().map(|report| report.members[0].hangs));
+            said.extend(reports(drain(&mut supervisor)).iter().map(|report| (ms, report.members[0].hangs)));
         }
 
-        assert_eq!(said, [false, false, false, false, true, true]);
+        assert_eq!(said, [(250, false), (500, true)]);
+        supervisor.handle_word(start + Duration::from_millis(601), word);
+        assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "that it goes on is news, too");
     }
 
     // V-2

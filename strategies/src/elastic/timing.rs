@@ -13,8 +13,10 @@ use std::time::Duration;
 pub struct Timing {
     /// A node that said nothing for so long is lost.
     pub detection_time: Duration,
-    /// A node reports at least so often.
+    /// A node reports at least so often; a coordinator hears thousands.
     pub heartbeat: Duration,
+    /// A rank gives its own supervisor a sign of life so often; that costs next to nothing.
+    pub life: Duration,
     /// A rank that gave its own supervisor no sign of life for so long hangs.
     pub suspicion: Duration,
     /// Members that were told to stop have so long to do it.
@@ -25,11 +27,14 @@ pub struct Timing {
     pub lease: Duration,
     /// A new coordinator waits so long for the reports of a world that it did not form.
     pub takeover_grace: Duration,
-    /// A world in which no step was finished for so long is stuck.
+    /// A device that does not get on for so long, nor for some times the longest pause before, is stuck.
     pub stuck: Duration,
-    /// A world that has not healed after so long is formed anew.
+    /// The same until its first step in a world is committed.
+    pub first_step: Duration,
+    /// A member that fetches no piece of its state for so long does not heal: its world is formed anew.
     pub heal: Duration,
-    /// State that only a silent node has is waited for so long before it is read from disk.
+    /// State that only a silent node has is waited for so long before it is read from disk; nodes that could not reach each
+    /// other are tried again after so long.
     pub disk_patience: Duration,
 }
 
@@ -58,13 +63,15 @@ impl Timing {
     pub fn derive(detection_time: Duration) -> Timing {
         Timing {
             detection_time,
-            heartbeat: detection_time / 10,
+            heartbeat: detection_time / 4,
+            life: detection_time / 10,
             suspicion: detection_time / 2,
             stop_grace: detection_time,
             lease_renewal: detection_time / 5,
             lease: detection_time,
             takeover_grace: detection_time,
             stuck: detection_time * 5,
+            first_step: detection_time * 600,
             heal: detection_time * 60,
             disk_patience: detection_time * 5,
         }
@@ -78,13 +85,14 @@ impl Timing {
         let millisecond = Duration::from_millis(1);
         let rules = [
             ("heartbeat", self.heartbeat, millisecond, "timers are no finer than a millisecond"),
+            ("life", self.life, millisecond, "timers are no finer than a millisecond"),
             (
                 "detection_time",
                 self.detection_time,
-                self.heartbeat * 5,
-                "five heartbeats in a row must be lost before a node is called lost",
+                self.heartbeat * 4,
+                "four heartbeats in a row must be lost before a node is called lost",
             ),
-            ("suspicion", self.suspicion, self.heartbeat * 3, "three signs of life must fail before a rank hangs"),
+            ("suspicion", self.suspicion, self.life * 3, "three signs of life must fail before a rank hangs"),
             (
                 "stop_grace",
                 self.stop_grace,
@@ -99,6 +107,7 @@ impl Timing {
                 "a new coordinator must hear each node before it calls one lost",
             ),
             ("stuck", self.stuck, self.detection_time + self.stop_grace, "lost nodes must be noticed first"),
+            ("first_step", self.first_step, self.stuck, "preparing a step takes longer than any step after it"),
             ("heal", self.heal, self.detection_time * 2, "a lost source must be noticed first"),
             ("disk_patience", self.disk_patience, self.detection_time, "a silent node must have a chance to return"),
         ];
@@ -125,7 +134,7 @@ mod tests {
     fn a_detection_time_below_the_resolution_of_timers_is_refused() {
         let err = Timing::derive(Duration::from_millis(5)).check().unwrap_err();
 
-        assert_eq!(err.what, "heartbeat");
+        assert_eq!(err.what, "life");
     }
 
     #[test]
@@ -139,6 +148,7 @@ mod tests {
             ("lease", Timing { lease: short, ..good }),
             ("takeover_grace", Timing { takeover_grace: short, ..good }),
             ("stuck", Timing { stuck: short, ..good }),
+            ("first_step", Timing { first_step: short, ..good }),
             ("heal", Timing { heal: short, ..good }),
             ("disk_patience", Timing { disk_patience: short, ..good }),
         ];

@@ -53,6 +53,8 @@ fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
         generation: Generation(1),
         phase: MemberPhase::Running,
         entered: Step(1),
+        progress: Default::default(),
+        broken: None,
         promise: Default::default(),
         holds: Vec::new(),
         saved: None,

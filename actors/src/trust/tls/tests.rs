@@ -122,7 +122,7 @@ fn another_version_of_the_protocol_does_not_finish_its_handshake() {
     let job = Job::new();
     let server = coordinator(&job.authority, &job.credential(Role::Coordinator)).unwrap();
 
-    let err = handshake(server, member(&job.credential(NODE), b"phalanx/2").unwrap()).unwrap_err();
+    let err = handshake(server, member(&job.credential(NODE), b"phalanx/1").unwrap()).unwrap_err();
 
     let alert = AlertDescription::NoApplicationProtocol;
     assert!(matches!(err, rustls::Error::NoApplicationProtocol) || err == rustls::Error::AlertReceived(alert), "{err}");

@@ -3,8 +3,9 @@
 use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{
-    Formation, MemberPhase, MemberReport, Order, OrderId, Report, Stage, Wishes,
+    Broken, Formation, MemberPhase, MemberReport, Order, OrderId, Report, Stage, Wishes,
 };
+use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
@@ -73,22 +74,32 @@ fn order_id() -> impl Strategy<Value = OrderId> {
     })
 }
 
+fn progress() -> impl Strategy<Value = Progress> {
+    let wait = (any::<u8>(), any::<u32>()).prop_map(|(axes, number)| At::Waits(Wait { axes: axes.into(), number }));
+    let at = prop_oneof![Just(At::Rests), Just(At::Computes), wait, Just(At::Stores)];
+    (any::<u64>(), at).prop_map(|(ticks, at)| Progress { ticks, at })
+}
+
 fn member() -> impl Strategy<Value = MemberReport> {
-    use MemberPhase::{Done, Guest, Healing, Ready, Running, Saving, Stopped};
-    let phase = select(vec![Stopped, Guest, Healing, Ready, Running, Saving, Done]);
+    use MemberPhase::{Done, Guest, Healing, Paused, Ready, Running, Saving, Stopped};
+    let phase = select(vec![Stopped, Guest, Paused, Healing, Ready, Running, Saving, Done]);
     let process = (worker(), option::of(any::<u32>()), option::of(address()));
     let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
     let counters = (any::<bool>(), any::<u64>(), any::<u64>());
+    let broken = option::of((option::of(worker()), ".{0,20}").prop_map(|(lost, reason)| Broken { lost, reason }));
     let failure = option::of(".{0,20}");
-    (process, counters, phase, promise(), vec(shard(), 0..4), option::of(part), failure).prop_map(
-        |((worker, pid, address), (hangs, generation, entered), phase, promise, holds, saved, failure)| MemberReport {
+    let at = (phase, progress(), broken);
+    (process, counters, at, promise(), vec(shard(), 0..4), option::of(part), failure).prop_map(
+        |((worker, pid, address), (hangs, generation, entered), at, promise, holds, saved, failure)| MemberReport {
             worker,
             pid,
             address,
             hangs,
             generation: Generation(generation),
-            phase,
+            phase: at.0,
             entered: Step(entered),
+            progress: at.1,
+            broken: at.2,
             promise,
             holds,
             saved,
@@ -140,7 +151,11 @@ fn formation() -> impl Strategy<Value = Formation> {
 }
 
 pub(super) fn order() -> impl Strategy<Value = Order> {
-    let wishes = (any::<bool>(), any::<u64>()).prop_map(|(stop, save)| Wishes { stop, save });
+    let wishes = (any::<bool>(), any::<u64>(), any::<u64>()).prop_map(|(stop, save, pause)| Wishes {
+        stop,
+        save,
+        pause: Generation(pause),
+    });
     let release = option::of(any::<u64>().prop_map(Incarnation));
     (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4), wishes, release).prop_map(
         |(job, id, formation, evict, wishes, release)| Order {

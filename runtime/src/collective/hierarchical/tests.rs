@@ -127,6 +127,6 @@ fn an_abort_on_one_machine_reaches_the_others() {
         let met = rank.group(0).barrier();
         let error = met.and_then(|()| rank.group(0).all_reduce(&mut vec![1.0f32; 20_000])).unwrap_err();
 
-        assert_eq!(error, CollectiveError::Aborted { reason: "node lost".to_owned() });
+        assert_eq!(error, CollectiveError::aborted("node lost"));
     });
 }

@@ -141,9 +141,9 @@ impl Control {
             1 => {
                 let len = (header.reason_len.load(Ordering::Relaxed) as usize).min(REASON_BYTES);
                 let bytes: Vec<u8> = header.reason[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
-                Some(CollectiveError::Aborted { reason: String::from_utf8_lossy(&bytes).into_owned() })
+                Some(CollectiveError::aborted(String::from_utf8_lossy(&bytes)))
             }
-            _ => Some(CollectiveError::Aborted { reason: "reason not recorded".to_owned() }),
+            _ => Some(CollectiveError::aborted("reason not recorded")),
         }
     }
 
@@ -253,7 +253,7 @@ mod tests {
         control.abort("later");
 
         let kept = format!("x{}", "é".repeat((REASON_BYTES - 1) / 2));
-        assert_eq!(control.aborted(), Some(CollectiveError::Aborted { reason: kept }));
+        assert_eq!(control.aborted(), Some(CollectiveError::aborted(kept)));
     }
 
     #[test]

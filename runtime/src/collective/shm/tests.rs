@@ -37,7 +37,7 @@ fn rank_process() {
         "sums" => (0..50).for_each(|round| check_sum(&joined, &mut group, round)),
         "barriers" => {
             let error = std::iter::repeat_with(|| group.barrier()).find_map(Result::err).unwrap();
-            assert_eq!(error, CollectiveError::Aborted { reason: "rank 1 died".to_owned() });
+            assert_eq!(error, CollectiveError::aborted("rank 1 died"));
         }
         other => panic!("no task {other}"),
     }

@@ -227,6 +227,6 @@ impl Drop for TcpCollective {
         }
         // What was started and never finished must not be touched once its owner has gone.
         let reason = "the communicator was dropped".to_owned();
-        lock(&self.state).fail(CollectiveError::Aborted { reason });
+        lock(&self.state).fail(CollectiveError::aborted(reason));
     }
 }

@@ -18,15 +18,17 @@ pub struct TcpConfig {
     pub sockets_per_pair: u32,
     /// How long data may stay unacknowledged before a connection counts as lost. Default 5 s.
     pub unacknowledged_max: Duration,
-    /// How long all connections may take to be made. Default 30 s.
+    /// How long a peer's machine may not answer at all before it counts as out of reach. Default 5 s.
+    pub unanswered_max: Duration,
+    /// How long all connections may take to be made: peers may be busy. Default 30 s.
     pub join_max: Duration,
 }
 
 impl TcpConfig {
     /// Defaults, with a secret.
     pub fn new(secret: Vec<u8>) -> TcpConfig {
-        let (unacknowledged_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
-        TcpConfig { secret, sockets_per_pair: 2, unacknowledged_max, join_max }
+        let (unanswered_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
+        TcpConfig { secret, sockets_per_pair: 2, unacknowledged_max: unanswered_max, unanswered_max, join_max }
     }
 }
 
@@ -84,7 +86,7 @@ pub(super) fn connect_all(
         let calling = peers.range(..rank).map(|peer| {
             let sockets = (0..n_sockets).map(|socket| {
                 let connection = Connection { from: rank, to: *peer, socket };
-                call(world, addresses[*peer as usize], &key, connection, deadline, control)
+                call(world, addresses[*peer as usize], &key, connection, config.unanswered_max, deadline, control)
             });
             Ok((*peer, sockets.collect::<Result<Vec<_>, _>>()?))
         });
@@ -105,17 +107,21 @@ fn call(
     address: SocketAddr,
     key: &[u8; 32],
     connection: Connection,
+    unanswered_max: Duration,
     deadline: Instant,
     control: Option<&Control>,
 ) -> Result<TcpStream, CollectiveError> {
     let rank = world.name_of(connection.to);
+    let mut answered = Instant::now();
     loop {
         check(control)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left.is_zero() || answered.elapsed() >= unanswered_max {
             return Err(CollectiveError::Unreachable { rank, address });
         }
         if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(ANSWER_MAX)) {
+            // Its machine answers even if the peer itself is busy.
+            answered = Instant::now();
             set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
             match handshake::connect(&socket, key, world, connection) {
                 // It broke off: it does not believe this end, or is not the one that will be there.

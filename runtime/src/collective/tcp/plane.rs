@@ -61,7 +61,8 @@ pub(super) struct TcpPlane {
     bell: Arc<dyn HasBell>,
     /// What is aborted together with this world.
     control: Option<Arc<Control>>,
-    aborted: OnceLock<String>,
+    /// Why, and which rank was not heard any more, if that is why.
+    aborted: OnceLock<(String, Option<u32>)>,
     links: BTreeMap<u32, Link>,
     groups: BTreeMap<usize, Arc<Mutex<TcpGroup>>>,
 }
@@ -143,15 +144,19 @@ impl TcpPlane {
         if let Some(error) = self.control.as_ref().and_then(|control| control.aborted())
             && self.aborted.get().is_none()
         {
-            let CollectiveError::Aborted { reason } = &error else { return Some(error) };
+            let CollectiveError::Aborted { reason, .. } = &error else { return Some(error) };
             self.abort(reason);
         }
-        self.aborted.get().map(|reason| CollectiveError::Aborted { reason: reason.clone() })
+        self.aborted.get().map(|(reason, silent)| CollectiveError::Aborted { reason: reason.clone(), silent: *silent })
     }
 
     /// Aborts the world here and tells all peers, which tell theirs. The first reason stands. Never waits.
     pub(super) fn abort(&self, reason: &str) {
-        if self.aborted.set(reason.to_owned()).is_err() {
+        self.abort_since(reason, None);
+    }
+
+    fn abort_since(&self, reason: &str, silent: Option<u32>) {
+        if self.aborted.set((reason.to_owned(), silent)).is_err() {
             return;
         }
         if let Some(control) = &self.control {
@@ -248,7 +253,8 @@ impl TcpPlane {
         }
         if !is_explained() {
             let name = self.world.name_of(peer);
-            self.abort(&format!("rank {}: connection with rank {name} lost: {kind}", self.name()));
+            let silent = (kind == std::io::ErrorKind::TimedOut).then_some(name);
+            self.abort_since(&format!("rank {}: connection with rank {name} lost: {kind}", self.name()), silent);
         }
     }
 

@@ -106,7 +106,7 @@ fn abort_releases_whoever_waits_and_fails_later_calls() {
         if rank.rank == 1 {
             rank.group(0).abort("node lost");
         }
-        let expected = CollectiveError::Aborted { reason: "node lost".to_owned() };
+        let expected = CollectiveError::aborted("node lost");
         assert_eq!(rank.group(0).barrier().unwrap_err(), expected);
         assert_eq!(rank.group(0).all_reduce(&mut [1.0f32]).unwrap_err(), expected);
     };
@@ -127,7 +127,7 @@ fn a_rank_that_panics_aborts_its_world() {
         }));
 
         assert!(outcome.is_err());
-        let expected = CollectiveError::Aborted { reason: "rank 1 panicked".to_owned() };
+        let expected = CollectiveError::aborted("rank 1 panicked");
         assert_eq!(told.into_inner().unwrap(), Some(expected));
     }
 }

@@ -226,7 +226,11 @@ impl CpuMachine {
         models: &mut [Box<dyn OpaqueModel>],
         groups: &mut Groups,
     ) -> Result<(), ExecError> {
-        part.into_iter().try_for_each(|i| self.exec(c, i, models, groups))
+        for i in part {
+            self.exec(c, i, models, groups)?;
+            groups.pulse().tick();
+        }
+        Ok(())
     }
 
     /// Runs a program once and measures every instruction into `timings`, one entry each.
@@ -260,6 +264,7 @@ impl CpuMachine {
             let start = Instant::now();
             self.exec(c, i, models, groups)?;
             timings.push(start.elapsed());
+            groups.pulse().tick();
         }
         Ok(())
     }

@@ -7,11 +7,12 @@ use super::words::FromRank;
 use crate::collective::shm::control::Control as WorldControl;
 use crate::job::Control;
 use crate::launch::channel::FrameSender;
+use crate::pulse::Pulse;
 use crate::train::JobError;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
 use phalanx_strategies::elastic::member::{Command, Member};
-use phalanx_strategies::elastic::message::{Formation, MemberPhase, Order, Wishes};
+use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, Order, Wishes};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Part;
 use std::collections::VecDeque;
@@ -39,6 +40,7 @@ pub(crate) struct Cell {
     changed: Condvar,
     sender: Mutex<FrameSender>,
     control: Arc<Control>,
+    pulse: Pulse,
 }
 
 struct Inner {
@@ -57,7 +59,7 @@ struct Inner {
 
 impl Cell {
     /// A member whose supervisor listens at the other end of `sender`; wishes of the operator go to `control`.
-    pub(crate) fn new(member: Member, sender: FrameSender, control: Arc<Control>) -> Cell {
+    pub(crate) fn new(member: Member, sender: FrameSender, control: Arc<Control>, pulse: Pulse) -> Cell {
         let inner = Inner {
             member,
             tasks: VecDeque::new(),
@@ -67,13 +69,13 @@ impl Cell {
             parts: Vec::new(),
             news: false,
         };
-        Cell { inner: Mutex::new(inner), changed: Condvar::new(), sender: Mutex::new(sender), control }
+        Cell { inner: Mutex::new(inner), changed: Condvar::new(), sender: Mutex::new(sender), control, pulse }
     }
 
     /// Tells the supervisor where this member is: a sign of life.
     pub(crate) fn say(&self) {
         let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let word = self.lock().member.report();
+        let word = MemberReport { progress: self.pulse.read(), ..self.lock().member.report() };
         // Whoever does not listen any more is about to end this process.
         let _ = sender.send(&FromRank::Word(word));
     }
@@ -95,6 +97,7 @@ impl Cell {
                 self.control.stop();
             }
             self.control.saves.fetch_max(order.wishes.save, Ordering::AcqRel);
+            self.control.pause.fetch_max(order.wishes.pause.0, Ordering::AcqRel);
             inner.drain(order.formation.as_ref());
             std::mem::take(&mut inner.news)
         };
@@ -176,6 +179,17 @@ impl Cell {
         if let Err(stale) = self.with(|member| member.handle_finished(generation)) {
             tracing::debug!(%stale, "finished too late");
         }
+    }
+
+    /// The world of this generation cannot go on here: `lost`, by its position among the members, cannot be reached, or
+    /// nobody knows what broke it. If the world was to end anyhow, that is no news.
+    pub(crate) fn broken(&self, generation: Generation, lost: Option<u32>, reason: &str) {
+        let lost_in = |member: &Member| {
+            let (formation, _) = member.seat()?;
+            formation.seats.iter().chain(&formation.guests).nth(lost? as usize).copied()
+        };
+        self.with(|member| member.handle_broken(generation, lost_in(member), reason))
+            .unwrap_or_else(|stale| tracing::debug!(%stale, "an older world broke"));
     }
 
     /// This member cannot go on, and no successor could.

@@ -16,6 +16,7 @@ use crate::cpu::CpuMachine;
 use crate::data::prepare::Prepared;
 use crate::hf::source::TensorSource;
 use crate::job::{Control, Event, Report};
+use crate::pulse::Pulse;
 use crate::train::JobError;
 use crate::train::excuse::Excuse;
 use crate::train::links::Links;
@@ -25,11 +26,12 @@ use crate::train::session::Telling;
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::StepTrace;
 use crate::train::team::{Joined, Site, TeamPlan};
-use crate::train::trainer::{Programs, TrainData, Trainer};
+use crate::train::trainer::{Pause, Programs, TrainData, Trainer};
 use crate::train::weights;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
 use phalanx_strategies::elastic::message::Formation;
+use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::elastic::recovery::Source;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Checkpoint;
@@ -45,6 +47,7 @@ use std::sync::Arc;
 pub(super) struct Device<'a> {
     pub(super) cell: Arc<Cell>,
     pub(super) control: Arc<Control>,
+    pub(super) pulse: Pulse,
     pub(super) job: JobId,
     pub(super) worker: Worker,
     pub(super) config: &'a JobConfig,
@@ -106,6 +109,9 @@ impl<'a> Device<'a> {
         loop {
             let task = self.cell.next_task();
             tracing::debug!(worker = %self.worker, task = task.name(), "device");
+            let generation = task.generation();
+            let pulse = self.pulse.clone();
+            let _computes = pulse.during(At::Computes);
             let outcome = match task {
                 Task::Settle(version) => self.settle(version.is_some()),
                 Task::Keep(shards) => {
@@ -119,7 +125,10 @@ impl<'a> Device<'a> {
             match outcome {
                 Ok(()) => {}
                 Err(error) if error.is_of_the_world() => {
-                    tracing::info!(worker = %self.worker, %error, "out of a world")
+                    tracing::info!(worker = %self.worker, %error, "out of a world");
+                    if let Some(generation) = generation {
+                        self.cell.broken(generation, error.unreachable(), &error.to_string());
+                    }
                 }
                 Err(error) => {
                     let excuse = Excuse::from(&error);
@@ -164,12 +173,13 @@ impl<'a> Device<'a> {
     }
 
     /// A guest gives what others ask for.
-    fn help(&mut self, formation: &Formation, member: u32, mut joined: Joined) -> Result<(), JobError> {
+    fn help(&mut self, formation: &Formation, member: u32, joined: Joined) -> Result<(), JobError> {
+        let mut links = joined.links.with_pulse(self.pulse.clone());
         for (rank, shard, source) in transfers(formation) {
             if let Some((worker, held)) = source.sender(shard)
                 && member_of(formation, worker) == Some(member)
             {
-                self.give(&mut joined.links, rank as u32, held)?;
+                self.give(&mut links, rank as u32, held)?;
             }
         }
         Ok(())
@@ -177,8 +187,9 @@ impl<'a> Device<'a> {
 
     /// Takes its seat, with state from where the formation says.
     fn sit_down(&mut self, formation: &Formation, rank: usize, joined: Joined) -> Result<(), JobError> {
-        let Joined { team, mut links } = joined;
-        let team = team.expect("a rank has a team");
+        let Joined { team, links } = joined;
+        let mut links = links.with_pulse(self.pulse.clone());
+        let team = team.expect("a rank has a team").with_pulse(self.pulse.clone());
         let shards = &formation.holds[rank];
         let same = |seat: &Seat<'_>| (seat.mesh, seat.rank, &seat.shards) == (formation.mesh, rank, shards);
         let kept = self.seats.iter().position(|seat| same(seat) && seat.trainer.is_in(team.memory()));
@@ -315,6 +326,10 @@ impl<'a> Device<'a> {
     ) -> Result<(), JobError> {
         let source = self.model.weights.as_deref().map(TensorSource::open).transpose()?;
         let (known, seed) = (self.model.model.known(), self.config.output.seed);
+        let wanted = |param: &phalanx_strategies::program::Param| {
+            self.pulse.tick();
+            wanted(param)
+        };
         Ok(weights::initialise_some(machine, c, known, seed, source.as_ref(), wanted)?)
     }
 
@@ -345,7 +360,7 @@ impl<'a> Device<'a> {
 
     fn saving(&self) -> Saving {
         let output = &self.config.output;
-        Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone())
+        Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone()).with_pulse(self.pulse.clone())
     }
 
     fn tell(&self, seat: &Seat<'a>, event: Event) {
@@ -372,7 +387,7 @@ impl<'a> Device<'a> {
         let output = &self.config.output;
         let leads = seat.rank == 0;
         let first_step = seat.trainer.state.step;
-        seat.trainer.begin(seat.n_saves)?;
+        seat.trainer.begin(seat.generation, seat.n_saves)?;
         let buffer_bytes = seat.trainer.buffer_bytes()?;
         let n_rows = (self.data.train.len(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
         let (generation, rank) = (seat.generation.0, seat.rank as u32);
@@ -402,7 +417,10 @@ impl<'a> Device<'a> {
             save_steps: output.save_steps,
         };
         if self.cell.trains() {
-            seat.trainer.train(&data, saving, &self.control, &mut |event| telling.emit(event))?;
+            let ended = seat.trainer.train(&data, saving, &self.control, &mut |event| telling.emit(event))?;
+            if ended == Pause::Paused {
+                return Ok(None);
+            }
         } else {
             // The worlds before have done the last step, or have lost what they saved.
             let (step, path) = seat.trainer.save(saving)?;
@@ -417,6 +435,7 @@ impl<'a> Device<'a> {
     }
 
     fn export(&self, seat: &Seat<'a>, report: &Report, saving: &Saving) -> Result<PathBuf, JobError> {
+        let _stores = self.pulse.during(At::Stores);
         let dir = self.config.output.output_dir.join("model");
         crate::train::session::export_model(&dir, &seat.trainer, report.checkpoint.as_deref(), saving)?;
         Ok(dir)
@@ -444,6 +463,15 @@ impl<'a> Device<'a> {
 }
 
 impl Task {
+    /// The world that it is of.
+    fn generation(&self) -> Option<Generation> {
+        match self {
+            Task::Join(formation) => Some(formation.generation),
+            Task::Train(generation) => Some(*generation),
+            Task::Settle(_) | Task::Keep(_) | Task::Exit => None,
+        }
+    }
+
     const fn name(&self) -> &'static str {
         match self {
             Task::Settle(_) => "settle",

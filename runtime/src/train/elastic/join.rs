@@ -79,7 +79,7 @@ pub(crate) fn join(
         secret: welcome.secret,
         peak_flops: peak_flops(model.spec.precision == Precision::Bf16),
         start_from: welcome.start_from,
-        heartbeat: timing.heartbeat,
+        timing,
     };
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     let mut processes = Processes::new(node, how.program, model, evaluates, begin, n_slots)?;

@@ -138,7 +138,7 @@ impl Node {
             command
         })?;
         self.workers.insert(slot, worker);
-        self.slots.send(slot, &ToRank::Begin(Begin { worker, ..self.begin.clone() }))?;
+        self.slots.send(slot, &ToRank::Begin(Box::new(Begin { worker, ..self.begin.clone() })))?;
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use crate::cpu::thread::ThreadError;
 use crate::job::Control;
 use crate::launch::channel::{self, FrameReceiver, FrameSender};
 use crate::launch::error::LaunchError;
+use crate::pulse::Pulse;
 use crate::train::JobError;
 use crate::train::excuse::Excuse;
 use crate::train::plan;
@@ -74,7 +75,8 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
         let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
         let control = Arc::new(Control::default());
         let sender = sender.take().expect("it is taken once");
-        let cell = Arc::new(Cell::new(member, sender, Arc::clone(&control)));
+        let pulse = Pulse::default();
+        let cell = Arc::new(Cell::new(member, sender, Arc::clone(&control), pulse.clone()));
         let extras = extras(&config, &model, &tokenizer)?;
         on_device_thread(begin.n_threads, || {
             let mut device = Device {
@@ -92,14 +94,15 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
                 n_threads: begin.n_threads,
                 passage,
                 listener,
-                tcp: TcpConfig::new(begin.secret.clone()),
+                tcp: tcp_config(&begin),
+                pulse,
                 peak_flops: begin.peak_flops,
                 start_from: begin.start_from.clone(),
                 plans: BTreeMap::new(),
                 seats: Vec::new(),
             };
             cell.say();
-            live(&cell, begin.heartbeat)?;
+            live(&cell, begin.timing.life)?;
             obey(&cell, receiver)?;
             device.run();
             Ok::<(), JobError>(())
@@ -114,18 +117,25 @@ fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {
     let frame = receiver.receive().map_err(|e| unusable(e.to_string()))?;
     let frame = frame.ok_or_else(|| unusable("its node has gone".into()))?;
     match serde_json::from_slice(&frame) {
-        Ok(ToRank::Begin(begin)) => Ok(begin),
+        Ok(ToRank::Begin(begin)) => Ok(*begin),
         Ok(ToRank::Order(_)) => Err(unusable("an order came first".into())),
         Err(error) => Err(unusable(error.to_string())),
     }
 }
 
+/// A machine that does not answer is noticed as fast as one that says nothing.
+fn tcp_config(begin: &Begin) -> TcpConfig {
+    let lost_after = begin.timing.detection_time;
+    let config = TcpConfig::new(begin.secret.clone());
+    TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..config }
+}
+
 /// Gives signs of life. A process that is stopped gives none.
-fn live(cell: &Arc<Cell>, heartbeat: Duration) -> Result<(), JobError> {
+fn live(cell: &Arc<Cell>, interval: Duration) -> Result<(), JobError> {
     let cell = Arc::clone(cell);
     on_own_thread("life", move || {
         loop {
-            std::thread::sleep(heartbeat);
+            std::thread::sleep(interval);
             cell.say();
         }
     })

@@ -4,16 +4,16 @@ use crate::job::{Event, Report};
 use crate::train::excuse::Excuse;
 use phalanx_strategies::elastic::identity::{JobId, Worker};
 use phalanx_strategies::elastic::message::{MemberReport, Order};
+use phalanx_strategies::elastic::timing::Timing;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// From a node to a rank process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
     /// Who it is; comes first, and once.
-    Begin(Begin),
+    Begin(Box<Begin>),
     /// What the coordinator wants.
     Order(Order),
 }
@@ -34,8 +34,8 @@ pub(crate) struct Begin {
     pub(crate) peak_flops: f64,
     /// Where the checkpoint lies from which the job begins, if that is elsewhere: its step and its folder.
     pub(crate) start_from: Option<(u64, PathBuf)>,
-    /// It gives a sign of life so often.
-    pub(crate) heartbeat: Duration,
+    /// How often it gives a sign of life, and when a machine counts as lost.
+    pub(crate) timing: Timing,
 }
 
 impl std::fmt::Debug for Begin {

@@ -1,12 +1,12 @@
 //! The life of a generation: news comes, members stop, the next world forms, heals and runs.
 
-use super::super::identity::{NodeId, Step, Worker};
+use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, Why};
 use super::super::membership::{Change, Status};
 use super::super::message::{MemberPhase, MemberReport, Record};
 use super::super::quorum::Blocked;
 use super::watch::Watch;
-use super::{Command, Coordinator, Phase, Purpose, TIMELINES_MAX};
+use super::{Command, Coordinator, Phase, Purpose, TIMELINES_MAX, Trouble};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ impl Coordinator {
     /// `K-5`
     pub(super) fn forgive_own_sleep(&mut self, now: Instant) {
         let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
-        if late < self.timing.heartbeat / 2 {
+        if late < self.timing.life / 2 {
             return;
         }
         let more = late + self.timing.suspicion;
@@ -24,21 +24,23 @@ impl Coordinator {
                 *until += more
             }
             Phase::Regrouping { since, .. } => *since += more,
-            Phase::Running { watch, .. } => {
-                (watch.since, watch.next) = (watch.since + more, now + self.timing.suspicion)
-            }
+            Phase::Running { watch, .. } => watch.forgive(now, self.timing.suspicion),
             Phase::Deposed | Phase::Ended { .. } => {}
         }
     }
 
     /// The incident that is open, if any, hears of this too; else a running world is troubled by it.
     pub(super) fn trouble(&mut self, cause: Cause, healthy: Instant) {
+        self.trouble_because(Trouble { cause, detail: None, healthy });
+    }
+
+    pub(super) fn trouble_because(&mut self, trouble: Trouble) {
         match &mut self.incident {
-            Some(incident) => incident.also(cause),
+            Some(incident) => incident.also(trouble.cause),
             None if self.trouble.is_some() => return,
             None => {}
         }
-        self.trouble.get_or_insert((cause, healthy));
+        self.trouble.get_or_insert(trouble);
     }
 
     pub(super) fn take_news(&mut self, now: Instant) {
@@ -57,7 +59,7 @@ impl Coordinator {
                 }
                 _ => {}
             }
-            let soon = now + self.timing.heartbeat / 20;
+            let soon = now + self.timing.life / 20;
             match &mut self.phase {
                 Phase::Regrouping { retry, .. } => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
                 Phase::Running { grow_at, .. } => {
@@ -95,6 +97,13 @@ impl Coordinator {
         }
         let generation = self.record.generation;
         let here = member.generation == generation;
+        let lives = matches!(self.phase, Phase::TakingOver { .. } | Phase::Healing { .. } | Phase::Running { .. });
+        if let Some(broken) = member.broken.as_ref().filter(|_| here && lives) {
+            self.note_broken(now, member, broken);
+        }
+        if here && member.phase == MemberPhase::Paused {
+            self.note_paused(now, member.worker);
+        }
         match &mut self.phase {
             Phase::TakingOver { unheard, .. } if here && member.phase >= MemberPhase::Ready => {
                 unheard.remove(&member.worker);
@@ -104,6 +113,13 @@ impl Coordinator {
             }
             Phase::Healing { waiting, .. } if here && member.phase >= MemberPhase::Ready => {
                 waiting.remove(&member.worker);
+            }
+            Phase::Healing { waiting, until } if here => {
+                if let Some(ticks) = waiting.get_mut(&member.worker)
+                    && std::mem::replace(ticks, member.progress.ticks) != member.progress.ticks
+                {
+                    *until = now + self.timing.heal;
+                }
             }
             Phase::Running { .. } if here && member.phase >= MemberPhase::Running => {
                 if let Some(part) = member.saved {
@@ -133,6 +149,7 @@ impl Coordinator {
     }
 
     fn advance_once(&mut self, now: Instant) -> bool {
+        self.believe_broken(now);
         match &self.phase {
             Phase::Deposed | Phase::Ended { .. } => false,
             Phase::TakingOver { unheard, until } => {
@@ -202,7 +219,7 @@ impl Coordinator {
             && grow_at.is_some_and(|at| now >= at)
         {
             *grow_at = None;
-            self.consider_growth(now);
+            self.consider_growth();
         }
         if self.trouble.is_some() {
             return self.end_world(now);
@@ -225,13 +242,13 @@ impl Coordinator {
 
     /// The world is to end: first that becomes durable (`K-1`).
     fn end_world(&mut self, now: Instant) -> bool {
-        let Some((cause, healthy)) = self.trouble.take() else { return false };
+        let Some(Trouble { cause, detail, healthy }) = self.trouble.take() else { return false };
         match &mut self.incident {
             Some(incident) => {
                 incident.also(cause);
                 incident.enter(now, IncidentPhase::Agree);
             }
-            None => self.incident = Some(Incident::new(now, healthy, cause)),
+            None => self.incident = Some(Incident::new(now, healthy, cause).because(detail)),
         }
         let n_crashes = self.record.n_crashes + u32::from(cause.why.is_crash());
         let cause = self.incident.as_ref().map(|incident| incident.cause());
@@ -245,6 +262,7 @@ impl Coordinator {
 
     pub(super) fn stop(&mut self, now: Instant) {
         self.guests.clear();
+        self.broken = None;
         // Whom a new coordinator has not heard yet may be all that has the state.
         let is_new = now < self.began + self.timing.takeover_grace;
         let alive = |worker: &&Worker| match self.membership.status(**worker) {
@@ -300,10 +318,11 @@ impl Coordinator {
         self.seats = formation.seats.iter().copied().collect();
         self.guests = formation.guests.iter().copied().collect();
         // What befell members of the last world does not concern this one.
-        self.trouble = None;
+        (self.trouble, self.broken) = (None, None);
         self.manifests.begin(&formation);
         self.asked.restart_from(formation.base.step);
-        self.phase = Phase::Healing { waiting: self.seats.clone(), until: now + self.timing.heal };
+        let waiting = self.seats.iter().map(|worker| (*worker, 0)).collect();
+        self.phase = Phase::Healing { waiting, until: now + self.timing.heal };
         self.enter(now, IncidentPhase::Heal);
         self.broadcast();
         // Members may have been lost while the record was written.
@@ -315,8 +334,8 @@ impl Coordinator {
 
     fn run(&mut self, now: Instant) -> bool {
         self.guests.clear();
-        let watch = Watch { step: Step(0), behind: BTreeSet::new(), since: now, next: now + self.timing.suspicion };
-        self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion) };
+        let watch = Watch::new(now, self.timing.suspicion);
+        self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion), change: None };
         self.enter(now, IncidentPhase::Resume);
         self.broadcast();
         true

@@ -1,6 +1,6 @@
 //! The composition: news, agreement, stop, regroup, heal, run. One machine per term of a coordinator.
 //! File `life` is the life of a generation, `next_world` decides what to form, `watch` whether what runs makes progress,
-//! `wishes` what the operator wants, `ending` when the job is over; `status` is all of it as a value.
+//! `rift` who cannot reach whom, `change` how a world makes room for another by choice, `wishes` what the operator wants, `ending` when the job is over; `status` is all of it as a value.
 //!
 //! Invariants:
 //! - `K-1` A generation is durable before anybody is told of it, and so is its world with the state that it begins from.
@@ -18,10 +18,13 @@
 //!   That is durable before anybody is told of it, with the first reason.
 //! - `K-8` If too few members would stay for any world, those that are to leave first make the state durable: nothing that
 //!   was committed is lost with them.
+//! - `K-9` is in `rift`, `K-10` in `change`.
 
+mod change;
 mod ending;
 mod life;
 mod next_world;
+mod rift;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -36,8 +39,10 @@ use super::message::{Ending, Order, OrderId, Record, Report, Stage};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::timing::Timing;
+use change::Change;
+use rift::{Breach, Rifts};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 use watch::Watch;
 use wishes::Asked;
@@ -89,10 +94,20 @@ enum Phase {
     TakingOver { unheard: BTreeSet<Worker>, until: Instant },
     Stopping { waiting: BTreeSet<Worker>, until: Instant },
     Regrouping { since: Instant, retry: Option<Instant>, blocked: Option<Blocked> },
-    Healing { waiting: BTreeSet<Worker>, until: Instant },
-    Running { watch: Watch, grow_at: Option<Instant> },
+    Healing { waiting: BTreeMap<Worker, u64>, until: Instant },
+    Running { watch: Watch, grow_at: Option<Instant>, change: Option<Change> },
     Ended { told: BTreeSet<NodeId> },
     Deposed,
+}
+
+/// Why a world must end.
+#[derive(Clone, Debug)]
+struct Trouble {
+    cause: Cause,
+    /// What there is to say about it.
+    detail: Option<String>,
+    /// When its culprit was last known to be well.
+    healthy: Instant,
 }
 
 /// What the record that is being written is for.
@@ -122,7 +137,12 @@ pub struct Coordinator {
     /// Who sends state while a world heals and has no seat in it.
     guests: BTreeSet<Worker>,
     /// Why the world that is now must end.
-    trouble: Option<(Cause, Instant)>,
+    trouble: Option<Trouble>,
+    /// That a member of it has lost others, and when that is believed.
+    broken: Option<Breach>,
+    rifts: Rifts,
+    /// Nodes that get no seat for now (`K-9`).
+    left_out: BTreeSet<NodeId>,
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
@@ -153,6 +173,9 @@ impl Coordinator {
             seats,
             guests: BTreeSet::new(),
             trouble: None,
+            broken: None,
+            rifts: Rifts::default(),
+            left_out: BTreeSet::new(),
             manifests: Manifests::default(),
             complete: None,
             asked,
@@ -168,7 +191,7 @@ impl Coordinator {
             coordinator.record.formation.as_ref().map(|f| f.generation) != Some(coordinator.record.generation);
         if interrupted {
             let why = if coordinator.record.formation.is_none() { Why::Started } else { Why::Succession };
-            coordinator.trouble = Some((Cause { culprit: Culprit::Job, why }, now));
+            coordinator.trouble(Cause { culprit: Culprit::Job, why }, now);
         } else if let Some(formation) = &coordinator.record.formation {
             coordinator.manifests.begin(formation);
         }
@@ -228,6 +251,7 @@ impl Coordinator {
         self.forgive_own_sleep(now);
         self.membership.handle_timeout(now);
         self.take_news(now);
+        self.forget_rifts(now);
         self.advance(now);
     }
 
@@ -242,9 +266,10 @@ impl Coordinator {
                 Some(*until)
             }
             Phase::Regrouping { retry, .. } => *retry,
-            Phase::Running { watch, grow_at } => Some(grow_at.map_or(watch.next, |at| at.min(watch.next))),
+            Phase::Running { watch, grow_at, .. } => Some(grow_at.map_or(watch.next, |at| at.min(watch.next))),
         };
-        [own, self.membership.poll_timeout()].into_iter().flatten().min()
+        let broken = self.broken.as_ref().filter(|_| self.writing.is_none()).map(|breach| breach.due);
+        [own, broken, self.membership.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The next command.

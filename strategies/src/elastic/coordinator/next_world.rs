@@ -1,7 +1,7 @@
 //! The next world, from what members have said: who sits where, which state it begins from, and who sends it (`K-3`).
 
 use super::super::commit::{Version, decide};
-use super::super::identity::{Generation, Worker};
+use super::super::identity::{Generation, NodeId, Worker};
 use super::super::membership::Status;
 use super::super::mesh_choice::Choice;
 use super::super::message::{Formation, MemberReport};
@@ -39,8 +39,10 @@ impl Coordinator {
             let step = if self.record.idle { last.base.step } else { committed()? };
             let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
             let base = Version { step, ..last.base };
-            let holders = self.holders(base, voted_in);
-            Some((base, voted_in, recovery::plan(&choice.seats, &holds, &holders)))
+            let plan = |holders| recovery::plan(&choice.seats, &holds, &holders);
+            let reached = plan(self.holders(base, voted_in, |node| !self.left_out.contains(&node)));
+            // Who is left out may still be all that has the state, and within reach of some.
+            Some((base, voted_in, reached.or_else(|_| plan(self.holders(base, voted_in, |_| true)))))
         });
         let generation = self.record.generation;
         let (base, voted_in, transfers) = match from_memory {
@@ -78,8 +80,14 @@ impl Coordinator {
     }
 
     /// Who has the state `base`, those of draining nodes too.
-    fn holders(&self, base: Version, voted_in: Generation) -> BTreeMap<Worker, &[Shard]> {
-        let able = self.here().filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
+    fn holders(
+        &self,
+        base: Version,
+        voted_in: Generation,
+        is_asked: impl Fn(NodeId) -> bool,
+    ) -> BTreeMap<Worker, &[Shard]> {
+        let reached = self.here().filter(|member| is_asked(member.worker.member.node));
+        let able = reached.filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
         able.map(|member| (member.worker, &member.holds[..])).collect()
     }
 
@@ -92,7 +100,8 @@ impl Coordinator {
 
     /// Members that have been told of the latest generation and may take a seat.
     pub(super) fn candidates(&self) -> BTreeSet<Worker> {
-        self.here().map(|member| member.worker).filter(|worker| !self.drains(worker.member.node)).collect()
+        let stays = |worker: &Worker| !self.drains(worker.member.node) && !self.left_out.contains(&worker.member.node);
+        self.here().map(|member| member.worker).filter(stays).collect()
     }
 
     /// Members that have been told of the latest generation, those of draining nodes too.

@@ -3,6 +3,7 @@
 use super::super::identity::{Generation, Incarnation, MemberId, NodeId, Step, Term, Worker};
 use super::super::incident::Timeline;
 use super::super::message::{Ending, MemberPhase, MemberReport, Wishes};
+use super::super::progress::At;
 use super::super::snapshot::Checkpoint;
 use super::{Activity, Coordinator};
 use crate::mesh::{Axis, Mesh};
@@ -49,6 +50,8 @@ pub struct NodeStatus {
     pub silent: bool,
     /// Whether it is to be left.
     pub draining: bool,
+    /// Whether it gets no seat for now, since another node cannot reach it.
+    pub left_out: bool,
     /// How long ago it was last heard of.
     pub heard_ago_ms: u64,
     /// Its workers.
@@ -78,6 +81,8 @@ pub struct WorkerStatus {
     pub entered: Step,
     /// The step of its state, if it has any.
     pub applied: Option<Step>,
+    /// What its device is at.
+    pub at: At,
     /// Whether it gives no sign of life.
     pub hangs: bool,
     /// Shards that it trains and has in memory.
@@ -127,6 +132,7 @@ impl Coordinator {
             node,
             silent: self.membership.is_silent(node),
             draining: self.drains(node),
+            left_out: self.left_out.contains(&node),
             heard_ago_ms: now.saturating_duration_since(heard).as_millis() as u64,
             workers: self.membership.members(node).map(worker).collect(),
         }
@@ -151,6 +157,7 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
         phase: member.phase,
         entered: member.entered,
         applied: member.promise.applied.map(|version| version.step),
+        at: member.progress.at,
         hangs: member.hangs,
         n_own,
         n_shadows: member.holds.len() - n_own,

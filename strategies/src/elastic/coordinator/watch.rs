@@ -1,22 +1,42 @@
-//! Whether a running world makes progress, who holds it up, and whether it could be larger.
+//! Whether a running world makes progress, and who holds it up.
 
-use super::super::identity::{NodeId, Step, Worker};
+use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
-use super::super::message::MemberPhase;
-use super::{Coordinator, Phase};
-use std::collections::BTreeSet;
-use std::time::Instant;
+use super::super::message::{MemberPhase, MemberReport};
+use super::super::progress::{At, Patience, Pulses, Wait};
+use super::{Coordinator, Phase, Trouble};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 /// Whether a running world makes progress.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
-    /// The last step that all have entered.
-    pub(super) step: Step,
-    /// Who has not entered the next one.
-    pub(super) behind: BTreeSet<Worker>,
-    pub(super) since: Instant,
+    pulses: Pulses<Worker>,
+    /// When to look again.
     pub(super) next: Instant,
+}
+
+/// A world in which somebody does not get on.
+struct Standstill {
+    /// Who neither gets on nor waits for anybody, and since when.
+    culprits: BTreeMap<Worker, Instant>,
+    /// How many wait in vain for the same collective, and for which.
+    waiting: BTreeMap<Wait, usize>,
+    /// Since when nobody gets on, if that is so.
+    all_since: Option<Instant>,
+}
+
+impl Watch {
+    pub(super) fn new(now: Instant, soon: Duration) -> Watch {
+        Watch { pulses: Pulses::new(), next: now + soon }
+    }
+
+    /// `K-5`
+    pub(super) fn forgive(&mut self, now: Instant, soon: Duration) {
+        self.pulses.forgive(now);
+        self.next = now + soon;
+    }
 }
 
 impl Coordinator {
@@ -27,56 +47,75 @@ impl Coordinator {
             return;
         }
         watch.next = now + self.timing.suspicion;
-        // Who has learnt that the last step is committed waits for storage; all others have entered that step.
-        let past = |worker: &Worker| match self.membership.status(*worker) {
-            Status::Alive(member) => member.phase > MemberPhase::Running,
-            _ => false,
-        };
-        if self.seats.iter().any(past) {
-            (watch.since, watch.behind) = (now, BTreeSet::new());
-            return;
+        let mut pulses = std::mem::take(&mut watch.pulses);
+        let found = self.standstill(now, &mut pulses);
+        if let Phase::Running { watch, .. } = &mut self.phase {
+            watch.pulses = pulses;
         }
-        let entered = |worker: &Worker| match self.membership.status(*worker) {
-            Status::Alive(member) => member.entered,
-            _ => Step(0),
-        };
-        let steps: Vec<(Step, Worker)> = self.seats.iter().map(|worker| (entered(worker), *worker)).collect();
-        let slowest = steps.iter().map(|(step, _)| *step).min().unwrap_or_default();
-        if slowest > watch.step {
-            (watch.step, watch.since) = (slowest, now);
-        }
-        let behind: BTreeSet<Worker> = steps.iter().filter(|(step, _)| *step == slowest).map(|(_, w)| *w).collect();
-        // Reports are not of one moment: only who was behind at two looks is.
-        let before = std::mem::replace(&mut watch.behind, behind);
-        if now < watch.since + self.timing.stuck {
-            return;
-        }
-        let healthy = std::mem::replace(&mut watch.since, now);
-        let culprits: Vec<Worker> = watch.behind.intersection(&before).copied().collect();
-        let nodes: BTreeSet<NodeId> = culprits.iter().map(|worker| worker.member.node).collect();
-        // If several machines are behind at once, it is not theirs.
-        if nodes.len() != 1 || culprits.len() == steps.len() {
-            self.trouble(Cause { culprit: Culprit::Job, why: Why::Stuck }, healthy);
-        } else if self.policy.evict_stragglers {
-            for worker in culprits {
-                self.membership.evict(worker);
-                self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Straggles }, healthy);
+        let nodes: BTreeSet<NodeId> = found.culprits.keys().map(|worker| worker.member.node).collect();
+        let job = Cause { culprit: Culprit::Job, why: Why::Stuck };
+        match (nodes.len(), found.all_since) {
+            (0, None) => {}
+            (0, Some(since)) => self.trouble_because(found.trouble(now, job, since)),
+            (1, _) if self.policy.evict_stragglers && found.culprits.len() < self.seats.len() => {
+                for (worker, since) in &found.culprits {
+                    self.membership.evict(*worker);
+                    let cause = Cause { culprit: Culprit::Worker(*worker), why: Why::Straggles };
+                    self.trouble_because(found.trouble(now, cause, *since));
+                }
+            }
+            (1, _) if !self.policy.evict_stragglers => {}
+            // If several machines stand still at once, it is not theirs.
+            _ => {
+                let since = found.culprits.values().min().copied().unwrap_or(now);
+                self.trouble_because(found.trouble(now, job, since));
             }
         }
     }
 
-    /// Ends a world if members can form the one that is wanted, or a larger one.
-    pub(super) fn consider_growth(&mut self, now: Instant) {
-        let Some(formation) = &self.record.formation else { return };
-        let (mesh, wanted) = (formation.mesh, self.policy.wanted);
-        let n_members = self.candidates().len();
-        let larger = self.policy.largest(n_members, Some(mesh)).is_some_and(|other| other.size() > mesh.size());
-        let resizes = self.record.wanted.is_some() && mesh != wanted && wanted.size() <= n_members;
-        let why = match (resizes, larger) {
-            (true, _) => Why::Resized,
-            (false, true) => Why::Grows,
-            (false, false) => return,
-        };
-        self.trouble(Cause { culprit: Culprit::Job, why }, now);
+    fn standstill(&self, now: Instant, pulses: &mut Pulses<Worker>) -> Standstill {
+        let patience = Patience { first_step: self.timing.first_step, stuck: self.timing.stuck };
+        let mut found = Standstill { culprits: BTreeMap::new(), waiting: BTreeMap::new(), all_since: None };
+        let mut all_wait = true;
+        for worker in &self.seats {
+            let Status::Alive(member) = self.membership.status(*worker) else { continue };
+            let paused = self.look_at(now, pulses, member, &patience);
+            all_wait &= paused.is_some();
+            let Some(since) = paused else { continue };
+            match member.progress.at {
+                At::Waits(wait) => {
+                    *found.waiting.entry(wait).or_default() += 1;
+                    found.all_since = found.all_since.max(Some(since));
+                }
+                At::Stores => all_wait = false,
+                At::Computes | At::Rests => drop(found.culprits.insert(*worker, since)),
+            }
+        }
+        found.all_since = found.all_since.filter(|_| all_wait);
+        found
+    }
+
+    fn look_at(
+        &self,
+        now: Instant,
+        pulses: &mut Pulses<Worker>,
+        member: &MemberReport,
+        patience: &Patience,
+    ) -> Option<Instant> {
+        let applied = member.promise.applied.map(|version| version.step);
+        let paused = pulses.look(now, member.worker, member.progress, applied, patience);
+        // Who has learnt that the last step is committed has only files to write.
+        paused.filter(|_| member.phase <= MemberPhase::Running)
+    }
+}
+
+impl Standstill {
+    /// What is not done, and for whom.
+    fn trouble(&self, now: Instant, cause: Cause, healthy: Instant) -> Trouble {
+        let seconds = now.saturating_duration_since(healthy).as_secs_f64();
+        let what = if self.culprits.is_empty() { "nobody got on" } else { "no instruction was finished" };
+        let waits: Vec<String> = self.waiting.iter().take(4).map(|(wait, n)| format!("{n} wait for {wait}")).collect();
+        let waits = if waits.is_empty() { "nobody waits".into() } else { waits.join(", ") };
+        Trouble { cause, detail: Some(format!("{what} for {seconds:.1} s; {waits}")), healthy }
     }
 }

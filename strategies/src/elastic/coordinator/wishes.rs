@@ -1,7 +1,7 @@
 //! What the operator wants: a checkpoint, an end, a node emptied, another mesh. A request is durable before it has an
 //! effect (`K-6`), and asking again changes nothing but the number of checkpoints.
 
-use super::super::identity::{NodeId, Step, Worker};
+use super::super::identity::{Generation, NodeId, Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
 use super::super::mesh_choice::ResizeError;
@@ -48,6 +48,11 @@ impl Coordinator {
         self.asked.wishes.save += 1;
         self.asked.save_from = self.entered().max(self.asked.save_from);
         self.handle_timeout(now);
+    }
+
+    /// The world of this generation shall come to rest.
+    pub(super) fn ask_to_pause(&mut self, generation: Generation) {
+        self.asked.wishes.pause = generation;
     }
 
     /// A node shall be left and released.

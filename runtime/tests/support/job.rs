@@ -1,0 +1,163 @@
+//! A job over several nodes: its coordinator and its nodes are processes that a test kills, stops and cuts off.
+
+use super::Project;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const JOB: [&str; 12] = [
+    "--gradient_accumulation_steps",
+    "1",
+    "--microbatches_per_step",
+    "4",
+    "--max_steps",
+    "300",
+    "--reproducible",
+    "true",
+    "--dp_shard_size",
+    "2",
+    "--save_steps",
+    "none",
+];
+
+/// Where the processes of a job run: in these network namespaces, or all in that of the test.
+#[derive(Debug)]
+pub struct Places {
+    pub listen: &'static str,
+    pub coordinator: Option<String>,
+    pub nodes: Vec<String>,
+    pub ranks_per_node: usize,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places { listen: "127.0.0.1:0", coordinator: None, nodes: vec![], ranks_per_node: 1 }
+    }
+}
+
+/// Coordinator and nodes of a job. Killed when dropped.
+pub struct Job<'a> {
+    pub p: &'a Project,
+    pub coordinator: Child,
+    overrides: Vec<String>,
+    pub address: String,
+    pub join: String,
+    pub nodes: Vec<Child>,
+    places: Places,
+}
+
+impl<'a> Job<'a> {
+    pub fn start(p: &'a Project, n_nodes: usize) -> Job<'a> {
+        Job::start_with(p, n_nodes, &[])
+    }
+
+    pub fn start_with(p: &'a Project, n_nodes: usize, overrides: &[&str]) -> Job<'a> {
+        Job::start_at(p, n_nodes, overrides, Places::default())
+    }
+
+    pub fn start_at(p: &'a Project, n_nodes: usize, overrides: &[&str], places: Places) -> Job<'a> {
+        let overrides: Vec<String> = overrides.iter().map(|word| (*word).to_owned()).collect();
+        let coordinator = coordinate(p, places.listen, &overrides, places.coordinator.as_deref());
+        let control = p.path("out/control");
+        let address = until("an address", || std::fs::read_to_string(control.join("address")).ok());
+        let join = until("a join string", || {
+            let said = std::fs::read_to_string(p.path("coordinator.log")).ok()?;
+            said.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
+        });
+        let mut job = Job { p, coordinator, overrides, address, join, nodes: vec![], places };
+        (0..n_nodes).for_each(|i| job.add_node(i));
+        job
+    }
+
+    /// Starts the node that has its key in folder `i`.
+    pub fn add_node(&mut self, i: usize) {
+        let log =
+            std::fs::File::options().append(true).create(true).open(self.p.path(&format!("node{i}.log"))).unwrap();
+        let place = self.places.nodes.get(i).map(String::as_str);
+        let ranks = self.places.ranks_per_node.to_string();
+        let dir = format!("node{i}");
+        let mut command = self.p.command_in(place, &["node", "--join", &self.join, "--dir", &dir, "--ranks", &ranks]);
+        self.nodes.push(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+    }
+
+    pub fn restart_coordinator(&mut self) {
+        self.coordinator.kill().unwrap();
+        self.coordinator.wait().unwrap();
+        let place = self.places.coordinator.as_deref();
+        self.coordinator = coordinate(self.p, &self.address, &self.overrides, place);
+    }
+
+    pub fn until_step(&self, n: usize) {
+        until("a step", || {
+            let text = std::fs::read_to_string(self.p.path("out/metrics.jsonl")).ok()?;
+            (text.lines().count() >= n).then_some(())
+        });
+    }
+
+    pub fn n_steps(&self) -> usize {
+        self.p.metrics("out").len()
+    }
+
+    /// The rank processes of a node.
+    pub fn ranks(&self, node: usize) -> Vec<u32> {
+        let parent = format!("PPid:\t{}\n", self.nodes[node].id());
+        let status = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let pids = std::fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok());
+        pids.filter(|pid| status(pid).contains(&parent)).collect()
+    }
+
+    /// Waits for the end of all and returns the exported weights.
+    pub fn finish(mut self) -> Vec<u8> {
+        let said = |name: &str| std::fs::read_to_string(self.p.path(name)).unwrap_or_default();
+        let deadline = Instant::now() + PATIENCE;
+        let ended = loop {
+            match self.coordinator.try_wait().unwrap() {
+                Some(status) => break status.success(),
+                None => assert!(Instant::now() < deadline, "{}{}", said("coordinator.log"), said("node0.log")),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(ended, "{}{}", said("coordinator.log"), said("node0.log"));
+        self.p.model_bytes("out")
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        for child in self.nodes.iter_mut().chain([&mut self.coordinator]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn coordinate(p: &Project, listen: &str, overrides: &[String], place: Option<&str>) -> Child {
+    let log = std::fs::File::options().append(true).create(true).open(p.path("coordinator.log")).unwrap();
+    let args = [&["coordinator", "--listen", listen, "job.yaml"], &JOB[..]].concat();
+    p.command_in(place, &args)
+        .args(overrides)
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[allow(unsafe_code)] // the standard library sends no signals
+pub fn signal(pid: u32, signal: i32) {
+    // SAFETY: sends a signal; no memory is involved.
+    let sent = unsafe { libc::kill(pid as i32, signal) };
+    assert_eq!(sent, 0, "process {pid} is there");
+}
