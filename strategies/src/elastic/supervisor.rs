@@ -384,7 +384,7 @@ mod tests {
             said.extend(reports(drain(&mut supervisor)).iter().map(|report| (ms, report.members[0].hangs)));
         }
 
-        assert_eq!(said, [(250, false), (500, true)]);
+        assert_eq!(said, [(300, false), (500, true)]);
         supervisor.handle_word(start + Duration::from_millis(601), word);
         assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "that it goes on is news, too");
     }

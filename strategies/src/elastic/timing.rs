@@ -63,7 +63,7 @@ impl Timing {
     pub fn derive(detection_time: Duration) -> Timing {
         Timing {
             detection_time,
-            heartbeat: detection_time / 4,
+            heartbeat: detection_time * 3 / 10,
             life: detection_time / 10,
             suspicion: detection_time / 2,
             stop_grace: detection_time,
@@ -89,8 +89,8 @@ impl Timing {
             (
                 "detection_time",
                 self.detection_time,
-                self.heartbeat * 4,
-                "four heartbeats in a row must be lost before a node is called lost",
+                self.heartbeat * 3,
+                "three heartbeats in a row must be lost before a node is called lost",
             ),
             ("suspicion", self.suspicion, self.life * 3, "three signs of life must fail before a rank hangs"),
             (
