@@ -220,8 +220,8 @@ impl<'a> Trainer<'a> {
             }
             let last = self.state.step == self.run.total_steps;
             emit_saved(saved?, emit)?;
-            // Alone, this rank need not wait for the next meeting.
-            let alone = self.team.n_ranks() == 1;
+            // Alone, this rank need not wait for the next meeting; as a member it does what was voted, no more.
+            let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = wishes.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
