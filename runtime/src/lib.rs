@@ -10,7 +10,7 @@
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - [`checkpoint`]: safetensors parts, manifest, commit marker.
 //! - [`launch`]: rank processes of one machine, started, spoken to and watched.
-//! - [`job`]: the embedding API; [`generate`]: text from a trained model; [`cli`]: the command line.
+//! - [`job`]: a job on threads of this process; [`embed`]: elastic jobs inside another program; [`generate`]: text from a trained model; [`cli`]: the command line.
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
 
@@ -20,6 +20,7 @@ pub mod collective;
 pub mod config;
 pub mod cpu;
 pub mod data;
+pub mod embed;
 pub mod frontend;
 pub mod generate;
 pub mod groups;
@@ -29,5 +30,8 @@ pub mod launch;
 pub mod pulse;
 pub mod train;
 
-pub use job::{Control, Event, Job, JobBuilder, JobHandle, Report, Started};
+pub use embed::program::{RankProgram, rank_process};
+pub use embed::running::{Resize, RunningJob};
+pub use embed::{Machines, Runtime};
+pub use job::{AskError, Control, Event, Job, JobBuilder, JobHandle, Report, Started};
 pub use train::JobError;

@@ -1,15 +1,15 @@
 //! `phalanx coordinator`.
 
+use super::signals::on_signal;
 use super::{JobArgs, say};
+use crate::job::Control;
 use crate::train::JobError;
+use crate::train::elastic::sentence::sentence;
 use crate::train::elastic::serve::{Serve, Told, serve};
 use crate::train::session::check;
-use phalanx_actors::events::{Event, IncidentLine, What};
 use phalanx_actors::trust::join::parse_addresses;
-use phalanx_strategies::elastic::message::Ending;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
@@ -52,57 +52,15 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         n_machines: args.machines,
         token_lifetime: Duration::from_secs(args.join_hours * 3600),
     };
-    let stop = stop_on_signal()?;
-    serve(&config, model.n_microbatches, &how, &|| stop.load(Ordering::Acquire), &mut |told| match told {
+    let control = Arc::new(Control::default());
+    let asked = Arc::clone(&control);
+    on_signal(move || {
+        asked.stop();
+        say("\nthe job ends after this step, saved; once more to end this process at once");
+    })?;
+    serve(&config, model.n_microbatches, &how, &control, &|| false, &mut |told| match told {
         Told::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
         Told::Event(event) => say(sentence(&event)),
-    })
-}
-
-/// An event for people.
-fn sentence(event: &Event) -> String {
-    match &event.what {
-        What::Leads => format!("coordinating ({})", event.term),
-        What::StepsDown => "another coordinator has taken over".into(),
-        What::World(world) => {
-            format!("{}: {} ranks ({}) from {}", world.generation, world.seats.len(), world.mesh, world.step)
-        }
-        What::Incident(line) => incident(line),
-        What::Checkpoint(checkpoint) => format!("saved at {}", checkpoint.step),
-        What::Ended { ending: Ending::Finished } => "the job is done".into(),
-        What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
-        What::NodesTold => "all nodes know".into(),
-    }
-}
-
-/// An incident for people: what happened, and how long each phase of the recovery took.
-pub(super) fn incident(line: &IncidentLine) -> String {
-    let also = if line.also.is_empty() { String::new() } else { format!(" (and {} more)", line.also.len()) };
-    let p = &line.phases_ms;
-    format!(
-        "{}: {}{also} · detect {:.1} · agree {:.1} · abort {:.1} · regroup {:.1} · heal {:.1} · resume {:.1} = {:.1} ms; on with {}",
-        line.generation,
-        line.cause,
-        p.detect,
-        p.agree,
-        p.abort,
-        p.regroup,
-        p.heal,
-        p.resume,
-        line.total_ms,
-        line.first_step
-    )
-}
-
-/// The first Ctrl-C or SIGTERM asks the job to stop, the second ends this process.
-pub(super) fn stop_on_signal() -> Result<Arc<AtomicBool>, JobError> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    let stop = Arc::new(AtomicBool::new(false));
-    let io = |source| JobError::Io { action: "listen for signals of", path: "this process".into(), source };
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the second one finds the flag set.
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop)).map_err(io)?;
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(io)?;
-    }
-    Ok(stop)
+    })?;
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! The command line: one file for each command.
 
 mod calibrate;
+mod cluster;
 mod coordinator;
 mod demo;
 mod env;
@@ -14,9 +15,10 @@ mod node;
 mod operate;
 mod plan;
 mod probe;
-mod rank;
+mod signals;
 mod train;
 
+use crate::embed::program::{log_to_stderr, rank_process};
 use crate::train::JobError;
 use crate::train::error::chain;
 use clap::error::ErrorKind;
@@ -80,9 +82,6 @@ enum Command {
     Env(env::Args),
     /// Write a commented YAML file to start from.
     Init(init::Args),
-    /// One rank of a run, started by `train`.
-    #[command(hide = true)]
-    Rank(rank::Args),
 }
 
 /// Overrides of keys on the command line: `--learning_rate 1e-4` or `--learning_rate=1e-4`.
@@ -102,6 +101,9 @@ impl JobArgs {
         while let Some(word) = words.next() {
             let unusable = |why: &str| JobError::Unusable(format!("`{word}`: {why}"));
             let key = word.strip_prefix("--").ok_or_else(|| unusable("an override is written `--key value`"))?;
+            if ["slurm", "torchrun"].contains(&key) {
+                return Err(unusable("goes before the YAML file; what follows that are its keys"));
+            }
             let (key, value) = match key.split_once('=') {
                 Some((key, value)) => (key.to_string(), value.to_string()),
                 None => (key.to_string(), words.next().ok_or_else(|| unusable("a value is missing"))?.clone()),
@@ -118,6 +120,7 @@ impl JobArgs {
 
 /// Runs the command line; the exit code is 2 where the input is at fault, 1 where the run is.
 pub fn main() -> ExitCode {
+    let program = rank_process();
     let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
         // One sentence, as for every other value that does not fit; what else to try is in the help.
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
@@ -128,13 +131,11 @@ pub fn main() -> ExitCode {
         _ => error.exit(),
     });
     // Environment variables are read here, where the process starts, and nowhere else.
-    let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    log_to_stderr();
     let result = match cli.command {
-        Command::Train(args) => train::run(&args),
+        Command::Train(args) => train::run(&args, &program),
         Command::Coordinator(args) => coordinator::run(&args),
-        Command::Node(args) => node::run(&args),
+        Command::Node(args) => node::run(&args, &program),
         Command::Demo(args) => demo::run(&args),
         Command::Status(args) => operate::status(&args),
         Command::Drain(args) => operate::drain(&args),
@@ -148,8 +149,6 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Env(args) => env::run(&args),
         Command::Init(args) => init::run(&args),
-        // It tells its launcher how it went, not the terminal.
-        Command::Rank(args) => return rank::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

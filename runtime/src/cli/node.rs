@@ -1,14 +1,17 @@
 //! `phalanx node`.
 
-use super::coordinator::stop_on_signal;
+use super::say;
+use super::signals::on_signal;
 use super::train::show;
+use crate::embed::program::RankProgram;
 use crate::train::JobError;
-use crate::train::elastic::join::{JoinAs, join};
+use crate::train::elastic::join::{JoinAs, Leave, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) const HELP: &str = "Examples:
   phalanx node --join phx1.…@10.0.0.1:7070              one rank on this machine
@@ -33,25 +36,35 @@ pub(super) struct Args {
     advertise: Option<IpAddr>,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     let parsed: JoinString = args.join.parse().map_err(|error| JobError::Unusable(format!("--join: {error}")))?;
     if args.ranks == 0 {
         return Err(JobError::Unusable("--ranks is 0; a node has at least one rank".into()));
     }
-    let program = std::env::current_exe().map_err(|source| JobError::Io {
-        action: "find",
-        path: "the program of this process".into(),
-        source,
+    let program = program.path().to_owned();
+    let credential = enter(&parsed, &args.dir)?;
+    let how = JoinAs {
+        join: parsed,
+        credential,
+        dir: args.dir.clone(),
+        n_slots: args.ranks,
+        advertise: args.advertise,
+        program,
+    };
+    let leaves = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&leaves);
+    on_signal(move || {
+        asked.store(true, Ordering::Release);
+        say("\nthis node ends once others have its state; once more to end at once");
     })?;
-    let how = JoinAs { join: parsed, dir: args.dir.clone(), n_slots: args.ranks, advertise: args.advertise, program };
-    let leaves = stop_on_signal()?;
+    let leaves = || if leaves.load(Ordering::Acquire) { Leave::Drain } else { Leave::Stay };
     let (mut progress, mut tokenising) = (None, Tokenising::default());
-    let outcome = join(how, &|| leaves.load(Ordering::Acquire), &mut |event| {
+    let outcome = join(how, &leaves, &mut |event| {
         tokenising.see(event);
         show(event, &mut progress, 10);
     });
     if let Some(p) = &progress {
         Progress::finish(p);
     }
-    outcome
+    outcome.map(drop)
 }

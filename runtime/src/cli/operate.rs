@@ -2,15 +2,16 @@
 
 use super::say;
 use crate::config::JobConfig;
+use crate::embed::running::Resize;
 use crate::train::JobError;
 use crate::train::elastic::ask::ask;
+use crate::train::elastic::sentence::incident;
 use comfy_table::{Table, presets};
 use phalanx_actors::events::IncidentLine;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_strategies::elastic::coordinator::status::{Status, WorkerStatus};
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::message::{Ending, MemberPhase};
-use phalanx_strategies::mesh::Mesh;
 use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:
@@ -113,11 +114,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
 
 pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
     let now = args.which.status()?.wanted;
-    let mesh = Mesh {
-        dp_replicate: args.dp_replicate_size.unwrap_or(now.dp_replicate),
-        dp_shard: args.dp_shard_size.unwrap_or(now.dp_shard),
-        ..now
-    };
+    let change = Resize { dp_replicate_size: args.dp_replicate_size, dp_shard_size: args.dp_shard_size };
+    let mesh = change.of(now);
     args.which.request(&Request::Resize(mesh), &format!("{mesh} is wanted; `phalanx status` says when it is there"))
 }
 
@@ -180,7 +178,7 @@ fn show(status: &Status) {
     }
     say(table);
     for timeline in &status.timelines {
-        say(super::coordinator::incident(&IncidentLine::from(timeline)));
+        say(incident(&IncidentLine::from(timeline)));
     }
 }
 

@@ -1,10 +1,14 @@
 //! `phalanx train`.
 
+use super::cluster::{ClusterArgs, n_slots};
+use super::signals::on_signal;
 use super::{JobArgs, say};
 use crate::config::output::Resume;
+use crate::embed::program::RankProgram;
 use crate::generate::Sampling;
 use crate::job::{Control, Event, Report, Started};
 use crate::train::JobError;
+use crate::train::elastic::muster::Muster;
 use crate::train::progress::{Progress, Tokenising, human_bytes, human_count};
 use crate::train::session::{self, Ranks};
 use std::path::Path;
@@ -15,35 +19,67 @@ pub(super) const HELP: &str = "Examples:
   phalanx train my.yaml --learning_rate 1e-4 --max_steps 100
   phalanx train my.yaml --resume_from_checkpoint none --output_dir runs/second
 
-Ctrl-C finishes the step, saves everything and prints how to go on; a second one ends at once.";
+Ctrl-C finishes the step, saves everything and prints how to go on; a second one ends at once.
+
+On a cluster, the same command on every node makes them one job. Node 0 leads; it leaves what the others need to join in
+output_dir, which all nodes share, in a file that only you can read. When another node dies, the rest goes on.
+
+  srun --ntasks-per-node=1 phalanx train --slurm my.yaml
+      in an allocation; nodes and cores come from SLURM_NODEID, SLURM_NNODES, SLURM_JOB_NODELIST, SLURM_CPUS_PER_TASK.
+      SIGTERM to all nodes, as before a preemption, saves and ends the job; to one node other than node 0, drains it.
+      srun itself ends all tasks with one of them, unless it has --no-kill --kill-on-bad-exit=0.
+
+  MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 phalanx train --torchrun my.yaml
+      one process on each of WORLD_SIZE nodes, in place of `torchrun --nnodes 2 --node-rank 1 --master-addr …`.
+      With LOCAL_WORLD_SIZE, WORLD_SIZE and RANK count ranks as torchrun does; the process of the node's first rank starts
+      its LOCAL_WORLD_SIZE ranks, and the others have nothing to do: torchrun --no-python … phalanx train --torchrun my.yaml
+
+  The ranks of the mesh are spread evenly; `nproc_per_node` counts those of one node. Neither environment is looked at
+  without its flag.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
     job: JobArgs,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let config = args.job.load()?;
+pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
+    let place = args.cluster.place()?;
+    if place.as_ref().is_some_and(|place| !place.speaks) {
+        say("the first process of this machine starts its ranks; this one has nothing to do");
+        return Ok(());
+    }
+    // Alone, a node needs nobody to lead it.
+    let config = place.as_ref().map_or_else(|| args.job.load(), |place| args.cluster.load(&args.job, place))?;
+    let place = place.filter(|place| place.n_nodes > 1);
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
     let starts_anew = config.output.resume_from_checkpoint == Resume::Never;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
     let control = Arc::new(Control::default());
-    stop_on_signal(&control)?;
-    let (mut progress, mut tokenising) = (None, Tokenising::default());
-    let program = std::env::current_exe().map_err(|source| JobError::Io {
-        action: "find",
-        path: "the program of this process".into(),
-        source,
+    let asked = Arc::clone(&control);
+    on_signal(move || {
+        asked.stop();
+        say("\nfinishing this step, then saving; once more to end at once");
     })?;
-    let report = session::run(&config, None, &Ranks::Processes(program), &control, &mut |event| {
+    let (mut progress, mut tokenising) = (None, Tokenising::default());
+    let mut on_event = |event: &Event| {
         tokenising.see(event);
         show(event, &mut progress, logging_steps);
-    });
+    };
+    let program = program.path().to_owned();
+    let report = match &place {
+        None => session::run(&config, None, &Ranks::Several(program), &control, &mut on_event).map(Some),
+        Some(place) => {
+            let (n_slots, patience) = (n_slots(&config)?, args.cluster.patience());
+            Muster { config: &config, place, program, n_slots, patience }.run(&control, &mut on_event)
+        }
+    };
     if let Some(p) = &progress {
         Progress::finish(p);
     }
-    let report = report?;
+    let Some(report) = report? else { return Ok(()) };
     farewell(&report, args, starts_anew);
     match (sample, report.model_dir.filter(|dir| dir.join("config.json").exists())) {
         (Some((prompt, n_tokens)), Some(dir)) => show_sample(&dir, &prompt, n_tokens, n_threads),
@@ -106,30 +142,12 @@ fn farewell(report: &Report, args: &Args, starts_anew: bool) {
     }
     if !report.finished {
         let overrides = args.job.overrides.join(" ");
-        let mut command = format!("phalanx train {} {overrides}", args.job.config.display()).trim_end().to_string();
+        let mut command = format!("phalanx train {}{} {overrides}", args.cluster.flag(), args.job.config.display())
+            .trim_end()
+            .to_string();
         if starts_anew {
             command += " --resume_from_checkpoint auto";
         }
         say(format_args!("stopped after step {}; go on with:  {command}", report.steps));
     }
-}
-
-/// The first Ctrl-C or SIGTERM asks the run to stop, the second ends the process as if nobody had listened.
-fn stop_on_signal(control: &Arc<Control>) -> Result<(), JobError> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    let io = |source| JobError::Io { action: "listen for signals of", path: "this process".into(), source };
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(io)?;
-    let control = Arc::clone(control);
-    let listen = move || {
-        let mut seen = signals.forever();
-        if seen.next().is_some() {
-            control.stop();
-            super::say("\nfinishing this step, then saving; once more to end at once");
-        }
-        if let Some(signal) = seen.next() {
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(io)?;
-    Ok(())
 }

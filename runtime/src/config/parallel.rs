@@ -16,8 +16,10 @@ const ONE_TO_THREE: Range = Range { fits: "1, 2 or 3", holds: |x| (1.0..=3.0).co
 section! {
     /// The mesh of ranks, outermost axis first: pp, dp_replicate, dp_shard, cp, tp. Its product is the number of ranks.
     pub struct ParallelSection {
-        /// Ranks on this machine; without it, as many as the mesh has.
+        /// Ranks on each machine; without it, as many as the mesh has, on all machines together.
         pub nproc_per_node: Option<usize> = None => AT_LEAST_ONE;
+        /// Machines with nproc_per_node ranks each; found out by `phalanx train --slurm` and `--torchrun`.
+        pub nnodes: usize = 1 => AT_LEAST_ONE;
         /// Copies of the model that learn from different data.
         pub dp_replicate_size: usize = 1 => AT_LEAST_ONE;
         /// Ranks that share the state of one copy and learn from different data; auto takes the ranks that the other sizes leave.
@@ -119,7 +121,8 @@ impl ParallelSection {
             cp: self.context_parallel_size,
             tp: self.tensor_parallel_size,
         };
-        let Some(world) = self.nproc_per_node.or((!auto).then(|| mesh.size())) else {
+        let of_all = self.nproc_per_node.map(|n| n.saturating_mul(self.nnodes));
+        let Some(world) = of_all.or((!auto).then(|| mesh.size())) else {
             return Err(ConfigError::AutoAxis);
         };
         Ok(mesh.fit(world, auto)?)

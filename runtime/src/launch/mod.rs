@@ -18,12 +18,14 @@
 //!   but the last lines. No rank can hold up the launcher: it never blocks on one.
 //!
 //! Map: [`rank_set`] is all of them, `process` one of them, [`cores`] where they run, [`channel`] the rank's end,
-//! [`frame`] the bytes between them, [`failure`] who is to blame; `sys` holds the calls of Linux that the standard library lacks.
+//! [`frame`] the bytes between them, [`failure`] who is to blame; `sys` holds the calls of Linux that the standard library
+//! lacks. [`environment`] is what the launcher of a cluster says of this process.
 //!
 //! Deliberately absent: what frames mean, when to stop, whether to start again (the caller knows). Other machines.
 
 pub mod channel;
 pub mod cores;
+pub mod environment;
 pub mod error;
 pub mod failure;
 pub mod frame;

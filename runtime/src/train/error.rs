@@ -77,6 +77,12 @@ pub enum JobError {
         human_bytes(*needed), human_bytes(*present)
     )]
     TooLarge { needed: u64, present: u64 },
+    /// Two jobs would write into one folder.
+    #[error("output_dir {path} is in use by another job that runs; wait for its end or name another folder", path = path.display())]
+    InUse { path: PathBuf },
+    /// A thread of the job panicked; the process in which it ran goes on.
+    #[error("a thread of the job panicked: {0}")]
+    Panicked(String),
     /// Nothing to resume from.
     #[error("{path} holds no checkpoint that can be resumed{why}", path = path.display())]
     NoCheckpoint { path: PathBuf, why: String },
@@ -140,7 +146,7 @@ impl JobError {
         match self {
             JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::World(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
-            JobError::Superseded(_) | JobError::JobFailed(_) => false,
+            JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             _ => true,
         }

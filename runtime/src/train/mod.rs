@@ -7,6 +7,7 @@
 //! - `session`: from configuration to exported model, for one rank and for ranks that are threads; `team`: the ranks of a
 //!   run and what they agree on; `links`: messages between two of them; `shadow`: a copy of another rank's state.
 //! - `elastic`: ranks as processes, which may die; `chorus`: their events as one; `excuse`: why one cannot go on.
+//! - `output_lock`: one job at a time in a folder.
 //! - `saving`: checkpoints of a run.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
@@ -20,6 +21,7 @@ mod excuse;
 pub mod export;
 pub(crate) mod links;
 pub mod metrics;
+mod output_lock;
 pub mod plan;
 pub mod progress;
 pub(crate) mod saving;

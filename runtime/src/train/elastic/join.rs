@@ -7,7 +7,7 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::cpu::available_threads;
 use crate::cpu::matmul::peak_flops;
-use crate::job::Event;
+use crate::job::{Event, Report};
 use crate::train::JobError;
 use crate::train::plan;
 use crate::train::session::prepare_data;
@@ -16,6 +16,7 @@ use phalanx_actors::node::{Letter, Node, Process};
 use phalanx_actors::quic::enrol::enrol;
 use phalanx_actors::quic::link::{Link, LinkConfig};
 use phalanx_actors::supervisor::Settings;
+use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::JoinString;
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::identity::Worker;
@@ -26,13 +27,15 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// How a machine takes part.
 pub(crate) struct JoinAs {
     pub(crate) join: JoinString,
+    /// What [`enter`] gave for it.
+    pub(crate) credential: Credential,
     /// Where its key and certificate are kept.
     pub(crate) dir: PathBuf,
     /// Rank processes.
@@ -48,13 +51,32 @@ const ORDERS_MAX: usize = 64;
 /// How often it is looked whether the machine is about to be taken away.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Takes part until the job is over, or this node is released.
+/// What a node is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// To take part.
+    Stay,
+    /// To go once others have its state.
+    Drain,
+    /// To go at once: nobody is left to say when.
+    Now,
+}
+
+/// Becomes a node of a job, with its key and certificate in `dir`.
+///
+/// # Errors
+/// When no coordinator answers, or it refuses.
+pub(crate) fn enter(join: &JoinString, dir: &Path) -> Result<Credential, JobError> {
+    block_on(enrol(join, dir, &Timing::default())).map_err(unusable)?.map_err(unusable)
+}
+
+/// Takes part until the job is over, or this node is released. Returns what the leader reported, if it was here.
 pub(crate) fn join(
     how: JoinAs,
-    leaves: &dyn Fn() -> bool,
+    leaves: &dyn Fn() -> Leave,
     on_event: &mut (dyn FnMut(&Event) + Send),
-) -> Result<(), JobError> {
-    let credential = block_on(enrol(&how.join, &how.dir, &Timing::default())).map_err(unusable)?.map_err(unusable)?;
+) -> Result<Option<Report>, JobError> {
+    let credential = how.credential;
     let Name { job, role: Role::Node { node, boot } } = credential.certified().name else {
         return Err(unusable("the coordinator's certificate is not one of a node"));
     };
@@ -117,13 +139,15 @@ pub(crate) fn join(
         let obey = move || block_on(supervisor.obey(orders));
         std::thread::Builder::new().name("phalanx-orders".into()).spawn(obey).map_err(unusable)?
     };
-    let mut hall = Hall { processes, supervisor, commands: taken, wakened, unsaid: VecDeque::new(), drained: false };
+    let mut hall =
+        Hall { processes, supervisor, commands: taken, wakened, unsaid: VecDeque::new(), drained: false, report: None };
     let outcome = hall.follow(&thread, leaves, on_event);
+    let report = hall.report.take();
     // What was said last is on its way before this node says good-bye.
     link.close();
     thread.stop();
     let _ = obeying.join();
-    outcome
+    outcome.map(|()| report)
 }
 
 /// The address of this machine from which the coordinator is reached.
@@ -146,21 +170,24 @@ struct Hall {
     /// What the supervisor had no room for.
     unsaid: VecDeque<NodeEvent>,
     drained: bool,
+    report: Option<Report>,
 }
 
 impl Hall {
     fn follow(
         &mut self,
         thread: &ControlThread,
-        leaves: &dyn Fn() -> bool,
+        leaves: &dyn Fn() -> Leave,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<(), JobError> {
         loop {
             if let Some(Err(panicked)) = thread.has_ended() {
                 return Err(JobError::JobFailed(panicked.to_string()));
             }
-            if !self.drained && leaves() {
-                self.drained = self.supervisor.drain();
+            match leaves() {
+                Leave::Drain if !self.drained => self.drained = self.supervisor.drain(),
+                Leave::Now => return Ok(()),
+                Leave::Stay | Leave::Drain => {}
             }
             while let Ok(command) = self.commands.try_recv() {
                 match command {
@@ -194,7 +221,8 @@ impl Hall {
                 while (&self.wakened).read(&mut bytes).is_ok_and(|n| n > 0) {}
             }
             NodeEvent::Happened { rank: 0, event, .. } => on_event(&event),
-            NodeEvent::Happened { .. } | NodeEvent::Done(_) => {}
+            NodeEvent::Happened { .. } => {}
+            NodeEvent::Done(report) => self.report = Some(report),
             NodeEvent::Failed(worker, excuse) => on_event(&Event::Note(format!("{worker}: {}", excuse.text))),
             NodeEvent::Line(worker, text) => on_event(&Event::Note(format!("{worker}: {text}"))),
             NodeEvent::Word(word) => drop(self.supervisor.word(word)),

@@ -1,7 +1,8 @@
 //! Coordinator, supervisor and ranks of one machine from one command.
 
+use super::event_log::EventLog;
 use super::node::{Node, NodeEvent};
-use super::serve::{ADDRESS, CONTROL, EventLog, unusable, write};
+use super::serve::{ADDRESS, CONTROL, unusable, write};
 use super::words::Begin;
 use crate::config::JobConfig;
 use crate::job::{Control, Event, Report};
@@ -80,6 +81,7 @@ impl Local<'_> {
             wishes: (false, 0),
             over: false,
         };
+        self.control.open();
         watch.follow(self.control, on_event)
     }
 }
@@ -121,7 +123,7 @@ impl Watch {
             let event = self.node.next_event(Some(wait))?;
             let now = Instant::now();
             self.pass_on(now, control);
-            self.answer(now);
+            self.answer(now, control);
             if let Some(event) = event {
                 self.hear(now, event, on_event)?;
             }
@@ -134,8 +136,11 @@ impl Watch {
         self.outcome()
     }
 
-    /// Answers the operator.
-    fn answer(&mut self, now: Instant) {
+    /// Answers the operator, and the program that this is a part of.
+    fn answer(&mut self, now: Instant, control: &Control) {
+        while let Some((request, answer)) = control.next_asked() {
+            let _ = answer.send(self.obey(now, request));
+        }
         while let Ok(inbound) = self.inbound.try_recv() {
             let Inbound::Request { frame, answer } = inbound else { continue };
             let said = match wire::decode::<Request>(&frame) {
@@ -155,7 +160,10 @@ impl Watch {
             Request::Save => self.coordinator.handle_save(now),
             Request::Stop => self.coordinator.handle_stop(now),
             Request::Drain(_) => {
-                return Answer::Refused("the job runs on one machine; `phalanx stop` ends it, saved".into());
+                return Answer::Refused(
+                    "the job runs on one machine, which has no other to leave its state to; stopping it saves it"
+                        .into(),
+                );
             }
             Request::Resize(mesh) => {
                 if let Err(error) = self.coordinator.handle_resize(now, mesh) {
@@ -167,7 +175,7 @@ impl Watch {
     }
 
     fn pass_on(&mut self, now: Instant, control: &Control) {
-        if control.stop.load(Ordering::Acquire) && !std::mem::replace(&mut self.wishes.0, true) {
+        if control.stops() && !std::mem::replace(&mut self.wishes.0, true) {
             self.coordinator.handle_stop(now);
         }
         let n_saves = control.saves.load(Ordering::Acquire);

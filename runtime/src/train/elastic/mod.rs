@@ -5,16 +5,22 @@
 //! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `pairs`: who has messages for whom.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
-//! - `serve`: the coordinator of several nodes; `join`: one of them; `ask`: the operator.
+//! - `serve`: the coordinator of several nodes; `join`: one of them; `head`: both in one process; `muster`: machines
+//!   of a cluster's launcher; `ask`: the operator;
+//!   `sentence`: what happens, for people; `event_log`: for who comes later.
 
 pub(crate) mod ask;
 pub(crate) mod cell;
 mod device;
+pub(crate) mod event_log;
+pub(crate) mod head;
 mod heal;
 pub(crate) mod join;
 pub(crate) mod local;
+pub(crate) mod muster;
 pub(crate) mod node;
 mod pairs;
 pub(crate) mod rank;
+pub(crate) mod sentence;
 pub(crate) mod serve;
 pub(crate) mod words;

@@ -3,28 +3,31 @@
 
 use crate::checkpoint::reader::Checkpoint;
 use crate::config::JobConfig;
+use crate::job::Control;
 use crate::train::JobError;
+use crate::train::elastic::event_log::EventLog;
 use crate::train::elastic::local::job_id;
 use crate::train::saving::Saving;
 use phalanx_actors::control::{ControlThread, block_on};
 use phalanx_actors::coordinator::Settings;
 use phalanx_actors::events::{Event, What};
 use phalanx_actors::head::Head;
-use phalanx_actors::operator::Request;
-use phalanx_actors::quic::listener::{Listener, ListenerConfig};
+use phalanx_actors::operator::{Answer, Request};
+use phalanx_actors::quic::listener::{Inbox, Listener, ListenerConfig};
 use phalanx_actors::store::directory::Directory;
 use phalanx_actors::store::{SharedStore, Store};
+use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::Address;
+use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Folder of a job in which its coordinators keep what they know.
@@ -47,7 +50,7 @@ pub(crate) struct Welcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Serve {
     pub(crate) listen: SocketAddr,
-    /// Where nodes find it, if not at `listen`.
+    /// Where nodes find it, if not at `listen`; port 0 is the one on which it listens.
     pub(crate) advertise: Vec<Address>,
     /// How many machines may join with one join string, and how long.
     pub(crate) n_machines: u32,
@@ -62,37 +65,30 @@ pub(crate) enum Told {
     Event(Event),
 }
 
-/// Coordinates a job to its end. `asked` is looked at often: `true` once the job shall stop.
+/// Coordinates a job to its end; returns what it was then, unless another coordinator has taken over. Asks `is_abandoned` often: once it is, the job is stopped, and
+/// not waited for when no node is left.
 pub(crate) fn serve(
     config: &JobConfig,
     n_microbatches: usize,
     serve: &Serve,
-    asked_to_stop: &dyn Fn() -> bool,
+    control: &Control,
+    is_abandoned: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(Told),
-) -> Result<(), JobError> {
-    let control = config.output.output_dir.join(CONTROL);
-    let store = Directory::open(&control.join("store")).map_err(unusable)?;
-    let found = begin(config, &control, &store)?;
-    let job = job_of(&control)?;
+) -> Result<Option<Box<Status>>, JobError> {
+    let folder = config.output.output_dir.join(CONTROL);
+    let store = Directory::open(&folder.join("store")).map_err(unusable)?;
+    let found = begin(config, &folder, &store)?;
+    let job = job_of(&folder)?;
     let timing = config.elastic.timing();
-    let authority = phalanx_actors::trust::authority::Authority::open(&control, job).map_err(unusable)?;
-    let welcome = Welcome {
-        yaml: config.to_yaml(),
-        secret: authority.secret("tensors between ranks").to_vec(),
-        start_from: found,
-    };
-    drop(authority);
-    let listen = ListenerConfig {
-        listen: serve.listen,
-        timing,
-        welcome: serde_json::to_vec(&welcome).map_err(unusable)?,
-        ..ListenerConfig::new(&control, job)
-    };
-    let (listener, inbound) = Listener::start(listen).map_err(unusable)?;
+    let (listener, inbound) = listen(config, serve.listen, job, found)?;
     let addresses =
         if serve.advertise.is_empty() { vec![Address::from(listener.address())] } else { serve.advertise.clone() };
+    let addresses: Vec<Address> = addresses
+        .into_iter()
+        .map(|a| if a.port == 0 { Address { port: listener.address().port(), ..a } } else { a })
+        .collect();
     let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    write(&control.join(ADDRESS), text.join(",").as_bytes())?;
+    write(&folder.join(ADDRESS), text.join(",").as_bytes())?;
     let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
     tell(Told::Join(invitation.to_string()));
     let policy = config.elastic.policy(config.parallel.mesh()?, n_microbatches);
@@ -117,44 +113,106 @@ pub(crate) fn serve(
         .name("phalanx-serving".into())
         .spawn(move || block_on(server.serve(inbound)))
         .map_err(unusable)?;
-    let mut log = EventLog::open(&config.output.output_dir)?;
-    let (mut ending, mut stopping) = (None, false);
-    loop {
-        if !stopping && asked_to_stop() {
-            stopping = true;
-            let answer = block_on(head.ask(Request::Stop)).map_err(unusable)?;
-            tracing::info!(?answer, "asked to stop");
-        }
-        if let Some(Err(panicked)) = poll_end(&thread) {
-            return Err(JobError::JobFailed(panicked));
-        }
-        match events.recv_timeout(LOOK) {
-            Ok(event) => {
-                log.write(&event)?;
-                if let What::Ended { ending: how } = &event.what {
-                    ending = Some(how.clone());
-                }
-                let is_over = event.what == What::NodesTold;
-                tell(Told::Event(event));
-                if is_over {
-                    break;
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
+    control.open();
+    let log = EventLog::open(&config.output.output_dir)?;
+    let following = Following { head, thread: &thread, listener: &listener, events, log, ending: None };
+    let outcome = following.follow(control, is_abandoned, tell);
+    control.close();
     thread.stop();
     listener.close();
     let _ = serving.join();
-    match ending {
-        Some(Ending::Failed(why)) => Err(JobError::JobFailed(why)),
-        _ => Ok(()),
+    outcome
+}
+
+/// Opens the coordinator's side to nodes and operators.
+fn listen(
+    config: &JobConfig,
+    at: SocketAddr,
+    job: JobId,
+    start_from: Option<(u64, PathBuf)>,
+) -> Result<(Listener, Inbox), JobError> {
+    let folder = config.output.output_dir.join(CONTROL);
+    let authority = Authority::open(&folder, job).map_err(unusable)?;
+    let secret = authority.secret("tensors between ranks").to_vec();
+    drop(authority);
+    let welcome = Welcome { yaml: config.to_yaml(), secret, start_from };
+    let settings = ListenerConfig {
+        listen: at,
+        timing: config.elastic.timing(),
+        welcome: serde_json::to_vec(&welcome).map_err(unusable)?,
+        ..ListenerConfig::new(&folder, job)
+    };
+    Listener::start(settings).map_err(unusable)
+}
+
+/// A job that is coordinated.
+struct Following<'a> {
+    head: Head,
+    thread: &'a ControlThread,
+    listener: &'a Listener,
+    events: Receiver<Event>,
+    log: EventLog,
+    ending: Option<Ending>,
+}
+
+impl Following<'_> {
+    fn follow(
+        mut self,
+        control: &Control,
+        is_abandoned: &dyn Fn() -> bool,
+        tell: &mut dyn FnMut(Told),
+    ) -> Result<Option<Box<Status>>, JobError> {
+        let mut is_stopping = false;
+        loop {
+            let is_abandoned = is_abandoned();
+            if !is_stopping && (control.stops() || is_abandoned) {
+                is_stopping = true;
+                let answer = self.ask(Request::Stop)?;
+                tracing::info!(?answer, "asked to stop");
+            }
+            if is_abandoned && self.listener.connected().is_empty() {
+                return Err(JobError::JobFailed("no node is left".into()));
+            }
+            while let Some((request, answer)) = control.next_asked() {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.ask(request)?);
+            }
+            if let Some(Err(panicked)) = poll_end(self.thread) {
+                return Err(JobError::JobFailed(panicked));
+            }
+            match self.events.recv_timeout(LOOK) {
+                Ok(event) => {
+                    self.log.write(&event)?;
+                    if let What::Ended { ending } = &event.what {
+                        self.ending = Some(ending.clone());
+                    }
+                    let is_over = event.what == What::NodesTold;
+                    tell(Told::Event(event));
+                    if is_over {
+                        break;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        match self.ending.take() {
+            Some(Ending::Failed(why)) => Err(JobError::JobFailed(why)),
+            Some(Ending::Finished) => match self.ask(Request::Status)? {
+                Answer::Status(status) => Ok(Some(status)),
+                other => Err(JobError::JobFailed(format!("the coordinator did not say how the job ended: {other:?}"))),
+            },
+            None => Ok(None),
+        }
+    }
+
+    fn ask(&self, request: Request) -> Result<Answer, JobError> {
+        block_on(self.head.ask(request)).map_err(unusable)
     }
 }
 
-/// How often it is looked whether the job shall stop.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often it is looked whether somebody asks for something.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The end of a thread, if it has come.
 fn poll_end(thread: &ControlThread) -> Option<Result<(), String>> {
@@ -208,33 +266,4 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
 
 pub(crate) fn unusable(error: impl std::fmt::Display) -> JobError {
     JobError::Unusable(error.to_string())
-}
-
-/// `events.jsonl`: a line for everything that happens to the job; incidents have their phases.
-pub(crate) struct EventLog {
-    path: PathBuf,
-    file: fs::File,
-}
-
-impl EventLog {
-    /// Opens the file in a job's folder. Appended to: a job that goes on keeps its history.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub(crate) fn open(output_dir: &Path) -> Result<EventLog, JobError> {
-        let path = output_dir.join("events.jsonl");
-        let file = fs::File::options().append(true).create(true).open(&path);
-        let file = file.map_err(|source| JobError::Io { action: "write", path: path.clone(), source })?;
-        Ok(EventLog { path, file })
-    }
-
-    /// Adds a line.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub(crate) fn write(&mut self, event: &Event) -> Result<(), JobError> {
-        let mut line = serde_json::to_vec(event).unwrap_or_default();
-        line.push(b'\n');
-        self.file.write_all(&line).map_err(|source| JobError::Io { action: "write", path: self.path.clone(), source })
-    }
 }

@@ -1,4 +1,5 @@
-//! The embedding API: a job from a YAML file or from code, run to its end or followed and stopped from outside.
+//! A job from a YAML file or from code, run to its end on threads of this process, or followed and stopped from outside.
+//! Ranks that are processes, which may die: [`crate::embed`].
 //!
 //! ```no_run
 //! use phalanx::{Event, Job};
@@ -14,6 +15,10 @@
 //! # Ok::<(), phalanx::JobError>(())
 //! ```
 
+pub(crate) mod control;
+
+pub use control::{AskError, Control};
+
 use crate::config::JobConfig;
 use crate::frontend::user_model::{MODEL_TYPE, UserModel};
 use crate::train::JobError;
@@ -24,7 +29,6 @@ use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
@@ -95,28 +99,6 @@ pub struct Report {
     pub model_dir: Option<PathBuf>,
 }
 
-/// What can be asked of a run from outside.
-#[derive(Debug, Default)]
-pub struct Control {
-    pub(crate) stop: AtomicBool,
-    /// How often it was asked for.
-    pub(crate) saves: AtomicU64,
-    /// The world that is to come to rest between two steps.
-    pub(crate) pause: AtomicU64,
-}
-
-impl Control {
-    /// Finish the step, save everything, and end.
-    pub fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-    }
-
-    /// Save a checkpoint after the step.
-    pub fn save(&self) {
-        self.saves.fetch_add(1, Ordering::Release);
-    }
-}
-
 /// A job that is ready to run.
 #[derive(Debug)]
 pub struct Job {
@@ -153,6 +135,11 @@ impl Job {
     /// A job from keys and values, as they stand in the YAML file.
     pub fn builder() -> JobBuilder {
         JobBuilder::default()
+    }
+
+    /// What it will do, and with which model if that is not in it.
+    pub(crate) fn into_parts(self) -> (JobConfig, Option<UserModel>) {
+        (self.config, self.user)
     }
 
     /// What it will do.

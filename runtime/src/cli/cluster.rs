@@ -1,0 +1,103 @@
+//! `phalanx train --slurm` and `--torchrun`: what the environment says of this process, and the job that follows from it.
+
+use super::JobArgs;
+use crate::config::JobConfig;
+use crate::config::error::ConfigError;
+use crate::launch::environment::{Place, Variables, slurm, torchrun};
+use crate::train::JobError;
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ClusterArgs {
+    /// This is one task of a Slurm step that has one on each node; see below.
+    #[arg(long)]
+    slurm: bool,
+    /// Take this machine's place from MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK; see below.
+    #[arg(long, conflicts_with = "slurm")]
+    torchrun: bool,
+    /// With --slurm or --torchrun: so many of the nodes are beyond the mesh, as warm spares.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    spare_nodes: u32,
+    /// With --slurm or --torchrun: how long other nodes wait for the first one.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    join_wait: u64,
+}
+
+/// The environment of this process. Other variables may have any value.
+fn environment() -> Variables {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    std::env::vars_os().filter_map(text).collect()
+}
+
+impl ClusterArgs {
+    /// Where this process stands, if it is said to be one of several.
+    pub(super) fn place(&self) -> Result<Option<Place>, JobError> {
+        let place = match (self.slurm, self.torchrun) {
+            (true, _) => slurm(&environment()),
+            (_, true) => torchrun(&environment()),
+            _ if self.spare_nodes > 0 => {
+                return Err(JobError::Unusable(
+                    "--spare-nodes needs --slurm or --torchrun, which tell of nodes".into(),
+                ));
+            }
+            _ => return Ok(None),
+        };
+        let place = place.map_err(|error| JobError::Unusable(error.to_string()))?;
+        if self.spare_nodes >= place.n_nodes {
+            return Err(JobError::Unusable(format!(
+                "--spare-nodes is {}, and there are {} nodes; at least one has to train",
+                self.spare_nodes, place.n_nodes
+            )));
+        }
+        Ok(Some(place))
+    }
+
+    /// As it was given.
+    pub(super) const fn flag(&self) -> &'static str {
+        match (self.slurm, self.torchrun) {
+            (true, _) => "--slurm ",
+            (_, true) => "--torchrun ",
+            _ => "",
+        }
+    }
+
+    pub(super) const fn patience(&self) -> Duration {
+        Duration::from_secs(self.join_wait)
+    }
+
+    /// The job, with as many machines, ranks and cores as the place says.
+    pub(super) fn load(&self, job: &JobArgs, place: &Place) -> Result<JobConfig, JobError> {
+        let mut keys = job.overrides()?;
+        let key = |name: &str, value: u32| (name.to_owned(), value.to_string());
+        keys.push(key("nnodes", place.n_nodes - self.spare_nodes));
+        keys.extend(place.n_ranks.map(|n| key("nproc_per_node", n)));
+        let mut config = match (JobConfig::load(&job.config, &keys), place.n_gpus) {
+            // Where nothing else says how many ranks a node has, each of its GPUs gets one.
+            (Err(ConfigError::AutoAxis), Some(n_gpus)) => {
+                keys.push(key("nproc_per_node", n_gpus));
+                JobConfig::load(&job.config, &keys)?
+            }
+            (config, _) => config?,
+        };
+        let n_ranks = n_slots(&config)?;
+        let n_threads = place.n_cpus.map(|n_cpus| (n_cpus / n_ranks).max(1) as usize);
+        config.precision.threads = config.precision.threads.or(n_threads);
+        Ok(config)
+    }
+}
+
+/// Rank processes of each machine, spares included.
+pub(super) fn n_slots(config: &JobConfig) -> Result<u32, JobError> {
+    let (parallel, mesh) = (&config.parallel, config.parallel.mesh()?);
+    let n_each = mesh.size() / parallel.nnodes;
+    if n_each * parallel.nnodes != mesh.size() {
+        return Err(JobError::Unusable(format!(
+            "the mesh {mesh} has {} ranks, which {} nodes cannot share evenly; --spare-nodes takes nodes out",
+            mesh.size(),
+            parallel.nnodes
+        )));
+    }
+    Ok((n_each + config.elastic.spare_ranks) as u32)
+}

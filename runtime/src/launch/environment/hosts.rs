@@ -1,0 +1,173 @@
+//! Slurm's short form of a list of machines: `login,node[01-03,07],rack[1-2]n[1-4]`.
+
+/// Machines that a list may have.
+const HOSTS_MAX: usize = 1 << 16;
+
+/// Why a list of machines cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostsError {
+    /// A bracket without its other half, or one inside another.
+    #[error("`{0}` has a bracket without its other half")]
+    Bracket(String),
+    /// A comma with nothing before or after it.
+    #[error("`{0}` has an empty name")]
+    Empty(String),
+    /// Between brackets are numbers and ranges of numbers, such as `01-03,07`.
+    #[error("`{0}` is no number and no range such as 01-03")]
+    Range(String),
+    /// Longer than any cluster.
+    #[error("it has more than {HOSTS_MAX} names")]
+    TooMany,
+}
+
+/// All names of a list, in its order.
+///
+/// # Errors
+/// When it is not one.
+pub fn expand(list: &str) -> Result<Vec<String>, HostsError> {
+    let mut hosts = Vec::new();
+    for name in split(list)? {
+        hosts.extend(names(name)?);
+        if hosts.len() > HOSTS_MAX {
+            return Err(HostsError::TooMany);
+        }
+    }
+    Ok(hosts)
+}
+
+/// Cuts at the commas that are not between brackets.
+fn split(list: &str) -> Result<Vec<&str>, HostsError> {
+    let unmatched = || HostsError::Bracket(shown(list));
+    let (mut parts, mut start, mut is_inside) = (Vec::new(), 0, false);
+    for (at, letter) in list.char_indices() {
+        match letter {
+            '[' | ']' if is_inside == (letter == '[') => return Err(unmatched()),
+            '[' | ']' => is_inside = !is_inside,
+            ',' if !is_inside => {
+                parts.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if is_inside {
+        return Err(unmatched());
+    }
+    parts.push(&list[start..]);
+    let parts: Vec<&str> = parts.into_iter().map(str::trim).collect();
+    if parts.iter().any(|part| part.is_empty()) { Err(HostsError::Empty(shown(list))) } else { Ok(parts) }
+}
+
+/// All names that one entry stands for; the last bracket counts fastest.
+fn names(entry: &str) -> Result<Vec<String>, HostsError> {
+    let mut names = vec![String::new()];
+    let mut rest = entry;
+    while let Some((before, inside)) = rest.split_once('[') {
+        let (inside, after) = inside.split_once(']').expect("every bracket has its other half");
+        let numbers = numbers(inside)?;
+        if names.len() * numbers.len() > HOSTS_MAX {
+            return Err(HostsError::TooMany);
+        }
+        names = names.iter().flat_map(|name| numbers.iter().map(move |n| format!("{name}{before}{n}"))).collect();
+        rest = after;
+    }
+    names.iter_mut().for_each(|name| name.push_str(rest));
+    Ok(names)
+}
+
+/// The numbers between two brackets, as wide as they are written.
+fn numbers(text: &str) -> Result<Vec<String>, HostsError> {
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let wrong = || HostsError::Range(shown(part));
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |digits: &str| {
+            let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| digits.parse::<u64>().ok()).flatten().ok_or_else(wrong)
+        };
+        let (from, to) = (number(first)?, number(last)?);
+        if from > to {
+            return Err(wrong());
+        }
+        if to - from >= (HOSTS_MAX - numbers.len()) as u64 {
+            return Err(HostsError::TooMany);
+        }
+        let width = first.len();
+        numbers.extend((from..=to).map(|n| format!("{n:0width$}")));
+    }
+    Ok(numbers)
+}
+
+/// The beginning of a text, for a message about it.
+fn shown(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hosts(list: &str) -> String {
+        expand(list).unwrap().join(" ")
+    }
+
+    #[test]
+    fn lists_as_slurm_writes_them() {
+        assert_eq!(hosts("node1"), "node1");
+        assert_eq!(hosts("node[01-03,07]"), "node01 node02 node03 node07");
+        assert_eq!(hosts("a,b[9-11],c-1.example.org"), "a b9 b10 b11 c-1.example.org");
+        assert_eq!(hosts("rack[1-2]n[1-2]-ib"), "rack1n1-ib rack1n2-ib rack2n1-ib rack2n2-ib");
+    }
+
+    #[test]
+    fn what_is_no_list_is_named() {
+        assert_eq!(expand("n[1-3"), Err(HostsError::Bracket("n[1-3".into())));
+        assert_eq!(expand("n]1["), Err(HostsError::Bracket("n]1[".into())));
+        assert_eq!(expand("a,,b"), Err(HostsError::Empty("a,,b".into())));
+        assert_eq!(expand("n[3-1]"), Err(HostsError::Range("3-1".into())));
+        assert_eq!(expand("n[1,x]"), Err(HostsError::Range("x".into())));
+        assert_eq!(expand("n[0-99999999999]"), Err(HostsError::TooMany));
+        assert_eq!(expand("n[1-999][1-999]"), Err(HostsError::TooMany));
+    }
+
+    /// Names and the list that stands for them, made independently of each other.
+    fn entries() -> impl Strategy<Value = (String, Vec<String>)> {
+        let range = (0..500u64, 0..20u64, 1..5usize);
+        let entry = ("[a-z][a-z0-9-]{0,5}", proptest::collection::vec(range, 0..4), "(-ib|\\.x)?");
+        proptest::collection::vec(entry, 1..5).prop_map(|entries| {
+            let (mut words, mut names) = (Vec::new(), Vec::new());
+            for (prefix, ranges, suffix) in entries {
+                if ranges.is_empty() {
+                    words.push(format!("{prefix}{suffix}"));
+                    names.push(format!("{prefix}{suffix}"));
+                    continue;
+                }
+                let mut parts = Vec::new();
+                for (from, more, width) in ranges {
+                    let numbers = (from..=from + more).map(|n| format!("{n:0width$}"));
+                    names.extend(numbers.map(|n| format!("{prefix}{n}{suffix}")));
+                    let (first, last) = (format!("{from:0width$}"), format!("{:0width$}", from + more));
+                    parts.push(if more == 0 { first } else { format!("{first}-{last}") });
+                }
+                words.push(format!("{prefix}[{}]{suffix}", parts.join(",")));
+            }
+            (words.join(","), names)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_list_stands_for_its_names_in_order((list, names) in entries()) {
+            prop_assert_eq!(expand(&list), Ok(names));
+        }
+
+        #[test]
+        fn any_text_is_a_list_or_refused(text in "[a-c0-9\\[\\],-]{0,24}") {
+            if let Ok(hosts) = expand(&text) {
+                prop_assert!(!hosts.is_empty() && hosts.len() <= HOSTS_MAX);
+                prop_assert!(hosts.iter().all(|host| !host.is_empty() && !host.contains(['[', ']', ','])));
+            }
+        }
+    }
+}

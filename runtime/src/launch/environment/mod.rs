@@ -1,0 +1,162 @@
+//! Where a process stands among those that a cluster's launcher started on several machines, as its environment says.
+//!
+//! Pure: variables in, a [`Place`] out. Who reads the environment of a process is where it starts, the command line.
+
+pub mod hosts;
+mod slurm;
+mod torchrun;
+
+pub use slurm::slurm;
+pub use torchrun::torchrun;
+
+use hosts::HostsError;
+use std::collections::BTreeMap;
+
+/// Variables of an environment.
+pub type Variables = BTreeMap<String, String>;
+
+/// Where a process stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// What all processes of this launch have in common, and those of no other.
+    pub launch: String,
+    /// Position of this machine; the one at 0 leads.
+    pub node: u32,
+    /// How many machines there are.
+    pub n_nodes: u32,
+    /// The first process of its machine speaks for it. Launchers that start one for each rank have others, which have
+    /// nothing to do.
+    pub speaks: bool,
+    /// Name or address of the machine that leads.
+    pub head: String,
+    /// Port on which it listens, if that was said.
+    pub port: Option<u16>,
+    /// Ranks of each machine, if the launcher says so.
+    pub n_ranks: Option<u32>,
+    /// GPUs of this machine, if the launcher says so.
+    pub n_gpus: Option<u32>,
+    /// Cores of this process, if the launcher says so.
+    pub n_cpus: Option<u32>,
+}
+
+/// Why variables do not say where a process stands.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvironmentError {
+    /// One is missing.
+    #[error("{name} is not set; {hint}")]
+    Missing {
+        /// Which.
+        name: &'static str,
+        /// What sets it.
+        hint: &'static str,
+    },
+    /// One has an unusable value.
+    #[error("{name} is `{value}`; {fits} would fit")]
+    Value {
+        /// Which.
+        name: &'static str,
+        /// What it is.
+        value: String,
+        /// What it should be.
+        fits: &'static str,
+    },
+    /// Two do not fit each other.
+    #[error("{first} and {second} contradict each other: {why}")]
+    Contradiction {
+        /// One, with its value.
+        first: String,
+        /// The other.
+        second: String,
+        /// Why that cannot be.
+        why: String,
+    },
+    /// A list of machines cannot be read.
+    #[error("{name}: {source}")]
+    Hosts {
+        /// In which variable it is.
+        name: &'static str,
+        /// What is wrong with it.
+        source: HostsError,
+    },
+}
+
+/// The variables that one launcher sets.
+struct Reader<'a> {
+    variables: &'a Variables,
+    /// What would set a variable that is missing.
+    hint: &'static str,
+}
+
+const COUNT: &str = "a whole number of at least 1";
+const POSITION: &str = "a whole number of at least 0";
+
+impl<'a> Reader<'a> {
+    /// A text; an empty one is none.
+    fn text(&self, name: &'static str) -> Result<&'a str, EnvironmentError> {
+        self.text_if_set(name).ok_or(EnvironmentError::Missing { name, hint: self.hint })
+    }
+
+    fn text_if_set(&self, name: &str) -> Option<&'a str> {
+        self.variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
+    }
+
+    fn number_if_set<T: std::str::FromStr>(
+        &self,
+        name: &'static str,
+        fits: &'static str,
+    ) -> Result<Option<T>, EnvironmentError> {
+        let parse = |text: &str| {
+            text.parse().map_err(|_| EnvironmentError::Value { name, value: text.chars().take(80).collect(), fits })
+        };
+        self.text_if_set(name).map(parse).transpose()
+    }
+
+    /// A position, counted from 0.
+    fn position(&self, name: &'static str) -> Result<u32, EnvironmentError> {
+        self.text(name)?;
+        Ok(self.number_if_set(name, POSITION)?.expect("it is set"))
+    }
+
+    /// A number of at least 1.
+    fn count_if_set(&self, name: &'static str) -> Result<Option<u32>, EnvironmentError> {
+        let count = self.number_if_set(name, COUNT)?;
+        if count == Some(0) {
+            return Err(EnvironmentError::Value { name, value: "0".into(), fits: COUNT });
+        }
+        Ok(count)
+    }
+
+    fn count(&self, name: &'static str) -> Result<u32, EnvironmentError> {
+        self.text(name)?;
+        Ok(self.count_if_set(name)?.expect("it is set"))
+    }
+}
+
+/// Refuses a position beyond a count.
+fn within(
+    (position_name, position): (&str, u32),
+    (count_name, count): (&str, u32),
+    what: &str,
+) -> Result<(), EnvironmentError> {
+    if position < count {
+        return Ok(());
+    }
+    Err(contradiction(position_name, position, count_name, count, &format!("{what} are counted from 0")))
+}
+
+fn contradiction(
+    first: &str,
+    one: impl std::fmt::Display,
+    second: &str,
+    other: impl std::fmt::Display,
+    why: &str,
+) -> EnvironmentError {
+    EnvironmentError::Contradiction {
+        first: format!("{first}={one}"),
+        second: format!("{second}={other}"),
+        why: why.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Places that launchers give, and variables that make no sense.
+
+use super::*;
+use proptest::prelude::*;
+
+fn variables(text: &str) -> Variables {
+    text.split_whitespace().filter_map(|word| word.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
+}
+
+const SLURM: &str = "SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_NNODES=4 SLURM_NODEID=2 SLURM_PROCID=2 SLURM_LOCALID=0 \
+                     SLURM_JOB_NODELIST=gpu[03-05,11] SLURM_NTASKS=4 SLURM_CPUS_PER_TASK=16 SLURM_GPUS_ON_NODE=8";
+const TORCHRUN: &str = "MASTER_ADDR=head MASTER_PORT=29500 WORLD_SIZE=8 RANK=4 LOCAL_WORLD_SIZE=4 LOCAL_RANK=0 \
+                        GROUP_RANK=1 GROUP_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none";
+
+/// Variables with one of them set to something else, or removed if that is empty.
+fn with(text: &str, name: &str, value: &str) -> Variables {
+    let mut variables = variables(text);
+    variables.insert(name.into(), value.into());
+    variables
+}
+
+#[test]
+fn a_task_of_a_slurm_step() {
+    let expected = Place {
+        launch: "slurm-77.0.0".into(),
+        node: 2,
+        n_nodes: 4,
+        speaks: true,
+        head: "gpu03".into(),
+        port: None,
+        n_ranks: None,
+        n_gpus: Some(8),
+        n_cpus: Some(16),
+    };
+
+    assert_eq!(slurm(&variables(SLURM)), Ok(expected));
+}
+
+#[test]
+fn a_step_on_a_part_of_its_allocation_counts_its_own_nodes() {
+    let part = format!("{SLURM} SLURM_STEP_NUM_NODES=3 SLURM_STEP_NODELIST=gpu[04-05,11] SLURM_STEP_NUM_TASKS=3");
+
+    let place = slurm(&variables(&part)).unwrap();
+
+    assert_eq!((place.node, place.n_nodes, &*place.head), (2, 3, "gpu04"));
+}
+
+#[test]
+fn a_requeued_slurm_job_is_another_launch() {
+    let again = slurm(&with(SLURM, "SLURM_RESTART_COUNT", "1")).unwrap();
+
+    assert_ne!(again.launch, slurm(&variables(SLURM)).unwrap().launch);
+}
+
+#[test]
+fn a_process_of_torchrun_and_the_first_of_its_machine() {
+    let expected = Place {
+        launch: "torchrun-head-29500-none".into(),
+        node: 1,
+        n_nodes: 2,
+        speaks: true,
+        head: "head".into(),
+        port: Some(29500),
+        n_ranks: Some(4),
+        n_gpus: None,
+        n_cpus: None,
+    };
+
+    assert_eq!(torchrun(&variables(TORCHRUN)), Ok(expected.clone()));
+    let mut third = with(TORCHRUN, "RANK", "6");
+    third.insert("LOCAL_RANK".into(), "2".into());
+    assert_eq!(torchrun(&third), Ok(Place { speaks: false, ..expected }));
+}
+
+#[test]
+fn without_local_ranks_torchrun_variables_count_machines() {
+    let place = torchrun(&variables("MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=3 RANK=2")).unwrap();
+
+    assert_eq!((place.node, place.n_nodes, place.n_ranks, place.speaks), (2, 3, None, true));
+}
+
+type Parse = fn(&Variables) -> Result<Place, EnvironmentError>;
+
+#[test]
+fn variables_that_make_no_sense_are_named() {
+    let wrong: [(Parse, &str, &str, &str, &str); 14] = [
+        (slurm, SLURM, "SLURM_JOB_ID", "", "SLURM_JOB_ID is not set; inside an allocation, `srun"),
+        (slurm, SLURM, "SLURM_STEP_ID", "", "SLURM_STEP_ID is not set"),
+        (
+            slurm,
+            SLURM,
+            "SLURM_NODEID",
+            "4",
+            "SLURM_NODEID=4 and SLURM_NNODES=4 contradict each other: nodes are counted",
+        ),
+        (slurm, SLURM, "SLURM_NODEID", "two", "SLURM_NODEID is `two`; a whole number of at least 0 would fit"),
+        (slurm, SLURM, "SLURM_NNODES", "0", "SLURM_NNODES is `0`; a whole number of at least 1"),
+        (slurm, SLURM, "SLURM_NNODES", "5", "SLURM_JOB_NODELIST=gpu[03-05,11] and SLURM_NNODES=5"),
+        (slurm, SLURM, "SLURM_JOB_NODELIST", "gpu[03-", "SLURM_JOB_NODELIST: `gpu[03-` has a bracket"),
+        (slurm, SLURM, "SLURM_NTASKS", "32", "srun --ntasks-per-node=1"),
+        (torchrun, TORCHRUN, "MASTER_ADDR", "", "MASTER_ADDR is not set; `--torchrun` needs"),
+        (torchrun, TORCHRUN, "MASTER_PORT", "99999", "MASTER_PORT is `99999`; a port"),
+        (torchrun, TORCHRUN, "RANK", "8", "RANK=8 and WORLD_SIZE=8 contradict each other"),
+        (torchrun, TORCHRUN, "LOCAL_WORLD_SIZE", "3", "LOCAL_WORLD_SIZE=3 and WORLD_SIZE=8 contradict"),
+        (torchrun, TORCHRUN, "GROUP_RANK", "0", "GROUP_RANK=0 and RANK=4 contradict each other"),
+        (torchrun, TORCHRUN, "LOCAL_RANK", "1", "LOCAL_RANK=1 and RANK=4 contradict each other"),
+    ];
+
+    for (parse, text, name, value, says) in wrong {
+        let error = parse(&with(text, name, value)).unwrap_err().to_string();
+        assert!(error.contains(says), "{name}={value}: {error}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn torchrun_gives_every_machine_one_process_that_speaks(n_nodes in 1..6u32, n_each in 1..6u32) {
+        let world = n_nodes * n_each;
+        let place = |rank: u32| {
+            let text = format!(
+                "MASTER_ADDR=a MASTER_PORT=1 WORLD_SIZE={world} RANK={rank} LOCAL_WORLD_SIZE={n_each} LOCAL_RANK={}",
+                rank % n_each
+            );
+            torchrun(&variables(&text)).unwrap()
+        };
+
+        let places: Vec<Place> = (0..world).map(place).collect();
+
+        let speakers: Vec<u32> = places.iter().filter(|place| place.speaks).map(|place| place.node).collect();
+        prop_assert_eq!(speakers, (0..n_nodes).collect::<Vec<_>>());
+        prop_assert!(places.iter().all(|p| (p.n_nodes, &p.launch) == (n_nodes, &places[0].launch)));
+    }
+
+    #[test]
+    fn no_values_panic(values in proptest::collection::vec("(-?[0-9]{0,12}|[a-z\\[\\],-]{0,6})", 9)) {
+        let names = |text| variables(text).into_keys();
+        for text in [SLURM, TORCHRUN] {
+            let mixed: Variables = names(text).zip(values.iter().cloned()).collect();
+            for place in [slurm(&mixed), torchrun(&mixed)].into_iter().flatten() {
+                prop_assert!(place.node < place.n_nodes);
+            }
+        }
+    }
+}

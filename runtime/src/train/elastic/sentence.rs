@@ -1,0 +1,40 @@
+//! What happens to a job, for people.
+
+use phalanx_actors::events::{Event, IncidentLine, What};
+use phalanx_strategies::elastic::message::Ending;
+
+/// An event.
+pub(crate) fn sentence(event: &Event) -> String {
+    match &event.what {
+        What::Leads => format!("coordinating ({})", event.term),
+        What::StepsDown => "another coordinator has taken over".into(),
+        What::World(world) => {
+            format!("{}: {} ranks ({}) from {}", world.generation, world.seats.len(), world.mesh, world.step)
+        }
+        What::Incident(line) => incident(line),
+        What::Checkpoint(checkpoint) => format!("saved at {}", checkpoint.step),
+        What::Ended { ending: Ending::Finished } => "the job is done".into(),
+        What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
+        What::NodesTold => "all nodes know".into(),
+    }
+}
+
+/// An incident for people: what happened, and how long each phase of the recovery took.
+pub(crate) fn incident(line: &IncidentLine) -> String {
+    let also = if line.also.is_empty() { String::new() } else { format!(" (and {} more)", line.also.len()) };
+    let detail = line.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));
+    let p = &line.phases_ms;
+    format!(
+        "{}: {}{detail}{also} · detect {:.1} · agree {:.1} · abort {:.1} · regroup {:.1} · heal {:.1} · resume {:.1} = {:.1} ms; on with {}",
+        line.generation,
+        line.cause,
+        p.detect,
+        p.agree,
+        p.abort,
+        p.regroup,
+        p.heal,
+        p.resume,
+        line.total_ms,
+        line.first_step
+    )
+}

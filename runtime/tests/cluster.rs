@@ -1,0 +1,217 @@
+//! Nodes that a cluster's launcher starts with the same command, here on one machine, with the variables that it would set.
+
+mod support;
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+use support::{Project, Run};
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const JOB: [&str; 8] = [
+    "--reproducible",
+    "true",
+    "--gradient_accumulation_steps",
+    "1",
+    "--microbatches_per_step",
+    "4",
+    "--dp_shard_size",
+    "2",
+];
+
+/// `phalanx train` on each node, with the flag and the variables of a launcher. Killed when dropped.
+struct Launch<'a> {
+    p: &'a Project,
+    nodes: Vec<Child>,
+}
+
+impl<'a> Launch<'a> {
+    fn start(p: &'a Project, flags: &str, nodes: &[Vec<(&str, String)>], overrides: &[&str]) -> Launch<'a> {
+        let start = |(i, variables): (usize, &Vec<(&str, String)>)| {
+            let log = std::fs::File::create(p.path(&format!("node{i}.log"))).unwrap();
+            let flags: Vec<&str> = flags.split(' ').collect();
+            let mut command = p.command(&[&["train"], &flags[..], &["job.yaml"], &JOB[..], overrides].concat());
+            command.envs(variables.iter().map(|(name, value)| (*name, value)));
+            command.stdout(log.try_clone().unwrap()).stderr(log).stdin(Stdio::null()).spawn().unwrap()
+        };
+        Launch { p, nodes: nodes.iter().enumerate().map(start).collect() }
+    }
+
+    fn said(&self, i: usize) -> String {
+        std::fs::read_to_string(self.p.path(&format!("node{i}.log"))).unwrap_or_default()
+    }
+
+    /// Waits until a node says this.
+    fn until(&self, i: usize, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.said(i).contains(text) {
+            assert!(Instant::now() < deadline, "node {i} does not say `{text}`: {}", self.said(i));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end of all nodes, well.
+    fn finish(mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        for i in 0..self.nodes.len() {
+            let ended = loop {
+                match self.nodes[i].try_wait().unwrap() {
+                    Some(status) => break status,
+                    None => assert!(Instant::now() < deadline, "{}\n{}", self.said(0), self.said(i)),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            assert!(ended.success(), "node {i}, {ended}: {}", self.said(i));
+        }
+    }
+}
+
+impl Drop for Launch<'_> {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            let _ = node.kill();
+            let _ = node.wait();
+        }
+    }
+}
+
+/// What Slurm sets for task `i` of a step on two nodes, whose names both mean this machine.
+fn slurm(i: usize) -> Vec<(&'static str, String)> {
+    let all = [
+        ("SLURM_JOB_ID", "4711"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_NNODES", "2"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_JOB_NODELIST", "127.0.0.[1-1],localhost"),
+        ("SLURM_CPUS_PER_TASK", "1"),
+    ];
+    let all = all.into_iter().map(|(name, value)| (name, value.to_owned()));
+    all.chain([("SLURM_NODEID", i.to_string()), ("SLURM_PROCID", i.to_string())]).collect()
+}
+
+fn torchrun(port: u16, rank: usize, local: Option<(usize, usize)>, world: usize) -> Vec<(&'static str, String)> {
+    let mut all = vec![
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+        ("WORLD_SIZE", world.to_string()),
+        ("RANK", rank.to_string()),
+    ];
+    if let Some((local_rank, local_world)) = local {
+        all.extend([("LOCAL_RANK", local_rank.to_string()), ("LOCAL_WORLD_SIZE", local_world.to_string())]);
+    }
+    all
+}
+
+/// A UDP port of this machine that is free.
+fn free_port() -> u16 {
+    std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn straight(p: &Project) -> Vec<u8> {
+    p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();
+    p.model_bytes("straight")
+}
+
+#[allow(unsafe_code)] // the standard library sends no signals
+fn terminate(pid: u32) {
+    // SAFETY: sends a signal; no memory is involved.
+    let sent = unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+    assert_eq!(sent, 0, "process {pid} is there");
+}
+
+#[test]
+fn two_tasks_of_a_slurm_step_train_as_one_machine_does() {
+    let p = Project::new();
+    let straight = straight(&p);
+
+    let launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &[]);
+    launch.until(0, "2 ranks");
+    launch.until(1, "with 1 ranks");
+    launch.finish();
+
+    assert_eq!(p.model_bytes("out"), straight);
+    let left: Vec<_> = std::fs::read_dir(p.path("out/control")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("join")), "{left:?}");
+}
+
+#[test]
+fn torchrun_variables_of_machines_and_of_ranks_are_understood() {
+    let p = Project::new();
+    let straight = straight(&p);
+
+    let port = free_port();
+    let machines = [torchrun(port, 0, None, 2), torchrun(port, 1, None, 2)];
+    Launch::start(&p, "--torchrun", &machines, &[]).finish();
+    assert_eq!(p.model_bytes("out"), straight);
+
+    // Two ranks on each of two machines, each with a process of its own, of which two do nothing.
+    let port = free_port();
+    let ranks: Vec<_> = (0..4).map(|rank| torchrun(port, rank, Some((rank % 2, 2)), 4)).collect();
+    let launch = Launch::start(&p, "--torchrun", &ranks, &["--dp_shard_size", "auto", "--output_dir", "four"]);
+    launch.until(0, "4 ranks");
+    launch.until(3, "nothing to do");
+    launch.finish();
+    assert_eq!(p.model_bytes("four"), straight);
+}
+
+#[test]
+fn a_spare_node_steps_in_for_one_that_dies() {
+    let p = Project::new();
+    let long = ["--max_steps", "600"];
+    p.train(&[&JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
+    let port = free_port();
+    let nodes: Vec<_> = (0..3).map(|i| torchrun(port, i, None, 3)).collect();
+    let mut launch = Launch::start(&p, "--torchrun --spare-nodes 1", &nodes, &long);
+    (0..3).for_each(|i| launch.until(i, "with 1 ranks"));
+    launch.until(0, "step    10");
+
+    // Whether it trains or is the spare one: the job has two that are left.
+    let mut dead = launch.nodes.remove(1);
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    launch.finish();
+
+    assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
+    assert_eq!(p.metrics("out").len(), 600, "every step is told of once");
+}
+
+#[test]
+fn a_cluster_that_takes_all_nodes_away_gets_a_saved_job_that_goes_on_later() {
+    let p = Project::new();
+    let long = ["--max_steps", "1000000"];
+    let mut launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &long);
+    launch.until(0, "step     3");
+
+    let pids: Vec<u32> = launch.nodes.iter_mut().map(|node| node.id()).collect();
+    pids.into_iter().for_each(terminate);
+    launch.until(0, "go on with:  phalanx train --slurm job.yaml");
+    launch.finish();
+
+    let steps = p.metrics("out").len();
+    let more = (steps + 2).to_string();
+    let again = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &["--max_steps", &more]);
+    again.finish();
+    assert_eq!(p.metrics("out").len(), steps + 2);
+}
+
+#[test]
+fn variables_that_make_no_sense_and_nodes_that_do_not_come_are_refused_in_a_sentence() {
+    let p = Project::new();
+    let run = |args: &[&str], variables: Vec<(&str, String)>| {
+        let mut command = p.command(&[&["train"], args, &["job.yaml"], &JOB[..]].concat());
+        Run::of(command.envs(variables).output().unwrap())
+    };
+    let mut beyond = slurm(0);
+    beyond.push(("SLURM_NODEID", "2".into()));
+
+    run(&["--slurm"], vec![]).refuses(&["SLURM_JOB_ID is not set", "srun --ntasks-per-node=1"]);
+    run(&["--slurm"], beyond).refuses(&["SLURM_NODEID=2 and SLURM_NNODES=2 contradict each other"]);
+    run(&["--torchrun"], slurm(0)).refuses(&["MASTER_ADDR is not set"]);
+    run(&["--torchrun"], torchrun(29500, 1, Some((0, 2)), 2)).refuses(&["LOCAL_RANK=0 and RANK=1"]);
+    run(&["--torchrun"], torchrun(29500, 2, None, 3)).refuses(&["2 ranks, which 3 nodes cannot share evenly"]);
+    run(&["--slurm", "--spare-nodes", "2"], slurm(0)).refuses(&["--spare-nodes is 2, and there are 2 nodes"]);
+    p.train(&["--nnodes", "2", "--dp_shard_size", "2"]).refuses(&["nnodes is 2", "--slurm"]);
+    p.run(&["train", "job.yaml", "--max_steps", "3", "--slurm"]).refuses(&["`--slurm`: goes before the YAML file"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+    run(&["--slurm", "--join-wait", "0"], slurm(1)).refuses(&["has not come in 0 s", "node 0 on 127.0.0.1"]);
+}
