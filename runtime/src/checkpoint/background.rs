@@ -39,7 +39,7 @@ pub struct BackgroundSave {
 impl Snapshot {
     /// Makes room for as many bytes of tensors.
     pub fn reserve(&mut self, n_bytes: usize) {
-        self.bytes.reserve_exact(n_bytes);
+        super::snapshot_memory::reserve(&mut self.bytes, n_bytes);
     }
 
     /// Adds a copy of a box of a tensor.

@@ -1,15 +1,11 @@
 //! The checkpoints below one directory: which there are, which is the newest that can be trusted, which may go.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::CheckpointError;
 use super::reader::{Checkpoint, Hashing};
-use super::volume::Volume;
-
-/// What a removed checkpoint is called while its files are deleted.
-const TRASH: &str = ".trash-";
+use super::store::{self, Store};
 
 /// A checkpoint's directory with the step and generation that its name states; ordered by step, then generation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,8 +47,15 @@ impl CheckpointId {
 /// # Errors
 /// When `root` cannot be read.
 pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
-    let mut ids: Vec<_> = entries(root)?.iter().filter_map(|path| CheckpointId::from_dir(path)).collect();
-    ids.retain(|id| fs::symlink_metadata(&id.path).is_ok_and(|metadata| metadata.is_dir()));
+    list_in(&*store::at(root)?, root)
+}
+
+/// The same in a store that is open.
+///
+/// # Errors
+/// As [`list`].
+pub fn list_in(store: &dyn Store, root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
+    let mut ids: Vec<_> = store.list(root)?.iter().filter_map(|path| CheckpointId::from_dir(path)).collect();
     ids.sort_unstable_by(|a, b| b.cmp(a));
     Ok(ids)
 }
@@ -60,19 +63,33 @@ pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
 /// Opens the newest checkpoint that verifies, and says which newer ones were passed over and why.
 ///
 /// # Errors
-/// When `root` cannot be read; a damaged checkpoint is no error but is skipped.
+/// When `root` cannot be read or its store does not answer; a damaged checkpoint is no error but is skipped.
 pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
-    newest_valid(list(root)?, Hashing::AllThreads)
+    latest_valid_in(&store::at(root)?, root)
+}
+
+/// The same in a store that is open.
+///
+/// # Errors
+/// As [`latest_valid`].
+pub fn latest_valid_in(
+    store: &Arc<dyn Store>,
+    root: &Path,
+) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+    newest_valid(store, list_in(&**store, root)?, Hashing::AllThreads)
 }
 
 fn newest_valid(
+    store: &Arc<dyn Store>,
     ids: Vec<CheckpointId>,
     hashing: Hashing,
 ) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
     let mut skipped = Vec::new();
     for id in ids {
-        match Checkpoint::open_hashing(&id.path, hashing) {
+        match Checkpoint::open_hashing(store, &id.path, hashing) {
             Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
+            // It may be as good as ever; to go on from an older one would throw work away.
+            Err(error @ CheckpointError::Unreachable { .. }) => return Err(error),
             Err(reason) => skipped.push(Skipped { path: id.path, reason }),
         }
     }
@@ -85,55 +102,29 @@ fn newest_valid(
 ///
 /// It reads the newest checkpoint whole, on the calling thread only, so that it can run beside training.
 ///
-/// The marker goes first, so that a crash midway leaves an uncommitted directory and never half a checkpoint.
-///
 /// # Errors
 /// When `root` cannot be read or a removal fails; the rest is kept for the next call.
 pub fn retain(
-    volume: &dyn Volume,
+    store: &Arc<dyn Store>,
     root: &Path,
     keep: usize,
     saved: &CheckpointId,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
-    for path in entries(root)?.iter().filter(|path| is_trash(path)) {
-        volume.remove_dir_all(path).map_err(|error| CheckpointError::io("remove", path, &error))?;
-    }
-    let ids: Vec<_> = list(root)?.into_iter().filter(|id| id <= saved).collect();
-    let (Some(newest), _) = newest_valid(ids.clone(), Hashing::ThisThread)? else { return Ok(Vec::new()) };
+    store.sweep(root)?;
+    let ids: Vec<_> = list_in(&**store, root)?.into_iter().filter(|id| id <= saved).collect();
+    let (Some(newest), _) = newest_valid(store, ids.clone(), Hashing::ThisThread)? else { return Ok(Vec::new()) };
     let older = ids.into_iter().filter(|id| id < newest.id());
     let mut kept = 1;
     let mut removed = Vec::new();
     for id in older {
-        if id.path.join("COMMIT").exists() && kept < keep {
+        // What cannot be asked is kept.
+        let is_committed = !matches!(store.open(&id.path.join("COMMIT")), Ok(None));
+        if is_committed && kept < keep {
             kept += 1;
             continue;
         }
-        remove(volume, root, &id.path).map_err(|error| CheckpointError::io("remove", &id.path, &error))?;
+        store.remove(&id.path)?;
         removed.push(id.path);
     }
     Ok(removed)
-}
-
-fn remove(volume: &dyn Volume, root: &Path, dir: &Path) -> io::Result<()> {
-    match volume.remove_file(&dir.join("COMMIT")) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => volume.sync_dir(dir)?,
-    }
-    let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let trash = root.join(format!("{TRASH}{name}"));
-    volume.rename(dir, &trash)?;
-    volume.remove_dir_all(&trash)
-}
-
-fn is_trash(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!("{TRASH}step-")))
-}
-
-fn entries(root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let io = |error: io::Error| CheckpointError::io("read", root, &error);
-    match fs::read_dir(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(io(error)),
-        Ok(entries) => entries.map(|entry| Ok(entry.map_err(io)?.path())).collect(),
-    }
 }

@@ -93,7 +93,7 @@ impl Contents {
         if !(1..=WRITERS_MAX).contains(&self.writers) {
             return Err(ManifestError::Number("number of writers"));
         }
-        self.files.iter().try_for_each(|(name, file)| file.validate(name))?;
+        self.files.iter().try_for_each(|(name, file)| file.validate(name, self.hash_chunk_bytes))?;
         self.tensors.iter().try_for_each(|(name, tensor)| self.validate_tensor(name, tensor))?;
         for (name, file) in &self.extras {
             check_name(name)?;

@@ -19,6 +19,24 @@ pub enum CheckpointError {
         /// What the operating system said.
         reason: String,
     },
+    /// An object store did not answer, or refused: this says nothing about what lies in it.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    Unreachable {
+        /// What was tried.
+        action: &'static str,
+        /// The URL.
+        path: PathBuf,
+        /// What the store or its client said.
+        reason: String,
+    },
+    /// Checkpoints cannot lie where they shall.
+    #[error("cannot keep checkpoints at {}: {reason}", path.display())]
+    BadPlace {
+        /// The path or URL.
+        path: PathBuf,
+        /// What is wrong with it, and what would fit.
+        reason: String,
+    },
     /// The directory's name is not that of a checkpoint.
     #[error("{} is not named like a checkpoint, step-<step>.g<generation>", path.display())]
     BadDirectory {
@@ -151,6 +169,10 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     pub(super) fn io(action: &'static str, path: impl Into<PathBuf>, error: &std::io::Error) -> Self {
-        Self::Io { action, path: path.into(), reason: error.to_string() }
+        let (path, reason) = (path.into(), error.to_string());
+        match error.kind() {
+            std::io::ErrorKind::NotConnected => Self::Unreachable { action, path, reason },
+            _ => Self::Io { action, path, reason },
+        }
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{FORMAT, HASH_CHUNK_BYTES, ManifestError, check_name, is_hash, limit};
+use super::manifest::{FORMAT, ManifestError, check_name, is_hash, limit};
 use super::region::Region;
 use crate::hf::dtype::Dtype;
 
 /// Indexes of a million boxes have about this size together; longer ones are not read.
 pub const INDEX_BYTES_MAX: u64 = 1 << 30;
 /// Hash chunks of one file: 4 TiB.
-const CHUNKS_MAX: usize = 1 << 20;
+const CHUNKS_MAX: usize = 1 << 22;
 
 /// The content of a writer's index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ pub struct Chunk {
 pub struct FileEntry {
     /// Its length.
     pub len: u64,
-    /// BLAKE3 of every [`HASH_CHUNK_BYTES`] of it, the last part shorter, in hexadecimal.
+    /// BLAKE3 of every hash chunk of it, the last one shorter, in hexadecimal.
     pub blake3: Vec<String>,
 }
 
@@ -109,10 +109,10 @@ impl Index {
 
 impl FileEntry {
     /// Checks that the hashes cover the length.
-    pub(super) fn validate(&self, name: &str) -> Result<(), ManifestError> {
+    pub(super) fn validate(&self, name: &str, hash_chunk_bytes: u64) -> Result<(), ManifestError> {
         check_name(name)?;
         limit("hashes of a file", self.blake3.len(), CHUNKS_MAX)?;
-        let covered = self.blake3.len() as u64 == self.len.div_ceil(HASH_CHUNK_BYTES);
+        let covered = self.blake3.len() as u64 == self.len.div_ceil(hash_chunk_bytes);
         let well_formed = self.blake3.iter().all(|hash| is_hash(hash));
         if covered && well_formed { Ok(()) } else { Err(ManifestError::Hashes(name.to_owned())) }
     }

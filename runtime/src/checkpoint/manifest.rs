@@ -9,8 +9,11 @@ use super::index::INDEX_BYTES_MAX;
 
 /// The version of the format that is written. Format 1, of one writer without indexes, is read too.
 pub const FORMAT: u32 = 2;
-/// Bytes of a file that one hash covers: small enough to verify in parallel and to name the damaged part.
-pub const HASH_CHUNK_BYTES: u64 = 4 << 20;
+/// Bytes of a file that one hash covers: few enough that a rank of another mesh verifies little that it does not need, and
+/// that a chunk is still in cache when it is hashed.
+pub const HASH_CHUNK_BYTES: u64 = 1 << 20;
+/// Chunks of other sizes are read up to this one, which earlier builds wrote.
+const HASH_CHUNK_BYTES_MAX: u64 = 4 << 20;
 /// A longer manifest is not read. One of format 1 lists every box; those of format 2 are much shorter.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 /// More ranks than any job has.
@@ -169,7 +172,7 @@ pub(super) fn check_about(job: &str, mesh: &BTreeMap<String, u64>, hash_chunk_by
     limit("axes", mesh.len(), AXES_MAX)?;
     let numbers = [
         ("mesh", mesh.values().any(|&size| size == 0)),
-        ("hash chunk size", hash_chunk_bytes != HASH_CHUNK_BYTES),
+        ("hash chunk size", !(HASH_CHUNK_BYTES..=HASH_CHUNK_BYTES_MAX).contains(&hash_chunk_bytes)),
         ("job name", job.len() > 256),
     ];
     numbers.into_iter().find(|(_, bad)| *bad).map_or(Ok(()), |(what, _)| Err(ManifestError::Number(what)))

@@ -11,15 +11,18 @@
 //!   COMMIT                         one line with the hash of MANIFEST, written last
 //! ```
 //!
+//! That directory lies in a folder, or has a URL in an object store; where `CLAIM` stands in it for the directory itself.
 //! A save of one process is a save of one writer; there is no second format for it. Format 1, from before there were
 //! indexes, is still read.
 //!
 //! Invariants, cited by the tests:
 //! - **C-1** A checkpoint exists if and only if its `COMMIT` verifies; what a crash leaves behind is never loaded.
-//! - **C-2** When a save returns, the checkpoint survives a power failure; until then the previous one does.
+//! - **C-2** When a save returns, the checkpoint survives a power failure; until then the previous one does. A folder is
+//!   synced for that; an object store has what it has acknowledged.
 //! - **C-3** Any bit that differs from what was saved is seen before it is used, and named; a checkpoint that is opened whole
 //!   is then skipped, never loaded.
-//! - **C-4** A directory of a step is never written twice; a retry takes the next generation.
+//! - **C-4** A directory of a step is never written twice; a retry takes the next generation. Who may write is settled by
+//!   creating the directory, or `CLAIM`, which fails where it exists; `COMMIT` is created in the same way.
 //! - **C-5** Retention never removes the newest valid checkpoint.
 //! - **C-6** Names in a manifest cannot leave the directory, and its numbers cannot overflow or exhaust memory.
 //! - **C-7** A save of many writers is committed only when the boxes of all tile every tensor exactly once; it succeeds for
@@ -29,14 +32,17 @@
 //! or [`background`] beside training; [`reader`] verifies
 //! and reads; [`catalog`] lists, finds the latest and removes old ones. [`index`] is what one writer says, [`contents`] what
 //! all say together, [`manifest`] and [`commit`] make it final; [`region`], [`tiling`], [`flat_run`] and [`placement`] are the geometry;
-//! [`volume`] is the seam below which files are made durable.
+//! [`store`] is the seam below which files lie: in a folder ([`disk`], which makes them durable by way of
+//! [`volume`]) or in an object store ([`bucket`]).
 //!
 //! Deliberately absent: which tensors make up a training state, who holds which box, and when to save (the trainer knows).
 
 pub mod background;
+pub mod bucket;
 pub mod catalog;
 pub mod commit;
 pub mod contents;
+pub mod disk;
 pub mod error;
 pub mod flat_run;
 pub mod index;
@@ -47,8 +53,11 @@ pub mod placement;
 pub mod reader;
 pub mod region;
 mod shard;
+mod snapshot_memory;
+pub mod store;
 mod stored;
 pub mod tiling;
+mod vendor;
 pub mod volume;
 pub mod writer;
 

@@ -1,8 +1,7 @@
 //! A checkpoint that is being written: each writer adds its part, the leader commits when all have.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::catalog::CheckpointId;
@@ -13,22 +12,21 @@ use super::index::{FileEntry, INDEX_BYTES_MAX, Index, TensorEntry, file_prefix, 
 use super::manifest::{FORMAT, HASH_CHUNK_BYTES, IndexEntry, Manifest, ManifestError, WRITERS_MAX};
 use super::pieces;
 use super::shard::{Written, write_file, write_shards};
-use super::stored::read_whole;
-use super::volume::Volume;
+use super::store::{Store, absent, read_whole};
 use super::writer::{CheckpointMeta, Piece};
 
 /// A directory without a commit marker. Dropped, it stays as it is, is never loaded, and goes with the next retention.
 #[must_use = "nothing is saved before `commit`"]
 pub struct PendingCheckpoint {
-    volume: Arc<dyn Volume>,
+    store: Arc<dyn Store>,
     id: CheckpointId,
     meta: CheckpointMeta,
     shard_bytes_max: u64,
 }
 
 impl PendingCheckpoint {
-    pub(super) fn new(volume: Arc<dyn Volume>, id: CheckpointId, meta: &CheckpointMeta, shard_bytes_max: u64) -> Self {
-        Self { volume, id, meta: meta.clone(), shard_bytes_max }
+    pub(super) fn new(store: Arc<dyn Store>, id: CheckpointId, meta: &CheckpointMeta, shard_bytes_max: u64) -> Self {
+        Self { store, id, meta: meta.clone(), shard_bytes_max }
     }
 
     /// Where it lies, and the generation that its name has: what the other writers must be told to join.
@@ -40,7 +38,7 @@ impl PendingCheckpoint {
     /// this returns, the part is durable.
     ///
     /// # Errors
-    /// When pieces contradict each other or the volume refuses. The checkpoint must then not be committed.
+    /// When pieces contradict each other or the store refuses. The checkpoint must then not be committed.
     pub fn write_part(
         &self,
         writer: u32,
@@ -48,25 +46,25 @@ impl PendingCheckpoint {
         extras: &[(&str, &[u8])],
     ) -> Result<(), CheckpointError> {
         pieces::check(pieces, extras, false)?;
-        let volume = &*self.volume;
-        let mut written = write_shards(volume, &self.id.path, writer, pieces, self.shard_bytes_max)?;
+        let store = &*self.store;
+        let mut written = write_shards(store, &self.id.path, writer, pieces, self.shard_bytes_max)?;
         let mut extra_files = BTreeMap::new();
         for (name, content) in extras {
             let file_name = format!("{}extra-{name}", file_prefix(writer));
-            let entry = write_file(volume, &self.id.path, &file_name, |file| file.write(content))?;
+            let entry = write_file(store, &self.id.path, &file_name, |file| file.write(content))?;
             written.files.insert(file_name.clone(), entry);
             extra_files.insert((*name).to_owned(), file_name);
         }
         let encoded = self.index(writer, pieces, written, extra_files).encode();
-        write_file(volume, &self.id.path, &index_name(writer), |file| file.write(&encoded))?;
-        self.sync_dir()
+        write_file(store, &self.id.path, &index_name(writer), |file| file.write(&encoded))?;
+        store.sync_dir(&self.id.path)
     }
 
     /// Checks that the parts of writers `0 .. n_writers` are there and tile every tensor exactly once, writes the manifest
     /// and then, once that is durable, the marker that makes the checkpoint exist. For the leader, after all have written.
     ///
     /// # Errors
-    /// When a part is missing, parts contradict each other, or the volume refuses; the checkpoint then may be
+    /// When a part is missing, parts contradict each other, or the store refuses; the checkpoint then may be
     /// [abandoned](Self::abandon).
     pub fn commit(&self, n_writers: u32) -> Result<(), CheckpointError> {
         let refused = |reason| CheckpointError::BadManifest { path: self.id.path.clone(), reason };
@@ -93,16 +91,18 @@ impl PendingCheckpoint {
             writers: n_writers,
             manifest_blake3: blake3::hash(&encoded).to_hex().to_string(),
         };
-        write_file(&*self.volume, &self.id.path, "MANIFEST", |file| file.write(&encoded))?;
-        self.sync_dir()?;
-        write_file(&*self.volume, &self.id.path, "COMMIT", |file| file.write(commit.encode().as_bytes()))?;
-        self.sync_dir()
+        let (store, dir) = (&*self.store, self.id.path.as_path());
+        write_file(store, dir, "MANIFEST", |file| file.write(&encoded))?;
+        store.sync_dir(dir)?;
+        write_file(store, dir, "COMMIT", |file| file.write(commit.encode().as_bytes()))?;
+        store.sync_dir(dir)
     }
 
-    /// Removes what was written, as far as the volume lets us: what remains has no marker and is never loaded.
+    /// Removes what was written, as far as the store lets us: what remains has no marker and is never loaded.
     pub fn abandon(self) {
-        let _ = self.volume.remove_file(&self.id.path.join("COMMIT"));
-        let _ = self.volume.remove_dir_all(&self.id.path);
+        if let Err(error) = self.store.remove(&self.id.path) {
+            tracing::debug!(%error, "remains of a save that failed are left to the next retention");
+        }
     }
 
     fn index(&self, writer: u32, pieces: &[Piece<'_>], written: Written, extras: BTreeMap<String, String>) -> Index {
@@ -132,10 +132,8 @@ impl PendingCheckpoint {
         let mut indexes = Vec::new();
         for writer in 0..n_writers {
             let path = self.id.path.join(index_name(writer));
-            if !path.exists() {
-                return Err(CheckpointError::MissingPart { path: self.id.path.clone(), writer, n_writers });
-            }
-            let encoded = read_whole(&path, INDEX_BYTES_MAX)?;
+            let missing = || CheckpointError::MissingPart { path: self.id.path.clone(), writer, n_writers };
+            let encoded = read_whole(&*self.store, &path, INDEX_BYTES_MAX)?.ok_or_else(missing)?;
             let blake3 = blake3::hash(&encoded).to_hex().to_string();
             entries.push(IndexEntry { len: encoded.len() as u64, blake3 });
             indexes.push(Index::decode(&encoded).map_err(|reason| CheckpointError::BadManifest { path, reason })?);
@@ -144,23 +142,8 @@ impl PendingCheckpoint {
     }
 
     fn check_length(&self, name: &str, entry: &FileEntry) -> Result<(), CheckpointError> {
-        let path = self.path_of(name);
-        let metadata = fs::symlink_metadata(&path).map_err(|error| CheckpointError::io("read", &path, &error))?;
-        match (metadata.is_file(), metadata.len()) {
-            (false, _) => Err(CheckpointError::NotAFile { path }),
-            (true, found) if found != entry.len => {
-                Err(CheckpointError::FileLength { path, expected: entry.len, found })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn path_of(&self, name: &str) -> PathBuf {
-        self.id.path.join(name)
-    }
-
-    fn sync_dir(&self) -> Result<(), CheckpointError> {
-        let path: &Path = &self.id.path;
-        self.volume.sync_dir(path).map_err(|error| CheckpointError::io("write", path, &error))
+        let path: PathBuf = self.id.path.join(name);
+        let found = self.store.open(&path)?.ok_or_else(|| absent(&path))?.n_bytes();
+        if found == entry.len { Ok(()) } else { Err(CheckpointError::FileLength { path, expected: entry.len, found }) }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -12,12 +13,13 @@ use super::error::CheckpointError;
 use super::index::{Chunk, Index, TensorEntry, index_name};
 use super::manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestError, format_of};
 use super::region::Region;
-use super::stored::{StoredFiles, read_whole};
+use super::store::{self, Store, absent};
+use super::stored::StoredFiles;
 use super::writer::EXTRA_BYTES_MAX;
 
-/// Runs shorter than this are read through a window of this size, so that a column costs one read per window and not one
-/// per row.
-const WINDOW_BYTES: u64 = 256 << 10;
+/// Shorter runs are read through a window of whole hash chunks, so that a column costs one read per chunk and not one per
+/// row.
+const LONG_RUN_BYTES: u64 = 256 << 10;
 
 /// A committed checkpoint. Whatever is read from it was found to be what was saved.
 #[derive(Debug)]
@@ -42,32 +44,44 @@ impl Checkpoint {
     /// # Errors
     /// The first thing that is not as it was saved.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        Self::open_hashing(dir, Hashing::AllThreads)
+        Self::open_in(&store::at(dir)?, dir)
+    }
+
+    /// The same in a store that is open.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_in(store: &Arc<dyn Store>, dir: &Path) -> Result<Self, CheckpointError> {
+        Self::open_hashing(store, dir, Hashing::AllThreads)
     }
 
     /// Opens the checkpoint in this directory without reading its data: for one of many ranks, each of which needs a part.
-    /// Data is verified when it is read, in pieces of [`super::manifest::HASH_CHUNK_BYTES`], each once.
+    /// Data is verified when it is read, in hash chunks, each once.
     ///
     /// # Errors
     /// When marker, manifest or an index is not as it was saved. Damaged data is an error of the read that meets it.
     pub fn open_lazily(dir: &Path) -> Result<Self, CheckpointError> {
+        Self::open_lazily_in(&store::at(dir)?, dir)
+    }
+
+    /// The same in a store that is open.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_lazily`].
+    pub fn open_lazily_in(store: &Arc<dyn Store>, dir: &Path) -> Result<Self, CheckpointError> {
         let id = CheckpointId::from_dir(dir).ok_or_else(|| CheckpointError::BadDirectory { path: dir.to_owned() })?;
         let commit_path = dir.join("COMMIT");
-        let line = match read_whole(&commit_path, COMMIT_BYTES_MAX) {
-            Err(CheckpointError::Io { .. }) if !commit_path.exists() => {
-                return Err(CheckpointError::Uncommitted { path: dir.to_owned() });
-            }
-            line => line?,
-        };
+        let line = store::read_whole(&**store, &commit_path, COMMIT_BYTES_MAX)?;
+        let line = line.ok_or_else(|| CheckpointError::Uncommitted { path: dir.to_owned() })?;
         let commit = Commit::decode(&line).ok_or(CheckpointError::BadCommit { path: commit_path })?;
         let manifest_path = dir.join("MANIFEST");
-        let encoded = read_hashed(&manifest_path, MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
+        let encoded = read_hashed(&**store, &manifest_path, MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
         let bad = |reason| CheckpointError::BadManifest { path: manifest_path.clone(), reason };
         let contents = match format_of(&encoded).map_err(bad)? {
             1 => Contents::decode_format_1(&encoded).map_err(bad)?,
             _ => {
                 let manifest = Manifest::decode(&encoded).map_err(bad)?;
-                let indexes = read_indexes(dir, &manifest)?;
+                let indexes = read_indexes(&**store, dir, &manifest)?;
                 Contents::join(&manifest, indexes).map_err(bad)?
             }
         };
@@ -77,13 +91,13 @@ impl Checkpoint {
         {
             return Err(bad(ManifestError::Identity));
         }
-        let files = StoredFiles::new(dir, &contents.files);
+        let files = StoredFiles::new(store.clone(), dir, &contents);
         let reaches = contents.tensors.iter().map(|(name, tensor)| (name.clone(), reach(tensor))).collect();
         Ok(Self { id, contents, files, reaches })
     }
 
-    pub(super) fn open_hashing(dir: &Path, hashing: Hashing) -> Result<Self, CheckpointError> {
-        let checkpoint = Self::open_lazily(dir)?;
+    pub(super) fn open_hashing(store: &Arc<dyn Store>, dir: &Path, hashing: Hashing) -> Result<Self, CheckpointError> {
+        let checkpoint = Self::open_lazily_in(store, dir)?;
         checkpoint.files.check_lengths()?;
         checkpoint.verify_all(hashing)?;
         Ok(checkpoint)
@@ -187,21 +201,22 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
         let runs = chunk.region.shared_runs(wanted, element_bytes);
-        let Some(last) = runs.last().map(|run| run.stored + run.len) else { return Ok(()) };
         let mut window = Vec::new();
-        let mut window_start = 0;
+        let mut window_bytes = 0..0;
         for run in &runs {
             let out = &mut out[run.wanted as usize..(run.wanted + run.len) as usize];
-            if run.len >= WINDOW_BYTES || runs.len() == 1 {
-                self.files.read(&chunk.file, chunk.byte_offset + run.stored, out)?;
+            let start = chunk.byte_offset + run.stored;
+            let end = start + run.len;
+            if run.len >= LONG_RUN_BYTES || runs.len() == 1 {
+                self.files.read(&chunk.file, start, out)?;
                 continue;
             }
-            if run.stored < window_start || run.stored + run.len > window_start + window.len() as u64 {
-                window_start = run.stored;
-                window.resize((last - run.stored).min(WINDOW_BYTES) as usize, 0);
-                self.files.read(&chunk.file, chunk.byte_offset + window_start, &mut window)?;
+            if start < window_bytes.start || end > window_bytes.end {
+                window_bytes = self.files.chunks_around(&chunk.file, start..end);
+                window.resize((window_bytes.end - window_bytes.start) as usize, 0);
+                self.files.read(&chunk.file, window_bytes.start, &mut window)?;
             }
-            let at = (run.stored - window_start) as usize;
+            let at = (start - window_bytes.start) as usize;
             out.copy_from_slice(&window[at..at + out.len()]);
         }
         Ok(())
@@ -229,19 +244,19 @@ fn near<'a>(tensor: &'a TensorEntry, reaches: &[u64], wanted: &Region) -> &'a [C
     &chunks[..n]
 }
 
-fn read_indexes(dir: &Path, manifest: &Manifest) -> Result<Vec<Index>, CheckpointError> {
+fn read_indexes(store: &dyn Store, dir: &Path, manifest: &Manifest) -> Result<Vec<Index>, CheckpointError> {
     let read = |(writer, committed)| {
         let path = dir.join(index_name(writer));
         let entry: &super::manifest::IndexEntry = committed;
-        let encoded = read_hashed(&path, entry.len, &entry.blake3)?;
+        let encoded = read_hashed(store, &path, entry.len, &entry.blake3)?;
         Index::decode(&encoded).map_err(|reason| CheckpointError::BadManifest { path, reason })
     };
     (0..).zip(&manifest.indexes).map(read).collect()
 }
 
 /// Reads a file of which nothing is believed before its hash was seen to be right.
-fn read_hashed(path: &Path, max: u64, expected: &str) -> Result<Vec<u8>, CheckpointError> {
-    let content = read_whole(path, max)?;
+fn read_hashed(store: &dyn Store, path: &Path, max: u64, expected: &str) -> Result<Vec<u8>, CheckpointError> {
+    let content = store::read_whole(store, path, max)?.ok_or_else(|| absent(path))?;
     let found = blake3::hash(&content).to_hex().to_string();
     if found == expected {
         return Ok(content);

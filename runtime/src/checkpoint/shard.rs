@@ -8,7 +8,7 @@ use super::error::CheckpointError;
 use super::index::{Chunk, FileEntry, file_prefix};
 use super::manifest::HASH_CHUNK_BYTES;
 use super::region::Region;
-use super::volume::{Volume, VolumeFile};
+use super::store::{NewFile, Store};
 use super::writer::Piece;
 use crate::hf::layout::encode_header;
 
@@ -28,7 +28,7 @@ pub(super) struct Written {
 /// Writes the pieces into shards of at most `shard_bytes_max` (a larger piece stands alone); files are durable, their names
 /// not yet: the caller syncs the directory.
 pub(super) fn write_shards(
-    volume: &dyn Volume,
+    store: &dyn Store,
     dir: &Path,
     writer: u32,
     pieces: &[Piece<'_>],
@@ -47,7 +47,7 @@ pub(super) fn write_shards(
         };
         let n = rest.iter().take_while(fits).count().max(1);
         let file_name = format!("{}{:04}.safetensors", file_prefix(writer), written.files.len());
-        let entry = write_shard(volume, dir, &file_name, pieces, &rest[..n], &mut written.chunks)?;
+        let entry = write_shard(store, dir, &file_name, pieces, &rest[..n], &mut written.chunks)?;
         written.files.insert(file_name, entry);
         rest = &rest[n..];
     }
@@ -55,7 +55,7 @@ pub(super) fn write_shards(
 }
 
 fn write_shard(
-    volume: &dyn Volume,
+    store: &dyn Store,
     dir: &Path,
     file_name: &str,
     pieces: &[Piece<'_>],
@@ -73,7 +73,7 @@ fn write_shard(
         chunks[i] = Some(Chunk { region, file: file_name.to_owned(), byte_offset, byte_len });
         byte_offset += byte_len;
     }
-    write_file(volume, dir, file_name, |file| {
+    write_file(store, dir, file_name, |file| {
         file.write(&header)?;
         order.iter().try_for_each(|&i| file.write(pieces[i].bytes))
     })
@@ -91,34 +91,32 @@ fn distinct_names(pieces: &[Piece<'_>], order: &[usize]) -> Vec<String> {
     order.iter().map(name).collect()
 }
 
-/// Writes a file under a temporary name, makes it durable and gives it its name.
+/// Writes a file; it has its name once its content is durable.
 pub(super) fn write_file(
-    volume: &dyn Volume,
+    store: &dyn Store,
     dir: &Path,
     name: &str,
     content: impl FnOnce(&mut HashingFile) -> io::Result<()>,
 ) -> Result<FileEntry, CheckpointError> {
-    let (temp, path) = (dir.join(format!("tmp.{name}")), dir.join(name));
-    let written = volume.create_file(&temp).and_then(|file| {
+    let path = dir.join(name);
+    let written = store.create(&path).and_then(|file| {
         let mut file = HashingFile::new(file);
         content(&mut file)?;
         file.finish()
     });
-    let entry = written.map_err(|error| CheckpointError::io("write", &path, &error))?;
-    volume.rename(&temp, &path).map_err(|error| CheckpointError::io("rename", &temp, &error))?;
-    Ok(entry)
+    written.map_err(|error| CheckpointError::io("write", &path, &error))
 }
 
 /// A file whose chunks are hashed as they pass.
 pub(super) struct HashingFile {
-    file: BufWriter<Box<dyn VolumeFile>>,
+    file: BufWriter<Box<dyn NewFile>>,
     hasher: blake3::Hasher,
     len: u64,
     blake3: Vec<String>,
 }
 
 impl HashingFile {
-    fn new(file: Box<dyn VolumeFile>) -> Self {
+    fn new(file: Box<dyn NewFile>) -> Self {
         // The buffer gathers small tensors; blocks as large as it pass through without a copy.
         let file = BufWriter::with_capacity(BLOCK_BYTES, file);
         Self { file, hasher: blake3::Hasher::new(), len: 0, blake3: Vec::new() }
@@ -149,8 +147,7 @@ impl HashingFile {
         if !self.len.is_multiple_of(HASH_CHUNK_BYTES) {
             self.end_chunk();
         }
-        self.file.flush()?;
-        self.file.get_mut().sync()?;
+        self.file.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?;
         Ok(FileEntry { len: self.len, blake3: self.blake3 })
     }
 }

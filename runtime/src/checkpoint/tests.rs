@@ -5,24 +5,28 @@ mod catalog;
 mod crash;
 mod damage;
 mod faulty_disk;
+mod faulty_objects;
 mod format_1;
 mod lazy;
 mod many_writers;
 mod many_writers_crash;
+mod objects;
 mod round_trip;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::catalog::{CheckpointId, latest_valid};
+use super::catalog::{CheckpointId, latest_valid, latest_valid_in};
+use super::disk::Disk;
 use super::error::CheckpointError;
+use super::store::{self, Store};
 use super::writer::{CheckpointMeta, CheckpointWriter, Piece};
 use crate::hf::dtype::Dtype;
 
 /// A writer that does not wait for the disk: most tests are about content, and `crash` covers durability.
 fn quick_writer(root: &Path) -> CheckpointWriter {
-    CheckpointWriter::on(Arc::new(faulty_disk::FaultyDisk::default()), root)
+    CheckpointWriter::on(Arc::new(Disk::on(Arc::new(faulty_disk::FaultyDisk::default()))), root)
 }
 
 fn meta(step: u64) -> CheckpointMeta {
@@ -42,7 +46,11 @@ fn save_state(writer: &CheckpointWriter, step: u64) -> Result<CheckpointId, Chec
 
 /// The step of the newest valid checkpoint below `root`, after checking that its content is that step's state.
 fn loaded_step(root: &Path) -> Option<u64> {
-    let checkpoint = latest_valid(root).unwrap().0?;
+    loaded_step_in(&store::at(root).unwrap(), root)
+}
+
+fn loaded_step_in(store: &Arc<dyn Store>, root: &Path) -> Option<u64> {
+    let checkpoint = latest_valid_in(store, root).unwrap().0?;
     let step = checkpoint.id().step;
     let mut weights = [0f32; 24];
     let mut counts = [0u64; 3];

@@ -1,7 +1,6 @@
 //! Saving: every writer's part, then the manifest, then the commit marker, each durable before the next.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use super::catalog::{self, CheckpointId};
 use super::error::CheckpointError;
 use super::pending::PendingCheckpoint;
 use super::pieces;
-use super::volume::{LocalDisk, Volume};
+use super::store::{self, Store};
 use crate::hf::dtype::Dtype;
 
 /// Bytes of one shard before another is begun.
@@ -21,7 +20,7 @@ pub(super) const EXTRA_BYTES_MAX: u64 = 256 << 20;
 /// snapshot that it owns.
 #[derive(Clone)]
 pub struct CheckpointWriter {
-    volume: Arc<dyn Volume>,
+    store: Arc<dyn Store>,
     root: PathBuf,
     shard_bytes_max: u64,
 }
@@ -79,14 +78,17 @@ impl<'a> Piece<'a> {
 }
 
 impl CheckpointWriter {
-    /// Saves below `root` on the local disk; the directory is made when needed.
-    pub fn new(root: &Path) -> Self {
-        Self::on(Arc::new(LocalDisk), root)
+    /// Saves below `root`, a path or the URL of an object store; a directory is made when needed.
+    ///
+    /// # Errors
+    /// As [`store::at`].
+    pub fn at(root: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self::on(store::at(root)?, root))
     }
 
-    /// Saves below `root` on any volume.
-    pub fn on(volume: Arc<dyn Volume>, root: &Path) -> Self {
-        Self { volume, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX }
+    /// Saves below `root` in a store that is open.
+    pub fn on(store: Arc<dyn Store>, root: &Path) -> Self {
+        Self { store, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX }
     }
 
     /// The same writer with another limit of bytes per shard.
@@ -99,8 +101,8 @@ impl CheckpointWriter {
     /// checkpoint is durable.
     ///
     /// # Errors
-    /// When pieces contradict each other or do not tile, or the volume refuses (disk full). What was written is removed as
-    /// far as the volume lets us; earlier checkpoints are untouched, and the remains of a failed save are never loaded.
+    /// When pieces contradict each other or do not tile, or the store refuses (disk full). What was written is removed as
+    /// far as the store lets us; earlier checkpoints are untouched, and the remains of a failed save are never loaded.
     pub fn save(
         &self,
         meta: &CheckpointMeta,
@@ -119,9 +121,9 @@ impl CheckpointWriter {
     /// three values comes near 2^31.
     ///
     /// # Errors
-    /// When this writer's pieces contradict each other or its volume refuses; [`CheckpointError::OthersFailed`] when that
+    /// When this writer's pieces contradict each other or its store refuses; [`CheckpointError::OthersFailed`] when that
     /// happened to others; [`CheckpointError::Agreement`] when `sum` fails, after which the checkpoint is there only if
-    /// writer 0 had committed it already. What was written is removed as far as the volume lets us.
+    /// writer 0 had committed it already. What was written is removed as far as the store lets us.
     pub fn save_together<E: std::fmt::Display>(
         &self,
         meta: &CheckpointMeta,
@@ -168,30 +170,22 @@ impl CheckpointWriter {
     /// generation in its [`PendingCheckpoint::id`]. Most callers want [`CheckpointWriter::save_together`].
     ///
     /// # Errors
-    /// When the volume refuses.
+    /// When the store refuses.
     pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
-        create_dirs(&*self.volume, &self.root)?;
         // Behind all of this step, also where retention has removed the first ones: otherwise this one would be the oldest.
-        let of_step = catalog::list(&self.root)?.into_iter().find(|id| id.step == meta.step);
+        let of_step = catalog::list_in(&*self.store, &self.root)?.into_iter().find(|id| id.step == meta.step);
         let generation = of_step.map_or(0, |newest| newest.generation + 1).max(meta.generation);
         let mut id = CheckpointId::new(&self.root, meta.step, generation);
-        loop {
-            match self.volume.create_dir(&id.path) {
-                Ok(()) => break,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    id = CheckpointId::new(&self.root, meta.step, id.generation + 1);
-                }
-                Err(error) => return Err(CheckpointError::io("create", id.path, &error)),
-            }
+        while !self.store.claim(&id.path)? {
+            id = CheckpointId::new(&self.root, meta.step, id.generation + 1);
         }
-        self.volume.sync_dir(&self.root).map_err(|error| CheckpointError::io("write", &self.root, &error))?;
-        Ok(PendingCheckpoint::new(self.volume.clone(), id, meta, self.shard_bytes_max))
+        Ok(PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max))
     }
 
     /// Takes part in the save for which the leader made the directory of this generation.
     pub fn join(&self, meta: &CheckpointMeta, generation: u64) -> PendingCheckpoint {
         let id = CheckpointId::new(&self.root, meta.step, generation);
-        PendingCheckpoint::new(self.volume.clone(), id, meta, self.shard_bytes_max)
+        PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max)
     }
 
     /// The directory below which it saves.
@@ -204,7 +198,7 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`catalog::retain`].
     pub fn retain(&self, keep: usize, saved: &CheckpointId) -> Result<Vec<PathBuf>, CheckpointError> {
-        catalog::retain(&*self.volume, &self.root, keep, saved)
+        catalog::retain(&self.store, &self.root, keep, saved)
     }
 }
 
@@ -220,21 +214,6 @@ fn settle(
         0 => Ok(()),
         n_failed => Err(CheckpointError::OthersFailed { step, n_failed }),
     }
-}
-
-/// Makes a directory and its missing parents, durably.
-fn create_dirs(volume: &dyn Volume, path: &Path) -> Result<(), CheckpointError> {
-    if path.as_os_str().is_empty() || path.is_dir() {
-        return Ok(());
-    }
-    let parent = path.parent().unwrap_or(Path::new(""));
-    create_dirs(volume, parent)?;
-    let io = |error: io::Error| CheckpointError::io("create", path, &error);
-    match volume.create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io(error)),
-        _ => {}
-    }
-    volume.sync_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent }).map_err(io)
 }
 
 // Saving runs on a background thread; this fails to compile if the writer cannot go there.

@@ -14,6 +14,10 @@ section! {
     pub struct OutputSection {
         /// Where checkpoints and the trained model go.
         pub output_dir: PathBuf = PathBuf::from("./outputs");
+        /// Where checkpoints go instead of the folder checkpoints in `output_dir`: another folder, or an object store at
+        /// s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, one prefix for each job; its keys
+        /// come from the environment.
+        pub checkpoint_dir: Option<PathBuf> = None;
         /// From this number everything random is derived; the same seed gives the same run.
         pub seed: u64 = 42;
         /// Steps between lines of progress.
@@ -29,19 +33,26 @@ section! {
         /// The third step of this run is measured instruction by instruction and written here, for chrome://tracing or
         /// Perfetto: a track for each rank, with the names of `phalanx plan --trace`.
         pub trace: Option<PathBuf> = None;
-        /// auto goes on from the newest valid checkpoint in `output_dir` if there is one, none starts anew, a path names one.
+        /// auto goes on from the newest valid checkpoint of this job if there is one, none starts anew, a path names one.
         pub resume_from_checkpoint: Resume = Resume::Auto;
+    }
+}
+
+impl OutputSection {
+    /// The folder or URL below which the checkpoints lie.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.checkpoint_dir.clone().unwrap_or_else(|| self.output_dir.join("checkpoints"))
     }
 }
 
 /// From where a run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// From the newest valid checkpoint of `output_dir`, or from the start where there is none.
+    /// From the newest valid checkpoint of the job, or from the start where there is none.
     Auto,
     /// From the start.
     Never,
-    /// From this checkpoint directory; its absence is an error.
+    /// From the checkpoint at this path or URL; its absence is an error.
     Path(PathBuf),
 }
 

@@ -6,11 +6,12 @@ use super::export::JOB_YAML;
 use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::checkpoint::background::Snapshot;
-use crate::checkpoint::catalog::{latest_valid, list};
+use crate::checkpoint::catalog::{Skipped, latest_valid, list};
+use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::region::Region;
 use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
-use crate::config::output::Resume;
+use crate::config::output::{OutputSection, Resume};
 use crate::cpu::CpuMachine;
 use crate::hf::dtype::Dtype;
 use crate::pulse::Pulse;
@@ -72,24 +73,28 @@ impl SavedBox<'_> {
 }
 
 impl Saving {
-    pub(crate) fn new(output_dir: &Path, keep: Option<usize>, extras: Vec<(String, Vec<u8>)>) -> Saving {
-        let job = output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
-        let root = output_dir.join("checkpoints");
-        Saving {
-            root,
-            job,
-            keep,
-            extras,
-            generation: 0,
-            ongoing: None,
-            spare: Snapshot::default(),
-            pulse: Pulse::default(),
-        }
+    pub(crate) fn new(output: &OutputSection, extras: Vec<(String, Vec<u8>)>) -> Saving {
+        let job = output.output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
+        let (root, keep) = (output.checkpoints(), output.save_total_limit);
+        let (generation, pulse) = (0, Pulse::default());
+        Saving { root, job, keep, extras, generation, ongoing: None, spare: Snapshot::default(), pulse }
     }
 
     /// The same on a device with this pulse.
     pub(crate) fn with_pulse(self, pulse: Pulse) -> Saving {
         Saving { pulse, ..self }
+    }
+
+    /// Looks whether checkpoints can lie where they shall, and whether the one to go on from is there if it is named: what
+    /// is wrong with an object store shall not show at the first save.
+    ///
+    /// # Errors
+    /// When a URL is not one, or its store does not answer or refuses, or the checkpoint is none.
+    pub(crate) fn check(&self, resume: &Resume) -> Result<(), JobError> {
+        if let Resume::Path(path) = resume {
+            Checkpoint::open_lazily(path)?;
+        }
+        Ok(list(&self.root).map(drop)?)
     }
 
     /// The same for the world of this generation.
@@ -115,9 +120,7 @@ impl Saving {
             Resume::Never => Ok((None, Vec::new())),
             Resume::Auto => {
                 let (found, skipped) = latest_valid(&self.root)?;
-                let warn = |s: crate::checkpoint::catalog::Skipped| {
-                    format!("skipped checkpoint {}: {}", s.path.display(), s.reason)
-                };
+                let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
                 Ok((found.map(|c| c.id().path.clone()), skipped.into_iter().map(warn).collect()))
             }
             Resume::Path(path) => Ok((Some(path.clone()), Vec::new())),
@@ -145,7 +148,7 @@ impl Saving {
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-        let writer = CheckpointWriter::new(&self.root);
+        let writer = CheckpointWriter::at(&self.root)?;
         let id =
             writer.save_together(&self.meta(state, team), seat(team), &pieces, &extras, |value| team.sum(value))?;
         if let Some(keep) = self.keep.filter(|_| team.leads()) {
@@ -175,7 +178,7 @@ impl Saving {
         snapshot.reserve(boxes.iter().map(|b| size_of_val(&*b.values)).sum());
         boxes.iter().for_each(|b| snapshot.add(&b.piece()));
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
-        let writer = CheckpointWriter::new(&self.root);
+        let writer = CheckpointWriter::at(&self.root)?;
         self.ongoing = Some(Ongoing::begin(&writer, self.meta(state, team), seat(team), snapshot, self.keep)?);
         Ok(())
     }
@@ -244,7 +247,7 @@ impl Saving {
 
     /// Fills what the updates of a program change from a checkpoint of this job.
     pub(crate) fn restore_updated(&self, path: &Path, machine: &mut CpuMachine, c: &Compiled) -> Result<(), JobError> {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = Checkpoint::open_lazily(path)?;
         Ok(weights::updated_state(c).iter().try_for_each(|tensor| {
             self.pulse.tick();
             read(&checkpoint, tensor, machine, c)
@@ -257,7 +260,8 @@ impl Saving {
         machine: &mut CpuMachine,
         c: &Compiled,
     ) -> Result<(TrainerState, Vec<String>), JobError> {
-        let checkpoint = Checkpoint::open(path)?;
+        // Each rank verifies what it reads; whoever chose this checkpoint has verified the whole.
+        let checkpoint = Checkpoint::open_lazily(path)?;
         let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
         for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
             self.pulse.tick();
@@ -266,7 +270,10 @@ impl Saving {
                 let (name, ours) = (&tensor.name, &tensor.shape);
                 return Err(mismatch(format!("`{name}` has shape {found:?} there and {ours:?} here")));
             }
-            read(&checkpoint, tensor, machine, c).map_err(|reason| mismatch(reason.to_string()))?;
+            read(&checkpoint, tensor, machine, c).map_err(|error| match error {
+                CheckpointError::Request { .. } => mismatch(error.to_string()),
+                error => error.into(),
+            })?;
         }
         let state = checkpoint.extra(STATE)?;
         let state = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
@@ -303,8 +310,16 @@ fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
     let (then, now) = (parse(then), parse(now));
     // Where results go and what is shown does not change what is computed.
-    let shown =
-        ["output_dir", "resume_from_checkpoint", "logging_steps", "save_steps", "save_total_limit", "threads", "trace"];
+    let shown = [
+        "output_dir",
+        "checkpoint_dir",
+        "resume_from_checkpoint",
+        "logging_steps",
+        "save_steps",
+        "save_total_limit",
+        "threads",
+        "trace",
+    ];
     let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
     keys.into_iter().filter(|k| !shown.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
 }
@@ -315,7 +330,7 @@ pub(crate) fn read(
     tensor: &Tensor,
     machine: &mut CpuMachine,
     c: &Compiled,
-) -> Result<(), crate::checkpoint::error::CheckpointError> {
+) -> Result<(), CheckpointError> {
     let dims = |d: &[usize]| d.iter().map(|n| *n as u64).collect();
     let region = Region { offset: dims(&tensor.held.offset), shape: dims(&tensor.held.extent) };
     if tensor.elements.len() == tensor.held.n_elements() {

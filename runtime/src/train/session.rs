@@ -105,6 +105,7 @@ impl<'a> Checked<'a> {
             (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates).map(Arc::new));
         let programs = programs.collect::<Result<Vec<Arc<Programs>>, _>>()?;
         check_memory(&programs)?;
+        Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
         Ok(Checked { config, user, program, tokenizer, model, mesh, programs })
     }
 
@@ -144,6 +145,7 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
         let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
         Programs::compile(&model, Place { mesh, rank }, evaluates)?;
     }
+    Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
     create_dir(&config.output.output_dir)?;
     Ok(model)
 }
@@ -157,7 +159,7 @@ fn elastic(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let output = &config.output;
-    let saving = Saving::new(&output.output_dir, output.save_total_limit, Vec::new());
+    let saving = Saving::new(output, Vec::new());
     let (resume, warnings) = saving.find(&output.resume_from_checkpoint)?;
     warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
     let found = resume.as_deref().map(Checkpoint::open).transpose()?;
@@ -223,8 +225,7 @@ impl Run<'_> {
         team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
-        let output = &self.config.output;
-        let saving = Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone());
+        let saving = Saving::new(&self.config.output, self.extras.clone());
         let Run { config, model, data, user, .. } = *self;
         let session = Session { config, model, programs, data, saving, n_threads, user };
         on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?

@@ -7,7 +7,7 @@ use super::*;
 fn operations_of_a_save() -> usize {
     let root = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::default();
-    save_state(&CheckpointWriter::on(Arc::new(disk.clone()), root.path()), 1).unwrap();
+    save_state(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root.path()), 1).unwrap();
     disk.n_operations()
 }
 
@@ -21,7 +21,7 @@ fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint(
         save_state(&quick_writer(root.path()), 1).unwrap();
         let disk = FaultyDisk::stopping_after(k);
 
-        let saved = save_state(&CheckpointWriter::on(Arc::new(disk), root.path()), 2);
+        let saved = save_state(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk))), root.path()), 2);
 
         let loaded = loaded_step(root.path());
         assert!(loaded == Some(1) || loaded == Some(2), "after {k} operations: {loaded:?}");
@@ -44,7 +44,7 @@ fn a_power_failure_at_any_operation_of_a_save_leaves_the_previous_checkpoint_or_
         save_state(&quick_writer(root.path()), 1).unwrap();
         let disk = FaultyDisk::stopping_after(k);
 
-        let saved = save_state(&CheckpointWriter::on(Arc::new(disk.clone()), root.path()), 2);
+        let saved = save_state(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root.path()), 2);
         disk.lose_power();
 
         let expected = if saved.is_ok() { Some(2) } else { Some(1) };
@@ -59,7 +59,7 @@ fn the_root_itself_survives_a_power_failure_once_a_save_has_returned() {
     let root = parent.path().join("outputs/checkpoints");
     let disk = FaultyDisk::default();
 
-    save_state(&CheckpointWriter::on(Arc::new(disk.clone()), &root), 5).unwrap();
+    save_state(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), &root), 5).unwrap();
     disk.lose_power();
 
     assert_eq!(loaded_step(&root), Some(5));
@@ -75,7 +75,7 @@ fn a_disk_that_fills_up_anywhere_gives_an_error_leaves_nothing_and_keeps_the_pre
         save_state(&quick_writer(root.path()), 1).unwrap();
         let disk = FaultyDisk::full_after(room);
 
-        let error = save_state(&CheckpointWriter::on(Arc::new(disk), root.path()), 2).unwrap_err();
+        let error = save_state(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk))), root.path()), 2).unwrap_err();
 
         assert!(error.to_string().contains("No space left on device"), "{error}");
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "with room for {room} bytes");
@@ -91,7 +91,7 @@ fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
         let [.., saved] = [1, 2, 3, 4].map(|step| save_state(&writer, step).unwrap());
         let disk = FaultyDisk::stopping_after(k);
 
-        let _ = CheckpointWriter::on(Arc::new(disk), root.path()).retain(1, &saved);
+        let _ = CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk))), root.path()).retain(1, &saved);
 
         let (_, skipped) = latest_valid(root.path()).unwrap();
         assert_eq!((loaded_step(root.path()), skipped.as_slice()), (Some(4), [].as_slice()), "after {k} operations");

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::checkpoint::volume::{LocalDisk, Volume, VolumeFile};
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     n_operations: usize,
     stops_after: Option<usize>,
@@ -20,13 +20,14 @@ struct State {
     pending: Vec<Change>,
 }
 
+#[derive(Debug)]
 enum Change {
     Created(PathBuf),
     Renamed(PathBuf, PathBuf),
 }
 
 /// A local disk with faults; clones share them.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct FaultyDisk(Arc<Mutex<State>>);
 
 impl FaultyDisk {

@@ -1,9 +1,12 @@
-//! Checkpoints of format 1, one writer and everything in the manifest, are still read.
+//! Checkpoints of earlier builds are still read: those of format 1, one writer and everything in the manifest, and those
+//! whose hashes cover four times as much.
 
 use std::fs;
 
 use super::*;
 use crate::checkpoint::commit::Commit;
+use crate::checkpoint::index::Index;
+use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::reader::Checkpoint;
 
 /// Turns a checkpoint into the one that format 1 would have written of the same state.
@@ -43,4 +46,40 @@ fn a_checkpoint_of_format_1_is_loaded_and_its_damage_is_seen() {
     fs::write(newer.path.join("shard-0-0.safetensors"), bytes).unwrap();
 
     assert_eq!(loaded_step(root.path()), Some(1));
+}
+
+#[test]
+fn hashes_that_cover_four_times_as_much_are_read_and_see_damage() {
+    const EARLIER_BYTES: usize = 4 << 20;
+    let root = tempfile::tempdir().unwrap();
+    let content: Vec<u8> = (0..9u32 << 20).map(|i| (i % 251) as u8).collect();
+    let piece = Piece::whole("t", Dtype::U8, &[9 << 20], &content);
+    let id = quick_writer(root.path()).save(&meta(1), &[piece], &[]).unwrap();
+    let at = |name: &str| id.path.join(name);
+    let mut index = Index::decode(&fs::read(at("rank-00000-index.json")).unwrap()).unwrap();
+    let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    for (name, file) in &mut index.files {
+        file.blake3 = fs::read(at(name)).unwrap().chunks(EARLIER_BYTES).map(hash).collect();
+    }
+    let mut manifest = Manifest::decode(&fs::read(at("MANIFEST")).unwrap()).unwrap();
+    manifest.hash_chunk_bytes = EARLIER_BYTES as u64;
+    manifest.indexes[0].len = index.encode().len() as u64;
+    manifest.indexes[0].blake3 = hash(&index.encode());
+    let commit = Commit { step: 1, generation: id.generation, writers: 1, manifest_blake3: hash(&manifest.encode()) };
+    fs::write(at("rank-00000-index.json"), index.encode()).unwrap();
+    fs::write(at("MANIFEST"), manifest.encode()).unwrap();
+    fs::write(at("COMMIT"), commit.encode()).unwrap();
+
+    let mut found = vec![0; 9 << 20];
+    Checkpoint::open(&id.path).unwrap().read_whole_into("t", &mut found).unwrap();
+    assert!(found == content);
+
+    let mut bytes = fs::read(at("rank-00000-0000.safetensors")).unwrap();
+    bytes[5 << 20] ^= 1;
+    fs::write(at("rank-00000-0000.safetensors"), bytes).unwrap();
+    let error = Checkpoint::open(&id.path).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::FileHash { start, end, .. } if (start, end) == (4 << 20, 8 << 20)),
+        "{error}"
+    );
 }

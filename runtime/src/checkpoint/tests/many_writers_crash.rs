@@ -47,7 +47,7 @@ fn save_part(
 /// All writers on one disk, none of which dies.
 fn save_on(disk: &FaultyDisk, root: &Path, step: u64) -> Vec<Result<CheckpointId, CheckpointError>> {
     let board = Board::new(N_WRITERS as usize);
-    let writer = CheckpointWriter::on(Arc::new(disk.clone()), root);
+    let writer = CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root);
     let part = |seat| save_part(&writer, seat, step, |value| board.sum(value));
     std::thread::scope(|scope| {
         let seats: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || part(seat))).collect();
@@ -73,7 +73,7 @@ fn save_with_death(root: &Path, step: u64, dying: u32, death: Death) -> Vec<Resu
             }
             board.sum(value)
         };
-        save_part(&CheckpointWriter::on(Arc::new(disk.clone()), root), seat, step, sum)
+        save_part(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root), seat, step, sum)
     };
     std::thread::scope(|scope| {
         let part = &part;
@@ -156,7 +156,8 @@ fn a_part_survives_a_power_failure_once_it_is_written() {
     let root = tempfile::tempdir().unwrap();
     let pending = quick_writer(root.path()).begin(&meta(2)).unwrap();
     let disk = FaultyDisk::default();
-    let other = CheckpointWriter::on(Arc::new(disk.clone()), root.path()).join(&meta(2), pending.id().generation);
+    let other = CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root.path())
+        .join(&meta(2), pending.id().generation);
     other.write_part(1, &[Piece::whole("t", Dtype::U8, &[2], &[1, 2])], &[("x", b"y")]).unwrap();
 
     disk.lose_power();

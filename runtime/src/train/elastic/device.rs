@@ -359,8 +359,7 @@ impl<'a> Device<'a> {
     }
 
     fn saving(&self) -> Saving {
-        let output = &self.config.output;
-        Saving::new(&output.output_dir, output.save_total_limit, self.extras.clone()).with_pulse(self.pulse.clone())
+        Saving::new(&self.config.output, self.extras.clone()).with_pulse(self.pulse.clone())
     }
 
     fn tell(&self, seat: &Seat<'a>, event: Event) {

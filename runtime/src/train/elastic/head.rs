@@ -109,7 +109,7 @@ fn take_part(
 /// How a job ended whose leader was on another machine.
 fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
     let output = &config.output;
-    let saving = Saving::new(&output.output_dir, output.save_total_limit, Vec::new());
+    let saving = Saving::new(output, Vec::new());
     let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto)?;
     let finished = !status.wishes.stop;
     let model_dir = finished.then(|| output.output_dir.join("model"));

@@ -234,7 +234,7 @@ fn begin(config: &JobConfig, control: &Path, store: &Directory) -> Result<Option
     if record.formation.is_some() {
         return Ok(None);
     }
-    let saving = Saving::new(&output.output_dir, output.save_total_limit, Vec::new());
+    let saving = Saving::new(output, Vec::new());
     let (resume, warnings) = saving.find(&output.resume_from_checkpoint)?;
     warnings.into_iter().for_each(|warning| tracing::warn!("{warning}"));
     let Some(path) = resume else { return Ok(None) };

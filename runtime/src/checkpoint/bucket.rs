@@ -1,0 +1,274 @@
+//! Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, or a folder as if it were one.
+//!
+//! An object appears whole and durable or not at all, so there are no temporary names and nothing to sync. What a file
+//! system does by making a directory is done by creating [`CLAIM`] in it, which fails where it exists: whoever creates it
+//! has the directory. It is removed last, as `COMMIT` is created last and removed first.
+//!
+//! This file is where synchronous code meets the asynchronous clients; their runtime is one thread, which also sends
+//! parts of large objects while the next are hashed. Uploads that a crash interrupts leave parts that no listing shows
+//! and that are paid for; a rule of the bucket that ends incomplete uploads removes them.
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use object_store::path::Path as Key;
+use object_store::{
+    Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    WriteMultipart,
+};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+
+use super::error::CheckpointError;
+use super::store::{NewFile, Store, StoredFile};
+
+/// The object whose creation takes a directory.
+const CLAIM: &str = "CLAIM";
+/// Larger objects are sent in parts of this size.
+const PART_BYTES: usize = 8 << 20;
+/// Parts under way at a time, each of which is held in memory.
+const PARTS_MAX: usize = 4;
+/// Objects that are deleted at a time.
+const DELETIONS_MAX: usize = 32;
+
+/// An object store as a [`Store`]; clones share its client.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    objects: Arc<dyn ObjectStore>,
+    runtime: Arc<Runtime>,
+    /// What the URLs of all its objects begin with: `s3://bucket`.
+    base: String,
+}
+
+/// Whether a text is a URL rather than a path.
+pub(super) fn is_url(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| scheme.bytes().all(|c| c.is_ascii_alphanumeric()))
+}
+
+impl Bucket {
+    /// The object store at `s3://bucket/…`, `gs://bucket/…`, `az://container/…` or `file:///…`. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// When the URL is none of these, or what its client needs is not in the environment.
+    pub fn open(url: &str) -> Result<Self, CheckpointError> {
+        let objects = super::vendor::client(url)?;
+        let after_scheme = url.find("://").map_or(0, |at| at + 3);
+        let base_len = url[after_scheme..].find('/').map_or(url.len(), |at| after_scheme + at);
+        let bucket = Self::new(objects, &url[..base_len])?;
+        bucket.key(Path::new(url)).map(|_| bucket)
+    }
+
+    /// Any object store; the URLs of its objects begin with `base`.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn new(objects: Arc<dyn ObjectStore>, base: &str) -> Result<Self, CheckpointError> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("objects").enable_all().build();
+        let runtime = runtime.map_err(|error| CheckpointError::io("start a thread for", base, &error))?;
+        Ok(Self { objects, runtime: Arc::new(runtime), base: base.to_owned() })
+    }
+
+    /// The name in the bucket of what a URL names.
+    fn key(&self, url: &Path) -> Result<Key, CheckpointError> {
+        let bad = |reason: String| CheckpointError::BadPlace { path: url.to_owned(), reason };
+        let rest = url.to_str().and_then(|text| text.strip_prefix(&self.base));
+        Key::parse(rest.ok_or_else(|| bad(format!("it does not lie in {}", self.base)))?).map_err(|e| bad(one_line(&e)))
+    }
+
+    fn run<T>(&self, action: impl Future<Output = object_store::Result<T>>) -> io::Result<T> {
+        self.runtime.block_on(action).map_err(|error| as_io(&error))
+    }
+
+    fn put(&self, key: &Key, content: &[u8]) -> object_store::Result<()> {
+        let payload = PutPayload::from(content.to_vec());
+        self.runtime.block_on(self.objects.put_opts(key, payload, PutOptions::from(PutMode::Create))).map(drop)
+    }
+
+    /// Creates an object that must not exist. A client that did not hear the answer to its first try is told that the
+    /// object exists: it is then read, to see whether it is this one.
+    fn create_object(&self, key: &Key, content: &[u8]) -> io::Result<()> {
+        match self.put(key, content) {
+            Err(Error::AlreadyExists { .. }) => {
+                let found = self.run(async { self.objects.get(key).await?.bytes().await })?;
+                if found == content { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+            }
+            done => done.map_err(|error| as_io(&error)),
+        }
+    }
+
+    fn delete_all(&self, keys: Vec<Key>) -> io::Result<()> {
+        for keys in keys.chunks(DELETIONS_MAX) {
+            self.run(async {
+                let mut deletions = JoinSet::new();
+                for key in keys {
+                    let (objects, key) = (self.objects.clone(), key.clone());
+                    deletions.spawn(async move { objects.delete(&key).await });
+                }
+                while let Some(deleted) = deletions.join_next().await {
+                    match deleted? {
+                        Err(Error::NotFound { .. }) => {}
+                        deleted => deleted?,
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn remove_dir(&self, dir: &Key) -> io::Result<()> {
+        let found = self.run(self.objects.list_with_delimiter(Some(dir)))?;
+        let named = |name: &str| dir.clone().join(name);
+        let (commit, claim) = (named("COMMIT"), named(CLAIM));
+        let others = found.objects.into_iter().map(|object| object.location);
+        let others = others.filter(|key| *key != commit && *key != claim).collect();
+        self.delete_all(vec![commit])?;
+        self.delete_all(others)?;
+        self.delete_all(vec![claim])
+    }
+}
+
+impl Store for Bucket {
+    fn claim(&self, dir: &Path) -> Result<bool, CheckpointError> {
+        match self.put(&self.key(&dir.join(CLAIM))?, b"") {
+            Err(Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(CheckpointError::io("create", dir, &as_io(&error))),
+            Ok(()) => Ok(true),
+        }
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn NewFile>> {
+        let key = self.key(path).map_err(io::Error::other)?;
+        Ok(Box::new(NewObject { bucket: self.clone(), key, head: Vec::new(), upload: None }))
+    }
+
+    fn sync_dir(&self, _: &Path) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn StoredFile>>, CheckpointError> {
+        let key = self.key(path)?;
+        match self.runtime.block_on(self.objects.head(&key)) {
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(CheckpointError::io("read", path, &as_io(&error))),
+            Ok(about) => {
+                let identity = about.e_tag.clone().unwrap_or_else(|| about.last_modified.to_string());
+                Ok(Some(Arc::new(FoundObject { bucket: self.clone(), about, identity })))
+            }
+        }
+    }
+
+    fn list(&self, root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+        let found = self.run(self.objects.list_with_delimiter(Some(&self.key(root)?)));
+        // This is how a store is met first, and credentials are what it lacks most often.
+        let found = found.map_err(|error| {
+            let reason = format!("{error}; credentials come from the environment: AWS_*, GOOGLE_* or AZURE_*");
+            CheckpointError::Unreachable { action: "read", path: root.to_owned(), reason }
+        })?;
+        Ok(found.common_prefixes.iter().filter_map(|key| Some(root.join(key.filename()?))).collect())
+    }
+
+    fn remove(&self, dir: &Path) -> Result<(), CheckpointError> {
+        let key = self.key(dir)?;
+        self.remove_dir(&key).map_err(|error| CheckpointError::io("remove", dir, &error))
+    }
+
+    /// Nothing: what is left of a removal is a directory without a marker, which retention finds again.
+    fn sweep(&self, _: &Path) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+}
+
+/// An object that is gathered, or sent in parts once it is too large for one.
+struct NewObject {
+    bucket: Bucket,
+    key: Key,
+    head: Vec<u8>,
+    upload: Option<WriteMultipart>,
+}
+
+impl Write for NewObject {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bucket = self.bucket.clone();
+        // Parts are sent by tasks of this runtime.
+        let _entered = bucket.runtime.enter();
+        match &mut self.upload {
+            None if self.head.len() + bytes.len() <= PART_BYTES => self.head.extend_from_slice(bytes),
+            None => {
+                let upload = bucket.run(bucket.objects.put_multipart(&self.key))?;
+                let upload = self.upload.insert(WriteMultipart::new_with_chunk_size(upload, PART_BYTES));
+                upload.write(&std::mem::take(&mut self.head));
+                upload.write(bytes);
+            }
+            Some(upload) => {
+                bucket.run(upload.wait_for_capacity(PARTS_MAX))?;
+                upload.write(bytes);
+            }
+        }
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl NewFile for NewObject {
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        match self.upload {
+            None => self.bucket.create_object(&self.key, &self.head),
+            Some(upload) => self.bucket.run(upload.finish()).map(drop),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FoundObject {
+    bucket: Bucket,
+    about: ObjectMeta,
+    identity: String,
+}
+
+impl StoredFile for FoundObject {
+    fn n_bytes(&self) -> u64 {
+        self.about.size
+    }
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+    fn read_exact_at(&self, out: &mut [u8], start: u64) -> io::Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(start..start + out.len() as u64)),
+            if_match: self.about.e_tag.clone(),
+            ..GetOptions::default()
+        };
+        let get = async { self.bucket.objects.get_opts(&self.about.location, options).await?.bytes().await };
+        let found = self.bucket.run(get)?;
+        if found.len() != out.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        out.copy_from_slice(&found);
+        Ok(())
+    }
+}
+
+/// Not connected is what is neither there nor known to be otherwise.
+fn as_io(error: &Error) -> io::Error {
+    let kind = match error {
+        Error::NotFound { .. } => io::ErrorKind::NotFound,
+        Error::AlreadyExists { .. } => io::ErrorKind::AlreadyExists,
+        Error::Precondition { .. } => io::ErrorKind::InvalidData,
+        _ => io::ErrorKind::NotConnected,
+    };
+    io::Error::new(kind, one_line(error))
+}
+
+/// The text of an error as a part of a sentence: clients quote whole answers of servers.
+pub(super) fn one_line(error: &dyn std::error::Error) -> String {
+    let text: Vec<String> = error.to_string().split_whitespace().map(str::to_owned).collect();
+    text.join(" ").trim_end_matches('.').chars().take(500).collect()
+}

@@ -1,0 +1,109 @@
+//! The seam below which checkpoints lie: a folder of the file system, or a bucket of an object store.
+
+use std::fmt::Debug;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::bucket::{Bucket, is_url};
+use super::disk::Disk;
+use super::error::CheckpointError;
+
+/// A place that keeps checkpoints. Paths are those of the file system, or URLs; a URL is extended like a path.
+pub trait Store: Debug + Send + Sync {
+    /// Takes the directory of a checkpoint for its leader, who then has it alone. `false` when it was taken before.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    fn claim(&self, dir: &Path) -> Result<bool, CheckpointError>;
+
+    /// Begins a file. It appears under its name when it is finished, whole.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn NewFile>>;
+
+    /// Makes the names of all files that were finished in a directory durable.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    fn sync_dir(&self, dir: &Path) -> Result<(), CheckpointError>;
+
+    /// Opens a file for reading; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the store refuses, or something else than a file stands there.
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn StoredFile>>, CheckpointError>;
+
+    /// The directories right below `root`; none when that does not exist.
+    ///
+    /// # Errors
+    /// When `root` cannot be read.
+    fn list(&self, root: &Path) -> Result<Vec<std::path::PathBuf>, CheckpointError>;
+
+    /// Removes a checkpoint, its marker first, so that a crash midway leaves an uncommitted directory and never half a
+    /// checkpoint.
+    ///
+    /// # Errors
+    /// When the store refuses; a later call removes the rest.
+    fn remove(&self, dir: &Path) -> Result<(), CheckpointError>;
+
+    /// Ends removals below `root` that a crash has interrupted.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    fn sweep(&self, root: &Path) -> Result<(), CheckpointError>;
+}
+
+/// A file being written. Dropped before it is finished, nothing stands under its name.
+pub trait NewFile: Write + Send {
+    /// Makes the content durable and gives the file its name.
+    ///
+    /// # Errors
+    /// When the store refuses; the content must then be taken for lost.
+    fn finish(self: Box<Self>) -> io::Result<()>;
+}
+
+/// A file that was found. What is read from it is of one version, or an error.
+pub trait StoredFile: Debug + Send + Sync {
+    /// Its length in bytes.
+    fn n_bytes(&self) -> u64;
+
+    /// What differs when another file was put in its place.
+    fn identity(&self) -> &str;
+
+    /// Fills `out` with the bytes from `start` on.
+    ///
+    /// # Errors
+    /// When reading fails or the file is shorter.
+    fn read_exact_at(&self, out: &mut [u8], start: u64) -> io::Result<()>;
+}
+
+/// The store in which a path or URL lies. Credentials of object stores are looked for when this is called: in the
+/// environment, and where the clients of their vendors look.
+///
+/// # Errors
+/// When a URL is not one of an object store that is known, or it lacks what it needs.
+pub fn at(path: &Path) -> Result<Arc<dyn Store>, CheckpointError> {
+    match path.to_str().filter(|text| is_url(text)) {
+        Some(url) => Ok(Arc::new(Bucket::open(url)?)),
+        None => Ok(Arc::new(Disk::default())),
+    }
+}
+
+/// Reads a small file whole; `None` when there is none.
+pub(super) fn read_whole(store: &dyn Store, path: &Path, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
+    let Some(file) = store.open(path)? else { return Ok(None) };
+    let found = file.n_bytes();
+    if found > max {
+        return Err(CheckpointError::TooLong { path: path.to_owned(), max, found });
+    }
+    let mut content = vec![0; found as usize];
+    file.read_exact_at(&mut content, 0).map_err(|error| CheckpointError::io("read", path, &error))?;
+    Ok(Some(content))
+}
+
+/// What opening a file that must be there says when it is not.
+pub(super) fn absent(path: &Path) -> CheckpointError {
+    CheckpointError::io("read", path, &io::ErrorKind::NotFound.into())
+}

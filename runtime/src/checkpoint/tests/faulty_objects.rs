@@ -1,0 +1,130 @@
+//! An object store that stops after a number of operations, loses the answer to one, or hears each twice.
+
+use std::fmt::{self, Display, Formatter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use object_store::path::Path as Key;
+use object_store::*;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    Nothing,
+    /// After this many operations every further one fails and does nothing, as for a process that was killed there.
+    StopsAfter(usize),
+    /// The operation of this number is done, and fails nevertheless.
+    AnswerLost(usize),
+    /// Small objects are put twice: the client did not hear the first answer, and is given the second.
+    PutsTwice,
+}
+
+/// An object store with a fault; clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct FaultyObjects {
+    objects: Arc<dyn ObjectStore>,
+    fault: Fault,
+    n_operations: Arc<AtomicUsize>,
+}
+
+impl FaultyObjects {
+    pub(super) fn new(objects: Arc<dyn ObjectStore>, fault: Fault) -> Self {
+        Self { objects, fault, n_operations: Arc::default() }
+    }
+
+    pub(super) fn n_operations(&self) -> usize {
+        self.n_operations.load(Ordering::SeqCst)
+    }
+
+    /// Counts an operation; tells whether its answer will be lost.
+    fn operate(&self) -> Result<bool> {
+        let number = self.n_operations.fetch_add(1, Ordering::SeqCst);
+        match self.fault {
+            Fault::StopsAfter(n) if number >= n => Err(broken()),
+            Fault::AnswerLost(n) => Ok(number == n),
+            _ => Ok(false),
+        }
+    }
+}
+
+fn broken() -> Error {
+    Error::Generic { store: "faulty", source: "the store has stopped".into() }
+}
+
+fn answer<T>(found: Result<T>, is_lost: bool) -> Result<T> {
+    if is_lost { Err(broken()) } else { found }
+}
+
+impl Display for FaultyObjects {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.objects)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for FaultyObjects {
+    async fn put_opts(&self, key: &Key, content: PutPayload, options: PutOptions) -> Result<PutResult> {
+        let is_lost = self.operate()?;
+        if self.fault == Fault::PutsTwice {
+            self.objects.put_opts(key, content.clone(), options.clone()).await?;
+        }
+        answer(self.objects.put_opts(key, content, options).await, is_lost)
+    }
+    async fn put_multipart_opts(&self, key: &Key, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        let is_lost = self.operate()?;
+        let upload = answer(self.objects.put_multipart_opts(key, options).await, is_lost)?;
+        Ok(Box::new(FaultyUpload { upload, objects: self.clone() }))
+    }
+    async fn get_opts(&self, key: &Key, options: GetOptions) -> Result<GetResult> {
+        let is_lost = self.operate()?;
+        answer(self.objects.get_opts(key, options).await, is_lost)
+    }
+    fn delete_stream(&self, keys: BoxStream<'static, Result<Key>>) -> BoxStream<'static, Result<Key>> {
+        let this = self.clone();
+        let delete = move |key: Result<Key>| {
+            let this = this.clone();
+            async move {
+                let key = key?;
+                let is_lost = this.operate()?;
+                answer(this.objects.delete(&key).await.map(|()| key), is_lost)
+            }
+        };
+        keys.then(delete).boxed()
+    }
+    fn list(&self, prefix: Option<&Key>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Key>) -> Result<ListResult> {
+        let is_lost = self.operate()?;
+        answer(self.objects.list_with_delimiter(prefix).await, is_lost)
+    }
+    async fn copy_opts(&self, from: &Key, to: &Key, options: CopyOptions) -> Result<()> {
+        self.objects.copy_opts(from, to, options).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultyUpload {
+    upload: Box<dyn MultipartUpload>,
+    objects: FaultyObjects,
+}
+
+#[async_trait]
+impl MultipartUpload for FaultyUpload {
+    fn put_part(&mut self, content: PutPayload) -> UploadPart {
+        match self.objects.operate() {
+            Ok(_) => self.upload.put_part(content),
+            Err(error) => Box::pin(async { Err(error) }),
+        }
+    }
+    async fn complete(&mut self) -> Result<PutResult> {
+        let is_lost = self.objects.operate()?;
+        answer(self.upload.complete().await, is_lost)
+    }
+    async fn abort(&mut self) -> Result<()> {
+        self.upload.abort().await
+    }
+}
