@@ -157,7 +157,7 @@ fn torchrun_variables_of_machines_and_of_ranks_are_understood() {
 #[test]
 fn a_spare_node_steps_in_for_one_that_dies() {
     let p = Project::new();
-    let long = ["--max_steps", "600"];
+    let long = ["--max_steps", "300"];
     p.train(&[&JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
     let port = free_port();
     let nodes: Vec<_> = (0..3).map(|i| torchrun(port, i, None, 3)).collect();
@@ -172,7 +172,7 @@ fn a_spare_node_steps_in_for_one_that_dies() {
     launch.finish();
 
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 600, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
 }
 
 #[test]

@@ -65,8 +65,8 @@ pub(crate) enum Told {
     Event(Event),
 }
 
-/// Coordinates a job to its end; returns what it was then, unless another coordinator has taken over. Asks `is_abandoned` often: once it is, the job is stopped, and
-/// not waited for when no node is left.
+/// Coordinates a job to its end; returns what it was then, unless another coordinator has taken over. Asks `is_abandoned`
+/// often: once it is, the job is stopped, and not waited for when no node is left.
 pub(crate) fn serve(
     config: &JobConfig,
     n_microbatches: usize,
