@@ -42,11 +42,6 @@ pub struct Bucket {
     base: String,
 }
 
-/// Whether a text is a URL rather than a path.
-pub(super) fn is_url(text: &str) -> bool {
-    text.split_once("://").is_some_and(|(scheme, _)| scheme.bytes().all(|c| c.is_ascii_alphanumeric()))
-}
-
 impl Bucket {
     /// The object store at `s3://bucket/…`, `gs://bucket/…`, `az://container/…` or `file:///…`. Nothing is sent yet.
     ///

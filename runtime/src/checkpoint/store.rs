@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::bucket::{Bucket, is_url};
+use super::bucket::Bucket;
 use super::disk::Disk;
 use super::error::CheckpointError;
 
@@ -85,10 +85,16 @@ pub trait StoredFile: Debug + Send + Sync {
 /// # Errors
 /// When a URL is not one of an object store that is known, or it lacks what it needs.
 pub fn at(path: &Path) -> Result<Arc<dyn Store>, CheckpointError> {
-    match path.to_str().filter(|text| is_url(text)) {
+    match path.to_str().filter(|_| is_url(path)) {
         Some(url) => Ok(Arc::new(Bucket::open(url)?)),
         None => Ok(Arc::new(Disk::default())),
     }
+}
+
+/// Whether this is a URL rather than a path.
+pub fn is_url(path: &Path) -> bool {
+    let scheme = path.to_str().and_then(|text| text.split_once("://"));
+    scheme.is_some_and(|(scheme, _)| scheme.bytes().all(|c| c.is_ascii_alphanumeric()))
 }
 
 /// Reads a small file whole; `None` when there is none.

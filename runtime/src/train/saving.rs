@@ -10,6 +10,7 @@ use crate::checkpoint::catalog::{Skipped, latest_valid, list};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::region::Region;
+use crate::checkpoint::store::is_url;
 use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
 use crate::config::output::{OutputSection, Resume};
 use crate::cpu::CpuMachine;
@@ -85,8 +86,8 @@ impl Saving {
         Saving { pulse, ..self }
     }
 
-    /// Looks whether checkpoints can lie where they shall, and whether the one to go on from is there if it is named: what
-    /// is wrong with an object store shall not show at the first save.
+    /// Looks whether the object store in which checkpoints shall lie answers, and whether the one to go on from is there if
+    /// it is named, before anything is begun.
     ///
     /// # Errors
     /// When a URL is not one, or its store does not answer or refuses, or the checkpoint is none.
@@ -94,7 +95,10 @@ impl Saving {
         if let Resume::Path(path) = resume {
             Checkpoint::open_lazily(path)?;
         }
-        Ok(list(&self.root).map(drop)?)
+        if is_url(&self.root) {
+            list(&self.root)?;
+        }
+        Ok(())
     }
 
     /// The same for the world of this generation.
