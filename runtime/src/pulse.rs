@@ -7,9 +7,9 @@ use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Shared by a device and whoever asks how it gets on.
+/// Shared by a device and whoever asks how it gets on. That of a device that nobody asks is empty, and costs nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Pulse(Arc<Words>);
+pub struct Pulse(Option<Arc<Words>>);
 
 #[derive(Debug, Default)]
 struct Words {
@@ -26,28 +26,40 @@ pub struct Doing<'a> {
 }
 
 impl Pulse {
+    /// Of a device that somebody asks.
+    pub fn new() -> Pulse {
+        Pulse(Some(Arc::default()))
+    }
+
     /// The device gets on.
     pub fn tick(&self) {
-        self.0.ticks.fetch_add(1, Ordering::Relaxed);
+        if let Some(words) = &self.0 {
+            words.ticks.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// It is at this until the guard is dropped.
     pub fn during(&self, at: At) -> Doing<'_> {
-        let before = self.0.at.swap(encode(at), Ordering::Relaxed);
+        let before = self.0.as_ref().map_or(0, |words| words.at.swap(encode(at), Ordering::Relaxed));
         self.tick();
         Doing { pulse: self, before }
     }
 
     /// Where it is.
     pub fn read(&self) -> Progress {
-        let at = decode(self.0.at.load(Ordering::Relaxed));
-        Progress { ticks: self.0.ticks.load(Ordering::Relaxed), at }
+        let read = |words: &Arc<Words>| {
+            let at = decode(words.at.load(Ordering::Relaxed));
+            Progress { ticks: words.ticks.load(Ordering::Relaxed), at }
+        };
+        self.0.as_ref().map_or(Progress::default(), read)
     }
 }
 
 impl Drop for Doing<'_> {
     fn drop(&mut self) {
-        self.pulse.0.at.store(self.before, Ordering::Relaxed);
+        if let Some(words) = &self.pulse.0 {
+            words.at.store(self.before, Ordering::Relaxed);
+        }
         self.pulse.tick();
     }
 }
@@ -78,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_a_device_is_at_is_shown_until_it_is_over_and_each_change_counts() {
-        let pulse = Pulse::default();
+        let pulse = Pulse::new();
         let wait = At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Tp]), number: u32::MAX });
 
         let computes = pulse.during(At::Computes);

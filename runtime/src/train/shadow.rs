@@ -47,7 +47,7 @@ impl Shadow {
     }
 
     /// Makes the update, with the scalars of the rank that holds it: they are the same on all.
-    pub(crate) fn update(&mut self, holder: &CpuMachine, step: &Compiled) -> Result<(), JobError> {
+    pub(crate) fn update(&mut self, holder: &CpuMachine, step: &Compiled, alone: &mut Groups) -> Result<(), JobError> {
         let c = &self.compiled;
         let scalars = [
             (c.program.bound(Role::Hyper).next(), step.program.bound(Role::Hyper).next()),
@@ -57,6 +57,6 @@ impl Shadow {
             let (Some(to), Some(from)) = (to, from) else { continue };
             self.machine.write::<f64>(c, to).copy_from_slice(holder.read::<f64>(step, from));
         }
-        Ok(self.machine.run_part(c, c.turn.update(), &mut [], &mut Groups::none())?)
+        Ok(self.machine.run_part(c, c.turn.update(), &mut [], alone)?)
     }
 }

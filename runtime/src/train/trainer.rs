@@ -76,6 +76,8 @@ pub(crate) struct Trainer<'a> {
     machine: CpuMachine,
     models: Vec<Box<dyn OpaqueModel>>,
     team: Team,
+    /// For what needs no other rank.
+    alone: Groups,
     /// What the control plane knows of this rank, where there is one.
     member: Option<Arc<Cell>>,
     /// Copies of the state of others.
@@ -152,6 +154,7 @@ impl<'a> Trainer<'a> {
             programs,
             machine,
             models,
+            alone: alone(&team),
             team,
             member: None,
             shadows: Vec::new(),
@@ -365,14 +368,14 @@ impl<'a> Trainer<'a> {
     fn update_alone(&mut self) -> Result<Outcome, JobError> {
         let (next, outcome) = self.open.take().expect("a step is prepared before it is applied");
         let c = &self.programs.train;
-        let alone = &mut Groups::none().with_pulse(self.team.groups.pulse().clone());
+        let alone = &mut self.alone;
         match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
             None => self.machine.run_part(c, c.turn.update(), &mut self.models, alone)?,
             Some(trace) => {
                 self.machine.run_part_timed(c, c.turn.update(), &mut self.models, alone, trace.go_on())?;
             }
         }
-        self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&self.machine, c))?;
+        self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&self.machine, c, alone))?;
         self.state = next;
         Ok(outcome)
     }
@@ -504,6 +507,7 @@ impl<'a> Trainer<'a> {
             self.machine.remap(memory);
             self.shadows.iter_mut().for_each(|shadow| shadow.machine.remap(memory));
         }
+        self.alone = alone(&team);
         self.team = team;
     }
 
@@ -588,6 +592,11 @@ impl<'a> Trainer<'a> {
     pub(crate) const fn n_ranks(&self) -> usize {
         self.team.n_ranks()
     }
+}
+
+/// No groups, on the device of this team.
+fn alone(team: &Team) -> Groups {
+    Groups::none().with_pulse(team.groups.pulse().clone())
 }
 
 /// The rows of a run and when they are looked at.

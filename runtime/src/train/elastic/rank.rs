@@ -75,7 +75,7 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
         let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
         let control = Arc::new(Control::default());
         let sender = sender.take().expect("it is taken once");
-        let pulse = Pulse::default();
+        let pulse = Pulse::new();
         let cell = Arc::new(Cell::new(member, sender, Arc::clone(&control), pulse.clone()));
         let extras = extras(&config, &model, &tokenizer)?;
         on_device_thread(begin.n_threads, || {
