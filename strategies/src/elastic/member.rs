@@ -6,9 +6,9 @@
 //! - `B-3` A member runs only with all the state that its seat asks for.
 //! - `B-4` All members of a world act on a wish after the same step: wishes travel with the votes, and each acts on what
 //!   all votes for a step ask for together.
+//! - `B-5` A member is done only when the last step is committed and all that it had to save is durable.
 //! - `B-6` A world that is to pause does so after a step that is not saved, at all members after the same one; nothing of
 //!   that step is lost.
-//! - `B-5` A member is done only when the last step is committed and all that it had to save is durable.
 
 use super::commit::{Promise, Version, Vote};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};

@@ -34,6 +34,10 @@ struct Job {
     stuck: bool,
     /// Whether processes end before their first word.
     stillborn: bool,
+    /// Whose device does not go on with its step.
+    frozen: Option<Worker>,
+    /// Behind which steps members came to rest.
+    rested: BTreeSet<Step>,
 }
 
 const TICK: Duration = Duration::from_millis(10);
@@ -76,6 +80,8 @@ impl Job {
             sick: None,
             stuck: false,
             stillborn: false,
+            frozen: None,
+            rested: BTreeSet::new(),
         };
         (0..n_nodes).for_each(|node| job.start_node(node));
         job
@@ -105,6 +111,10 @@ impl Job {
         }
         while self.deliver() {}
         for (worker, generation, step) in std::mem::take(&mut self.open) {
+            if self.frozen == Some(worker) {
+                self.open.push((worker, generation, step));
+                continue;
+            }
             let Some(member) = self.members.get_mut(&worker) else { continue };
             let _ = member.handle_entered(generation, step);
             let _ = member.handle_computed(generation, step);
@@ -201,6 +211,9 @@ impl Job {
             member::Command::Exit => self.kill(worker),
             member::Command::Report => {
                 let word = member.report();
+                if word.phase == MemberPhase::Paused {
+                    self.rested.extend(word.promise.applied.map(|version| version.step));
+                }
                 if let Some(supervisor) = self.nodes.get_mut(&worker.member.node) {
                     supervisor.handle_word(self.now, word);
                 }
@@ -549,4 +562,63 @@ fn a_status_names_seats_states_and_incidents_and_survives_its_encoding() {
     }
     assert!(status.nodes.iter().all(|node| !node.silent && node.heard_ago_ms >= 30));
     assert_eq!(status.timelines[0].cause.why, Why::Started);
+}
+
+/// The latest incident that is over.
+fn last_incident(job: &Job) -> Timeline {
+    job.coordinator.status(job.now).timelines.pop().unwrap()
+}
+
+// `progress` G-1
+#[test]
+fn a_device_that_stands_still_is_replaced_and_those_that_wait_for_it_are_not() {
+    let mut job = Job::start(shards(3), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let worker = job.worker_on(1);
+    let others: Vec<Worker> = job.members.keys().copied().filter(|other| *other != worker).collect();
+
+    job.frozen = Some(worker);
+    job.run_until("a successor", |job| !job.members.contains_key(&worker) && job.running(shards(3)));
+
+    let incident = last_incident(&job);
+    assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(worker), why: Why::Straggles });
+    assert!(incident.detail.as_ref().is_some_and(|detail| detail.contains("2 wait for all ranks")), "{incident}");
+    assert!(others.iter().all(|other| job.members.contains_key(other)));
+}
+
+// K-9
+#[test]
+fn of_two_nodes_that_lost_each_other_one_is_left_out_until_they_are_tried_again() {
+    let mut job = Job::start(shards(3), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let (worker, lost) = (job.worker_on(0), job.worker_on(2));
+    let (generation, committed) = (job.coordinator.record().generation, job.committed);
+
+    job.members.get_mut(&worker).unwrap().handle_broken(generation, Some(lost), "timed out").unwrap();
+    job.run_until("a world without one of them", |job| job.running(shards(2)));
+    let incident = last_incident(&job);
+    let seats = job.coordinator.record().formation.as_ref().unwrap().seats.clone();
+    job.run_until("a world of all", |job| job.running(shards(3)));
+
+    assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(lost), why: Why::Unreachable });
+    assert!(incident.detail.as_ref().is_some_and(|detail| detail.ends_with("timed out")), "{incident}");
+    assert!(!seats.contains(&lost) && incident.step >= committed);
+}
+
+// K-10
+#[test]
+fn a_world_grows_between_two_steps() {
+    let mut job = Job::start(shards(3), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    job.start_node(2);
+    job.run_until("growth", |job| job.running(shards(3)));
+
+    let incident = last_incident(&job);
+    assert_eq!(incident.cause, Cause { culprit: Culprit::Job, why: Why::Grows });
+    assert_eq!(
+        job.rested,
+        BTreeSet::from([incident.step]),
+        "all rest behind the step from which the next world goes on"
+    );
 }
