@@ -42,9 +42,8 @@ fn a_thousand_seeds_keep_every_promise_and_reach_what_is_rare() {
     assert!(began.elapsed() < Duration::from_secs(30), "took {:?}", began.elapsed());
     // A suite that never gets into trouble proves nothing.
     let causes: BTreeSet<Why> = outcomes.iter().flat_map(|o| &o.incidents).map(|(_, i)| i.cause.why).collect();
-    for why in
-        [Why::Died, Why::Silent, Why::Hangs, Why::Straggles, Why::Unreachable, Why::Drains, Why::Grows, Why::Started]
-    {
+    use Why::{Died, Drains, Grows, Hangs, Silent, Started, Straggles, Stuck, Unreachable};
+    for why in [Died, Silent, Hangs, Straggles, Stuck, Unreachable, Drains, Grows, Started] {
         assert!(causes.contains(&why), "no incident in which somebody {why:?}");
     }
     let phases: BTreeSet<Activity> = outcomes.iter().flat_map(|o| &o.struck).filter_map(|(_, p)| p.during).collect();

@@ -9,6 +9,7 @@
 //! - `V-5` A supervisor that is told that the job is over, or that its node may go, starts nothing more and is shut down
 //!   once all its processes are gone; it says so in a last report.
 //! - `V-6` Processes that end before their first word are started again ever more slowly.
+//! - `V-7` If the supervisor itself was asleep, that is not its ranks' silence.
 
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::message::{MemberPhase, MemberReport, Order, OrderId, Report, Stage};
@@ -183,6 +184,7 @@ impl Supervisor {
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.forgive_own_sleep(now);
         match self.leaving {
             Some(Leaving::Gone) => return,
             Some(Leaving::Until(until)) if now >= until => self.kill_all(now),
@@ -194,6 +196,15 @@ impl Supervisor {
         }
         if now >= self.next_heartbeat || self.slots.iter().any(|slot| self.hangs_at(slot).is_some_and(|at| now >= at)) {
             self.report(now);
+        }
+    }
+
+    /// `V-7`
+    fn forgive_own_sleep(&mut self, now: Instant) {
+        let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
+        if late >= self.timing.life / 2 {
+            let words = self.slots.iter_mut().filter_map(|slot| slot.word.as_mut());
+            words.for_each(|(_, heard)| *heard += late);
         }
     }
 
@@ -387,6 +398,22 @@ mod tests {
         assert_eq!(said, [(300, false), (500, true)]);
         supervisor.handle_word(start + Duration::from_millis(601), word);
         assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "that it goes on is news, too");
+    }
+
+    // V-7
+    #[test]
+    fn ranks_are_not_blamed_for_the_sleep_of_their_supervisor() {
+        let start = Instant::now();
+        let (mut supervisor, _, _) = started(start);
+        let mut hangs_at = |ms| {
+            supervisor.handle_timeout(start + Duration::from_millis(ms));
+            reports(drain(&mut supervisor)).iter().any(|report| report.members[0].hangs)
+        };
+
+        assert!(!hangs_at(2_000), "it was due at 300 ms and slept");
+        let noticed = (2_001..3_000).find(|ms| hangs_at(*ms));
+
+        assert_eq!(noticed, Some(2_200), "what was left of the suspicion time is over");
     }
 
     // V-2
