@@ -68,42 +68,54 @@ impl Links {
             .map_err(|e| JobError::Unusable(format!("member {from} sent what is no message: {e}")))
     }
 
-    /// Sends elements to a peer that receives as many.
-    pub(crate) fn send(&mut self, to: u32, values: &[f32]) -> Result<(), CollectiveError> {
+    /// Sends the elements of these slices, one after the other, to a peer that receives as many.
+    pub(crate) fn send(&mut self, to: u32, slices: &[&[f32]]) -> Result<(), CollectiveError> {
         let there = 1 - self.peer(to).position();
-        let chunks = values.chunks(CHUNK).map(|chunk| (chunk.len(), RawBuffer::of(chunk), RawBuffer::EMPTY));
-        self.in_chunks(to, OperationKind::Send { to: there }, chunks)
+        let all = slices.iter().map(|slice| RawBuffer::of(slice)).collect();
+        self.stream(to, OperationKind::Send { to: there }, all)
     }
 
-    /// Receives elements that a peer sends.
-    pub(crate) fn receive(&mut self, from: u32, values: &mut [f32]) -> Result<(), CollectiveError> {
+    /// Receives elements that a peer sends into these slices, one after the other.
+    pub(crate) fn receive(&mut self, from: u32, mut slices: Vec<&mut [f32]>) -> Result<(), CollectiveError> {
         let there = 1 - self.peer(from).position();
-        let chunks = values.chunks_mut(CHUNK).map(|chunk| (chunk.len(), RawBuffer::EMPTY, RawBuffer::of_mut(chunk)));
-        self.in_chunks(from, OperationKind::Recv { from: there }, chunks)
+        let all = slices.iter_mut().map(|slice| RawBuffer::of_mut(slice)).collect();
+        self.stream(from, OperationKind::Recv { from: there }, all)
     }
 
-    /// An operation for each chunk, of which two are under way: memory that is not shared passes through little that is.
-    fn in_chunks(
-        &mut self,
-        peer: u32,
-        kind: OperationKind,
-        chunks: impl Iterator<Item = (usize, RawBuffer, RawBuffer)>,
-    ) -> Result<(), CollectiveError> {
+    /// An operation for each [`CHUNK`] of elements, of which two are under way: memory that is not shared passes through
+    /// little that is. Both sides cut the stream at the same elements, however these lie in their memory; those of a chunk
+    /// that lie together are not copied for it.
+    fn stream(&mut self, peer: u32, kind: OperationKind, runs: Vec<RawBuffer>) -> Result<(), CollectiveError> {
         let pulse = self.pulse.clone();
         let group = self.peer(peer);
+        let sends = matches!(kind, OperationKind::Send { .. });
+        let chunks = chunks(runs);
+        let mut together = [Vec::new(), Vec::new()];
         let mut before: Option<Ticket> = None;
-        for (n_elements, send, recv) in chunks {
-            let operand = Operand { send, recv, dtype: ElementType::F32, n_elements };
-            // SAFETY: callers have borrowed the chunks until this returns; before that everything started is finished, or a
-            // finish has failed: then the world is aborted, and no communicator touches operands after that.
-            let ticket = unsafe { group.start(&Operation { kind, sequence: 0, unit: 1 }, &[operand]) };
+        for i in 0..=chunks.len() {
+            let ticket = chunks.get(i).map(|chunk| {
+                let buffer = match chunk[..] {
+                    [alone] => alone,
+                    _ => gathered(chunk, &mut together[i % 2], sends),
+                };
+                let (send, recv) = if sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
+                let n_elements = buffer.bytes() / size_of::<f32>();
+                let operand = Operand { send, recv, dtype: ElementType::F32, n_elements };
+                // SAFETY: callers have borrowed what the runs stand for until this returns, and `together` lives as long;
+                // before that everything started is finished, or a finish has failed: then the world is aborted, and no
+                // communicator touches operands after that. Two operations are under way and have a buffer each.
+                unsafe { group.start(&Operation { kind, sequence: 0, unit: 1 }, &[operand]) }
+            });
             if let Some(before) = before.take() {
                 group.finish(before)?;
+                if !sends && chunks[i - 1].len() > 1 {
+                    scatter(&together[(i - 1) % 2], &chunks[i - 1]);
+                }
             }
-            before = Some(ticket?);
+            before = ticket.transpose()?;
             pulse.tick();
         }
-        before.map_or(Ok(()), |last| group.finish(last))
+        Ok(())
     }
 
     /// Sends and receives all of these at once; peers do the same the other way round. Whole tensors need room: they lie in
@@ -138,5 +150,100 @@ impl Links {
             }
         }
         under_way.into_iter().try_for_each(|(peer, ticket)| self.peer(peer).finish(ticket))
+    }
+}
+
+/// Runs of memory, cut so that each list of them has [`CHUNK`] elements; the last one may have fewer.
+fn chunks(runs: Vec<RawBuffer>) -> Vec<Vec<RawBuffer>> {
+    const BYTES: usize = CHUNK * size_of::<f32>();
+    let mut chunks: Vec<Vec<RawBuffer>> = Vec::new();
+    let mut room = 0;
+    for run in runs {
+        let mut at = 0;
+        while at < run.bytes() {
+            if room == 0 {
+                chunks.push(Vec::new());
+                room = BYTES;
+            }
+            let n = room.min(run.bytes() - at);
+            chunks.last_mut().expect("there is room in one").push(RawBuffer::new(run.start().wrapping_add(at), n));
+            (at, room) = (at + n, room - n);
+        }
+    }
+    chunks
+}
+
+/// A buffer as long as all of these runs; with their elements, if these are to be sent.
+fn gathered(runs: &[RawBuffer], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
+    buffer.clear();
+    buffer.resize(runs.iter().map(|run| run.bytes()).sum::<usize>() / size_of::<f32>(), 0.0);
+    if sends {
+        let mut at = 0;
+        for run in runs {
+            let to = buffer[at..].as_mut_ptr().cast::<u8>();
+            // SAFETY: `Links::send` has borrowed the run, and the buffer has room for all runs.
+            unsafe { std::ptr::copy_nonoverlapping(run.start(), to, run.bytes()) };
+            at += run.bytes() / size_of::<f32>();
+        }
+    }
+    RawBuffer::of_mut(buffer)
+}
+
+/// Puts what has come where it belongs.
+fn scatter(buffer: &[f32], runs: &[RawBuffer]) {
+    let mut at = 0;
+    for run in runs {
+        let from = buffer[at..].as_ptr().cast::<u8>();
+        // SAFETY: `Links::receive` has borrowed the run, and the buffer was made as long as all runs.
+        unsafe { std::ptr::copy_nonoverlapping(from, run.start(), run.bytes()) };
+        at += run.bytes() / size_of::<f32>();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::shm::world::ShmWorld;
+    use crate::collective::world::{World, WorldId};
+    use proptest::prelude::*;
+
+    /// Elements of runs of these lengths.
+    fn cut<'a>(mut all: &'a mut [f32], lengths: &[usize]) -> Vec<&'a mut [f32]> {
+        let mut runs = Vec::new();
+        for n in lengths {
+            let (run, rest) = all.split_at_mut(*n.min(&all.len()));
+            runs.push(run);
+            all = rest;
+        }
+        runs.push(all);
+        runs
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(30))]
+        #[test]
+        fn what_is_sent_arrives_however_each_side_has_cut_it(
+            n in prop::sample::select(vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]),
+            sent in prop::collection::vec(0usize..2 * CHUNK, 0..9), received in prop::collection::vec(0usize..900, 0..40),
+        ) {
+            let id = WorldId { job: 1, generation: 2, incarnation: 3 };
+            let world = ShmWorld::create(&World::of_one_group(id, 2).unwrap(), &[0; 2], 1 << 20).unwrap();
+            let links = |rank: u32| {
+                let group: Box<dyn Collective> = Box::new(world.join(rank).unwrap().communicator(0).unwrap());
+                Links::new([(1 - rank, group)].into())
+            };
+            let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let (mut here, mut there) = (values.clone(), vec![-1.0; n]);
+            std::thread::scope(|scope| {
+                let sends = scope.spawn(|| {
+                    let runs = cut(&mut here, &sent);
+                    let runs: Vec<&[f32]> = runs.iter().map(|run| &**run).collect();
+                    links(0).send(1, &runs)
+                });
+                links(1).receive(0, cut(&mut there, &received)).unwrap();
+                sends.join().unwrap().unwrap();
+            });
+            prop_assert_eq!(there, values);
+        }
     }
 }

@@ -230,35 +230,6 @@ pub(crate) fn elements<'a>(machine: &'a CpuMachine, c: &Compiled, tensor: &Tenso
     &machine.read::<f32>(c, tensor.value)[tensor.elements.clone()]
 }
 
-/// The elements of a box inside a tensor's, in row-major order.
-pub(crate) fn pack_box(
-    machine: &CpuMachine,
-    c: &Compiled,
-    tensor: &Tensor,
-    (offset, extent): (&[usize], &[usize]),
-    out: &mut Vec<f32>,
-) {
-    let values = machine.read::<f32>(c, tensor.value);
-    tensor.held.runs_of(offset, extent).into_iter().for_each(|run| out.extend_from_slice(&values[run]));
-}
-
-/// Puts the elements of a box inside a tensor's where they belong; returns those that are left.
-pub(crate) fn unpack_box<'a>(
-    machine: &mut CpuMachine,
-    c: &Compiled,
-    tensor: &Tensor,
-    (offset, extent): (&[usize], &[usize]),
-    mut values: &'a [f32],
-) -> &'a [f32] {
-    let to = machine.write::<f32>(c, tensor.value);
-    for run in tensor.held.runs_of(offset, extent) {
-        let (here, rest) = values.split_at(run.len());
-        to[run].copy_from_slice(here);
-        values = rest;
-    }
-    values
-}
-
 /// The first parameter that holds a NaN or an infinity.
 pub(crate) fn first_non_finite(machine: &CpuMachine, c: &Compiled) -> Option<String> {
     let bad = |t: &Tensor| elements(machine, c, t).par_iter().any(|x| !x.is_finite());

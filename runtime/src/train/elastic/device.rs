@@ -258,11 +258,6 @@ impl<'a> Device<'a> {
         }
         let mut covered: BTreeMap<Shard, usize> = BTreeMap::new();
         let own: Vec<Shard> = formation.transfers[rank].iter().map(|transfer| transfer.shard).collect();
-        if !kept {
-            for shard in formation.holds[rank].iter().filter(|shard| !own.contains(shard)) {
-                self.copy(seat, *shard, *shard, &mut covered);
-            }
-        }
         let me = member_of(formation, self.worker);
         let mut from_disk = None;
         for (to, shard, source) in transfers(formation) {
@@ -282,6 +277,12 @@ impl<'a> Device<'a> {
                     None => self.give(links, to as u32, held)?,
                 },
                 (false, _) => {}
+            }
+        }
+        if !kept {
+            // Last, since nobody waits for it.
+            for shard in formation.holds[rank].iter().filter(|shard| !own.contains(shard)) {
+                self.copy(seat, *shard, *shard, &mut covered);
             }
         }
         if let Some(Source::Disk(checkpoint)) = from_disk {

@@ -8,10 +8,12 @@ use crate::cpu::CpuMachine;
 use crate::train::JobError;
 use crate::train::links::Links;
 use crate::train::saving::TrainerState;
-use crate::train::weights::{Tensor, pack_box, unpack_box, updated_state};
+use crate::train::weights::{Tensor, updated_state};
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::program::ValueId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// State in memory, and where it lies.
 #[derive(Clone, Copy)]
@@ -42,9 +44,6 @@ struct Answer {
     pieces: Vec<(usize, Vec<usize>, Vec<usize>)>,
 }
 
-/// Elements that travel in one message.
-const CHUNK: usize = 4 << 20;
-
 /// Sends a member what it asks for of `from`.
 pub(super) fn give(links: &mut Links, to: u32, from: Holding<'_>, state: TrainerState) -> Result<(), JobError> {
     let wanted: Vec<Box> = links.receive_value(to)?;
@@ -52,15 +51,9 @@ pub(super) fn give(links: &mut Links, to: u32, from: Holding<'_>, state: Trainer
     let found = pieces(&held, &wanted);
     let pieces = found.iter().map(|(i, _, offset, extent)| (*i, offset.clone(), extent.clone())).collect();
     links.send_value(to, &Answer { state, pieces })?;
-    let mut values = Vec::new();
-    for (_, tensor, offset, extent) in &found {
-        pack_box(from.machine, from.compiled, tensor, (offset, extent), &mut values);
-        if values.len() >= CHUNK {
-            links.send(to, &values)?;
-            values.clear();
-        }
-    }
-    Ok(if values.is_empty() { Ok(()) } else { links.send(to, &values) }?)
+    let places = found.iter().flat_map(|(_, tensor, offset, extent)| places(tensor, offset, extent));
+    let runs: Vec<&[f32]> = places.map(|(value, run)| &from.machine.read(from.compiled, value)[run]).collect();
+    Ok(links.send(to, &runs)?)
 }
 
 /// Asks a member for what it has of `to`; returns the position of the run there, and how many elements came.
@@ -68,47 +61,77 @@ pub(super) fn take(links: &mut Links, from: u32, to: &mut Wanting<'_>) -> Result
     let tensors = updated_state(to.compiled);
     links.send_value(from, &boxes(&tensors))?;
     let answer: Answer = links.receive_value(from)?;
+    let unasked = || JobError::Unusable(format!("member {from} sent a box that it was not asked for"));
+    let mut all = Vec::new();
     for (index, offset, extent) in &answer.pieces {
-        let fits =
-            tensors.get(*index).is_some_and(|t| t.held.meet(offset, extent) == Some((offset.clone(), extent.clone())));
-        if !fits {
-            return Err(JobError::Unusable(format!("member {from} sent a box that it was not asked for")));
-        }
+        let tensor = tensors
+            .get(*index)
+            .filter(|t| t.held.meet(offset, extent).is_some_and(|b| b.0 == *offset && b.1 == *extent));
+        all.extend(places(tensor.ok_or_else(unasked)?, offset, extent));
     }
-    let mut pieces = answer.pieces.iter().peekable();
-    let mut n_taken = 0;
-    while pieces.peek().is_some() {
-        // Messages end where the sender's do.
-        let (mut batch, mut n) = (Vec::new(), 0);
-        while n < CHUNK
-            && let Some(piece) = pieces.next()
-        {
-            n += piece.2.iter().product::<usize>();
-            batch.push(piece);
-        }
-        let mut values = vec![0.0; n];
-        links.receive(from, &mut values)?;
-        let mut rest = &values[..];
-        for (index, offset, extent) in batch {
-            rest = unpack_box(to.machine, to.compiled, &tensors[*index], (offset, extent), rest);
-        }
-        n_taken += n;
-    }
+    let rooms = rooms(to, &all).ok_or_else(unasked)?;
+    let n_taken = rooms.iter().map(|room| room.len()).sum();
+    links.receive(from, rooms)?;
     Ok((answer.state, n_taken))
 }
 
 /// Copies what one memory has of another; returns how many elements that were.
 pub(super) fn copy(from: Holding<'_>, to: &mut Wanting<'_>) -> usize {
     let (held, tensors) = (updated_state(from.compiled), updated_state(to.compiled));
-    let mut values = Vec::new();
-    let mut n_copied = 0;
+    let (mut here, mut there) = (Vec::new(), Vec::new());
     for (index, tensor, offset, extent) in pieces(&held, &boxes(&tensors)) {
-        values.clear();
-        pack_box(from.machine, from.compiled, tensor, (&offset, &extent), &mut values);
-        unpack_box(to.machine, to.compiled, &tensors[index], (&offset, &extent), &values);
-        n_copied += values.len();
+        here.extend(places(tensor, &offset, &extent));
+        there.extend(places(&tensors[index], &offset, &extent));
+    }
+    let mut runs = here.into_iter().map(|(value, run)| &from.machine.read::<f32>(from.compiled, value)[run]);
+    let rooms = rooms(to, &there).expect("one memory gives no element twice");
+    let (mut rest, mut n_copied) = (&[][..], 0);
+    for mut room in rooms {
+        n_copied += room.len();
+        while !room.is_empty() {
+            if rest.is_empty() {
+                rest = runs.next().expect("both sides of a piece have as many elements");
+            }
+            let n = rest.len().min(room.len());
+            let (now, later) = std::mem::take(&mut room).split_at_mut(n);
+            now.copy_from_slice(&rest[..n]);
+            (room, rest) = (later, &rest[n..]);
+        }
     }
     n_copied
+}
+
+/// A run of elements of a value.
+type Place = (ValueId, Range<usize>);
+
+/// Where the elements of a box of a tensor lie, in row-major order.
+fn places(tensor: &Tensor, offset: &[usize], extent: &[usize]) -> impl Iterator<Item = Place> + use<> {
+    let value = tensor.value;
+    tensor.held.runs_of(offset, extent).into_iter().map(move |run| (value, run))
+}
+
+/// The memory of these places, in their order; none if two of them have an element in common.
+fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[Place]) -> Option<Vec<&'a mut [f32]>> {
+    let mut sorted: Vec<usize> = (0..places.len()).collect();
+    sorted.sort_unstable_by_key(|i| (places[*i].0, places[*i].1.start));
+    let mut values: Vec<ValueId> = sorted.iter().map(|i| places[*i].0).collect();
+    values.dedup();
+    let mut memory = values.iter().zip(to.machine.write_all::<f32>(to.compiled, &values));
+    let (mut value, mut rest, mut at) = (None, &mut [][..], 0);
+    let mut found: Vec<(usize, &mut [f32])> = Vec::with_capacity(places.len());
+    for i in sorted {
+        let (of, run) = &places[i];
+        if value != Some(*of) {
+            let (next, elements) = memory.next()?;
+            (value, rest, at) = (Some(*next), elements, 0);
+        }
+        let (_, behind) = std::mem::take(&mut rest).split_at_mut_checked(run.start.checked_sub(at)?)?;
+        let (room, behind) = behind.split_at_mut_checked(run.len())?;
+        found.push((i, room));
+        (rest, at) = (behind, run.end);
+    }
+    found.sort_unstable_by_key(|(i, _)| *i);
+    Some(found.into_iter().map(|(_, room)| room).collect())
 }
 
 /// Elements of all that updates change.
@@ -128,13 +151,15 @@ fn pieces<'a>(held: &'a [Tensor], wanted: &[Box]) -> Vec<(usize, &'a Tensor, Vec
     for tensor in held {
         by_name.entry(&tensor.name).or_default().push(tensor);
     }
-    let mut found = Vec::new();
+    let mut found: Vec<(usize, &Tensor, Vec<usize>, Vec<usize>)> = Vec::new();
     for (index, wanted) in wanted.iter().enumerate() {
+        let first = found.len();
         for tensor in by_name.get(wanted.name.as_str()).into_iter().flatten() {
             if wanted.offset.len() != tensor.shape.len() || wanted.extent.len() != tensor.shape.len() {
                 continue;
             }
-            if let Some((offset, extent)) = tensor.held.meet(&wanted.offset, &wanted.extent) {
+            let Some((offset, extent)) = tensor.held.meet(&wanted.offset, &wanted.extent) else { continue };
+            if found[first..].iter().all(|(_, _, o, e)| (o, e) != (&offset, &extent)) {
                 found.push((index, *tensor, offset, extent));
             }
         }
