@@ -4,7 +4,7 @@
 mod support;
 
 use support::Project;
-use support::job::{JOB, Job, signal, until};
+use support::job::{JOB, Job, Places, signal, until};
 
 #[test]
 fn nodes_and_coordinator_may_die_and_ranks_may_hang_without_a_trace_in_the_weights() {
@@ -28,6 +28,31 @@ fn nodes_and_coordinator_may_die_and_ranks_may_hang_without_a_trace_in_the_weigh
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
     assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
+}
+
+#[test]
+fn a_standby_at_another_address_takes_over_from_a_coordinator_that_dies() {
+    let p = Project::new();
+    p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let [here, there] = free_addresses();
+    let advertise = Some(format!("{here},{there}"));
+    let mut job = Job::start_at(&p, 2, &[], Places { listen: here, advertise, ..Places::default() });
+
+    job.until_step(10);
+    job.replace_coordinator(&there);
+    // Only a coordinator regroups after this.
+    signal(job.ranks(0)[0], libc::SIGKILL);
+    let before = job.n_steps();
+    job.until_step(before + 5);
+
+    assert_eq!(job.finish(), p.model_bytes("straight"));
+    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
+}
+
+/// Two at which nobody listens.
+fn free_addresses() -> [String; 2] {
+    let sockets = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+    sockets.map(|socket| socket.local_addr().unwrap().to_string())
 }
 
 #[test]

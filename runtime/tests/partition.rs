@@ -57,7 +57,8 @@ impl Network {
 
     fn places(&self) -> Places {
         let nodes = self.names[1..].to_vec();
-        Places { listen: "10.7.7.1:0", coordinator: Some(self.names[COORDINATOR].clone()), nodes, ranks_per_node: 1 }
+        let coordinator = Some(self.names[COORDINATOR].clone());
+        Places { listen: "10.7.7.1:0".into(), coordinator, nodes, ..Places::default() }
     }
 
     /// Nothing that one machine sends reaches the other any more.

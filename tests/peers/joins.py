@@ -66,6 +66,7 @@ def main():
     parser.add_argument("phalanx")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--between", type=int, default=6, help="steps between a join and the next kill")
+    parser.add_argument("--log", type=argparse.FileType("w"), default=subprocess.DEVNULL, help="where the run's own output goes")
     args, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         with open(f"{folder}/job.yaml", "w") as file:
@@ -73,7 +74,7 @@ def main():
         with open(f"{folder}/text.txt", "w") as file:
             file.writelines(f"The {i * i % 977}th hoplite holds the line at {i % 24} o'clock. " for i in range(6000))
         command = [os.path.abspath(args.phalanx), "train", "job.yaml", "--max_steps", "100000", *(word for word in overrides if word != "--")]
-        run = subprocess.Popen(command, cwd=folder, stdout=open("/root/joins/out.log","w"))
+        run = subprocess.Popen(command, cwd=folder, stdout=args.log)
         steps = Steps(f"{folder}/out/metrics.jsonl")
 
         def incidents():

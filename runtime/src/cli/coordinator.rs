@@ -18,8 +18,10 @@ pub(super) const HELP: &str = "Examples:
   phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070 my.yaml
 
 It prints one join string; `phalanx node --join <string>` on each machine does the rest. The coordinator computes nothing
-and may die: ranks go on, and one that is started again with the same file goes on coordinating. Ctrl-C stops the job
-after the step that runs, saved.";
+and may die: ranks go on, and one that is started again with the same file goes on coordinating. One that is started
+beside it, with the same output_dir on a file system that both see, stands by until then; give both the addresses of both:
+  phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070,other:7070 my.yaml
+Ctrl-C stops the job after the step that runs, saved.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -59,6 +61,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         say("\nthe job ends after this step, saved; once more to end this process at once");
     })?;
     serve(&config, model.n_microbatches, &how, &control, &|| false, &mut |told| match told {
+        Told::StandsBy => say("another one coordinates this job; this one takes over if it dies"),
         Told::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
         Told::Event(event) => say(sentence(&event)),
     })?;

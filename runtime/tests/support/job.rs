@@ -24,7 +24,9 @@ pub const JOB: [&str; 12] = [
 /// Where the processes of a job run: in these network namespaces, or all in that of the test.
 #[derive(Debug)]
 pub struct Places {
-    pub listen: &'static str,
+    pub listen: String,
+    /// All addresses of all coordinators, if there are several.
+    pub advertise: Option<String>,
     pub coordinator: Option<String>,
     pub nodes: Vec<String>,
     pub ranks_per_node: usize,
@@ -32,7 +34,7 @@ pub struct Places {
 
 impl Default for Places {
     fn default() -> Places {
-        Places { listen: "127.0.0.1:0", coordinator: None, nodes: vec![], ranks_per_node: 1 }
+        Places { listen: "127.0.0.1:0".into(), advertise: None, coordinator: None, nodes: vec![], ranks_per_node: 1 }
     }
 }
 
@@ -58,7 +60,7 @@ impl<'a> Job<'a> {
 
     pub fn start_at(p: &'a Project, n_nodes: usize, overrides: &[&str], places: Places) -> Job<'a> {
         let overrides: Vec<String> = overrides.iter().map(|word| (*word).to_owned()).collect();
-        let coordinator = coordinate(p, places.listen, &overrides, places.coordinator.as_deref());
+        let coordinator = coordinate(p, &places.listen, &overrides, &places);
         let control = p.path("out/control");
         let address = until("an address", || std::fs::read_to_string(control.join("address")).ok());
         let join = until("a join string", || {
@@ -84,8 +86,21 @@ impl<'a> Job<'a> {
     pub fn restart_coordinator(&mut self) {
         self.coordinator.kill().unwrap();
         self.coordinator.wait().unwrap();
-        let place = self.places.coordinator.as_deref();
-        self.coordinator = coordinate(self.p, &self.address, &self.overrides, place);
+        self.coordinator = coordinate(self.p, &self.address, &self.overrides, &self.places);
+    }
+
+    /// Starts another coordinator beside the one that is, which dies once the other stands by.
+    pub fn replace_coordinator(&mut self, listen: &str) {
+        let standby = coordinate(self.p, listen, &self.overrides, &self.places);
+        until("a standby", || {
+            std::fs::read_to_string(self.p.path("coordinator.log"))
+                .ok()?
+                .contains("takes over if it dies")
+                .then_some(())
+        });
+        let mut before = std::mem::replace(&mut self.coordinator, standby);
+        before.kill().unwrap();
+        before.wait().unwrap();
     }
 
     pub fn until_step(&self, n: usize) {
@@ -132,10 +147,11 @@ impl Drop for Job<'_> {
     }
 }
 
-fn coordinate(p: &Project, listen: &str, overrides: &[String], place: Option<&str>) -> Child {
+fn coordinate(p: &Project, listen: &str, overrides: &[String], places: &Places) -> Child {
     let log = std::fs::File::options().append(true).create(true).open(p.path("coordinator.log")).unwrap();
-    let args = [&["coordinator", "--listen", listen, "job.yaml"], &JOB[..]].concat();
-    p.command_in(place, &args)
+    let advertise: Vec<&str> = places.advertise.iter().flat_map(|all| ["--advertise", all]).collect();
+    let args = [&["coordinator", "--listen", listen], &advertise[..], &["job.yaml"], &JOB[..]].concat();
+    p.command_in(places.coordinator.as_deref(), &args)
         .args(overrides)
         .stdout(log.try_clone().unwrap())
         .stderr(log)

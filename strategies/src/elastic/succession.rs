@@ -65,6 +65,12 @@ impl Succession {
         Succession { me, timing, seen: None, leads: false, next: now, commands: VecDeque::new() }
     }
 
+    /// The same, if the lease was watched before and has been so since then.
+    #[must_use]
+    pub fn having_seen(self, seen: Option<(Lease, Instant)>) -> Succession {
+        Succession { seen, ..self }
+    }
+
     /// Whether this one coordinates.
     pub fn leads(&self) -> bool {
         self.leads

@@ -42,6 +42,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a rank process has for its whole life.
 pub(super) struct Device<'a> {
@@ -191,6 +192,7 @@ impl<'a> Device<'a> {
         let mut links = links.with_pulse(self.pulse.clone());
         let team = team.expect("a rank has a team").with_pulse(self.pulse.clone());
         let shards = &formation.holds[rank];
+        let begin = Instant::now();
         let same = |seat: &Seat<'_>| (seat.mesh, seat.rank, &seat.shards) == (formation.mesh, rank, shards);
         let kept = self.seats.iter().position(|seat| same(seat) && seat.trainer.is_in(team.memory()));
         let mut seat = match kept {
@@ -214,7 +216,9 @@ impl<'a> Device<'a> {
         };
         (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
         seat.from_disk = formation.base.lineage == formation.generation;
+        let seated = begin.elapsed();
         let healed = self.heal(formation, rank, &mut seat, &mut links, kept.is_some());
+        tracing::debug!(worker = %self.worker, kept = kept.is_some(), ?seated, healed = ?begin.elapsed(), "took a seat");
         seat.trainer.link(links, heirs(formation, rank));
         if kept.is_some() || healed.is_ok() {
             // What was there before may be needed by others until the world runs.
@@ -279,6 +283,7 @@ impl<'a> Device<'a> {
                 (false, _) => {}
             }
         }
+        tracing::debug!(worker = %self.worker, elements = ?covered.values(), "fetched");
         if !kept {
             // Last, since nobody waits for it.
             for shard in formation.holds[rank].iter().filter(|shard| !own.contains(shard)) {

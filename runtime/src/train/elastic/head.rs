@@ -58,6 +58,7 @@ pub(crate) fn lead(
                     let _ = has_entered.recv();
                     told(&string);
                 }
+                Told::StandsBy => tell(&Event::Note("another coordinator of this job lives; it is waited for".into())),
                 Told::Event(event) => tell(&Event::Note(sentence(&event))),
             })
         };

@@ -5,7 +5,7 @@
 //! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `pairs`: who has messages for whom.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
-//! - `serve`: the coordinator of several nodes; `join`: one of them; `head`: both in one process; `muster`: machines
+//! - `serve`: the coordinator of several nodes, and `standby` until it is needed; `join`: one of them; `head`: both in one process; `muster`: machines
 //!   of a cluster's launcher; `ask`: the operator;
 //!   `sentence`: what happens, for people; `event_log`: for who comes later.
 
@@ -23,4 +23,5 @@ mod pairs;
 pub(crate) mod rank;
 pub(crate) mod sentence;
 pub(crate) mod serve;
+mod standby;
 pub(crate) mod words;

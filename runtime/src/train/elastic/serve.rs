@@ -7,6 +7,7 @@ use crate::job::Control;
 use crate::train::JobError;
 use crate::train::elastic::event_log::EventLog;
 use crate::train::elastic::local::job_id;
+use crate::train::elastic::standby::{self, Watched};
 use crate::train::saving::Saving;
 use phalanx_actors::control::{ControlThread, block_on};
 use phalanx_actors::coordinator::Settings;
@@ -61,6 +62,8 @@ pub(crate) struct Serve {
 pub(crate) enum Told {
     /// Machines join with this.
     Join(String),
+    /// Another one coordinates; this one does if that dies.
+    StandsBy,
     /// Something happened.
     Event(Event),
 }
@@ -77,9 +80,14 @@ pub(crate) fn serve(
 ) -> Result<Option<Box<Status>>, JobError> {
     let folder = config.output.output_dir.join(CONTROL);
     let store = Directory::open(&folder.join("store")).map_err(unusable)?;
+    let timing = config.elastic.timing();
+    let stops = || control.stops() || is_abandoned();
+    let watched = match standby::wait(&store, &timing, &stops, &mut || tell(Told::StandsBy))? {
+        Watched::Vacant(lease, since) => Some((lease, since)),
+        Watched::NotNeeded => return Ok(None),
+    };
     let found = begin(config, &folder, &store)?;
     let job = job_of(&folder)?;
-    let timing = config.elastic.timing();
     let (listener, inbound) = listen(config, serve.listen, job, found)?;
     let addresses =
         if serve.advertise.is_empty() { vec![Address::from(listener.address())] } else { serve.advertise.clone() };
@@ -92,7 +100,9 @@ pub(crate) fn serve(
     let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
     tell(Told::Join(invitation.to_string()));
     let policy = config.elastic.policy(config.parallel.mesh()?, n_microbatches);
-    let settings = Settings { job, candidate: std::process::id(), policy, timing };
+    // Processes of two machines may have the same number.
+    let candidate = job_id().0 as u32;
+    let settings = Settings { job, candidate, watched, policy, timing };
     let thread = ControlThread::start("phalanx-control").map_err(|e| unusable(format!("no thread: {e}")))?;
     let (happened, events) = channel();
     let head = {
