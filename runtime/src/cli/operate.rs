@@ -188,6 +188,7 @@ fn row(node: &str, worker: &WorkerStatus, heard: &str) -> [String; 10] {
     let state = match (worker.hangs, worker.phase, worker.rank) {
         (true, ..) => "hangs".to_owned(),
         (_, MemberPhase::Stopped, None) => "spare".to_owned(),
+        (_, MemberPhase::Running, _) if worker.slow => format!("{}; slow, all others wait for it", worker.at),
         (_, MemberPhase::Running, _) => worker.at.to_string(),
         (_, phase, _) => format!("{phase:?}").to_lowercase(),
     };

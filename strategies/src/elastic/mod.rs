@@ -7,7 +7,7 @@
 //! - [`mesh_choice`]: who sits where; [`shadow`]: who keeps a copy of whose state; [`recovery`]: who sends it to whom.
 //! - [`coordinator`]: composes them into generations; [`member`]: what a rank does about it.
 //! - [`snapshot`]: which checkpoint is complete; [`succession`]: which coordinator is the one.
-//! - [`progress`]: whether a device gets on.
+//! - [`progress`]: whether a device gets on; [`laggard`]: whether it keeps all others waiting.
 //! - [`timing`], [`identity`], [`message`]: durations, names and ordering, and what travels.
 //!
 //! The protocol is level-triggered. A node sends its whole *report*, again and again and at once when it changes; the
@@ -23,6 +23,7 @@ pub mod commit;
 pub mod coordinator;
 pub mod identity;
 pub mod incident;
+pub mod laggard;
 pub mod member;
 pub mod membership;
 pub mod mesh_choice;

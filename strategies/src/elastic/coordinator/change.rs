@@ -6,9 +6,33 @@
 
 use super::super::identity::Worker;
 use super::super::incident::{Cause, Culprit, Why};
+use super::super::timing::Timing;
 use super::{Coordinator, Phase};
 use std::collections::BTreeSet;
 use std::time::Instant;
+
+/// When it is looked whether a larger world can be formed: soon after news of members, but not before they have come for
+/// a while, since who comes together shall join together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// When it is.
+    pub(super) at: Instant,
+    /// Later news may not put it off any longer.
+    latest: Instant,
+}
+
+impl Look {
+    /// There is news, and perhaps there was before.
+    pub(super) fn after(before: Option<Look>, now: Instant, timing: &Timing) -> Look {
+        let latest = before.map_or(now + timing.suspicion, |look| look.latest);
+        Look { at: latest.min(now + timing.life), latest }
+    }
+
+    /// Without waiting for anybody.
+    pub(super) fn at(now: Instant) -> Look {
+        Look { at: now, latest: now }
+    }
+}
 
 /// A change that is under way.
 #[derive(Clone, Debug)]
@@ -58,5 +82,23 @@ impl Coordinator {
             Phase::TakingOver { .. } => self.trouble(Cause { culprit: Culprit::Job, why: Why::Grows }, now),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_shortly_after_another_joins_with_it_and_nobody_waits_for_long() {
+        let timing = Timing::default();
+        let start = Instant::now();
+        let news = |n: u32| (0..n).map(|i| start + i * timing.life * 9 / 10);
+
+        let alone = news(1).fold(None, |before, now| Some(Look::after(before, now, &timing))).unwrap();
+        let many = news(50).fold(None, |before, now| Some(Look::after(before, now, &timing))).unwrap();
+
+        assert_eq!(alone.at, start + timing.life);
+        assert_eq!(many.at, start + timing.suspicion);
     }
 }

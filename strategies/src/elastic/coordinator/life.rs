@@ -5,6 +5,7 @@ use super::super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, W
 use super::super::membership::{Change, Status};
 use super::super::message::{MemberPhase, MemberReport, Record};
 use super::super::quorum::Blocked;
+use super::change::Look;
 use super::watch::Watch;
 use super::{Command, Coordinator, Phase, Purpose, TIMELINES_MAX, Trouble};
 use std::collections::BTreeSet;
@@ -62,9 +63,7 @@ impl Coordinator {
             let soon = now + self.timing.life / 20;
             match &mut self.phase {
                 Phase::Regrouping { retry, .. } => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
-                Phase::Running { grow_at, .. } => {
-                    grow_at.get_or_insert(now + self.timing.suspicion);
-                }
+                Phase::Running { look, .. } => *look = Some(Look::after(*look, now, &self.timing)),
                 _ => {}
             }
         }
@@ -215,10 +214,10 @@ impl Coordinator {
     fn advance_running(&mut self, now: Instant) -> bool {
         self.watch(now);
         self.find_drained_seats(now);
-        if let Phase::Running { grow_at, .. } = &mut self.phase
-            && grow_at.is_some_and(|at| now >= at)
+        if let Phase::Running { look, .. } = &mut self.phase
+            && look.is_some_and(|look| now >= look.at)
         {
-            *grow_at = None;
+            *look = None;
             self.consider_growth();
         }
         if self.trouble.is_some() {
@@ -271,9 +270,9 @@ impl Coordinator {
             Status::Dead => false,
         };
         let mut waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
-        let planned = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized);
-        if self.record.cause.as_ref().is_some_and(planned) {
-            // For whose sake the world ends; without them it would only be formed again.
+        let chosen = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized | Why::Straggles);
+        if self.record.cause.as_ref().is_some_and(chosen) {
+            // For whose sake the world ends, or who takes a slow one's seat; without them it would only be formed again.
             let others = self.membership.alive().map(|member| member.worker);
             waiting.extend(others.filter(|worker| !self.drains(worker.member.node)));
         }
@@ -335,7 +334,8 @@ impl Coordinator {
     fn run(&mut self, now: Instant) -> bool {
         self.guests.clear();
         let watch = Watch::new(now, self.timing.suspicion);
-        self.phase = Phase::Running { watch, grow_at: Some(now + self.timing.suspicion), change: None };
+        let look = Some(Look::after(None, now, &self.timing));
+        self.phase = Phase::Running { watch, look, change: None };
         self.enter(now, IncidentPhase::Resume);
         self.broadcast();
         true

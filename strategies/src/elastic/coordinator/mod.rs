@@ -33,13 +33,14 @@ mod wishes;
 
 use super::identity::{JobId, NodeId, Stale, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
+use super::laggard::Relieved;
 use super::membership::Membership;
 use super::mesh_choice::Policy;
 use super::message::{Ending, Order, OrderId, Record, Report, Stage};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::timing::Timing;
-use change::Change;
+use change::{Change, Look};
 use rift::{Breach, Rifts};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -95,7 +96,7 @@ enum Phase {
     Stopping { waiting: BTreeSet<Worker>, until: Instant },
     Regrouping { since: Instant, retry: Option<Instant>, blocked: Option<Blocked> },
     Healing { waiting: BTreeMap<Worker, u64>, until: Instant },
-    Running { watch: Watch, grow_at: Option<Instant>, change: Option<Change> },
+    Running { watch: Watch, look: Option<Look>, change: Option<Change> },
     Ended { told: BTreeSet<NodeId> },
     Deposed,
 }
@@ -141,6 +142,7 @@ pub struct Coordinator {
     /// That a member of it has lost others, and when that is believed.
     broken: Option<Breach>,
     rifts: Rifts,
+    relieved: Relieved,
     /// Nodes that get no seat for now (`K-9`).
     left_out: BTreeSet<NodeId>,
     incident: Option<Incident>,
@@ -175,6 +177,7 @@ impl Coordinator {
             trouble: None,
             broken: None,
             rifts: Rifts::default(),
+            relieved: Relieved::default(),
             left_out: BTreeSet::new(),
             manifests: Manifests::default(),
             complete: None,
@@ -266,7 +269,7 @@ impl Coordinator {
                 Some(*until)
             }
             Phase::Regrouping { retry, .. } => *retry,
-            Phase::Running { watch, grow_at, .. } => Some(grow_at.map_or(watch.next, |at| at.min(watch.next))),
+            Phase::Running { watch, look, .. } => Some(look.map_or(watch.next, |look| look.at.min(watch.next))),
         };
         let broken = self.broken.as_ref().filter(|_| self.writing.is_none()).map(|breach| breach.due);
         [own, broken, self.membership.poll_timeout()].into_iter().flatten().min()

@@ -23,7 +23,8 @@ impl Coordinator {
         }
         let waited = now.saturating_duration_since(since);
         let seated = last.map(|last| (last.mesh, &last.seats[..]));
-        let (choice, leaves) = match self.policy.choose(seated, &self.candidates(), waited) {
+        let willing = self.relieved.without(self.candidates(), self.policy.wanted.size());
+        let (choice, leaves) = match self.policy.choose(seated, &willing, waited) {
             // Before those that are to leave do so, what they have is made durable.
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
                 let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();

@@ -11,6 +11,7 @@
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::message::{Broken, MemberReport};
+use super::change::Look;
 use super::{Coordinator, Phase, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -113,7 +114,7 @@ impl Coordinator {
             return;
         }
         match &mut self.phase {
-            Phase::Running { grow_at, .. } => *grow_at = Some(now),
+            Phase::Running { look, .. } => *look = Some(Look::at(now)),
             Phase::Regrouping { retry, .. } => *retry = Some(now),
             _ => {}
         }

@@ -5,7 +5,7 @@ use super::super::incident::Timeline;
 use super::super::message::{Ending, MemberPhase, MemberReport, Wishes};
 use super::super::progress::At;
 use super::super::snapshot::Checkpoint;
-use super::{Activity, Coordinator};
+use super::{Activity, Coordinator, Phase};
 use crate::mesh::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -85,6 +85,8 @@ pub struct WorkerStatus {
     pub at: At,
     /// Whether it gives no sign of life.
     pub hangs: bool,
+    /// Whether all others wait for it most of the time.
+    pub slow: bool,
     /// Shards that it trains and has in memory.
     pub n_own: usize,
     /// Shards that it keeps for others.
@@ -126,7 +128,11 @@ impl Coordinator {
         mesh: Option<Mesh>,
         ranks: &BTreeMap<Worker, usize>,
     ) -> NodeStatus {
-        let worker = |member: &MemberReport| worker_status(member, mesh, ranks.get(&member.worker).copied());
+        let slow = if let Phase::Running { watch, .. } = &self.phase { watch.slow } else { None };
+        let worker = |member: &MemberReport| {
+            let status = worker_status(member, mesh, ranks.get(&member.worker).copied());
+            WorkerStatus { slow: slow == Some(member.worker), ..status }
+        };
         let heard = self.membership.heard(node).unwrap_or(now);
         NodeStatus {
             node,
@@ -159,6 +165,7 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
         applied: member.promise.applied.map(|version| version.step),
         at: member.progress.at,
         hangs: member.hangs,
+        slow: false,
         n_own,
         n_shadows: member.holds.len() - n_own,
     }

@@ -2,7 +2,7 @@
 //! losses and deaths do is for the simulator of `phalanx-chaos`.
 
 use super::*;
-use crate::elastic::identity::{Generation, Incarnation, Step, Worker};
+use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
 use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
 use crate::elastic::message::{MemberPhase, Wishes};
@@ -36,6 +36,9 @@ struct Job {
     stillborn: bool,
     /// Whose device does not go on with its step.
     frozen: Option<Worker>,
+    /// Whose device takes four ticks for a step of one.
+    slow: Option<MemberId>,
+    n_ticks: u64,
     /// Behind which steps members came to rest.
     rested: BTreeSet<Step>,
 }
@@ -81,6 +84,8 @@ impl Job {
             stuck: false,
             stillborn: false,
             frozen: None,
+            slow: None,
+            n_ticks: 0,
             rested: BTreeSet::new(),
         };
         (0..n_nodes).for_each(|node| job.start_node(node));
@@ -102,6 +107,7 @@ impl Job {
 
     fn tick(&mut self) {
         self.now += TICK;
+        self.n_ticks += 1;
         self.coordinator.handle_timeout(self.now);
         for (node, supervisor) in &mut self.nodes {
             for (_, member) in self.members.iter().filter(|(worker, _)| worker.member.node == *node) {
@@ -111,7 +117,8 @@ impl Job {
         }
         while self.deliver() {}
         for (worker, generation, step) in std::mem::take(&mut self.open) {
-            if self.frozen == Some(worker) {
+            let is_slow = self.slow == Some(worker.member) && !self.n_ticks.is_multiple_of(4);
+            if self.frozen == Some(worker) || is_slow {
                 self.open.push((worker, generation, step));
                 continue;
             }
@@ -584,6 +591,56 @@ fn a_device_that_stands_still_is_replaced_and_those_that_wait_for_it_are_not() {
     assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(worker), why: Why::Straggles });
     assert!(incident.detail.as_ref().is_some_and(|detail| detail.contains("2 wait for all ranks")), "{incident}");
     assert!(others.iter().all(|other| job.members.contains_key(other)));
+}
+
+// `laggard`
+#[test]
+fn a_slow_device_is_relieved_by_a_spare_and_if_that_is_as_slow_it_stays() {
+    let mut job = Job::start(shards(3), 4, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let slow = job.worker_on(1);
+
+    job.slow = Some(slow.member);
+    job.run_for(1_000);
+    job.run_until("relief", |job| !job.members.contains_key(&slow) && job.running(shards(3)));
+
+    let incident = last_incident(&job);
+    assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(slow), why: Why::Straggles });
+    assert!(incident.detail.as_ref().is_some_and(|detail| detail.contains("no other in more than")), "{incident}");
+    let formation = job.coordinator.record().formation.clone().unwrap();
+    let rank = formation
+        .seats
+        .iter()
+        .position(|seat| seat.member.node == NodeId(3))
+        .unwrap_or_else(|| panic!("{:?} {incident}", formation.seats));
+    let heir = formation.seats[rank];
+
+    job.slow = Some(heir.member);
+    let is_slow = |job: &Job| {
+        let nodes = job.coordinator.status(job.now).nodes;
+        nodes.iter().flat_map(|node| &node.workers).any(|worker| worker.member == heir.member && worker.slow)
+    };
+    job.run_for(1_000);
+    job.run_until("a look at the heir", is_slow);
+    job.run_for(200);
+
+    assert!(job.members.contains_key(&heir), "it is the work of that seat that is slow");
+}
+
+// `laggard` A-2
+#[test]
+fn a_slow_device_without_a_spare_is_named_and_waited_for() {
+    let mut job = Job::start(shards(3), 3, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    let slow = job.worker_on(1);
+
+    job.slow = Some(slow.member);
+    job.run_for(1_000);
+    let names = |job: &Job| job.coordinator.status(job.now).nodes[1].workers[0].slow;
+    job.run_until("its name", names);
+    job.run_for(200);
+
+    assert!(job.members.contains_key(&slow) && job.running(shards(3)));
 }
 
 // K-9

@@ -1,7 +1,8 @@
-//! Whether a running world makes progress, and who holds it up.
+//! Whether a running world makes progress, and who holds it up: by standing still, or by being slow.
 
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
+use super::super::laggard::{LOOKS, Looks};
 use super::super::membership::Status;
 use super::super::message::{MemberPhase, MemberReport};
 use super::super::progress::{At, Patience, Pulses, Wait};
@@ -13,11 +14,15 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     pulses: Pulses<Worker>,
+    looks: Looks<Worker>,
+    /// Who keeps all others waiting most of the time.
+    pub(super) slow: Option<Worker>,
     /// When to look again.
     pub(super) next: Instant,
 }
 
 /// A world in which somebody does not get on.
+#[derive(Default)]
 struct Standstill {
     /// Who neither gets on nor waits for anybody, and since when.
     culprits: BTreeMap<Worker, Instant>,
@@ -25,11 +30,13 @@ struct Standstill {
     waiting: BTreeMap<Wait, usize>,
     /// Since when nobody gets on, if that is so.
     all_since: Option<Instant>,
+    /// Who computes at this moment, and who waits.
+    busy: BTreeMap<Worker, bool>,
 }
 
 impl Watch {
     pub(super) fn new(now: Instant, soon: Duration) -> Watch {
-        Watch { pulses: Pulses::new(), next: now + soon }
+        Watch { pulses: Pulses::new(), looks: Looks::new(), slow: None, next: now + soon }
     }
 
     /// `K-5`
@@ -48,10 +55,11 @@ impl Coordinator {
         }
         watch.next = now + self.timing.suspicion;
         let mut pulses = std::mem::take(&mut watch.pulses);
-        let found = self.standstill(now, &mut pulses);
+        let mut found = self.standstill(now, &mut pulses);
         if let Phase::Running { watch, .. } = &mut self.phase {
             watch.pulses = pulses;
         }
+        self.note_slow(now, std::mem::take(&mut found.busy));
         let nodes: BTreeSet<NodeId> = found.culprits.keys().map(|worker| worker.member.node).collect();
         let job = Cause { culprit: Culprit::Job, why: Why::Stuck };
         match (nodes.len(), found.all_since) {
@@ -73,12 +81,38 @@ impl Coordinator {
         }
     }
 
+    /// Relieves who is slow of its seat, if there is another one to take it (`A-2` of [`super::super::laggard`]).
+    fn note_slow(&mut self, now: Instant, busy: BTreeMap<Worker, bool>) {
+        let n_seats = self.seats.len();
+        let has_spare = self.candidates().len() > n_seats;
+        let (Phase::Running { watch, .. }, Some(formation)) = (&mut self.phase, &self.record.formation) else { return };
+        // When somebody reads or writes files, or rests between two steps, the others wait for other reasons.
+        if n_seats < 2 || busy.len() < n_seats {
+            return;
+        }
+        let slow = watch.looks.note(busy);
+        watch.slow = slow.map(|(worker, ..)| worker);
+        let Some((worker, own, others)) = slow.filter(|_| has_spare && self.policy.evict_stragglers) else { return };
+        let Some(rank) = formation.rank_of(worker) else { return };
+        if self.relieved.relieve(&formation.mesh, rank, worker.member) {
+            self.membership.evict(worker);
+            let cause = Cause { culprit: Culprit::Worker(worker), why: Why::Straggles };
+            let detail = format!("it computed in {own} of {LOOKS} looks, no other in more than {others}");
+            self.trouble_because(Trouble { cause, detail: Some(detail), healthy: now });
+        }
+    }
+
     fn standstill(&self, now: Instant, pulses: &mut Pulses<Worker>) -> Standstill {
         let patience = Patience { first_step: self.timing.first_step, stuck: self.timing.stuck };
-        let mut found = Standstill { culprits: BTreeMap::new(), waiting: BTreeMap::new(), all_since: None };
+        let mut found = Standstill::default();
         let mut all_wait = true;
         for worker in &self.seats {
             let Status::Alive(member) = self.membership.status(*worker) else { continue };
+            match member.progress.at {
+                At::Computes => drop(found.busy.insert(*worker, true)),
+                At::Waits(_) => drop(found.busy.insert(*worker, false)),
+                At::Rests | At::Stores => {}
+            }
             let paused = self.look_at(now, pulses, member, &patience);
             all_wait &= paused.is_some();
             let Some(since) = paused else { continue };

@@ -8,6 +8,7 @@ use super::super::mesh_choice::ResizeError;
 use super::super::message::{MemberPhase, Record, Wishes};
 use super::super::quorum::Blocked;
 use super::super::snapshot::Checkpoint;
+use super::change::Look;
 use super::{Coordinator, Phase, Purpose};
 use crate::mesh::Mesh;
 use std::collections::BTreeSet;
@@ -93,7 +94,7 @@ impl Coordinator {
     pub(super) fn take_up_wishes(&mut self, now: Instant) {
         self.policy.wanted = self.record.wanted.unwrap_or(self.policy.wanted);
         match &mut self.phase {
-            Phase::Running { grow_at, .. } => *grow_at = Some(now),
+            Phase::Running { look, .. } => *look = Some(Look::at(now)),
             Phase::Regrouping { retry, .. } => *retry = Some(now),
             _ => {}
         }
