@@ -13,7 +13,7 @@ use phalanx_actors::trust::name::Role;
 use phalanx_strategies::elastic::commit::Promise;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, OrderId, Report};
-use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use phalanx_strategies::elastic::timing::Timing;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -134,7 +134,7 @@ fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<(
 
 /// What the node of a large machine says while all is well.
 fn report(node: NodeId, boot: Incarnation) -> Report {
-    let shard = |part| Shard { stage: 1, tensor: 1, part, n_parts: 4_000 };
+    let shard = |part| Shard { stage: 1, tensor: 1, part, cut: Cut { n_stages: 2, n_tensors: 2, n_parts: 4_000 } };
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
         pid: Some(70_000 + slot),

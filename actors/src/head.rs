@@ -10,13 +10,43 @@ use crate::wire;
 use actix::{Actor, Addr, Context, Handler};
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::message::{Order, Report};
-use tokio::sync::mpsc;
+use phalanx_strategies::mesh::Mesh;
+use std::fmt;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Handle of a coordinator.
 #[derive(Clone, Debug)]
 pub struct Head {
     thread: ControlThread,
     coordinator: Addr<Coordinator>,
+    fits: Fits,
+}
+
+/// Whether a job can run on a mesh at all, or why not: what a coordinator, which does not know the model, cannot tell.
+#[derive(Clone)]
+pub struct Fits(Arc<dyn Fn(Mesh) -> Result<(), String> + Send + Sync>);
+
+impl Fits {
+    /// `check` may take its time: it runs on a thread of its own.
+    pub fn new(check: impl Fn(Mesh) -> Result<(), String> + Send + Sync + 'static) -> Fits {
+        Fits(Arc::new(check))
+    }
+
+    async fn check(&self, mesh: Mesh) -> Result<(), String> {
+        let (tell, told) = oneshot::channel();
+        let check = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new().name("phalanx-fits".into());
+        let started = thread.spawn(move || tell.send(check(mesh)));
+        started.map_err(|error| format!("{mesh} could not be checked: {error}"))?;
+        told.await.unwrap_or_else(|_| Err(format!("{mesh} could not be checked")))
+    }
+}
+
+impl fmt::Debug for Fits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fits")
+    }
 }
 
 /// Orders that wait for the transport; one for each of so many nodes may be given at once.
@@ -58,7 +88,7 @@ impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for Scribe<F> {
 
 impl Head {
     /// Starts a candidate on `thread`. `orders` sends an order to a node and may lose it; `events` is told what happens.
-    /// Neither may block.
+    /// Neither may block. Meshes that are asked for have to pass `fits` first.
     ///
     /// # Errors
     /// When the thread has ended.
@@ -66,6 +96,7 @@ impl Head {
         thread: &ControlThread,
         settings: Settings,
         store: SharedStore,
+        fits: Fits,
         orders: impl FnMut(NodeId, &Order) + Send + Unpin + 'static,
         events: impl FnMut(&Event) + Send + Unpin + 'static,
     ) -> Result<Head, RunError> {
@@ -76,7 +107,7 @@ impl Head {
             guardian.start("coordinator", |_| Coordinator::new(settings, store, outlets))
         };
         let coordinator = thread.run(start).await?;
-        Ok(Head { thread: thread.clone(), coordinator })
+        Ok(Head { thread: thread.clone(), coordinator, fits })
     }
 
     /// A node's report has arrived. One that finds no room is lost; the next one says it all again.
@@ -88,6 +119,11 @@ impl Head {
 
     /// Asks something.
     pub async fn ask(&self, request: Request) -> Answer {
+        if let Request::Resize(mesh) = &request
+            && let Err(why) = self.fits.check(*mesh).await
+        {
+            return Answer::Refused(why);
+        }
         operator::answer(&self.coordinator, request).await
     }
 

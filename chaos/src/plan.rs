@@ -89,6 +89,17 @@ pub enum Fault {
         /// How many.
         dp_shard: usize,
     },
+    /// Not a fault: the operator asks for another mesh.
+    Reshape {
+        /// Stages.
+        pp: usize,
+        /// Replicas.
+        dp_replicate: usize,
+        /// Shards.
+        dp_shard: usize,
+        /// Tensor shards.
+        tp: usize,
+    },
     /// A machine is announced to be taken away, is taken away half a second later, and comes back.
     Drain {
         /// Which.
@@ -175,6 +186,10 @@ fn one(dice: &mut Dice, class: u64, n_nodes: u32, n_slots: u32) -> Fault {
         6 if dice.percent(50) => Fault::DeafTo { node, for_ms: short },
         6 => Fault::MuteTo { node, for_ms: short },
         7 if dice.percent(70) => Fault::Save,
+        7 if dice.percent(50) => {
+            let [pp, dp_replicate, dp_shard, tp] = [3, 3, 4, 3].map(|end| dice.pick(1..end) as usize);
+            Fault::Reshape { pp, dp_replicate, dp_shard, tp }
+        }
         7 => Fault::Resize { dp_shard: dice.pick(1..5) as usize },
         _ => Fault::BadNetwork { loss: dice.pick(1..40), delay_ms: dice.pick(1..150), for_ms: short },
     }

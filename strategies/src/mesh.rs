@@ -165,6 +165,13 @@ impl Mesh {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
     }
 
+    /// Number of ranks of a mesh that nobody has checked: none if an axis has no rank, or if there are more than can be
+    /// counted.
+    pub fn checked_size(&self) -> Option<usize> {
+        let product = Axis::ALL.into_iter().try_fold(1usize, |n, axis| n.checked_mul(self.axis(axis)));
+        product.filter(|n| *n > 0)
+    }
+
     /// Size of an axis.
     pub const fn axis(&self, axis: Axis) -> usize {
         match axis {

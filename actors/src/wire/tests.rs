@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, Memb
 use phalanx_strategies::elastic::message::{Broken, Formation, MemberPhase, MemberReport, OrderId, Stage, Wishes};
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
-use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::mesh::{Axes, Axis, Mesh};
 use proptest::collection::vec;
@@ -60,11 +60,11 @@ fn small_report() -> Report {
 
 // W-3
 #[test]
-fn the_bytes_of_version_two_are_these() {
+fn the_bytes_of_version_three_are_these() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 2, 1, // envelope: version 2, kind 1
+        b'p', b'x', 3, 1, // envelope: version 3, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -80,7 +80,7 @@ fn the_bytes_of_version_two_are_these() {
 // W-3
 #[test]
 fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
-    let shard = Shard { stage: 1, tensor: 2, part: 3, n_parts: 4 };
+    let shard = Shard { stage: 1, tensor: 2, part: 3, cut: Cut { n_stages: 28, n_tensors: 29, n_parts: 4 } };
     let worker = Worker { member: MemberId { node: NodeId(5), slot: 6 }, incarnation: Incarnation(7) };
     let member = MemberReport {
         worker,
@@ -131,11 +131,11 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078020107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e0101020304010f100102030401026e6f"
+        "7078030107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
     );
     assert_eq!(
         hex(encode(&order)),
-        "70780202070102010301fc000010000101010101010000fd0000000000020000010506070201010000000000000000000000000000000115000000fc00001000010203070001030700010104010203040005060701020304010506070102030402050607010203040102030403111216010105060701171b0118"
+        "70780302070102010301fc000010000101010101010000fd0000000000020000010506070201010000000000000000000000000000000115000000fc00001000010203070004080103070004080101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b0118"
     );
 }
 
@@ -150,7 +150,7 @@ fn each_defect_is_named() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 3), "expected a report of protocol version 2, found version 3");
+    assert_eq!(changed(2, 4), "expected a report of protocol version 3, found version 4");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -216,7 +216,8 @@ fn world(n_ranks: u32, n_pieces: u32) -> Formation {
         member: MemberId { node: NodeId(rank / 8), slot: rank % 8 },
         incarnation: Incarnation(1 << 41),
     };
-    let shard = move |part: u32| Shard { stage: 3, tensor: 7, part, n_parts: n_ranks };
+    let shard =
+        move |part: u32| Shard { stage: 3, tensor: 7, part, cut: Cut { n_stages: 4, n_tensors: 8, n_parts: n_ranks } };
     let pieces = move |rank: u32| {
         (0..n_pieces).map(move |i| Transfer {
             shard: shard(rank),
@@ -252,6 +253,7 @@ fn an_order_of_ten_thousand_ranks_fits_twice() {
 // W-1
 #[test]
 fn damaged_reports_and_orders_do_no_harm() {
+    let shard = Shard { stage: 0, tensor: 1, part: 2, cut: Cut { n_stages: 1, n_tensors: 2, n_parts: 4 } };
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node: NodeId(300), slot }, incarnation: Incarnation(1 << 41) },
         pid: (slot > 0).then_some(70_000),
@@ -263,11 +265,8 @@ fn damaged_reports_and_orders_do_no_harm() {
         progress: Progress { ticks: 1 << 33, at: At::Computes },
         broken: None,
         promise: Promise { entered: Generation(9), applied: Some(Version::default()), voted: None },
-        holds: vec![Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 }; 2],
-        saved: Some(Part {
-            of: Checkpoint { generation: Generation(8), step: Step(60_000) },
-            shard: Shard { stage: 0, tensor: 1, part: 2, n_parts: 4 },
-        }),
+        holds: vec![shard; 2],
+        saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),
         failure: (slot == 1).then(|| "no memory".to_owned()),
     };
     let report = Report { members: (0..3).map(member).collect(), ..small_report() };

@@ -146,7 +146,7 @@ fn another_mesh_is_formed_when_there_are_nodes_for_it_and_an_impossible_one_is_r
         let mut job = Job::start(shards(2), 2, Schedule::default()).await;
         job.until_running(shards(2), Step(10)).await;
 
-        let refused = job.coordinators[0].send(Resize(Mesh { tp: 2, ..Mesh::ONE })).await.unwrap();
+        let refused = job.coordinators[0].send(Resize(Mesh { tp: 0, ..Mesh::ONE })).await.unwrap();
         assert!(matches!(refused, Err(RequestError::Resize(_))), "{refused:?}");
         job.coordinators[0].send(Resize(shards(3))).await.unwrap().unwrap();
         let waiting = job.until("a reason", |status| status.blocked.is_some()).await;

@@ -29,7 +29,7 @@ pub struct Config {
     pub step_ms: u64,
     /// From the start of a process to its first word.
     pub spawn_ms: u64,
-    /// Pieces of the state of a stage and tensor shard.
+    /// Pieces of the state of each column of a layer.
     pub n_atoms: u64,
     /// When faults end.
     pub safety_ms: u64,
@@ -93,7 +93,7 @@ impl Config {
             save_steps: dice.pick(3..20),
             step_ms: dice.pick(20..120),
             spawn_ms: dice.pick(50..600),
-            n_atoms: 60,
+            n_atoms: 15,
             safety_ms: 8_000,
             liveness_ms: 40_000,
             mutation: None,

@@ -181,13 +181,13 @@ impl Sim {
         if rank.member.report().generation != generation {
             return;
         }
-        let range = state::atoms(transfer.shard, n_atoms);
+        let runs = state::atoms(transfer.shard, n_atoms);
         let pieces = match (transfer.source, transfer.source.sender(transfer.shard)) {
-            (_, Some((from, held))) => self.read_memory(worker, from, base, held, &range),
+            (_, Some((from, held))) => self.read_memory(worker, from, base, held, &runs),
             (Source::Disk(checkpoint), _) if checkpoint.step == Step(0) => {
-                Some(range.map(|atom| (atom, state::value(state::INITIAL, atom))).collect())
+                Some(runs.into_iter().flatten().map(|atom| (atom, state::value(state::INITIAL, atom))).collect())
             }
-            (Source::Disk(checkpoint), _) => Some(self.store.load(checkpoint, &range)),
+            (Source::Disk(checkpoint), _) => Some(self.store.load(checkpoint, &runs)),
             _ => None,
         };
         let Some(pieces) = pieces else {
@@ -219,7 +219,7 @@ impl Sim {
         from: Worker,
         base: Version,
         held: phalanx_strategies::elastic::shadow::Shard,
-        range: &Range<u64>,
+        wanted: &[Range<u64>],
     ) -> Option<Vec<(u64, u64)>> {
         if !self.network.connects(to.member.node, from.member.node) {
             return None;
@@ -227,10 +227,7 @@ impl Sim {
         let n_atoms = self.config.n_atoms;
         let sender = self.rank(from).filter(|rank| rank.stopped == 0 && rank.member.can_send(base, held))?;
         let have = state::atoms(held, n_atoms);
-        let common = range.start.max(have.start)..range.end.min(have.end);
-        if common.is_empty() {
-            return Some(vec![]);
-        }
-        Some(sender.atoms.range(common).map(|(atom, value)| (*atom, *value)).collect())
+        let common = state::common(wanted, &have).into_iter().flat_map(|run| sender.atoms.range(run));
+        Some(common.map(|(atom, value)| (*atom, *value)).collect())
     }
 }

@@ -40,14 +40,11 @@ impl Sim {
             Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
             Fault::Save => return self.ask(|coordinator, now| coordinator.handle_save(now)),
             Fault::Resize { dp_shard } => {
-                let mesh = Mesh { dp_shard, ..self.config.policy.wanted };
-                // More than the machines have room for would never train.
-                if mesh.size() as u32 <= self.config.n_nodes * self.config.n_slots {
-                    self.ask(|coordinator, now| {
-                        // A mesh that the policy does not allow is refused.
-                        let _ = coordinator.handle_resize(now, mesh);
-                    });
-                }
+                self.resize(Mesh { dp_shard, ..self.config.policy.wanted });
+                return;
+            }
+            Fault::Reshape { pp, dp_replicate, dp_shard, tp } => {
+                self.resize(Mesh { pp, dp_replicate, dp_shard, cp: 1, tp });
                 return;
             }
             Fault::KillCoordinator { back_after_ms } => {
@@ -141,7 +138,7 @@ impl Sim {
                 (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Calm(NodeId(node))));
             }
             Fault::KillRank { .. } | Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
-            Fault::Save | Fault::Resize { .. } => {}
+            Fault::Save | Fault::Resize { .. } | Fault::Reshape { .. } => {}
         }
     }
 
@@ -163,6 +160,16 @@ impl Sim {
             self.start_candidate(i);
             self.candidates[i].stopped = self.candidates[i].stopped.min(1);
             self.continue_candidate(i);
+        }
+    }
+
+    fn resize(&mut self, mesh: Mesh) {
+        // More than the machines have room for would never train.
+        if mesh.size() as u32 <= self.config.n_nodes * self.config.n_slots {
+            self.ask(|coordinator, now| {
+                // A mesh that the policy does not allow is refused.
+                let _ = coordinator.handle_resize(now, mesh);
+            });
         }
     }
 

@@ -11,6 +11,7 @@ use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, Order, Sta
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A machine.
 pub struct Node {
@@ -327,9 +328,10 @@ impl Sim {
                 member::Command::Exit => self.kill_worker(worker),
                 member::Command::Save(part) => {
                     let at = self.now + self.dice.pick(5_000..80_000);
-                    let range = state::atoms(part.shard, n_atoms);
+                    let runs = state::atoms(part.shard, n_atoms);
                     let Some(rank) = self.rank(worker) else { return };
-                    let atoms = rank.atoms.range(range).map(|(atom, value)| (*atom, *value)).collect();
+                    let atoms = runs.into_iter().flat_map(|run| rank.atoms.range(run));
+                    let atoms = atoms.map(|(atom, value)| (*atom, *value)).collect();
                     self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
                 }
                 member::Command::Report => self.send_word(worker),
@@ -359,7 +361,9 @@ impl Sim {
         }
         let atoms: Vec<(u64, u64)> = rank.atoms.iter().map(|(atom, value)| (*atom, *value)).collect();
         let held: BTreeSet<Shard> = rank.member.report().holds.into_iter().collect();
-        let whole = held.iter().all(|shard| rank.atoms.range(state::atoms(*shard, n_atoms)).count() > 0);
+        let has_some =
+            |shard: &Shard| state::atoms(*shard, n_atoms).into_iter().all(|run| rank.atoms.range(run).next().is_some());
+        let whole = held.iter().all(has_some);
         if !whole {
             self.violate("golden state", format!("{worker} does not have what it says it has"));
         }
@@ -383,8 +387,8 @@ impl Sim {
             let Some(rank) = self.rank(*worker) else { continue };
             let here = rank.member.report().holds;
             let has_all = |shard: &Shard| {
-                let range = state::atoms(*shard, n_atoms);
-                rank.atoms.range(range.clone()).count() as u64 == range.end - range.start
+                let has = |run: Range<u64>| rank.atoms.range(run.clone()).count() as u64 == run.end - run.start;
+                state::atoms(*shard, n_atoms).into_iter().all(has)
             };
             for shard in here.into_iter().filter(has_all) {
                 copies.entry(shard).or_default().push(*worker);
@@ -403,6 +407,6 @@ impl Sim {
 
 /// Frees the state of all but these shards.
 fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
-    let ranges: Vec<_> = shards.iter().map(|shard| state::atoms(*shard, n_atoms)).collect();
+    let ranges: Vec<_> = shards.iter().flat_map(|shard| state::atoms(*shard, n_atoms)).collect();
     rank.atoms.retain(|atom, _| ranges.iter().any(|range| range.contains(atom)));
 }

@@ -1,7 +1,7 @@
 //! A stand-in for weights: a chain of hashes over the updates, in pieces that are cut and moved like tensors.
 
 use phalanx_strategies::elastic::identity::Step;
-use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use std::ops::Range;
 
 /// The chain of the initial weights.
@@ -27,11 +27,37 @@ pub fn update(value: u64, atom: u64, digest: u64) -> u64 {
     advance(value ^ mix(atom), digest) ^ mix(atom)
 }
 
-/// Pieces of a shard when each stage and tensor shard has `n_atoms`.
-pub fn atoms(shard: Shard, n_atoms: u64) -> Range<u64> {
-    let first = (u64::from(shard.stage) << 40) + (u64::from(shard.tensor) << 20);
-    let cut = |part: u32| first + u64::from(part) * n_atoms / u64::from(shard.n_parts);
-    cut(shard.part)..cut(shard.part + 1)
+/// Layers, and columns of each: no mesh of the simulator has more stages or tensor shards.
+const CELLS: [u32; 2] = [2, 2];
+
+/// Runs of pieces that a shard is, where each column of a layer has `n_atoms`. As in programs, a tensor shard's columns are
+/// cut into parts together, so that parts of other tensor shards do not begin and end where these do.
+pub fn atoms(shard: Shard, n_atoms: u64) -> Vec<Range<u64>> {
+    let Cut { n_stages, n_tensors, n_parts } = shard.cut;
+    let own = |i: u32, n: u32, all: u32| (i * all / n)..((i + 1) * all / n);
+    let columns = own(shard.tensor, n_tensors, CELLS[1]);
+    let n_here = u64::from(columns.end - columns.start) * n_atoms;
+    let cut = |part: u32| u64::from(part) * n_here / u64::from(n_parts);
+    let part = cut(shard.part)..cut(shard.part + 1);
+    let mut runs = Vec::new();
+    for layer in own(shard.stage, n_stages, CELLS[0]) {
+        for (i, column) in (0..).zip(columns.clone()) {
+            let first = (u64::from(layer) << 40) + (u64::from(column) << 20);
+            let here = i * n_atoms..(i + 1) * n_atoms;
+            let (from, to) = (part.start.max(here.start), part.end.min(here.end));
+            if from < to {
+                runs.push(first + from - here.start..first + to - here.start);
+            }
+        }
+    }
+    runs
+}
+
+/// What two such lists have in common.
+pub fn common(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
+    let meet = |a: &Range<u64>, b: &Range<u64>| a.start.max(b.start)..a.end.min(b.end);
+    let all = a.iter().flat_map(|a| b.iter().map(move |b| meet(a, b)));
+    all.filter(|run| !run.is_empty()).collect()
 }
 
 /// The finaliser of SplitMix64.

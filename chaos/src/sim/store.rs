@@ -41,9 +41,9 @@ impl Store {
         self.parts.entry(part.of).or_default().insert(part.shard, atoms);
     }
 
-    /// Pieces of a checkpoint in a range.
-    pub fn load(&self, checkpoint: Checkpoint, range: &Range<u64>) -> Vec<(u64, u64)> {
+    /// Pieces of a checkpoint in some runs of them.
+    pub fn load(&self, checkpoint: Checkpoint, runs: &[Range<u64>]) -> Vec<(u64, u64)> {
         let all = self.parts.get(&checkpoint).into_iter().flat_map(BTreeMap::values).flatten();
-        all.filter(|(atom, _)| range.contains(atom)).copied().collect()
+        all.filter(|(atom, _)| runs.iter().any(|run| run.contains(atom))).copied().collect()
     }
 }

@@ -55,7 +55,7 @@ enum Command {
     /// Leave a node of a running job and release it.
     #[command(after_help = operate::HELP)]
     Drain(operate::DrainArgs),
-    /// Give a running job another number of copies or shards.
+    /// Give a running job another mesh, any that its model fits; no step is lost.
     #[command(after_help = operate::HELP)]
     Resize(operate::ResizeArgs),
     /// Let a running job write a checkpoint.

@@ -20,6 +20,7 @@ pub(super) const HELP: &str = "Examples:
   phalanx save my.yaml                 a checkpoint after the step that runs
   phalanx drain my.yaml 2              leave node 2 and release it
   phalanx resize my.yaml --dp_shard_size 3
+  phalanx resize my.yaml --pipeline_parallel_size 2 --tensor_parallel_size 2 --dp_shard_size 1
   phalanx stop my.yaml                 end after the step that runs, saved
 
 The job is named by its YAML file or its output folder, where its coordinator keeps the operator's credential.";
@@ -58,6 +59,15 @@ pub(super) struct ResizeArgs {
     /// Ranks that share the state of one copy; as it is, if not given.
     #[arg(long = "dp_shard_size")]
     dp_shard_size: Option<usize>,
+    /// Ranks that share each matrix product; as it is, if not given.
+    #[arg(long = "tensor_parallel_size", alias = "tp_size")]
+    tensor_parallel_size: Option<usize>,
+    /// Ranks that share one sequence; as it is, if not given.
+    #[arg(long = "context_parallel_size", alias = "cp_size")]
+    context_parallel_size: Option<usize>,
+    /// Ranks that share the layers; as it is, if not given.
+    #[arg(long = "pipeline_parallel_size", alias = "pp_size")]
+    pipeline_parallel_size: Option<usize>,
 }
 
 impl Which {
@@ -114,7 +124,13 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
 
 pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
     let now = args.which.status()?.wanted;
-    let change = Resize { dp_replicate_size: args.dp_replicate_size, dp_shard_size: args.dp_shard_size };
+    let change = Resize {
+        dp_replicate_size: args.dp_replicate_size,
+        dp_shard_size: args.dp_shard_size,
+        tensor_parallel_size: args.tensor_parallel_size,
+        context_parallel_size: args.context_parallel_size,
+        pipeline_parallel_size: args.pipeline_parallel_size,
+    };
     let mesh = change.of(now);
     args.which.request(&Request::Resize(mesh), &format!("{mesh} is wanted; `phalanx status` says when it is there"))
 }

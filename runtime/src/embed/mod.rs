@@ -145,10 +145,10 @@ impl Runtime {
                     "a model written in Rust is in this process only, not on other machines".into(),
                 ));
             }
-            let n_microbatches = check(&config)?.n_microbatches;
+            let model = check(&config)?;
             let mut told = |join: &str| under_way(Some(join));
             let how = machines.serve()?;
-            lead(&config, n_microbatches, &how, here, control, &mut told, &mut |event| feed.push(event.clone()))
+            lead(&config, &model, &how, here, control, &mut told, &mut |event| feed.push(event.clone()))
         };
         self.launch(&output_dir, Box::new(work)).await
     }

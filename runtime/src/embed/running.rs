@@ -26,7 +26,7 @@ pub struct RunningJob {
     pub(super) join: watch::Receiver<Option<String>>,
 }
 
-/// Another number of copies or of shards of a job's state.
+/// Another mesh for a job that runs: other sizes of some axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resize {
@@ -34,6 +34,12 @@ pub struct Resize {
     pub dp_replicate_size: Option<usize>,
     /// Ranks that share the state of one copy; as it is, if absent.
     pub dp_shard_size: Option<usize>,
+    /// Ranks that share each matrix product; as it is, if absent.
+    pub tensor_parallel_size: Option<usize>,
+    /// Ranks that share one sequence; as it is, if absent.
+    pub context_parallel_size: Option<usize>,
+    /// Ranks that share the layers; as it is, if absent.
+    pub pipeline_parallel_size: Option<usize>,
 }
 
 impl Resize {
@@ -42,7 +48,9 @@ impl Resize {
         Mesh {
             dp_replicate: self.dp_replicate_size.unwrap_or(now.dp_replicate),
             dp_shard: self.dp_shard_size.unwrap_or(now.dp_shard),
-            ..now
+            tp: self.tensor_parallel_size.unwrap_or(now.tp),
+            cp: self.context_parallel_size.unwrap_or(now.cp),
+            pp: self.pipeline_parallel_size.unwrap_or(now.pp),
         }
     }
 }
@@ -78,11 +86,11 @@ impl RunningJob {
         self.request(Request::Save).await
     }
 
-    /// Asks for another number of copies or shards. Steps go on until the new world is there; if ranks are lacking,
+    /// Asks for another mesh. The state moves from memory to memory, and no step is lost or done twice. Steps go on until the new world is there; if ranks are lacking,
     /// [`Status::blocked`] says so.
     ///
     /// # Errors
-    /// As [`RunningJob::save`], and when the model cannot be trained like that.
+    /// As [`RunningJob::save`], and when the model cannot be trained like that; then nothing has changed.
     pub async fn resize(&self, change: Resize) -> Result<(), AskError> {
         let mesh = change.of(self.status().await?.wanted);
         self.request(Request::Resize(mesh)).await

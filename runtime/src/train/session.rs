@@ -15,7 +15,7 @@ use crate::checkpoint::reader::Checkpoint;
 use crate::collective::CollectiveError;
 use crate::collective::shm::LOCAL_RANKS_MAX;
 use crate::collective::shm::world::ShmWorld;
-use crate::collective::world::WorldId;
+use crate::collective::world::{RANKS_MAX, WorldId};
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::cpu::matmul::peak_flops;
@@ -139,15 +139,40 @@ impl<'a> Checked<'a> {
 pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     let tokenizer = plan::tokenizer(config)?;
     let model = plan::model_plan(config, &tokenizer)?;
-    let mesh = config.parallel.mesh()?;
-    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-    for stage in 0..mesh.pp {
-        let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
-        Programs::compile(&model, Place { mesh, rank }, evaluates)?;
-    }
+    fits(&model, config.parallel.mesh()?, config.data.val_set_size != ValSetSize::Nothing)?;
     Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
     create_dir(&config.output.output_dir)?;
     Ok(model)
+}
+
+/// Checks that a model can be trained on a mesh: that there are programs for a rank of each stage, since ranks that differ
+/// on other axes differ in sizes only. Returns the bytes that all ranks need together.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn fits(model: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<u64, JobError> {
+    let n_ranks = mesh.checked_size().filter(|n| *n <= RANKS_MAX as usize).ok_or_else(|| {
+        JobError::Unusable(format!("a mesh has at least one rank on each axis and at most {RANKS_MAX}; this is {mesh}"))
+    })?;
+    let mut bytes = 0;
+    for stage in 0..mesh.pp {
+        let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
+        let programs = Programs::compile(model, Place { mesh, rank }, evaluates)?;
+        bytes += programs.bytes() * (n_ranks / mesh.pp) as u64;
+    }
+    Ok(bytes)
+}
+
+/// As [`fits`], for a job with so many rank processes, all on this machine.
+pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots: u32) -> Result<(), JobError> {
+    let needed = fits(model, mesh, evaluates)?;
+    if mesh.size() > n_slots as usize {
+        return Err(JobError::Unusable(format!(
+            "the mesh {mesh} has {} ranks; the job was started with {n_slots} rank processes, all on this machine",
+            mesh.size()
+        )));
+    }
+    check_bytes(needed)
 }
 
 /// Runs the ranks as processes that may die.
@@ -456,7 +481,10 @@ fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
 
 /// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
 fn check_memory(ranks: &[Arc<Programs>]) -> Result<(), JobError> {
-    let needed = ranks.iter().map(|programs| programs.bytes()).sum();
+    check_bytes(ranks.iter().map(|programs| programs.bytes()).sum())
+}
+
+fn check_bytes(needed: u64) -> Result<(), JobError> {
     // Where the system does not tell, the allocation itself has the last word.
     let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
     system.refresh_memory();

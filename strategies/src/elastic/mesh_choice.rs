@@ -1,15 +1,21 @@
 //! Which mesh the members form after a change, and who sits where.
 //!
 //! Invariants:
-//! - `X-1` `pp`, `cp` and `tp` are those wanted; no axis is larger than wanted or smaller than the policy allows.
+//! - `X-1` The mesh is the one that is wanted if there are members for it. Else `pp`, `cp` and `tp` are those wanted, or
+//!   those of the last world as long as the wanted ones would leave more members without a seat; neither `dp` axis is larger
+//!   than both of them have it, or smaller than the policy allows.
 //! - `X-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes uneven shares.
 //! - `X-3` Of the members of the last world as many as possible keep the state that they have: a coordinate is given to
 //!   another one only if its holder is gone or the coordinate has vanished.
 //!
-//! Meshes are tried from the most ranks to the fewest; of equal ones the one that keeps `dp_shard`, as then no state moves.
+//! Meshes are tried from the most ranks to the fewest; of equal ones the one that is as wanted, then the one that keeps
+//! `dp_shard`, as then no state moves. Whether a model can be cut like that is not known here: whoever passes a wish on
+//! checks it first.
 
 use super::identity::{Incarnation, Worker};
 use super::quorum::Blocked;
+use super::recovery::n_transfers;
+use super::shadow::Cut;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -40,19 +46,28 @@ pub struct Policy {
     pub incidents_max: u32,
 }
 
+/// Bound of the pieces in which state travels when a mesh becomes another: each is a part of the world's description, and a
+/// channel between two members.
+pub const TRANSFERS_MAX: usize = 60_000;
+
 /// Default of [`Policy::incidents_max`].
 pub const INCIDENTS_MAX: u32 = 5;
 
 /// Why a mesh cannot be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum ResizeError {
-    /// State is moved between cuts of one stage and tensor shard only.
-    #[error("pp and tp of a running job cannot change: expected {have}, found {found}")]
-    OtherModelAxes {
+    /// The state would travel in more pieces than a world takes.
+    #[error(
+        "to get from {have} to {found} the state would travel in {n_transfers} pieces, more than {TRANSFERS_MAX}; \
+         a mesh between the two takes fewer at once, and so does a checkpoint"
+    )]
+    TooManyPieces {
         /// The mesh that was wanted so far.
         have: Mesh,
         /// The one that is asked for.
         found: Mesh,
+        /// So many.
+        n_transfers: usize,
     },
     /// The policy does not allow it.
     #[error(
@@ -83,18 +98,41 @@ pub struct Choice {
 impl Policy {
     /// The largest mesh for so many members (`X-1`, `X-2`).
     pub fn largest(&self, n_members: usize, last: Option<Mesh>) -> Option<Mesh> {
-        let shards = self.dp_shard_min..=self.wanted.dp_shard;
-        let meshes = shards.flat_map(|dp_shard| {
-            let replicas = self.dp_replicate_min..=self.wanted.dp_replicate;
-            replicas.map(move |dp_replicate| Mesh { dp_replicate, dp_shard, ..self.wanted })
-        });
-        let allowed = meshes.filter(|mesh| mesh.size() <= n_members && self.divides(mesh));
-        allowed.max_by_key(|mesh| (mesh.size(), last.is_some_and(|last| last.dp_shard == mesh.dp_shard), mesh.dp_shard))
+        let fits = |mesh: &Mesh| mesh.size() <= n_members && self.divides(mesh);
+        if fits(&self.wanted) {
+            return Some(self.wanted);
+        }
+        let allowed = self.bounds(last).into_iter().flat_map(|bound| self.within(bound)).filter(fits);
+        let is_as_wanted =
+            |mesh: &Mesh| (mesh.pp, mesh.cp, mesh.tp) == (self.wanted.pp, self.wanted.cp, self.wanted.tp);
+        let keeps = |mesh: &Mesh| last.is_some_and(|last| last.dp_shard == mesh.dp_shard);
+        allowed.max_by_key(|mesh| (mesh.size(), is_as_wanted(mesh), keeps(mesh), mesh.dp_shard))
     }
 
     /// Ranks of the smallest mesh.
-    pub fn smallest(&self) -> usize {
-        Mesh { dp_replicate: self.dp_replicate_min, dp_shard: self.dp_shard_min, ..self.wanted }.size()
+    pub fn smallest(&self, last: Option<Mesh>) -> usize {
+        let (dp_replicate, dp_shard) = (self.dp_replicate_min, self.dp_shard_min);
+        let sizes = self.bounds(last).into_iter().map(|bound| Mesh { dp_replicate, dp_shard, ..bound }.size());
+        sizes.min().expect("there is always a mesh that is wanted")
+    }
+
+    /// The mesh that is wanted, and another one along whose `dp` axes the last world may go on until that can be formed.
+    fn bounds(&self, last: Option<Mesh>) -> Vec<Mesh> {
+        let wanted = self.wanted;
+        let others = last.filter(|last| (last.pp, last.cp, last.tp) != (wanted.pp, wanted.cp, wanted.tp));
+        let other = others.map(|last| Mesh {
+            dp_replicate: last.dp_replicate.max(wanted.dp_replicate),
+            dp_shard: last.dp_shard.max(wanted.dp_shard),
+            ..last
+        });
+        std::iter::once(wanted).chain(other).collect()
+    }
+
+    fn within(&self, bound: Mesh) -> impl Iterator<Item = Mesh> {
+        let (shards, replicas) = (self.dp_shard_min..=bound.dp_shard, self.dp_replicate_min..=bound.dp_replicate);
+        shards.flat_map(move |dp_shard| {
+            replicas.clone().map(move |dp_replicate| Mesh { dp_replicate, dp_shard, ..bound })
+        })
     }
 
     /// Checks that a mesh can be wanted instead of the present one.
@@ -103,12 +141,14 @@ impl Policy {
     /// Why it cannot.
     pub fn check_resize(&self, found: Mesh) -> Result<(), ResizeError> {
         let Policy { wanted: have, dp_replicate_min, dp_shard_min, n_microbatches, .. } = *self;
-        if (found.pp, found.tp) != (have.pp, have.tp) {
-            return Err(ResizeError::OtherModelAxes { have, found });
-        }
         let large_enough = found.dp_replicate >= dp_replicate_min && found.dp_shard >= dp_shard_min;
-        if !large_enough || found.cp == 0 || found.size() == 0 || !self.divides(&found) {
+        if found.checked_size().is_none() || !large_enough || !self.divides(&found) {
             return Err(ResizeError::NotAllowed { dp_replicate_min, dp_shard_min, n_microbatches, found });
+        }
+        // Counting takes as long as there are pieces.
+        let n_transfers = if found.size() > TRANSFERS_MAX { found.size() } else { n_transfers(&have, &found) };
+        if Cut::of(&have) != Cut::of(&found) && n_transfers > TRANSFERS_MAX {
+            return Err(ResizeError::TooManyPieces { have, found, n_transfers });
         }
         Ok(())
     }
@@ -129,8 +169,8 @@ impl Policy {
         waited: Duration,
     ) -> Result<Choice, Blocked> {
         let have = members.len();
-        let mesh =
-            self.largest(have, last.map(|(mesh, _)| mesh)).ok_or(Blocked::TooFew { have, need: self.smallest() })?;
+        let before = last.map(|(mesh, _)| mesh);
+        let mesh = self.largest(have, before).ok_or_else(|| Blocked::TooFew { have, need: self.smallest(before) })?;
         let shrinks = last.is_none_or(|(last, _)| mesh.size() < last.size());
         if mesh != self.wanted && shrinks && waited < self.replace_patience {
             let remaining = self.replace_patience - waited;
@@ -240,16 +280,49 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_that_state_cannot_be_moved_to_or_that_has_no_room_is_refused() {
+    fn a_mesh_without_room_or_ranks_is_refused_and_any_other_can_be_wanted() {
         let policy = Policy { dp_shard_min: 2, ..policy(1, 4, 2) };
+        let wanted = policy.wanted;
 
-        assert_eq!(policy.check_resize(Mesh { dp_shard: 3, ..policy.wanted }), Ok(()));
-        let other = policy.check_resize(Mesh { tp: 1, ..policy.wanted });
-        assert!(matches!(other, Err(ResizeError::OtherModelAxes { .. })), "{other:?}");
-        for mesh in [Mesh { dp_shard: 1, ..policy.wanted }, Mesh { dp_shard: 13, ..policy.wanted }] {
+        for mesh in [Mesh { dp_shard: 3, ..wanted }, Mesh { tp: 1, pp: 2, ..wanted }, Mesh { cp: 2, ..wanted }] {
+            assert_eq!(policy.check_resize(mesh), Ok(()), "{mesh}");
+        }
+        let absurd = Mesh { pp: usize::MAX, tp: 2, ..wanted };
+        for mesh in [Mesh { dp_shard: 1, ..wanted }, Mesh { dp_shard: 13, ..wanted }, Mesh { tp: 0, ..wanted }, absurd]
+        {
             let refused = policy.check_resize(mesh);
             assert!(matches!(refused, Err(ResizeError::NotAllowed { .. })), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn a_mesh_to_which_every_rank_would_send_to_every_other_one_is_refused_for_very_many() {
+        let policy = Policy { n_microbatches: 10_000, ..policy(1, 400, 1) };
+
+        let refused = policy.check_resize(Mesh { pp: 1, tp: 4, dp_shard: 100, ..policy.wanted });
+
+        let n_transfers = 160_000;
+        let (have, found) = (policy.wanted, Mesh { tp: 4, dp_shard: 100, ..policy.wanted });
+        assert_eq!(refused, Err(ResizeError::TooManyPieces { have, found, n_transfers }));
+        assert_eq!(policy.check_resize(Mesh { pp: 4, dp_shard: 100, ..policy.wanted }), Ok(()));
+    }
+
+    #[test]
+    fn the_last_world_goes_on_as_it_is_cut_while_the_wanted_cut_would_take_fewer_members() {
+        let wanted = Mesh { pp: 4, dp_shard: 2, ..Mesh::ONE };
+        let last = Mesh { dp_shard: 3, tp: 2, ..Mesh::ONE };
+        let policy = Policy { wanted, ..policy(1, 1, 1) };
+
+        let largest = |n| policy.largest(n, Some(last));
+
+        assert_eq!(largest(3), Some(Mesh { dp_shard: 1, tp: 2, ..Mesh::ONE }));
+        assert_eq!(largest(4), Some(Mesh { pp: 4, ..Mesh::ONE }), "of equal ones the one that is as wanted");
+        assert_eq!(largest(7), Some(last));
+        assert_eq!(largest(8), Some(wanted));
+        assert_eq!(largest(1), None);
+        assert_eq!(policy.choose(Some((last, &[])), &members(0..1), LONG), Err(Blocked::TooFew { have: 1, need: 2 }));
+        let smaller = Policy { wanted: Mesh { pp: 2, ..Mesh::ONE }, ..policy };
+        assert_eq!(smaller.largest(7, Some(last)), Some(smaller.wanted), "fewer ranks can be wanted, too");
     }
 
     #[test]

@@ -5,12 +5,13 @@
 //!   is in nobody's memory. It never mixes memory and disk: they are of different steps.
 //! - `R-2` A rank takes from itself what it has; else from the source that has sent least so far.
 //!
-//! Parts of another cut are taken piece by piece; which elements the two have in common is for the program's boxes to
-//! say (`program::held`), which both sides compute alone.
+//! What was cut in another way is taken piece by piece; which elements the two have in common is for the program's boxes
+//! to say (`program::held`), which both sides compute alone. A piece may turn out to have none.
 
 use super::identity::Worker;
-use super::shadow::Shard;
+use super::shadow::{Cut, Shard};
 use super::snapshot::Checkpoint;
+use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -63,8 +64,8 @@ pub fn plan(
     let mut index = Index::default();
     for (worker, shards) in holders {
         for shard in *shards {
-            let cut = index.cuts.entry((shard.stage, shard.tensor)).or_default().entry(shard.n_parts).or_default();
-            cut.entry(shard.part).or_default().push((*worker, shards[0] == *shard));
+            let held = index.cuts.entry(shard.cut).or_default();
+            held.entry(*shard).or_default().push((*worker, shards[0] == *shard));
         }
     }
     let mut missing = Vec::new();
@@ -96,36 +97,37 @@ pub fn from_disk(needs: &[Vec<Shard>], checkpoint: Checkpoint) -> Vec<Vec<Transf
     needs.iter().map(|shards| shards.iter().map(fetch).collect()).collect()
 }
 
-/// Who has a part, and whether as its own shard.
-type Holders = Vec<(Worker, bool)>;
+/// Pieces that travel at most when a world of one mesh becomes one of another: as many as if nobody had anything already.
+pub fn n_transfers(from: &Mesh, to: &Mesh) -> usize {
+    let cut = Cut::of(from);
+    (0..to.size()).map(|rank| Shard::of(to, rank).pieces(cut).count()).sum()
+}
 
-/// Part of a cut → who has it.
-type Cut = BTreeMap<u32, Holders>;
+/// Who has a shard, and whether as its own.
+type Holders = Vec<(Worker, bool)>;
 
 #[derive(Default)]
 struct Index {
-    /// (stage, tensor) → number of parts → its cut.
-    cuts: BTreeMap<(u32, u32), BTreeMap<u32, Cut>>,
+    /// Who has what of each cut.
+    cuts: BTreeMap<Cut, BTreeMap<Shard, Holders>>,
     /// Pieces that a worker sends.
     load: BTreeMap<Worker, usize>,
 }
 
 impl Index {
-    /// Pieces that together are the shard: one of the same cut, else those of any cut that is whole where it matters.
+    /// Pieces that together are the shard: itself, else those of any cut that is whole where it matters.
     fn sources(&mut self, to: Worker, shard: Shard) -> Option<Vec<Source>> {
-        let cuts = self.cuts.get(&(shard.stage, shard.tensor))?;
-        if let Some(holders) = cuts.get(&shard.n_parts).and_then(|cut| cut.get(&shard.part)) {
-            let (from, own) = least_loaded(&mut self.load, to, holders);
+        let Index { cuts, load } = self;
+        if let Some(holders) = cuts.get(&shard.cut).and_then(|held| held.get(&shard)) {
+            let (from, own) = least_loaded(load, to, holders);
             return Some(vec![if own { Source::Replica(from) } else { Source::Shadow(from) }]);
         }
-        let pieces = |(n_parts, cut): (&u32, &Cut)| -> Option<Vec<(Shard, Holders)>> {
-            let parts = (0..*n_parts).map(|part| Shard { part, n_parts: *n_parts, ..shard });
-            let touched = parts.filter(|piece| piece.overlaps(&shard));
-            touched.map(|piece| Some((piece, cut.get(&piece.part)?.clone()))).collect()
+        let pieces = |(cut, held): (&Cut, &BTreeMap<Shard, Holders>)| -> Option<Vec<Shard>> {
+            let pieces = shard.pieces(*cut).map(|piece| held.contains_key(&piece).then_some(piece));
+            pieces.collect::<Option<Vec<Shard>>>().filter(|pieces| !pieces.is_empty())
         };
         let pieces = cuts.iter().find_map(pieces)?;
-        let load = &mut self.load;
-        let source = |(piece, holders): (Shard, Vec<_>)| Source::Survivor(least_loaded(load, to, &holders).0, piece);
+        let source = |piece: Shard| Source::Survivor(least_loaded(load, to, &cuts[&piece.cut][&piece]).0, piece);
         Some(pieces.into_iter().map(source).collect())
     }
 }
@@ -150,7 +152,7 @@ mod tests {
     }
 
     fn part(part: u32, n_parts: u32) -> Shard {
-        Shard { stage: 0, tensor: 0, part, n_parts }
+        Shard { part, cut: Cut { n_parts, ..Cut::WHOLE }, ..Shard::WHOLE }
     }
 
     #[test]
@@ -190,6 +192,43 @@ mod tests {
         assert_eq!(sources(0), [from(0), from(1)]);
         assert_eq!(sources(1), [from(1), from(2)]);
         assert_eq!(sources(2), [from(2), from(3)]);
+    }
+
+    #[test]
+    fn other_stages_and_tensor_shards_are_taken_from_all_that_may_have_a_part() {
+        let (from, to) = (Mesh { pp: 2, tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, tp: 2, ..Mesh::ONE });
+        let have: Vec<Shard> = (0..4).map(|rank| Shard::of(&from, rank)).collect();
+        let holders: BTreeMap<Worker, &[Shard]> = (0..4).map(|i| (worker(i as u32), &have[i..=i])).collect();
+        let seats: Vec<Worker> = (0..4).map(worker).collect();
+        let needs: Vec<Vec<Shard>> = (0..4).map(|rank| vec![Shard::of(&to, rank)]).collect();
+
+        let plan = plan(&seats, &needs, &holders).unwrap();
+
+        for (rank, transfers) in plan.iter().enumerate() {
+            let sources: Vec<Source> = transfers.iter().map(|transfer| transfer.source).collect();
+            // Of both stages, and of its own tensor shard only.
+            let tensor = rank % 2;
+            assert_eq!(sources, [tensor, 2 + tensor].map(|i| Source::Survivor(worker(i as u32), have[i])), "{rank}");
+        }
+        assert_eq!(n_transfers(&from, &to), 8);
+    }
+
+    #[test]
+    fn a_cut_of_which_a_piece_is_lost_is_left_for_another() {
+        let (old, new) = (Mesh { pp: 2, ..Mesh::ONE }, Mesh { tp: 2, ..Mesh::ONE });
+        let (first, second) = ([Shard::of(&old, 0)], Shard::of(&old, 1));
+        let shards = [Shard::of(&new, 0), Shard::of(&new, 1)];
+        // The second stage died when the new world had healed.
+        let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &first[..]), (worker(1), &shards[..])].into();
+
+        let whole = plan(&[worker(0)], &[vec![Shard::WHOLE]], &holders).unwrap();
+        let lost = plan(&[worker(0)], &[vec![second]], &[(worker(0), &first[..])].into());
+
+        assert_eq!(
+            whole[0].iter().map(|t| t.source).collect::<Vec<_>>(),
+            shards.map(|s| Source::Survivor(worker(1), s))
+        );
+        assert_eq!(lost, Err(Missing(vec![second])));
     }
 
     #[test]

@@ -7,12 +7,35 @@
 //! - `H-1` With two nodes or more, each shard is held on at least two nodes.
 //! - `H-2` No rank holds more than one shadow more than needed if all ranks of its node share evenly.
 //! - `H-3` With one node and two processes or more, each shard is held by at least two processes.
-//! - `H-4` Parts of two cuts that do not [overlap](Shard::overlaps) have no element of any parameter in common.
+//! - `H-4` All that a shard has, its [pieces](Shard::pieces) in any other cut have together.
 
 use super::identity::{NodeId, Worker};
 use crate::mesh::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Into how many parts a mesh cuts the model and optimizer state. It does not say how: that is for the program's boxes to
+/// say ([`crate::program::held`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Cut {
+    /// Pipeline stages.
+    pub n_stages: u32,
+    /// Tensor shards of each stage.
+    pub n_tensors: u32,
+    /// Parts into which `dp_shard` × `cp` cut each tensor shard.
+    pub n_parts: u32,
+}
+
+impl Cut {
+    /// Of one piece.
+    pub const WHOLE: Cut = Cut { n_stages: 1, n_tensors: 1, n_parts: 1 };
+
+    /// What a mesh makes of the state.
+    pub fn of(mesh: &Mesh) -> Cut {
+        Cut { n_stages: mesh.pp as u32, n_tensors: mesh.tp as u32, n_parts: (mesh.dp_shard * mesh.cp) as u32 }
+    }
+}
 
 /// A part of the model and optimizer state. Ranks that differ on `dp_replicate` only have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -23,11 +46,14 @@ pub struct Shard {
     pub tensor: u32,
     /// Which of the parts into which `dp_shard` × `cp` cut it.
     pub part: u32,
-    /// How many of those there are.
-    pub n_parts: u32,
+    /// How many there are of each.
+    pub cut: Cut,
 }
 
 impl Shard {
+    /// All there is.
+    pub const WHOLE: Shard = Shard { stage: 0, tensor: 0, part: 0, cut: Cut::WHOLE };
+
     /// What a rank of a mesh trains.
     pub fn of(mesh: &Mesh, rank: usize) -> Shard {
         let at = mesh.coord(rank);
@@ -35,20 +61,34 @@ impl Shard {
             stage: at.on(Axis::Pp) as u32,
             tensor: at.on(Axis::Tp) as u32,
             part: (at.on(Axis::DpShard) * mesh.cp + at.on(Axis::Cp)) as u32,
-            n_parts: (mesh.dp_shard * mesh.cp) as u32,
+            cut: Cut::of(mesh),
         }
     }
 
-    /// Whether the two may have elements in common (`H-4`). Each parameter is cut by [`crate::program::collective::part`]
-    /// at the whole number of units below a fraction of all: where two cuts have a fraction in common, they cut at the
-    /// same element, so that parts which only touch there share none.
-    pub fn overlaps(&self, other: &Shard) -> bool {
-        let (part, n) = (u64::from(self.part), u64::from(self.n_parts));
-        let (other_part, other_n) = (u64::from(other.part), u64::from(other.n_parts));
-        (self.stage, self.tensor) == (other.stage, other.tensor)
-            && part * other_n < (other_part + 1) * n
-            && other_part * n < (part + 1) * other_n
+    /// The shards of another cut that together have all that this one has (`H-4`); of its own cut, itself.
+    ///
+    /// Tensors are cut where a fraction of their heads, columns or tokens ends, and what is copied to several tensor shards
+    /// is copied to neighbours, so shards without a fraction in common need nothing of each other. The same holds for the
+    /// parts, which [`crate::program::collective::part`] cuts at the whole number of units below a fraction, but only among
+    /// parts of the same: other tensor shards have other elements at the same fraction. Layers are dealt out as the
+    /// schedule wants them, and a tied embedding lies on two stages; so any other number of stages is asked as a whole.
+    pub fn pieces(self, cut: Cut) -> impl Iterator<Item = Shard> {
+        let own = self.cut;
+        let stages = if own.n_stages == cut.n_stages { self.stage..self.stage + 1 } else { 0..cut.n_stages };
+        let tensors = touched(self.tensor, own.n_tensors, cut.n_tensors);
+        let same = own.n_tensors == cut.n_tensors;
+        let parts = if same { touched(self.part, own.n_parts, cut.n_parts) } else { 0..cut.n_parts };
+        stages.flat_map(move |stage| {
+            let parts = parts.clone();
+            tensors.clone().flat_map(move |tensor| parts.clone().map(move |part| Shard { stage, tensor, part, cut }))
+        })
     }
+}
+
+/// Which of `other` equal parts have a fraction in common with part `i` of `n`.
+fn touched(i: u32, n: u32, other: u32) -> Range<u32> {
+    let [i, n, other] = [i, n, other].map(u64::from);
+    (i * other / n) as u32..((i + 1) * other).div_ceil(n) as u32
 }
 
 /// What each rank holds: its own shard first, then the shadows of others, if there are to be any.
@@ -156,20 +196,32 @@ mod tests {
             prop_assert_eq!(unprotected(&seats, &holds).len(), all.len());
         }
 
-        // H-4
+        // H-4, of one parameter; of whole models in `tests/reshard.rs`
         #[test]
-        fn parts_that_share_an_element_of_any_parameter_overlap(
+        fn parts_that_share_an_element_of_a_parameter_are_pieces_of_each_other(
             len in 0usize..700, unit in 1usize..40, n in 1u32..12, other_n in 1u32..12,
         ) {
-            let shard = |part, n_parts| Shard { stage: 0, tensor: 0, part, n_parts };
+            let shard = |part, n_parts| Shard { part, cut: Cut { n_parts, ..Cut::WHOLE }, ..Shard::WHOLE };
             for i in 0..n {
                 let a = part(len, unit, n as usize, i as usize);
+                let pieces: Vec<Shard> = shard(i, n).pieces(shard(0, other_n).cut).collect();
                 for j in 0..other_n {
                     let b = part(len, unit, other_n as usize, j as usize);
                     if a.start.max(b.start) < a.end.min(b.end) {
-                        prop_assert!(shard(i, n).overlaps(&shard(j, other_n)), "{i} of {n}, {j} of {other_n}");
+                        prop_assert!(pieces.contains(&shard(j, other_n)), "{i} of {n}, {j} of {other_n}");
                     }
                 }
+            }
+        }
+
+        #[test]
+        fn of_its_own_cut_a_shard_is_its_only_piece(
+            pp in 1usize..4, dp_shard in 1usize..4, cp in 1usize..3, tp in 1usize..4,
+        ) {
+            let mesh = Mesh { pp, dp_shard, cp, tp, ..Mesh::ONE };
+            for rank in 0..mesh.size() {
+                let shard = Shard::of(&mesh, rank);
+                prop_assert_eq!(shard.pieces(shard.cut).collect::<Vec<_>>(), [shard]);
             }
         }
     }
@@ -195,11 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_other_cuts_overlap_where_their_fractions_do() {
-        let part = |part, n_parts| Shard { stage: 0, tensor: 0, part, n_parts };
+    fn pieces_are_where_fractions_are_in_common_and_on_all_stages_of_another_number() {
+        let mesh = |pp, dp_shard, tp| Mesh { pp, dp_shard, tp, ..Mesh::ONE };
+        let pieces = |rank, from: Mesh, to: Mesh| -> Vec<(u32, u32, u32)> {
+            Shard::of(&from, rank).pieces(Cut::of(&to)).map(|s| (s.stage, s.tensor, s.part)).collect()
+        };
 
-        let touched: Vec<u32> = (0..4).filter(|i| part(*i, 4).overlaps(&part(1, 3))).collect();
-
-        assert_eq!(touched, [1, 2]);
+        assert_eq!(pieces(1, mesh(1, 3, 1), mesh(1, 4, 1)), [(0, 0, 1), (0, 0, 2)]);
+        assert_eq!(pieces(1, mesh(1, 1, 2), mesh(1, 2, 4)), [(0, 2, 0), (0, 2, 1), (0, 3, 0), (0, 3, 1)]);
+        assert_eq!(pieces(3, mesh(2, 2, 1), mesh(3, 2, 1)), [(0, 0, 1), (1, 0, 1), (2, 0, 1)]);
     }
 }

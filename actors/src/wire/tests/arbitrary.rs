@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::message::{
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
-use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::mesh::Mesh;
 use proptest::collection::vec;
@@ -30,11 +30,13 @@ fn address() -> impl Strategy<Value = SocketAddr> {
 }
 
 fn shard() -> impl Strategy<Value = Shard> {
-    (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(stage, tensor, part, n_parts)| Shard {
+    let cut = (any::<u32>(), any::<u32>(), any::<u32>());
+    let cut = cut.prop_map(|(n_stages, n_tensors, n_parts)| Cut { n_stages, n_tensors, n_parts });
+    (any::<u32>(), any::<u32>(), any::<u32>(), cut).prop_map(|(stage, tensor, part, cut)| Shard {
         stage,
         tensor,
         part,
-        n_parts,
+        cut,
     })
 }
 

@@ -3,6 +3,7 @@
 
 use super::cell::{Cell, Task};
 use super::heal::{self, Holding, Wanting};
+use super::lacking::Lacking;
 use super::pairs::{heirs, pairs};
 use super::words::FromRank;
 use crate::collective::CollectiveError;
@@ -260,7 +261,7 @@ impl<'a> Device<'a> {
         if !kept {
             self.fill_frozen(seat)?;
         }
-        let mut covered: BTreeMap<Shard, usize> = BTreeMap::new();
+        let mut lacking: BTreeMap<Shard, Lacking> = BTreeMap::new();
         let own: Vec<Shard> = formation.transfers[rank].iter().map(|transfer| transfer.shard).collect();
         let me = member_of(formation, self.worker);
         let mut from_disk = None;
@@ -268,13 +269,12 @@ impl<'a> Device<'a> {
             let sender = source.sender(shard).map(|(worker, held)| (member_of(formation, worker), held));
             match (to == rank, sender) {
                 (true, None) => from_disk = Some(source),
-                (true, Some((from, held))) if from == me => self.copy(seat, held, shard, &mut covered),
+                (true, Some((from, held))) if from == me => self.copy(seat, held, shard, &mut lacking),
                 (true, Some((from, _))) => {
                     let from = from.expect("who sends is a member");
                     let mut wanting = seat.wanting(shard).expect("a seat has room for its shards");
-                    let (state, n) = heal::take(links, from, &mut wanting)?;
-                    seat.trainer.state = state;
-                    *covered.entry(shard).or_default() += n;
+                    let lacking = lacking.entry(shard).or_insert_with(|| heal::lacking(&wanting));
+                    seat.trainer.state = heal::take(links, from, &mut wanting, lacking)?;
                 }
                 (false, Some((from, held))) if from == me => match seat.holding(held).filter(|_| kept) {
                     Some(holding) => heal::give(links, to as u32, holding, seat.trainer.state)?,
@@ -283,21 +283,19 @@ impl<'a> Device<'a> {
                 (false, _) => {}
             }
         }
-        tracing::debug!(worker = %self.worker, elements = ?covered.values(), "fetched");
+        tracing::debug!(worker = %self.worker, n_shards = lacking.len(), "fetched");
         if !kept {
             // Last, since nobody waits for it.
             for shard in formation.holds[rank].iter().filter(|shard| !own.contains(shard)) {
-                self.copy(seat, *shard, *shard, &mut covered);
+                self.copy(seat, *shard, *shard, &mut lacking);
             }
         }
         if let Some(Source::Disk(checkpoint)) = from_disk {
             return self.restore(seat, checkpoint);
         }
-        if let Some((shard, n)) = covered
-            .into_iter()
-            .find(|(shard, n)| seat.holding(*shard).is_none_or(|holding| *n < heal::n_elements(holding.compiled)))
-        {
-            return Err(JobError::Unusable(format!("of {shard:?} only {n} elements came from memory")));
+        let lacks = lacking.iter().map(|(shard, lacking)| (shard, lacking.n_elements())).find(|(_, n)| *n > 0);
+        if let Some((shard, n)) = lacks {
+            return Err(JobError::Unusable(format!("{n} elements of {shard:?} are in no memory that was asked")));
         }
         Ok(())
     }
@@ -310,12 +308,13 @@ impl<'a> Device<'a> {
     }
 
     /// Takes over what this member had before.
-    fn copy(&self, seat: &mut Seat<'a>, held: Shard, shard: Shard, covered: &mut BTreeMap<Shard, usize>) {
+    fn copy(&self, seat: &mut Seat<'a>, held: Shard, shard: Shard, lacking: &mut BTreeMap<Shard, Lacking>) {
         let found = self.seats.iter().rev().find_map(|old| Some((old.holding(held)?, old.trainer.state)));
         let (holding, state) = found.expect("one keeps what one reported to hold");
         seat.trainer.state = state;
         let mut wanting = seat.wanting(shard).expect("a seat has room for its shards");
-        *covered.entry(shard).or_default() += heal::copy(holding, &mut wanting);
+        let lacking = lacking.entry(shard).or_insert_with(|| heal::lacking(&wanting));
+        heal::copy(holding, &mut wanting, lacking);
     }
 
     /// What is never updated comes from where the model came from.

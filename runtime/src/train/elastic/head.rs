@@ -7,6 +7,7 @@ use crate::config::JobConfig;
 use crate::job::{Control, Event, Report};
 use crate::train::JobError;
 use crate::train::output_lock::OutputLock;
+use crate::train::plan::ModelPlan;
 use crate::train::saving::Saving;
 use phalanx_actors::trust::join::JoinString;
 use phalanx_strategies::elastic::coordinator::status::Status;
@@ -29,7 +30,7 @@ pub(crate) struct Here {
 /// Coordinates a job and takes part in it, to its end. `told` gets the join string of the other machines.
 pub(crate) fn lead(
     config: &JobConfig,
-    n_microbatches: usize,
+    model: &ModelPlan,
     how: &Serve,
     here: Here,
     control: &Control,
@@ -51,7 +52,7 @@ pub(crate) fn lead(
         let served = {
             let (joins, _over) = (joins, Raise(&is_over));
             let is_abandoned = || node.is_finished() && !has_done_its_part.load(Ordering::Acquire);
-            serve(config, n_microbatches, how, control, &is_abandoned, &mut |happened| match happened {
+            serve(config, model, how, control, &is_abandoned, &mut |happened| match happened {
                 Told::Join(string) => {
                     let _ = joins.send(string.clone());
                     // This machine is the first of the job, so that its leader is here; an error means that it has no ranks.

@@ -2,8 +2,9 @@
 //! matter how sender and receiver cut them.
 //!
 //! All members of a world go through the formation's transfers in the same order; each takes part in those that name it.
-//! The receiver says which boxes it wants, the sender answers with what it has of them.
+//! The receiver says which boxes it lacks, the sender answers with what it has of them; that may be nothing.
 
+use super::lacking::{Lacking, Named, Piece, found};
 use crate::cpu::CpuMachine;
 use crate::train::JobError;
 use crate::train::links::Links;
@@ -12,7 +13,6 @@ use crate::train::weights::{Tensor, updated_state};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::ValueId;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// State in memory, and where it lies.
@@ -28,66 +28,62 @@ pub(super) struct Wanting<'a> {
     pub(super) machine: &'a mut CpuMachine,
 }
 
-/// A box of a tensor.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Box {
-    name: String,
-    offset: Vec<usize>,
-    extent: Vec<usize>,
-}
-
 /// What a sender has of the boxes that it was asked for.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     state: TrainerState,
-    /// Index of a box that was asked for; offset and extent of a part of it.
-    pieces: Vec<(usize, Vec<usize>, Vec<usize>)>,
+    pieces: Vec<Piece>,
 }
 
 /// Sends a member what it asks for of `from`.
 pub(super) fn give(links: &mut Links, to: u32, from: Holding<'_>, state: TrainerState) -> Result<(), JobError> {
-    let wanted: Vec<Box> = links.receive_value(to)?;
+    let wanted: Vec<Named> = links.receive_value(to)?;
     let held = updated_state(from.compiled);
-    let found = pieces(&held, &wanted);
-    let pieces = found.iter().map(|(i, _, offset, extent)| (*i, offset.clone(), extent.clone())).collect();
-    links.send_value(to, &Answer { state, pieces })?;
-    let places = found.iter().flat_map(|(_, tensor, offset, extent)| places(tensor, offset, extent));
+    let found = found(&held, &wanted);
+    links.send_value(to, &Answer { state, pieces: found.iter().map(|(_, piece)| piece.clone()).collect() })?;
+    let places = found.iter().flat_map(|(tensor, piece)| places(tensor, piece));
     let runs: Vec<&[f32]> = places.map(|(value, run)| &from.machine.read(from.compiled, value)[run]).collect();
     Ok(links.send(to, &runs)?)
 }
 
-/// Asks a member for what it has of `to`; returns the position of the run there, and how many elements came.
-pub(super) fn take(links: &mut Links, from: u32, to: &mut Wanting<'_>) -> Result<(TrainerState, usize), JobError> {
-    let tensors = updated_state(to.compiled);
-    links.send_value(from, &boxes(&tensors))?;
-    let answer: Answer = links.receive_value(from)?;
-    let unasked = || JobError::Unusable(format!("member {from} sent a box that it was not asked for"));
-    let mut all = Vec::new();
-    for (index, offset, extent) in &answer.pieces {
-        let tensor = tensors
-            .get(*index)
-            .filter(|t| t.held.meet(offset, extent).is_some_and(|b| b.0 == *offset && b.1 == *extent));
-        all.extend(places(tensor.ok_or_else(unasked)?, offset, extent));
-    }
-    let rooms = rooms(to, &all).ok_or_else(unasked)?;
-    let n_taken = rooms.iter().map(|room| room.len()).sum();
-    links.receive(from, rooms)?;
-    Ok((answer.state, n_taken))
+/// What of `to` is to be found.
+pub(super) fn lacking(to: &Wanting<'_>) -> Lacking {
+    Lacking::all(updated_state(to.compiled))
 }
 
-/// Copies what one memory has of another; returns how many elements that were.
-pub(super) fn copy(from: Holding<'_>, to: &mut Wanting<'_>) -> usize {
-    let (held, tensors) = (updated_state(from.compiled), updated_state(to.compiled));
+/// Asks a member for what it has of what `to` lacks; returns the position of the run there.
+pub(super) fn take(
+    links: &mut Links,
+    from: u32,
+    to: &mut Wanting<'_>,
+    lacking: &mut Lacking,
+) -> Result<TrainerState, JobError> {
+    links.send_value(from, &named(lacking))?;
+    let answer: Answer = links.receive_value(from)?;
+    let unasked = || JobError::Unusable(format!("member {from} sent a box that it was not asked for"));
+    if !answer.pieces.iter().all(|piece| lacking.came(piece)) {
+        return Err(unasked());
+    }
+    let places: Vec<Place> =
+        answer.pieces.iter().flat_map(|piece| places(&lacking.tensors[piece.tensor], piece)).collect();
+    links.receive(from, rooms(to, &places).ok_or_else(unasked)?)?;
+    Ok(answer.state)
+}
+
+/// Copies what one memory has of what another lacks.
+pub(super) fn copy(from: Holding<'_>, to: &mut Wanting<'_>, lacking: &mut Lacking) {
+    let held = updated_state(from.compiled);
     let (mut here, mut there) = (Vec::new(), Vec::new());
-    for (index, tensor, offset, extent) in pieces(&held, &boxes(&tensors)) {
-        here.extend(places(tensor, &offset, &extent));
-        there.extend(places(&tensors[index], &offset, &extent));
+    for (tensor, piece) in found(&held, &named(lacking)) {
+        here.extend(places(tensor, &piece));
+        there.extend(places(&lacking.tensors[piece.tensor], &piece));
+        let was_lacking = lacking.came(&piece);
+        debug_assert!(was_lacking, "what is found is a part of what is asked for");
     }
     let mut runs = here.into_iter().map(|(value, run)| &from.machine.read::<f32>(from.compiled, value)[run]);
-    let rooms = rooms(to, &there).expect("one memory gives no element twice");
-    let (mut rest, mut n_copied) = (&[][..], 0);
+    let rooms = rooms(to, &there).expect("nothing that has come is asked for again");
+    let mut rest = &[][..];
     for mut room in rooms {
-        n_copied += room.len();
         while !room.is_empty() {
             if rest.is_empty() {
                 rest = runs.next().expect("both sides of a piece have as many elements");
@@ -98,16 +94,20 @@ pub(super) fn copy(from: Holding<'_>, to: &mut Wanting<'_>) -> usize {
             (room, rest) = (later, &rest[n..]);
         }
     }
-    n_copied
+}
+
+fn named(lacking: &Lacking) -> Vec<Named> {
+    let of = |piece: &Piece| Named { name: lacking.tensors[piece.tensor].name.clone(), piece: piece.clone() };
+    lacking.pieces().iter().map(of).collect()
 }
 
 /// A run of elements of a value.
 type Place = (ValueId, Range<usize>);
 
-/// Where the elements of a box of a tensor lie, in row-major order.
-fn places(tensor: &Tensor, offset: &[usize], extent: &[usize]) -> impl Iterator<Item = Place> + use<> {
+/// Where the elements of a piece of a tensor lie, in row-major order.
+fn places(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Place> + use<> {
     let value = tensor.value;
-    tensor.held.runs_of(offset, extent).into_iter().map(move |run| (value, run))
+    tensor.held.runs_of(&piece.offset, &piece.extent).into_iter().map(move |run| (value, run))
 }
 
 /// The memory of these places, in their order; none if two of them have an element in common.
@@ -132,37 +132,4 @@ fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[Place]) -> Option<Vec<&'a mut [f
     }
     found.sort_unstable_by_key(|(i, _)| *i);
     Some(found.into_iter().map(|(_, room)| room).collect())
-}
-
-/// Elements of all that updates change.
-pub(super) fn n_elements(c: &Compiled) -> usize {
-    updated_state(c).iter().map(|t| t.held.n_elements()).sum()
-}
-
-fn boxes(tensors: &[Tensor]) -> Vec<Box> {
-    let of = |t: &Tensor| Box { name: t.name.clone(), offset: t.held.offset.clone(), extent: t.held.extent.clone() };
-    tensors.iter().map(of).collect()
-}
-
-/// What tensors have of the boxes: index of the box, the tensor, offset and extent. Of two tensors that have the same
-/// elements (copies of one head, a weight of two stages) the first one gives them.
-fn pieces<'a>(held: &'a [Tensor], wanted: &[Box]) -> Vec<(usize, &'a Tensor, Vec<usize>, Vec<usize>)> {
-    let mut by_name: BTreeMap<&str, Vec<&Tensor>> = BTreeMap::new();
-    for tensor in held {
-        by_name.entry(&tensor.name).or_default().push(tensor);
-    }
-    let mut found: Vec<(usize, &Tensor, Vec<usize>, Vec<usize>)> = Vec::new();
-    for (index, wanted) in wanted.iter().enumerate() {
-        let first = found.len();
-        for tensor in by_name.get(wanted.name.as_str()).into_iter().flatten() {
-            if wanted.offset.len() != tensor.shape.len() || wanted.extent.len() != tensor.shape.len() {
-                continue;
-            }
-            let Some((offset, extent)) = tensor.held.meet(&wanted.offset, &wanted.extent) else { continue };
-            if found[first..].iter().all(|(_, _, o, e)| (o, e) != (&offset, &extent)) {
-                found.push((index, *tensor, offset, extent));
-            }
-        }
-    }
-    found
 }

@@ -11,6 +11,7 @@ use crate::train::JobError;
 use crate::train::chorus::Chorus;
 use crate::train::excuse::Excuse;
 use crate::train::plan::ModelPlan;
+use crate::train::session::fits_here;
 use phalanx_actors::events::{Event as Happening, What};
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::listener::{Inbound, Listener, ListenerConfig};
@@ -23,6 +24,7 @@ use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use phalanx_strategies::elastic::timing::Timing;
+use phalanx_strategies::mesh::Mesh;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -56,6 +58,8 @@ impl Local<'_> {
         let boot = Incarnation(1);
         let record = Record { checkpoint: self.checkpoint, ..Record::default() };
         let coordinator = Coordinator::new(now, job, Term(1), record, self.policy, self.timing);
+        let (model, evaluates, n_slots) = (self.model.clone(), self.evaluates, self.n_slots);
+        let fits = Box::new(move |mesh| fits_here(&model, mesh, evaluates, n_slots));
         let supervisor = Supervisor::new(now, job, node, boot, self.n_slots, self.timing);
         let processes = Node::new(node, self.program, self.model.clone(), self.evaluates, self.begin, self.n_slots)?;
         let control = self.config.output.output_dir.join(CONTROL);
@@ -67,6 +71,7 @@ impl Local<'_> {
             inbound,
             _listener: listener,
             coordinator,
+            fits,
             supervisor,
             node: processes,
             chorus: (0, Chorus::new(1)),
@@ -92,6 +97,8 @@ struct Watch {
     inbound: phalanx_actors::quic::listener::Inbox,
     _listener: Listener,
     coordinator: Coordinator,
+    /// Whether the job can run on a mesh.
+    fits: Box<dyn Fn(Mesh) -> Result<(), JobError>>,
     supervisor: Supervisor,
     node: Node,
     /// Events of the ranks of a generation.
@@ -166,6 +173,9 @@ impl Watch {
                 );
             }
             Request::Resize(mesh) => {
+                if let Err(error) = (self.fits)(mesh) {
+                    return Answer::Refused(error.to_string());
+                }
                 if let Err(error) = self.coordinator.handle_resize(now, mesh) {
                     return Answer::Refused(error.to_string());
                 }

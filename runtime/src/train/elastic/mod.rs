@@ -2,7 +2,8 @@
 //!
 //! - `words`: what a node and its rank processes say to each other.
 //! - `rank`: a rank process: one thread takes orders, one gives signs of life, one is the device; [`cell`] is what they share.
-//! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `pairs`: who has messages for whom.
+//! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `lacking`: what of it
+//!   is still to come; `pairs`: who has messages for whom.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
 //! - `serve`: the coordinator of several nodes, and `standby` until it is needed; `join`: one of them; `head`: both in one process; `muster`: machines
@@ -16,6 +17,7 @@ pub(crate) mod event_log;
 pub(crate) mod head;
 mod heal;
 pub(crate) mod join;
+mod lacking;
 pub(crate) mod local;
 pub(crate) mod muster;
 pub(crate) mod node;

@@ -67,7 +67,7 @@ impl Muster<'_> {
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
-        let n_microbatches = check(self.config)?.n_microbatches;
+        let model = check(self.config)?;
         let (listen, advertise) = listen_at(&self.place.head, self.place.port.unwrap_or(0))?;
         let how = Serve {
             listen,
@@ -83,7 +83,7 @@ impl Muster<'_> {
                 control.stop();
             }
         };
-        let report = lead(self.config, n_microbatches, &how, here, control, &mut tell, on_event);
+        let report = lead(self.config, &model, &how, here, control, &mut tell, on_event);
         written.map_err(unusable)?;
         report
     }

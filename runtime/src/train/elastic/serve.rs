@@ -3,16 +3,19 @@
 
 use crate::checkpoint::reader::Checkpoint;
 use crate::config::JobConfig;
+use crate::config::datasets::ValSetSize;
 use crate::job::Control;
 use crate::train::JobError;
 use crate::train::elastic::event_log::EventLog;
 use crate::train::elastic::local::job_id;
 use crate::train::elastic::standby::{self, Watched};
+use crate::train::plan::ModelPlan;
 use crate::train::saving::Saving;
+use crate::train::session::fits;
 use phalanx_actors::control::{ControlThread, block_on};
 use phalanx_actors::coordinator::Settings;
 use phalanx_actors::events::{Event, What};
-use phalanx_actors::head::Head;
+use phalanx_actors::head::{Fits, Head};
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::listener::{Inbox, Listener, ListenerConfig};
 use phalanx_actors::store::directory::Directory;
@@ -72,7 +75,7 @@ pub(crate) enum Told {
 /// often: once it is, the job is stopped, and not waited for when no node is left.
 pub(crate) fn serve(
     config: &JobConfig,
-    n_microbatches: usize,
+    model: &ModelPlan,
     serve: &Serve,
     control: &Control,
     is_abandoned: &dyn Fn() -> bool,
@@ -99,7 +102,8 @@ pub(crate) fn serve(
     write(&folder.join(ADDRESS), text.join(",").as_bytes())?;
     let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
     tell(Told::Join(invitation.to_string()));
-    let policy = config.elastic.policy(config.parallel.mesh()?, n_microbatches);
+    let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches);
+    let fits = fits_of(config, model);
     // Processes of two machines may have the same number.
     let candidate = job_id().0 as u32;
     let settings = Settings { job, candidate, watched, policy, timing };
@@ -113,7 +117,7 @@ pub(crate) fn serve(
             }
         };
         let store: SharedStore = Arc::new(store);
-        let started = Head::start(&thread, settings, store, orders, move |event: &Event| {
+        let started = Head::start(&thread, settings, store, fits, orders, move |event: &Event| {
             let _ = happened.send(event.clone());
         });
         block_on(started).map_err(unusable)?.map_err(unusable)?
@@ -132,6 +136,12 @@ pub(crate) fn serve(
     listener.close();
     let _ = serving.join();
     outcome
+}
+
+/// What meshes the job could run on.
+fn fits_of(config: &JobConfig, model: &ModelPlan) -> Fits {
+    let (model, evaluates) = (model.clone(), config.data.val_set_size != ValSetSize::Nothing);
+    Fits::new(move |mesh| fits(&model, mesh, evaluates).map(drop).map_err(|error| error.to_string()))
 }
 
 /// Opens the coordinator's side to nodes and operators.

@@ -117,7 +117,8 @@ impl Coordinator {
     }
 
     fn too_few(&self) -> Blocked {
-        Blocked::TooFew { have: self.candidates().len(), need: self.policy.smallest() }
+        let last = self.record.formation.as_ref().map(|formation| formation.mesh);
+        Blocked::TooFew { have: self.candidates().len(), need: self.policy.smallest(last) }
     }
 }
 

@@ -481,12 +481,42 @@ fn another_mesh_is_waited_for_and_then_formed_and_a_smaller_one_at_once() {
     assert!(job.running(shards(1)), "it is wanted still");
 }
 
+//
+#[test]
+fn a_mesh_may_become_any_other_and_until_that_is_there_it_goes_on_through_losses() {
+    let mut job = Job::start(shards(4), 4, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+
+    let chain = [
+        Mesh { tp: 2, dp_shard: 2, ..Mesh::ONE },
+        Mesh { pp: 2, tp: 2, ..Mesh::ONE },
+        Mesh { cp: 2, dp_shard: 2, ..Mesh::ONE },
+        Mesh { dp_replicate: 2, pp: 2, ..Mesh::ONE },
+    ];
+    for mesh in chain {
+        let before = job.step();
+        job.coordinator.handle_resize(job.now, mesh).unwrap();
+        job.run_until("the mesh", |job| job.running(mesh));
+        job.run_until("steps in it", |job| job.step() > before.next());
+    }
+    let too_large = Mesh { pp: 5, ..Mesh::ONE };
+    job.coordinator.handle_resize(job.now, too_large).unwrap();
+    let lost = job.coordinator.record().formation.as_ref().unwrap().seats[3];
+    job.kill(lost);
+    job.run_until("the same cut with fewer copies", |job| job.running(Mesh { pp: 2, ..Mesh::ONE }));
+
+    let blocked = job.coordinator.blocked().unwrap();
+    assert!(blocked.to_string().starts_with("the mesh that is wanted needs 5 members"), "{blocked}");
+    (4..6).for_each(|node| job.start_node(node));
+    job.run_until("five stages", |job| job.running(too_large));
+}
+
 #[test]
 fn a_mesh_that_cannot_be_wanted_changes_nothing() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
 
-    assert!(job.coordinator.handle_resize(job.now, Mesh { tp: 2, ..Mesh::ONE }).is_err());
+    assert!(job.coordinator.handle_resize(job.now, Mesh { tp: 0, ..Mesh::ONE }).is_err());
 
     assert_eq!(job.coordinator.poll_command(), None);
 }

@@ -1,0 +1,210 @@
+//! What of its state a member still has to get: boxes of tensors, less and less until there are none.
+//!
+//! Senders may have the same elements as each other (norms that all tensor shards have, copies of a head, an embedding of
+//! two stages). Each is asked only for what nobody before it had, so that what has come is counted once.
+
+use crate::train::weights::Tensor;
+use phalanx_strategies::program::held::HeldBox;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A box of a tensor of the model file. Which one: its index in a list that both sides of a message know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Piece {
+    pub(super) tensor: usize,
+    pub(super) offset: Vec<usize>,
+    pub(super) extent: Vec<usize>,
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(super) struct Lacking {
+    /// What was lacking at first; pieces are of these.
+    pub(super) tensors: Vec<Tensor>,
+    pieces: Vec<Piece>,
+}
+
+impl Lacking {
+    /// All of these tensors.
+    pub(super) fn all(tensors: Vec<Tensor>) -> Lacking {
+        let whole = |(tensor, t): (usize, &Tensor)| Piece {
+            tensor,
+            offset: t.held.offset.clone(),
+            extent: t.held.extent.clone(),
+        };
+        let pieces = tensors.iter().enumerate().map(whole).collect();
+        Lacking { tensors, pieces }
+    }
+
+    /// The boxes that are lacking now; no two have an element in common, unless two tensors have.
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// How many elements that are.
+    pub(super) fn n_elements(&self) -> usize {
+        self.pieces.iter().map(Piece::n_elements).sum()
+    }
+
+    /// This has come. Returns whether all of it was lacking; otherwise nothing has changed.
+    #[must_use]
+    pub(super) fn came(&mut self, piece: &Piece) -> bool {
+        let within = |lacking: &Piece| lacking.tensor == piece.tensor && lacking.has(piece);
+        let Some(at) = self.pieces.iter().position(within) else { return false };
+        let whole = self.pieces.swap_remove(at);
+        self.pieces.extend(whole.without(piece));
+        true
+    }
+}
+
+impl Piece {
+    pub(super) fn n_elements(&self) -> usize {
+        self.extent.iter().product()
+    }
+
+    /// Whether another box of the same tensor lies in this one.
+    fn has(&self, other: &Piece) -> bool {
+        let inside = |d: usize| {
+            let (end, other_end) = (self.offset[d] + self.extent[d], other.offset[d].checked_add(other.extent[d]));
+            self.offset[d] <= other.offset[d] && other_end.is_some_and(|other_end| other_end <= end)
+        };
+        let n_dims = self.offset.len();
+        (other.offset.len(), other.extent.len()) == (n_dims, n_dims) && (0..n_dims).all(inside)
+    }
+
+    /// What is left of this box without one that lies in it: at most two boxes for each dim.
+    fn without(mut self, inner: &Piece) -> Vec<Piece> {
+        let mut rest = Vec::new();
+        for d in 0..self.offset.len() {
+            let (end, inner_end) = (self.offset[d] + self.extent[d], inner.offset[d] + inner.extent[d]);
+            for (from, to) in [(self.offset[d], inner.offset[d]), (inner_end, end)] {
+                if from < to {
+                    let mut side = self.clone();
+                    (side.offset[d], side.extent[d]) = (from, to - from);
+                    rest.push(side);
+                }
+            }
+            // What is beside the inner box is left only within its bounds along this dim.
+            (self.offset[d], self.extent[d]) = (inner.offset[d], inner.extent[d]);
+        }
+        rest
+    }
+}
+
+/// A tensor as a message names it, and a box of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) piece: Piece,
+}
+
+/// What tensors have of the boxes: the tensor, and which part of which box. Of two tensors that have the same elements the
+/// first one gives them.
+pub(super) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor, Piece)> {
+    let mut by_name: BTreeMap<&str, Vec<&Tensor>> = BTreeMap::new();
+    for tensor in held {
+        by_name.entry(&tensor.name).or_default().push(tensor);
+    }
+    let mut found = Vec::new();
+    for Named { name, piece } in wanted {
+        let mut left = vec![piece.clone()];
+        for tensor in by_name.get(name.as_str()).into_iter().flatten() {
+            let before = std::mem::take(&mut left);
+            for part in before {
+                match meet(&tensor.held, &part) {
+                    Some(common) => {
+                        left.extend(part.without(&common));
+                        found.push((*tensor, common));
+                    }
+                    None => left.push(part),
+                }
+            }
+        }
+    }
+    found
+}
+
+fn meet(held: &HeldBox, piece: &Piece) -> Option<Piece> {
+    let n_dims = held.shape.len();
+    if (piece.offset.len(), piece.extent.len()) != (n_dims, n_dims) {
+        return None;
+    }
+    let (offset, extent) = held.meet(&piece.offset, &piece.extent)?;
+    Some(Piece { tensor: piece.tensor, offset, extent })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::program::ValueId;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn tensor(name: &str, shape: &[usize], offset: &[usize], extent: &[usize]) -> Tensor {
+        let held = HeldBox {
+            name: name.into(),
+            shape: shape.to_vec(),
+            offset: offset.to_vec(),
+            extent: extent.to_vec(),
+            start: 0,
+            row_stride: extent.last().copied().unwrap_or(1),
+            owned: true,
+        };
+        let elements = 0..held.n_elements();
+        Tensor { name: name.into(), shape: shape.to_vec(), value: ValueId(0), elements, trainable: true, held }
+    }
+
+    fn named(lacking: &Lacking) -> Vec<Named> {
+        let of = |piece: &Piece| Named { name: lacking.tensors[piece.tensor].name.clone(), piece: piece.clone() };
+        lacking.pieces().iter().map(of).collect()
+    }
+
+    fn places(piece: &Piece) -> Vec<(usize, usize)> {
+        let rows = piece.offset[0]..piece.offset[0] + piece.extent[0];
+        rows.flat_map(|r| (piece.offset[1]..piece.offset[1] + piece.extent[1]).map(move |c| (r, c))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_element_comes_once_whoever_has_it_and_what_nobody_has_is_lacking(
+            senders in prop::collection::vec(prop::collection::vec((0usize..6, 0usize..6, 1usize..7, 1usize..7), 0..3), 0..5),
+        ) {
+            let shape = [6, 6];
+            let mut lacking = Lacking::all(vec![tensor("w", &shape, &[1, 0], &[5, 6])]);
+            let mut came: Vec<(usize, usize)> = Vec::new();
+            let mut had: BTreeSet<(usize, usize)> = BTreeSet::new();
+
+            for sender in &senders {
+                let cut = |(r, c, h, w): &(usize, usize, usize, usize)| {
+                    tensor("w", &shape, &[*r, *c], &[(*h).min(6 - r), (*w).min(6 - c)])
+                };
+                let held: Vec<Tensor> = sender.iter().map(cut).collect();
+                for t in &held {
+                    had.extend(places(&Piece { tensor: 0, offset: t.held.offset.clone(), extent: t.held.extent.clone() }));
+                }
+                for (_, piece) in found(&held, &named(&lacking)) {
+                    prop_assert!(lacking.came(&piece));
+                    came.extend(places(&piece));
+                }
+            }
+
+            had.retain(|(row, _)| *row >= 1);
+            prop_assert_eq!(came.len(), had.len(), "{:?}", came);
+            prop_assert_eq!(came.into_iter().collect::<BTreeSet<_>>(), had.clone());
+            prop_assert_eq!(lacking.n_elements(), 30 - had.len());
+        }
+    }
+
+    #[test]
+    fn what_was_not_lacking_is_refused() {
+        let mut lacking = Lacking::all(vec![tensor("w", &[4, 4], &[0, 0], &[2, 4]), tensor("b", &[], &[], &[])]);
+        let row = |r, n| Piece { tensor: 0, offset: vec![r, 0], extent: vec![n, 4] };
+        let scalar = Piece { tensor: 1, offset: vec![], extent: vec![] };
+
+        assert!(lacking.came(&row(0, 1)) && lacking.came(&scalar));
+        let again = [row(0, 1), row(1, 2), row(usize::MAX, 2), scalar.clone(), Piece { tensor: 2, ..scalar }];
+        assert!(again.iter().all(|piece| !lacking.came(piece)));
+
+        assert_eq!(lacking.pieces(), [row(1, 1)]);
+    }
+}

@@ -1,0 +1,103 @@
+//! `H-4` over real programs: what a rank of one mesh needs of a model's state, the pieces that a recovery plan names have
+//! together, whatever the other mesh was.
+#![allow(missing_docs)]
+
+#[allow(dead_code)] // a part of it is used here
+mod support;
+
+use phalanx_strategies::compile::{StepSpec, compile_step};
+use phalanx_strategies::elastic::identity::{Incarnation, MemberId, NodeId, Worker};
+use phalanx_strategies::elastic::recovery::plan;
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::model::{BatchShape, Head};
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::held::HeldBox;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use support::{any_parallel, model, spec};
+
+/// Family, layers, key/value heads, tied embeddings.
+type Model = (&'static str, usize, usize, bool);
+
+const LAYERS: usize = 6;
+
+/// What a rank's updates change, and recovery must find again.
+fn updated(model_of: Model, spec: &StepSpec, place: Place) -> Vec<HeldBox> {
+    let (family, layers, kv_heads, tied) = model_of;
+    let batch = BatchShape { n_rows: 1, seq_len: 24 };
+    let mut forward = model(family, layers, kv_heads, tied).forward(batch, Head::Loss).unwrap();
+    forward.place = place;
+    let program = compile_step(forward, spec, |_, _| 0).unwrap().program;
+    let trained = program.params.iter().filter(|param| param.trainable);
+    trained.flat_map(|param| param.boxes(&param.updated)).collect()
+}
+
+fn elements(boxes: &[HeldBox]) -> BTreeSet<(String, usize)> {
+    let of = |held: &HeldBox| -> Vec<(String, usize)> {
+        let rows = held.rows().flat_map(|(index, at)| index..index + at.len());
+        rows.map(|index| (held.name.clone(), index)).collect()
+    };
+    boxes.iter().flat_map(of).collect()
+}
+
+fn worker(rank: usize) -> Worker {
+    Worker { member: MemberId { node: NodeId(0), slot: rank as u32 }, incarnation: Incarnation(1) }
+}
+
+/// What each rank of `to` lacks when it has asked all that the plan names.
+fn lacking(model_of: Model, spec: &StepSpec, from: Mesh, to: Mesh) -> BTreeSet<(String, usize)> {
+    let have: Vec<Shard> = (0..from.size()).map(|rank| Shard::of(&from, rank)).collect();
+    let had: BTreeMap<Shard, BTreeSet<(String, usize)>> = have
+        .iter()
+        .enumerate()
+        .map(|(rank, shard)| (*shard, elements(&updated(model_of, spec, Place { mesh: from, rank }))))
+        .collect();
+    let holders: BTreeMap<Worker, &[Shard]> = (0..from.size()).map(|rank| (worker(rank), &have[rank..=rank])).collect();
+    let seats: Vec<Worker> = (0..to.size()).map(worker).collect();
+    let needs: Vec<Vec<Shard>> = (0..to.size()).map(|rank| vec![Shard::of(&to, rank)]).collect();
+
+    let plan = plan(&seats, &needs, &holders).unwrap();
+
+    let mut lacking = BTreeSet::new();
+    for (rank, transfers) in plan.iter().enumerate().filter(|(_, transfers)| !transfers.is_empty()) {
+        let mut wanted = elements(&updated(model_of, spec, Place { mesh: to, rank }));
+        for transfer in transfers {
+            let (_, held) = transfer.source.sender(transfer.shard).unwrap();
+            wanted.retain(|element| !had[&held].contains(element));
+        }
+        lacking.extend(wanted);
+    }
+    lacking
+}
+
+fn any_mesh() -> impl Strategy<Value = Mesh> {
+    (1usize..4, 1usize..3, 1usize..4, 1usize..3, 0u32..3).prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh {
+        pp,
+        dp_replicate,
+        dp_shard,
+        cp,
+        tp: 1 << tp,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_element_that_a_rank_needs_is_in_a_piece_that_the_plan_names(
+        family in prop::sample::select(vec!["llama", "qwen2", "qwen3", "gpt2"]),
+        kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
+        from in any_mesh(), to in any_mesh(), parallel in any_parallel(),
+    ) {
+        let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
+        let lora = adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+        let spec = StepSpec { parallel, lora, ..spec(2, Precision::F32, Recompute::None) };
+
+        let lacking = lacking((family, LAYERS, kv_heads, tied), &spec, from, to);
+
+        prop_assert!(lacking.is_empty(), "{from} to {to}: {lacking:?}");
+    }
+}
