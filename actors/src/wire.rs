@@ -10,8 +10,10 @@
 //!   as its elements arrive.
 //! - `W-2` A frame has one meaning: another version, another kind and bytes left over are errors.
 //! - `W-3` The bytes of a version do not change; a change of any message is another version.
+//! - `W-4` What is decoded does not contradict itself: see [`Message::check`].
 
 use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::sound::Unsound;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -81,14 +83,30 @@ impl fmt::Display for Kind {
 pub trait Message: Serialize + DeserializeOwned {
     /// What its frames say that they hold.
     const KIND: Kind;
+
+    /// Whether its fields fit each other (`W-4`); the error says which do not.
+    ///
+    /// # Errors
+    /// When nobody who keeps to the protocol sends it.
+    fn check(&self) -> Result<(), Unsound> {
+        Ok(())
+    }
 }
 
 impl Message for Report {
     const KIND: Kind = Kind::Report;
+
+    fn check(&self) -> Result<(), Unsound> {
+        Report::check(self)
+    }
 }
 
 impl Message for Order {
     const KIND: Kind = Kind::Order;
+
+    fn check(&self) -> Result<(), Unsound> {
+        Order::check(self)
+    }
 }
 
 /// Why bytes are not a message, or a message has no bytes.
@@ -144,6 +162,14 @@ pub enum WireError {
         /// In the words of the decoder.
         why: String,
     },
+    /// It contradicts itself.
+    #[error("{expected} cannot be: {found}")]
+    Unsound {
+        /// What it should be.
+        expected: Kind,
+        /// How.
+        found: Unsound,
+    },
     /// The message ends before the bytes do.
     #[error("expected {expected}, found {found} bytes after it")]
     Trailing {
@@ -183,11 +209,14 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
         MESSAGE_BYTES_MAX => bincode::serde::decode_from_slice(body, config.with_limit::<MESSAGE_BYTES_MAX>()),
         _ => bincode::serde::decode_from_slice(body, config.with_limit::<ORDER_BYTES_MAX>()),
     };
-    let (message, n_read) = decoded.map_err(|err| WireError::Malformed { expected, why: err.to_string() })?;
+    let (message, n_read): (M, usize) =
+        decoded.map_err(|err| WireError::Malformed { expected, why: err.to_string() })?;
     match body.len() - n_read {
-        0 => Ok(message),
-        found => Err(WireError::Trailing { expected, found }),
+        0 => {}
+        found => return Err(WireError::Trailing { expected, found }),
     }
+    message.check().map_err(|found| WireError::Unsound { expected, found })?;
+    Ok(message)
 }
 
 /// Whether a frame is of a kind, as far as its envelope says.

@@ -6,6 +6,7 @@
 
 use super::{Store, StoreError, is_of_lease};
 use phalanx_strategies::elastic::message::Record;
+use phalanx_strategies::elastic::sound::Unsound;
 use phalanx_strategies::elastic::succession::Lease;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -89,7 +90,10 @@ impl Store for Directory {
     }
 
     fn read_record(&self) -> Result<Record, StoreError> {
-        self.read(RECORD)
+        let record: Record = self.read(RECORD)?;
+        let damaged = |error: Unsound| StoreError::Damaged { path: self.folder.join(RECORD), found: error.to_string() };
+        record.check().map_err(damaged)?;
+        Ok(record)
     }
 
     fn write_record(&self, record: &Record) -> Result<bool, StoreError> {
@@ -102,12 +106,16 @@ impl Store for Directory {
     }
 }
 
-fn encode<T: Serialize>(value: &T) -> String {
-    let body = serde_json::to_string_pretty(value).expect("leases and records have string keys only");
+pub(crate) fn encode<T: Serialize>(value: &T) -> String {
+    sealed(&serde_json::to_string_pretty(value).expect("leases and records have string keys only"))
+}
+
+/// A file with this body.
+pub(crate) fn sealed(body: &str) -> String {
     format!("{MAGIC} crc32c={:08x}\n{body}\n", crc32c::crc32c(body.as_bytes()))
 }
 
-fn decode<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+pub(crate) fn decode<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let (head, body) = text.split_once('\n').ok_or("it has no first line")?;
     let body = body.strip_suffix('\n').ok_or("it is cut off")?;
     let expected = format!("{MAGIC} crc32c={:08x}", crc32c::crc32c(body.as_bytes()));

@@ -165,6 +165,20 @@ fn each_defect_is_named() {
     );
 }
 
+// W-4
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let stranger = MemberReport { worker: Worker::default(), ..member(0) };
+    let report = Report { members: vec![member(0), stranger], ..small_report() };
+    let lonely = order_of(Some(Formation { seats: vec![], ..world(2, 0) }));
+
+    let refused = decode::<Report>(&encode(&report).unwrap()).unwrap_err().to_string();
+    let order = decode::<Order>(&encode(&lonely).unwrap()).unwrap_err().to_string();
+
+    assert_eq!(refused, "a report cannot be: node 300 reports node 0 slot 0 (incarnation 0)");
+    assert!(order.contains("has 2 seats, found 0"), "{order}");
+}
+
 // W-1
 #[test]
 fn a_length_that_lies_is_refused_before_memory_is_taken() {
@@ -189,8 +203,8 @@ fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
         hostile.resize(hostile.len() + n_holds as usize + 8, 0);
         hostile
     };
-    let few = decode::<Order>(&hostile(3)).unwrap();
-    assert_eq!(few.formation.unwrap().holds, vec![Vec::new(); 3], "the count is that of the holds");
+    // Three of them are decoded, and refused for what they say.
+    assert!(matches!(decode::<Order>(&hostile(3)), Err(WireError::Unsound { .. })));
 
     let many = hostile(4_000_000);
 
@@ -201,7 +215,7 @@ fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
 fn order_of(formation: Option<Formation>) -> Order {
     Order {
         job: JobId(1),
-        id: OrderId::default(),
+        id: OrderId { generation: Generation(1 << 20), ..OrderId::default() },
         formation: formation.map(Arc::new),
         evict: Vec::new(),
         wishes: Wishes::default(),
@@ -217,7 +231,7 @@ fn world(n_ranks: u32, n_pieces: u32) -> Formation {
         incarnation: Incarnation(1 << 41),
     };
     let shard =
-        move |part: u32| Shard { stage: 3, tensor: 7, part, cut: Cut { n_stages: 4, n_tensors: 8, n_parts: n_ranks } };
+        move |part: u32| Shard { stage: 0, tensor: 1, part, cut: Cut { n_stages: 1, n_tensors: 2, n_parts: n_ranks } };
     let pieces = move |rank: u32| {
         (0..n_pieces).map(move |i| Transfer {
             shard: shard(rank),
@@ -250,11 +264,9 @@ fn an_order_of_ten_thousand_ranks_fits_twice() {
     assert_eq!(decode(&frame), Ok(order));
 }
 
-// W-1
-#[test]
-fn damaged_reports_and_orders_do_no_harm() {
+fn member(slot: u32) -> MemberReport {
     let shard = Shard { stage: 0, tensor: 1, part: 2, cut: Cut { n_stages: 1, n_tensors: 2, n_parts: 4 } };
-    let member = |slot| MemberReport {
+    MemberReport {
         worker: Worker { member: MemberId { node: NodeId(300), slot }, incarnation: Incarnation(1 << 41) },
         pid: (slot > 0).then_some(70_000),
         address: (slot > 1).then_some(SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000))),
@@ -268,13 +280,22 @@ fn damaged_reports_and_orders_do_no_harm() {
         holds: vec![shard; 2],
         saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),
         failure: (slot == 1).then(|| "no memory".to_owned()),
-    };
+    }
+}
+
+// W-1
+#[test]
+fn damaged_reports_and_orders_do_no_harm() {
     let report = Report { members: (0..3).map(member).collect(), ..small_report() };
     crate::fuzz::damage(&[small_report(), report], 500_000);
 
     let none = Order { job: JobId(7), evict: vec![Worker::default()], ..order_of(None) };
     let all = Order {
-        formation: Some(Arc::new(Formation { guests: vec![Worker::default()], ..world(4, 2) })),
+        formation: Some(Arc::new(Formation {
+            guests: vec![Worker::default()],
+            addresses: vec![None; 5],
+            ..world(4, 2)
+        })),
         wishes: Wishes { stop: true, save: 70_000, pause: Generation(9) },
         release: Some(Incarnation(1 << 41)),
         ..none.clone()

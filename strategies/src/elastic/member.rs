@@ -202,7 +202,7 @@ impl Member {
                 self.take_seat(formation);
             }
             if order.id.stage == Stage::Run {
-                self.run(formation);
+                self.run();
             }
         }
         Ok(())
@@ -428,15 +428,16 @@ impl Member {
         }
     }
 
-    fn run(&mut self, formation: &Formation) {
+    /// The world in which it has its seat trains. What a later order says of that world is not looked at again.
+    fn run(&mut self) {
         // It has had a seat there, and what it holds is needed for the next one.
         if self.broken.is_some() || self.phase == MemberPhase::Paused {
             return;
         }
-        let rank = self.seat.as_ref().map(|seat| seat.rank);
-        match (self.phase, rank) {
+        let seat = self.seat.as_ref().map(|seat| (seat.formation.clone(), seat.rank));
+        match (self.phase, seat) {
             // B-2
-            (MemberPhase::Ready, Some(rank)) => {
+            (MemberPhase::Ready, Some((formation, rank))) => {
                 self.keep(formation.holds[rank].iter().copied().collect());
                 self.phase = MemberPhase::Running;
                 self.is_at(At::Computes);
@@ -552,6 +553,24 @@ mod tests {
         member.handle_order(&order(2, Stage::Run, Some(&next))).unwrap();
 
         assert_eq!(member.report().holds, []);
+    }
+
+    #[test]
+    fn a_world_is_what_it_was_when_the_seat_was_taken() {
+        let formed = formation(1, [worker(0), worker(1)]);
+        let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
+        member.handle_order(&order(1, Stage::Form, Some(&formed))).unwrap();
+        for transfer in &formed.transfers[0] {
+            member.handle_fetched(Generation(1), *transfer).unwrap();
+        }
+        let base = Version { step: Step(7), ..formed.base };
+        let other = Arc::new(Formation { base, seats: vec![], holds: vec![], ..(*formed).clone() });
+
+        member.handle_order(&order(1, Stage::Run, Some(&other))).unwrap();
+
+        let commands: Vec<Command> = std::iter::from_fn(|| member.poll_command()).collect();
+        assert_eq!(commands.last(), Some(&Command::Compute { generation: Generation(1), step: Step(1) }));
+        assert!(member.handle_computed(Generation(1), Step(1)).is_ok());
     }
 
     // B-2

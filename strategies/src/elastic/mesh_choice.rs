@@ -288,8 +288,10 @@ mod tests {
             assert_eq!(policy.check_resize(mesh), Ok(()), "{mesh}");
         }
         let absurd = Mesh { pp: usize::MAX, tp: 2, ..wanted };
-        for mesh in [Mesh { dp_shard: 1, ..wanted }, Mesh { dp_shard: 13, ..wanted }, Mesh { tp: 0, ..wanted }, absurd]
-        {
+        // It has 4 ranks along the data axes, and 8 in all, but for a multiple of 2^64.
+        let wraps = Mesh { dp_replicate: (1 << 62) + 1, ..wanted };
+        let few = Mesh { dp_shard: 1, ..wanted };
+        for mesh in [few, Mesh { dp_shard: 13, ..wanted }, Mesh { tp: 0, ..wanted }, absurd, wraps] {
             let refused = policy.check_resize(mesh);
             assert!(matches!(refused, Err(ResizeError::NotAllowed { .. })), "{refused:?}");
         }

@@ -8,7 +8,7 @@
 //! - [`coordinator`]: composes them into generations; [`member`]: what a rank does about it.
 //! - [`snapshot`]: which checkpoint is complete; [`succession`]: which coordinator is the one.
 //! - [`progress`]: whether a device gets on; [`laggard`]: whether it keeps all others waiting.
-//! - [`timing`], [`identity`], [`message`]: durations, names and ordering, and what travels.
+//! - [`timing`], [`identity`], [`message`]: durations, names and ordering, and what travels; [`sound`]: what must hold of it.
 //!
 //! The protocol is level-triggered. A node sends its whole *report*, again and again and at once when it changes; the
 //! coordinator sends its whole *order* to whoever has not taken it up. Loss, duplication and reordering then need no
@@ -33,6 +33,7 @@ pub mod quorum;
 pub mod recovery;
 pub mod shadow;
 pub mod snapshot;
+pub mod sound;
 pub mod succession;
 pub mod supervisor;
 pub mod timing;

@@ -228,6 +228,18 @@ fn need<T: Copy>(field: &'static str, family: Family, value: Option<T>) -> Resul
     value.ok_or(ModelError::Missing { field, family: family.model_type() })
 }
 
+/// More layers than any model has; each costs memory before anything of a model is there.
+const LAYERS_MAX: usize = 1 << 16;
+
+/// The number of layers, before a list of as many is made.
+fn layers(field: &'static str, family: Family, value: Option<usize>) -> Result<usize, ModelError> {
+    let n_layers = need(field, family, value)?;
+    if (1..=LAYERS_MAX).contains(&n_layers) {
+        return Ok(n_layers);
+    }
+    Err(value_error(field, n_layers, format!("it must lie between 1 and {LAYERS_MAX}")))
+}
+
 fn decoder(hf: &HfConfig, family: Family) -> Result<ModelConfig, ModelError> {
     let act = hf.hidden_act.as_deref().unwrap_or("silu");
     if act != "silu" {
@@ -235,7 +247,7 @@ fn decoder(hf: &HfConfig, family: Family) -> Result<ModelConfig, ModelError> {
     }
     let hidden_size = need("hidden_size", family, hf.hidden_size)?;
     let n_heads = need("num_attention_heads", family, hf.num_attention_heads)?;
-    let n_layers = need("num_hidden_layers", family, hf.num_hidden_layers)?;
+    let n_layers = layers("num_hidden_layers", family, hf.num_hidden_layers)?;
     let attention_bias = hf.attention_bias.unwrap_or(false);
     let head_dim = hf.head_dim.unwrap_or(hidden_size.checked_div(n_heads).unwrap_or(0));
     if hf.head_dim.is_none() && head_dim * n_heads != hidden_size {
@@ -281,7 +293,7 @@ fn gpt2(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     }
     let hidden_size = need("n_embd", family, hf.n_embd.or(hf.hidden_size))?;
     let n_heads = need("n_head", family, hf.n_head.or(hf.num_attention_heads))?;
-    let n_layers = need("n_layer", family, hf.n_layer.or(hf.num_hidden_layers))?;
+    let n_layers = layers("n_layer", family, hf.n_layer.or(hf.num_hidden_layers))?;
     if n_heads == 0 || hidden_size % n_heads != 0 {
         return Err(value_error("n_head", n_heads, format!("it must divide n_embd {hidden_size}")));
     }
@@ -289,7 +301,7 @@ fn gpt2(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         family,
         vocab_size: need("vocab_size", family, hf.vocab_size)?,
         hidden_size,
-        intermediate_size: hf.n_inner.unwrap_or(4 * hidden_size),
+        intermediate_size: hf.n_inner.unwrap_or(hidden_size.saturating_mul(4)),
         n_layers,
         n_heads,
         n_kv_heads: n_heads,
@@ -439,6 +451,19 @@ mod tests {
     fn an_unsupported_architecture_lists_those_supported() {
         let err = parse(&format!(r#"{{"model_type": "mamba", {SIZES}}}"#)).unwrap_err().to_string();
         assert_eq!(err, "architecture `mamba` is not supported; supported are llama, mistral, qwen2, qwen3, gpt2");
+    }
+
+    #[test]
+    fn layers_beyond_any_model_are_refused_before_they_take_memory() {
+        let json = format!(r#"{{"model_type": "llama", {SIZES}}}"#)
+            .replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 9223372036854775807");
+        let gpt2 =
+            r#"{"model_type": "gpt2", "n_embd": 9223372036854775800, "n_head": 4, "n_layer": 1, "vocab_size": 5}"#;
+
+        let refused = parse(&json).unwrap_err().to_string();
+
+        assert!(refused.ends_with("it must lie between 1 and 65536"), "{refused}");
+        assert!(parse(gpt2).is_err());
     }
 
     #[test]

@@ -55,11 +55,15 @@ impl HeldBox {
 }
 
 impl HeldBox {
-    /// What it has in common with another box of the tensor: offset and extent, if there is any element.
+    /// What it has in common with another box of the tensor: offset and extent, if there is any element. The other one may
+    /// be what a peer says: one of other dims, or beyond the tensor, has nothing in common with it, or less than it says.
     pub fn meet(&self, offset: &[usize], extent: &[usize]) -> Option<(Vec<usize>, Vec<usize>)> {
         let dims = 0..self.shape.len();
+        if offset.len() != dims.len() || extent.len() != dims.len() {
+            return None;
+        }
         let first: Vec<usize> = dims.clone().map(|d| self.offset[d].max(offset[d])).collect();
-        let end = |d: usize| (self.offset[d] + self.extent[d]).min(offset[d] + extent[d]);
+        let end = |d: usize| (self.offset[d] + self.extent[d]).min(offset[d].saturating_add(extent[d]));
         let common: Option<Vec<usize>> = dims.map(|d| end(d).checked_sub(first[d]).filter(|n| *n > 0)).collect();
         Some((first, common?))
     }
@@ -196,6 +200,17 @@ mod tests {
 
     fn index_of(shape: &[usize], at: &[usize]) -> usize {
         shape.iter().zip(at).fold(0, |i, (n, x)| i * n + x)
+    }
+
+    #[test]
+    fn a_box_of_a_peer_that_cannot_be_has_nothing_in_common_or_less_than_it_says() {
+        let (shape, offset, extent) = (vec![4, 6], vec![1, 0], vec![2, 6]);
+        let held = HeldBox { name: "w".into(), shape, offset, extent, start: 0, row_stride: 6, owned: true };
+
+        assert_eq!(held.meet(&[1], &[2]), None);
+        assert_eq!(held.meet(&[1, 0, 0], &[2, 6, 1]), None);
+        assert_eq!(held.meet(&[2, usize::MAX], &[1, 7]), None);
+        assert_eq!(held.meet(&[2, 1], &[usize::MAX, usize::MAX]), Some((vec![2, 1], vec![1, 5])));
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! Any report and any order, for the property tests.
+//! Any report and any order that do not contradict themselves (`W-4`), for the property tests.
 
 use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
@@ -9,6 +9,7 @@ use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
+use phalanx_strategies::elastic::sound::COUNTER_MAX;
 use phalanx_strategies::mesh::Mesh;
 use proptest::collection::vec;
 use proptest::option;
@@ -18,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 fn worker() -> impl Strategy<Value = Worker> {
-    (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(node, slot, incarnation)| Worker {
+    (any::<u32>(), any::<u32>(), counter()).prop_map(|(node, slot, incarnation)| Worker {
         member: MemberId { node: NodeId(node), slot },
         incarnation: Incarnation(incarnation),
     })
@@ -29,23 +30,27 @@ fn address() -> impl Strategy<Value = SocketAddr> {
     (any::<IpAddr>(), any::<u16>()).prop_map(SocketAddr::from)
 }
 
+fn counter() -> impl Strategy<Value = u64> {
+    0..=COUNTER_MAX
+}
+
 fn shard() -> impl Strategy<Value = Shard> {
-    let cut = (any::<u32>(), any::<u32>(), any::<u32>());
-    let cut = cut.prop_map(|(n_stages, n_tensors, n_parts)| Cut { n_stages, n_tensors, n_parts });
-    (any::<u32>(), any::<u32>(), any::<u32>(), cut).prop_map(|(stage, tensor, part, cut)| Shard {
-        stage,
-        tensor,
-        part,
-        cut,
+    // Three numbers below the cube root of what a cut may have.
+    let cut = [(); 3].map(|()| 1..=40u32);
+    (any::<[u32; 3]>(), cut).prop_map(|(at, [n_stages, n_tensors, n_parts])| Shard {
+        stage: at[0] % n_stages,
+        tensor: at[1] % n_tensors,
+        part: at[2] % n_parts,
+        cut: Cut { n_stages, n_tensors, n_parts },
     })
 }
 
 fn version() -> impl Strategy<Value = Version> {
-    (any::<u64>(), any::<u64>()).prop_map(|(l, s)| Version { lineage: Generation(l), step: Step(s) })
+    (counter(), counter()).prop_map(|(l, s)| Version { lineage: Generation(l), step: Step(s) })
 }
 
 fn checkpoint() -> impl Strategy<Value = Checkpoint> {
-    (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Checkpoint { generation: Generation(g), step: Step(s) })
+    (counter(), counter()).prop_map(|(g, s)| Checkpoint { generation: Generation(g), step: Step(s) })
 }
 
 fn source() -> impl Strategy<Value = Source> {
@@ -58,8 +63,8 @@ fn source() -> impl Strategy<Value = Source> {
 }
 
 fn promise() -> impl Strategy<Value = Promise> {
-    let vote = (any::<u64>(), any::<u64>()).prop_map(|(g, s)| Vote { generation: Generation(g), step: Step(s) });
-    (any::<u64>(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| Promise {
+    let vote = (counter(), counter()).prop_map(|(g, s)| Vote { generation: Generation(g), step: Step(s) });
+    (counter(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| Promise {
         entered: Generation(entered),
         applied,
         voted,
@@ -68,7 +73,7 @@ fn promise() -> impl Strategy<Value = Promise> {
 
 fn order_id() -> impl Strategy<Value = OrderId> {
     let stage = select(vec![Stage::Stop, Stage::Form, Stage::Run, Stage::End]);
-    (any::<u64>(), any::<u64>(), stage, any::<u64>()).prop_map(|(term, generation, stage, revision)| OrderId {
+    (counter(), counter(), stage, any::<u64>()).prop_map(|(term, generation, stage, revision)| OrderId {
         term: Term(term),
         generation: Generation(generation),
         stage,
@@ -79,7 +84,7 @@ fn order_id() -> impl Strategy<Value = OrderId> {
 fn progress() -> impl Strategy<Value = Progress> {
     let wait = (any::<u8>(), any::<u32>()).prop_map(|(axes, number)| At::Waits(Wait { axes: axes.into(), number }));
     let at = prop_oneof![Just(At::Rests), Just(At::Computes), wait, Just(At::Stores)];
-    (any::<u64>(), at).prop_map(|(ticks, at)| Progress { ticks, at })
+    (counter(), at).prop_map(|(ticks, at)| Progress { ticks, at })
 }
 
 fn member() -> impl Strategy<Value = MemberReport> {
@@ -87,7 +92,7 @@ fn member() -> impl Strategy<Value = MemberReport> {
     let phase = select(vec![Stopped, Guest, Paused, Healing, Ready, Running, Saving, Done]);
     let process = (worker(), option::of(any::<u32>()), option::of(address()));
     let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
-    let counters = (any::<bool>(), any::<u64>(), any::<u64>());
+    let counters = (any::<bool>(), counter(), counter());
     let broken = option::of((option::of(worker()), ".{0,20}").prop_map(|(lost, reason)| Broken { lost, reason }));
     let failure = option::of(".{0,20}");
     let at = (phase, progress(), broken);
@@ -111,62 +116,62 @@ fn member() -> impl Strategy<Value = MemberReport> {
 }
 
 pub(super) fn report() -> impl Strategy<Value = Report> {
-    let who = (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>());
+    let who = (any::<u64>(), any::<u32>(), counter(), counter());
     (who, order_id(), any::<bool>(), any::<u32>(), vec(member(), 0..5)).prop_map(
-        |((job, node, boot, number), order, draining, n_stillborn, members)| Report {
-            job: JobId(job),
-            node: NodeId(node),
-            boot: Incarnation(boot),
-            number,
-            order,
-            draining,
-            n_stillborn,
-            members,
+        |((job, node, boot, number), order, draining, n_stillborn, mut members)| {
+            members.iter_mut().for_each(|member| member.worker.member.node = NodeId(node));
+            let (job, node, boot) = (JobId(job), NodeId(node), Incarnation(boot));
+            Report { job, node, boot, number, order, draining, n_stillborn, members }
         },
     )
 }
 
 fn formation() -> impl Strategy<Value = Formation> {
-    let mesh = (1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize, 1..9_usize)
-        .prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh { pp, dp_replicate, dp_shard, cp, tp });
+    let axis = || 1..4_usize;
+    let mesh = (axis(), axis(), axis(), axis(), axis()).prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh {
+        pp,
+        dp_replicate,
+        dp_shard,
+        cp,
+        tp,
+    });
+    (mesh, vec(worker(), 0..3)).prop_flat_map(|(mesh, guests)| formation_of(mesh, guests))
+}
+
+fn formation_of(mesh: Mesh, guests: Vec<Worker>) -> impl Strategy<Value = Formation> {
+    let n = mesh.size();
     let transfer = (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
-    let who = (vec(worker(), 0..5), vec(worker(), 0..3), vec(option::of(address()), 0..8));
-    let plan = (vec(vec(shard(), 0..3), 0..5), vec(vec(transfer, 0..3), 0..5));
-    let counters = (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>());
-    (mesh, who, version(), plan, counters).prop_map(
-        |(mesh, (seats, guests, addresses), base, (holds, transfers), (generation, voted_in, n_saves, rests))| {
-            Formation {
-                generation: Generation(generation),
-                mesh,
-                seats,
-                guests,
-                addresses,
-                base,
-                voted_in: Generation(voted_in),
-                holds,
-                transfers,
-                n_saves,
-                rests,
-            }
+    let who = (vec(worker(), n), vec(option::of(address()), n + guests.len()));
+    let plan = (vec(vec(shard(), 1..3), n), vec(vec(transfer, 0..3), n));
+    let counters = (counter(), counter(), counter(), any::<bool>());
+    (who, version(), plan, counters).prop_map(
+        move |((seats, addresses), base, (holds, transfers), (generation, voted_in, n_saves, rests))| Formation {
+            generation: Generation(generation),
+            mesh,
+            seats,
+            guests: guests.clone(),
+            addresses,
+            base,
+            voted_in: Generation(voted_in),
+            holds,
+            transfers,
+            n_saves,
+            rests,
         },
     )
 }
 
 pub(super) fn order() -> impl Strategy<Value = Order> {
-    let wishes = (any::<bool>(), any::<u64>(), any::<u64>()).prop_map(|(stop, save, pause)| Wishes {
+    let wishes = (any::<bool>(), counter(), counter()).prop_map(|(stop, save, pause)| Wishes {
         stop,
         save,
         pause: Generation(pause),
     });
     let release = option::of(any::<u64>().prop_map(Incarnation));
     (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4), wishes, release).prop_map(
-        |(job, id, formation, evict, wishes, release)| Order {
-            job: JobId(job),
-            id,
-            formation: formation.map(Arc::new),
-            evict,
-            wishes,
-            release,
+        |(job, id, formation, evict, wishes, release)| {
+            let of_world = |formation| Arc::new(Formation { generation: id.generation, ..formation });
+            Order { job: JobId(job), id, formation: formation.map(of_world), evict, wishes, release }
         },
     )
 }
