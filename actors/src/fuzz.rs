@@ -2,12 +2,16 @@
 //!
 //! `PHALANX_FUZZ_SEED` repeats a run, `PHALANX_FUZZ_FACTOR` makes all of them that much longer.
 
-use crate::wire::{self, Message, VERSION};
+use crate::wire::VERSION;
+#[cfg(test)]
+use crate::wire::{self, Message};
+#[cfg(test)]
 use std::fmt::Debug;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Decodes `n_cases` damaged frames. Each gives an error, or a message that is no longer than the frame and survives
 /// being sent again. Both happen, or nothing was tested.
+#[cfg(test)]
 pub(crate) fn damage<M: Message + PartialEq + Debug>(messages: &[M], n_cases: u64) {
     let good: Vec<Vec<u8>> = messages.iter().map(|message| wire::encode(message).unwrap()).collect();
     let mut n_good = 0;
@@ -25,7 +29,7 @@ pub(crate) fn damage<M: Message + PartialEq + Debug>(messages: &[M], n_cases: u6
 }
 
 /// Calls `decode` with damaged copies, each with its seed and number; returns how often it said no.
-pub(crate) fn cases(n_cases: u64, good: &[Vec<u8>], mut decode: impl FnMut((u64, u64), &[u8]) -> bool) -> u64 {
+pub fn cases(n_cases: u64, good: &[Vec<u8>], mut decode: impl FnMut((u64, u64), &[u8]) -> bool) -> u64 {
     let var = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = var("PHALANX_FUZZ_SEED").unwrap_or_else(drawn);

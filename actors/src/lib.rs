@@ -18,8 +18,11 @@
 pub mod control;
 pub mod coordinator;
 pub mod events;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 mod fuzz;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod head;
 pub mod node;
 pub mod operator;

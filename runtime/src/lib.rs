@@ -22,6 +22,9 @@ pub mod cpu;
 pub mod data;
 pub mod embed;
 pub mod frontend;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generate;
 pub mod groups;
 pub mod hf;

@@ -21,7 +21,7 @@ pub const NODE: &str = "node";
 
 /// What a machine says that wants to be a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Join {
+pub(crate) enum Join {
     /// It has a token.
     WithToken(Application),
     /// It has the certificate that it shows, and starts again.
@@ -34,7 +34,7 @@ impl Message for Join {
 
 /// A node whose certificate is about to expire; who it is, the connection says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Renew;
+pub(crate) struct Renew;
 
 impl Message for Renew {
     const KIND: Kind = Kind::Renew;

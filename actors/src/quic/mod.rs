@@ -43,6 +43,22 @@ mod node;
 mod operator;
 mod transport;
 
+/// For fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    pub(crate) use super::enrol::{Join, Renew};
+    use crate::trust::register::Application;
+    use crate::trust::token::{Proof, Token};
+
+    /// What machines say that want to be nodes.
+    pub(crate) fn joins() -> [Join; 2] {
+        let Token { id, secret } = Token::new().expect("there are random numbers");
+        let signing_request = vec![0x30; 40];
+        let proof = Proof::new(&secret, &[7; 32], &signing_request);
+        [Join::Again, Join::WithToken(Application { token: id, proof, signing_request })]
+    }
+}
+
 #[cfg(test)]
 mod tests;
 

@@ -156,7 +156,7 @@ pub(super) fn new_key() -> Result<KeyPair, TrustError> {
     KeyPair::generate().map_err(|_| TrustError::NoEntropy)
 }
 
-pub(super) fn read_key(der: &[u8]) -> Result<KeyPair, TrustError> {
+pub(crate) fn read_key(der: &[u8]) -> Result<KeyPair, TrustError> {
     KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(der), &rcgen::PKCS_ECDSA_P256_SHA256)
         .map_err(|err| TrustError::malformed("a P-256 key", err))
 }
@@ -165,7 +165,7 @@ pub(super) fn read_key(der: &[u8]) -> Result<KeyPair, TrustError> {
 ///
 /// # Errors
 /// When it is no signing request, or its signature is not by its key.
-pub(super) fn requested_key(csr: &[u8]) -> Result<Vec<u8>, TrustError> {
+pub(crate) fn requested_key(csr: &[u8]) -> Result<Vec<u8>, TrustError> {
     let request = CertificateSigningRequestParams::from_der(&csr.into())
         .map_err(|err| TrustError::malformed("a certificate signing request", err))?;
     Ok(request.public_key.subject_public_key_info())

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 const PREFIX: &str = "phx1.";
-const BODY_BYTES: usize = 32 + 8 + 16;
+pub(crate) const BODY_BYTES: usize = 32 + 8 + 16;
 const CHECK_BYTES: usize = 4;
 /// Base32 has five bits a character.
 const ENCODED_CHARS: usize = (BODY_BYTES + CHECK_BYTES) * 8 / 5;
@@ -91,10 +91,14 @@ static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
 impl fmt::Display for JoinString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let body = [self.authority.0.as_slice(), &self.token.id.0, &self.token.secret.0].concat();
-        let check = check(&body);
         let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
-        write!(f, "{PREFIX}{}@{}", BASE32.encode(&[body.as_slice(), &check].concat()), addresses.join(","))
+        f.write_str(&word(&body, &addresses.join(",")))
     }
+}
+
+/// The join string with these bytes and addresses.
+pub(crate) fn word(body: &[u8], addresses: &str) -> String {
+    format!("{PREFIX}{}@{addresses}", BASE32.encode(&[body, &check(body)].concat()))
 }
 
 impl FromStr for JoinString {

@@ -217,6 +217,31 @@ impl State {
     }
 }
 
+/// For fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    use super::{Entry, State, Terms};
+    use crate::trust::Fingerprint;
+    use crate::trust::token::Token;
+    use crate::wire;
+    use phalanx_strategies::elastic::identity::Incarnation;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    /// A register, decoded and encoded.
+    pub(crate) fn again(frame: &[u8]) -> Option<Vec<u8>> {
+        let state: State = wire::decode(frame).ok()?;
+        Some(wire::encode(&state).expect("what was decoded can be written"))
+    }
+
+    /// The file of a register with all that it can have.
+    pub(crate) fn example() -> Vec<u8> {
+        let Token { id, secret } = Token::new().expect("there are random numbers");
+        let terms = Terms { id, secret, expires: UNIX_EPOCH + Duration::from_secs(3600), uses_left: 3 };
+        let entry = Entry { key: Fingerprint([255; 32]), boot: Incarnation(1 << 41) };
+        wire::encode(&State { tokens: vec![terms], nodes: vec![entry; 2] }).expect("it is short")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,6 +70,15 @@ impl RecordReader {
         })
     }
 
+    /// One for each type of data set. For fuzz targets.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn of_all_types() -> [Self; 3] {
+        [DatasetType::Completion, DatasetType::Alpaca, DatasetType::ChatTemplate].map(|kind| {
+            let template = || ChatTemplate::parse(super::chat_template::CHATML, "", "");
+            Self::new(&DatasetConfig::new("", kind), false, template).expect("our own template is one")
+        })
+    }
+
     /// The documents of one record: one, or one per instance of an instruction.
     pub(crate) fn documents(&self, record: &Value) -> Result<Vec<Document>, RecordError> {
         match self {

@@ -125,6 +125,12 @@ impl TokenFile {
         if *blake3::hash(&map[HEADER_BYTES..]).as_bytes() != header.payload_hash {
             return Err("its content does not match its checksum");
         }
+        let documents = bytes_of_documents(map, &header);
+        let ends = documents.chunks_exact(size_of::<DocumentEnd>()).map(bytemuck::pod_read_unaligned::<DocumentEnd>);
+        let in_order = ends.map(|document| document.end).try_fold(0, |last, end| (last <= end).then_some(end));
+        if in_order.is_none_or(|last| last > header.n_tokens) {
+            return Err("its documents do not lie one behind the other in its tokens");
+        }
         Ok(header)
     }
 
@@ -136,13 +142,54 @@ impl TokenFile {
 
     /// The documents in file order.
     pub(crate) fn documents(&self) -> &[DocumentEnd] {
-        let n = self.header.n_tokens as usize;
-        bytemuck::cast_slice(&self.map[HEADER_BYTES + 4 * (n + n % 2)..])
+        bytemuck::cast_slice(bytes_of_documents(&self.map, &self.header))
     }
 
     /// The largest id; 0 if there is no token.
     pub(crate) fn max_id(&self) -> u32 {
         self.header.max_id
+    }
+}
+
+/// Where the ends of documents lie in a file as long as its header says.
+fn bytes_of_documents<'a>(map: &'a [u8], header: &Header) -> &'a [u8] {
+    let n = header.n_tokens as usize;
+    &map[HEADER_BYTES + 4 * (n + n % 2)..]
+}
+
+/// For fuzz targets.
+#[cfg(feature = "fuzzing")]
+impl TokenFile {
+    /// Checks a file; how many tokens and documents it has, and how long its documents are together.
+    pub(crate) fn measure(map: &[u8], key: &[u8; 32]) -> Option<(usize, usize, usize)> {
+        let mut memory = memmap2::MmapMut::map_anon(map.len().max(1)).expect("a little memory");
+        memory[..map.len()].copy_from_slice(map);
+        let header = Self::check(&memory[..map.len()], key).ok()?;
+        let file = Self { map: memory.make_read_only().expect("own memory"), header };
+        let (n_tokens, n_documents) = (file.tokens().len(), file.documents().len());
+        let layout = super::rows::Layout::Documents(super::packing::Packing::default());
+        let part = super::rows::Part { tokens: file, layout };
+        let lens = (0..n_documents as u32).map(|number| part.document(number, usize::MAX).len());
+        Some((n_tokens, n_documents, lens.sum()))
+    }
+
+    /// The file that says so, checksums included.
+    pub(crate) fn bytes_of(key: &[u8; 32], tokens: &[u32], ends: &[u64]) -> Vec<u8> {
+        let padding = vec![0u32; tokens.len() % 2];
+        let documents: Vec<DocumentEnd> = ends.iter().zip(1..).map(|(&end, line)| DocumentEnd { end, line }).collect();
+        let payload =
+            [bytemuck::cast_slice(tokens), bytemuck::cast_slice(&padding), bytemuck::cast_slice(&documents)].concat();
+        let mut header = Header {
+            magic: MAGIC,
+            version: FORMAT_VERSION,
+            key: *key,
+            n_tokens: tokens.len() as u64,
+            n_documents: ends.len() as u64,
+            payload_hash: *blake3::hash(&payload).as_bytes(),
+            ..Header::zeroed()
+        };
+        header.header_hash = header.hash();
+        [bytemuck::bytes_of(&header), &payload].concat()
     }
 }
 
@@ -305,6 +352,21 @@ mod tests {
             assert!(matches!(TokenFile::open(dir.path(), &KEY), Err(TokenCacheError::Damaged { .. })), "byte {at}");
             std::fs::write(&path, &good[..at]).unwrap();
             assert!(TokenFile::open(dir.path(), &KEY).is_err(), "cut at {at}");
+        }
+    }
+
+    // TC-2
+    #[test]
+    fn documents_that_do_not_lie_in_their_tokens_are_noticed_though_the_checksums_agree() {
+        let dir = tempfile::tempdir().unwrap();
+        for (n_tokens, ends) in [(3, [2, 9]), (3, [3, 2]), (0, [u64::MAX, 0])] {
+            let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
+            writer.push(&vec![1; n_tokens]).unwrap();
+            writer.documents = ends.map(|end| DocumentEnd { end, line: 1 }).to_vec();
+
+            let written = writer.finish();
+
+            assert!(matches!(written, Err(TokenCacheError::Damaged { .. })), "{ends:?}");
         }
     }
 

@@ -141,17 +141,21 @@ fn check_entries(raw: RawHeader, payload_start: u64, file_len: u64) -> Result<Ve
     }
     entries.sort_by_key(|entry| (entry.start, entry.len));
     let mut expected = 0;
-    for entry in &mut entries {
+    for entry in &entries {
         if entry.start != expected {
             return Err(LayoutError::Gap { tensor: entry.name.clone(), expected, found: entry.start });
         }
         expected += entry.len;
-        entry.start += payload_start;
     }
     match payload_start.checked_add(expected) {
-        Some(described) if described == file_len => Ok(entries),
-        described => Err(LayoutError::FileLength { expected: described.unwrap_or(u64::MAX), found: file_len }),
+        Some(described) if described == file_len => {}
+        described => {
+            return Err(LayoutError::FileLength { expected: described.unwrap_or(u64::MAX), found: file_len });
+        }
     }
+    // Nothing lies behind the end of the file, so no sum is beyond 64 bits.
+    entries.iter_mut().for_each(|entry| entry.start += payload_start);
+    Ok(entries)
 }
 
 /// Encodes the first bytes of a file whose tensors follow in this order without gaps: length field and header, padded with

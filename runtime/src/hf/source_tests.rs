@@ -101,6 +101,8 @@ fn headers_that_do_not_describe_their_file_are_refused_by_what_is_wrong() {
     assert!(matches!(layout_error(&[whole.as_slice(), &[0]].concat()), LayoutError::FileLength { .. }));
     assert!(matches!(layout_error(&[0xff; 64]), LayoutError::HeaderLength { .. }));
     assert!(matches!(layout_error(&file_with("not json", &[])), LayoutError::Json(_)));
+    let huge = r#"{"a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,18446744073709551615]},"b":{"dtype":"U8","shape":[0],"data_offsets":[18446744073709551615,18446744073709551615]}}"#;
+    assert!(matches!(layout_error(&file_with(huge, &[])), LayoutError::FileLength { expected: u64::MAX, .. }));
     let changed = |from: &str, to: &str| layout_error(&file_with(&TWO.replace(from, to), &payload));
     assert!(matches!(changed("\"b\"", "\"a\""), LayoutError::Json(text) if text.contains("`a` is described twice")));
     assert!(matches!(changed("[8,12]", "[4,8]"), LayoutError::Gap { tensor, .. } if tensor == "b"));

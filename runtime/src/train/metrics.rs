@@ -133,7 +133,7 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
 
 /// Length of the leading lines whose step is at most `last_step`, and the last step among them. A torn last line is not
 /// kept.
-fn kept(file: &File, last_step: u64) -> io::Result<(u64, u64)> {
+pub(crate) fn kept(file: &File, last_step: u64) -> io::Result<(u64, u64)> {
     #[derive(Deserialize)]
     struct Line {
         step: u64,

@@ -309,7 +309,7 @@ const fn seat(team: &Team) -> Seat {
 
 /// Keys of the configuration that differ from those that the checkpoint was saved under: a run that goes on with them
 /// is not the run that was begun, and a person should know.
-fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
+pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     type Keys = BTreeMap<String, serde_yaml_ng::Value>;
     let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
     let (then, now) = (parse(then), parse(now));

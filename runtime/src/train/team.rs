@@ -17,6 +17,9 @@ use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 
+/// Bytes of the longest text that a rank gives to all: a line of measurements, or what it did in a step.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+
 /// The groups of all ranks of a run, the same list at every rank.
 #[derive(Clone, Debug)]
 pub(crate) struct TeamPlan {
@@ -180,6 +183,10 @@ impl Team {
         let Some(everyone) = &mut self.everyone else { return Ok(vec![own]) };
         let mut texts = Vec::new();
         for (rank, n_bytes) in lengths.into_iter().enumerate() {
+            if n_bytes > TEXT_BYTES_MAX {
+                let (field, expected) = ("bytes of a text of a rank", TEXT_BYTES_MAX);
+                return Err(CollectiveError::Invalid { field, expected, found: n_bytes });
+            }
             // Of the element types words are the ones that no sum touches here.
             let mut words = vec![0i32; (n_bytes as usize).div_ceil(size_of::<i32>())];
             if rank == self.place.rank {

@@ -170,6 +170,15 @@ impl Control {
         &self.slot(rank).expect("a rank of the world").bell
     }
 
+    /// Puts bytes into the memory as any process that has it can. For fuzz targets.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn scribble(&self, at: usize, bytes: &[u8]) {
+        let room = self.memory.len() - at % self.memory.len();
+        for (i, byte) in bytes.iter().take(room).enumerate() {
+            self.memory.get::<super::layout::Byte>(at % self.memory.len() + i).0.store(*byte, Ordering::Relaxed);
+        }
+    }
+
     fn header(&self) -> &Header {
         self.memory.get(0)
     }

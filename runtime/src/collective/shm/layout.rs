@@ -100,6 +100,15 @@ pub(super) struct Place {
     pub recv: AtomicU64,
 }
 
+/// Any byte. For fuzz targets.
+#[cfg(feature = "fuzzing")]
+#[repr(C)]
+pub(super) struct Byte(pub AtomicU8);
+
+#[cfg(feature = "fuzzing")]
+// SAFETY: it is an atomic.
+unsafe impl AtomicsOnly for Byte {}
+
 // SAFETY: all of these consist of atomics, arrays of them and each other.
 unsafe impl AtomicsOnly for Header {}
 // SAFETY: as above.

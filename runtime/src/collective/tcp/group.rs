@@ -44,11 +44,26 @@ struct StreamState {
 
 /// An operation as a peer announced it.
 #[derive(Debug)]
-struct Announced {
-    descriptor: Descriptor,
+pub(super) struct Announced {
+    pub(super) descriptor: Descriptor,
     /// Its contribution, if that is little.
-    flat_copy: Vec<u64>,
-    flat_bytes: usize,
+    pub(super) flat_copy: Vec<u64>,
+    pub(super) flat_bytes: usize,
+}
+
+impl Announced {
+    /// Reads the body of an announcement.
+    pub(super) fn decode(body: &[u8]) -> Result<Announced, CollectiveError> {
+        let Some((words, copy)) = body.split_at_checked(8 * DESCRIPTOR_WORDS) else {
+            let (expected, found) = (8 * DESCRIPTOR_WORDS as u64, body.len() as u64);
+            return Err(CollectiveError::Invalid { field: "bytes of an announcement", expected, found });
+        };
+        let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| words[8 * i + b]));
+        let mut flat_copy = vec![0u64; copy.len().div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut flat_copy)[..copy.len()].copy_from_slice(copy);
+        let descriptor = Descriptor::decode(std::array::from_fn(word));
+        Ok(Announced { descriptor, flat_copy, flat_bytes: copy.len() })
+    }
 }
 
 impl TcpGroup {
@@ -135,14 +150,7 @@ impl TcpGroup {
         if header.index != expected || announced.len() >= ANNOUNCED_MAX {
             return invalid("number of an announcement", expected, header.index);
         }
-        let Some((words, copy)) = body.split_at_checked(8 * DESCRIPTOR_WORDS) else {
-            return invalid("bytes of an announcement", 8 * DESCRIPTOR_WORDS as u64, body.len() as u64);
-        };
-        let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| words[8 * i + b]));
-        let mut flat_copy = vec![0u64; copy.len().div_ceil(8)];
-        bytemuck::cast_slice_mut::<u64, u8>(&mut flat_copy)[..copy.len()].copy_from_slice(copy);
-        let descriptor = Descriptor::decode(std::array::from_fn(word));
-        announced.push_back(Announced { descriptor, flat_copy, flat_bytes: copy.len() });
+        announced.push_back(Announced::decode(body)?);
         self.matched(plane, stream, header.index, peer)?;
         self.advance(plane, stream);
         Ok(())

@@ -13,6 +13,8 @@ pub mod collective;
 pub mod connect;
 mod exchange;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod group;
 mod handshake;
 mod plane;

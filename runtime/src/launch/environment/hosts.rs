@@ -2,6 +2,9 @@
 
 /// Machines that a list may have.
 const HOSTS_MAX: usize = 1 << 16;
+/// Digits of a number, zeros in front included: every name has as many, so they are a factor of the memory that a list
+/// takes.
+const DIGITS_MAX: usize = 20;
 
 /// Why a list of machines cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,7 +85,8 @@ fn numbers(text: &str) -> Result<Vec<String>, HostsError> {
         let wrong = || HostsError::Range(shown(part));
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |digits: &str| {
-            let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let is_number =
+                (1..=DIGITS_MAX).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
             is_number.then(|| digits.parse::<u64>().ok()).flatten().ok_or_else(wrong)
         };
         let (from, to) = (number(first)?, number(last)?);
@@ -129,6 +133,14 @@ mod tests {
         assert_eq!(expand("n[1,x]"), Err(HostsError::Range("x".into())));
         assert_eq!(expand("n[0-99999999999]"), Err(HostsError::TooMany));
         assert_eq!(expand("n[1-999][1-999]"), Err(HostsError::TooMany));
+    }
+
+    #[test]
+    fn numbers_of_very_many_digits_are_refused() {
+        let zeros = "0".repeat(70_000);
+
+        assert!(matches!(expand(&format!("n[{zeros}1-{zeros}2]")), Err(HostsError::Range(_))));
+        assert_eq!(expand(&format!("n[{}1]", "0".repeat(19))).unwrap()[0].len(), 21);
     }
 
     /// Names and the list that stands for them, made independently of each other.

@@ -133,3 +133,54 @@ fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[Place]) -> Option<Vec<&'a mut [f
     found.sort_unstable_by_key(|(i, _)| *i);
     Some(found.into_iter().map(|(_, room)| room).collect())
 }
+
+/// For fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    use super::{Answer, Lacking, Named, Piece, found, places};
+    use crate::train::weights::Tensor;
+    use phalanx_strategies::program::ValueId;
+    use phalanx_strategies::program::held::HeldBox;
+    use std::ops::Range;
+
+    /// Elements of what is held.
+    const N_HELD: usize = 12;
+
+    /// What is read or written for a message.
+    #[derive(Debug)]
+    pub struct Pieces {
+        /// Elements that the member holds.
+        pub n_held: usize,
+        /// Which of them.
+        pub runs: Vec<Range<usize>>,
+    }
+
+    /// A member's part of a matrix.
+    fn held() -> [Tensor; 1] {
+        let (name, shape, offset, extent) = ("w".to_owned(), vec![4, 6], vec![1, 0], vec![2, 6]);
+        let (held_name, held_shape) = (name.clone(), shape.clone());
+        let held = HeldBox { name: held_name, shape: held_shape, offset, extent, start: 0, row_stride: 6, owned: true };
+        [Tensor { name, shape, value: ValueId(0), elements: 0..N_HELD, trainable: true, held }]
+    }
+
+    fn runs(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Range<usize>> + use<> {
+        places(tensor, piece).map(|(_, run)| run)
+    }
+
+    /// What a member sends that is asked for what this text says.
+    pub fn asked_for(text: &[u8]) -> Option<Pieces> {
+        let wanted: Vec<Named> = serde_json::from_slice(text).ok()?;
+        let held = held();
+        let found = found(&held, &wanted);
+        Some(Pieces { n_held: N_HELD, runs: found.iter().flat_map(|(tensor, piece)| runs(tensor, piece)).collect() })
+    }
+
+    /// What a member takes that is offered what this text says.
+    pub fn offered(text: &[u8]) -> Option<Pieces> {
+        let (answer, held) = (serde_json::from_slice::<Answer>(text).ok()?, held());
+        let mut lacking = Lacking::all(held.to_vec());
+        answer.pieces.iter().all(|piece| lacking.came(piece)).then_some(())?;
+        let taken = answer.pieces.iter().flat_map(|piece| runs(&held[piece.tensor], piece));
+        Some(Pieces { n_held: N_HELD, runs: taken.collect() })
+    }
+}

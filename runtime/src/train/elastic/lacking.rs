@@ -62,6 +62,11 @@ impl Piece {
         self.extent.iter().product()
     }
 
+    /// Whether its ends can be counted to. A peer may say anything.
+    fn is_countable(&self) -> bool {
+        self.offset.iter().zip(&self.extent).all(|(offset, extent)| offset.checked_add(*extent).is_some())
+    }
+
     /// Whether another box of the same tensor lies in this one.
     fn has(&self, other: &Piece) -> bool {
         let inside = |d: usize| {
@@ -106,7 +111,7 @@ pub(super) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor
         by_name.entry(&tensor.name).or_default().push(tensor);
     }
     let mut found = Vec::new();
-    for Named { name, piece } in wanted {
+    for Named { name, piece } in wanted.iter().filter(|wanted| wanted.piece.is_countable()) {
         let mut left = vec![piece.clone()];
         for tensor in by_name.get(name.as_str()).into_iter().flatten() {
             let before = std::mem::take(&mut left);

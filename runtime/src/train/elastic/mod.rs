@@ -15,7 +15,7 @@ pub(crate) mod cell;
 mod device;
 pub(crate) mod event_log;
 pub(crate) mod head;
-mod heal;
+pub(crate) mod heal;
 pub(crate) mod join;
 mod lacking;
 pub(crate) mod local;

@@ -1,0 +1,72 @@
+//! Doors for fuzz targets to decoders that are private otherwise. Thin: what is asserted, the targets say.
+
+use crate::operator::{Answer, Request};
+use crate::quic::fuzzing::{Join, Renew};
+use crate::store::directory;
+use crate::trust::authority::{read_key, requested_key};
+use crate::trust::credential::Grant;
+use crate::trust::{join, register};
+use crate::wire::{self, Kind, Message};
+use phalanx_strategies::elastic::message::{Order, Record, Report};
+use phalanx_strategies::elastic::succession::Lease;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use crate::fuzz::cases;
+
+/// All kinds of frames.
+pub const KINDS: [Kind; 8] =
+    [Kind::Report, Kind::Order, Kind::Join, Kind::Grant, Kind::Renew, Kind::Request, Kind::Answer, Kind::Register];
+
+/// Decodes a frame as if this kind were expected, and encodes it again.
+pub fn frame_again(expected: Kind, frame: &[u8]) -> Option<Vec<u8>> {
+    fn again<M: Message>(frame: &[u8]) -> Option<Vec<u8>> {
+        let message: M = wire::decode(frame).ok()?;
+        Some(wire::encode(&message).expect("what was decoded can be sent"))
+    }
+    match expected {
+        Kind::Report => again::<Report>(frame),
+        Kind::Order => again::<Order>(frame),
+        Kind::Join => again::<Join>(frame),
+        Kind::Grant => again::<Grant>(frame),
+        Kind::Renew => again::<Renew>(frame),
+        Kind::Request => again::<Request>(frame),
+        Kind::Answer => again::<Answer>(frame),
+        Kind::Register => register::fuzzing::again(frame),
+    }
+}
+
+/// Good frames of the kinds that have no public type.
+pub fn private_frames() -> Vec<Vec<u8>> {
+    let encoded = |frame: Result<Vec<u8>, _>| frame.expect("it is short");
+    let joins = crate::quic::fuzzing::joins().map(|join| encoded(wire::encode(&join)));
+    joins.into_iter().chain([encoded(wire::encode(&Renew)), register::fuzzing::example()]).collect()
+}
+
+/// Whether these are a signing request, and whether they are a private key.
+pub fn key_material(der: &[u8]) -> (bool, bool) {
+    (requested_key(der).is_ok(), read_key(der).is_ok())
+}
+
+/// The join string with these bytes and addresses, its check included.
+pub fn join_word(body: &[u8; join::BODY_BYTES], addresses: &str) -> String {
+    join::word(body, addresses)
+}
+
+/// The store's file of a record or a lease with this body.
+pub fn stored(body: &str) -> String {
+    directory::sealed(body)
+}
+
+/// Reads the store's file of a record.
+pub fn record_of(text: &str) -> Option<Record> {
+    directory::decode(text).ok().filter(|record: &Record| record.check().is_ok())
+}
+
+/// Reads the store's files and writes what they say again.
+pub fn stored_again(text: &str) -> [Option<String>; 2] {
+    fn again<T: DeserializeOwned + Serialize>(text: &str) -> Option<String> {
+        directory::decode::<T>(text).ok().map(|value| directory::encode(&value))
+    }
+    [again::<Record>(text), again::<Lease>(text)]
+}

@@ -1,0 +1,148 @@
+//! A small job in which everything arrives at once, for messages that mean something.
+
+use phalanx_strategies::elastic::coordinator::status::Status;
+use phalanx_strategies::elastic::coordinator::{Command, Coordinator};
+use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::member::{self, Member, Schedule};
+use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
+use phalanx_strategies::elastic::message::{Order, Record, Report};
+use phalanx_strategies::elastic::supervisor::{self, Supervisor};
+use phalanx_strategies::elastic::timing::Timing;
+use phalanx_strategies::mesh::Mesh;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+pub(super) const JOB: JobId = JobId(1);
+pub(super) const SCHEDULE: Schedule = Schedule { save_steps: 2, last_step: Some(Step(5)) };
+
+/// What was said in it.
+pub(super) struct Said {
+    pub(super) reports: Vec<Report>,
+    pub(super) orders: Vec<Order>,
+    pub(super) records: Vec<Record>,
+    pub(super) status: Status,
+}
+
+/// Two shards, each on two nodes.
+pub(super) fn policy() -> Policy {
+    Policy {
+        wanted: Mesh { dp_shard: 2, ..Mesh::ONE },
+        dp_replicate_min: 1,
+        dp_shard_min: 1,
+        replace_patience: Duration::ZERO,
+        n_microbatches: 8,
+        uneven: true,
+        evict_stragglers: true,
+        shadows: true,
+        incidents_max: INCIDENTS_MAX,
+    }
+}
+
+struct Job {
+    now: Instant,
+    coordinator: Coordinator,
+    nodes: BTreeMap<NodeId, Supervisor>,
+    members: BTreeMap<Worker, Member>,
+    /// Steps for which members have voted and that are not committed.
+    votes: VecDeque<member::Command>,
+    said: Said,
+}
+
+/// Runs it for a while; a node is lost on the way.
+pub(super) fn job() -> Said {
+    let now = Instant::now();
+    let coordinator = Coordinator::new(now, JOB, Term(1), Record::default(), policy(), Timing::default());
+    let node = |id| (NodeId(id), Supervisor::new(now, JOB, NodeId(id), Incarnation(1_000), 1, Timing::default()));
+    let status = coordinator.status(now);
+    let said = Said { reports: vec![], orders: vec![], records: vec![], status };
+    let (nodes, members) = ((0..3).map(node).collect(), BTreeMap::new());
+    let mut job = Job { now, coordinator, nodes, members, votes: VecDeque::new(), said };
+    for tick in 0..400 {
+        if tick == 40 {
+            job.nodes.remove(&NodeId(1));
+            job.members.retain(|worker, _| worker.member.node != NodeId(1));
+        }
+        job.tick();
+    }
+    job.said.status = job.coordinator.status(job.now);
+    // The first, of every sort, are enough.
+    job.said.reports.truncate(60);
+    job.said
+}
+
+impl Job {
+    fn tick(&mut self) {
+        self.now += Duration::from_millis(20);
+        self.coordinator.handle_timeout(self.now);
+        self.nodes.values_mut().for_each(|supervisor| supervisor.handle_timeout(self.now));
+        for _ in 0..20 {
+            self.deliver();
+        }
+        let all = self.coordinator.record().formation.as_ref().map_or(0, |formation| formation.seats.len());
+        if self.votes.len() >= all {
+            for command in std::mem::take(&mut self.votes) {
+                let member::Command::Vote(vote, wishes) = command else { continue };
+                for member in self.members.values_mut() {
+                    let _ = member.handle_committed(vote.generation, vote.step, wishes);
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some(command) = self.coordinator.poll_command() {
+            match command {
+                Command::Send(node, order) => {
+                    self.said.orders.push(order.clone());
+                    self.nodes.get_mut(&node).map(|supervisor| supervisor.handle_order(self.now, order));
+                }
+                Command::Persist(record) => {
+                    self.said.records.push(record);
+                    self.coordinator.handle_persisted(self.now, true);
+                }
+                Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
+            }
+        }
+        for supervisor in self.nodes.values_mut() {
+            while let Some(command) = supervisor.poll_command() {
+                match command {
+                    supervisor::Command::Send(report) => {
+                        let _ = self.coordinator.handle_report(self.now, &report);
+                        self.said.reports.push(report);
+                    }
+                    supervisor::Command::Spawn(worker) => {
+                        let member = Member::new(JOB, worker, Some(([127, 0, 0, 1], 4000).into()), SCHEDULE);
+                        supervisor.handle_started(self.now, member.report());
+                        self.members.insert(worker, member);
+                    }
+                    supervisor::Command::Tell(worker, order) => {
+                        self.members.get_mut(&worker).map(|member| member.handle_order(&order));
+                    }
+                    supervisor::Command::Kill(_) | supervisor::Command::Shutdown => {}
+                }
+            }
+        }
+        for (worker, member) in &mut self.members {
+            while let Some(command) = member.poll_command() {
+                perform(member, command, &mut self.votes);
+            }
+            self.nodes.get_mut(&worker.member.node).into_iter().for_each(|s| s.handle_word(self.now, member.report()));
+        }
+    }
+}
+
+/// What a member's shell does; votes are for its world to count.
+pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut VecDeque<member::Command>) {
+    use member::Command::{Abort, Apply, Compute, Discard, Exit, Fetch, Finish, Keep, Report, Save, Vote};
+    match command {
+        Fetch { generation, transfer, .. } => drop(member.handle_fetched(generation, transfer)),
+        Compute { generation, step } => {
+            let _ = member.handle_entered(generation, step);
+            let _ = member.handle_computed(generation, step);
+        }
+        Save(part) => member.handle_saved(part),
+        Finish(generation) => drop(member.handle_finished(generation)),
+        Vote(..) => votes.push_back(command),
+        Abort(_) | Apply(_) | Discard | Keep(_) | Exit | Report => {}
+    }
+}

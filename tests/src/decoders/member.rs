@@ -1,0 +1,62 @@
+//! Orders, decoded and handed to the machines of a node and of a rank.
+
+use super::{Target, as_piece, honest, piece};
+use phalanx_actors::wire::{self, Kind, VERSION};
+use phalanx_strategies::elastic::identity::{Incarnation, MemberId, NodeId, Worker};
+use phalanx_strategies::elastic::member::{self, Member};
+use phalanx_strategies::elastic::message::Order;
+use phalanx_strategies::elastic::supervisor::{Command, Supervisor};
+use phalanx_strategies::elastic::timing::Timing;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+pub(super) const TARGET: Target = Target { name: "member", run, seeds };
+
+/// What happens in one run.
+const ORDERS_MAX: usize = 32;
+
+/// Whatever they are told, both go on, and what the node reports can be sent.
+fn run(mut bytes: &[u8]) {
+    let mut now = Instant::now();
+    let (node, boot) = (NodeId(0), Incarnation(1_000));
+    let worker = Worker { member: MemberId { node, slot: 0 }, incarnation: boot };
+    let mut supervisor = Supervisor::new(now, honest::JOB, node, boot, 1, Timing::default());
+    let mut member = Member::new(honest::JOB, worker, None, honest::SCHEDULE);
+    supervisor.handle_started(now, member.report());
+    let mut votes = VecDeque::new();
+    for _ in 0..ORDERS_MAX {
+        if bytes.is_empty() {
+            break;
+        }
+        now += Duration::from_millis(20);
+        let envelope = [b'p', b'x', VERSION, Kind::Order as u8];
+        if let Ok(order) = wire::decode::<Order>(&[&envelope, piece(&mut bytes)].concat()) {
+            let _ = supervisor.handle_order(now, order);
+        }
+        supervisor.handle_timeout(now);
+        while let Some(command) = supervisor.poll_command() {
+            match command {
+                Command::Send(report) => {
+                    let frame = wire::encode(&report).expect("a report of one member fits a frame");
+                    assert_eq!(wire::decode(&frame), Ok(report));
+                }
+                Command::Tell(_, order) => drop(member.handle_order(&order)),
+                Command::Spawn(_) | Command::Kill(_) | Command::Shutdown => {}
+            }
+        }
+        while let Some(command) = member.poll_command() {
+            honest::perform(&mut member, command, &mut votes);
+        }
+        if let Some(member::Command::Vote(vote, wishes)) = votes.pop_front() {
+            let _ = member.handle_committed(vote.generation, vote.step, wishes);
+        }
+        supervisor.handle_word(now, member.report());
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let orders = honest::job().orders;
+    let bodies: Vec<Vec<u8>> =
+        orders.iter().map(|order| as_piece(&wire::encode(order).expect("it is short")[4..])).collect();
+    bodies.chunks(8).take(12).map(<[_]>::concat).chain([bodies.iter().take(64).flatten().copied().collect()]).collect()
+}

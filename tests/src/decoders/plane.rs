@@ -1,0 +1,38 @@
+//! What ranks read of each other below tensors: frames over TCP, and control memory that all of a machine share.
+
+use super::Target;
+use phalanx::fuzzing::{HEADER_BYTES, WORLD, announcement, header_again, header_of, read_control_memory};
+
+pub(super) const TARGET: Target = Target { name: "plane", run, seeds };
+
+/// Bytes of a descriptor, and of what may come with it.
+const ANNOUNCEMENT_BYTES: usize = 40;
+/// No frame has more bytes than a chunk of a tensor.
+const BODY_BYTES_MAX: usize = 256 << 10;
+
+/// A header is written as it was read and names few bytes; an announcement keeps its words and its bytes; control memory
+/// can be read whatever is in it.
+fn run(bytes: &[u8]) {
+    if let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() {
+        if let Some((again, len)) = header_again(header, WORLD) {
+            assert_eq!((&again, len <= BODY_BYTES_MAX), (header, true));
+        }
+        if let Some((words, text, copy)) = announcement(body) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!((bytes.as_slice(), copy.as_slice()), body.split_at(ANNOUNCEMENT_BYTES));
+            assert!(text.len() < 200, "{text}");
+        }
+    }
+    if let Some((at, bytes)) = bytes.split_first_chunk::<4>() {
+        let _ = read_control_memory(u32::from_le_bytes(*at) as usize, bytes);
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let announce = |n: usize| [&header_of(WORLD, n as u32)[..], &vec![1; n]].concat();
+    let frames = [0, 8, 100].map(|n| announce(ANNOUNCEMENT_BYTES + n));
+    // The reason of an abort, and what a rank waits for.
+    let memory =
+        [(72u32, 200), (4096, 120), (4096 + 64, 80)].map(|(at, n)| [&at.to_le_bytes()[..], &vec![2; n]].concat());
+    frames.into_iter().chain(memory).collect()
+}

@@ -1,0 +1,36 @@
+//! Frames of QUIC streams and datagrams, and files that are frames: every kind of message.
+
+use super::{Target, honest};
+use phalanx_actors::fuzzing::{KINDS, frame_again, private_frames};
+use phalanx_actors::operator::{Answer, Request};
+use phalanx_actors::trust::credential::Grant;
+use phalanx_actors::wire;
+use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::mesh::Mesh;
+
+pub(super) const TARGET: Target = Target { name: "wire", run, seeds };
+
+/// A frame has one kind, is no shorter than what it means, and means the same when it is sent again.
+fn run(bytes: &[u8]) {
+    for kind in KINDS {
+        let Some(again) = frame_again(kind, bytes) else { continue };
+        assert_eq!(bytes[3], kind as u8, "a frame was taken for {kind}");
+        assert!(bytes.len() <= kind.limit() && again.len() <= bytes.len(), "{kind} has grown to {}", again.len());
+        assert_eq!(frame_again(kind, &again).as_ref(), Some(&again), "{kind} changed when it was sent again");
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let honest = honest::job();
+    let reports = honest.reports.iter().map(wire::encode);
+    let orders = honest.orders.iter().map(wire::encode);
+    let requests = [Request::Status, Request::Drain(NodeId(3)), Request::Resize(Mesh::ONE), Request::Save];
+    let answers = [Answer::Status(Box::new(honest.status)), Answer::Done, Answer::Refused("why".into())];
+    let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60], welcome: vec![0x32; 9] };
+    let public = reports
+        .chain(orders)
+        .chain(requests.iter().map(wire::encode))
+        .chain(answers.iter().map(wire::encode))
+        .chain([wire::encode(&grant)]);
+    public.map(|frame| frame.expect("it is short")).chain(private_frames()).collect()
+}

@@ -1,0 +1,66 @@
+//! What processes of a job tell each other outside of QUIC frames, and JSON that they leave for each other in files: frames
+//! of the channel between a node and its ranks, events, descriptions of state that is fetched, the trainer's own state.
+
+use super::{Target, honest};
+use phalanx::fuzzing::{Pieces, asked_for, json_again, offered};
+use phalanx::launch::frame::{FRAME_BYTES_MAX, FrameCutter, encode};
+use serde_json::json;
+
+pub(super) const TARGET: Target = Target { name: "words", run, seeds };
+
+/// Frames come out the same however the stream is cut; JSON is written as it will be read; what a member gives or takes
+/// of its memory is what it holds.
+fn run(bytes: &[u8]) {
+    let whole = frames(bytes, bytes.len().max(1));
+    assert_eq!(whole, frames(bytes, 3), "frames depend on how their stream is cut");
+    for json in whole.iter().map(Vec::as_slice).chain([bytes]) {
+        for (what, again) in json_again(json) {
+            let twice = json_again(again.as_bytes());
+            assert!(twice.iter().any(|(other, twice)| (*other, twice) == (what, &again)), "{what} changes: {again}");
+        }
+        for Pieces { n_held, runs } in asked_for(json).into_iter().chain(offered(json)) {
+            assert!(runs.iter().all(|run| run.start < run.end && run.end <= n_held), "{runs:?} of {n_held} elements");
+        }
+    }
+}
+
+fn frames(bytes: &[u8], n: usize) -> Vec<Vec<u8>> {
+    let (mut cutter, mut frames) = (FrameCutter::default(), Vec::new());
+    for part in bytes.chunks(n) {
+        cutter.push(part);
+        loop {
+            match cutter.next_frame() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                // For good.
+                Err(_) => return frames,
+            }
+        }
+        assert!(cutter.missing().is_none_or(|missing| missing <= FRAME_BYTES_MAX + 4));
+    }
+    frames
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let honest = honest::job();
+    let order = honest.orders.iter().rfind(|order| order.formation.is_some()).expect("a world was formed");
+    let word = honest.reports.iter().flat_map(|report| &report.members).next_back().expect("somebody reported");
+    let piece = |(offset, extent): ([usize; 2], [usize; 2])| json!({"tensor": 0, "offset": offset, "extent": extent});
+    let (whole, part, beside) = (([1, 0], [2, 6]), ([2, 3], [1, 2]), ([2, 0], [1, 3]));
+    let state =
+        json!({"step": 7, "n_updates": 7, "loss_scale": {"scale": 1.0, "good_steps": 0, "window": null, "min": 1.0}});
+    let values = [
+        json!({"Order": order}),
+        json!({"Word": word}),
+        json!({"Done": null}),
+        json!({"yaml": "a: 1", "secret": [1, 2, 3], "start_from": [5, "checkpoints/step"]}),
+        json!([{"name": "w", "piece": piece(whole)}, {"name": "b", "piece": {"tensor": 1, "offset": [], "extent": []}}]),
+        json!({"state": state, "pieces": [piece(whole)]}),
+        json!({"state": state, "pieces": [piece(part), piece(beside)]}),
+        state.clone(),
+        json!({"unix_ms": 1, "term": 1, "event": "checkpoint", "generation": 1, "step": 2}),
+        json!({"unix_ms": 1, "term": 1, "event": "ended", "ending": {"failed": "why"}}),
+    ];
+    let framed = values.iter().map(|value| encode(value).expect("it is short"));
+    values.iter().map(|value| value.to_string().into_bytes()).chain(framed).collect()
+}

@@ -1,0 +1,50 @@
+//! The fuzz targets of `fuzz/`, without the fuzzer: each decodes its seeds, and its seeds damaged at random, so that targets
+//! do not rot between the days on which somebody fuzzes.
+
+use phalanx_tests::decoders::TARGETS;
+use std::time::{Duration, Instant};
+
+/// Damaged seeds of each target, if there is time.
+const CASES: u64 = 20_000;
+const TIME_MAX: Duration = Duration::from_secs(3);
+
+#[test]
+fn targets_have_names_of_their_own_and_a_file_that_calls_them() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+
+    for target in TARGETS {
+        let text = std::fs::read_to_string(folder.join(format!("fuzz_targets/{}.rs", target.name))).unwrap();
+        assert!(text.contains(&format!("run(\"{}\", bytes)", target.name)), "{}: {text}", target.name);
+        assert!(manifest.contains(&format!("fuzz_targets/{}.rs", target.name)), "{}", target.name);
+    }
+    assert_eq!(std::fs::read_dir(folder.join("fuzz_targets")).unwrap().count(), TARGETS.len());
+}
+
+#[test]
+fn every_target_takes_its_seeds() {
+    for target in TARGETS {
+        let seeds = (target.seeds)();
+
+        assert!(seeds.len() > 2, "{} has {} seeds", target.name, seeds.len());
+        seeds.iter().for_each(|seed| (target.run)(seed));
+    }
+}
+
+#[test]
+fn every_target_takes_damaged_seeds() {
+    for target in TARGETS {
+        let seeds = (target.seeds)();
+        let start = Instant::now();
+
+        // Whatever the outcome: targets assert for themselves.
+        let decode = |case: (u64, u64), bytes: &[u8]| {
+            if start.elapsed() < TIME_MAX {
+                let outcome = std::panic::catch_unwind(|| (target.run)(bytes));
+                outcome.unwrap_or_else(|_| panic!("{} fails in {case:?} (PHALANX_FUZZ_SEED, number)", target.name));
+            }
+            true
+        };
+        phalanx_actors::fuzzing::cases(CASES, &seeds, decode);
+    }
+}
