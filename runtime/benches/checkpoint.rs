@@ -2,7 +2,7 @@
 //!
 //! The state is that of a Llama-shaped model with AdamW in f32, of about MIB mebibytes, each tensor cut in rows between the
 //! two writers. Prints one line per figure, a word and seconds: `first` and `stall`, the copies that training waits for,
-//! into fresh and into used memory; `save`, from then until the checkpoint is durable; `load-rows` and `load-columns`, until
+//! into memory that was prepared and into memory of the save before; `save`, from then until the checkpoint is durable; `load-rows` and `load-columns`, until
 //! each of three readers that cut rows, or two that cut columns, has its part verified. Ranks are threads that share
 //! nothing but the disk. The counterpart is `tests/peers/checkpoints.py`.
 //! Not a criterion benchmark: it is run in turns with its counterpart, one checkpoint each.
@@ -83,7 +83,8 @@ fn save(dir: &Path, tensors: &[(String, [u64; 2])]) -> anyhow::Result<PathBuf> {
                 (seat * half..(seat + 1) * half).map(|i| element(t, i)).collect()
             })
             .collect();
-        let mut snapshot = Snapshot::default();
+        // As training does after its first step.
+        let mut snapshot = Snapshot::with_memory(parts.iter().map(|part| 4 * part.len()).sum());
         for what in ["first", "stall"] {
             board.barrier.wait();
             let start = Instant::now();

@@ -37,6 +37,17 @@ pub struct BackgroundSave {
 }
 
 impl Snapshot {
+    /// An empty one with memory for as many bytes of tensors that the system has already given: memory that is new when
+    /// training waits for the copy costs it several times as long.
+    pub fn with_memory(n_bytes: usize) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        snapshot.reserve(n_bytes);
+        // Every page is written to once.
+        snapshot.bytes.resize(n_bytes, 0);
+        snapshot.clear();
+        snapshot
+    }
+
     /// Makes room for as many bytes of tensors.
     pub fn reserve(&mut self, n_bytes: usize) {
         super::snapshot_memory::reserve(&mut self.bytes, n_bytes);
@@ -70,6 +81,11 @@ impl Snapshot {
     /// Bytes of tensors.
     pub fn n_bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Bytes of tensors for which it has memory.
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
     }
 
     fn pieces(&self) -> Vec<Piece<'_>> {
@@ -137,5 +153,31 @@ impl BackgroundSave {
     /// case this one is saved nevertheless.
     pub fn wait(self) -> (Snapshot, Result<CheckpointId, CheckpointError>) {
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_was_made_ready_is_that_of_the_copy() {
+        let values = vec![7u8; 40_000];
+        let mut snapshot = Snapshot::with_memory(values.len());
+        let memory = snapshot.bytes.as_ptr();
+        assert_eq!((snapshot.n_bytes(), snapshot.capacity()), (0, values.len()));
+
+        snapshot.reserve(values.len());
+        let shape = [10_000];
+        snapshot.add(&Piece {
+            name: "w",
+            dtype: Dtype::F32,
+            global_shape: &shape,
+            offset: &[0],
+            shape: &shape,
+            bytes: &values,
+        });
+
+        assert_eq!((snapshot.bytes.as_ptr(), &snapshot.bytes), (memory, &values));
     }
 }

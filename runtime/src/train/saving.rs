@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
 
 /// Where a run is, besides its weights: all that the next step depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +51,8 @@ pub(crate) struct Saving {
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
+    /// Memory for the first one, while a thread makes it.
+    warming: Option<JoinHandle<Snapshot>>,
     /// Where the device shows that it is at files.
     pulse: Pulse,
 }
@@ -78,7 +81,7 @@ impl Saving {
         let job = output.output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
         let (root, keep) = (output.checkpoints(), output.save_total_limit);
         let (generation, pulse) = (0, Pulse::default());
-        Saving { root, job, keep, extras, generation, ongoing: None, spare: Snapshot::default(), pulse }
+        Saving { root, job, keep, extras, generation, ongoing: None, spare: Snapshot::default(), warming: None, pulse }
     }
 
     /// The same on a device with this pulse.
@@ -161,6 +164,16 @@ impl Saving {
         Ok((state.step, id.path))
     }
 
+    /// Has memory made ready for a copy, beside training, if there is none from a save before. For runs that will save.
+    pub(crate) fn prepare(&mut self, c: &Compiled) {
+        if self.ongoing.is_some() || self.warming.is_some() || self.spare.capacity() > 0 {
+            return;
+        }
+        let n_bytes = snapshot_bytes(c);
+        // Without a thread the first save makes its memory itself.
+        self.warming = Builder::new().name("warm".into()).spawn(move || Snapshot::with_memory(n_bytes)).ok();
+    }
+
     /// Copies what is to be saved and begins to write it beside training.
     ///
     /// # Errors
@@ -176,10 +189,11 @@ impl Saving {
         team: &Team,
     ) -> Result<(), JobError> {
         assert!(self.ongoing.is_none(), "one save at a time");
-        let mut snapshot = std::mem::take(&mut self.spare);
+        let warmed = self.warming.take().and_then(|thread| thread.join().ok());
+        let mut snapshot = warmed.unwrap_or_else(|| std::mem::take(&mut self.spare));
         snapshot.clear();
         let boxes = boxes(machine, c);
-        snapshot.reserve(boxes.iter().map(|b| size_of_val(&*b.values)).sum());
+        snapshot.reserve(snapshot_bytes(c));
         boxes.iter().for_each(|b| snapshot.add(&b.piece()));
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
         let writer = CheckpointWriter::at(&self.root)?;

@@ -223,6 +223,9 @@ impl<'a> Trainer<'a> {
             }
             let last = self.state.step == self.run.total_steps;
             emit_saved(saved?, emit)?;
+            if data.save_steps.is_some() {
+                saving.prepare(&self.programs.train);
+            }
             // Alone, this rank need not wait for the next meeting; as a member it does what was voted, no more.
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = wishes.stop || alone && control.stop.load(Ordering::Acquire);

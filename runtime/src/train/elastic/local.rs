@@ -18,7 +18,7 @@ use phalanx_actors::quic::listener::{Inbound, Listener, ListenerConfig};
 use phalanx_actors::trust::join::Address;
 use phalanx_actors::wire;
 use phalanx_strategies::elastic::coordinator::{self, Coordinator};
-use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Term, Worker};
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Term, Worker};
 use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot::Checkpoint;
@@ -77,6 +77,7 @@ impl Local<'_> {
             chorus: (0, Chorus::new(1)),
             n_ranks: self.policy.wanted.size() as u32,
             events: EventLog::open(&self.config.output.output_dir)?,
+            world: Generation(0),
             report: None,
             excuse: None,
             ending: None,
@@ -105,6 +106,8 @@ struct Watch {
     chorus: (u64, Chorus),
     n_ranks: u32,
     events: EventLog,
+    /// The latest world that was told of.
+    world: Generation,
     report: Option<Report>,
     /// What the first rank that failed said.
     excuse: Option<(Worker, Excuse)>,
@@ -237,7 +240,14 @@ impl Watch {
                 }
             }
             // This coordinator does not outlive its ranks, nor they it: the disk has nothing to tell a successor.
-            coordinator::Command::Persist(_) => self.coordinator.handle_persisted(now, true),
+            coordinator::Command::Persist(_) => {
+                self.coordinator.handle_persisted(now, true);
+                let formed = self.coordinator.record().formation.clone();
+                if let Some(formation) = formed.filter(|formation| formation.generation > self.world) {
+                    self.world = formation.generation;
+                    self.events.write(&Happening::now(Term(1), What::World((&*formation).into())))?;
+                }
+            }
             coordinator::Command::Resumed(timeline) => {
                 self.events.write(&Happening::now(Term(1), What::Incident((&timeline).into())))?;
                 if timeline.cause.why != phalanx_strategies::elastic::incident::Why::Started {
