@@ -23,14 +23,15 @@ const JOB: [&str; 12] = [
     "1",
     "--microbatches_per_step",
     "4",
+    // How far sums in another order drift apart grows with it, and with the steps that a fast machine does meanwhile.
     "--learning_rate",
-    "1e-3",
+    "1e-4",
     "--elastic.spare_ranks",
     "0",
 ];
 /// Steps in each mesh, at least.
 const STEPS: u64 = 5;
-/// As in `ranks`: sums in another order. Measured 9e-8 nats at most over 139 steps.
+/// As in `ranks`: sums in another order.
 const LOSS_TOLERANCE: f64 = 2e-5;
 
 fn start_of(p: &Project, overrides: &[&str]) -> Job {
