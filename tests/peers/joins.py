@@ -4,9 +4,10 @@
     python3 tests/peers/joins.py target/release/phalanx --kills 5 --dp_replicate_size 2
 
 Trains a model of 6 M parameters on text of its own, without spare processes and without patience: the survivors shrink and
-go on at once, the successor joins when it can. Prints, for each kill, the median step of the survivors alone, the longest gap
-between two steps while the successor joined, and the times from the successor's process start to its world and to the first
-step that it took part in. Needs Python's standard library only.
+go on at once, the successor joins when it can. Prints, for each kill, the longest gap between two steps from the survivors'
+first one alone to the first one together, and the times from the successor's process start to its world and to the first
+step that it took part in. The gap is measured by the median step of survivors alone, from a run of their own (--alone: what
+the mesh is then). Needs Python's standard library only.
 """
 
 import argparse
@@ -65,6 +66,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phalanx")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--alone", default="--dp_replicate_size 1", help="the mesh of the survivors")
     parser.add_argument("--between", type=int, default=6, help="steps between a join and the next kill")
     parser.add_argument("--log", type=argparse.FileType("w"), default=subprocess.DEVNULL, help="where the run's own output goes")
     args, overrides = parser.parse_known_args()
@@ -73,7 +75,11 @@ def main():
             file.write(JOB)
         with open(f"{folder}/text.txt", "w") as file:
             file.writelines(f"The {i * i % 977}th hoplite holds the line at {i % 24} o'clock. " for i in range(6000))
-        command = [os.path.abspath(args.phalanx), "train", "job.yaml", "--max_steps", "100000", *(word for word in overrides if word != "--")]
+        train = [os.path.abspath(args.phalanx), "train", "job.yaml"]
+        subprocess.run([*train, "--max_steps", "14", "--output_dir", "alone", *args.alone.split()], cwd=folder, stdout=args.log, check=True)
+        with open(f"{folder}/alone/metrics.jsonl") as lines:
+            alone = statistics.median([json.loads(line)["step_ms"] / 1e3 for line in lines if "step_ms" in line][4:])
+        command = [*train, "--max_steps", "100000", *(word for word in overrides if word != "--")]
         run = subprocess.Popen(command, cwd=folder, stdout=args.log)
         steps = Steps(f"{folder}/out/metrics.jsonl")
 
@@ -93,8 +99,9 @@ def main():
         rows = []
         until(lambda: len(steps.seen) >= args.between)
         for n in range(args.kills):
-            before, n_incidents, n_steps = set(ranks(run.pid)), len(incidents()), len(steps.seen)
+            before, n_incidents = set(ranks(run.pid)), len(incidents())
             os.kill(max(before), signal.SIGKILL)
+            killed = time.monotonic()
             until(lambda: set(ranks(run.pid)) - before)
             started = time.monotonic()
             until(lambda: len(incidents()) >= n_incidents + 2)
@@ -104,23 +111,19 @@ def main():
             first = time.monotonic()
             until(lambda: len(steps.seen) >= n_joined + args.between)
             times = [at for at, _ in steps.seen]
-            gaps = [b - a for a, b in zip(times, times[1:])]
-            # From the second step after the kill: the first gap is the failure's, not the join's.
-            alone = [gap for at, gap in zip(times[1:], gaps) if started + 0.05 < at < joined]
-            together = gaps[n_joined + 1 :]
-            around = [gap for at, gap in zip(times[1:], gaps) if joined - 0.001 <= at + gap and at <= first + 0.001]
-            longest = max(around)
-            grown = incidents()[n_incidents + 1]
-            row = (statistics.median(alone or gaps), statistics.median(together), longest, joined - started, first - started)
-            rows.append(row)
-            print(f"join {n + 1}: step alone {row[0] * 1e3:.0f} ms, together {row[1] * 1e3:.0f} ms; longest gap {longest * 1e3:.0f} ms = "
-                  f"{longest / max(row[0], row[1]):.2f} steps; from process start to its world {row[3]:.3f} s, to its first step {row[4]:.3f} s; "
-                  f"{grown['cause'] if 'cause' in grown else ''} {grown['phases_ms']}", flush=True)
+            # The gap in which the kill fell is the failure's, not the join's.
+            pairs = [(a, b) for a, b in zip(times, times[1:]) if a > killed and a <= first]
+            longest = max((b - a for a, b in pairs), default=first - joined)
+            together = statistics.median(b - a for a, b in zip(times[n_joined + 1 :], times[n_joined + 2 :]))
+            rows.append((longest / alone, joined - started))
+            print(f"join {n + 1}: longest gap {longest * 1e3:.0f} ms, a step alone {alone * 1e3:.0f} ms, together {together * 1e3:.0f} ms; "
+                  f"from process start to its world {joined - started:.3f} s, to its first step {first - started:.3f} s; "
+                  f"healed in {incidents()[n_incidents + 1]['phases_ms']['heal']:.0f} ms", flush=True)
         run.send_signal(signal.SIGKILL)
         run.wait()
-        ratio = [row[2] / max(row[0], row[1]) for row in rows]
-        print(f"longest gap: median {statistics.median(ratio):.2f}, max {max(ratio):.2f} of a median step")
-        print(f"process start to its world: median {statistics.median(row[3] for row in rows):.3f} s, max {max(row[3] for row in rows):.3f} s")
+        gaps, starts = ([row[i] for row in rows] for i in (0, 1))
+        print(f"longest gap: median {statistics.median(gaps):.2f}, max {max(gaps):.2f} steps of survivors alone")
+        print(f"process start to its world: median {statistics.median(starts):.3f} s, max {max(starts):.3f} s")
 
 
 if __name__ == "__main__":
