@@ -147,6 +147,8 @@ impl Candidate {
         // of a full run changes their order.
         let [first, second] = match self.schedule {
             ScheduleKind::Interleaved { chunks } => [(chunks + 1) * pp + m % pp, (chunks + 2) * pp + m % pp],
+            // Where weight gradients go depends on what is left over too.
+            ScheduleKind::ZeroBubble => [2 * pp + m % pp, 3 * pp + m % pp],
             _ => [(2 * pp).max(3), (2 * pp).max(3) + 1],
         };
         (m > second).then_some([first, second])
