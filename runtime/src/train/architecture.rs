@@ -25,7 +25,10 @@ impl Architecture {
     pub(crate) fn parse(config: &Value, origin: &str) -> Result<Architecture, JobError> {
         if is_user_defined(config) {
             let table = serde_json::from_value(config.clone());
-            let table = table.map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+            let table: UserTable = table.map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+            if table.vocab_size == 0 {
+                return Err(JobError::Unusable(format!("{origin}: vocab_size is 0; a model has at least one token")));
+            }
             return Ok(Architecture::User(User(table)));
         }
         Ok(Architecture::Known(parse_model(config, origin)?))
@@ -58,4 +61,20 @@ impl Architecture {
 /// Whether a model description is that of a user-defined model.
 pub(crate) fn is_user_defined(description: &Value) -> bool {
     description.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_user_defined_model_without_a_vocabulary_is_refused() {
+        let table = |n: usize| json!({"model_type": MODEL_TYPE, "vocab_size": n, "tensors": []});
+
+        let refused = Architecture::parse(&table(0), "config.json").unwrap_err();
+
+        assert_eq!(refused.to_string(), "config.json: vocab_size is 0; a model has at least one token");
+        assert_eq!(Architecture::parse(&table(7), "config.json").unwrap().vocab_size(), 7);
+    }
 }
