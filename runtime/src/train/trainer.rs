@@ -223,7 +223,9 @@ impl<'a> Trainer<'a> {
             }
             let last = self.state.step == self.run.total_steps;
             emit_saved(saved?, emit)?;
-            if data.save_steps.is_some() {
+            // The last save needs no copy.
+            let next_save = data.save_steps.map(|n| self.state.step.next_multiple_of(n.max(1)));
+            if next_save.is_some_and(|next| next < self.run.total_steps) {
                 saving.prepare(&self.programs.train);
             }
             // Alone, this rank need not wait for the next meeting; as a member it does what was voted, no more.
