@@ -8,10 +8,12 @@
 //! - [`control`]: the one thread of all control actors of a process, and what becomes of a panic;
 //! - [`coordinator`]: the shell around the machines that decide; [`store`] is what survives it, [`events`] what it tells;
 //! - [`supervisor`]: the shell around the machine of a node; holds no device state;
+//! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`mesh_group`]: the controls of each of its
+//!   groups, for one generation;
 //! - [`head`], [`node`]: both for programs without actors of their own; [`operator`]: what can be asked of a job.
 //!
-//! To come: `rank` (tells the device thread what to do next and reports outcomes) and `mesh_group` (owns the communicator
-//! of one group for one generation and its watermark).
+//! Writing a checkpoint is no actor: it blocks, and what its writers must agree on they settle at the boundaries of steps
+//! (`phalanx`'s `train::background`).
 //!
 //! Deliberately absent, now and later: decisions. A handler with an `if` about policy belongs in `phalanx_strategies`.
 
@@ -24,9 +26,11 @@ mod fuzz;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod head;
+pub mod mesh_group;
 pub mod node;
 pub mod operator;
 pub mod quic;
+pub mod rank;
 pub mod store;
 pub mod supervisor;
 pub mod trust;

@@ -25,11 +25,13 @@ pub enum Mutation {
     ActOnHearsay,
     /// Ranks start at the first row of the global batch.
     SameRowsForAll,
+    /// Of several sources that share a piece of state, the last one is taken to have had nothing.
+    SkipTheLastShare,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Mutation; 9] = [
+    pub const ALL: [Mutation; 10] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -39,5 +41,6 @@ impl Mutation {
         Mutation::FreeStateEarly,
         Mutation::ActOnHearsay,
         Mutation::SameRowsForAll,
+        Mutation::SkipTheLastShare,
     ];
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Steps take some milliseconds: whoever follows thousands of them a second misses some, and what is said between them.
 const YAML: &str = "\
 model:
   model_type: llama
@@ -23,6 +24,7 @@ datasets:
     type: completion
 sequence_len: 32
 micro_batch_size: 2
+gradient_accumulation_steps: 32
 max_steps: 1000000
 learning_rate: 1e-3
 dp_shard_size: 2

@@ -10,7 +10,6 @@ use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::pipeline::ScheduleKind;
 use phalanx_strategies::plan::bound::{Bound, MeshBound};
 use phalanx_strategies::plan::cost::{post_duration, trace_on};
 use phalanx_strategies::plan::workload::input_bytes;
@@ -138,9 +137,8 @@ proptest! {
         let whole = case.simulated(n).0;
 
         let off = told.step_seconds / whole.step_seconds - 1.0;
-        // Zero-bubble schedules put weight gradients where there is room, which is not the same for each microbatch.
-        let is_irregular = case.candidate.schedule == ScheduleKind::ZeroBubble;
-        prop_assert!(off.abs() < if is_irregular { 0.06 } else { 0.01 }, "{off} of {:e} s: {:?}", whole.step_seconds, case.candidate);
+        // Zero-bubble schedules beside gathers are 1.5 % off in one case of some ten thousand; 30,000 cases were within this.
+        prop_assert!(off.abs() < 0.02, "{off} of {:e} s: {:?}", whole.step_seconds, case.candidate);
         let off = told.memory_bytes as f64 / whole.memory_bytes as f64 - 1.0;
         // Best fit finds other places in a longer step.
         prop_assert!(off.abs() < 0.2, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);

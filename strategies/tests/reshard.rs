@@ -100,4 +100,27 @@ proptest! {
 
         prop_assert!(lacking.is_empty(), "{from} to {to}: {lacking:?}");
     }
+
+    //
+    #[test]
+    fn ranks_that_have_the_same_shard_have_the_same_boxes_of_it_in_the_same_order_whatever_their_meshes(
+        family in prop::sample::select(vec!["llama", "gpt2"]), tied: bool, from in any_mesh(), replicas in 1usize..3,
+        parallel in any_parallel(),
+    ) {
+        let spec = StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) };
+        let model_of = (family, LAYERS, 2, tied);
+        let to = Mesh { dp_replicate: replicas, dp_shard: from.cp, cp: from.dp_shard, ..from };
+        let boxes = |mesh: Mesh| -> Vec<(Shard, Vec<HeldBox>)> {
+            let of = |rank| (Shard::of(&mesh, rank), updated(model_of, &spec, Place { mesh, rank }));
+            (0..mesh.size()).map(of).collect()
+        };
+
+        let (first, second) = (boxes(from), boxes(to));
+
+        for (shard, held) in &first {
+            for (_, other) in first.iter().chain(&second).filter(|(other, _)| other == shard) {
+                prop_assert_eq!(held, other, "{} and {}: {:?}", from, to, shard);
+            }
+        }
+    }
 }

@@ -82,6 +82,7 @@ def figures(command):
 def compare(rounds, mib):
     runs = {"torch": torch, "torch, no fsync": lambda *at: torch(*at, no_fsync=True), "phalanx": phalanx}
     found = {name: [] for name in runs}
+    (ROOT / "target").mkdir(exist_ok=True)
     for _ in range(rounds):
         for name, run in runs.items():
             folder = pathlib.Path(tempfile.mkdtemp(dir=ROOT / "target"))

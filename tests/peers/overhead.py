@@ -9,27 +9,11 @@ that on any machine with neighbours (`cargo bench -p phalanx --bench elasticity`
 library and Linux.
 """
 
-import argparse
 import os
 import subprocess
-import tempfile
 import time
 
-JOB = """
-model: {model_type: llama, vocab_size: 512, hidden_size: 256, intermediate_size: 704, num_hidden_layers: 6,
-        num_attention_heads: 8, num_key_value_heads: 8, max_position_embeddings: 128}
-tokenizer: bytes
-datasets: [{path: text.txt, type: completion}]
-sequence_len: 128
-micro_batch_size: 2
-microbatches_per_step: 4
-learning_rate: 1e-4
-threads: 1
-bf16: false
-save_steps: none
-resume_from_checkpoint: none
-output_dir: out
-"""
+from job import Job, arguments
 
 
 def processor_seconds(launcher):
@@ -45,24 +29,12 @@ def processor_seconds(launcher):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phalanx")
-    parser.add_argument("--seconds", type=float, default=20)
-    args, overrides = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/job.yaml", "w") as file:
-            file.write(JOB)
-        with open(f"{folder}/text.txt", "w") as file:
-            file.writelines(f"The {i * i % 977}th hoplite holds the line at {i % 24} o'clock. " for i in range(6000))
-        command = [os.path.abspath(args.phalanx), "train", "job.yaml", "--max_steps", "1000000", *overrides]
-        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    args, overrides = arguments(__doc__, lambda parser: parser.add_argument("--seconds", type=float, default=20))
+    with Job(args.phalanx, micro_batch_size=2) as job:
+        run = job.start("--max_steps", "1000000", *overrides)
 
         def n_steps():
-            try:
-                with open(f"{folder}/out/metrics.jsonl") as lines:
-                    return sum("step_ms" in line for line in lines)
-            except FileNotFoundError:
-                return 0
+            return len(job.steps_ms())
 
         try:
             while n_steps() < 5:

@@ -7,56 +7,27 @@ Trains a model of 24 M parameters on text of its own; the first four steps of a 
 library only.
 """
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import tempfile
 
-JOB = """
-model: {model_type: llama, vocab_size: 512, hidden_size: 512, intermediate_size: 1376, num_hidden_layers: 8,
-        num_attention_heads: 8, num_key_value_heads: 8, max_position_embeddings: 256}
-tokenizer: bytes
-datasets: [{path: text.txt, type: completion}]
-sequence_len: 256
-micro_batch_size: 2
-microbatches_per_step: 4
-learning_rate: 1e-4
-threads: 1
-bf16: false
-save_steps: none
-logging_steps: 1
-resume_from_checkpoint: none
-"""
+from job import Job, arguments
+
 N_WARM_UP = 4
 
 
-def steps_ms(program, folder, n_steps, overrides):
-    out = tempfile.mkdtemp(dir=folder)
-    command = [program, "train", "job.yaml", "--output_dir", out, "--max_steps", str(n_steps), *overrides]
-    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
-    with open(f"{out}/metrics.jsonl") as lines:
-        steps = [json.loads(line) for line in lines]
-    return [step["step_ms"] for step in steps if "step_ms" in step][N_WARM_UP:]
+def add(parser):
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phalanx")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
-    args, overrides = parser.parse_known_args()
-    program = os.path.abspath(args.phalanx)
-    with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/job.yaml", "w") as file:
-            file.write(JOB)
-        with open(f"{folder}/text.txt", "w") as file:
-            file.writelines(f"The {i * i % 977}th hoplite holds the line at {i % 24} o'clock. " for i in range(6000))
-        all_ms = {"false": [], "true": []}
-        for _ in range(args.rounds):
+    args, overrides = arguments(__doc__, add)
+    all_ms = {"false": [], "true": []}
+    with Job(args.phalanx, hidden_size=512, n_layers=8, sequence_len=256, micro_batch_size=2) as job:
+        for n in range(args.rounds):
             for shadows, found in all_ms.items():
-                found.append(statistics.median(steps_ms(program, folder, args.steps, ["--elastic.shadows", shadows, *overrides])))
+                out = f"{shadows}-{n}"
+                job.run("--output_dir", out, "--max_steps", str(args.steps), "--elastic.shadows", shadows, *overrides)
+                found.append(statistics.median(job.steps_ms(out)[N_WARM_UP:]))
     without, with_them = (statistics.median(all_ms[shadows]) for shadows in ("false", "true"))
     print(f"without shadows {without:.1f} ms {[round(ms) for ms in all_ms['false']]}")
     print(f"with shadows    {with_them:.1f} ms {[round(ms) for ms in all_ms['true']]}")

@@ -1,4 +1,4 @@
-//! The fuzz targets of `fuzz/`, without the fuzzer: each decodes its seeds, and its seeds damaged at random, so that targets
+//! The fuzz targets of `tests/fuzz/`, without the fuzzer: each decodes its seeds, and its seeds damaged at random, so that targets
 //! do not rot between the days on which somebody fuzzes.
 
 use phalanx_tests::decoders::TARGETS;
@@ -10,7 +10,7 @@ const TIME_MAX: Duration = Duration::from_secs(3);
 
 #[test]
 fn targets_have_names_of_their_own_and_a_file_that_calls_them() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
     let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
 
     for target in TARGETS {

@@ -213,9 +213,10 @@ fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
 }
 
 fn order_of(formation: Option<Formation>) -> Order {
+    let stage = if formation.is_some() { Stage::Form } else { Stage::Stop };
     Order {
         job: JobId(1),
-        id: OrderId { generation: Generation(1 << 20), ..OrderId::default() },
+        id: OrderId { generation: Generation(1 << 20), stage, ..OrderId::default() },
         formation: formation.map(Arc::new),
         evict: Vec::new(),
         wishes: Wishes::default(),

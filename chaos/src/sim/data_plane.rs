@@ -8,7 +8,7 @@ use crate::mutation::Mutation;
 use phalanx_strategies::elastic::commit::{Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Worker};
 use phalanx_strategies::elastic::message::{Formation, Wishes};
-use phalanx_strategies::elastic::recovery::{Source, Transfer};
+use phalanx_strategies::elastic::recovery::{Share, Source, Transfer, shares};
 use phalanx_strategies::tree::leaves_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -174,16 +174,19 @@ impl Sim {
         nodes.iter().all(|a| nodes.iter().all(|b| self.network.connects(*a, *b)))
     }
 
-    /// A rank asks for a piece of state; if it is not there yet, it asks again.
+    /// A rank asks a source for its share of a piece of state; if that is not there yet, it asks again.
     pub(super) fn fetch(&mut self, worker: Worker, generation: Generation, base: Version, transfer: Transfer) {
-        let n_atoms = self.config.n_atoms;
+        let (n_atoms, skips) = (self.config.n_atoms, self.is(Mutation::SkipTheLastShare));
         let Some(rank) = self.rank(worker) else { return };
         if rank.member.report().generation != generation {
             return;
         }
+        let Some((formation, seat)) = rank.member.seat() else { return };
+        let named = shares(&formation.transfers[seat]).find(|(named, _)| *named == transfer);
+        let (_, share) = named.expect("a member fetches what its formation names");
         let runs = state::atoms(transfer.shard, n_atoms);
         let pieces = match (transfer.source, transfer.source.sender(transfer.shard)) {
-            (_, Some((from, held))) => self.read_memory(worker, from, base, held, &runs),
+            (_, Some((from, held))) => self.read_memory((worker, from), base, held, &runs, share),
             (Source::Disk(checkpoint), _) if checkpoint.step == Step(0) => {
                 Some(runs.into_iter().flatten().map(|atom| (atom, state::value(state::INITIAL, atom))).collect())
             }
@@ -197,7 +200,8 @@ impl Sim {
             return;
         };
         let Some(rank) = self.rank(worker) else { return };
-        if rank.member.handle_fetched(generation, transfer).is_ok() {
+        let skipped = skips && share.part > 0 && share.part + 1 == share.n_parts;
+        if rank.member.handle_fetched(generation, transfer).is_ok() && !skipped {
             rank.atoms.extend(pieces);
         }
     }
@@ -215,11 +219,11 @@ impl Sim {
 
     fn read_memory(
         &mut self,
-        to: Worker,
-        from: Worker,
+        (to, from): (Worker, Worker),
         base: Version,
         held: phalanx_strategies::elastic::shadow::Shard,
         wanted: &[Range<u64>],
+        share: Share,
     ) -> Option<Vec<(u64, u64)>> {
         if !self.network.connects(to.member.node, from.member.node) {
             return None;
@@ -227,7 +231,8 @@ impl Sim {
         let n_atoms = self.config.n_atoms;
         let sender = self.rank(from).filter(|rank| rank.stopped == 0 && rank.member.can_send(base, held))?;
         let have = state::atoms(held, n_atoms);
-        let common = state::common(wanted, &have).into_iter().flat_map(|run| sender.atoms.range(run));
-        Some(common.map(|(atom, value)| (*atom, *value)).collect())
+        let common = state::share(&state::common(wanted, &have), share);
+        let found = common.into_iter().flat_map(|run| sender.atoms.range(run));
+        Some(found.map(|(atom, value)| (*atom, *value)).collect())
     }
 }

@@ -38,6 +38,14 @@ pub struct Rank {
     last_order: u64,
 }
 
+impl Rank {
+    /// Whether it has all pieces of a shard.
+    fn has_all(&self, shard: Shard, n_atoms: u64) -> bool {
+        let has = |run: Range<u64>| self.atoms.range(run.clone()).count() as u64 == run.end - run.start;
+        state::atoms(shard, n_atoms).into_iter().all(has)
+    }
+}
+
 impl Node {
     pub fn new(id: u32) -> Node {
         Node {
@@ -361,9 +369,7 @@ impl Sim {
         }
         let atoms: Vec<(u64, u64)> = rank.atoms.iter().map(|(atom, value)| (*atom, *value)).collect();
         let held: BTreeSet<Shard> = rank.member.report().holds.into_iter().collect();
-        let has_some =
-            |shard: &Shard| state::atoms(*shard, n_atoms).into_iter().all(|run| rank.atoms.range(run).next().is_some());
-        let whole = held.iter().all(has_some);
+        let whole = held.iter().all(|shard| rank.has_all(*shard, n_atoms));
         if !whole {
             self.violate("golden state", format!("{worker} does not have what it says it has"));
         }
@@ -386,11 +392,7 @@ impl Sim {
         for worker in &formation.seats {
             let Some(rank) = self.rank(*worker) else { continue };
             let here = rank.member.report().holds;
-            let has_all = |shard: &Shard| {
-                let has = |run: Range<u64>| rank.atoms.range(run.clone()).count() as u64 == run.end - run.start;
-                state::atoms(*shard, n_atoms).into_iter().all(has)
-            };
-            for shard in here.into_iter().filter(has_all) {
+            for shard in here.into_iter().filter(|shard| rank.has_all(*shard, n_atoms)) {
                 copies.entry(shard).or_default().push(*worker);
             }
         }

@@ -1,6 +1,7 @@
 //! A stand-in for weights: a chain of hashes over the updates, in pieces that are cut and moved like tensors.
 
 use phalanx_strategies::elastic::identity::Step;
+use phalanx_strategies::elastic::recovery::Share;
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use std::ops::Range;
 
@@ -58,6 +59,22 @@ pub fn common(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     let meet = |a: &Range<u64>, b: &Range<u64>| a.start.max(b.start)..a.end.min(b.end);
     let all = a.iter().flat_map(|a| b.iter().map(move |b| meet(a, b)));
     all.filter(|run| !run.is_empty()).collect()
+}
+
+/// The part of such a list that one of several sources gives that have all of it.
+pub fn share(runs: &[Range<u64>], share: Share) -> Vec<Range<u64>> {
+    let n: u64 = runs.iter().map(|run| run.end - run.start).sum();
+    let edge = |part: u32| n * u64::from(part) / u64::from(share.n_parts);
+    let (from, to) = (edge(share.part), edge(share.part + 1));
+    let mut before = 0;
+    let mut part = Vec::new();
+    for run in runs {
+        let at = |i: u64| run.start + i.clamp(before, before + run.end - run.start) - before;
+        part.push(at(from)..at(to));
+        before += run.end - run.start;
+    }
+    part.retain(|run| !run.is_empty());
+    part
 }
 
 /// The finaliser of SplitMix64.

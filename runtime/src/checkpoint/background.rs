@@ -56,7 +56,7 @@ impl Snapshot {
     /// Adds a copy of a box of a tensor.
     pub fn add(&mut self, piece: &Piece<'_>) {
         let start = self.bytes.len();
-        self.bytes.extend_from_slice(piece.bytes);
+        super::snapshot_memory::append(&mut self.bytes, piece.bytes);
         self.pieces.push(OwnedPiece {
             name: piece.name.to_owned(),
             dtype: piece.dtype,

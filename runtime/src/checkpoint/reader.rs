@@ -12,7 +12,7 @@ use super::contents::Contents;
 use super::error::CheckpointError;
 use super::index::{Chunk, Index, TensorEntry, index_name};
 use super::manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestError, format_of};
-use super::region::Region;
+use super::region::{Region, Run};
 use super::store::{self, Store, absent};
 use super::stored::StoredFiles;
 use super::writer::EXTRA_BYTES_MAX;
@@ -201,9 +201,18 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
         let runs = chunk.region.shared_runs(wanted, element_bytes);
-        let mut window = Vec::new();
+        self.files.with_spare(|window| self.read_runs(chunk, &runs, window, out))
+    }
+
+    fn read_runs(
+        &self,
+        chunk: &Chunk,
+        runs: &[Run],
+        window: &mut Vec<u8>,
+        out: &mut [u8],
+    ) -> Result<(), CheckpointError> {
         let mut window_bytes = 0..0;
-        for run in &runs {
+        for run in runs {
             let out = &mut out[run.wanted as usize..(run.wanted + run.len) as usize];
             let start = chunk.byte_offset + run.stored;
             let end = start + run.len;
@@ -214,7 +223,7 @@ impl Checkpoint {
             if start < window_bytes.start || end > window_bytes.end {
                 window_bytes = self.files.chunks_around(&chunk.file, start..end);
                 window.resize((window_bytes.end - window_bytes.start) as usize, 0);
-                self.files.read(&chunk.file, window_bytes.start, &mut window)?;
+                self.files.read(&chunk.file, window_bytes.start, window)?;
             }
             let at = (start - window_bytes.start) as usize;
             out.copy_from_slice(&window[at..at + out.len()]);

@@ -25,7 +25,7 @@ pub(super) struct StoredFiles {
     files: BTreeMap<String, KnownFile>,
     /// Names of open files, the longest open first.
     open: Mutex<VecDeque<String>>,
-    /// Memory for chunks of which only a part is wanted.
+    /// Memory for what only a part of is wanted. Pages that are new to a process cost more than what is read into them.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -112,12 +112,20 @@ impl StoredFiles {
         if out.len() == chunk_len {
             return self.read_verified(name, file, chunk, out);
         }
-        let mut whole = locked(&self.spare).pop().unwrap_or_default();
-        whole.resize(chunk_len, 0);
-        self.read_verified(name, file, chunk, &mut whole)?;
-        out.copy_from_slice(&whole[from..from + out.len()]);
-        locked(&self.spare).push(whole);
-        Ok(())
+        self.with_spare(|whole| {
+            whole.resize(chunk_len, 0);
+            self.read_verified(name, file, chunk, whole)?;
+            out.copy_from_slice(&whole[from..from + out.len()]);
+            Ok(())
+        })
+    }
+
+    /// Lends memory, which keeps the length that it was left with.
+    pub(super) fn with_spare<T>(&self, act: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut spare = locked(&self.spare).pop().unwrap_or_default();
+        let done = act(&mut spare);
+        locked(&self.spare).push(spare);
+        done
     }
 
     /// Reads a whole hash chunk into `out`, which has its length.

@@ -1,4 +1,4 @@
-//! What a rank sleeps on: one word that whoever changes something for it rings.
+//! What a rank sleeps on, with all of its threads that wait: one word that whoever changes something for it rings.
 //!
 //! A waiter first looks a number of times, because most waits are short; then it says that it sleeps, looks once more,
 //! and sleeps. Whoever changes what it waits for first publishes the change and then looks whether it sleeps. Of these
@@ -16,8 +16,8 @@ const LOOK_AGAIN_NS: i64 = 50_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     rung: AtomicU32,
-    /// 1 while the owner is about to sleep or sleeps.
-    is_sleeping: AtomicU32,
+    /// Threads of the owner that are about to sleep or sleep.
+    n_sleepers: AtomicU32,
 }
 
 /// The right to sleep once, unless the bell has been rung since.
@@ -31,7 +31,7 @@ impl Bell {
     /// Wakes the owner if it sleeps. What it is to see must have been written before.
     pub(super) fn ring(&self) {
         fence(Ordering::SeqCst);
-        if self.is_sleeping.load(Ordering::Relaxed) != 0 {
+        if self.n_sleepers.load(Ordering::Relaxed) != 0 {
             self.ring_loudly();
         }
     }
@@ -48,7 +48,7 @@ impl Bell {
     /// Announces that the owner will sleep. It must look for changes once more before it does.
     pub(super) fn doze(&self) -> Dozing<'_> {
         let seen = self.rung.load(Ordering::SeqCst);
-        self.is_sleeping.store(1, Ordering::Relaxed);
+        self.n_sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         Dozing { bell: self, seen }
     }
@@ -69,7 +69,7 @@ impl Dozing<'_> {
 
 impl Drop for Dozing<'_> {
     fn drop(&mut self) {
-        self.bell.is_sleeping.store(0, Ordering::Relaxed);
+        self.bell.n_sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -88,6 +88,19 @@ mod tests {
 
         let start = Instant::now();
         dozing.sleep();
+
+        assert!(start.elapsed() < Duration::from_millis(40), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn one_thread_that_wakes_does_not_leave_another_asleep() {
+        let bell = Bell::default();
+        let first = bell.doze();
+        drop(bell.doze());
+        bell.ring();
+
+        let start = Instant::now();
+        first.sleep();
 
         assert!(start.elapsed() < Duration::from_millis(40), "{:?}", start.elapsed());
     }

@@ -1,4 +1,8 @@
 //! Messages between two members of a world: state on its way to who needs it, gradients on their way to shadows.
+//!
+//! Invariant `L-1`: members who have something for each other never wait for each other in a circle. Each serves its peers
+//! in the order of their numbers, so of all pairs that are not done the first one (by the lower number, then by the higher)
+//! is served at both its ends, however few threads they have.
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; every one is finished before its borrows end.
 
 use super::error::JobError;
@@ -10,18 +14,34 @@ use crate::pulse::Pulse;
 use phalanx_strategies::elastic::progress::{At, Wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
 
 /// Elements of one operation on memory that is not shared.
 const CHUNK: usize = 64 << 10;
 /// Bytes of the longest description of state.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
+/// Peers that are served at once, by a thread each.
+const FLOWS_MAX: usize = 8;
+/// Operations of one direction of a flow that are under way.
+const UNDER_WAY: usize = 2;
+/// Room for operands that lie outside the shared regions: what of flows is under way at once; votes, messages, gradients for
+/// shadows.
+pub(crate) const STAGING_BYTES: u64 = (1 << 20) + (FLOWS_MAX * UNDER_WAY * CHUNK * size_of::<f32>()) as u64;
 
 /// The members with whom one member shares a group of two, by their position in the world.
 #[derive(Default)]
 pub(crate) struct Links {
     peers: BTreeMap<u32, Box<dyn Collective>>,
     pulse: Pulse,
+}
+
+/// Elements that pass between a member and a peer, in each direction one slice after the other. The peer receives and
+/// sends as many.
+#[derive(Default)]
+pub(crate) struct Flow<'a> {
+    pub(crate) sends: Vec<&'a [f32]>,
+    pub(crate) receives: Vec<&'a mut [f32]>,
 }
 
 /// Tensors to or from a peer.
@@ -68,54 +88,47 @@ impl Links {
             .map_err(|e| JobError::Unusable(format!("member {from} sent what is no message: {e}")))
     }
 
-    /// Sends the elements of these slices, one after the other, to a peer that receives as many.
-    pub(crate) fn send(&mut self, to: u32, slices: &[&[f32]]) -> Result<(), CollectiveError> {
-        let there = 1 - self.peer(to).position();
-        let all = slices.iter().map(|slice| RawBuffer::of(slice)).collect();
-        self.stream(to, OperationKind::Send { to: there }, all)
+    /// Sends and receives what is to pass between this member and each of these peers, several of them at once and each in
+    /// both directions at once (`L-1`), and does `meanwhile` on the calling thread when that has nobody left to serve.
+    pub(crate) fn flow(
+        &mut self,
+        flows: BTreeMap<u32, Flow<'_>>,
+        meanwhile: impl FnOnce(),
+    ) -> Result<(), CollectiveError> {
+        self.flow_on(FLOWS_MAX, flows, meanwhile)
     }
 
-    /// Receives elements that a peer sends into these slices, one after the other.
-    pub(crate) fn receive(&mut self, from: u32, mut slices: Vec<&mut [f32]>) -> Result<(), CollectiveError> {
-        let there = 1 - self.peer(from).position();
-        let all = slices.iter_mut().map(|slice| RawBuffer::of_mut(slice)).collect();
-        self.stream(from, OperationKind::Recv { from: there }, all)
-    }
-
-    /// An operation for each [`CHUNK`] of elements, of which two are under way: memory that is not shared passes through
-    /// little that is. Both sides cut the stream at the same elements, however these lie in their memory; those of a chunk
-    /// that lie together are not copied for it.
-    fn stream(&mut self, peer: u32, kind: OperationKind, runs: Vec<RawBuffer>) -> Result<(), CollectiveError> {
-        let pulse = self.pulse.clone();
-        let group = self.peer(peer);
-        let sends = matches!(kind, OperationKind::Send { .. });
-        let chunks = chunks(runs);
-        let mut together = [Vec::new(), Vec::new()];
-        let mut before: Option<Ticket> = None;
-        for i in 0..=chunks.len() {
-            let ticket = chunks.get(i).map(|chunk| {
-                let buffer = match chunk[..] {
-                    [alone] => alone,
-                    _ => gathered(chunk, &mut together[i % 2], sends),
-                };
-                let (send, recv) = if sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
-                let n_elements = buffer.bytes() / size_of::<f32>();
-                let operand = Operand { send, recv, dtype: ElementType::F32, n_elements };
-                // SAFETY: callers have borrowed what the runs stand for until this returns, and `together` lives as long;
-                // before that everything started is finished, or a finish has failed: then the world is aborted, and no
-                // communicator touches operands after that. Two operations are under way and have a buffer each.
-                unsafe { group.start(&Operation { kind, sequence: 0, unit: 1 }, &[operand]) }
-            });
-            if let Some(before) = before.take() {
-                group.finish(before)?;
-                if !sends && chunks[i - 1].len() > 1 {
-                    scatter(&together[(i - 1) % 2], &chunks[i - 1]);
-                }
+    fn flow_on(
+        &mut self,
+        n_threads_max: usize,
+        mut flows: BTreeMap<u32, Flow<'_>>,
+        meanwhile: impl FnOnce(),
+    ) -> Result<(), CollectiveError> {
+        let pulse = &self.pulse;
+        let peers = self.peers.iter_mut();
+        let all: Vec<(&mut Box<dyn Collective>, Flow<'_>)> =
+            peers.filter_map(|(peer, group)| Some((group, flows.remove(peer)?))).collect();
+        assert!(flows.is_empty(), "a world has a group for each two members that exchange anything");
+        let n_threads = all.len().min(n_threads_max);
+        let queue = Mutex::new(all.into_iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let serve = || {
+            while let Some((group, flow)) = next() {
+                both_ways(group.as_mut(), flow, pulse)?;
             }
-            before = ticket.transpose()?;
-            pulse.tick();
-        }
-        Ok(())
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let spawn = |_| std::thread::Builder::new().name("state".to_owned()).spawn_scoped(scope, serve);
+            // Where the system refuses threads those that there are do it, one peer after the other.
+            let others: Vec<_> = (1..n_threads).map_while(|i| spawn(i).ok()).collect();
+            let served = serve();
+            meanwhile();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            others.into_iter().map(join).fold(served, Result::and)
+        })
     }
 
     /// Sends and receives all of these at once; peers do the same the other way round. Whole tensors need room: they lie in
@@ -153,6 +166,92 @@ impl Links {
     }
 }
 
+/// One direction of a flow: an operation for each [`CHUNK`] of elements, of which two are under way, since memory that is
+/// not shared passes through little that is. Both sides cut the flow at the same elements, however these lie in their
+/// memory; those of a chunk that lie together are not copied for it.
+struct Lane {
+    kind: OperationKind,
+    chunks: Vec<Vec<RawBuffer>>,
+    together: [Vec<f32>; UNDER_WAY],
+    under_way: VecDeque<Ticket>,
+}
+
+impl Lane {
+    fn new(kind: OperationKind, runs: Vec<RawBuffer>) -> Lane {
+        Lane { kind, chunks: chunks(runs), together: Default::default(), under_way: VecDeque::new() }
+    }
+
+    fn sends(&self) -> bool {
+        matches!(self.kind, OperationKind::Send { .. })
+    }
+
+    /// Starts the operation of chunk `i`, if there is one, when all but the one before it are finished.
+    ///
+    /// # Safety
+    /// What the runs stand for is lent until all that was started is finished, or a finish has failed.
+    unsafe fn start(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
+        let sends = self.sends();
+        let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
+        let buffer = match chunk[..] {
+            [alone] => alone,
+            _ => gathered(chunk, &mut self.together[i % UNDER_WAY], sends),
+        };
+        let (send, recv) = if sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
+        let n_elements = buffer.bytes() / size_of::<f32>();
+        let operand = Operand { send, recv, dtype: ElementType::F32, n_elements };
+        // SAFETY: the caller's promise; each operation that is under way has a buffer of `together` to itself.
+        let ticket = unsafe { group.start(&Operation { kind: self.kind, sequence: 0, unit: 1 }, &[operand]) }?;
+        self.under_way.push_back(ticket);
+        Ok(())
+    }
+
+    /// Finishes the operation of chunk `i`, if there is one: the oldest.
+    fn finish(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
+        let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
+        group.finish(self.under_way.pop_front().expect("it was started"))?;
+        if !self.sends() && chunk.len() > 1 {
+            scatter(&self.together[i % UNDER_WAY], chunk);
+        }
+        Ok(())
+    }
+}
+
+/// Sends and receives what passes between this member and a peer. Neither direction waits for the other: whoever waits for
+/// one does its share of both.
+fn both_ways(group: &mut dyn Collective, flow: Flow<'_>, pulse: &Pulse) -> Result<(), CollectiveError> {
+    let Flow { sends, mut receives } = flow;
+    let there = 1 - group.position();
+    let sent = sends.iter().map(|slice| RawBuffer::of(slice)).collect();
+    let received = receives.iter_mut().map(|slice| RawBuffer::of_mut(slice)).collect();
+    let mut lanes =
+        [Lane::new(OperationKind::Send { to: there }, sent), Lane::new(OperationKind::Recv { from: there }, received)];
+    let outcome = pass(group, &mut lanes, pulse);
+    if let Err(error) = &outcome {
+        // What was refused here the peer would wait for.
+        group.abort(&error.to_string());
+        let under_way = lanes.iter_mut().flat_map(|lane| lane.under_way.drain(..));
+        under_way.for_each(|ticket| drop(group.finish(ticket)));
+    }
+    outcome
+}
+
+fn pass(group: &mut dyn Collective, lanes: &mut [Lane; 2], pulse: &Pulse) -> Result<(), CollectiveError> {
+    let n_chunks = lanes.iter().map(|lane| lane.chunks.len()).max().unwrap_or(0);
+    for i in 0..=n_chunks {
+        for lane in lanes.iter_mut() {
+            // SAFETY: the caller has the flow, which borrows what the runs stand for, and lets go of it when all that was
+            // started is finished, or a finish has failed: then the world is aborted, and no communicator touches operands
+            // after that.
+            unsafe { lane.start(group, i) }?;
+        }
+        if let Some(before) = i.checked_sub(1) {
+            lanes.iter_mut().try_for_each(|lane| lane.finish(group, before))?;
+        }
+        pulse.tick();
+    }
+    Ok(())
+}
+
 /// Runs of memory, cut so that each list of them has [`CHUNK`] elements; the last one may have fewer.
 fn chunks(runs: Vec<RawBuffer>) -> Vec<Vec<RawBuffer>> {
     const BYTES: usize = CHUNK * size_of::<f32>();
@@ -181,7 +280,7 @@ fn gathered(runs: &[RawBuffer], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer
         let mut at = 0;
         for run in runs {
             let to = buffer[at..].as_mut_ptr().cast::<u8>();
-            // SAFETY: `Links::send` has borrowed the run, and the buffer has room for all runs.
+            // SAFETY: the flow has borrowed the run, and the buffer has room for all runs.
             unsafe { std::ptr::copy_nonoverlapping(run.start(), to, run.bytes()) };
             at += run.bytes() / size_of::<f32>();
         }
@@ -194,7 +293,7 @@ fn scatter(buffer: &[f32], runs: &[RawBuffer]) {
     let mut at = 0;
     for run in runs {
         let from = buffer[at..].as_ptr().cast::<u8>();
-        // SAFETY: `Links::receive` has borrowed the run, and the buffer was made as long as all runs.
+        // SAFETY: the flow has borrowed the run, and the buffer was made as long as all runs.
         unsafe { std::ptr::copy_nonoverlapping(from, run.start(), run.bytes()) };
         at += run.bytes() / size_of::<f32>();
     }
@@ -206,6 +305,74 @@ mod tests {
     use crate::collective::shm::world::ShmWorld;
     use crate::collective::world::{World, WorldId};
     use proptest::prelude::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
+
+    // L-1
+    #[test]
+    fn members_that_all_have_something_for_each_other_get_it_however_few_threads_each_has() {
+        const N: u32 = 6;
+        let pairs: Vec<Vec<u32>> = (0..N).flat_map(|a| (a + 1..N).map(move |b| vec![a, b])).collect();
+        let world = World::new(ID, N, pairs.clone()).unwrap();
+        let world = ShmWorld::create(&world, &[0; N as usize], STAGING_BYTES).unwrap();
+        // What each sends to each other: in one direction often more than in the other.
+        let values = |from: u32, to: u32| -> Vec<f32> {
+            let n = CHUNK * ((from * 5 + to * 3) % 4) as usize + to as usize;
+            (0..n).map(|i| (i + (from * N + to) as usize) as f32).collect()
+        };
+        let flow = |me: u32, n_threads: usize| {
+            let rank = world.join(me).unwrap();
+            let of_pair = |(i, pair): (usize, &Vec<u32>)| {
+                let peer = *pair.iter().find(|member| **member != me).filter(|_| pair.contains(&me))?;
+                Some((peer, Box::new(rank.communicator(i).unwrap()) as Box<dyn Collective>))
+            };
+            let mut links = Links::new(pairs.iter().enumerate().filter_map(of_pair).collect());
+            let peers = || (0..N).filter(|peer| *peer != me);
+            let sent: BTreeMap<u32, Vec<f32>> = peers().map(|peer| (peer, values(me, peer))).collect();
+            let mut came: BTreeMap<u32, Vec<f32>> =
+                peers().map(|peer| (peer, vec![-1.0; values(peer, me).len()])).collect();
+            let mut served = false;
+            let flows =
+                came.iter_mut().map(|(peer, to)| (*peer, Flow { sends: vec![&sent[peer]], receives: vec![to] }));
+            links.flow_on(n_threads, flows.collect(), || served = true).unwrap();
+            assert!(served && came.into_iter().all(|(peer, came)| came == values(peer, me)), "member {me}");
+        };
+
+        let (done, all_done) = channel();
+        std::thread::scope(|scope| {
+            let members: Vec<_> = (0..N).map(|me| scope.spawn(move || flow(me, 1 + me as usize / 4))).collect();
+            let (all_done, world) = (all_done, &world);
+            scope.spawn(move || {
+                if all_done.recv_timeout(Duration::from_secs(30)).is_err() {
+                    world.control().abort("members wait for each other");
+                }
+            });
+            members.into_iter().for_each(|member| member.join().unwrap());
+            done.send(()).unwrap();
+        });
+    }
+
+    #[test]
+    fn what_is_refused_at_one_end_fails_at_the_other() {
+        let world = World::new(ID, 2, vec![vec![0, 1]]).unwrap();
+        // Too little room for what one sends.
+        let world = ShmWorld::create(&world, &[0; 2], 64).unwrap();
+        let links = |me: u32| {
+            let group: Box<dyn Collective> = Box::new(world.join(me).unwrap().communicator(0).unwrap());
+            Links::new([(1 - me, group)].into())
+        };
+        let (values, mut room) = (vec![1.0; 3 * CHUNK], vec![0.0; 3 * CHUNK]);
+
+        std::thread::scope(|scope| {
+            let receives = scope
+                .spawn(|| links(1).flow([(0, Flow { receives: vec![&mut room], ..Flow::default() })].into(), || ()));
+            let sent = links(0).flow([(1, Flow { sends: vec![&values], ..Flow::default() })].into(), || ());
+            assert!(matches!(sent, Err(CollectiveError::StagingFull { .. })), "{sent:?}");
+            assert!(matches!(receives.join().unwrap(), Err(CollectiveError::Aborted { .. })));
+        });
+    }
 
     /// Elements of runs of these lengths.
     fn cut<'a>(mut all: &'a mut [f32], lengths: &[usize]) -> Vec<&'a mut [f32]> {
@@ -226,8 +393,7 @@ mod tests {
             n in prop::sample::select(vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]),
             sent in prop::collection::vec(0usize..2 * CHUNK, 0..9), received in prop::collection::vec(0usize..900, 0..40),
         ) {
-            let id = WorldId { job: 1, generation: 2, incarnation: 3 };
-            let world = ShmWorld::create(&World::of_one_group(id, 2).unwrap(), &[0; 2], 1 << 20).unwrap();
+            let world = ShmWorld::create(&World::of_one_group(ID, 2).unwrap(), &[0; 2], 1 << 20).unwrap();
             let links = |rank: u32| {
                 let group: Box<dyn Collective> = Box::new(world.join(rank).unwrap().communicator(0).unwrap());
                 Links::new([(1 - rank, group)].into())
@@ -236,11 +402,11 @@ mod tests {
             let (mut here, mut there) = (values.clone(), vec![-1.0; n]);
             std::thread::scope(|scope| {
                 let sends = scope.spawn(|| {
-                    let runs = cut(&mut here, &sent);
-                    let runs: Vec<&[f32]> = runs.iter().map(|run| &**run).collect();
-                    links(0).send(1, &runs)
+                    let sends = cut(&mut here, &sent).into_iter().map(|run| &*run).collect();
+                    links(0).flow([(1, Flow { sends, ..Flow::default() })].into(), || ())
                 });
-                links(1).receive(0, cut(&mut there, &received)).unwrap();
+                let receives = cut(&mut there, &received);
+                links(1).flow([(0, Flow { receives, ..Flow::default() })].into(), || ()).unwrap();
                 sends.join().unwrap().unwrap();
             });
             prop_assert_eq!(there, values);

@@ -13,7 +13,7 @@ use crate::collective::{Collective, CollectiveError, SliceOperations};
 use crate::groups::{Groups, Wire, groups_of_world, wires};
 use crate::pulse::Pulse;
 use phalanx_strategies::elastic::progress::{At, Wait};
-use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use phalanx_strategies::mesh::{Axes, Axis, Coord, Mesh, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 
@@ -73,6 +73,14 @@ impl TeamPlan {
         let pairs = self.pairs.iter().map(|pair| pair.to_vec());
         let groups = self.groups.iter().map(|(_, ranks)| ranks.clone()).chain(pairs).chain([(0..n).collect()]);
         World::new(id, n + self.n_guests, groups.collect())
+    }
+
+    /// Numbers and axes of the groups in which all members meet: those of `member`, and that of all ranks.
+    pub(crate) fn meetings(&self, member: u32) -> Vec<(usize, Axes)> {
+        let own =
+            |(_, ((_, channel), ranks)): &(usize, &(Wire, Vec<u32>))| channel.is_none() && ranks.contains(&member);
+        let own = self.groups.iter().enumerate().filter(own).map(|(i, ((group, _), _))| (i, group.axes));
+        own.chain([(self.groups.len() + self.pairs.len(), Axes::NONE)]).collect()
     }
 
     /// Takes the place of `member` in a world of these groups over several machines, of which `shm` is this one's part.

@@ -531,6 +531,11 @@ impl<'a> Trainer<'a> {
         (&self.programs.train, &mut self.machine)
     }
 
+    /// The same, beside its shadows.
+    pub(crate) fn memories_mut(&mut self) -> ((&Compiled, &mut CpuMachine), &mut [Shadow]) {
+        ((&self.programs.train, &mut self.machine), &mut self.shadows)
+    }
+
     pub(crate) fn shadows(&self) -> &[Shadow] {
         &self.shadows
     }

@@ -157,6 +157,16 @@ impl Member {
         }
     }
 
+    /// Which process of which place it is.
+    pub fn worker(&self) -> Worker {
+        self.worker
+    }
+
+    /// The latest generation that it was told of.
+    pub fn generation(&self) -> Generation {
+        self.order.generation
+    }
+
     /// What it has been told that the operator wants.
     pub fn wishes(&self) -> Wishes {
         self.wishes

@@ -129,7 +129,7 @@ impl Membership {
         }
         for member in &report.members {
             let old = before.get(&member.worker.member.slot).filter(|old| old.worker == member.worker);
-            self.compare(old, member, returns, healthy);
+            self.compare(now, old, member, returns, healthy);
         }
         self.nodes.insert(report.node, node);
         Ok(())
@@ -250,7 +250,14 @@ impl Membership {
         }
     }
 
-    fn compare(&mut self, old: Option<&MemberReport>, member: &MemberReport, returns: bool, healthy: Instant) {
+    fn compare(
+        &mut self,
+        now: Instant,
+        old: Option<&MemberReport>,
+        member: &MemberReport,
+        returns: bool,
+        healthy: Instant,
+    ) {
         if self.evicted.contains(&member.worker) {
             return;
         }
@@ -262,7 +269,9 @@ impl Membership {
         }
         if member.hangs {
             self.evicted.insert(member.worker);
-            self.lose(member.worker, Why::Hangs, healthy);
+            // Its node has reported since, and has waited for it for so long.
+            let silent = now.checked_sub(self.timing.suspicion).unwrap_or(healthy);
+            self.lose(member.worker, Why::Hangs, healthy.min(silent));
         }
     }
 
@@ -382,17 +391,27 @@ mod tests {
     // M-4
     #[test]
     fn a_hanging_worker_is_given_up_until_it_has_a_successor() {
+        let timing = Timing::default();
         let start = Instant::now();
-        let mut membership = Membership::new(start, Timing::default());
-        let mut hanging = report(0, 1, 1, &[7]);
+        let now = start + timing.suspicion * 2;
+        let mut membership = Membership::new(start, timing);
+        // Its node goes on reporting while the worker is silent.
+        membership.handle_report(now - timing.suspicion / 2, &report(0, 1, 1, &[7])).unwrap();
+        let mut hanging = report(0, 1, 2, &[7]);
         hanging.members[0].hangs = true;
-        membership.handle_report(start, &hanging).unwrap();
+        membership.handle_report(now, &hanging).unwrap();
 
-        assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Hangs)]);
-        membership.handle_report(start, &report(0, 1, 2, &[7])).unwrap();
+        let changes: Vec<Change> = std::iter::from_fn(|| membership.poll_change()).collect();
+        let of_it = |change: &Change| match change {
+            Change::Lost { worker, cause, healthy } => Some((*worker, cause.why, *healthy)),
+            _ => None,
+        };
+        let expected = (worker(0, 0, 7), Why::Hangs, now - timing.suspicion);
+        assert_eq!(changes.iter().filter_map(of_it).collect::<Vec<_>>(), [expected]);
+        membership.handle_report(now, &report(0, 1, 3, &[7])).unwrap();
         assert_eq!(membership.evictions(NodeId(0)), [worker(0, 0, 7)]);
         assert_eq!(membership.alive().count(), 0);
-        membership.handle_report(start, &report(0, 1, 3, &[8])).unwrap();
+        membership.handle_report(now, &report(0, 1, 4, &[8])).unwrap();
         assert_eq!(membership.evictions(NodeId(0)), []);
         assert_eq!(membership.alive().count(), 1);
     }

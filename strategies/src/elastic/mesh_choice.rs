@@ -14,7 +14,7 @@
 
 use super::identity::{Incarnation, Worker};
 use super::quorum::Blocked;
-use super::recovery::n_transfers;
+use super::recovery::{TRANSFERS_MAX, n_transfers};
 use super::shadow::Cut;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
@@ -45,10 +45,6 @@ pub struct Policy {
     /// [`INCIDENTS_MAX`]).
     pub incidents_max: u32,
 }
-
-/// Bound of the pieces in which state travels when a mesh becomes another: each is a part of the world's description, and a
-/// channel between two members.
-pub const TRANSFERS_MAX: usize = 60_000;
 
 /// Default of [`Policy::incidents_max`].
 pub const INCIDENTS_MAX: u32 = 5;

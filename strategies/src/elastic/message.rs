@@ -219,7 +219,7 @@ pub struct Record {
     /// The latest world that anybody may have been told of.
     #[serde(with = "shared")]
     pub formation: Option<Arc<Formation>>,
-    /// Whether that world was ended before anybody was told to train in it: then it has committed nothing.
+    /// Whether nobody has been told to train in that world: then it has committed nothing.
     pub idle: bool,
     /// The latest complete checkpoint; the initial weights count as one.
     pub checkpoint: Checkpoint,

@@ -3,7 +3,11 @@
 //! Invariants:
 //! - `R-1` A plan covers every shard that a rank shall hold and does not have, from sources that have it, or names what
 //!   is in nobody's memory. It never mixes memory and disk: they are of different steps.
-//! - `R-2` A rank takes from itself what it has; else from the source that has sent least so far.
+//! - `R-2` A rank takes from itself alone what it has; else from those that have given least so far.
+//! - `R-3` Sources of a shard that have the same are named one after the other, no one twice, and share it: each is asked
+//!   for its part, and all parts are equally large. Replicas and shadows have the same.
+//! - `R-4` A shard comes from no more than [`SOURCES_MAX`] sources, unless it is made of more pieces; all that a plan names
+//!   is no more than [`TRANSFERS_MAX`], unless there are more pieces.
 //!
 //! What was cut in another way is taken piece by piece; which elements the two have in common is for the program's boxes
 //! to say (`program::held`), which both sides compute alone. A piece may turn out to have none.
@@ -14,6 +18,13 @@ use super::snapshot::Checkpoint;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// From so many sources a shard comes at once. More would hardly be faster, and each is one more that the world waits for.
+pub const SOURCES_MAX: usize = 4;
+
+/// Bound of the pieces in which state travels when a mesh becomes another: each is a part of the world's description, and a
+/// channel between two members.
+pub const TRANSFERS_MAX: usize = 60_000;
 
 /// One piece of state that a rank fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +63,22 @@ impl Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing(pub Vec<Shard>);
 
+/// Which part of what its sources have together one of them is asked for (`R-3`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The part, counted from 0.
+    pub part: u32,
+    /// Of how many that are equally large.
+    pub n_parts: u32,
+}
+
+impl Share {
+    /// Whether there is such a part, of what is cut into no more than [`SOURCES_MAX`].
+    pub fn is_sound(&self) -> bool {
+        self.part < self.n_parts && self.n_parts as usize <= SOURCES_MAX
+    }
+}
+
 /// What each rank fetches from the memory of others. `holders` are the workers that have the state of the right step.
 ///
 /// # Errors
@@ -61,34 +88,57 @@ pub fn plan(
     needs: &[Vec<Shard>],
     holders: &BTreeMap<Worker, &[Shard]>,
 ) -> Result<Vec<Vec<Transfer>>, Missing> {
-    let mut index = Index::default();
-    for (worker, shards) in holders {
-        for shard in *shards {
-            let held = index.cuts.entry(shard.cut).or_default();
-            held.entry(*shard).or_default().push((*worker, shards[0] == *shard));
-        }
-    }
+    let index = Index::of(holders);
     let mut missing = Vec::new();
-    let mut plan = Vec::new();
-    for (worker, shards) in seats.iter().zip(needs) {
+    let mut lacking: Vec<(usize, Shard, Vec<Shard>)> = Vec::new();
+    for (rank, (worker, shards)) in seats.iter().zip(needs).enumerate() {
         let own = holders.get(worker).copied().unwrap_or_default();
-        let mut transfers = Vec::new();
         for shard in shards.iter().filter(|shard| !own.contains(shard)) {
-            match index.sources(*worker, *shard) {
-                Some(sources) => {
-                    transfers.extend(sources.into_iter().map(|source| Transfer { shard: *shard, source }));
-                }
+            match index.pieces(*shard) {
+                Some(pieces) => lacking.push((rank, *shard, pieces)),
                 None => missing.push(*shard),
             }
         }
-        plan.push(transfers);
     }
-    if missing.is_empty() {
-        return Ok(plan);
+    if !missing.is_empty() {
+        missing.sort_unstable();
+        missing.dedup();
+        return Err(Missing(missing));
     }
-    missing.sort_unstable();
-    missing.dedup();
-    Err(Missing(missing))
+    let n_pieces: usize = lacking.iter().map(|(.., pieces)| pieces.len()).sum();
+    let mut load = Load::default();
+    let mut plan = vec![Vec::new(); seats.len()];
+    for (rank, shard, pieces) in lacking {
+        //
+        let n_sources_max = (SOURCES_MAX / pieces.len()).min(TRANSFERS_MAX / n_pieces).max(1);
+        for piece in pieces {
+            let sources = load.share(seats[rank], &index.cuts[&piece.cut][&piece], n_sources_max);
+            plan[rank].extend(sources.into_iter().map(|(from, own)| {
+                let source = match (piece == shard, own) {
+                    (true, true) => Source::Replica(from),
+                    (true, false) => Source::Shadow(from),
+                    (false, _) => Source::Survivor(from, piece),
+                };
+                Transfer { shard, source }
+            }));
+        }
+    }
+    Ok(plan)
+}
+
+/// The transfers of a rank by what their sources share (`R-3`): those that have the same together, each of which is asked
+/// for its part.
+pub fn shared(transfers: &[Transfer]) -> impl Iterator<Item = &[Transfer]> {
+    let what = |transfer: &Transfer| (transfer.shard, transfer.source.sender(transfer.shard).map(|(_, held)| held));
+    transfers.chunk_by(move |a, b| what(a) == what(b))
+}
+
+/// The transfers of a rank, and what each source is asked for.
+pub fn shares(transfers: &[Transfer]) -> impl Iterator<Item = (Transfer, Share)> {
+    shared(transfers).flat_map(|group| {
+        let n_parts = group.len() as u32;
+        group.iter().zip(0..).map(move |(transfer, part)| (*transfer, Share { part, n_parts }))
+    })
 }
 
 /// Everything that each rank shall hold, from the checkpoint.
@@ -106,46 +156,70 @@ pub fn n_transfers(from: &Mesh, to: &Mesh) -> usize {
 /// Who has a shard, and whether as its own.
 type Holders = Vec<(Worker, bool)>;
 
+/// Who has what of each cut.
 #[derive(Default)]
 struct Index {
-    /// Who has what of each cut.
     cuts: BTreeMap<Cut, BTreeMap<Shard, Holders>>,
-    /// Pieces that a worker sends.
-    load: BTreeMap<Worker, usize>,
 }
 
 impl Index {
+    fn of(holders: &BTreeMap<Worker, &[Shard]>) -> Index {
+        let mut index = Index::default();
+        for (worker, shards) in holders {
+            for shard in *shards {
+                let held = index.cuts.entry(shard.cut).or_default();
+                held.entry(*shard).or_default().push((*worker, shards[0] == *shard));
+            }
+        }
+        index
+    }
+
     /// Pieces that together are the shard: itself, else those of any cut that is whole where it matters.
-    fn sources(&mut self, to: Worker, shard: Shard) -> Option<Vec<Source>> {
-        let Index { cuts, load } = self;
-        if let Some(holders) = cuts.get(&shard.cut).and_then(|held| held.get(&shard)) {
-            let (from, own) = least_loaded(load, to, holders);
-            return Some(vec![if own { Source::Replica(from) } else { Source::Shadow(from) }]);
+    fn pieces(&self, shard: Shard) -> Option<Vec<Shard>> {
+        if self.cuts.get(&shard.cut).is_some_and(|held| held.contains_key(&shard)) {
+            return Some(vec![shard]);
         }
         let pieces = |(cut, held): (&Cut, &BTreeMap<Shard, Holders>)| -> Option<Vec<Shard>> {
             let pieces = shard.pieces(*cut).map(|piece| held.contains_key(&piece).then_some(piece));
             pieces.collect::<Option<Vec<Shard>>>().filter(|pieces| !pieces.is_empty())
         };
-        let pieces = cuts.iter().find_map(pieces)?;
-        let source = |piece: Shard| Source::Survivor(least_loaded(load, to, &cuts[&piece.cut][&piece]).0, piece);
-        Some(pieces.into_iter().map(source).collect())
+        self.cuts.iter().find_map(pieces)
     }
 }
 
-/// `R-2`
-fn least_loaded(load: &mut BTreeMap<Worker, usize>, to: Worker, holders: &[(Worker, bool)]) -> (Worker, bool) {
-    let cost = |worker: &Worker| if *worker == to { None } else { Some(load.get(worker).copied().unwrap_or(0)) };
-    let (from, own) = *holders.iter().min_by_key(|(worker, _)| cost(worker)).expect("a part in the index has a holder");
-    if from != to {
-        *load.entry(from).or_default() += 1;
+/// What each worker gives, in parts of a piece of which [`PIECE`] are a whole one.
+#[derive(Default)]
+struct Load(BTreeMap<Worker, usize>);
+
+/// Any number of sources up to [`SOURCES_MAX`] share it without a remainder.
+const PIECE: usize = 12;
+const _: () = assert!(PIECE.is_multiple_of(2) && PIECE.is_multiple_of(3) && PIECE.is_multiple_of(SOURCES_MAX));
+
+impl Load {
+    /// Who of these gives a piece to `to` (`R-2`).
+    fn share(&mut self, to: Worker, holders: &[(Worker, bool)], n_max: usize) -> Holders {
+        if let Some(itself) = holders.iter().find(|(worker, _)| *worker == to) {
+            return vec![*itself];
+        }
+        let load = |worker: &Worker| self.0.get(worker).copied().unwrap_or(0);
+        let mut by_load: Vec<(usize, usize)> =
+            holders.iter().enumerate().map(|(i, (worker, _))| (load(worker), i)).collect();
+        let n = n_max.min(by_load.len());
+        // Of thousands of replicas a few are wanted.
+        by_load.select_nth_unstable(n - 1);
+        by_load.truncate(n);
+        by_load.sort_unstable();
+        let sources: Holders = by_load.into_iter().map(|(_, i)| holders[i]).collect();
+        sources.iter().for_each(|(worker, _)| *self.0.entry(*worker).or_default() += PIECE / n);
+        sources
     }
-    (from, own)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::elastic::identity::{Incarnation, MemberId, NodeId};
+    use proptest::prelude::*;
 
     fn worker(node: u32) -> Worker {
         Worker { member: MemberId { node: NodeId(node), slot: 0 }, incarnation: Incarnation(1) }
@@ -156,17 +230,109 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_take_from_different_replicas() {
+    fn newcomers_take_from_the_replicas_that_give_least() {
         let have = [part(0, 1)];
-        let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &have[..]), (worker(1), &have[..])].into();
-        let seats = [worker(0), worker(1), worker(2), worker(3)];
-        let needs = vec![have.to_vec(); 4];
+        let holders: BTreeMap<Worker, &[Shard]> = (0..6).map(|i| (worker(i), &have[..])).collect();
+        let seats: Vec<Worker> = (0..8).map(worker).collect();
+        let needs = vec![have.to_vec(); 8];
 
         let plan = plan(&seats, &needs, &holders).unwrap();
 
-        assert!(plan[0].is_empty() && plan[1].is_empty());
-        assert_eq!(plan[2], [Transfer { shard: have[0], source: Source::Replica(worker(0)) }]);
-        assert_eq!(plan[3], [Transfer { shard: have[0], source: Source::Replica(worker(1)) }]);
+        assert!(plan[..6].iter().all(Vec::is_empty));
+        let from = |ranks: [u32; SOURCES_MAX]| {
+            ranks.map(|i| Transfer { shard: have[0], source: Source::Replica(worker(i)) }).to_vec()
+        };
+        assert_eq!(plan[6..], [from([0, 1, 2, 3]), from([4, 5, 0, 1])]);
+    }
+
+    //
+    #[test]
+    fn a_replica_and_a_shadow_share_what_they_have_and_who_has_another_piece_gives_that_alone() {
+        let (old, new) = ([part(0, 2), part(1, 2)], part(0, 1));
+        let (both, turned) = (old, [old[1], old[0]]);
+        let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &both[..]), (worker(1), &turned[..])].into();
+
+        let same = plan(&[worker(2)], &[vec![old[0]]], &holders).unwrap();
+        let other = plan(&[worker(2), worker(0)], &[vec![new], vec![new]], &holders).unwrap();
+
+        let [replica, shadow] = [Source::Replica(worker(0)), Source::Shadow(worker(1))];
+        assert_eq!(same[0], [replica, shadow].map(|source| Transfer { shard: old[0], source }));
+        let of = |from: u32, piece: usize| Transfer { shard: new, source: Source::Survivor(worker(from), old[piece]) };
+        assert_eq!(other[0], [of(0, 0), of(1, 0), of(0, 1), of(1, 1)]);
+        assert_eq!(other[1], [of(0, 0), of(0, 1)], "what one has, one takes from oneself alone");
+        let asked: Vec<(u32, u32)> = shares(&other[0]).map(|(_, share)| (share.part, share.n_parts)).collect();
+        assert_eq!(asked, [(0, 2), (1, 2), (0, 2), (1, 2)]);
+        assert_eq!(shared(&other[1]).count(), 2);
+    }
+
+    //
+    #[test]
+    fn a_world_so_large_that_its_description_would_be_too_long_takes_each_piece_from_fewer() {
+        let have = [part(0, 1)];
+        let n_transfers = |n_new: u32| {
+            let holders: BTreeMap<Worker, &[Shard]> = (0..8).map(|i| (worker(i), &have[..])).collect();
+            let seats: Vec<Worker> = (8..8 + n_new).map(worker).collect();
+            let needs = vec![have.to_vec(); n_new as usize];
+            plan(&seats, &needs, &holders).unwrap().iter().map(Vec::len).sum::<usize>()
+        };
+
+        assert_eq!([15_000, 25_000, 65_000].map(n_transfers), [60_000, 50_000, 65_000]);
+    }
+
+    proptest! {
+        //
+        #[test]
+        fn what_is_lacking_comes_from_few_that_have_it_and_none_of_them_gives_much_more_than_another(
+            n_parts in 1u32..5, n_replicas in 1u32..7, n_shadows in 0u32..5, n_new in 1u32..9, other in 1u32..5, shift: u32,
+        ) {
+            let shard = |i: u32| part(i % n_parts, n_parts);
+            let held: Vec<Vec<Shard>> = (0..n_parts * n_replicas)
+                .map(|i| if i < n_shadows && n_parts > 1 { vec![shard(i), shard(i + 1)] } else { vec![shard(i)] })
+                .collect();
+            let holders: BTreeMap<Worker, &[Shard]> = (0..).map(worker).zip(held.iter().map(|held| &held[..])).collect();
+            // Some of those who take their seats have something already.
+            let first = shift % (n_parts * n_replicas + 1);
+            let seats: Vec<Worker> = (first..first + n_new).map(worker).collect();
+            let needs: Vec<Vec<Shard>> = (0..n_new).map(|i| vec![part(i % other, other)]).collect();
+
+            let plan = plan(&seats, &needs, &holders).unwrap();
+
+            let mut given: BTreeMap<Worker, usize> = BTreeMap::new();
+            for ((to, needs), transfers) in seats.iter().zip(&needs).zip(&plan) {
+                let own = holders.get(to).copied().unwrap_or_default();
+                prop_assert_eq!(own.contains(&needs[0]), transfers.is_empty());
+                let pieces: Vec<Shard> = needs[0].pieces(Cut { n_parts, ..Cut::WHOLE }).collect();
+                let mut found = Vec::new();
+                prop_assert!(transfers.len() <= pieces.len().max(SOURCES_MAX));
+                for group in shared(transfers) {
+                    let senders: Vec<(Worker, Shard)> =
+                        group.iter().map(|transfer| transfer.source.sender(transfer.shard).unwrap()).collect();
+                    let distinct: BTreeMap<Worker, Shard> = senders.iter().copied().collect();
+                    prop_assert_eq!(distinct.len(), group.len(), "no source is named twice");
+                    let (_, piece) = senders[0];
+                    prop_assert!(distinct.iter().all(|(from, held)| *held == piece && holders[from].contains(&piece)));
+                    let itself = own.contains(&piece);
+                    prop_assert!(!itself || group.len() == 1 && distinct.contains_key(to));
+                    if !itself {
+                        let n_have = holders.values().filter(|held| held.contains(&piece)).count();
+                        prop_assert_eq!(group.len(), n_have.min((SOURCES_MAX / pieces.len()).max(1)));
+                        distinct.keys().for_each(|from| *given.entry(*from).or_default() += PIECE / group.len());
+                    }
+                    found.push(piece);
+                }
+                if !transfers.is_empty() {
+                    prop_assert_eq!(found, pieces);
+                }
+            }
+            // Those who have one shard only are alike.
+            for i in n_shadows..n_parts * n_replicas {
+                for j in (i + n_parts..n_parts * n_replicas).step_by(n_parts as usize) {
+                    let load = |i: u32| given.get(&worker(i)).copied().unwrap_or(0);
+                    let to_itself = |i: u32| seats.contains(&worker(i));
+                    prop_assert!(load(i).abs_diff(load(j)) <= PIECE || to_itself(i) || to_itself(j), "{:?}", given);
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! so a message that contradicts itself is refused where it is decoded, before any machine sees it.
 
 use super::identity::{Generation, NodeId, Worker};
-use super::message::{Formation, MemberReport, Order, Record, Report};
+use super::message::{Formation, MemberReport, Order, Record, Report, Stage};
 use super::shadow::Shard;
 use crate::mesh::Mesh;
 
@@ -48,6 +48,9 @@ pub enum Unsound {
         /// Of the world.
         found: Generation,
     },
+    /// Members that are to stop learn of the next world when it is formed.
+    #[error("an order that forms no world has that of {0} in it")]
+    Untimely(Generation),
     /// A number that nothing has been counted to.
     #[error("{what} is {found}, more than the {COUNTER_MAX} that can be counted to")]
     Counter {
@@ -108,6 +111,9 @@ impl Order {
         let (found, expected) = (formation.generation, self.id.generation);
         if found != expected {
             return Err(Unsound::Generation { expected, found });
+        }
+        if !matches!(self.id.stage, Stage::Form | Stage::Run) {
+            return Err(Unsound::Untimely(found));
         }
         formation.check()
     }
@@ -219,7 +225,7 @@ mod tests {
         };
         change(&mut formation);
         let (job, wishes) = Default::default();
-        let id = OrderId { generation: Generation(1), ..OrderId::default() };
+        let id = OrderId { generation: Generation(1), stage: Stage::Form, ..OrderId::default() };
         Order { job, id, formation: Some(Arc::new(formation)), evict: vec![], wishes, release: None }
     }
 
@@ -234,6 +240,17 @@ mod tests {
         }
         let late = Report { number: u64::MAX, ..report(worker(0), vec![]) };
         assert!(matches!(late.check(), Err(Unsound::Counter { what: "number of a report", .. })));
+    }
+
+    // A member that took a seat from one such order and lost its state to the next would run without.
+    #[test]
+    fn an_order_that_forms_no_world_has_none() {
+        for stage in [Stage::Stop, Stage::End] {
+            let untimely = Order { id: OrderId { stage, ..order(|_| ()).id }, ..order(|_| ()) };
+
+            assert_eq!(untimely.check(), Err(Unsound::Untimely(Generation(1))));
+            assert_eq!(Order { formation: None, ..untimely }.check(), Ok(()));
+        }
     }
 
     #[test]

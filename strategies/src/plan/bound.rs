@@ -261,9 +261,11 @@ impl<'a> MeshBound<'a> {
         let kept = w.layer_kept_bytes[candidate.recompute as usize];
         let per_token = kept.stream as f64 + kept.shared as f64 / self.mesh.tp as f64;
         let m = candidate.n_microbatches;
-        let in_flight = candidate.schedule.max_in_flight(pp, 0, m);
-        let layers = (w.n_layers / (pp * n_chunks)) as f64;
         let per_layer = self.tokens(candidate) * per_token;
+        // Of the first block nothing is kept for what lies below its first adapter.
+        let has_adapters = w.trainable_params < w.n_params();
+        let kept_blocks =
+            |stage: usize| (w.n_layers / (pp * n_chunks) - usize::from(has_adapters && stage == 0)) as f64;
         // Logits are f32; their gradient takes their place.
         let logits = self.tokens(candidate) * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;
@@ -271,8 +273,9 @@ impl<'a> MeshBound<'a> {
         let kept_weights = candidate.zero == ZeroStage::Zero2 && n_chunks == 1 && shards > 1.0;
         let blocks = (w.n_layers / pp * w.layer_params) as f64;
         let gathered = if kept_weights { blocks / self.mesh.tp as f64 * MASTER_BYTES } else { 0.0 };
-        let first = gathered + state(mean, m * n_chunks > in_flight) + in_flight as f64 * layers * per_layer;
-        let last = gathered + state(of_last, m > 1) + layers * per_layer + logits;
+        let in_flight = candidate.schedule.max_in_flight(pp, 0, m);
+        let first = gathered + state(mean, m * n_chunks > in_flight) + in_flight as f64 * kept_blocks(0) * per_layer;
+        let last = gathered + state(of_last, m > 1) + kept_blocks(pp - 1) * per_layer + logits;
         state(mean, true).max(first).max(last)
     }
 }

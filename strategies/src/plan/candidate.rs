@@ -143,14 +143,10 @@ impl Candidate {
     /// run of `pp` microbatches takes as long as the one before. Nothing, where the step itself is short.
     pub fn samples(&self) -> Option<[usize; 2]> {
         let (pp, m) = (self.mesh.pp, self.n_microbatches);
-        // The first microbatch is unlike the others. Chunks take turns in runs of `pp` microbatches, and what is left over
-        // of a full run changes their order.
-        let [first, second] = match self.schedule {
-            ScheduleKind::Interleaved { chunks } => [(chunks + 1) * pp + m % pp, (chunks + 2) * pp + m % pp],
-            // Where weight gradients go depends on what is left over too.
-            ScheduleKind::ZeroBubble => [2 * pp + m % pp, 3 * pp + m % pp],
-            _ => [(2 * pp).max(3), (2 * pp).max(3) + 1],
-        };
+        // Chunks take turns in runs of `pp` microbatches, and what is left over of a full run changes their order. Where the
+        // pipeline is full, weight gradients that were put off and collectives still move for a few runs.
+        let first = (self.schedule.n_chunks() + 3) * pp + m % pp;
+        let second = first + pp;
         (m > second).then_some([first, second])
     }
 

@@ -1,4 +1,4 @@
-//! Writes the seeds of all fuzz targets, or of one, below a folder: `cargo run --release -p phalanx-tests --bin seeds -- fuzz/corpus`.
+//! Writes the seeds of all fuzz targets, or of one, below a folder: `cargo run --release -p phalanx-tests --bin seeds -- tests/fuzz/corpus`.
 
 use anyhow::Context;
 use clap::Parser;

@@ -1,7 +1,7 @@
-//! What must hold of every decoder whatever bytes it is given: one body for the fuzz targets of `fuzz/` and for the test
+//! What must hold of every decoder whatever bytes it is given: one body for the fuzz targets of `tests/fuzz/` and for the test
 //! that keeps them from rotting (`tests/tests/decoders.rs`).
 //!
-//! Every body asserts what `fuzz/README.md` says of it. That nothing panics, runs for ever or takes memory out of
+//! Every body asserts what `tests/fuzz/README.md` says of it. That nothing panics, runs for ever or takes memory out of
 //! proportion needs no words here: the fuzzer watches that.
 
 mod checkpoint;

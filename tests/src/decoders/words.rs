@@ -49,12 +49,16 @@ fn seeds() -> Vec<Vec<u8>> {
     let (whole, part, beside) = (([1, 0], [2, 6]), ([2, 3], [1, 2]), ([2, 0], [1, 3]));
     let state =
         json!({"step": 7, "n_updates": 7, "loss_scale": {"scale": 1.0, "good_steps": 0, "window": null, "min": 1.0}});
+    let scalar = json!({"tensor": 1, "offset": [], "extent": []});
+    let wanted = json!([{"name": "w", "piece": piece(whole)}, {"name": "b", "piece": scalar}]);
+    let ask = |part, n_parts| json!({"wanted": wanted, "share": {"part": part, "n_parts": n_parts}});
     let values = [
         json!({"Order": order}),
         json!({"Word": word}),
         json!({"Done": null}),
         json!({"yaml": "a: 1", "secret": [1, 2, 3], "start_from": [5, "checkpoints/step"]}),
-        json!([{"name": "w", "piece": piece(whole)}, {"name": "b", "piece": {"tensor": 1, "offset": [], "extent": []}}]),
+        ask(0, 1),
+        ask(1, 3),
         json!({"state": state, "pieces": [piece(whole)]}),
         json!({"state": state, "pieces": [piece(part), piece(beside)]}),
         state.clone(),

@@ -171,7 +171,8 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
     (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4), wishes, release).prop_map(
         |(job, id, formation, evict, wishes, release)| {
             let of_world = |formation| Arc::new(Formation { generation: id.generation, ..formation });
-            Order { job: JobId(job), id, formation: formation.map(of_world), evict, wishes, release }
+            let formation = formation.filter(|_| matches!(id.stage, Stage::Form | Stage::Run)).map(of_world);
+            Order { job: JobId(job), id, formation, evict, wishes, release }
         },
     )
 }

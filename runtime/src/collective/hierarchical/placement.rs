@@ -94,7 +94,7 @@ impl Placement {
     }
 
     /// The number that a group has in the world of a machine on which it has members.
-    pub(super) fn machine_group(&self, group: usize, machine: u32) -> usize {
+    pub(crate) fn machine_group(&self, group: usize, machine: u32) -> usize {
         let is_there = |members: &Vec<u32>| members.iter().any(|rank| self.machine_of[*rank as usize] == machine);
         self.world.groups()[..group].iter().filter(|members| is_there(members)).count()
     }

@@ -185,8 +185,14 @@ impl Control {
 }
 
 impl WaitingWords {
-    /// Shows what its rank waits for.
+    /// Shows what its rank waits for; of several threads that wait for different things, what one of them does.
     pub(super) fn show(&self, waiting: &Waiting) {
+        let before = self.version.load(Ordering::Relaxed);
+        let version = before & !3;
+        let writes = |before| self.version.compare_exchange(before, version | 1, Ordering::SeqCst, Ordering::Relaxed);
+        if before & 1 == 1 || writes(before).is_err() {
+            return;
+        }
         let stream = match waiting.stream {
             Stream::Group => 0,
             Stream::SendTo(to) => 1 | (u64::from(to) << 32),
@@ -194,8 +200,6 @@ impl WaitingWords {
         };
         let head = [waiting.group as u64, stream, waiting.index];
         let words = head.into_iter().chain(waiting.descriptor.encode());
-        let version = self.version.load(Ordering::Relaxed) & !3;
-        self.version.store(version | 1, Ordering::SeqCst);
         self.words.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::SeqCst));
         self.version.store((version | 2) + 4, Ordering::SeqCst);
     }
@@ -203,8 +207,10 @@ impl WaitingWords {
     /// Shows that its rank waits for nothing.
     pub(super) fn clear(&self) {
         let version = self.version.load(Ordering::Relaxed);
-        if version & 3 != 0 {
-            self.version.store((version & !3) + 4, Ordering::Release);
+        if version & 3 == 2 {
+            let cleared = (version & !3).wrapping_add(4);
+            // Who fails was overtaken by another thread that has something to show, and will clear it.
+            let _ = self.version.compare_exchange(version, cleared, Ordering::Release, Ordering::Relaxed);
         }
     }
 

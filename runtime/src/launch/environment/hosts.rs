@@ -5,6 +5,8 @@ const HOSTS_MAX: usize = 1 << 16;
 /// Digits of a number, zeros in front included: every name has as many, so they are a factor of the memory that a list
 /// takes.
 const DIGITS_MAX: usize = 20;
+/// Bytes of a name, which are a factor of the time and memory too. Source: RFC 1035, §2.3.4.
+const NAME_MAX: usize = 255;
 
 /// Why a list of machines cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +20,9 @@ pub enum HostsError {
     /// Between brackets are numbers and ranges of numbers, such as `01-03,07`.
     #[error("`{0}` is no number and no range such as 01-03")]
     Range(String),
+    /// No name of a machine is that long.
+    #[error("`{0}`... stands for names of more than {NAME_MAX} bytes")]
+    Long(String),
     /// Longer than any cluster.
     #[error("it has more than {HOSTS_MAX} names")]
     TooMany,
@@ -63,19 +68,32 @@ fn split(list: &str) -> Result<Vec<&str>, HostsError> {
 
 /// All names that one entry stands for; the last bracket counts fastest.
 fn names(entry: &str) -> Result<Vec<String>, HostsError> {
-    let mut names = vec![String::new()];
-    let mut rest = entry;
+    let (mut parts, mut rest, mut n_names, mut longest) = (Vec::new(), entry, 1, 0);
     while let Some((before, inside)) = rest.split_once('[') {
         let (inside, after) = inside.split_once(']').expect("every bracket has its other half");
         let numbers = numbers(inside)?;
-        if names.len() * numbers.len() > HOSTS_MAX {
+        n_names *= numbers.len();
+        if n_names > HOSTS_MAX {
             return Err(HostsError::TooMany);
         }
-        names = names.iter().flat_map(|name| numbers.iter().map(move |n| format!("{name}{before}{n}"))).collect();
+        longest += before.len() + numbers.iter().map(String::len).max().unwrap_or(0);
+        parts.push((before, numbers));
         rest = after;
     }
-    names.iter_mut().for_each(|name| name.push_str(rest));
-    Ok(names)
+    if longest + rest.len() > NAME_MAX {
+        return Err(HostsError::Long(shown(entry)));
+    }
+    let name = |mut nth: usize| {
+        let (mut name, mut n_left) = (String::with_capacity(longest + rest.len()), n_names);
+        for (before, numbers) in &parts {
+            n_left /= numbers.len();
+            name.push_str(before);
+            name.push_str(&numbers[nth / n_left]);
+            nth %= n_left;
+        }
+        name + rest
+    };
+    Ok((0..n_names).map(name).collect())
 }
 
 /// The numbers between two brackets, as wide as they are written.
@@ -141,6 +159,15 @@ mod tests {
 
         assert!(matches!(expand(&format!("n[{zeros}1-{zeros}2]")), Err(HostsError::Range(_))));
         assert_eq!(expand(&format!("n[{}1]", "0".repeat(19))).unwrap()[0].len(), 21);
+    }
+
+    #[test]
+    fn an_entry_whose_names_are_too_long_is_refused() {
+        let many = format!("n[0-60000]{}", "[1]".repeat(5000));
+        assert!(matches!(expand(&many), Err(HostsError::Long(_))));
+        assert!(matches!(expand(&format!("n[0-60000]{}", "x".repeat(NAME_MAX))), Err(HostsError::Long(_))));
+        assert!(matches!(expand(&"x".repeat(NAME_MAX + 1)), Err(HostsError::Long(_))));
+        assert_eq!(expand(&format!("{}[1-2]", "x".repeat(NAME_MAX - 1))).unwrap().len(), 2);
     }
 
     /// Names and the list that stands for them, made independently of each other.

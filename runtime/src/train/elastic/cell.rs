@@ -2,22 +2,25 @@
 //! what stops it where it waits.
 //!
 //! Both sides take the lock for microseconds and never while they wait for somebody. In the hot loop that is twice a step.
+//! Whatever need not be answered at once is the rank actor's (`phalanx_actors::rank`), of which this is the desk.
 
 use super::words::FromRank;
-use crate::collective::shm::control::Control as WorldControl;
 use crate::job::Control;
 use crate::launch::channel::FrameSender;
 use crate::pulse::Pulse;
 use crate::train::JobError;
+use phalanx_actors::mesh_group::{Communicator, Missing};
+use phalanx_actors::rank::{Desk, Handle};
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
 use phalanx_strategies::elastic::member::{Command, Member};
 use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, Order, Wishes};
+use phalanx_strategies::elastic::progress::Progress;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Part;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What the device thread does next.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,20 +44,32 @@ pub(crate) struct Cell {
     sender: Mutex<FrameSender>,
     control: Arc<Control>,
     pulse: Pulse,
+    /// The actor beside the device.
+    rank: OnceLock<Handle>,
 }
 
 struct Inner {
     member: Member,
     tasks: VecDeque<Task>,
-    /// The latest world that the device was told to join, and its memory once it has.
+    /// The latest world that the device was told to join.
     joined: Generation,
-    world: Option<Arc<WorldControl>>,
+    /// Earlier worlds than this are left.
+    left: Option<Generation>,
     /// The world in which the device trains.
     training: Option<Generation>,
     /// Parts of checkpoints that are being written.
     parts: Vec<Part>,
     /// Whether the supervisor is to be told something.
     news: bool,
+}
+
+/// What others must be told of.
+#[must_use]
+struct News {
+    /// Earlier worlds than this are left.
+    left: Option<Generation>,
+    /// The supervisor is to hear where this member is.
+    report: bool,
 }
 
 impl Cell {
@@ -64,47 +79,29 @@ impl Cell {
             member,
             tasks: VecDeque::new(),
             joined: Generation(0),
-            world: None,
+            left: None,
             training: None,
             parts: Vec::new(),
             news: false,
         };
-        Cell { inner: Mutex::new(inner), changed: Condvar::new(), sender: Mutex::new(sender), control, pulse }
+        Cell {
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+            sender: Mutex::new(sender),
+            control,
+            pulse,
+            rank: OnceLock::new(),
+        }
     }
 
-    /// Tells the supervisor where this member is: a sign of life.
-    pub(crate) fn say(&self) {
-        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let word = MemberReport { progress: self.pulse.read(), ..self.lock().member.report() };
-        // Whoever does not listen any more is about to end this process.
-        let _ = sender.send(&FromRank::Word(word));
+    /// From now on the groups of worlds belong to this actor.
+    pub(crate) fn belongs_to(&self, rank: Handle) {
+        let _ = self.rank.set(rank);
     }
 
     /// Tells the supervisor something else.
     pub(crate) fn tell(&self, what: &FromRank) {
         let _ = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(what);
-    }
-
-    /// An order has come.
-    pub(crate) fn order(&self, order: &Order) {
-        let news = {
-            let mut inner = self.lock();
-            if let Err(stale) = inner.member.handle_order(order) {
-                tracing::debug!(%stale, "an order was refused");
-                return;
-            }
-            if order.wishes.stop {
-                self.control.stop();
-            }
-            self.control.saves.fetch_max(order.wishes.save, Ordering::AcqRel);
-            self.control.pause.fetch_max(order.wishes.pause.0, Ordering::AcqRel);
-            inner.drain(order.formation.as_ref());
-            std::mem::take(&mut inner.news)
-        };
-        self.changed.notify_all();
-        if news {
-            self.say();
-        }
     }
 
     /// Waits for the next task.
@@ -120,13 +117,12 @@ impl Cell {
         }
     }
 
-    /// The device has joined a world: from now on an order to leave it wakes the device wherever it waits.
-    pub(crate) fn enter(&self, generation: Generation, world: Arc<WorldControl>) {
-        let mut inner = self.lock();
-        if inner.member.report().generation > generation {
-            world.abort("a later world has begun");
+    /// The device has joined a world and has these groups there: from now on an order to leave it wakes the device wherever it
+    /// waits.
+    pub(crate) fn entered(&self, generation: Generation, groups: Vec<Box<dyn Communicator>>) {
+        if let Some(rank) = self.rank.get() {
+            rank.entered(generation, groups);
         }
-        inner.world = Some(world);
     }
 
     /// All pieces of state that the world's formation names for this member have arrived.
@@ -219,9 +215,17 @@ impl Cell {
             let mut inner = self.lock();
             act(&mut inner);
             inner.drain(None);
-            std::mem::take(&mut inner.news)
+            inner.take_news()
         };
-        if news {
+        self.pass_on(news);
+    }
+
+    /// Tells the rank actor and the supervisor what a change was about.
+    fn pass_on(&self, News { left, report }: News) {
+        if let Some((rank, left)) = self.rank.get().zip(left) {
+            rank.left(left);
+        }
+        if report {
             self.say();
         }
     }
@@ -231,16 +235,59 @@ impl Cell {
     }
 }
 
+impl Desk for Cell {
+    fn order(&self, order: &Order) {
+        let news = {
+            let mut inner = self.lock();
+            if let Err(stale) = inner.member.handle_order(order) {
+                tracing::debug!(%stale, "an order was refused");
+                return;
+            }
+            if order.wishes.stop {
+                self.control.stop();
+            }
+            self.control.saves.fetch_max(order.wishes.save, Ordering::AcqRel);
+            self.control.pause.fetch_max(order.wishes.pause.0, Ordering::AcqRel);
+            inner.drain(order.formation.as_ref());
+            inner.take_news()
+        };
+        self.changed.notify_all();
+        self.pass_on(news);
+    }
+
+    fn say(&self) {
+        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let word = MemberReport { progress: self.pulse.read(), ..self.lock().member.report() };
+        // Whoever does not listen any more is about to end this process.
+        let _ = sender.send(&FromRank::Word(word));
+    }
+
+    fn progress(&self) -> Progress {
+        self.pulse.read()
+    }
+
+    fn generation(&self) -> Generation {
+        self.lock().member.generation()
+    }
+
+    fn waits_for(&self, missing: &[Missing]) {
+        let missing: Vec<String> = missing.iter().map(Missing::to_string).collect();
+        tracing::info!(worker = %self.lock().member.worker(), missing = missing.join("; "), "waits for others");
+    }
+}
+
 impl Inner {
+    fn take_news(&mut self) -> News {
+        News { left: self.left.take(), report: std::mem::take(&mut self.news) }
+    }
+
     /// Does at once what need not wait for the device, and leaves it the rest.
     fn drain(&mut self, formation: Option<&Arc<Formation>>) {
         let mut train = None;
         while let Some(command) = self.member.poll_command() {
             match command {
-                Command::Abort(_) => {
-                    if let Some(world) = self.world.take() {
-                        world.abort("a later world has begun");
-                    }
+                Command::Abort(generation) => {
+                    self.left = Some(generation);
                     self.parts.clear();
                     // The device may not have noticed yet.
                     self.training = None;

@@ -2,8 +2,8 @@
 //! world runs, since until then another failure may need it.
 
 use super::cell::{Cell, Task};
-use super::heal::{self, Holding, Wanting};
-use super::lacking::Lacking;
+use super::heal::{Healing, Holding, Wanting};
+use super::mesh_groups::communicators;
 use super::pairs::{heirs, pairs};
 use super::words::FromRank;
 use crate::collective::CollectiveError;
@@ -33,7 +33,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
 use phalanx_strategies::elastic::message::Formation;
 use phalanx_strategies::elastic::progress::At;
-use phalanx_strategies::elastic::recovery::Source;
+use phalanx_strategies::elastic::recovery::{Source, Transfer, shared};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::mesh::{Mesh, Place};
@@ -85,23 +85,20 @@ pub(super) struct Seat<'a> {
 }
 
 impl Seat<'_> {
-    /// Where it has the state of a shard.
-    fn holding(&self, shard: Shard) -> Option<Holding<'_>> {
-        if self.shards.first() == Some(&shard) {
-            let (compiled, machine) = self.trainer.memory();
-            return Some(Holding { compiled, machine });
-        }
-        let shadow = self.trainer.shadows().iter().find(|shadow| shadow.shard == shard)?;
-        Some(Holding { compiled: &shadow.compiled, machine: &shadow.machine })
+    /// Where it has the state of its shards.
+    fn holdings(&self) -> impl Iterator<Item = (Shard, Holding<'_>)> {
+        let (compiled, machine) = self.trainer.memory();
+        let own = self.shards.first().map(|shard| (*shard, Holding { compiled, machine }));
+        let shadows = self.trainer.shadows().iter();
+        own.into_iter().chain(shadows.map(|s| (s.shard, Holding { compiled: &s.compiled, machine: &s.machine })))
     }
 
-    fn wanting(&mut self, shard: Shard) -> Option<Wanting<'_>> {
-        if self.shards.first() == Some(&shard) {
-            let (compiled, machine) = self.trainer.memory_mut();
-            return Some(Wanting { compiled, machine });
-        }
-        let shadow = self.trainer.shadows_mut().iter_mut().find(|shadow| shadow.shard == shard)?;
-        Some(Wanting { compiled: &shadow.compiled, machine: &mut shadow.machine })
+    /// The same, where it may be filled.
+    fn rooms(&mut self) -> impl Iterator<Item = (Shard, Wanting<'_>)> {
+        let ((compiled, machine), shadows) = self.trainer.memories_mut();
+        let own = self.shards.first().map(|shard| (*shard, Wanting { compiled, machine }));
+        let shadows = shadows.iter_mut();
+        own.into_iter().chain(shadows.map(|s| (s.shard, Wanting { compiled: &s.compiled, machine: &mut s.machine })))
     }
 }
 
@@ -163,28 +160,27 @@ impl<'a> Device<'a> {
         let id = WorldId { job: self.job.0, generation: formation.generation.0, incarnation: 0 };
         let placement = placement(&plan, id, formation)?;
         let shm = self.receive(&placement)?;
-        self.cell.enter(formation.generation, Arc::clone(shm.control()));
+        let machine = self.worker.member.node.0;
+        self.cell.entered(formation.generation, communicators(&plan, &placement, shm.control(), machine, member));
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let addresses: Vec<SocketAddr> = formation.addresses.iter().map(|a| a.unwrap_or(nowhere)).collect();
         let site = Site { listener: &self.listener, addresses: &addresses, config: &self.tcp };
         let joined = plan.join_at(&placement, &shm, member, &site)?;
         match formation.rank_of(self.worker) {
             Some(rank) => self.sit_down(formation, rank, joined),
-            None => self.help(formation, member, joined),
+            None => self.help(formation, joined),
         }
     }
 
     /// A guest gives what others ask for.
-    fn help(&mut self, formation: &Formation, member: u32, joined: Joined) -> Result<(), JobError> {
+    fn help(&mut self, formation: &Formation, joined: Joined) -> Result<(), JobError> {
         let mut links = joined.links.with_pulse(self.pulse.clone());
-        for (rank, shard, source) in transfers(formation) {
-            if let Some((worker, held)) = source.sender(shard)
-                && member_of(formation, worker) == Some(member)
-            {
-                self.give(&mut links, rank as u32, held)?;
-            }
+        let mut healing = Healing::default();
+        self.lend(&mut healing);
+        for (to, transfers) in (0..).zip(&formation.transfers) {
+            self.answer(&mut healing, &mut links, to, transfers)?;
         }
-        Ok(())
+        healing.carry_out(&mut links).map(|_| ())
     }
 
     /// Takes its seat, with state from where the formation says.
@@ -261,60 +257,64 @@ impl<'a> Device<'a> {
         if !kept {
             self.fill_frozen(seat)?;
         }
-        let mut lacking: BTreeMap<Shard, Lacking> = BTreeMap::new();
-        let own: Vec<Shard> = formation.transfers[rank].iter().map(|transfer| transfer.shard).collect();
-        let me = member_of(formation, self.worker);
-        let mut from_disk = None;
-        for (to, shard, source) in transfers(formation) {
-            let sender = source.sender(shard).map(|(worker, held)| (member_of(formation, worker), held));
-            match (to == rank, sender) {
-                (true, None) => from_disk = Some(source),
-                (true, Some((from, held))) if from == me => self.copy(seat, held, shard, &mut lacking),
-                (true, Some((from, _))) => {
-                    let from = from.expect("who sends is a member");
-                    let mut wanting = seat.wanting(shard).expect("a seat has room for its shards");
-                    let lacking = lacking.entry(shard).or_insert_with(|| heal::lacking(&wanting));
-                    seat.trainer.state = heal::take(links, from, &mut wanting, lacking)?;
-                }
-                (false, Some((from, held))) if from == me => match seat.holding(held).filter(|_| kept) {
-                    Some(holding) => heal::give(links, to as u32, holding, seat.trainer.state)?,
-                    None => self.give(links, to as u32, held)?,
-                },
-                (false, _) => {}
-            }
-        }
-        tracing::debug!(worker = %self.worker, n_shards = lacking.len(), "fetched");
-        if !kept {
-            // Last, since nobody waits for it.
-            for shard in formation.holds[rank].iter().filter(|shard| !own.contains(shard)) {
-                self.copy(seat, *shard, *shard, &mut lacking);
-            }
-        }
-        if let Some(Source::Disk(checkpoint)) = from_disk {
+        let own = &formation.transfers[rank];
+        if let Some(Source::Disk(checkpoint)) = own.first().map(|transfer| transfer.source) {
+            // all of it, and nobody has anything for anybody.
             return self.restore(seat, checkpoint);
         }
-        let lacks = lacking.iter().map(|(shard, lacking)| (shard, lacking.n_elements())).find(|(_, n)| *n > 0);
-        if let Some((shard, n)) = lacks {
-            return Err(JobError::Unusable(format!("{n} elements of {shard:?} are in no memory that was asked")));
+        let me = member_of(formation, self.worker).expect("who has a seat is a member");
+        let state = seat.trainer.state;
+        let mut healing = Healing::default();
+        for (shard, room) in seat.rooms() {
+            if !kept || own.iter().any(|transfer| transfer.shard == shard) {
+                healing.lacks(shard, room);
+            } else {
+                healing.holds(shard, Holding { compiled: room.compiled, machine: room.machine }, state);
+            }
         }
+        self.lend(&mut healing);
+        for (to, transfers) in (0..).zip(&formation.transfers) {
+            if to as usize != rank {
+                self.answer(&mut healing, links, to, transfers)?;
+                continue;
+            }
+            for group in shared(transfers) {
+                let senders = group.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
+                let (members, held): (Vec<u32>, Vec<Shard>) = senders
+                    .map(|(worker, held)| (member_of(formation, worker).expect("who sends is a member"), held))
+                    .unzip();
+                let shard = group[0].shard;
+                if members == [me] { healing.find(held[0], shard) } else { healing.ask(links, &members, shard)? }
+            }
+        }
+        if !kept {
+            let rest =
+                formation.holds[rank].iter().filter(|shard| own.iter().all(|transfer| transfer.shard != **shard));
+            rest.for_each(|shard| healing.find(*shard, *shard));
+        }
+        let came = healing.carry_out(links)?;
+        seat.trainer.state = came.unwrap_or(state);
         Ok(())
     }
 
-    /// Gives a member what it asks for of the state that this one had before.
-    fn give(&self, links: &mut Links, to: u32, held: Shard) -> Result<(), JobError> {
-        let found = self.seats.iter().rev().find_map(|seat| Some((seat.holding(held)?, seat.trainer.state)));
-        let (holding, state) = found.expect("one is asked for what one reported to hold");
-        heal::give(links, to, holding, state)
+    /// Agrees with a rank on what it takes from this member.
+    fn answer(
+        &self,
+        healing: &mut Healing<'_>,
+        links: &mut Links,
+        to: u32,
+        transfers: &[Transfer],
+    ) -> Result<(), JobError> {
+        let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
+        let mut own = senders.filter(|(worker, _)| *worker == self.worker);
+        own.try_for_each(|(_, held)| healing.answer(links, to, held))
     }
 
-    /// Takes over what this member had before.
-    fn copy(&self, seat: &mut Seat<'a>, held: Shard, shard: Shard, lacking: &mut BTreeMap<Shard, Lacking>) {
-        let found = self.seats.iter().rev().find_map(|old| Some((old.holding(held)?, old.trainer.state)));
-        let (holding, state) = found.expect("one keeps what one reported to hold");
-        seat.trainer.state = state;
-        let mut wanting = seat.wanting(shard).expect("a seat has room for its shards");
-        let lacking = lacking.entry(shard).or_insert_with(|| heal::lacking(&wanting));
-        heal::copy(holding, &mut wanting, lacking);
+    /// What this member had before.
+    fn lend<'s>(&'s self, healing: &mut Healing<'s>) {
+        for seat in self.seats.iter().rev() {
+            seat.holdings().for_each(|(shard, holding)| healing.holds(shard, holding, seat.trainer.state));
+        }
     }
 
     /// What is never updated comes from where the model came from.
@@ -491,14 +491,6 @@ impl Task {
 pub(super) fn member_of(formation: &Formation, worker: Worker) -> Option<u32> {
     let members = formation.seats.iter().chain(&formation.guests);
     members.into_iter().position(|other| *other == worker).map(|at| at as u32)
-}
-
-/// All transfers of a formation in the order in which all members go through them: to which rank, which shard, whence.
-fn transfers(formation: &Formation) -> impl Iterator<Item = (usize, Shard, Source)> {
-    let of_rank = |(rank, transfers): (usize, &Vec<phalanx_strategies::elastic::recovery::Transfer>)| {
-        transfers.iter().map(|t| (rank, t.shard, t.source)).collect::<Vec<_>>()
-    };
-    formation.transfers.iter().enumerate().flat_map(of_rank).collect::<Vec<_>>().into_iter()
 }
 
 /// The rank whose gradients keep a shadow of this shard up to date: the first that trains it.

@@ -1,18 +1,23 @@
 //! State from memory to memory, in boxes of the tensors of the model file: the same index as in checkpoints, so it does not
 //! matter how sender and receiver cut them.
 //!
-//! All members of a world go through the formation's transfers in the same order; each takes part in those that name it.
-//! The receiver says which boxes it lacks, the sender answers with what it has of them; that may be nothing.
+//! First members agree on what passes between them, in few bytes: all go through the formation's transfers in the same
+//! order, and each takes part in those that name it. The receiver says which boxes it lacks and which share of them it asks
+//! this sender for (`recovery`, `R-3`); the sender answers with what it has of that, which may be nothing. Then everything
+//! passes at once, to and from all peers.
 
-use super::lacking::{Lacking, Named, Piece, found};
+use super::lacking::{Lacking, Named, Piece, found, share_of};
 use crate::cpu::CpuMachine;
 use crate::train::JobError;
-use crate::train::links::Links;
+use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
 use crate::train::weights::{Tensor, updated_state};
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::elastic::recovery::Share;
+use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::program::ValueId;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// State in memory, and where it lies.
@@ -28,6 +33,13 @@ pub(super) struct Wanting<'a> {
     pub(super) machine: &'a mut CpuMachine,
 }
 
+/// What a receiver asks a sender for.
+#[derive(Debug, Serialize, Deserialize)]
+struct Ask {
+    wanted: Vec<Named>,
+    share: Share,
+}
+
 /// What a sender has of the boxes that it was asked for.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
@@ -35,65 +47,126 @@ struct Answer {
     pieces: Vec<Piece>,
 }
 
-/// Sends a member what it asks for of `from`.
-pub(super) fn give(links: &mut Links, to: u32, from: Holding<'_>, state: TrainerState) -> Result<(), JobError> {
-    let wanted: Vec<Named> = links.receive_value(to)?;
-    let held = updated_state(from.compiled);
-    let found = found(&held, &wanted);
-    links.send_value(to, &Answer { state, pieces: found.iter().map(|(_, piece)| piece.clone()).collect() })?;
-    let places = found.iter().flat_map(|(tensor, piece)| places(tensor, piece));
-    let runs: Vec<&[f32]> = places.map(|(value, run)| &from.machine.read(from.compiled, value)[run]).collect();
-    Ok(links.send(to, &runs)?)
+/// What a member does while its world heals: what it has, what it lacks, and what it has agreed on with others so far.
+#[derive(Default)]
+pub(super) struct Healing<'a> {
+    holds: BTreeMap<Shard, (Holding<'a>, TrainerState)>,
+    lacks: BTreeMap<Shard, (Wanting<'a>, Lacking)>,
+    /// Where the run is to which the state belongs that was found.
+    state: Option<TrainerState>,
+    gives: Vec<(u32, Shard, Vec<Place>)>,
+    takes: Vec<(From, Shard, Vec<Place>)>,
 }
 
-/// What of `to` is to be found.
-pub(super) fn lacking(to: &Wanting<'_>) -> Lacking {
-    Lacking::all(updated_state(to.compiled))
+/// Whence state comes.
+enum From {
+    Member(u32),
+    /// From these places of what the member itself holds.
+    Itself(Shard, Vec<Place>),
 }
 
-/// Asks a member for what it has of what `to` lacks; returns the position of the run there.
-pub(super) fn take(
-    links: &mut Links,
-    from: u32,
-    to: &mut Wanting<'_>,
-    lacking: &mut Lacking,
-) -> Result<TrainerState, JobError> {
-    links.send_value(from, &named(lacking))?;
-    let answer: Answer = links.receive_value(from)?;
-    let unasked = || JobError::Unusable(format!("member {from} sent a box that it was not asked for"));
-    if !answer.pieces.iter().all(|piece| lacking.came(piece)) {
-        return Err(unasked());
+impl<'a> Healing<'a> {
+    /// The member holds this here, unless it has said so of another place before.
+    pub(super) fn holds(&mut self, shard: Shard, holding: Holding<'a>, state: TrainerState) {
+        self.holds.entry(shard).or_insert((holding, state));
     }
-    let places: Vec<Place> =
-        answer.pieces.iter().flat_map(|piece| places(&lacking.tensors[piece.tensor], piece)).collect();
-    links.receive(from, rooms(to, &places).ok_or_else(unasked)?)?;
-    Ok(answer.state)
-}
 
-/// Copies what one memory has of what another lacks.
-pub(super) fn copy(from: Holding<'_>, to: &mut Wanting<'_>, lacking: &mut Lacking) {
-    let held = updated_state(from.compiled);
-    let (mut here, mut there) = (Vec::new(), Vec::new());
-    for (tensor, piece) in found(&held, &named(lacking)) {
-        here.extend(places(tensor, &piece));
-        there.extend(places(&lacking.tensors[piece.tensor], &piece));
-        let was_lacking = lacking.came(&piece);
-        debug_assert!(was_lacking, "what is found is a part of what is asked for");
+    /// The member lacks all of this.
+    pub(super) fn lacks(&mut self, shard: Shard, wanting: Wanting<'a>) {
+        let lacking = Lacking::all(updated_state(wanting.compiled));
+        self.lacks.insert(shard, (wanting, lacking));
     }
-    let mut runs = here.into_iter().map(|(value, run)| &from.machine.read::<f32>(from.compiled, value)[run]);
-    let rooms = rooms(to, &there).expect("nothing that has come is asked for again");
-    let mut rest = &[][..];
-    for mut room in rooms {
-        while !room.is_empty() {
-            if rest.is_empty() {
-                rest = runs.next().expect("both sides of a piece have as many elements");
+
+    /// Answers what a member asks for of `held`.
+    pub(super) fn answer(&mut self, links: &mut Links, to: u32, held: Shard) -> Result<(), JobError> {
+        let (holding, state) = self.holds.get(&held).expect("one is asked for what one reported to hold");
+        let Ask { wanted, share } = links.receive_value(to)?;
+        if !share.is_sound() {
+            return Err(JobError::Unusable(format!("member {to} asked for {share:?}, which cannot be")));
+        }
+        let tensors = updated_state(holding.compiled);
+        let found = share_of(found(&tensors, &wanted), share);
+        let places = found.iter().flat_map(|(tensor, piece)| places(tensor, piece)).collect();
+        let pieces = found.into_iter().map(|(_, piece)| piece).collect();
+        links.send_value(to, &Answer { state: *state, pieces })?;
+        self.gives.push((to, held, places));
+        Ok(())
+    }
+
+    /// Asks members that have the same for what they have of what is lacking of `shard`, each for its share.
+    pub(super) fn ask(&mut self, links: &mut Links, members: &[u32], shard: Shard) -> Result<(), JobError> {
+        let (_, lacking) = self.lacks.get_mut(&shard).expect("a seat has room for its shards");
+        let (wanted, n_parts) = (named(lacking), members.len() as u32);
+        for (from, part) in members.iter().zip(0..) {
+            links.send_value(*from, &Ask { wanted: wanted.clone(), share: Share { part, n_parts } })?;
+            let answer: Answer = links.receive_value(*from)?;
+            if !answer.pieces.iter().all(|piece| lacking.came(piece)) {
+                return Err(unasked(*from));
             }
-            let n = rest.len().min(room.len());
-            let (now, later) = std::mem::take(&mut room).split_at_mut(n);
-            now.copy_from_slice(&rest[..n]);
-            (room, rest) = (later, &rest[n..]);
+            let places = answer.pieces.iter().flat_map(|piece| places(&lacking.tensors[piece.tensor], piece)).collect();
+            self.takes.push((From::Member(*from), shard, places));
+            self.state = Some(answer.state);
+        }
+        Ok(())
+    }
+
+    /// Finds what the member itself has in `held` of what is lacking of `shard`.
+    pub(super) fn find(&mut self, held: Shard, shard: Shard) {
+        let (holding, state) = self.holds.get(&held).expect("one keeps what one reported to hold");
+        let (_, lacking) = self.lacks.get_mut(&shard).expect("a seat has room for its shards");
+        let tensors = updated_state(holding.compiled);
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        for (tensor, piece) in found(&tensors, &named(lacking)) {
+            here.extend(places(tensor, &piece));
+            there.extend(places(&lacking.tensors[piece.tensor], &piece));
+            let was_lacking = lacking.came(&piece);
+            debug_assert!(was_lacking, "what is found is a part of what is asked for");
+        }
+        self.takes.push((From::Itself(held, here), shard, there));
+        self.state = Some(*state);
+    }
+
+    /// Lets everything pass. Returns where the run is to which the state belongs, if any came.
+    ///
+    /// # Errors
+    /// When something is lacking still, after others have got what they were promised.
+    pub(super) fn carry_out(self, links: &mut Links) -> Result<Option<TrainerState>, JobError> {
+        let Healing { holds, mut lacks, state, gives, takes } = self;
+        let lacking = lacks.iter().map(|(shard, (_, lacking))| (*shard, lacking.n_elements())).find(|(_, n)| *n > 0);
+        let mut flows: BTreeMap<u32, Flow<'_>> = BTreeMap::new();
+        for (to, held, places) in &gives {
+            flows.entry(*to).or_default().sends.extend(runs(&holds[held].0, places));
+        }
+        let mut rooms_of: BTreeMap<Shard, std::vec::IntoIter<&mut [f32]>> = BTreeMap::new();
+        for (shard, (wanting, _)) in &mut lacks {
+            let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
+            let places: Vec<&Place> = of_shard.flat_map(|(.., places)| places).collect();
+            let overlap = || JobError::Unusable(format!("two boxes of {shard:?} have elements in common"));
+            rooms_of.insert(*shard, rooms(wanting, &places).ok_or_else(overlap)?.into_iter());
+        }
+        let mut copies = Vec::new();
+        for (from, shard, places) in &takes {
+            let rooms = rooms_of.get_mut(shard).expect("who takes something lacks it").by_ref().take(places.len());
+            match from {
+                From::Member(from) => flows.entry(*from).or_default().receives.extend(rooms),
+                From::Itself(held, here) => {
+                    copies.push((runs(&holds[held].0, here).collect(), rooms.collect::<Vec<_>>()))
+                }
+            }
+        }
+        // Last, since nobody waits for it.
+        links.flow(flows, || copies.into_iter().for_each(|(from, to)| copy(from, to)))?;
+        match lacking {
+            None => Ok(state),
+            Some((shard, n)) => {
+                Err(JobError::Unusable(format!("{n} elements of {shard:?} are in no memory that was asked")))
+            }
         }
     }
+}
+
+fn unasked(from: u32) -> JobError {
+    JobError::Unusable(format!("member {from} sent a box that it was not asked for"))
 }
 
 fn named(lacking: &Lacking) -> Vec<Named> {
@@ -110,8 +183,14 @@ fn places(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Place> + use<>
     tensor.held.runs_of(&piece.offset, &piece.extent).into_iter().map(move |run| (value, run))
 }
 
+/// The elements at these places.
+fn runs<'a>(from: &Holding<'a>, places: &[Place]) -> impl Iterator<Item = &'a [f32]> {
+    let Holding { compiled, machine } = *from;
+    places.iter().map(move |(value, run)| &machine.read::<f32>(compiled, *value)[run.clone()])
+}
+
 /// The memory of these places, in their order; none if two of them have an element in common.
-fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[Place]) -> Option<Vec<&'a mut [f32]>> {
+fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[&Place]) -> Option<Vec<&'a mut [f32]>> {
     let mut sorted: Vec<usize> = (0..places.len()).collect();
     sorted.sort_unstable_by_key(|i| (places[*i].0, places[*i].1.start));
     let mut values: Vec<ValueId> = sorted.iter().map(|i| places[*i].0).collect();
@@ -134,10 +213,26 @@ fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[Place]) -> Option<Vec<&'a mut [f
     Some(found.into_iter().map(|(_, room)| room).collect())
 }
 
+/// Copies elements that are cut into runs in one way to where they are cut in another.
+fn copy(from: Vec<&[f32]>, to: Vec<&mut [f32]>) {
+    let (mut runs, mut rest) = (from.into_iter(), &[][..]);
+    for mut room in to {
+        while !room.is_empty() {
+            if rest.is_empty() {
+                rest = runs.next().expect("both sides of a piece have as many elements");
+            }
+            let n = rest.len().min(room.len());
+            let (now, later) = std::mem::take(&mut room).split_at_mut(n);
+            now.copy_from_slice(&rest[..n]);
+            (room, rest) = (later, &rest[n..]);
+        }
+    }
+}
+
 /// For fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing {
-    use super::{Answer, Lacking, Named, Piece, found, places};
+    use super::{Answer, Ask, Lacking, Piece, found, places, share_of};
     use crate::train::weights::Tensor;
     use phalanx_strategies::program::ValueId;
     use phalanx_strategies::program::held::HeldBox;
@@ -169,9 +264,9 @@ pub(crate) mod fuzzing {
 
     /// What a member sends that is asked for what this text says.
     pub fn asked_for(text: &[u8]) -> Option<Pieces> {
-        let wanted: Vec<Named> = serde_json::from_slice(text).ok()?;
+        let Ask { wanted, share } = serde_json::from_slice(text).ok().filter(|ask: &Ask| ask.share.is_sound())?;
         let held = held();
-        let found = found(&held, &wanted);
+        let found = share_of(found(&held, &wanted), share);
         Some(Pieces { n_held: N_HELD, runs: found.iter().flat_map(|(tensor, piece)| runs(tensor, piece)).collect() })
     }
 
@@ -184,3 +279,6 @@ pub(crate) mod fuzzing {
         Some(Pieces { n_held: N_HELD, runs: taken.collect() })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,13 @@
 //! What of its state a member still has to get: boxes of tensors, less and less until there are none.
 //!
 //! Senders may have the same elements as each other (norms that all tensor shards have, copies of a head, an embedding of
-//! two stages). Each is asked only for what nobody before it had, so that what has come is counted once.
+//! two stages). Each is asked only for what nobody before it had, so that what has come is counted once. Senders that have
+//! all the same are asked for as much as each other, to within an element.
 
+use crate::collective::parts::part;
 use crate::train::weights::Tensor;
-use phalanx_strategies::program::held::HeldBox;
+use phalanx_strategies::elastic::recovery::Share;
+use phalanx_strategies::program::held::{HeldBox, boxes_of_run};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -49,10 +52,18 @@ impl Lacking {
     /// This has come. Returns whether all of it was lacking; otherwise nothing has changed.
     #[must_use]
     pub(super) fn came(&mut self, piece: &Piece) -> bool {
-        let within = |lacking: &Piece| lacking.tensor == piece.tensor && lacking.has(piece);
-        let Some(at) = self.pieces.iter().position(within) else { return false };
-        let whole = self.pieces.swap_remove(at);
-        self.pieces.extend(whole.without(piece));
+        let common = |(at, lacking): (usize, &Piece)| Some((at, lacking.meet(piece)?));
+        let common: Vec<(usize, Piece)> = self.pieces.iter().enumerate().filter_map(common).collect();
+        let n_lacking: usize = common.iter().map(|(_, common)| common.n_elements()).sum();
+        // Of what is lacking no two boxes have an element in common. A peer may say anything, so that products overflow.
+        let n_elements = piece.extent.iter().try_fold(1, |n: usize, extent| n.checked_mul(*extent));
+        if n_lacking == 0 || n_elements != Some(n_lacking) {
+            return false;
+        }
+        for (at, common) in common.into_iter().rev() {
+            let whole = self.pieces.swap_remove(at);
+            self.pieces.extend(whole.without(&common));
+        }
         true
     }
 }
@@ -67,14 +78,16 @@ impl Piece {
         self.offset.iter().zip(&self.extent).all(|(offset, extent)| offset.checked_add(*extent).is_some())
     }
 
-    /// Whether another box of the same tensor lies in this one.
-    fn has(&self, other: &Piece) -> bool {
-        let inside = |d: usize| {
-            let (end, other_end) = (self.offset[d] + self.extent[d], other.offset[d].checked_add(other.extent[d]));
-            self.offset[d] <= other.offset[d] && other_end.is_some_and(|other_end| other_end <= end)
-        };
+    /// What it has in common with another box, if there is any element.
+    fn meet(&self, other: &Piece) -> Option<Piece> {
         let n_dims = self.offset.len();
-        (other.offset.len(), other.extent.len()) == (n_dims, n_dims) && (0..n_dims).all(inside)
+        if (self.tensor, n_dims, n_dims) != (other.tensor, other.offset.len(), other.extent.len()) {
+            return None;
+        }
+        let offset: Vec<usize> = self.offset.iter().zip(&other.offset).map(|(a, b)| *a.max(b)).collect();
+        let end = |d: usize| (self.offset[d] + self.extent[d]).min(other.offset[d].saturating_add(other.extent[d]));
+        let extent = (0..n_dims).map(|d| end(d).checked_sub(offset[d]).filter(|n| *n > 0)).collect::<Option<_>>()?;
+        Some(Piece { tensor: self.tensor, offset, extent })
     }
 
     /// What is left of this box without one that lies in it: at most two boxes for each dim.
@@ -127,6 +140,24 @@ pub(super) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor
         }
     }
     found
+}
+
+/// The share of what was found, as if it lay in one row, that one of several senders gives that find the same. It is sound.
+pub(super) fn share_of(found: Vec<(&Tensor, Piece)>, share: Share) -> Vec<(&Tensor, Piece)> {
+    let n_elements = found.iter().map(|(_, piece)| piece.n_elements()).sum();
+    let own = part(n_elements, 1, share.n_parts, share.part);
+    let mut before = 0;
+    let mut given = Vec::new();
+    for (tensor, piece) in found {
+        let here = before..before + piece.n_elements();
+        before = here.end;
+        let run = own.start.clamp(here.start, here.end) - here.start..own.end.clamp(here.start, here.end) - here.start;
+        for (offset, extent) in boxes_of_run(&piece.extent, run) {
+            let offset = piece.offset.iter().zip(offset).map(|(first, at)| first + at).collect();
+            given.push((tensor, Piece { tensor: piece.tensor, offset, extent }));
+        }
+    }
+    given
 }
 
 fn meet(held: &HeldBox, piece: &Piece) -> Option<Piece> {
@@ -197,6 +228,37 @@ mod tests {
             prop_assert_eq!(came.len(), had.len(), "{:?}", came);
             prop_assert_eq!(came.into_iter().collect::<BTreeSet<_>>(), had.clone());
             prop_assert_eq!(lacking.n_elements(), 30 - had.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn shares_of_what_is_found_are_as_large_as_each_other_and_together_all_of_it(
+            boxes in prop::collection::vec((0usize..6, 0usize..6, 1usize..7, 1usize..7), 1..4), n_parts in 1u32..5,
+        ) {
+            let shape = [6, 6];
+            let cut = |(r, c, h, w): &(usize, usize, usize, usize)| {
+                tensor("w", &shape, &[*r, *c], &[(*h).min(6 - r), (*w).min(6 - c)])
+            };
+            let held: Vec<Tensor> = boxes.iter().map(cut).collect();
+            let mut lacking = Lacking::all(vec![tensor("w", &shape, &[0, 0], &[6, 6])]);
+            let wanted = named(&lacking);
+            let all: BTreeSet<_> = found(&held, &wanted).iter().flat_map(|(_, piece)| places(piece)).collect();
+
+            let mut came: BTreeSet<(usize, usize)> = BTreeSet::new();
+            for part in 0..n_parts {
+                let given = share_of(found(&held, &wanted), Share { part, n_parts });
+
+                let n = given.iter().map(|(_, piece)| piece.n_elements()).sum::<usize>();
+                prop_assert!([0, 1].contains(&(n - all.len() / n_parts as usize)), "{} of {}", n, all.len());
+                for (tensor, piece) in given {
+                    let held = places(&Piece { tensor: 0, offset: tensor.held.offset.clone(), extent: tensor.held.extent.clone() });
+                    prop_assert!(places(&piece).iter().all(|place| held.contains(place)));
+                    prop_assert!(lacking.came(&piece), "{:?} comes twice", piece);
+                    came.extend(places(&piece));
+                }
+            }
+            prop_assert_eq!(came, all);
         }
     }
 

@@ -1,7 +1,8 @@
 //! A run whose ranks may die: the shells around the pure machines of `phalanx_strategies::elastic`.
 //!
 //! - `words`: what a node and its rank processes say to each other.
-//! - `rank`: a rank process: one thread takes orders, one gives signs of life, one is the device; [`cell`] is what they share.
+//! - `rank`: a rank process: an actor takes orders and gives signs of life, a thread is the device; [`cell`] is what they
+//!   share, and `mesh_groups` what the actor has of the device's communicators.
 //! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `lacking`: what of it
 //!   is still to come; `pairs`: who has messages for whom.
 //! - `node`: the rank processes of a machine and the memory that they share.
@@ -19,6 +20,7 @@ pub(crate) mod heal;
 pub(crate) mod join;
 mod lacking;
 pub(crate) mod local;
+mod mesh_groups;
 pub(crate) mod muster;
 pub(crate) mod node;
 mod pairs;

@@ -14,6 +14,7 @@ use crate::launch::failure::Ending;
 use crate::launch::slots::{SlotEvent, Slots};
 use crate::train::JobError;
 use crate::train::excuse::Excuse;
+use crate::train::links::STAGING_BYTES;
 use crate::train::plan::ModelPlan;
 use crate::train::shadow::Shadow;
 use crate::train::team::TeamPlan;
@@ -28,9 +29,6 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Room for operands that lie outside the shared regions: votes, healing, gradients for shadows.
-const STAGING_BYTES: u64 = 1 << 20;
 
 /// What happened to a rank process.
 #[derive(Debug)]

@@ -1,11 +1,14 @@
 //! Which members of a world have messages for each other: both ends, and whoever makes the world, derive it alone.
 
-use super::device::{member_of, owner};
+use super::device::owner;
+use phalanx_strategies::elastic::identity::Worker;
 use phalanx_strategies::elastic::message::Formation;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Members between whom state travels while the world heals, or gradients while it trains.
 pub(super) fn pairs(formation: &Formation) -> BTreeSet<[u32; 2]> {
+    let members = formation.seats.iter().chain(&formation.guests);
+    let numbers: BTreeMap<Worker, u32> = members.copied().zip(0..).collect();
     let mut pairs = BTreeSet::new();
     let mut add = |a: u32, b: u32| {
         if a != b {
@@ -15,8 +18,8 @@ pub(super) fn pairs(formation: &Formation) -> BTreeSet<[u32; 2]> {
     for (rank, transfers) in formation.transfers.iter().enumerate() {
         for transfer in transfers {
             let sender = transfer.source.sender(transfer.shard);
-            if let Some(from) = sender.and_then(|(worker, _)| member_of(formation, worker)) {
-                add(from, rank as u32);
+            if let Some(from) = sender.and_then(|(worker, _)| numbers.get(&worker)) {
+                add(*from, rank as u32);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A rank process: takes its orders on one thread, gives signs of life on another, and computes on the device thread.
+//! A rank process: the rank actor on its control thread takes orders and gives signs of life, the device thread computes.
 
 use super::cell::Cell;
 use super::device::Device;
@@ -16,6 +16,8 @@ use crate::train::JobError;
 use crate::train::excuse::Excuse;
 use crate::train::plan;
 use crate::train::session::{extras, prepare_data};
+use phalanx_actors::control::block_on;
+use phalanx_actors::rank::{Handle, Life};
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::sampler::Sampler;
@@ -24,7 +26,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Runs the rank whose node is at the other ends of these inherited descriptors; returns its exit code.
 ///
@@ -101,9 +102,12 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
                 plans: BTreeMap::new(),
                 seats: Vec::new(),
             };
-            cell.say();
-            live(&cell, begin.timing.life)?;
-            obey(&cell, receiver)?;
+            // Whoever is missing is named well before it counts as lost.
+            let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
+            let refused = |source| JobError::Thread(ThreadError::Spawn(source));
+            let rank = block_on(Handle::start(cell.clone(), life)).and_then(|rank| rank).map_err(refused)?;
+            cell.belongs_to(rank.clone());
+            obey(rank, receiver)?;
             device.run();
             Ok::<(), JobError>(())
         })?
@@ -130,24 +134,12 @@ fn tcp_config(begin: &Begin) -> TcpConfig {
     TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..config }
 }
 
-/// Gives signs of life. A process that is stopped gives none.
-fn live(cell: &Arc<Cell>, interval: Duration) -> Result<(), JobError> {
-    let cell = Arc::clone(cell);
-    on_own_thread("life", move || {
-        loop {
-            std::thread::sleep(interval);
-            cell.say();
-        }
-    })
-}
-
-/// Takes orders as long as there is a node.
-fn obey(cell: &Arc<Cell>, mut receiver: FrameReceiver) -> Result<(), JobError> {
-    let cell = Arc::clone(cell);
+/// Passes orders on as long as there is a node.
+fn obey(rank: Handle, mut receiver: FrameReceiver) -> Result<(), JobError> {
     on_own_thread("orders", move || {
         while let Ok(Some(frame)) = receiver.receive() {
             match serde_json::from_slice(&frame) {
-                Ok(ToRank::Order(order)) => cell.order(&order),
+                Ok(ToRank::Order(order)) => rank.order(order),
                 Ok(ToRank::Begin(_)) | Err(_) => tracing::warn!("an order that is none was ignored"),
             }
         }

@@ -155,7 +155,7 @@ impl Coordinator {
                 if self.trouble.is_some() {
                     self.end_world(now)
                 } else if unheard.is_empty() {
-                    self.run(now)
+                    self.let_train(now)
                 } else if now >= *until {
                     let unheard = unheard.first().copied().expect("checked above");
                     let cause = match self.membership.status(unheard) {
@@ -199,7 +199,7 @@ impl Coordinator {
                 if self.trouble.is_some() {
                     self.end_world(now)
                 } else if waiting.is_empty() {
-                    self.run(now)
+                    self.let_train(now)
                 } else if now >= *until {
                     self.trouble(Cause { culprit: Culprit::Job, why: Why::Stuck }, now);
                     self.end_world(now)
@@ -254,8 +254,7 @@ impl Coordinator {
         self.manifests.abandon();
         self.complete = None;
         let generation = self.record.generation.next();
-        let idle = self.record.idle || matches!(self.phase, Phase::Healing { .. });
-        self.write(Record { generation, cause, n_crashes, idle, ..self.record.clone() }, Purpose::Stop);
+        self.write(Record { generation, cause, n_crashes, ..self.record.clone() }, Purpose::Stop);
         false
     }
 
@@ -294,7 +293,7 @@ impl Coordinator {
                     return true;
                 }
                 let formation = Some(Arc::new(formation));
-                self.write(Record { formation, n_crashes, idle: false, ..self.record.clone() }, Purpose::Form);
+                self.write(Record { formation, n_crashes, idle: true, ..self.record.clone() }, Purpose::Form);
             }
             Err(blocked) => {
                 let remaining = match blocked {
@@ -331,14 +330,23 @@ impl Coordinator {
         }
     }
 
-    fn run(&mut self, now: Instant) -> bool {
+    /// All members of the world have their state: that they may train becomes durable first (`K-1`).
+    fn let_train(&mut self, now: Instant) -> bool {
+        if self.record.idle {
+            self.write(Record { idle: false, ..self.record.clone() }, Purpose::Run);
+            return false;
+        }
+        self.run(now);
+        true
+    }
+
+    pub(super) fn run(&mut self, now: Instant) {
         self.guests.clear();
         let watch = Watch::new(now, self.timing.suspicion);
         let look = Some(Look::after(None, now, &self.timing));
         self.phase = Phase::Running { watch, look, change: None };
         self.enter(now, IncidentPhase::Resume);
         self.broadcast();
-        true
     }
 
     pub(super) fn enter(&mut self, now: Instant, phase: IncidentPhase) {

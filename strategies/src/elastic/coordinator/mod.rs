@@ -3,7 +3,8 @@
 //! `rift` who cannot reach whom, `change` how a world makes room for another by choice, `wishes` what the operator wants, `ending` when the job is over; `status` is all of it as a value.
 //!
 //! Invariants:
-//! - `K-1` A generation is durable before anybody is told of it, and so is its world with the state that it begins from.
+//! - `K-1` A generation is durable before anybody is told of it, and so is its world with the state that it begins from, and
+//!   that it trains: of one that was not to train yet a successor knows that it has committed nothing, whoever is lost with it.
 //!   A record that the store refuses ends the coordinator: its successor has begun.
 //! - `K-2` A generation has one world. A world that loses a member before or while it runs is followed by the next
 //!   generation, not repaired.
@@ -116,6 +117,7 @@ struct Trouble {
 enum Purpose {
     Stop,
     Form,
+    Run,
     Save,
     Close,
     Wish,
@@ -238,6 +240,7 @@ impl Coordinator {
         match purpose {
             Purpose::Stop => self.stop(now),
             Purpose::Form => self.form(now),
+            Purpose::Run => self.run(now),
             Purpose::Save => self.commands.push_back(Command::Saved(self.record.checkpoint)),
             Purpose::Wish => self.take_up_wishes(now),
             Purpose::End => {

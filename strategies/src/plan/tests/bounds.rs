@@ -58,7 +58,8 @@ fn frozen_parameters_need_neither_gradients_nor_moments() {
 
     let n_params = llama_70b(8).n_params() as f64;
     let saved = (whole.memory_bytes - adapters.memory_bytes) as f64;
-    assert!((saved / (n_params * (4.0 + 8.0 / 8.0)) - 1.0).abs() < 1e-3, "{saved}");
+    // One block of eighty may keep less besides: what lies below the first adapter.
+    assert!((1.0..1.01).contains(&(saved / (n_params * (4.0 + 8.0 / 8.0)))), "{saved}");
     assert!(adapters.step_seconds < 0.8 * whole.step_seconds);
 }
 
