@@ -1,16 +1,20 @@
 //! The events of all ranks as those of one run: the leader's, in order, with every step as all ranks measured it.
 //!
 //! A step of the leader waits until each other rank has told of it; every rank does before it begins the next. What the
-//! leader says after it waits with it, so nothing is told out of order.
+//! leader says after it waits with it, so nothing is told out of order. A step of a world that is over, which a leader makes
+//! up for because the one before it died before it had told, is told by no other rank.
 
 use super::metrics::StepMetrics;
 use crate::job::Event;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Puts the events of ranks together.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Chorus {
+    /// How many ranks tell of a step, as the leader says when it starts.
     n_ranks: usize,
+    /// The last step that was done before they began.
+    first_step: u64,
     /// Of the leader, not told yet.
     events: VecDeque<Event>,
     /// What the other ranks measured in steps that were not told yet.
@@ -18,14 +22,15 @@ pub(super) struct Chorus {
 }
 
 impl Chorus {
-    pub(super) fn new(n_ranks: u32) -> Chorus {
-        Chorus { n_ranks: n_ranks as usize, events: VecDeque::new(), steps: BTreeMap::new() }
-    }
-
     /// Takes what a rank says.
     pub(super) fn hear(&mut self, rank: u32, event: Event) {
         match event {
-            event if rank == 0 => self.events.push_back(event),
+            event if rank == 0 => {
+                if let Event::Started(started) = &event {
+                    (self.n_ranks, self.first_step) = (started.buffer_bytes.len(), started.first_step);
+                }
+                self.events.push_back(event);
+            }
             Event::Step(m) => self.steps.entry(m.step).or_default().push((rank, m)),
             _ => {}
         }
@@ -34,6 +39,7 @@ impl Chorus {
     /// The next event of the run.
     pub(super) fn next(&mut self) -> Option<Event> {
         if let Event::Step(m) = self.events.front()?
+            && m.step > self.first_step
             && self.steps.get(&m.step).map_or(0, Vec::len) + 1 < self.n_ranks
         {
             return None;
@@ -66,6 +72,8 @@ fn merged(leader: StepMetrics, others: &[(u32, StepMetrics)]) -> StepMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Started;
+    use phalanx_strategies::mesh::Mesh;
 
     fn step(step: u64, memory_bytes: u64, collective_pct: f64) -> Event {
         Event::Step(StepMetrics {
@@ -86,9 +94,31 @@ mod tests {
         })
     }
 
+    /// Ranks of a world that begins after this step.
+    fn begun(n_ranks: usize, first_step: u64) -> Chorus {
+        let (n_rows, buffer_bytes) = ((1, 0), vec![1; n_ranks]);
+        let (mesh, total_steps, n_threads) = (Mesh { dp_replicate: n_ranks, ..Mesh::ONE }, 100, 1);
+        let (n_trainable, n_params, resumed_from) = (1, 1, None);
+        let started = Started {
+            mesh,
+            first_step,
+            total_steps,
+            n_trainable,
+            n_params,
+            n_rows,
+            buffer_bytes,
+            n_threads,
+            resumed_from,
+        };
+        let mut chorus = Chorus::default();
+        chorus.hear(0, Event::Started(started.clone()));
+        assert_eq!(chorus.next(), Some(Event::Started(started)));
+        chorus
+    }
+
     #[test]
     fn a_step_is_told_once_with_the_memory_of_all_and_the_rank_they_waited_for() {
-        let mut chorus = Chorus::new(3);
+        let mut chorus = begun(3, 0);
 
         chorus.hear(1, step(1, 20, 5.0));
         chorus.hear(0, step(1, 10, 30.0));
@@ -104,8 +134,19 @@ mod tests {
     }
 
     #[test]
+    fn a_step_of_a_world_that_is_over_waits_for_no_other_rank() {
+        let mut chorus = begun(2, 6);
+
+        chorus.hear(0, step(6, 10, 0.0));
+        chorus.hear(0, step(7, 10, 0.0));
+
+        assert!(matches!(chorus.next(), Some(Event::Step(m)) if m.step == 6), "nobody else tells of it");
+        assert_eq!(chorus.next(), None, "the other rank trains step 7, too");
+    }
+
+    #[test]
     fn what_the_leader_said_is_not_lost_with_a_rank_that_ended() {
-        let mut chorus = Chorus::new(2);
+        let mut chorus = begun(2, 0);
         chorus.hear(0, step(4, 10, 0.0));
 
         assert_eq!(chorus.next(), None);

@@ -74,8 +74,7 @@ impl Local<'_> {
             fits,
             supervisor,
             node: processes,
-            chorus: (0, Chorus::new(1)),
-            n_ranks: self.policy.wanted.size() as u32,
+            chorus: (0, Chorus::default()),
             events: EventLog::open(&self.config.output.output_dir)?,
             world: Generation(0),
             report: None,
@@ -104,7 +103,6 @@ struct Watch {
     node: Node,
     /// Events of the ranks of a generation.
     chorus: (u64, Chorus),
-    n_ranks: u32,
     events: EventLog,
     /// The latest world that was told of.
     world: Generation,
@@ -290,9 +288,7 @@ impl Watch {
                     while let Some(event) = self.chorus.1.next_as_it_is() {
                         on_event(&event);
                     }
-                    let n_ranks =
-                        self.coordinator.record().formation.as_ref().map_or(self.n_ranks, |f| f.seats.len() as u32);
-                    self.chorus = (generation, Chorus::new(n_ranks));
+                    self.chorus = (generation, Chorus::default());
                 }
                 if generation == self.chorus.0 {
                     self.chorus.1.hear(rank, event);
