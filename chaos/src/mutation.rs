@@ -27,11 +27,13 @@ pub enum Mutation {
     SameRowsForAll,
     /// Of several sources that share a piece of state, the last one is taken to have had nothing.
     SkipTheLastShare,
+    /// A member is taken to be in its world as soon as it is told of it.
+    ReadyOnTheWay,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Mutation; 10] = [
+    pub const ALL: [Mutation; 11] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -42,5 +44,6 @@ impl Mutation {
         Mutation::ActOnHearsay,
         Mutation::SameRowsForAll,
         Mutation::SkipTheLastShare,
+        Mutation::ReadyOnTheWay,
     ];
 }

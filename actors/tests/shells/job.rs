@@ -199,6 +199,7 @@ impl Plane {
             while let Some(command) = self.members.get_mut(&worker).and_then(Member::poll_command) {
                 let Some(member) = self.members.get_mut(&worker) else { break };
                 match command {
+                    Command::Join(generation) => drop(member.handle_joined(generation)),
                     Command::Fetch { generation, transfer, .. } => drop(member.handle_fetched(generation, transfer)),
                     Command::Compute { generation, step } => {
                         self.computing.insert((worker, generation, step));

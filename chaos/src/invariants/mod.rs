@@ -1,5 +1,6 @@
 //! What must hold in every run, one promise a file, checked at every observation.
 
+mod all_joined;
 mod attribution;
 mod committed_steps;
 mod ending;
@@ -39,6 +40,20 @@ pub enum Observation<'a> {
         node: NodeId,
         /// In whose term.
         term: Term,
+    },
+    /// The device of a member has joined a world.
+    Joined {
+        /// Who.
+        worker: Worker,
+        /// Which world.
+        generation: Generation,
+    },
+    /// A member begins with a step.
+    Computes {
+        /// Who.
+        worker: Worker,
+        /// In which world.
+        formation: &'a Formation,
     },
     /// The gradients of a step are reduced: these microbatches were in it, one run per data rank.
     Reduced(&'a [Range<usize>], usize),
@@ -138,5 +153,6 @@ pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
         Box::new(ending::Ending::default()),
         Box::new(golden::Golden::new(reproducible)),
         Box::new(attribution::Attribution::default()),
+        Box::new(all_joined::AllJoined::default()),
     ]
 }

@@ -52,6 +52,8 @@ pub enum RankEvent {
     Committed { generation: Generation, step: Step, wishes: Wishes },
     /// All that belongs to the end is done.
     Finished { generation: Generation },
+    /// Its device has joined a world.
+    Joined { generation: Generation },
     /// A piece of state may have come.
     Fetch { generation: Generation, base: Version, transfer: Transfer },
     /// Its connections to others broke.

@@ -244,6 +244,12 @@ impl Sim {
                 // Of an older world it is no news.
                 let _ = rank.member.handle_broken(generation, lost, "a connection broke");
             }
+            RankEvent::Joined { generation } => {
+                // Of an older world it is no news.
+                if rank.member.handle_joined(generation).is_ok() {
+                    self.observe(&Observation::Joined { worker, generation });
+                }
+            }
             RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
             RankEvent::Saved { part, atoms } => {
                 rank.member.handle_saved(part);
@@ -317,6 +323,15 @@ impl Sim {
                     let Some(rank) = self.rank(worker) else { return };
                     retain(rank, &shards, n_atoms);
                 }
+                member::Command::Join(generation) => {
+                    let at = self.now + self.dice.pick(100..10_000);
+                    let early = self.is(Mutation::ReadyOnTheWay);
+                    let Some(rank) = self.rank(worker).filter(|_| early) else {
+                        self.queue.push(at, Event::ToRank { worker, what: RankEvent::Joined { generation } });
+                        continue;
+                    };
+                    let _ = rank.member.handle_joined(generation);
+                }
                 member::Command::Fetch { generation, base, transfer } => {
                     let at = self.now + self.dice.pick(500..20_000);
                     let what = RankEvent::Fetch { generation, base, transfer };
@@ -327,6 +342,10 @@ impl Sim {
                     let time = self.config.step_ms * self.dice.pick(900..1_100) * slow.unwrap_or(1);
                     let what = RankEvent::Computed { generation, step };
                     self.queue.push(self.now + time, Event::ToRank { worker, what });
+                    let seat = self.rank(worker).and_then(|rank| rank.member.seat());
+                    if let Some(formation) = seat.map(|(formation, _)| formation.clone()) {
+                        self.observe(&Observation::Computes { worker, formation: &formation });
+                    }
                 }
                 member::Command::Vote(vote, wishes) => self.vote(worker, vote, wishes),
                 member::Command::Finish(generation) => {

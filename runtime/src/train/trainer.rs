@@ -444,7 +444,7 @@ impl<'a> Trainer<'a> {
             epoch: self.sampler.epochs_after(step + 1),
             predicted_tokens: o.predicted_tokens,
             mfu_pct: 100.0 * self.model_flops / o.step_s / self.peak_flops,
-            memory_bytes: resident_bytes(self.team.memory().map(Arena::len)),
+            memory_bytes: resident_bytes(self.team.memory().map(|_| self.bytes_in_shared())),
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
@@ -516,9 +516,39 @@ impl<'a> Trainer<'a> {
         self.team = team;
     }
 
+    /// Goes on from where a trainer of an earlier world was, with its state where that has it.
+    ///
+    /// # Errors
+    /// When the system has not enough memory for all else.
+    pub(crate) fn follow(&mut self, before: Trainer<'_>, output_dir: &Path) -> Result<(), JobError> {
+        self.tell_of(&before);
+        self.state = before.state;
+        self.take_over(before.machine, output_dir)
+    }
+
+    /// Has what outlasts a step in the memory of this machine, with what is in it.
+    ///
+    /// # Errors
+    /// As [`Trainer::follow`].
+    pub(crate) fn take_over(&mut self, before: CpuMachine, output_dir: &Path) -> Result<(), JobError> {
+        let backing = Backing { shared: self.team.memory(), offload_dir: Some(output_dir) };
+        self.machine = before.succeed(&self.programs.all(), &backing)?;
+        Ok(())
+    }
+
+    /// Tells of the last step of that world, too, if nobody has.
+    pub(crate) fn tell_of(&mut self, before: &Trainer<'_>) {
+        self.settled.clone_from(&before.settled);
+    }
+
     /// Those with whom it exchanges gradients beside the program.
     pub(crate) fn link(&mut self, links: Links, heirs: Vec<u32>) {
         (self.links, self.heirs) = (links, heirs);
+    }
+
+    fn bytes_in_shared(&self) -> usize {
+        let machines = std::iter::once(&self.machine).chain(self.shadows.iter().map(|shadow| &shadow.machine));
+        machines.map(CpuMachine::bytes_in_shared).sum()
     }
 
     /// Where its state lies.

@@ -6,6 +6,7 @@ use crate::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;
+use phalanx_strategies::passes::memory::Place as MemoryPlace;
 use phalanx_strategies::program::held::HeldBox;
 use phalanx_strategies::program::{Init, Kind, Op, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
@@ -51,6 +52,16 @@ pub(crate) fn updated_state(c: &Compiled) -> Vec<Tensor> {
     let own = |p: &Param| tensors(p, p.value, &p.updated, p.updated.start - p.held.start, "");
     let trained = c.program.params.iter().filter(|p| p.trainable).flat_map(own);
     trained.chain(state_of(c, |_| true)).collect()
+}
+
+/// What outlasts a step, and where it lies in its region: equal for ranks that could have each other's memory as it is.
+pub(crate) fn lasting(c: &Compiled) -> Vec<(Tensor, MemoryPlace)> {
+    let placed = |tensor: Tensor| {
+        let place = c.layout.places[tensor.value.0 as usize].expect("the memory pass places what lasts");
+        // Numbers of values are the program's own.
+        (Tensor { value: ValueId(0), ..tensor }, place)
+    };
+    parameters(c).into_iter().chain(optimizer_state(c)).map(placed).collect()
 }
 
 /// What this rank saves of the optimizer's state.

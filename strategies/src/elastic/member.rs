@@ -9,6 +9,8 @@
 //! - `B-5` A member is done only when the last step is committed and all that it had to save is durable.
 //! - `B-6` A world that is to pause does so after a step that is not saved, at all members after the same one; nothing of
 //!   that step is lost.
+//! - `B-7` A member is not ready before its device is in the world, also if it lacks nothing: until then what the device is at
+//!   in an older world may still touch the memory of its peers there.
 
 use super::commit::{Promise, Version, Vote};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
@@ -33,6 +35,8 @@ pub enum Command {
     Discard,
     /// Free the state of all other shards.
     Keep(Vec<Shard>),
+    /// Leave what there was and take the seat, or the guest's place, in this world; answer with [`Member::handle_joined`].
+    Join(Generation),
     /// Fetch a piece of the state `base`; answer with [`Member::handle_fetched`].
     Fetch {
         /// For which world.
@@ -97,6 +101,8 @@ pub struct Member {
 struct Seat {
     formation: Arc<Formation>,
     rank: usize,
+    /// Whether the device is there.
+    joined: bool,
     missing: Vec<Transfer>,
     /// How many of the checkpoints that were asked for are written or being written.
     n_saves: u64,
@@ -228,6 +234,20 @@ impl Member {
             self.broken = Some(Broken { lost, reason: bounded(reason) });
             self.stop();
         }
+        Ok(())
+    }
+
+    /// The device has taken its seat in the world of this generation.
+    ///
+    /// # Errors
+    /// When that is an older world (`B-1`).
+    pub fn handle_joined(&mut self, generation: Generation) -> Result<(), Stale> {
+        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        if let Some(seat) = &mut self.seat {
+            seat.joined = true;
+        }
+        self.is_at(At::Computes);
+        self.become_ready();
         Ok(())
     }
 
@@ -419,20 +439,20 @@ impl Member {
         self.promise.entered = formation.generation;
         self.entered = formation.base.step;
         let missing = formation.transfers[rank].clone();
+        self.commands.push_back(Command::Join(formation.generation));
         for transfer in &missing {
             let (generation, base) = (formation.generation, formation.base);
             self.commands.push_back(Command::Fetch { generation, base, transfer: *transfer });
         }
         let n_saves = formation.n_saves;
-        self.seat = Some(Seat { formation: formation.clone(), rank, missing, n_saves, saving: vec![] });
+        self.seat = Some(Seat { formation: formation.clone(), rank, joined: false, missing, n_saves, saving: vec![] });
         self.phase = MemberPhase::Healing;
-        self.become_ready();
     }
 
     fn become_ready(&mut self) {
         let Some(seat) = &self.seat else { return };
         let complete = seat.formation.holds[seat.rank].iter().all(|shard| self.holds.contains(shard));
-        if self.phase == MemberPhase::Healing && seat.missing.is_empty() && complete {
+        if self.phase == MemberPhase::Healing && seat.joined && seat.missing.is_empty() && complete {
             self.phase = MemberPhase::Ready;
             self.commands.push_back(Command::Report);
         }
@@ -527,6 +547,7 @@ mod tests {
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         let generation = formation.generation;
         member.handle_order(&order(generation.0, Stage::Form, Some(formation))).unwrap();
+        member.handle_joined(generation).unwrap();
         for transfer in &formation.transfers[0] {
             member.handle_fetched(generation, *transfer).unwrap();
         }
@@ -570,6 +591,7 @@ mod tests {
         let formed = formation(1, [worker(0), worker(1)]);
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         member.handle_order(&order(1, Stage::Form, Some(&formed))).unwrap();
+        member.handle_joined(Generation(1)).unwrap();
         for transfer in &formed.transfers[0] {
             member.handle_fetched(Generation(1), *transfer).unwrap();
         }
@@ -608,6 +630,7 @@ mod tests {
         let formation = formation(1, [worker(0), worker(1)]);
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         member.handle_order(&order(1, Stage::Form, Some(&formation))).unwrap();
+        member.handle_joined(Generation(1)).unwrap();
         let first = formation.transfers[0][0];
         assert!(matches!(first.source, Source::Disk(_)));
         member.handle_fetched(Generation(1), first).unwrap();
@@ -615,6 +638,24 @@ mod tests {
         member.handle_order(&order(1, Stage::Run, Some(&formation))).unwrap();
 
         assert_eq!(member.report().phase, MemberPhase::Healing);
+    }
+
+    // B-7
+    #[test]
+    fn a_member_that_lacks_nothing_is_not_ready_before_its_device_is_in_the_world() {
+        let before = formation(1, [worker(0), worker(1)]);
+        let mut member = running(&before);
+        let transfers = vec![vec![]; 2];
+        let (base, voted_in) = (before.base, Generation(1));
+        let next = Formation { base, voted_in, transfers, ..(*formation(2, [worker(0), worker(1)])).clone() };
+
+        member.handle_order(&order(2, Stage::Form, Some(&Arc::new(next)))).unwrap();
+        assert!(commands(&mut member).contains(&Command::Join(Generation(2))));
+        assert_eq!(member.report().phase, MemberPhase::Healing);
+        assert!(member.handle_joined(Generation(1)).is_err());
+        member.handle_joined(Generation(2)).unwrap();
+
+        assert_eq!(member.report().phase, MemberPhase::Ready);
     }
 
     fn commands(member: &mut Member) -> Vec<Command> {

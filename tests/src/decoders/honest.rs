@@ -133,8 +133,9 @@ impl Job {
 
 /// What a member's shell does; votes are for its world to count.
 pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut VecDeque<member::Command>) {
-    use member::Command::{Abort, Apply, Compute, Discard, Exit, Fetch, Finish, Keep, Report, Save, Vote};
+    use member::Command::{Abort, Apply, Compute, Discard, Exit, Fetch, Finish, Join, Keep, Report, Save, Vote};
     match command {
+        Join(generation) => drop(member.handle_joined(generation)),
         Fetch { generation, transfer, .. } => drop(member.handle_fetched(generation, transfer)),
         Compute { generation, step } => {
             let _ = member.handle_entered(generation, step);

@@ -39,6 +39,15 @@ impl Arena {
         Ok(Arena::Own(Some(map)))
     }
 
+    /// Takes the memory from the system now, not when it is first used. Where the system does not know of that, it comes
+    /// then.
+    pub(super) fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        if let Arena::Own(Some(map)) = self {
+            let _ = map.advise(memmap2::Advice::PopulateWrite);
+        }
+    }
+
     /// Memory that the system keeps in a file of `dir` where it is short: the file has no name once it is mapped, so it
     /// goes with the process.
     pub(super) fn in_file(dir: &Path, bytes: usize) -> Result<Arena, AllocError> {
@@ -55,7 +64,7 @@ impl Arena {
         Ok(Arena::Own(Some(map)))
     }
 
-    /// Bytes from `offset` on, of memory that nobody used before.
+    /// Bytes from `offset` on.
     ///
     /// # Panics
     /// If they do not lie in the memory: whoever made it asked [`super::CpuMachine::shared_bytes`] how much there must be.

@@ -67,7 +67,8 @@ pub enum ExecError {
 /// Memory for the regions of a machine, where it is not the machine's own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backing<'a> {
-    /// For the regions that hold operands of collectives; at least [`CpuMachine::shared_bytes`], used by nobody else.
+    /// For what lives within a step, and other regions that hold operands of collectives; at least
+    /// [`CpuMachine::shared_bytes`], used by nobody else.
     pub shared: Option<&'a SharedArena>,
     /// Folder of the file that holds what is offloaded.
     pub offload_dir: Option<&'a Path>,
@@ -100,6 +101,44 @@ impl CpuMachine {
     /// # Panics
     /// If `backing.shared` is too small.
     pub fn on(programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
+        CpuMachine::new_with(programs, backing, BTreeMap::new())
+    }
+
+    /// Memory for what outlasts a step of these programs, as far as it is neither shared nor offloaded, taken from the
+    /// system at once: for
+    /// [`CpuMachine::succeed`].
+    ///
+    /// # Errors
+    /// When the system has not enough memory.
+    pub fn warm(programs: &[&Compiled]) -> Result<CpuMachine, AllocError> {
+        let is_shared = shared_regions(programs);
+        let mut arenas = BTreeMap::new();
+        for region in [Region::Parameters, Region::OptimizerState].into_iter().filter(|r| !is_shared.contains(r)) {
+            let arena = Arena::new(region_bytes(programs, region))?;
+            arena.populate();
+            arenas.insert(region, arena);
+        }
+        Ok(CpuMachine { arenas })
+    }
+
+    /// As [`CpuMachine::on`], for other programs whose regions of what outlasts a step are the same, and their memory is this
+    /// machine's. Where that is shared, `backing` is the same memory.
+    ///
+    /// # Errors
+    /// As [`CpuMachine::on`].
+    ///
+    /// # Panics
+    /// As [`CpuMachine::on`].
+    pub fn succeed(self, programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
+        let lasts = |region: &Region, _: &mut Arena| LASTING.contains(region);
+        CpuMachine::new_with(programs, backing, { self.arenas }.extract_if(.., lasts).collect())
+    }
+
+    fn new_with(
+        programs: &[&Compiled],
+        backing: &Backing<'_>,
+        mut before: BTreeMap<Region, Arena>,
+    ) -> Result<CpuMachine, AllocError> {
         let is_shared = shared_regions(programs);
         let mut arenas = BTreeMap::new();
         let mut offset = 0;
@@ -107,10 +146,11 @@ impl CpuMachine {
             let bytes = region_bytes(programs, region);
             let shared = backing.shared.filter(|_| is_shared.contains(&region));
             let offload_dir = backing.offload_dir.filter(|_| region == Region::Offloaded);
-            let arena = match (shared, offload_dir) {
-                (Some(memory), _) => Arena::within(memory, offset, bytes),
-                (None, Some(dir)) => Arena::in_file(dir, bytes)?,
-                (None, None) => Arena::new(bytes)?,
+            let arena = match (shared, before.remove(&region), offload_dir) {
+                (Some(memory), ..) => Arena::within(memory, offset, bytes),
+                (None, Some(arena), _) if arena.len() == bytes => arena,
+                (None, _, Some(dir)) => Arena::in_file(dir, bytes)?,
+                (None, _, None) => Arena::new(bytes)?,
             };
             if let Arena::Shared { .. } = arena {
                 offset += Arena::shared_bytes(bytes);
@@ -162,10 +202,21 @@ impl CpuMachine {
         self.arenas.values().map(Arena::len).sum()
     }
 
-    /// Bytes of the regions in which peers read and write operands of collectives.
+    /// Bytes of the regions that lie in shared memory where a machine gets any.
     pub fn shared_bytes(programs: &[&Compiled]) -> usize {
         let of_region = |region: Region| Arena::shared_bytes(region_bytes(programs, region));
         shared_regions(programs).into_iter().map(of_region).sum()
+    }
+
+    /// The regions of what outlasts a step: bytes, and whether they lie in shared memory where a machine gets any.
+    pub fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
+        let is_shared = shared_regions(programs);
+        LASTING.map(|region| (region_bytes(programs, region), is_shared.contains(&region)))
+    }
+
+    /// Bytes of all regions in shared memory.
+    pub fn bytes_in_shared(&self) -> usize {
+        self.arenas.values().filter(|arena| matches!(arena, Arena::Shared { .. })).map(Arena::len).sum()
     }
 
     /// The elements of a value.
@@ -302,13 +353,17 @@ impl CpuMachine {
 const REGIONS: [Region; 5] =
     [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
 
+/// What outlasts a step.
+const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
+
 fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
     programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0)
 }
 
-/// Regions in which an operand or a result of a collective lies.
+/// Regions in which an operand or a result of a collective lies; that of what lives within a step in any case, so that one
+/// that loses its peers keeps it where it is.
 fn shared_regions(programs: &[&Compiled]) -> BTreeSet<Region> {
-    let mut regions = BTreeSet::new();
+    let mut regions = BTreeSet::from([Region::Work]);
     for c in programs {
         for instr in c.program.instrs.iter().filter(|i| matches!(i.op, Op::Start(_))) {
             let places = instr.reads.iter().chain(&instr.writes).filter_map(|v| c.layout.places[v.0 as usize]);

@@ -125,12 +125,12 @@ impl Cell {
         }
     }
 
-    /// All pieces of state that the world's formation names for this member have arrived.
+    /// The device has its seat, and all pieces of state that the world's formation names for it have arrived.
     pub(crate) fn healed(&self, formation: &Formation, rank: usize) {
         self.with(|member| {
-            formation.transfers[rank]
-                .iter()
-                .try_for_each(|transfer| member.handle_fetched(formation.generation, *transfer))
+            let generation = formation.generation;
+            member.handle_joined(generation)?;
+            formation.transfers[rank].iter().try_for_each(|transfer| member.handle_fetched(generation, *transfer))
         })
         .unwrap_or_else(|stale| tracing::debug!(%stale, "healed too late"));
     }
@@ -305,8 +305,8 @@ impl Inner {
                     train = Some(part.of.generation);
                 }
                 Command::Exit => self.tasks.push_back(Task::Exit),
-                // The device fetches when it joins, and votes when it has computed.
-                Command::Fetch { .. } | Command::Vote(..) => {}
+                // The device is told to join below; it fetches when it does, and votes when it has computed.
+                Command::Join(_) | Command::Fetch { .. } | Command::Vote(..) => {}
                 Command::Report => self.news = true,
             }
         }

@@ -5,6 +5,7 @@ use super::cell::{Cell, Task};
 use super::heal::{Healing, Holding, Wanting};
 use super::mesh_groups::communicators;
 use super::pairs::{heirs, pairs};
+use super::seat_memory::{Lasting, SeatMemory};
 use super::words::FromRank;
 use crate::collective::CollectiveError;
 use crate::collective::hierarchical::placement::Placement;
@@ -26,7 +27,7 @@ use crate::train::saving::Saving;
 use crate::train::session::Telling;
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::StepTrace;
-use crate::train::team::{Joined, Site, TeamPlan};
+use crate::train::team::{Joined, Site, Team, TeamPlan};
 use crate::train::trainer::{Pause, Programs, TrainData, Trainer};
 use crate::train::weights;
 use phalanx_strategies::compile::Compiled;
@@ -67,15 +68,15 @@ pub(super) struct Device<'a> {
     pub(super) start_from: Option<(u64, PathBuf)>,
     /// Groups of the meshes that were joined.
     pub(super) plans: BTreeMap<Mesh, TeamPlan>,
+    /// Memory for the first seat.
+    pub(super) warm: Option<CpuMachine>,
     /// The latest is the one that trains, or trained last.
     pub(super) seats: Vec<Seat<'a>>,
 }
 
 /// A place in a world, with the state of its shards.
 pub(super) struct Seat<'a> {
-    mesh: Mesh,
-    rank: usize,
-    shards: Vec<Shard>,
+    memory: SeatMemory,
     generation: Generation,
     /// How many of the checkpoints that were asked for are complete.
     n_saves: u64,
@@ -88,7 +89,7 @@ impl Seat<'_> {
     /// Where it has the state of its shards.
     fn holdings(&self) -> impl Iterator<Item = (Shard, Holding<'_>)> {
         let (compiled, machine) = self.trainer.memory();
-        let own = self.shards.first().map(|shard| (*shard, Holding { compiled, machine }));
+        let own = self.memory.shards.first().map(|shard| (*shard, Holding { compiled, machine }));
         let shadows = self.trainer.shadows().iter();
         own.into_iter().chain(shadows.map(|s| (s.shard, Holding { compiled: &s.compiled, machine: &s.machine })))
     }
@@ -96,7 +97,7 @@ impl Seat<'_> {
     /// The same, where it may be filled.
     fn rooms(&mut self) -> impl Iterator<Item = (Shard, Wanting<'_>)> {
         let ((compiled, machine), shadows) = self.trainer.memories_mut();
-        let own = self.shards.first().map(|shard| (*shard, Wanting { compiled, machine }));
+        let own = self.memory.shards.first().map(|shard| (*shard, Wanting { compiled, machine }));
         let shadows = shadows.iter_mut();
         own.into_iter().chain(shadows.map(|s| (s.shard, Wanting { compiled: &s.compiled, machine: &mut s.machine })))
     }
@@ -190,40 +191,57 @@ impl<'a> Device<'a> {
         let team = team.expect("a rank has a team").with_pulse(self.pulse.clone());
         let shards = &formation.holds[rank];
         let begin = Instant::now();
-        let same = |seat: &Seat<'_>| (seat.mesh, seat.rank, &seat.shards) == (formation.mesh, rank, shards);
-        let kept = self.seats.iter().position(|seat| same(seat) && seat.trainer.is_in(team.memory()));
-        let mut seat = match kept {
+        let is_same = |seat: &Seat<'_>| seat.memory.is_of(formation.mesh, rank, shards);
+        let kept = self.seats.iter().position(|seat| is_same(seat) && seat.trainer.is_in(team.memory()));
+        let (mut seat, in_place) = match kept {
             Some(at) => {
                 let mut seat = self.seats.remove(at);
                 seat.trainer.rejoin(team);
-                seat
+                (seat, shards.clone())
             }
-            None => {
-                let place = Place { mesh: formation.mesh, rank };
-                let programs = Arc::new(Programs::compile(self.model, place, self.evaluates)?);
-                let memory = team.memory().expect("ranks of elastic worlds share memory").clone();
-                let shadows = self.shadows(formation, &shards[1..], &memory, &programs)?;
-                let dir = &self.config.output.output_dir;
-                let (run, sampler) = (self.run, self.sampler);
-                let trainer = Trainer::new(self.model, run, programs, sampler, vec![], team, dir, self.peak_flops)?;
-                let trainer = trainer.with_member(Arc::clone(&self.cell), shadows);
-                let (mesh, generation, n_saves) = (formation.mesh, formation.generation, formation.n_saves);
-                Seat { mesh, rank, shards: shards.clone(), generation, n_saves, from_disk: false, trainer }
-            }
+            None => self.new_seat(formation, rank, team)?,
         };
         (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
         seat.from_disk = formation.base.lineage == formation.generation;
         let seated = begin.elapsed();
-        let healed = self.heal(formation, rank, &mut seat, &mut links, kept.is_some());
-        tracing::debug!(worker = %self.worker, kept = kept.is_some(), ?seated, healed = ?begin.elapsed(), "took a seat");
+        let healed = self.heal(formation, rank, &mut seat, &mut links, &in_place);
+        tracing::debug!(worker = %self.worker, kept = kept.is_some(), in_place = in_place.len(), ?seated, healed = ?begin.elapsed(), "took a seat");
         seat.trainer.link(links, heirs(formation, rank));
-        if kept.is_some() || healed.is_ok() {
+        if !in_place.is_empty() || healed.is_ok() {
             // What was there before may be needed by others until the world runs.
             self.seats.push(seat);
         }
         healed?;
         self.cell.healed(formation, rank);
         Ok(())
+    }
+
+    /// A seat that it did not have, and the shards whose state is in its memory: it may be that of a seat that it had.
+    fn new_seat(&mut self, formation: &Formation, rank: usize, team: Team) -> Result<(Seat<'a>, Vec<Shard>), JobError> {
+        let (mesh, shards) = (formation.mesh, &formation.holds[rank]);
+        let programs = Arc::new(Programs::compile(self.model, Place { mesh, rank }, self.evaluates)?);
+        let memory = SeatMemory::new(mesh, rank, shards, Arc::new(Lasting::of(&programs)));
+        let becomes_it = |seat: &Seat<'_>| seat.memory.may_become(&memory) && seat.trainer.is_in(team.memory());
+        let before = self.seats.iter().position(becomes_it);
+        let arena = team.memory().expect("ranks of elastic worlds share memory").clone();
+        let shadows = self.shadows(formation, &shards[1..], &arena, &programs)?;
+        let (run, sampler, dir) = (self.run, self.sampler, &self.config.output.output_dir);
+        let trainer = Trainer::new(self.model, run, programs, sampler, vec![], team, dir, self.peak_flops)?;
+        let mut trainer = trainer.with_member(Arc::clone(&self.cell), shadows);
+        if let Some(last) = self.seats.last() {
+            trainer.tell_of(&last.trainer);
+        }
+        let mut in_place = Vec::new();
+        match (before.map(|at| self.seats.remove(at)), self.warm.take()) {
+            (Some(before), _) => {
+                trainer.follow(before.trainer, dir)?;
+                in_place = before.memory.shards;
+            }
+            (None, Some(warm)) => trainer.take_over(warm, dir)?,
+            (None, None) => {}
+        }
+        let (generation, n_saves) = (formation.generation, formation.n_saves);
+        Ok((Seat { memory, generation, n_saves, from_disk: false, trainer }, in_place))
     }
 
     /// Shadows of these shards, behind the memory of the rank's own programs.
@@ -252,11 +270,9 @@ impl<'a> Device<'a> {
         rank: usize,
         seat: &mut Seat<'a>,
         links: &mut Links,
-        kept: bool,
+        in_place: &[Shard],
     ) -> Result<(), JobError> {
-        if !kept {
-            self.fill_frozen(seat)?;
-        }
+        self.fill_frozen(seat, in_place.is_empty())?;
         let own = &formation.transfers[rank];
         if let Some(Source::Disk(checkpoint)) = own.first().map(|transfer| transfer.source) {
             // all of it, and nobody has anything for anybody.
@@ -266,7 +282,7 @@ impl<'a> Device<'a> {
         let state = seat.trainer.state;
         let mut healing = Healing::default();
         for (shard, room) in seat.rooms() {
-            if !kept || own.iter().any(|transfer| transfer.shard == shard) {
+            if !in_place.contains(&shard) || own.iter().any(|transfer| transfer.shard == shard) {
                 healing.lacks(shard, room);
             } else {
                 healing.holds(shard, Holding { compiled: room.compiled, machine: room.machine }, state);
@@ -287,11 +303,8 @@ impl<'a> Device<'a> {
                 if members == [me] { healing.find(held[0], shard) } else { healing.ask(links, &members, shard)? }
             }
         }
-        if !kept {
-            let rest =
-                formation.holds[rank].iter().filter(|shard| own.iter().all(|transfer| transfer.shard != **shard));
-            rest.for_each(|shard| healing.find(*shard, *shard));
-        }
+        let is_elsewhere = |shard: &&Shard| !in_place.contains(shard) && own.iter().all(|t| t.shard != **shard);
+        formation.holds[rank].iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
         let came = healing.carry_out(links)?;
         seat.trainer.state = came.unwrap_or(state);
         Ok(())
@@ -317,9 +330,13 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// What is never updated comes from where the model came from.
-    fn fill_frozen(&self, seat: &mut Seat<'a>) -> Result<(), JobError> {
+    /// What is never updated comes from where the model came from, if the memory `is_new`; tables lie elsewhere in every seat.
+    fn fill_frozen(&self, seat: &mut Seat<'a>, is_new: bool) -> Result<(), JobError> {
         let (c, machine) = seat.trainer.memory_mut();
+        if !is_new {
+            weights::fill_constants(machine, c, self.model.model.known());
+            return Ok(());
+        }
         self.initialise(c, machine, |param| !param.trainable)
     }
 
@@ -354,7 +371,7 @@ impl<'a> Device<'a> {
             None => saving.path_of(step, checkpoint.generation.0)?,
         };
         let changed = seat.trainer.restore(&saving, &path)?;
-        if !changed.is_empty() && seat.rank == 0 {
+        if !changed.is_empty() && seat.memory.rank == 0 {
             self.tell(seat, Event::Note(format!("changed since the checkpoint was saved: {}", changed.join(", "))));
         }
         for shadow in seat.trainer.shadows_mut() {
@@ -368,8 +385,8 @@ impl<'a> Device<'a> {
     }
 
     fn tell(&self, seat: &Seat<'a>, event: Event) {
-        if seat.rank == 0 || matches!(event, Event::Step(_)) {
-            self.cell.tell(&FromRank::Event { generation: seat.generation.0, rank: seat.rank as u32, event });
+        if seat.memory.rank == 0 || matches!(event, Event::Step(_)) {
+            self.cell.tell(&FromRank::Event { generation: seat.generation.0, rank: seat.memory.rank as u32, event });
         }
     }
 
@@ -389,12 +406,12 @@ impl<'a> Device<'a> {
     /// Trains to the end; the leader reports.
     fn train_in(&self, seat: &mut Seat<'a>, saving: &mut Saving) -> Result<Option<Report>, JobError> {
         let output = &self.config.output;
-        let leads = seat.rank == 0;
+        let leads = seat.memory.rank == 0;
         let first_step = seat.trainer.state.step;
         seat.trainer.begin(seat.generation, seat.n_saves)?;
         let buffer_bytes = seat.trainer.buffer_bytes()?;
         let n_rows = (self.data.train.len(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
-        let (generation, rank) = (seat.generation.0, seat.rank as u32);
+        let (generation, rank) = (seat.generation.0, seat.memory.rank as u32);
         let cell = &self.cell;
         let mut on_event = |event: &Event| {
             if let Event::Saved { step, .. } = event {

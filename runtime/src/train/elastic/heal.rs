@@ -281,4 +281,4 @@ pub(crate) mod fuzzing {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

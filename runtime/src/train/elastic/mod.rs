@@ -4,7 +4,7 @@
 //! - `rank`: a rank process: an actor takes orders and gives signs of life, a thread is the device; [`cell`] is what they
 //!   share, and `mesh_groups` what the actor has of the device's communicators.
 //! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `lacking`: what of it
-//!   is still to come; `pairs`: who has messages for whom.
+//!   is still to come; `pairs`: who has messages for whom; `seat_memory`: who keeps its memory.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
 //! - `serve`: the coordinator of several nodes, and `standby` until it is needed; `join`: one of them; `head`: both in one process; `muster`: machines
@@ -25,6 +25,7 @@ pub(crate) mod muster;
 pub(crate) mod node;
 mod pairs;
 pub(crate) mod rank;
+mod seat_memory;
 pub(crate) mod sentence;
 pub(crate) mod serve;
 mod standby;

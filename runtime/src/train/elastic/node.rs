@@ -2,11 +2,13 @@
 
 use super::device::{member_of, owner, placement};
 use super::pairs::pairs;
+use super::seat_memory::{Lasting, SeatMemory};
 use super::words::{Begin, FromRank, ToRank};
+use crate::collective::CollectiveError;
 use crate::collective::shm::memory::SharedMemory;
 use crate::collective::shm::passing::send_world;
 use crate::collective::shm::world::ShmWorld;
-use crate::collective::world::WorldId;
+use crate::collective::world::{World, WorldId};
 use crate::cpu::CpuMachine;
 use crate::job::{Event, Report};
 use crate::launch::cores::Cores;
@@ -19,9 +21,8 @@ use crate::train::plan::ModelPlan;
 use crate::train::shadow::Shadow;
 use crate::train::team::TeamPlan;
 use crate::train::trainer::Programs;
-use phalanx_strategies::elastic::identity::{Generation, NodeId, Worker};
+use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::{Formation, MemberReport, Order};
-use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::{Mesh, Place};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -73,17 +74,36 @@ pub(crate) struct Node {
     /// Those of whom a word was heard.
     started: BTreeMap<u32, Worker>,
     plans: BTreeMap<Mesh, TeamPlan>,
-    /// Bytes of shared memory of a rank, and of a shadow of it.
-    sizes: BTreeMap<(Mesh, usize), [u64; 2]>,
+    needs: BTreeMap<(Mesh, usize), Needs>,
     /// The latest world of which ranks were told, and its members here.
     world: Option<(Generation, ShmWorld, Vec<Worker>)>,
-    /// The memory that a worker has from its last world, and what it is for.
-    arenas: BTreeMap<Worker, (Seat, Arc<SharedMemory>)>,
+    /// The memory that a worker has, and what of its last world is in it.
+    arenas: BTreeMap<Worker, (Option<SeatMemory>, Arc<SharedMemory>)>,
+    /// The seat that was last taken from each place.
+    seats: BTreeMap<u32, (Mesh, usize)>,
     events: VecDeque<NodeEvent>,
 }
 
-/// What the memory of a worker is for: it keeps it as long as this is the same.
-type Seat = (Mesh, usize, Vec<Shard>);
+/// What a rank of a mesh needs.
+#[derive(Clone)]
+struct Needs {
+    /// Bytes of shared memory.
+    own: u64,
+    /// Bytes of it for a shadow of the rank, elsewhere.
+    shadow: u64,
+    lasting: Arc<Lasting>,
+}
+
+/// Address space for a seat that needs so many bytes, and for programs of other meshes over the same shard. What is not used
+/// costs no memory.
+fn with_spare(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 2)
+}
+
+/// The world of a process that is in none yet.
+pub(super) fn alone(job: JobId, worker: Worker) -> Result<World, CollectiveError> {
+    World::of_one_group(WorldId { job: job.0, generation: 0, incarnation: worker.incarnation.0 }, 1)
+}
 
 impl Node {
     pub(crate) fn new(
@@ -107,9 +127,10 @@ impl Node {
             workers: BTreeMap::new(),
             started: BTreeMap::new(),
             plans: BTreeMap::new(),
-            sizes: BTreeMap::new(),
+            needs: BTreeMap::new(),
             world: None,
             arenas: BTreeMap::new(),
+            seats: BTreeMap::new(),
             events: VecDeque::new(),
         })
     }
@@ -136,7 +157,23 @@ impl Node {
             command
         })?;
         self.workers.insert(slot, worker);
-        self.slots.send(slot, &ToRank::Begin(Box::new(Begin { worker, ..self.begin.clone() })))?;
+        let (mesh, _) = self.begin.seat;
+        let seat = self.seats.get(&slot).copied().unwrap_or((mesh, slot as usize % mesh.size()));
+        self.lend(worker, seat)?;
+        self.slots.send(slot, &ToRank::Begin(Box::new(Begin { worker, seat, ..self.begin.clone() })))?;
+        Ok(())
+    }
+
+    /// Gives a process memory for its first seat, so that it can take that from the system while nobody waits for it.
+    fn lend(&mut self, worker: Worker, (mesh, rank): (Mesh, usize)) -> Result<(), JobError> {
+        let bytes = self.needs_of(mesh, rank)?.own;
+        let world = ShmWorld::create(&alone(self.begin.job, worker)?, &[with_spare(bytes)], STAGING_BYTES)?;
+        let passage = self.slots.passage(worker.member.slot).expect("it has just been started");
+        if let Err(error) = send_world(passage, &world, None) {
+            // One that is gone already is told of in due course.
+            tracing::debug!(%worker, %error, "memory was not taken");
+        }
+        self.arenas.insert(worker, (None, world.arena_of(0).expect("it has one").clone()));
         Ok(())
     }
 
@@ -246,16 +283,22 @@ impl Node {
                 wanted.push((0, None));
                 continue;
             };
-            let seat: Seat = (mesh, rank, formation.holds[rank].clone());
-            let kept = self.arenas.get(worker).filter(|(before, _)| *before == seat).map(|(_, arena)| arena.clone());
-            wanted.push((self.size(formation, rank)?, kept));
+            let (seat, bytes) = (self.seat(formation, rank)?, self.bytes(formation, rank)?);
+            let is_enough = |arena: &SharedMemory| arena.len() as u64 >= STAGING_BYTES + bytes;
+            let may_become_it = |before: &SeatMemory| before.may_become(&seat);
+            let kept = self.arenas.get(worker).filter(|(before, _)| before.as_ref().is_none_or(may_become_it));
+            wanted.push(match kept.filter(|(_, arena)| is_enough(arena)) {
+                Some((_, arena)) => (bytes, Some(arena.clone())),
+                None => (with_spare(bytes), None),
+            });
         }
         let world = ShmWorld::succeed(&placement.machine_world(self.id.0)?, wanted, STAGING_BYTES)?;
         for (local, worker) in here.iter().enumerate() {
             if let Some(rank) = member_of(formation, *worker).filter(|m| (*m as usize) < formation.seats.len()) {
-                let seat: Seat = (mesh, rank as usize, formation.holds[rank as usize].clone());
+                let seat = self.seat(formation, rank as usize)?;
                 let arena = world.arena_of(local as u32).expect("a world has an arena for each member here");
-                self.arenas.insert(*worker, (seat, arena.clone()));
+                self.seats.insert(worker.member.slot, (mesh, rank as usize));
+                self.arenas.insert(*worker, (Some(seat), arena.clone()));
             }
             let passage = self.slots.passage(worker.member.slot);
             let is_there = self.workers.get(&worker.member.slot) == Some(worker);
@@ -269,24 +312,28 @@ impl Node {
         Ok(())
     }
 
+    fn seat(&mut self, formation: &Formation, rank: usize) -> Result<SeatMemory, JobError> {
+        let lasting = self.needs_of(formation.mesh, rank)?.lasting.clone();
+        Ok(SeatMemory::new(formation.mesh, rank, &formation.holds[rank], lasting))
+    }
+
     /// Bytes that a rank shares with its peers: of its own programs and of the shadows that it holds.
-    fn size(&mut self, formation: &Formation, rank: usize) -> Result<u64, JobError> {
+    fn bytes(&mut self, formation: &Formation, rank: usize) -> Result<u64, JobError> {
         let mesh = formation.mesh;
-        let mut bytes = self.sizes_of(mesh, rank)?[0];
+        let mut bytes = self.needs_of(mesh, rank)?.own;
         for shard in &formation.holds[rank][1..] {
-            bytes += self.sizes_of(mesh, owner(formation, *shard))?[1];
+            bytes += self.needs_of(mesh, owner(formation, *shard))?.shadow;
         }
         Ok(bytes)
     }
 
-    /// Bytes of a rank's programs, and of a shadow of it.
-    fn sizes_of(&mut self, mesh: Mesh, rank: usize) -> Result<[u64; 2], JobError> {
-        if let Some(bytes) = self.sizes.get(&(mesh, rank)) {
-            return Ok(*bytes);
+    fn needs_of(&mut self, mesh: Mesh, rank: usize) -> Result<&Needs, JobError> {
+        if !self.needs.contains_key(&(mesh, rank)) {
+            let programs = Programs::compile(&self.model, Place { mesh, rank }, self.evaluates)?;
+            let (own, shadow) = (CpuMachine::shared_bytes(&programs.all()), Shadow::bytes(&programs.train)?);
+            let lasting = Arc::new(Lasting::of(&programs));
+            self.needs.insert((mesh, rank), Needs { own: own as u64, shadow: shadow as u64, lasting });
         }
-        let programs = Programs::compile(&self.model, Place { mesh, rank }, self.evaluates)?;
-        let bytes = [CpuMachine::shared_bytes(&programs.all()) as u64, Shadow::bytes(&programs.train)? as u64];
-        self.sizes.insert((mesh, rank), bytes);
-        Ok(bytes)
+        Ok(&self.needs[&(mesh, rank)])
     }
 }

@@ -5,6 +5,7 @@ use crate::train::excuse::Excuse;
 use phalanx_strategies::elastic::identity::{JobId, Worker};
 use phalanx_strategies::elastic::message::{MemberReport, Order};
 use phalanx_strategies::elastic::timing::Timing;
+use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ pub(crate) struct Begin {
     pub(crate) peak_flops: f64,
     /// Where the checkpoint lies from which the job begins, if that is elsewhere: its step and its folder.
     pub(crate) start_from: Option<(u64, PathBuf)>,
+    /// The seat that it will probably have: that of the process before it.
+    pub(crate) seat: (Mesh, usize),
     /// How often it gives a sign of life, and when a machine counts as lost.
     pub(crate) timing: Timing,
 }

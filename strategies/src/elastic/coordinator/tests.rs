@@ -201,7 +201,8 @@ impl Job {
     fn perform(&mut self, worker: Worker, command: member::Command) {
         let Some(member) = self.members.get_mut(&worker) else { return };
         match command {
-            member::Command::Fetch { .. } if self.stuck => {}
+            member::Command::Join(_) | member::Command::Fetch { .. } if self.stuck => {}
+            member::Command::Join(generation) => drop(member.handle_joined(generation)),
             member::Command::Fetch { generation, transfer, .. } => {
                 let _ = member.handle_fetched(generation, transfer);
             }

@@ -15,7 +15,7 @@ use serde_json::json;
 const MESH: Mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
 
 /// The step of a rank of a mesh that trains a model of 800,000 parameters.
-fn compiled(mesh: Mesh, rank: usize) -> Compiled {
+pub(in super::super) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
     let config = json!({
         "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3, "vocab_size": 1001,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
@@ -49,15 +49,19 @@ fn state_of(compiled: &Compiled) -> Vec<(ValueId, usize, f32)> {
     updated_state(compiled).into_iter().flat_map(all).collect()
 }
 
-fn filled(compiled: &Compiled) -> CpuMachine {
-    let mut machine = CpuMachine::new(&[compiled]).unwrap();
+pub(in super::super) fn fill(machine: &mut CpuMachine, compiled: &Compiled) {
     for (value, at, element) in state_of(compiled) {
         machine.write::<f32>(compiled, value)[at] = element;
     }
+}
+
+fn filled(compiled: &Compiled) -> CpuMachine {
+    let mut machine = CpuMachine::new(&[compiled]).unwrap();
+    fill(&mut machine, compiled);
     machine
 }
 
-fn assert_filled(machine: &CpuMachine, compiled: &Compiled) {
+pub(in super::super) fn assert_filled(machine: &CpuMachine, compiled: &Compiled) {
     for (value, at, element) in state_of(compiled) {
         assert_eq!(machine.read::<f32>(compiled, value)[at], element, "{value:?} {at}");
     }
