@@ -17,7 +17,8 @@ section! {
     pub struct Elastic {
         /// Seconds after which a silent machine counts as lost; all other timeouts derive from it.
         pub detection_time: f64 = 1.0 => POSITIVE;
-        /// Rank processes beyond the mesh, on every node, that wait with everything prepared to take the seat of a lost one.
+        /// Rank processes beyond the mesh, on every node, that wait with everything prepared to take the seat of a lost one:
+        /// the model compiled, memory for its state and its step taken.
         pub spare_ranks: usize = 0;
         /// Seconds that a replacement is waited for before a smaller world goes on without it; none waits for ever.
         pub replace_patience: Option<f64> = Some(30.0) => NOT_NEGATIVE;

@@ -104,7 +104,8 @@ impl<'a> Checked<'a> {
         let programs =
             (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates).map(Arc::new));
         let programs = programs.collect::<Result<Vec<Arc<Programs>>, _>>()?;
-        check_memory(&programs)?;
+        let n_spares = if program.is_some() { config.elastic.spare_ranks } else { 0 };
+        check_memory(&programs, n_spares)?;
         Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
         Ok(Checked { config, user, program, tokenizer, model, mesh, programs })
     }
@@ -172,7 +173,8 @@ pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots:
             mesh.size()
         )));
     }
-    check_bytes(needed)
+    let n_spares = n_slots as u64 - mesh.size() as u64;
+    check_bytes(needed.saturating_add((needed / mesh.size() as u64).saturating_mul(n_spares)))
 }
 
 /// Runs the ranks as processes that may die.
@@ -480,9 +482,11 @@ fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
     Ok(())
 }
 
-/// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later.
-fn check_memory(ranks: &[Arc<Programs>]) -> Result<(), JobError> {
-    check_bytes(ranks.iter().map(|programs| programs.bytes()).sum())
+/// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later. Spare
+/// processes have memory for a seat.
+fn check_memory(ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
+    let bytes = || ranks.iter().map(|programs| programs.bytes());
+    check_bytes(bytes().sum::<u64>().saturating_add(bytes().max().unwrap_or(0).saturating_mul(n_spares as u64)))
 }
 
 fn check_bytes(needed: u64) -> Result<(), JobError> {
