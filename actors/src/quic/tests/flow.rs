@@ -168,6 +168,8 @@ fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
     let cable = Cable::to(coordinator.listener.address());
     let (link, _orders) = machine.link_within(slow, vec![cable.address.into()], credential.clone());
     coordinator.connected();
+    // A node that has not heard yet that its handshake is done gives no sign of life that could be answered.
+    until("a state", || (*link.state().borrow() == LinkState::Connected(cable.address)).then_some(()));
 
     // It dies without a good-bye.
     cable.cut(true);
