@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 pub const JOB: [&str; 12] = [
     "--gradient_accumulation_steps",
     "1",
