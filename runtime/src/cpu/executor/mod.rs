@@ -105,8 +105,7 @@ impl CpuMachine {
     }
 
     /// Memory for what outlasts a step of these programs, as far as it is neither shared nor offloaded, taken from the
-    /// system at once: for
-    /// [`CpuMachine::succeed`].
+    /// system at once: for [`CpuMachine::succeed`].
     ///
     /// # Errors
     /// When the system has not enough memory.
