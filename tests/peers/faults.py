@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Strikes a `phalanx` job over several nodes in one way after another and says how long each time no step was told of.
+
+    python3 tests/peers/faults.py target/release/phalanx --rounds 5
+
+A coordinator and two nodes (one rank each, dp_shard 2: no replica) are processes of this machine. Per round, one of each: a
+rank is killed, a rank is stopped, a node is killed with its rank and started again, its supervisor alone is, and the
+coordinator is killed and started again. Prints for each fault the median and the longest time from it to the second step
+that was told of behind it (for the coordinator: the longest time between two steps until it is back), and whether the
+exported weights are those of one rank that nobody struck. Needs Python's standard library only.
+"""
+
+import hashlib
+import os
+import re
+import signal
+import statistics
+import subprocess
+import time
+
+from job import Job, arguments, ranks
+
+MORE = """\
+reproducible: true
+warmup_steps: 1
+"""
+PATIENCE_S = 60
+
+
+def add(parser):
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2500)
+
+
+class Cluster:
+    """A coordinator and its nodes. Killed when left."""
+
+    def __init__(self, job, phalanx, overrides):
+        self.job, self.phalanx, self.overrides = job, phalanx, overrides
+        self.nodes, self.address = [], "127.0.0.1:0"
+
+    def __enter__(self):
+        self.coordinate()
+        said = lambda: re.search(r"--join (\S+)", open(f"{self.job.folder}/coordinator.log").read())
+        until("a join string", said)
+        self.join = said()[1]
+        self.address = self.join.rpartition("@")[2]
+        for i in range(2):
+            self.add(i)
+        return self
+
+    def __exit__(self, *_):
+        for process in [self.coordinator, *self.nodes]:
+            process.kill()
+            process.wait()
+
+    def spawn(self, log, *words):
+        with open(f"{self.job.folder}/{log}", "a") as file:
+            return subprocess.Popen([self.phalanx, *words], cwd=self.job.folder, stdout=file, stderr=file)
+
+    def coordinate(self):
+        words = ["coordinator", "--listen", self.address, "job.yaml", *self.overrides]
+        self.coordinator = self.spawn("coordinator.log", *words)
+
+    def add(self, i):
+        node = self.spawn(f"node{i}.log", "node", "--join", self.join, "--dir", f"node{i}")
+        self.nodes[i:i + 1] = [node]
+
+    def rank(self, i):
+        until("a rank", lambda: ranks(self.nodes[i].pid))
+        return ranks(self.nodes[i].pid)[0]
+
+
+def until(what, is_so):
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what} does not come"
+        time.sleep(0.002)
+
+
+def kill_rank(cluster):
+    os.kill(cluster.rank(0), signal.SIGKILL)
+
+
+def stop_rank(cluster):
+    os.kill(cluster.rank(1), signal.SIGSTOP)
+
+
+def kill_supervisor(cluster):
+    cluster.nodes[1].kill()
+    cluster.nodes[1].wait()
+    cluster.add(1)
+
+
+def kill_node(cluster):
+    rank = cluster.rank(1)
+    os.kill(rank, signal.SIGKILL)
+    kill_supervisor(cluster)
+
+
+FAULTS = {
+    "kill -9 of a rank": kill_rank,
+    "SIGSTOP of a rank": stop_rank,
+    "kill -9 of a node and its rank; started again": kill_node,
+    "kill -9 of a supervisor alone; started again": kill_supervisor,
+}
+COORDINATOR = "kill -9 of the coordinator, started again after 1 s"
+
+
+def main():
+    args, overrides = arguments(__doc__, add)
+    with Job(args.phalanx, hidden_size=64, n_layers=4, micro_batch_size=2, more=MORE) as job:
+        n_steps = lambda: len(job.steps_ms())
+
+        def weights(out):
+            with open(f"{job.folder}/{out}/model/model.safetensors", "rb") as file:
+                return hashlib.sha256(file.read()).hexdigest()[:16]
+
+        steps = ["--max_steps", str(args.steps)]
+        times = {what: [] for what in [*FAULTS, COORDINATOR]}
+        with Cluster(job, args.phalanx, [*steps, "--dp_shard_size", "2", *overrides]) as cluster:
+            until("a first step", lambda: n_steps() > 10)
+            for _ in range(args.rounds):
+                for what, strike in FAULTS.items():
+                    before, begin = n_steps(), time.monotonic()
+                    strike(cluster)
+                    until("a step", lambda: n_steps() >= before + 2)
+                    times[what].append(time.monotonic() - begin)
+                    # Both ranks are there, and shadows are filled, before the next fault.
+                    before = n_steps()
+                    until("a step", lambda: n_steps() >= before + 30)
+                times[COORDINATOR].append(without_coordinator(cluster, n_steps))
+            until("the end", lambda: cluster.coordinator.poll() is not None)
+        for what, values in times.items():
+            print(f"{what}: median {statistics.median(values):.2f} s, max {max(values):.2f} s")
+        job.run(*steps, "--output_dir", "straight")
+        print("weights", weights("out"), "of one rank that nobody struck", weights("straight"))
+
+
+def without_coordinator(cluster, n_steps):
+    cluster.coordinator.kill()
+    cluster.coordinator.wait()
+    last, seen, longest, began = time.monotonic(), n_steps(), 0, time.monotonic()
+    is_back = False
+    while time.monotonic() < began + 2:
+        if not is_back and time.monotonic() > began + 1:
+            cluster.coordinate()
+            is_back = True
+        if n_steps() > seen:
+            longest = max(longest, time.monotonic() - last)
+            last, seen = time.monotonic(), n_steps()
+        time.sleep(0.002)
+    return longest
+
+
+if __name__ == "__main__":
+    main()
