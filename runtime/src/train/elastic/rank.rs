@@ -147,9 +147,10 @@ fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {
     }
 }
 
-/// A machine that does not answer is noticed as fast as one that says nothing.
+/// A machine that does not answer is noticed so early that the coordinator, which hears all nodes once more before it believes
+/// that, knows of it as soon as of one that says nothing.
 fn tcp_config(begin: &Begin) -> TcpConfig {
-    let lost_after = begin.timing.detection_time;
+    let lost_after = begin.timing.detection_time.saturating_sub(begin.timing.heartbeat);
     let config = TcpConfig::new(begin.secret.clone());
     TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..config }
 }
