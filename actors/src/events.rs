@@ -55,6 +55,9 @@ pub struct World {
     pub step: Step,
     /// Who sits where; a rank is a position.
     pub seats: Vec<Worker>,
+    /// Who has no seat yet and catches up while the others train.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub learners: Vec<Worker>,
     /// Who has no seat and helps to heal.
     pub guests: Vec<Worker>,
 }
@@ -157,6 +160,7 @@ impl From<&Formation> for World {
             mesh: formation.mesh,
             step: formation.base.step,
             seats: formation.seats.clone(),
+            learners: formation.learners.iter().map(|learner| learner.worker).collect(),
             guests: formation.guests.clone(),
         }
     }

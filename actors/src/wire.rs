@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
 
 /// Version of the protocol. Peers of another one do not even finish their handshake: it is part of the ALPN name, too.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 const MAGIC: [u8; 2] = *b"px";
 const ENVELOPE_BYTES: usize = 4;

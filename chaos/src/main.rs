@@ -102,18 +102,16 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
     let (from, to) = range.split_once("..").context("seeds are given as FROM..TO")?;
     let (from, to): (u64, u64) = (from.parse()?, to.parse()?);
     let (next, began) = (AtomicU64::new(from), Instant::now());
-    let work = || -> anyhow::Result<(u64, u64, u64, Vec<u64>)> {
-        let (mut n_incidents, mut n_rollbacks, mut n_events, mut failed) = (0, 0, 0, vec![]);
+    let work = || -> anyhow::Result<(Totals, Vec<u64>)> {
+        let (mut totals, mut failed) = (Totals::default(), vec![]);
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= to {
-                return Ok((n_incidents, n_rollbacks, n_events, failed));
+                return Ok((totals, failed));
             }
             let config = args.config(seed);
             let outcome = run(config, &args.plan(&config)?);
-            n_incidents += outcome.incidents.len() as u64;
-            n_rollbacks += outcome.n_rollbacks;
-            n_events += outcome.n_events;
+            totals.add(&Totals::of(&outcome));
             if let Some(violation) = outcome.violation {
                 eprintln!("seed {seed} at {} ms: {}: {}", violation.at_ms, violation.invariant, violation.what);
                 failed.push(seed);
@@ -121,22 +119,25 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
         }
     };
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let (mut totals, mut failed) = ([0; 3], vec![]);
+    let (mut totals, mut failed) = (Totals::default(), vec![]);
     std::thread::scope(|scope| -> anyhow::Result<()> {
         let workers: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
         for worker in workers {
-            let (n_incidents, n_rollbacks, n_events, seeds) = worker.join().expect("a panic ends the process")?;
-            totals = [totals[0] + n_incidents, totals[1] + n_rollbacks, totals[2] + n_events];
+            let (here, seeds) = worker.join().expect("a panic ends the process")?;
+            totals.add(&here);
             failed.extend(seeds);
         }
         Ok(())
     })?;
     println!(
-        "{} seeds: {} incidents, {} returns to a checkpoint, {} events in {:.1?}; {} failed",
+        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with learners, of whom {} had all when they got \
+         their seat, {} events in {:.1?}; {} failed",
         to - from,
-        totals[0],
-        totals[1],
-        totals[2],
+        totals.n_incidents,
+        totals.n_rollbacks,
+        totals.n_courses,
+        totals.n_learnt,
+        totals.n_events,
         began.elapsed(),
         failed.len()
     );
@@ -144,6 +145,31 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
     match failed.first() {
         Some(seed) => one(&Sim { seed: *seed, seeds: None, plan: args.plan.clone(), ..*args }),
         None => Ok(()),
+    }
+}
+
+/// What came out of many runs.
+#[derive(Default)]
+struct Totals {
+    n_incidents: u64,
+    n_rollbacks: u64,
+    n_courses: u64,
+    n_learnt: u64,
+    n_events: u64,
+}
+
+impl Totals {
+    fn of(outcome: &Outcome) -> Totals {
+        let Outcome { n_rollbacks, n_courses, n_learnt, n_events, .. } = *outcome;
+        Totals { n_incidents: outcome.incidents.len() as u64, n_rollbacks, n_courses, n_learnt, n_events }
+    }
+
+    fn add(&mut self, other: &Totals) {
+        self.n_incidents += other.n_incidents;
+        self.n_rollbacks += other.n_rollbacks;
+        self.n_courses += other.n_courses;
+        self.n_learnt += other.n_learnt;
+        self.n_events += other.n_events;
     }
 }
 

@@ -29,11 +29,15 @@ pub enum Mutation {
     SkipTheLastShare,
     /// A member is taken to be in its world as soon as it is told of it.
     ReadyOnTheWay,
+    /// A learner says that it has caught up before the last part of the state has come.
+    LearntTooSoon,
+    /// What a learner has is not updated before the rest has come.
+    SkipALesson,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Mutation; 11] = [
+    pub const ALL: [Mutation; 13] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -45,5 +49,7 @@ impl Mutation {
         Mutation::SameRowsForAll,
         Mutation::SkipTheLastShare,
         Mutation::ReadyOnTheWay,
+        Mutation::LearntTooSoon,
+        Mutation::SkipALesson,
     ];
 }

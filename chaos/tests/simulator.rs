@@ -54,12 +54,21 @@ fn six_thousand_seeds_keep_every_promise_and_reach_what_is_rare() {
     }
     assert!(outcomes.iter().any(|o| o.n_rollbacks > 0), "never lost more than memory can replace");
     assert!(outcomes.iter().any(|o| o.n_terms > 2), "no coordinator was succeeded twice");
+    let n_courses: u64 = outcomes.iter().map(|o| o.n_courses).sum();
+    let n_learnt: u64 = outcomes.iter().map(|o| o.n_learnt).sum();
+    assert!(
+        n_courses > 1_000 && n_learnt > 1_000,
+        "{n_courses} worlds in which some learnt, {n_learnt} had learnt all"
+    );
 }
 
 /// Each was the only one of many thousands that found its mistake.
 #[test]
 fn seeds_that_once_found_a_mistake_keep_every_promise() {
-    for seed in [9_674, 19_089, 19_929, 26_943, 54_628, 59_395, 92_820, 92_851] {
+    for seed in [
+        9_674, 19_089, 19_929, 26_943, 54_628, 59_395, 92_820, 92_851, 24_147, 27_048, 27_649, 107_052, 155_525,
+        175_592,
+    ] {
         let config = Config::small(seed);
 
         assert_eq!(run(config, &drawn(&config)).violation, None, "seed {seed}");

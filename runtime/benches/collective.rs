@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     };
     let world = World::of_one_group(ID, size)?;
     if let Ok(path) = std::env::var(SOCKET_ENV) {
-        let shm = receive_world(&UnixStream::connect(path)?, &world, None)?;
+        let shm = receive_world(&UnixStream::connect(path)?, &world, None, &[])?;
         return Ok(run_rank(&shm.join(std::env::var(RANK_ENV)?.parse()?)?, &sizes)?);
     }
     let arena_bytes = sizes.iter().max().copied().unwrap_or(0);

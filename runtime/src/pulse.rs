@@ -7,14 +7,21 @@ use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Shared by a device and whoever asks how it gets on. That of a device that nobody asks is empty, and costs nothing.
+/// Shared by a device and whoever asks how it gets on, or tells it to stop. That of a device that nobody asks is empty, and
+/// costs nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Pulse(Option<Arc<Words>>);
+pub struct Pulse {
+    words: Option<Arc<Words>>,
+    /// The world for which the device works, unless its work is good for any.
+    world: Option<u64>,
+}
 
 #[derive(Debug, Default)]
 struct Words {
     ticks: AtomicU64,
     at: AtomicU64,
+    /// Earlier worlds than this one are over.
+    left: AtomicU64,
 }
 
 /// That a device waits or reads files; over when dropped.
@@ -28,19 +35,44 @@ pub struct Doing<'a> {
 impl Pulse {
     /// Of a device that somebody asks.
     pub fn new() -> Pulse {
-        Pulse(Some(Arc::default()))
+        Pulse { words: Some(Arc::default()), world: None }
+    }
+
+    /// The same while the device works for this world only.
+    #[must_use]
+    pub fn of_world(&self, generation: u64) -> Pulse {
+        Pulse { world: Some(generation), ..self.clone() }
+    }
+
+    /// The same for work that is good for any world.
+    #[must_use]
+    pub fn of_any_world(&self) -> Pulse {
+        Pulse { world: None, ..self.clone() }
+    }
+
+    /// Earlier worlds than this one are over: nobody needs what is computed there.
+    pub fn leave(&self, generation: u64) {
+        if let Some(words) = &self.words {
+            words.left.fetch_max(generation, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody needs what the device works at.
+    pub fn is_left(&self) -> bool {
+        let left = |(words, world): (&Arc<Words>, u64)| words.left.load(Ordering::Relaxed) > world;
+        self.words.as_ref().zip(self.world).is_some_and(left)
     }
 
     /// The device gets on.
     pub fn tick(&self) {
-        if let Some(words) = &self.0 {
+        if let Some(words) = &self.words {
             words.ticks.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// It is at this until the guard is dropped.
     pub fn during(&self, at: At) -> Doing<'_> {
-        let before = self.0.as_ref().map_or(0, |words| words.at.swap(encode(at), Ordering::Relaxed));
+        let before = self.words.as_ref().map_or(0, |words| words.at.swap(encode(at), Ordering::Relaxed));
         self.tick();
         Doing { pulse: self, before }
     }
@@ -51,13 +83,13 @@ impl Pulse {
             let at = decode(words.at.load(Ordering::Relaxed));
             Progress { ticks: words.ticks.load(Ordering::Relaxed), at }
         };
-        self.0.as_ref().map_or(Progress::default(), read)
+        self.words.as_ref().map_or(Progress::default(), read)
     }
 }
 
 impl Drop for Doing<'_> {
     fn drop(&mut self) {
-        if let Some(words) = &self.pulse.0 {
+        if let Some(words) = &self.pulse.words {
             words.at.store(self.before, Ordering::Relaxed);
         }
         self.pulse.tick();
@@ -87,6 +119,18 @@ fn decode(word: u64) -> At {
 mod tests {
     use super::*;
     use phalanx_strategies::mesh::Axis;
+
+    #[test]
+    fn work_for_a_world_that_is_over_is_not_needed_and_other_work_is() {
+        let pulse = Pulse::new();
+        let (third, fourth, any) = (pulse.of_world(3), pulse.of_world(4), pulse.of_world(3).of_any_world());
+
+        pulse.leave(4);
+        pulse.leave(2);
+
+        assert_eq!([&third, &fourth, &any].map(Pulse::is_left), [true, false, false]);
+        assert!(!Pulse::default().of_world(1).is_left(), "nobody tells it");
+    }
 
     #[test]
     fn what_a_device_is_at_is_shown_until_it_is_over_and_each_change_counts() {

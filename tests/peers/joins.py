@@ -4,7 +4,7 @@
     python3 tests/peers/joins.py target/release/phalanx --kills 5 --dp_replicate_size 2
 
 Trains a model of 5 M parameters on text of its own, without spare processes and without patience: the survivors shrink and
-go on at once, the successor joins when it can. Prints, for each kill, the longest gap between two steps from the survivors'
+go on at once, the successor joins when it can; with --learn it catches up while they train. Prints, for each kill, the longest gap between two steps from the survivors'
 first one alone to the first one together, and the times from the successor's process start to its world and to the first
 step that it took part in. The gap is measured by the median step of survivors alone, from a run of their own (--alone: what
 the mesh is then). Needs Python's standard library only.
@@ -21,20 +21,23 @@ from job import Job, arguments, ranks
 
 MORE = """\
 reproducible: true
-elastic: {replace_patience: 0.0}
+elastic: {{replace_patience: 0.0, rest_bytes_max: {rest_bytes_max}}}
 """
 
 
 def add(parser):
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--alone", default="--dp_replicate_size 1", help="the mesh of the survivors")
+    parser.add_argument("--learn", action="store_true", help="the successor catches up while the others train")
     parser.add_argument("--between", type=int, default=6, help="steps between a join and the next kill")
     parser.add_argument("--log", type=argparse.FileType("w"), default=subprocess.DEVNULL, help="where the run's own output goes")
 
 
 def main():
     args, overrides = arguments(__doc__, add)
-    with Job(args.phalanx, more=MORE) as job:
+    rest = 0 if args.learn else 1 << 40
+    n_worlds = 3 if args.learn else 2
+    with Job(args.phalanx, more=MORE.format(rest_bytes_max=rest)) as job:
         job.run("--max_steps", "14", "--output_dir", "alone", *args.alone.split(), stdout=args.log)
         alone = statistics.median(job.steps_ms("alone")[4:]) / 1e3
         run = job.start("--max_steps", "100000", *overrides, stdout=args.log)
@@ -58,7 +61,7 @@ def main():
             killed = time.monotonic()
             until(lambda: set(ranks(run.pid)) - before)
             started = time.monotonic()
-            until(lambda: len(job.incidents()) >= n_incidents + 2)
+            until(lambda: len(job.incidents()) >= n_incidents + n_worlds)
             joined = time.monotonic()
             n_joined = len(times)
             until(lambda: len(times) >= n_joined + 1)
@@ -69,7 +72,7 @@ def main():
             longest = max((b - a for a, b in pairs), default=first - joined)
             together = statistics.median(b - a for a, b in zip(times[n_joined + 1 :], times[n_joined + 2 :]))
             rows.append((longest / alone, joined - started))
-            healed = job.incidents()[n_incidents + 1]["phases_ms"]["heal"]
+            healed = job.incidents()[n_incidents + n_worlds - 1]["phases_ms"]["heal"]
             print(f"join {n + 1}: longest gap {longest * 1e3:.0f} ms, a step alone {alone * 1e3:.0f} ms, together {together * 1e3:.0f} ms; "
                   f"from process start to its world {joined - started:.3f} s, to its first step {first - started:.3f} s; "
                   f"healed in {healed:.0f} ms", flush=True)

@@ -147,6 +147,7 @@ mod tests {
             generation: Generation(3),
             mesh,
             seats,
+            learners: vec![],
             guests: vec![],
             addresses: vec![Some("[::1]:4000".parse().unwrap()), None],
             base: Default::default(),

@@ -13,9 +13,9 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 use std::sync::Arc;
 
 /// What a member of the job asks for (ALPN); ends with the version of the protocol.
-pub const MEMBER: &[u8] = b"phalanx/3";
+pub const MEMBER: &[u8] = b"phalanx/4";
 /// What a machine asks for that wants to become one.
-pub const JOIN: &[u8] = b"phalanx-join/3";
+pub const JOIN: &[u8] = b"phalanx-join/4";
 const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
 
 /// The name under which a coordinator is asked for.

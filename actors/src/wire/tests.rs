@@ -4,7 +4,9 @@ use super::*;
 use arbitrary::{order, report};
 use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
-use phalanx_strategies::elastic::message::{Broken, Formation, MemberPhase, MemberReport, OrderId, Stage, Wishes};
+use phalanx_strategies::elastic::message::{
+    Broken, Formation, Learner, MemberPhase, MemberReport, OrderId, Stage, Wishes,
+};
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
@@ -60,11 +62,11 @@ fn small_report() -> Report {
 
 // W-3
 #[test]
-fn the_bytes_of_version_three_are_these() {
+fn the_bytes_of_version_four_are_these() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 3, 1, // envelope: version 3, kind 1
+        b'p', b'x', 4, 1, // envelope: version 4, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -112,6 +114,13 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         Source::Disk(Checkpoint { generation: Generation(17), step: Step(18) }),
     ];
     let formation = Formation {
+        learners: vec![Learner {
+            worker,
+            mesh: Mesh { dp_replicate: 28, ..Mesh::ONE },
+            rank: 29,
+            holds: vec![shard],
+            transfers: vec![Transfer { shard, source: Source::Replica(worker) }],
+        }],
         guests: vec![worker],
         addresses: vec![Some(SocketAddr::from((Ipv6Addr::LOCALHOST, 21))), None],
         transfers: vec![sources.map(|source| Transfer { shard, source }).to_vec()],
@@ -131,11 +140,11 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078030107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
+        "7078040107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
     );
     assert_eq!(
         hex(encode(&order)),
-        "70780302070102010301fc000010000101010101010000fd0000000000020000010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b0118"
+        "70780402070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b0118"
     );
 }
 
@@ -150,7 +159,7 @@ fn each_defect_is_named() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 4), "expected a report of protocol version 3, found version 4");
+    assert_eq!(changed(2, 5), "expected a report of protocol version 4, found version 5");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -243,6 +252,7 @@ fn world(n_ranks: u32, n_pieces: u32) -> Formation {
         generation: Generation(1 << 20),
         mesh: Mesh { pp: 1, dp_replicate: 1, dp_shard: n_ranks as usize, cp: 1, tp: 1 },
         seats: (0..n_ranks).map(worker).collect(),
+        learners: Vec::new(),
         guests: Vec::new(),
         addresses: vec![Some(SocketAddr::from((Ipv6Addr::LOCALHOST, 40_000))); n_ranks as usize],
         base: Version::default(),

@@ -75,6 +75,8 @@ impl Job {
             evict_stragglers: true,
             shadows: true,
             incidents_max: INCIDENTS_MAX,
+            state_bytes: 0,
+            rest_bytes_max: 0,
         };
         let mut job = Job {
             policy,
@@ -209,7 +211,8 @@ impl Plane {
                     Command::Finish(generation) => drop(member.handle_finished(generation)),
                     Command::Exit => drop(self.members.remove(&worker)),
                     Command::Report => words.push(member.report()),
-                    Command::Abort(_) | Command::Apply(_) | Command::Discard | Command::Keep(_) => {}
+                    Command::Abort(_) | Command::Learn(_) | Command::Apply(_) | Command::Discard | Command::Keep(_) => {
+                    }
                 }
             }
         }

@@ -24,8 +24,9 @@ impl Invariant for AllJoined {
                 self.joined.insert(*worker, *generation);
             }
             Observation::Computes { worker, formation } if formation.generation > self.complete => {
-                let is_in = |seat: &&Worker| self.joined.get(seat).is_some_and(|at| *at >= formation.generation);
-                if let Some(late) = formation.seats.iter().find(|seat| !is_in(seat)) {
+                let is_in = |worker: &Worker| self.joined.get(worker).is_some_and(|at| *at >= formation.generation);
+                let learners = formation.learners.iter().map(|learner| &learner.worker);
+                if let Some(late) = formation.seats.iter().chain(learners).find(|worker| !is_in(worker)) {
                     return Err(format!("{worker} computes in {}, which {late} has not joined", formation.generation));
                 }
                 self.complete = formation.generation;

@@ -6,6 +6,7 @@ mod committed_steps;
 mod ending;
 mod exactly_once;
 mod golden;
+mod learners;
 mod nothing_stale;
 mod one_world;
 mod promise;
@@ -94,7 +95,7 @@ pub enum Observation<'a> {
     Announced(&'a Formation),
     /// A new world begins from this state.
     Formed(&'a Formation),
-    /// All members of a world have their state; these are those that have each shard in memory.
+    /// All members of a world are ready: those with a seat have their state. These are those that have each shard in memory.
     Healed(&'a Formation, Vec<(Shard, Vec<Worker>)>),
     /// A worker has the state of a step; part and value.
     State {
@@ -154,5 +155,6 @@ pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
         Box::new(golden::Golden::new(reproducible)),
         Box::new(attribution::Attribution::default()),
         Box::new(all_joined::AllJoined::default()),
+        Box::new(learners::Learners),
     ]
 }

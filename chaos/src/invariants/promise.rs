@@ -35,7 +35,8 @@ impl Invariant for Promise {
                     self.lasting.remove(i);
                 }
             }
-            Observation::Healed(formation, _) => {
+            // Who still catches up has nothing yet.
+            Observation::Healed(formation, _) if formation.learners.is_empty() => {
                 self.disturbed = self.lasting.iter().copied().collect();
                 let nodes: BTreeSet<NodeId> = formation.seats.iter().map(|worker| worker.member.node).collect();
                 self.n_nodes = nodes.len();

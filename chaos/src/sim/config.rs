@@ -31,6 +31,8 @@ pub struct Config {
     pub spawn_ms: u64,
     /// Pieces of the state of each column of a layer.
     pub n_atoms: u64,
+    /// Steps during which a learner is sent the state.
+    pub n_lessons: u32,
     /// When faults end.
     pub safety_ms: u64,
     /// How soon after that the whole mesh must train again.
@@ -71,6 +73,7 @@ impl Config {
 
     fn of(seed: u64, wanted: Mesh, dice: &mut Dice) -> Config {
         let timing = Timing::default();
+        let mut of_learners = Dice::new(seed, "learners");
         let policy = Policy {
             wanted,
             dp_replicate_min: 1,
@@ -82,6 +85,8 @@ impl Config {
             shadows: true,
             // Faults strike without mercy; that the job gives up is tested on the machine.
             incidents_max: 1_000,
+            state_bytes: 1_000,
+            rest_bytes_max: if of_learners.percent(50) { 0 } else { u64::MAX },
         };
         Config {
             seed,
@@ -94,6 +99,7 @@ impl Config {
             step_ms: dice.pick(20..120),
             spawn_ms: dice.pick(50..600),
             n_atoms: 15,
+            n_lessons: of_learners.pick(1..30) as u32,
             safety_ms: 8_000,
             liveness_ms: 40_000,
             mutation: None,

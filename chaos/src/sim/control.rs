@@ -255,7 +255,11 @@ impl Sim {
                 self.step = step;
             }
             self.ready.clear();
-            self.formation = Some(formation.clone());
+            let before = self.formation.replace(formation.clone());
+            let had_to_learn = before.iter().flat_map(|before| &before.learners).filter(|l| !l.transfers.is_empty());
+            let seats = had_to_learn.filter_map(|learner| formation.rank_of(learner.worker));
+            self.outcome.n_learnt += seats.filter(|rank| formation.transfers[*rank].is_empty()).count() as u64;
+            self.outcome.n_courses += u64::from(!formation.learners.is_empty());
             self.observe(&Observation::Formed(&formation));
         }
     }

@@ -1,6 +1,7 @@
 //! What happens between ranks: the collectives of a step with its vote, and the transfer of state.
 
 use super::event::{Event, RankEvent};
+use super::learners::Lesson;
 use super::node::Rank;
 use super::{Sim, state};
 use crate::invariants::Observation;
@@ -8,7 +9,8 @@ use crate::mutation::Mutation;
 use phalanx_strategies::elastic::commit::{Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Worker};
 use phalanx_strategies::elastic::message::{Formation, Wishes};
-use phalanx_strategies::elastic::recovery::{Share, Source, Transfer, shares};
+use phalanx_strategies::elastic::recovery::{Source, Transfer, shares};
+use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::tree::leaves_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -91,10 +93,12 @@ impl Sim {
             self.wait_for_connection(&formation, generation, step);
             return;
         }
-        if reduces {
-            self.reduce(&formation, generation, step);
-        } else {
-            self.commit(&formation, generation, step);
+        if !reduces {
+            return self.commit(&formation, generation, step);
+        }
+        match self.lessons(&formation, step) {
+            Some(lessons) => self.reduce(&formation, generation, step, lessons),
+            None => self.wait_for_learners(generation, step),
         }
     }
 
@@ -111,22 +115,22 @@ impl Sim {
 
     /// A process is gone: the kernel closes its connections, and few of its peers find that before anything else.
     pub(super) fn break_connections(&mut self, gone: &Rank) {
-        if let Some((formation, _)) = gone.member.seat() {
-            let formation = formation.clone();
-            self.break_up(&formation, None);
+        let seat = gone.member.seat().map(|(formation, _)| formation);
+        if let Some(formation) = seat.or(gone.member.beside()) {
+            self.break_up(&formation.clone(), None);
         }
     }
 
     fn break_up(&mut self, formation: &Formation, lost: Option<Worker>) {
-        let (generation, n) = (formation.generation, formation.seats.len() as u64);
+        let (generation, members) = (formation.generation, formation.members().collect::<Vec<Worker>>());
         for _ in 0..self.dice.pick(0..4) {
-            let worker = formation.seats[self.dice.pick(0..n) as usize];
+            let worker = members[self.dice.pick(0..members.len() as u64) as usize];
             let at = self.now + self.dice.pick(100..5_000);
             self.queue.push(at, Event::ToRank { worker, what: RankEvent::Broken { generation, lost } });
         }
     }
 
-    fn reduce(&mut self, formation: &Formation, generation: Generation, step: Step) {
+    fn reduce(&mut self, formation: &Formation, generation: Generation, step: Step, lessons: Vec<Lesson>) {
         let n = self.config.policy.n_microbatches;
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
         // In fast mode the order of additions, and so the bits, depend on the world.
@@ -141,6 +145,10 @@ impl Sim {
             self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
             self.perhaps_again(*worker, what);
         }
+        let base = Version { step: Step(step.0 - 1), ..formation.base };
+        for (worker, pieces) in lessons {
+            self.tell_learner(worker, RankEvent::Lesson { generation, step, digest, base, pieces });
+        }
     }
 
     fn commit(&mut self, formation: &Formation, generation: Generation, step: Step) {
@@ -153,13 +161,16 @@ impl Sim {
             self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
             self.perhaps_again(*worker, what);
         }
+        for learner in &formation.learners {
+            self.tell_learner(learner.worker, RankEvent::Outcome { generation, step });
+        }
         // What anybody may still ask for is of the last worlds, and of each of them of the last steps.
         let latest = self.formation.as_ref().map_or(0, |formation| formation.generation.0);
         self.collectives.retain(|(of, at), _| of.0 + 8 > latest && (*of != generation || at.0 + 3 > step.0));
     }
 
     /// Some of what a rank was told reaches it again, much later.
-    fn perhaps_again(&mut self, worker: Worker, what: RankEvent) {
+    pub(super) fn perhaps_again(&mut self, worker: Worker, what: RankEvent) {
         if self.dice.percent(8) {
             let at = self.now + self.dice.pick(10_000..800_000);
             self.queue.push(at, Event::ToRank { worker, what });
@@ -170,7 +181,7 @@ impl Sim {
         if self.network.cut.is_empty() {
             return true;
         }
-        let nodes: BTreeSet<NodeId> = formation.seats.iter().map(|worker| worker.member.node).collect();
+        let nodes: BTreeSet<NodeId> = formation.members().map(|worker| worker.member.node).collect();
         nodes.iter().all(|a| nodes.iter().all(|b| self.network.connects(*a, *b)))
     }
 
@@ -184,9 +195,9 @@ impl Sim {
         let Some((formation, seat)) = rank.member.seat() else { return };
         let named = shares(&formation.transfers[seat]).find(|(named, _)| *named == transfer);
         let (_, share) = named.expect("a member fetches what its formation names");
-        let runs = state::atoms(transfer.shard, n_atoms);
+        let runs = state::asked(transfer, share, n_atoms);
         let pieces = match (transfer.source, transfer.source.sender(transfer.shard)) {
-            (_, Some((from, held))) => self.read_memory((worker, from), base, held, &runs, share),
+            (_, Some((from, held))) => self.read_memory((worker, from), base, held, &runs),
             (Source::Disk(checkpoint), _) if checkpoint.step == Step(0) => {
                 Some(runs.into_iter().flatten().map(|atom| (atom, state::value(state::INITIAL, atom))).collect())
             }
@@ -217,22 +228,19 @@ impl Sim {
         self.queue.push(self.now + 1_000, Event::ToRank { worker, what });
     }
 
-    fn read_memory(
+    /// Pieces of a shard that another rank has, if it has the right state and can be reached.
+    pub(super) fn read_memory(
         &mut self,
         (to, from): (Worker, Worker),
         base: Version,
-        held: phalanx_strategies::elastic::shadow::Shard,
-        wanted: &[Range<u64>],
-        share: Share,
+        held: Shard,
+        asked: &[Range<u64>],
     ) -> Option<Vec<(u64, u64)>> {
         if !self.network.connects(to.member.node, from.member.node) {
             return None;
         }
-        let n_atoms = self.config.n_atoms;
         let sender = self.rank(from).filter(|rank| rank.stopped == 0 && rank.member.can_send(base, held))?;
-        let have = state::atoms(held, n_atoms);
-        let common = state::share(&state::common(wanted, &have), share);
-        let found = common.into_iter().flat_map(|run| sender.atoms.range(run));
+        let found = asked.iter().flat_map(|run| sender.atoms.range(run.clone()));
         Some(found.map(|(atom, value)| (*atom, *value)).collect())
     }
 }

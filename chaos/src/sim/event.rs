@@ -50,6 +50,10 @@ pub enum RankEvent {
     Reduced { generation: Generation, step: Step, digest: u64 },
     /// All have voted for a step.
     Committed { generation: Generation, step: Step, wishes: Wishes },
+    /// A learner is sent the reduced gradients of a step, and pieces of the state `base` before it.
+    Lesson { generation: Generation, step: Step, digest: u64, base: Version, pieces: Vec<(u64, u64)> },
+    /// All have voted for a step that a learner has the gradients of.
+    Outcome { generation: Generation, step: Step },
     /// All that belongs to the end is done.
     Finished { generation: Generation },
     /// Its device has joined a world.

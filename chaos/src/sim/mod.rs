@@ -12,6 +12,7 @@ mod control;
 mod data_plane;
 mod event;
 mod faults;
+mod learners;
 mod network;
 mod node;
 pub mod state;
@@ -56,6 +57,10 @@ pub struct Outcome {
     pub n_rollbacks: u64,
     /// How often a coordinator began a term.
     pub n_terms: u64,
+    /// Worlds in which some caught up while the others trained.
+    pub n_courses: u64,
+    /// Members that did so and then had a seat for which they lacked nothing.
+    pub n_learnt: u64,
     /// All incidents, as coordinators recorded them.
     pub incidents: Vec<(u64, Timeline)>,
     /// Faults that struck, with the time in milliseconds.
@@ -107,6 +112,8 @@ impl Sim {
             generation: Generation(0),
             n_rollbacks: 0,
             n_terms: 0,
+            n_courses: 0,
+            n_learnt: 0,
             incidents: vec![],
             struck: vec![],
             violation: None,

@@ -1,6 +1,7 @@
 //! Nodes: a supervisor, its rank processes, and what passes between them.
 
 use super::event::{Event, RankEvent};
+use super::learners::Lessons;
 use super::{JOB, Sim, state};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
@@ -30,6 +31,7 @@ pub struct Rank {
     pub atoms: BTreeMap<u64, u64>,
     /// The update for which it has voted.
     pub open: Option<(Generation, Step, u64)>,
+    pub lessons: Lessons,
     /// How many faults stop it, and what waits for it meanwhile.
     pub stopped: u32,
     pub waiting: Vec<RankEvent>,
@@ -43,6 +45,15 @@ impl Rank {
     fn has_all(&self, shard: Shard, n_atoms: u64) -> bool {
         let has = |run: Range<u64>| self.atoms.range(run.clone()).count() as u64 == run.end - run.start;
         state::atoms(shard, n_atoms).into_iter().all(has)
+    }
+
+    /// Applies the open update to all that is here.
+    pub fn update(&mut self) {
+        if let Some((_, _, digest)) = self.open.take() {
+            for (atom, value) in &mut self.atoms {
+                *value = state::update(*value, *atom, digest);
+            }
+        }
     }
 }
 
@@ -139,6 +150,7 @@ impl Sim {
             member,
             atoms: BTreeMap::new(),
             open: None,
+            lessons: Lessons::default(),
             stopped: 0,
             waiting: vec![],
             last_word: 0,
@@ -236,6 +248,10 @@ impl Sim {
             RankEvent::Computed { generation, step } => self.enter_collective(worker, generation, step),
             RankEvent::Reduced { generation, step, digest } => self.rank_reduced(worker, generation, step, digest),
             RankEvent::Committed { generation, step, wishes } => self.rank_committed(worker, generation, step, wishes),
+            RankEvent::Lesson { generation, step, digest, base, pieces } => {
+                self.rank_taught(worker, (generation, step), (base, pieces), digest);
+            }
+            RankEvent::Outcome { generation, step } => self.rank_told(worker, generation, step),
             RankEvent::Finished { generation } => {
                 // One that was told of another world meanwhile is asked again.
                 let _ = rank.member.handle_finished(generation);
@@ -285,23 +301,29 @@ impl Sim {
     }
 
     fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step, wishes: Wishes) {
-        let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
         let hearsay = self.is(Mutation::ActOnHearsay);
         let Some(rank) = self.rank(worker) else { return };
         let wishes = if hearsay { rank.member.wishes() } else { wishes };
-        let report = rank.member.report();
-        let told = report.generation;
-        // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.
-        let abandoned = report.promise.applied.map(|version| version.lineage) != lineage;
         let open = rank.open.filter(|open| (open.0, open.1) == (generation, step));
         if rank.member.handle_committed(generation, step, wishes).is_ok()
             && let Some((_, _, digest)) = open
-            && !abandoned
         {
-            self.step = self.step.max(step);
-            self.mark(2, u64::from(worker.member.node.0) << 32 | u64::from(worker.member.slot), step.0);
-            self.observe(&Observation::Learnt { worker, generation, told, step, digest });
+            self.note_learnt(worker, generation, step, digest);
         }
+    }
+
+    /// A member has learnt that a step is committed.
+    pub(super) fn note_learnt(&mut self, worker: Worker, generation: Generation, step: Step, digest: u64) {
+        let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
+        let Some(rank) = self.rank(worker) else { return };
+        let report = rank.member.report();
+        // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.
+        if report.promise.applied.map(|version| version.lineage) != lineage {
+            return;
+        }
+        self.step = self.step.max(step);
+        self.mark(2, u64::from(worker.member.node.0) << 32 | u64::from(worker.member.slot), step.0);
+        self.observe(&Observation::Learnt { worker, generation, told: report.generation, step, digest });
     }
 
     /// Does what a member asks for.
@@ -337,6 +359,7 @@ impl Sim {
                     let what = RankEvent::Fetch { generation, base, transfer };
                     self.queue.push(at, Event::ToRank { worker, what });
                 }
+                member::Command::Learn(_) => self.begin_to_learn(worker),
                 member::Command::Compute { generation, step } => {
                     let slow = self.nodes[worker.member.node.0 as usize].slow.get(&worker.member.slot).copied();
                     let time = self.config.step_ms * self.dice.pick(900..1_100) * slow.unwrap_or(1);
@@ -379,13 +402,15 @@ impl Sim {
 
     /// The open update becomes part of the state.
     fn apply(&mut self, worker: Worker, version: Version) {
+        let Some(rank) = self.rank(worker) else { return };
+        rank.update();
+        self.observe_state(worker, version);
+    }
+
+    /// A member says that it has this state.
+    pub(super) fn observe_state(&mut self, worker: Worker, version: Version) {
         let n_atoms = self.config.n_atoms;
         let Some(rank) = self.rank(worker) else { return };
-        if let Some((_, _, digest)) = rank.open.take() {
-            for (atom, value) in &mut rank.atoms {
-                *value = state::update(*value, *atom, digest);
-            }
-        }
         let atoms: Vec<(u64, u64)> = rank.atoms.iter().map(|(atom, value)| (*atom, *value)).collect();
         let held: BTreeSet<Shard> = rank.member.report().holds.into_iter().collect();
         let whole = held.iter().all(|shard| rank.has_all(*shard, n_atoms));
@@ -395,12 +420,13 @@ impl Sim {
         self.observe(&Observation::State { worker, version, atoms: &atoms });
     }
 
-    /// When all members of the last world have their state, invariants look at all memories.
+    /// When all members of the last world are ready, invariants look at all memories.
     fn note_ready(&mut self, word: &MemberReport) {
         let Some(formation) = self.formation.clone().filter(|f| f.generation == word.generation) else { return };
         self.ready.insert(word.worker);
+        let n_members = formation.seats.len() + formation.learners.len();
         // One that was ready may have died since.
-        if self.ready.len() < formation.seats.len() || formation.seats.iter().any(|seat| self.rank(*seat).is_none()) {
+        if self.ready.len() < n_members || formation.members().take(n_members).any(|w| self.rank(w).is_none()) {
             return;
         }
         let n_atoms = self.config.n_atoms;
@@ -408,11 +434,11 @@ impl Sim {
         for rank in 0..formation.seats.len() {
             copies.entry(Shard::of(&formation.mesh, rank)).or_default();
         }
-        for worker in &formation.seats {
-            let Some(rank) = self.rank(*worker) else { continue };
+        for worker in formation.members().take(n_members) {
+            let Some(rank) = self.rank(worker) else { continue };
             let here = rank.member.report().holds;
             for shard in here.into_iter().filter(|shard| rank.has_all(*shard, n_atoms)) {
-                copies.entry(shard).or_default().push(*worker);
+                copies.entry(shard).or_default().push(worker);
             }
         }
         let current: BTreeSet<Shard> = (0..formation.seats.len()).map(|r| Shard::of(&formation.mesh, r)).collect();
@@ -427,7 +453,7 @@ impl Sim {
 }
 
 /// Frees the state of all but these shards.
-fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
+pub fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
     let ranges: Vec<_> = shards.iter().flat_map(|shard| state::atoms(*shard, n_atoms)).collect();
     rank.atoms.retain(|atom, _| ranges.iter().any(|range| range.contains(atom)));
 }

@@ -1,7 +1,7 @@
 //! A stand-in for weights: a chain of hashes over the updates, in pieces that are cut and moved like tensors.
 
 use phalanx_strategies::elastic::identity::Step;
-use phalanx_strategies::elastic::recovery::Share;
+use phalanx_strategies::elastic::recovery::{Share, Transfer};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use std::ops::Range;
 
@@ -75,6 +75,15 @@ pub fn share(runs: &[Range<u64>], share: Share) -> Vec<Range<u64>> {
     }
     part.retain(|run| !run.is_empty());
     part
+}
+
+/// What a source is asked for.
+pub fn asked(transfer: Transfer, of: Share, n_atoms: u64) -> Vec<Range<u64>> {
+    let wanted = atoms(transfer.shard, n_atoms);
+    match transfer.source.sender(transfer.shard) {
+        Some((_, held)) => share(&common(&wanted, &atoms(held, n_atoms)), of),
+        None => share(&wanted, of),
+    }
 }
 
 /// The finaliser of SplitMix64.

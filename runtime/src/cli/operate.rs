@@ -204,6 +204,8 @@ fn row(node: &str, worker: &WorkerStatus, heard: &str) -> [String; 10] {
     let state = match (worker.hangs, worker.phase, worker.rank) {
         (true, ..) => "hangs".to_owned(),
         (_, MemberPhase::Stopped, None) => "spare".to_owned(),
+        (_, MemberPhase::Learning, _) if worker.n_own + worker.n_shadows == 0 => "catches up".to_owned(),
+        (_, MemberPhase::Learning, _) => "has caught up".to_owned(),
         (_, MemberPhase::Running, _) if worker.slow => format!("{}; slow, all others wait for it", worker.at),
         (_, MemberPhase::Running, _) => worker.at.to_string(),
         (_, phase, _) => format!("{phase:?}").to_lowercase(),

@@ -28,6 +28,9 @@ section! {
         pub dp_shard_min: usize = 1 => AT_LEAST_ONE;
         /// State that one node (or, on a single node, one process) would take with it is kept a second time elsewhere.
         pub shadows: bool = true;
+        /// A newcomer that lacks more bytes of state than this fetches them while the others train, if any can without it; what
+        /// is less is fetched between two steps.
+        pub rest_bytes_max: usize = 256 << 20;
         /// A rank that holds up all others for too long is replaced; otherwise it is waited for.
         pub evict_stragglers: bool = true;
         /// Seconds that a rank may be without any progress before its first step in a world is done; later ones follow from
@@ -74,8 +77,8 @@ impl Elastic {
         Timing { first_step: Duration::from_secs_f64(self.step_timeout).max(derived.stuck), ..derived }
     }
 
-    /// What may become of a mesh.
-    pub fn policy(&self, wanted: Mesh, n_microbatches: usize) -> Policy {
+    /// What may become of a mesh. Updates change `state_bytes` of weights and optimizer state.
+    pub fn policy(&self, wanted: Mesh, n_microbatches: usize, state_bytes: u64) -> Policy {
         Policy {
             wanted,
             dp_replicate_min: self.dp_replicate_min.min(wanted.dp_replicate),
@@ -86,6 +89,8 @@ impl Elastic {
             evict_stragglers: self.evict_stragglers,
             shadows: self.shadows,
             incidents_max: self.incidents_max as u32,
+            state_bytes,
+            rest_bytes_max: self.rest_bytes_max as u64,
         }
     }
 

@@ -115,7 +115,7 @@ impl JobError {
     /// begins where this one ended.
     pub(crate) fn is_of_the_world(&self) -> bool {
         let collective = match self {
-            JobError::Superseded(_) => return true,
+            JobError::Superseded(_) | JobError::Exec(ExecError::Left) => return true,
             JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. }) => {
                 return true;
             }

@@ -6,6 +6,8 @@
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; every one is finished before its borrows end.
 
 use super::error::JobError;
+use super::lane::{CHUNK, Lane, UNDER_WAY};
+use super::lesson::Lesson;
 use crate::collective::operation::OPERANDS_MAX;
 use crate::collective::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
@@ -14,17 +16,13 @@ use crate::pulse::Pulse;
 use phalanx_strategies::elastic::progress::{At, Wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Elements of one operation on memory that is not shared.
-const CHUNK: usize = 64 << 10;
 /// Bytes of the longest description of state.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 /// Peers that are served at once, by a thread each.
 const FLOWS_MAX: usize = 8;
-/// Operations of one direction of a flow that are under way.
-const UNDER_WAY: usize = 2;
 /// Room for operands that lie outside the shared regions: what of flows is under way at once; votes, messages, gradients for
 /// shadows.
 pub(crate) const STAGING_BYTES: u64 = (1 << 20) + (FLOWS_MAX * UNDER_WAY * CHUNK * size_of::<f32>()) as u64;
@@ -67,20 +65,18 @@ impl Links {
         let mut words = vec![0i32; text.len().div_ceil(size_of::<i32>())];
         bytemuck::cast_slice_mut(&mut words)[..text.len()].copy_from_slice(&text);
         let there = 1 - self.peer(to).position();
-        self.peer(to).send(&[text.len() as f64], there)?;
+        self.send_number(to, text.len() as f64)?;
         Ok(words.chunks(CHUNK).try_for_each(|chunk| self.peer(to).send(chunk, there))?)
     }
 
     /// Receives a value that a peer sends.
     pub(crate) fn receive_value<T: DeserializeOwned>(&mut self, from: u32) -> Result<T, JobError> {
-        let there = 1 - self.peer(from).position();
-        let mut len = [0.0f64];
-        self.peer(from).recv(&mut len, there)?;
-        let n_bytes = len[0] as u64;
+        let n_bytes = self.receive_number(from)? as u64;
         if n_bytes > TEXT_BYTES_MAX {
             let (field, expected) = ("bytes of a message between members", TEXT_BYTES_MAX);
             return Err(CollectiveError::Invalid { field, expected, found: n_bytes }.into());
         }
+        let there = 1 - self.peer(from).position();
         let mut words = vec![0i32; (n_bytes as usize).div_ceil(size_of::<i32>())];
         words.chunks_mut(CHUNK).try_for_each(|chunk| self.peer(from).recv(chunk, there))?;
         let text = &bytemuck::cast_slice::<i32, u8>(&words)[..n_bytes as usize];
@@ -131,6 +127,49 @@ impl Links {
         })
     }
 
+    /// What is to be sent to a peer, or to come from it, in the course of many steps: the elements of `runs`. The peer does
+    /// the same the other way round, with runs of as many elements.
+    ///
+    /// # Safety
+    /// What the runs stand for stays where it is as long as the lesson is there. Nobody writes to what is sent while
+    /// [`Links::teach`] works, and nobody reads or writes where it comes while [`Links::learn`] does.
+    pub(crate) unsafe fn lesson(&mut self, peer: u32, sends: bool, runs: Vec<RawBuffer>) -> Lesson {
+        let there = 1 - self.peer(peer).position();
+        let kind = if sends { OperationKind::Send { to: there } } else { OperationKind::Recv { from: there } };
+        Lesson::new(peer, Lane::new(kind, runs))
+    }
+
+    /// Sends of these lessons what passes while `work` is done; at least a page of each that is not over.
+    pub(crate) fn teach<T>(
+        &mut self,
+        lessons: &mut [Lesson],
+        work: impl FnOnce() -> T,
+    ) -> (T, Result<(), CollectiveError>) {
+        super::lesson::teach(&mut self.peers, lessons, work)
+    }
+
+    /// Receives of these lessons what peers send until they have done something else.
+    pub(crate) fn learn(&mut self, lessons: &mut [Lesson]) -> Result<(), CollectiveError> {
+        let _waits = self.pulse.during(At::Waits(Wait::default()));
+        super::lesson::learn(&mut self.peers, lessons, &self.pulse)
+    }
+
+    /// Sends a number to a peer that receives it.
+    pub(crate) fn send_number(&mut self, to: u32, number: f64) -> Result<(), CollectiveError> {
+        let there = 1 - self.peer(to).position();
+        self.peer(to).send(&[number], there)
+    }
+
+    /// Receives a number that a peer sends.
+    pub(crate) fn receive_number(&mut self, from: u32) -> Result<f64, CollectiveError> {
+        let pulse = self.pulse.clone();
+        let _waits = pulse.during(At::Waits(Wait::default()));
+        let there = 1 - self.peer(from).position();
+        let mut number = [0.0f64];
+        self.peer(from).recv(&mut number, there)?;
+        Ok(number[0])
+    }
+
     /// Sends and receives all of these at once; peers do the same the other way round. Whole tensors need room: they lie in
     /// the memory that members share.
     pub(crate) fn exchange(
@@ -166,56 +205,6 @@ impl Links {
     }
 }
 
-/// One direction of a flow: an operation for each [`CHUNK`] of elements, of which two are under way, since memory that is
-/// not shared passes through little that is. Both sides cut the flow at the same elements, however these lie in their
-/// memory; those of a chunk that lie together are not copied for it.
-struct Lane {
-    kind: OperationKind,
-    chunks: Vec<Vec<RawBuffer>>,
-    together: [Vec<f32>; UNDER_WAY],
-    under_way: VecDeque<Ticket>,
-}
-
-impl Lane {
-    fn new(kind: OperationKind, runs: Vec<RawBuffer>) -> Lane {
-        Lane { kind, chunks: chunks(runs), together: Default::default(), under_way: VecDeque::new() }
-    }
-
-    fn sends(&self) -> bool {
-        matches!(self.kind, OperationKind::Send { .. })
-    }
-
-    /// Starts the operation of chunk `i`, if there is one, when all but the one before it are finished.
-    ///
-    /// # Safety
-    /// What the runs stand for is lent until all that was started is finished, or a finish has failed.
-    unsafe fn start(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
-        let sends = self.sends();
-        let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
-        let buffer = match chunk[..] {
-            [alone] => alone,
-            _ => gathered(chunk, &mut self.together[i % UNDER_WAY], sends),
-        };
-        let (send, recv) = if sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
-        let n_elements = buffer.bytes() / size_of::<f32>();
-        let operand = Operand { send, recv, dtype: ElementType::F32, n_elements };
-        // SAFETY: the caller's promise; each operation that is under way has a buffer of `together` to itself.
-        let ticket = unsafe { group.start(&Operation { kind: self.kind, sequence: 0, unit: 1 }, &[operand]) }?;
-        self.under_way.push_back(ticket);
-        Ok(())
-    }
-
-    /// Finishes the operation of chunk `i`, if there is one: the oldest.
-    fn finish(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
-        let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
-        group.finish(self.under_way.pop_front().expect("it was started"))?;
-        if !self.sends() && chunk.len() > 1 {
-            scatter(&self.together[i % UNDER_WAY], chunk);
-        }
-        Ok(())
-    }
-}
-
 /// Sends and receives what passes between this member and a peer. Neither direction waits for the other: whoever waits for
 /// one does its share of both.
 fn both_ways(group: &mut dyn Collective, flow: Flow<'_>, pulse: &Pulse) -> Result<(), CollectiveError> {
@@ -227,16 +216,13 @@ fn both_ways(group: &mut dyn Collective, flow: Flow<'_>, pulse: &Pulse) -> Resul
         [Lane::new(OperationKind::Send { to: there }, sent), Lane::new(OperationKind::Recv { from: there }, received)];
     let outcome = pass(group, &mut lanes, pulse);
     if let Err(error) = &outcome {
-        // What was refused here the peer would wait for.
-        group.abort(&error.to_string());
-        let under_way = lanes.iter_mut().flat_map(|lane| lane.under_way.drain(..));
-        under_way.for_each(|ticket| drop(group.finish(ticket)));
+        lanes.iter_mut().for_each(|lane| lane.give_up(group, error));
     }
     outcome
 }
 
 fn pass(group: &mut dyn Collective, lanes: &mut [Lane; 2], pulse: &Pulse) -> Result<(), CollectiveError> {
-    let n_chunks = lanes.iter().map(|lane| lane.chunks.len()).max().unwrap_or(0);
+    let n_chunks = lanes.iter().map(Lane::n_chunks).max().unwrap_or(0);
     for i in 0..=n_chunks {
         for lane in lanes.iter_mut() {
             // SAFETY: the caller has the flow, which borrows what the runs stand for, and lets go of it when all that was
@@ -250,53 +236,6 @@ fn pass(group: &mut dyn Collective, lanes: &mut [Lane; 2], pulse: &Pulse) -> Res
         pulse.tick();
     }
     Ok(())
-}
-
-/// Runs of memory, cut so that each list of them has [`CHUNK`] elements; the last one may have fewer.
-fn chunks(runs: Vec<RawBuffer>) -> Vec<Vec<RawBuffer>> {
-    const BYTES: usize = CHUNK * size_of::<f32>();
-    let mut chunks: Vec<Vec<RawBuffer>> = Vec::new();
-    let mut room = 0;
-    for run in runs {
-        let mut at = 0;
-        while at < run.bytes() {
-            if room == 0 {
-                chunks.push(Vec::new());
-                room = BYTES;
-            }
-            let n = room.min(run.bytes() - at);
-            chunks.last_mut().expect("there is room in one").push(RawBuffer::new(run.start().wrapping_add(at), n));
-            (at, room) = (at + n, room - n);
-        }
-    }
-    chunks
-}
-
-/// A buffer as long as all of these runs; with their elements, if these are to be sent.
-fn gathered(runs: &[RawBuffer], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
-    buffer.clear();
-    buffer.resize(runs.iter().map(|run| run.bytes()).sum::<usize>() / size_of::<f32>(), 0.0);
-    if sends {
-        let mut at = 0;
-        for run in runs {
-            let to = buffer[at..].as_mut_ptr().cast::<u8>();
-            // SAFETY: the flow has borrowed the run, and the buffer has room for all runs.
-            unsafe { std::ptr::copy_nonoverlapping(run.start(), to, run.bytes()) };
-            at += run.bytes() / size_of::<f32>();
-        }
-    }
-    RawBuffer::of_mut(buffer)
-}
-
-/// Puts what has come where it belongs.
-fn scatter(buffer: &[f32], runs: &[RawBuffer]) {
-    let mut at = 0;
-    for run in runs {
-        let from = buffer[at..].as_ptr().cast::<u8>();
-        // SAFETY: the flow has borrowed the run, and the buffer was made as long as all runs.
-        unsafe { std::ptr::copy_nonoverlapping(from, run.start(), run.bytes()) };
-        at += run.bytes() / size_of::<f32>();
-    }
 }
 
 #[cfg(test)]

@@ -18,11 +18,12 @@ use crate::hf::source::read_json;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
-use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig};
+use phalanx_strategies::model::{BatchShape, Family, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::Program;
 use phalanx_strategies::schedule::{Schedule, Shape};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -45,6 +46,12 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
+    /// One microbatch up to its loss.
+    pub(crate) fn forward(&self) -> Result<Program, JobError> {
+        let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
+        self.model.forward(self.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })
+    }
+
     /// How a step computes on another mesh: the same batch, shared by other ranks. Where it cannot be shared evenly, ranks
     /// with one microbatch less run one that does not count.
     pub(crate) fn spec_on(&self, mesh: Mesh) -> StepSpec {

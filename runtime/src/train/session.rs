@@ -10,7 +10,7 @@ use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::step_trace::{StepTrace, check_writable};
 use super::team::{Team, TeamPlan};
-use super::trainer::{Programs, TrainData, Trainer};
+use super::trainer::{Programs, TrainData, Trainer, state_bytes};
 use crate::checkpoint::reader::Checkpoint;
 use crate::collective::CollectiveError;
 use crate::collective::shm::LOCAL_RANKS_MAX;
@@ -213,7 +213,7 @@ fn elastic(
         config,
         program: program.to_owned(),
         evaluates: config.data.val_set_size != ValSetSize::Nothing,
-        policy: config.elastic.policy(mesh, model.n_microbatches),
+        policy: config.elastic.policy(mesh, model.n_microbatches, state_bytes(&model)?),
         model: &model,
         timing,
         n_slots: mesh.size() as u32 + config.elastic.spare_ranks as u32,

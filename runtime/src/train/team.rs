@@ -25,8 +25,8 @@ const TEXT_BYTES_MAX: u64 = 256 << 20;
 pub(crate) struct TeamPlan {
     pub(crate) mesh: Mesh,
     groups: Vec<(Wire, Vec<u32>)>,
-    /// Members beside the ranks, who help to begin: their numbers follow those of the ranks.
-    n_guests: u32,
+    /// Members beside the ranks, who help to begin or catch up: their numbers follow those of the ranks.
+    n_others: u32,
     /// Members who have messages for each other, besides those of the programs.
     pairs: Vec<[u32; 2]>,
 }
@@ -42,9 +42,11 @@ pub(crate) struct Site<'a> {
 
 /// What a member has of a world that it has joined.
 pub(crate) struct Joined {
-    /// Its place among the ranks, unless it is a guest.
+    /// Its place among the ranks, if it has one.
     pub(crate) team: Option<Team>,
     pub(crate) links: Links,
+    /// Its own memory, which peers reach.
+    pub(crate) memory: Arena,
 }
 
 impl TeamPlan {
@@ -59,12 +61,12 @@ impl TeamPlan {
             let programs = Programs::compile(plan, Place { mesh, rank }, evaluates)?;
             programs.all().into_iter().for_each(|c| all.extend(wires(&c.program)));
         }
-        Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all), n_guests: 0, pairs: Vec::new() })
+        Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all), n_others: 0, pairs: Vec::new() })
     }
 
-    /// The same ranks, with guests, and pairs of members who have messages for each other.
-    pub(crate) fn with_pairs(&self, n_guests: u32, pairs: BTreeSet<[u32; 2]>) -> TeamPlan {
-        TeamPlan { n_guests, pairs: pairs.into_iter().collect(), ..self.clone() }
+    /// The same ranks, with other members, and pairs of members who have messages for each other.
+    pub(crate) fn with_pairs(&self, n_others: u32, pairs: BTreeSet<[u32; 2]>) -> TeamPlan {
+        TeamPlan { n_others, pairs: pairs.into_iter().collect(), ..self.clone() }
     }
 
     /// The world of these groups; then come the pairs, and at last all ranks.
@@ -72,7 +74,7 @@ impl TeamPlan {
         let n = self.mesh.size() as u32;
         let pairs = self.pairs.iter().map(|pair| pair.to_vec());
         let groups = self.groups.iter().map(|(_, ranks)| ranks.clone()).chain(pairs).chain([(0..n).collect()]);
-        World::new(id, n + self.n_guests, groups.collect())
+        World::new(id, n + self.n_others, groups.collect())
     }
 
     /// Numbers and axes of the groups in which all members meet: those of `member`, and that of all ranks.
@@ -99,13 +101,13 @@ impl TeamPlan {
         }
         let links = Links::new(peers);
         if member as usize >= self.mesh.size() {
-            return Ok(Joined { team: None, links });
+            return Ok(Joined { team: None, links, memory: rank.arena() });
         }
         let place = Place { mesh: self.mesh, rank: member as usize };
         let groups = Groups::connect(&place, &self.groups, |group| rank.communicator(group))?;
         let everyone = rank.communicator(self.groups.len() + self.pairs.len())?;
         let team = Team { place, groups, everyone: Some(everyone), memory: Some(rank.arena()) };
-        Ok(Joined { team: Some(team), links })
+        Ok(Joined { team: Some(team), links, memory: rank.arena() })
     }
 
     /// Takes the place of `rank` in a world of these groups.
@@ -149,6 +151,11 @@ impl Team {
     /// A rank without peers.
     pub(crate) fn alone() -> Team {
         Team { place: Place::default(), groups: Groups::none(), everyone: None, memory: None }
+    }
+
+    /// The same without peers, of one that is to have this place later.
+    pub(crate) fn beside(place: Place, memory: Arena) -> Team {
+        Team { place, groups: Groups::none(), everyone: None, memory: Some(memory) }
     }
 
     /// Whether this rank speaks for all: it writes metrics, exports, and decides when to stop.

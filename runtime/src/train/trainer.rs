@@ -1,5 +1,8 @@
 //! The loop: fill a batch, run the step's program, look at the result. Runs on the device thread.
 
+pub(crate) mod learning;
+
+use self::learning::{Learning, Teaching};
 use super::elastic::cell::Cell;
 use super::error::JobError;
 use super::links::Links;
@@ -24,7 +27,6 @@ use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::Wishes;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::{Axis, Place};
-use phalanx_strategies::model::Head;
 use phalanx_strategies::passes::lora::lora;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Hyper, Phase, Program, Role};
@@ -48,9 +50,7 @@ pub(crate) struct Programs {
 impl Programs {
     /// Compiles the programs of the rank at `place`.
     pub(crate) fn compile(plan: &ModelPlan, place: Place, evaluates: bool) -> Result<Programs, JobError> {
-        let path = || plan.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
-        let mut forward =
-            plan.model.forward(plan.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })?;
+        let mut forward = plan.forward()?;
         forward.place = place;
         let spec = plan.spec_on(place.mesh);
         let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, scratch_bytes)).transpose()?;
@@ -85,6 +85,8 @@ pub(crate) struct Trainer<'a> {
     /// Ranks that hold copies of the state of this one.
     heirs: Vec<u32>,
     links: Links,
+    teaching: Teaching,
+    learning: Learning,
     /// A step that is prepared and neither applied nor given up: the position behind it, and its outcome.
     open: Option<(TrainerState, Outcome)>,
     /// What there is to say of the last step, in case that whoever spoke for all died before saying it.
@@ -160,6 +162,8 @@ impl<'a> Trainer<'a> {
             shadows: Vec::new(),
             heirs: Vec::new(),
             links: Links::default(),
+            teaching: Teaching::default(),
+            learning: Learning::default(),
             open: None,
             settled: None,
             generation: Generation(0),
@@ -215,6 +219,7 @@ impl<'a> Trainer<'a> {
             // Nothing has changed yet. All ranks meet here, so that none updates what another could not.
             let (wishes, asked, saved) = self.vote(control, saving)?;
             let outcome = self.update()?;
+            self.tell_followers()?;
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let trace = self.trace.take_if(|trace| trace.step == step);
@@ -280,15 +285,22 @@ impl<'a> Trainer<'a> {
         Ok((wishes, self.is_asked(saves), saving.count(ballots, &self.team)))
     }
 
-    /// Gives the gradients of this step to those who keep copies of this rank's state, and takes those of others.
-    fn feed_shadows(&mut self) -> Result<(), JobError> {
-        if self.heirs.is_empty() && self.shadows.is_empty() {
+    /// Gives the gradients of this step to those who keep copies of this rank's state or learn it, and takes those of others.
+    fn share_gradients(&mut self, outcome: &Outcome) -> Result<(), JobError> {
+        let followers = &self.teaching.followers;
+        if self.heirs.is_empty() && self.shadows.is_empty() && followers.is_empty() {
             return Ok(());
         }
+        let known = if followers.is_empty() { Vec::new() } else { self.known_of_step(outcome) };
         let c = &self.programs.train;
         let own: Vec<&[f32]> =
             log(&c.program, &c.turn).into_iter().map(|grad| self.machine.read::<f32>(c, grad)).collect();
-        let sends: Vec<(u32, Vec<&[f32]>)> = self.heirs.iter().map(|heir| (*heir, own.clone())).collect();
+        let to_heirs = self.heirs.iter().map(|heir| (*heir, own.clone()));
+        let to_followers = followers.iter().map(|follower| {
+            let known = follower.leads.then(|| bytemuck::cast_slice::<f64, f32>(&known));
+            (follower.member, known.into_iter().chain(own.iter().copied()).collect())
+        });
+        let sends: Vec<(u32, Vec<&[f32]>)> = to_heirs.chain(to_followers).collect();
         let mut receives: Vec<(u32, Vec<&mut [f32]>)> =
             self.shadows.iter_mut().map(|shadow| (shadow.of, shadow.gradients())).collect();
         Ok(self.links.exchange(&sends, &mut receives)?)
@@ -325,23 +337,25 @@ impl<'a> Trainer<'a> {
         self.write_hyper(predicted_tokens);
         let c = &self.programs.train;
         self.team.groups.take_waited();
-        match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
-            None => self.machine.run_part(c, c.turn.prepare(), &mut self.models, &mut self.team.groups)?,
-            Some(trace) => {
-                let (part, timings) = (c.turn.prepare(), trace.begin());
-                self.machine.run_part_timed(c, part, &mut self.models, &mut self.team.groups, timings)?;
-            }
-        }
-        self.feed_shadows()?;
-        let c = &self.programs.train;
-        Ok(Outcome {
+        let (machine, models, groups) = (&mut self.machine, &mut self.models, &mut self.team.groups);
+        let trace = self.trace.as_mut().filter(|trace| trace.step == self.state.step);
+        // What updates change is not touched meanwhile, so it can be sent.
+        let (ran, taught) = self.links.teach(&mut self.teaching.lessons, || match trace {
+            None => machine.run_part(c, c.turn.prepare(), models, groups),
+            Some(trace) => machine.run_part_timed(c, c.turn.prepare(), models, groups, trace.begin()),
+        });
+        ran?;
+        taught?;
+        let outcome = Outcome {
             loss_sum: scalar(&self.machine, c, Role::LossSum),
             grad_norm: scalar(&self.machine, c, Role::GradNorm),
             predicted_tokens,
             data_wait_s,
             collective_s: self.team.groups.take_waited().as_secs_f64(),
             step_s: start.elapsed().as_secs_f64(),
-        })
+        };
+        self.share_gradients(&outcome)?;
+        Ok(Outcome { step_s: start.elapsed().as_secs_f64(), ..outcome })
     }
 
     /// Makes the open step part of the state.
@@ -541,9 +555,10 @@ impl<'a> Trainer<'a> {
         self.settled.clone_from(&before.settled);
     }
 
-    /// Those with whom it exchanges gradients beside the program.
-    pub(crate) fn link(&mut self, links: Links, heirs: Vec<u32>) {
-        (self.links, self.heirs) = (links, heirs);
+    /// Those with whom it exchanges gradients beside the program, and those who learn from it.
+    pub(crate) fn link(&mut self, links: Links, heirs: Vec<u32>, teaching: Teaching) {
+        (self.links, self.heirs, self.teaching) = (links, heirs, teaching);
+        self.learning = Learning::default();
     }
 
     fn bytes_in_shared(&self) -> usize {
@@ -634,9 +649,9 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// No groups, on the device of this team.
+/// No groups, on the device of this team. An update that counts is made, whatever becomes of the world.
 fn alone(team: &Team) -> Groups {
-    Groups::none().with_pulse(team.groups.pulse().clone())
+    Groups::none().with_pulse(team.groups.pulse().of_any_world())
 }
 
 /// The rows of a run and when they are looked at.
@@ -646,6 +661,12 @@ pub(crate) struct TrainData<'a> {
     pub(crate) validation: Option<&'a Rows>,
     pub(crate) eval_steps: Option<u64>,
     pub(crate) save_steps: Option<u64>,
+}
+
+/// Bytes of all that updates change: trained weights, and what the optimizer keeps for each.
+pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
+    let n_trained = whole_model(&plan.forward()?, &plan.spec).1 as u64;
+    Ok(n_trained * size_of::<f32>() as u64 * (1 + plan.spec.optimizer.state_names().len() as u64))
 }
 
 /// Elements of all parameters and of the trained ones, adapters included.

@@ -11,6 +11,9 @@
 //!   that step is lost.
 //! - `B-7` A member is not ready before its device is in the world, also if it lacks nothing: until then what the device is at
 //!   in an older world may still touch the memory of its peers there.
+//! - `B-8` is in `learning`.
+
+mod learning;
 
 use super::commit::{Promise, Version, Vote};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
@@ -46,6 +49,9 @@ pub enum Command {
         /// What from where.
         transfer: Transfer,
     },
+    /// Catch up beside the world of this generation; answer with [`Member::handle_learnt`] once all is there, and with
+    /// [`Member::handle_followed`] for the gradients of each step.
+    Learn(Generation),
     /// Compute the update that leads to this step; answer with [`Member::handle_computed`].
     Compute {
         /// In which world.
@@ -92,6 +98,8 @@ pub struct Member {
     promise: Promise,
     holds: BTreeSet<Shard>,
     seat: Option<Seat>,
+    /// The world beside which it catches up.
+    beside: Option<Arc<Formation>>,
     saved: Option<Part>,
     failure: Option<String>,
     commands: VecDeque<Command>,
@@ -128,6 +136,7 @@ impl Member {
             promise: Promise::default(),
             holds: BTreeSet::new(),
             seat: None,
+            beside: None,
             saved: None,
             failure: None,
             commands: VecDeque::new(),
@@ -143,7 +152,8 @@ impl Member {
     /// What it is at.
     pub fn report(&self) -> MemberReport {
         // The own shard first: it is what tells a replica from a shadow.
-        let own = self.seat.as_ref().map(|seat| seat.formation.holds[seat.rank][0]);
+        let seat = self.seat.as_ref().map(|seat| seat.formation.holds[seat.rank][0]);
+        let own = seat.or(self.learner().map(|learner| learner.holds[0]));
         let first = own.filter(|shard| self.holds.contains(shard));
         let rest = self.holds.iter().copied().filter(|shard| Some(*shard) != first);
         MemberReport {
@@ -248,6 +258,7 @@ impl Member {
         }
         self.is_at(At::Computes);
         self.become_ready();
+        self.become_ready_to_learn();
         Ok(())
     }
 
@@ -410,7 +421,7 @@ impl Member {
     fn stop(&mut self) {
         self.is_at(At::Rests);
         self.commands.push_back(Command::Abort(self.order.generation));
-        (self.phase, self.seat) = (MemberPhase::Stopped, None);
+        (self.phase, self.seat, self.beside) = (MemberPhase::Stopped, None, None);
         self.commands.push_back(Command::Report);
     }
 
@@ -430,7 +441,9 @@ impl Member {
             self.commands.extend([Command::Discard, Command::Keep(vec![])]);
         }
         let Some(rank) = formation.rank_of(self.worker) else {
-            if formation.guests.contains(&self.worker) {
+            if formation.learner(self.worker).is_some() {
+                self.take_place_beside(formation);
+            } else if formation.guests.contains(&self.worker) {
                 self.phase = MemberPhase::Guest;
                 self.commands.push_back(Command::Report);
             }
@@ -462,6 +475,10 @@ impl Member {
     fn run(&mut self) {
         // It has had a seat there, and what it holds is needed for the next one.
         if self.broken.is_some() || self.phase == MemberPhase::Paused {
+            return;
+        }
+        if self.beside.is_some() {
+            self.learn();
             return;
         }
         let seat = self.seat.as_ref().map(|seat| (seat.formation.clone(), seat.rank));
@@ -532,6 +549,7 @@ mod tests {
             generation: Generation(generation),
             mesh,
             seats: seats.to_vec(),
+            learners: vec![],
             guests: vec![],
             addresses: vec![None; 2],
             base: Version { lineage: Generation(generation), step: Step(0) },

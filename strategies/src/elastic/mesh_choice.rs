@@ -6,16 +6,18 @@
 //!   than both of them have it, or smaller than the policy allows.
 //! - `X-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes uneven shares.
 //! - `X-3` Of the members of the last world as many as possible keep the state that they have: a coordinate is given to
-//!   another one only if its holder is gone or the coordinate has vanished.
+//!   another one only if its holder is gone or the coordinate has vanished. Who has caught up meanwhile takes a seat with
+//!   what it has learnt before anybody else does.
 //!
 //! Meshes are tried from the most ranks to the fewest; of equal ones the one that is as wanted, then the one that keeps
 //! `dp_shard`, as then no state moves. Whether a model can be cut like that is not known here: whoever passes a wish on
 //! checks it first.
 
 use super::identity::{Incarnation, Worker};
+use super::message::{Formation, Learner};
 use super::quorum::Blocked;
 use super::recovery::{TRANSFERS_MAX, n_transfers};
-use super::shadow::Cut;
+use super::shadow::{Cut, Shard};
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -44,6 +46,27 @@ pub struct Policy {
     /// More crashes in a row than this, without a step committed between them, end the job (default
     /// [`INCIDENTS_MAX`]).
     pub incidents_max: u32,
+    /// Bytes of all weights and optimizer state that updates change.
+    pub state_bytes: u64,
+    /// A newcomer that lacks more than this catches up while the others train, if they can; see [`super::learner`].
+    pub rest_bytes_max: u64,
+}
+
+/// The world before.
+#[derive(Clone, Copy, Debug)]
+pub struct Last<'a> {
+    /// Its shape.
+    pub mesh: Mesh,
+    /// Who sat where.
+    pub seats: &'a [Worker],
+    /// Who caught up meanwhile.
+    pub learners: &'a [Learner],
+}
+
+impl<'a> From<&'a Formation> for Last<'a> {
+    fn from(formation: &'a Formation) -> Last<'a> {
+        Last { mesh: formation.mesh, seats: &formation.seats, learners: &formation.learners }
+    }
 }
 
 /// Default of [`Policy::incidents_max`].
@@ -154,20 +177,25 @@ impl Policy {
         n <= self.n_microbatches && (self.uneven || self.n_microbatches.is_multiple_of(n))
     }
 
+    /// Whether a world of fewer replicas than wanted may train.
+    pub fn allows(&self, mesh: &Mesh) -> bool {
+        mesh.dp_replicate >= self.dp_replicate_min.max(1) && mesh.dp_shard >= self.dp_shard_min && self.divides(mesh)
+    }
+
     /// Decides. `last` is the world before, `members` are sorted and can all take a seat, `waited` is for how long.
     ///
     /// # Errors
     /// Why there is no world yet.
     pub fn choose(
         &self,
-        last: Option<(Mesh, &[Worker])>,
+        last: Option<Last<'_>>,
         members: &BTreeSet<Worker>,
         waited: Duration,
     ) -> Result<Choice, Blocked> {
         let have = members.len();
-        let before = last.map(|(mesh, _)| mesh);
+        let before = last.map(|last| last.mesh);
         let mesh = self.largest(have, before).ok_or_else(|| Blocked::TooFew { have, need: self.smallest(before) })?;
-        let shrinks = last.is_none_or(|(last, _)| mesh.size() < last.size());
+        let shrinks = before.is_none_or(|before| mesh.size() < before.size());
         if mesh != self.wanted && shrinks && waited < self.replace_patience {
             let remaining = self.replace_patience - waited;
             return Err(Blocked::Replacements { have, want: self.wanted.size(), remaining });
@@ -177,15 +205,23 @@ impl Policy {
 }
 
 /// `X-3`
-fn seats(mesh: Mesh, last: Option<(Mesh, &[Worker])>, members: &BTreeSet<Worker>) -> Vec<Worker> {
+fn seats(mesh: Mesh, last: Option<Last<'_>>, members: &BTreeSet<Worker>) -> Vec<Worker> {
     let mut seats: Vec<Option<Worker>> = vec![None; mesh.size()];
     let mut free = members.clone();
-    if let Some((last_mesh, last_seats)) = last {
+    if let Some(Last { mesh: last_mesh, seats: last_seats, learners }) = last {
         for (rank, worker) in last_seats.iter().enumerate() {
             let at = last_mesh.coord(rank);
             let inside = crate::mesh::Axis::ALL.into_iter().all(|axis| at.on(axis) < mesh.axis(axis));
             if inside && free.remove(worker) {
                 seats[mesh.rank(at)] = Some(*worker);
+            }
+        }
+        // In the order of their seats, so that all that are left take those for which they learnt.
+        for learner in learners {
+            let is_its =
+                |rank: &usize| seats[*rank].is_none() && learner.holds.first() == Some(&Shard::of(&mesh, *rank));
+            if let Some(rank) = (0..mesh.size()).find(is_its).filter(|_| free.remove(&learner.worker)) {
+                seats[rank] = Some(learner.worker);
             }
         }
         // A process that was started again in the same place is nearest to the ranks around the seat.
@@ -232,17 +268,46 @@ mod tests {
             evict_stragglers: true,
             shadows: true,
             incidents_max: INCIDENTS_MAX,
+            state_bytes: 0,
+            rest_bytes_max: 0,
         }
     }
 
+    fn before(mesh: Mesh, seats: &[Worker]) -> Option<Last<'_>> {
+        Some(Last { mesh, seats, learners: &[] })
+    }
+
     const LONG: Duration = Duration::from_secs(9);
+
+    //
+    #[test]
+    fn who_has_caught_up_takes_a_seat_with_what_it_has_learnt_also_if_another_learner_died() {
+        let (wanted, now) = (policy(3, 2, 1), Mesh { dp_shard: 2, ..Mesh::ONE });
+        let seats = [worker(10), worker(11)];
+        let learns = |(rank, slot): (usize, u32)| Learner {
+            worker: worker(slot),
+            mesh: wanted.wanted,
+            rank,
+            holds: vec![Shard::of(&wanted.wanted, rank)],
+            transfers: vec![],
+        };
+        let learners: Vec<Learner> = [(2, 9), (3, 8), (4, 7), (5, 6)].into_iter().map(learns).collect();
+        let last = Some(Last { mesh: now, seats: &seats, learners: &learners });
+
+        let all = wanted.choose(last, &members(6..12), LONG).unwrap();
+        let without_one = wanted.choose(last, &members([6, 7, 8, 10, 11]), LONG).unwrap();
+
+        assert_eq!(all.seats, [10, 11, 9, 8, 7, 6].map(worker));
+        assert_eq!(without_one.mesh, Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE });
+        assert_eq!(without_one.seats, [10, 11, 7, 8].map(worker));
+    }
 
     #[test]
     fn a_spare_takes_the_seat_of_the_dead_at_once() {
         let policy = policy(2, 2, 1);
         let last: Vec<Worker> = (0..4).map(worker).collect();
 
-        let choice = policy.choose(Some((policy.wanted, &last)), &members([0, 2, 3, 9]), Duration::ZERO).unwrap();
+        let choice = policy.choose(before(policy.wanted, &last), &members([0, 2, 3, 9]), Duration::ZERO).unwrap();
 
         assert_eq!(choice, Choice { mesh: policy.wanted, seats: vec![worker(0), worker(9), worker(2), worker(3)] });
     }
@@ -253,8 +318,8 @@ mod tests {
         let last: Vec<Worker> = (0..4).map(worker).collect();
         let left = members([0, 2, 3]);
 
-        let wait = policy.choose(Some((policy.wanted, &last)), &left, Duration::ZERO).unwrap_err();
-        let choice = policy.choose(Some((policy.wanted, &last)), &left, LONG).unwrap();
+        let wait = policy.choose(before(policy.wanted, &last), &left, Duration::ZERO).unwrap_err();
+        let choice = policy.choose(before(policy.wanted, &last), &left, LONG).unwrap();
 
         assert_eq!(wait, Blocked::Replacements { have: 3, want: 4, remaining: Duration::from_secs(1) });
         assert_eq!(choice.mesh.dp_shard, 3);
@@ -318,7 +383,7 @@ mod tests {
         assert_eq!(largest(7), Some(last));
         assert_eq!(largest(8), Some(wanted));
         assert_eq!(largest(1), None);
-        assert_eq!(policy.choose(Some((last, &[])), &members(0..1), LONG), Err(Blocked::TooFew { have: 1, need: 2 }));
+        assert_eq!(policy.choose(before(last, &[]), &members(0..1), LONG), Err(Blocked::TooFew { have: 1, need: 2 }));
         let smaller = Policy { wanted: Mesh { pp: 2, ..Mesh::ONE }, ..policy };
         assert_eq!(smaller.largest(7, Some(last)), Some(smaller.wanted), "fewer ranks can be wanted, too");
     }
@@ -342,7 +407,7 @@ mod tests {
             let last: Vec<Worker> = (0..policy.wanted.size() as u32).map(worker).collect();
             let left: BTreeSet<Worker> = last.iter().copied().filter(|w| lost >> w.member.slot & 1 == 0).collect();
 
-            let Ok(choice) = policy.choose(Some((policy.wanted, &last)), &left, LONG) else {
+            let Ok(choice) = policy.choose(before(policy.wanted, &last), &left, LONG) else {
                 prop_assert!(left.len() < tp);
                 return Ok(());
             };

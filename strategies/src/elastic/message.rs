@@ -90,6 +90,8 @@ pub enum MemberPhase {
     Healing,
     /// It has its state.
     Ready,
+    /// It has no seat and catches up while the others train; once it holds anything, it has caught up.
+    Learning,
     /// It trains.
     Running,
     /// It has finished the last step and makes durable what is not.
@@ -178,9 +180,11 @@ pub struct Formation {
     pub mesh: Mesh,
     /// Who sits where; a rank is a position.
     pub seats: Vec<Worker>,
+    /// Who has no seat yet and catches up while the others train.
+    pub learners: Vec<Learner>,
     /// Who has no seat and sends state to those who have, until the world runs.
     pub guests: Vec<Worker>,
-    /// Where tensors of the seats, then of the guests, are reached.
+    /// Where tensors of the members are reached, in the order of [`Formation::members`].
     pub addresses: Vec<Option<SocketAddr>>,
     /// The state from which it goes on.
     pub base: Version,
@@ -202,11 +206,47 @@ impl Formation {
         self.seats.iter().position(|seat| *seat == worker)
     }
 
-    /// Where the tensors of a seat or a guest are reached.
-    pub fn address_of(&self, worker: Worker) -> Option<SocketAddr> {
-        let position = self.seats.iter().chain(&self.guests).position(|other| *other == worker)?;
-        self.addresses.get(position).copied().flatten()
+    /// All who take part: the seats, then the learners, then the guests.
+    pub fn members(&self) -> impl Iterator<Item = Worker> {
+        let learners = self.learners.iter().map(|learner| learner.worker);
+        self.seats.iter().copied().chain(learners).chain(self.guests.iter().copied())
     }
+
+    /// The number of a worker among all who take part: its rank, or behind all ranks.
+    pub fn member_of(&self, worker: Worker) -> Option<u32> {
+        self.members().position(|other| other == worker).map(|at| at as u32)
+    }
+
+    /// What a worker catches up for, if it does.
+    pub fn learner(&self, worker: Worker) -> Option<&Learner> {
+        self.learners.iter().find(|learner| learner.worker == worker)
+    }
+
+    /// The mesh, the rank and the shards of the seat that a worker has, or for which it catches up.
+    pub fn seat_of(&self, worker: Worker) -> Option<(Mesh, usize, &[Shard])> {
+        let own = self.rank_of(worker).map(|rank| (self.mesh, rank, &self.holds[rank][..]));
+        own.or_else(|| self.learner(worker).map(|learner| (learner.mesh, learner.rank, &learner.holds[..])))
+    }
+
+    /// Where the tensors of a member are reached.
+    pub fn address_of(&self, worker: Worker) -> Option<SocketAddr> {
+        self.addresses.get(self.member_of(worker)? as usize).copied().flatten()
+    }
+}
+
+/// A member without a seat that catches up while the others train: see [`super::learner`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Learner {
+    /// Who.
+    pub worker: Worker,
+    /// The mesh in which it is to have a seat. It cuts the state as that of the world does.
+    pub mesh: Mesh,
+    /// Its seat there.
+    pub rank: usize,
+    /// What it shall hold there: its own shard first, then the shadows of others.
+    pub holds: Vec<Shard>,
+    /// Which of the seats send that: all of it, or nothing if it has all of it.
+    pub transfers: Vec<Transfer>,
 }
 
 /// What a coordinator must know of its predecessors; durable before anybody acts on it.

@@ -5,6 +5,7 @@
 //! - [`membership`]: the coordinator's view of nodes and workers; [`incident`] keeps the first cause and the phases.
 //! - [`quorum`]: may a new world replace the last one; [`commit`]: which step the last world reached.
 //! - [`mesh_choice`]: who sits where; [`shadow`]: who keeps a copy of whose state; [`recovery`]: who sends it to whom.
+//! - [`learner`]: who catches up while the others train.
 //! - [`coordinator`]: composes them into generations; [`member`]: what a rank does about it.
 //! - [`snapshot`]: which checkpoint is complete; [`succession`]: which coordinator is the one.
 //! - [`progress`]: whether a device gets on; [`laggard`]: whether it keeps all others waiting.
@@ -24,6 +25,7 @@ pub mod coordinator;
 pub mod identity;
 pub mod incident;
 pub mod laggard;
+pub mod learner;
 pub mod member;
 pub mod membership;
 pub mod mesh_choice;

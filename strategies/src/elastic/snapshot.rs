@@ -88,6 +88,7 @@ mod tests {
             mesh,
             addresses: vec![None; seats.len()],
             seats,
+            learners: vec![],
             guests: vec![],
             base: Default::default(),
             voted_in: Generation(0),

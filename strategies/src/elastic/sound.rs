@@ -2,8 +2,9 @@
 //! so a message that contradicts itself is refused where it is decoded, before any machine sees it.
 
 use super::identity::{Generation, NodeId, Worker};
-use super::message::{Formation, MemberReport, Order, Record, Report, Stage};
-use super::shadow::Shard;
+use super::message::{Formation, Learner, MemberReport, Order, Record, Report, Stage};
+use super::recovery::Transfer;
+use super::shadow::{Cut, Shard};
 use crate::mesh::Mesh;
 
 /// More ranks, and more parts of a cut, than any world has.
@@ -39,6 +40,16 @@ pub enum Unsound {
         expected: usize,
         /// How many there are.
         found: usize,
+    },
+    /// Who catches up for a seat that its world does not lead to.
+    #[error("{worker} learns for rank {rank} of {mesh}, which is no seat that this world leads to")]
+    Learner {
+        /// Who.
+        worker: Worker,
+        /// The mesh of the seat.
+        mesh: Mesh,
+        /// The seat.
+        rank: usize,
     },
     /// An order of one world has another one in it.
     #[error("an order of {expected} has the world of {found}")]
@@ -144,7 +155,7 @@ impl Formation {
         let n_ranks = ranks(mesh)?;
         let counts = [
             ("seats", n_ranks, self.seats.len()),
-            ("addresses of seats and guests", n_ranks + self.guests.len(), self.addresses.len()),
+            ("addresses of members", n_ranks + self.learners.len() + self.guests.len(), self.addresses.len()),
             ("lists of shards", n_ranks, self.holds.len()),
             ("ranks with a shard of their own", n_ranks, self.holds.iter().filter(|shards| !shards.is_empty()).count()),
             ("lists of transfers", n_ranks, self.transfers.len()),
@@ -156,11 +167,28 @@ impl Formation {
         counted("step", self.base.step.0)?;
         counted("number of checkpoints", self.n_saves)?;
         self.holds.iter().flatten().try_for_each(Shard::check)?;
-        self.transfers.iter().flatten().try_for_each(|transfer| {
-            transfer.shard.check()?;
-            transfer.source.sender(transfer.shard).map_or(Ok(()), |(_, held)| held.check())
-        })
+        check_transfers(self.transfers.iter().flatten())?;
+        self.learners.iter().try_for_each(|learner| learner.check(mesh))
     }
+}
+
+impl Learner {
+    /// Whether there is such a seat, in a mesh that cuts the state as that of the world does.
+    fn check(&self, world: Mesh) -> Result<(), Unsound> {
+        let leads_there = self.rank < ranks(self.mesh)? && Cut::of(&self.mesh) == Cut::of(&world);
+        if !leads_there || self.holds.first() != Some(&Shard::of(&self.mesh, self.rank)) {
+            return Err(Unsound::Learner { worker: self.worker, mesh: self.mesh, rank: self.rank });
+        }
+        self.holds.iter().try_for_each(Shard::check)?;
+        check_transfers(self.transfers.iter())
+    }
+}
+
+fn check_transfers<'a>(mut transfers: impl Iterator<Item = &'a Transfer>) -> Result<(), Unsound> {
+    transfers.try_for_each(|transfer| {
+        transfer.shard.check()?;
+        transfer.source.sender(transfer.shard).map_or(Ok(()), |(_, held)| held.check())
+    })
 }
 
 impl Shard {
@@ -214,6 +242,7 @@ mod tests {
             generation: Generation(1),
             mesh,
             addresses: vec![None; 3],
+            learners: vec![],
             guests: vec![worker(2)],
             base: Default::default(),
             voted_in: Generation(0),
@@ -261,7 +290,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(count(|f| f.seats.truncate(1)), "seats");
-        assert_eq!(count(|f| f.addresses.truncate(2)), "addresses of seats and guests");
+        assert_eq!(count(|f| f.addresses.truncate(2)), "addresses of members");
         assert_eq!(count(|f| f.holds.truncate(1)), "lists of shards");
         assert_eq!(count(|f| f.holds[1].clear()), "ranks with a shard of their own");
         assert_eq!(count(|f| f.transfers.truncate(1)), "lists of transfers");
@@ -269,6 +298,24 @@ mod tests {
         let (expected, found) = (Generation(1), Generation(2));
         assert_eq!(order(|f| f.generation = found).check(), Err(Unsound::Generation { expected, found }));
         assert!(matches!(order(|f| f.mesh.tp = 0).check(), Err(Unsound::Mesh(_))));
+        let learner = |rank: usize, mesh: Mesh| Learner {
+            worker: worker(3),
+            mesh,
+            rank,
+            holds: vec![Shard::of(&Mesh { dp_shard: 2, ..Mesh::ONE }, 1)],
+            transfers: vec![],
+        };
+        let learns = |learner: Learner| {
+            let with_learner = |f: &mut Formation| {
+                f.learners = vec![learner];
+                f.addresses.push(None);
+            };
+            order(with_learner).check()
+        };
+        let mesh = Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE };
+        assert_eq!(learns(learner(3, mesh)), Ok(()));
+        let wrong = [learner(2, mesh), learner(4, mesh), learner(1, Mesh { dp_shard: 3, ..Mesh::ONE })];
+        assert!(wrong.into_iter().all(|wrong| matches!(learns(wrong), Err(Unsound::Learner { .. }))));
         let bad = Shard { tensor: 1, ..SHARD };
         let transfer = |source| Transfer { shard: SHARD, source };
         let survivor = order(|f| f.transfers[0].push(transfer(Source::Survivor(worker(1), bad))));

@@ -137,8 +137,8 @@ impl Supervisor {
     pub fn handle_word(&mut self, now: Instant, word: MemberReport) {
         let Some(slot) = self.slot(word.worker) else { return };
         let Some((last, _)) = &slot.word else { return };
-        let news = (last.generation, last.phase, last.saved, &last.failure)
-            != (word.generation, word.phase, word.saved, &word.failure);
+        let said = |word: &MemberReport| (word.generation, word.phase, word.saved);
+        let news = said(last) != said(&word) || last.failure != word.failure || last.holds != word.holds;
         slot.word = Some((word, now));
         let returns = std::mem::replace(&mut slot.hangs, false);
         if news || returns {
@@ -343,6 +343,7 @@ mod tests {
     use crate::elastic::identity::{Generation, Term};
     use crate::elastic::member::{Member, Schedule};
     use crate::elastic::message::Wishes;
+    use crate::elastic::shadow::Shard;
     use std::time::Duration;
 
     fn drain(supervisor: &mut Supervisor) -> Vec<Command> {
@@ -398,6 +399,21 @@ mod tests {
         assert_eq!(said, [(300, false), (500, true)]);
         supervisor.handle_word(start + Duration::from_millis(601), word);
         assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "that it goes on is news, too");
+    }
+
+    #[test]
+    fn that_a_rank_has_caught_up_is_reported_at_once() {
+        let now = Instant::now();
+        let (mut supervisor, _, word) = started(now);
+        let learning = said(&word, MemberPhase::Learning);
+        supervisor.handle_word(now, learning.clone());
+        drain(&mut supervisor);
+
+        supervisor.handle_word(now, learning.clone());
+        assert_eq!(drain(&mut supervisor), [], "that it still learns is no news");
+        supervisor.handle_word(now, MemberReport { holds: vec![Shard::WHOLE], ..learning });
+
+        assert_eq!(reports(drain(&mut supervisor))[0].members[0].holds, [Shard::WHOLE]);
     }
 
     // V-7

@@ -35,6 +35,8 @@ pub(super) fn policy() -> Policy {
         evict_stragglers: true,
         shadows: true,
         incidents_max: INCIDENTS_MAX,
+        state_bytes: 0,
+        rest_bytes_max: 0,
     }
 }
 
@@ -133,7 +135,7 @@ impl Job {
 
 /// What a member's shell does; votes are for its world to count.
 pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut VecDeque<member::Command>) {
-    use member::Command::{Abort, Apply, Compute, Discard, Exit, Fetch, Finish, Join, Keep, Report, Save, Vote};
+    use member::Command::{Abort, Apply, Compute, Discard, Exit, Fetch, Finish, Join, Keep, Learn, Report, Save, Vote};
     match command {
         Join(generation) => drop(member.handle_joined(generation)),
         Fetch { generation, transfer, .. } => drop(member.handle_fetched(generation, transfer)),
@@ -144,6 +146,6 @@ pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut
         Save(part) => member.handle_saved(part),
         Finish(generation) => drop(member.handle_finished(generation)),
         Vote(..) => votes.push_back(command),
-        Abort(_) | Apply(_) | Discard | Keep(_) | Exit | Report => {}
+        Abort(_) | Apply(_) | Discard | Keep(_) | Learn(_) | Exit | Report => {}
     }
 }

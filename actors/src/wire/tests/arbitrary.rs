@@ -3,7 +3,7 @@
 use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{
-    Broken, Formation, MemberPhase, MemberReport, Order, OrderId, Report, Stage, Wishes,
+    Broken, Formation, Learner, MemberPhase, MemberReport, Order, OrderId, Report, Stage, Wishes,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -88,8 +88,8 @@ fn progress() -> impl Strategy<Value = Progress> {
 }
 
 fn member() -> impl Strategy<Value = MemberReport> {
-    use MemberPhase::{Done, Guest, Healing, Paused, Ready, Running, Saving, Stopped};
-    let phase = select(vec![Stopped, Guest, Paused, Healing, Ready, Running, Saving, Done]);
+    use MemberPhase::{Done, Guest, Healing, Learning, Paused, Ready, Running, Saving, Stopped};
+    let phase = select(vec![Stopped, Guest, Paused, Healing, Ready, Learning, Running, Saving, Done]);
     let process = (worker(), option::of(any::<u32>()), option::of(address()));
     let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
     let counters = (any::<bool>(), counter(), counter());
@@ -135,28 +135,42 @@ fn formation() -> impl Strategy<Value = Formation> {
         cp,
         tp,
     });
-    (mesh, vec(worker(), 0..3)).prop_flat_map(|(mesh, guests)| formation_of(mesh, guests))
+    let others = (vec(worker(), 0..3), vec(worker(), 0..3));
+    (mesh, others).prop_flat_map(|(mesh, (learners, guests))| formation_of(mesh, learners, guests))
 }
 
-fn formation_of(mesh: Mesh, guests: Vec<Worker>) -> impl Strategy<Value = Formation> {
+fn formation_of(mesh: Mesh, learners: Vec<Worker>, guests: Vec<Worker>) -> impl Strategy<Value = Formation> {
     let n = mesh.size();
-    let transfer = (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
-    let who = (vec(worker(), n), vec(option::of(address()), n + guests.len()));
-    let plan = (vec(vec(shard(), 1..3), n), vec(vec(transfer, 0..3), n));
+    let transfer = || (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
+    let learner = (0..2 * n, vec(shard(), 0..2), vec(transfer(), 0..3)).prop_map(move |(rank, others, transfers)| {
+        let mesh = Mesh { dp_replicate: 2 * mesh.dp_replicate, ..mesh };
+        let holds = std::iter::once(Shard::of(&mesh, rank)).chain(others).collect();
+        Learner { worker: Worker::default(), mesh, rank, holds, transfers }
+    });
+    let learners_of = vec(learner, learners.len());
+    let who = (vec(worker(), n), vec(option::of(address()), n + learners.len() + guests.len()), learners_of);
+    let plan = (vec(vec(shard(), 1..3), n), vec(vec(transfer(), 0..3), n));
     let counters = (counter(), counter(), counter(), any::<bool>());
     (who, version(), plan, counters).prop_map(
-        move |((seats, addresses), base, (holds, transfers), (generation, voted_in, n_saves, rests))| Formation {
-            generation: Generation(generation),
-            mesh,
-            seats,
-            guests: guests.clone(),
-            addresses,
-            base,
-            voted_in: Generation(voted_in),
-            holds,
-            transfers,
-            n_saves,
-            rests,
+        move |((seats, addresses, plans), base, (holds, transfers), (generation, voted_in, n_saves, rests))| {
+            Formation {
+                generation: Generation(generation),
+                mesh,
+                seats,
+                learners: learners
+                    .iter()
+                    .zip(plans)
+                    .map(|(worker, plan)| Learner { worker: *worker, ..plan })
+                    .collect(),
+                guests: guests.clone(),
+                addresses,
+                base,
+                voted_in: Generation(voted_in),
+                holds,
+                transfers,
+                n_saves,
+                rests,
+            }
         },
     )
 }

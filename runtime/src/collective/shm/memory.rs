@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use crate::collective::CollectiveError;
 
@@ -74,6 +75,19 @@ impl SharedMemory {
         SharedMemory::map(fd, len as usize)
     }
 
+    /// As [`SharedMemory::attach`], or one of `known` if that is the same memory: then no page of it has to be found again.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::attach`].
+    pub fn attach_or_keep(fd: OwnedFd, known: &[Arc<SharedMemory>]) -> Result<Arc<SharedMemory>, CollectiveError> {
+        let found = inode(fd.as_fd()).ok();
+        let is_it = |memory: &&Arc<SharedMemory>| found.is_some() && inode(memory.fd()).ok() == found;
+        match known.iter().find(is_it) {
+            Some(memory) => Ok(memory.clone()),
+            None => Ok(Arc::new(SharedMemory::attach(fd)?.with_huge_pages())),
+        }
+    }
+
     /// Asks for huge pages, which large tensors are faster in. Refusal changes nothing else.
     pub fn with_huge_pages(self) -> SharedMemory {
         // SAFETY: the range is our mapping, and the advice does not change what is in it.
@@ -93,11 +107,7 @@ impl SharedMemory {
 
     /// Whether the two are mappings of the same memory.
     pub fn is_same(&self, other: &SharedMemory) -> bool {
-        let inode = |memory: &SharedMemory| -> std::io::Result<(u64, u64)> {
-            let file = File::from(memory.fd.try_clone()?).metadata()?;
-            Ok((file.dev(), file.ino()))
-        };
-        matches!((inode(self), inode(other)), (Ok(own), Ok(theirs)) if own == theirs)
+        matches!((inode(self.fd()), inode(other.fd())), (Ok(own), Ok(theirs)) if own == theirs)
     }
 
     /// The descriptor, to be passed to another process.
@@ -159,6 +169,12 @@ impl SharedMemory {
         base.expose_provenance();
         Ok(SharedMemory { fd, base: base.cast(), len })
     }
+}
+
+/// What tells one file of this machine from another.
+fn inode(fd: BorrowedFd<'_>) -> std::io::Result<(u64, u64)> {
+    let file = File::from(fd.try_clone_to_owned()?).metadata()?;
+    Ok((file.dev(), file.ino()))
 }
 
 impl Drop for SharedMemory {

@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use super::control::Control;
 use super::layout::LOCAL_RANKS_MAX;
@@ -55,12 +56,18 @@ pub fn send_world(socket: &UnixStream, world: &ShmWorld, peer: Option<u32>) -> R
     expect_whole(body.len(), n_sent)
 }
 
-/// Receives a world, which must be `expected`, from a process of the same user; from the process `peer` only, if given.
+/// Receives a world, which must be `expected`, from a process of the same user; from the process `peer` only, if given. Memory
+/// that is among `known` is not mapped again.
 ///
 /// # Errors
 /// As [`Control::attach`] and [`SharedMemory::attach`]; [`CollectiveError::Untrusted`];
 /// [`CollectiveError::Invalid`] if the message is not one of [`send_world`].
-pub fn receive_world(socket: &UnixStream, expected: &World, peer: Option<u32>) -> Result<ShmWorld, CollectiveError> {
+pub fn receive_world(
+    socket: &UnixStream,
+    expected: &World,
+    peer: Option<u32>,
+    known: &[Arc<SharedMemory>],
+) -> Result<ShmWorld, CollectiveError> {
     check_peer(socket, peer)?;
     let mut body = [0u8; 8];
     let mut iov = libc::iovec { iov_base: body.as_mut_ptr().cast(), iov_len: body.len() };
@@ -82,7 +89,7 @@ pub fn receive_world(socket: &UnixStream, expected: &World, peer: Option<u32>) -
         return Err(CollectiveError::Invalid { field: "descriptors in the message", expected, found: 0 });
     };
     let control = Control::attach(first, expected)?;
-    let arenas = fds.map(SharedMemory::attach).collect::<Result<Vec<_>, _>>()?;
+    let arenas = fds.map(|fd| SharedMemory::attach_or_keep(fd, known)).collect::<Result<Vec<_>, _>>()?;
     ShmWorld::from_parts(control, arenas, u64::from_le_bytes(body))
 }
 

@@ -30,7 +30,7 @@ fn rank_process() {
     let Ok(path) = std::env::var(SOCKET_ENV) else { return };
     let [rank, size]: [u32; 2] = [RANK_ENV, SIZE_ENV].map(|key| std::env::var(key).unwrap().parse().unwrap());
     let expected = World::of_one_group(ID, size).unwrap();
-    let shm = receive_world(&UnixStream::connect(path).unwrap(), &expected, None).unwrap();
+    let shm = receive_world(&UnixStream::connect(path).unwrap(), &expected, None, &[]).unwrap();
     let joined = shm.join(rank).unwrap();
     let mut group = joined.communicator(0).unwrap();
     match std::env::var(TASK_ENV).unwrap().as_str() {
@@ -131,7 +131,7 @@ fn a_world_is_passed_only_to_the_process_it_is_meant_for() {
 
     let refused = send_world(&here, &shm, Some(u32::MAX)).unwrap_err();
     send_world(&here, &shm, Some(std::process::id())).unwrap();
-    let received = receive_world(&there, shm.control().world(), Some(std::process::id()));
+    let received = receive_world(&there, shm.control().world(), Some(std::process::id()), &[]);
 
     let found = std::process::id();
     assert_eq!(refused, CollectiveError::Untrusted { what: "process", expected: u32::MAX, found });
@@ -145,7 +145,7 @@ fn a_world_of_another_generation_is_refused() {
     let later = WorldId { generation: 9, ..ID };
 
     send_world(&here, &shm, None).unwrap();
-    let error = receive_world(&there, &World::of_one_group(later, 2).unwrap(), None).unwrap_err();
+    let error = receive_world(&there, &World::of_one_group(later, 2).unwrap(), None, &[]).unwrap_err();
 
     assert_eq!(error, CollectiveError::Stale { expected: later, found: ID });
 }

@@ -79,7 +79,7 @@ impl ShmWorld {
     /// [`CollectiveError::Invalid`] if there are not as many arenas as ranks, or one is smaller than its staging area.
     pub(super) fn from_parts(
         control: Control,
-        arenas: Vec<SharedMemory>,
+        arenas: Vec<Arc<SharedMemory>>,
         staging_bytes: u64,
     ) -> Result<ShmWorld, CollectiveError> {
         let invalid = |field, expected: u64, found: u64| Err(CollectiveError::Invalid { field, expected, found });
@@ -90,8 +90,12 @@ impl ShmWorld {
         if let Some(small) = arenas.iter().find(|arena| (arena.len() as u64) < staging_bytes) {
             return invalid("bytes of an arena", staging_bytes, small.len() as u64);
         }
-        let arenas = arenas.into_iter().map(|arena| Arc::new(arena.with_huge_pages())).collect();
         Ok(ShmWorld { control: Arc::new(control), arenas, staging_bytes: staging_bytes as usize })
+    }
+
+    /// The memory of all ranks.
+    pub fn arenas(&self) -> &[Arc<SharedMemory>] {
+        &self.arenas
     }
 
     /// Abort, progress, and what each rank waits for.
@@ -120,7 +124,8 @@ impl ShmWorld {
     pub fn mapped_again(&self) -> Result<ShmWorld, CollectiveError> {
         let fds = self.memories().map(|memory| memory.fd().try_clone_to_owned());
         let mut fds = fds.collect::<Result<Vec<_>, _>>().map_err(|error| CollectiveError::io("dup", &error))?;
-        let arenas = fds.split_off(1).into_iter().map(SharedMemory::attach).collect::<Result<_, _>>()?;
+        let attach = |fd| SharedMemory::attach_or_keep(fd, &[]);
+        let arenas = fds.split_off(1).into_iter().map(attach).collect::<Result<_, _>>()?;
         let control = fds.pop().expect("control memory comes first");
         ShmWorld::from_parts(Control::attach(control, self.control.world())?, arenas, self.staging_bytes())
     }

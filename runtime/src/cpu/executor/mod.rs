@@ -62,6 +62,9 @@ pub enum ExecError {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] GroupError),
+    /// The world for which the program ran is over.
+    #[error("the world is over for which this was computed")]
+    Left,
 }
 
 /// Memory for the regions of a machine, where it is not the machine's own.
@@ -104,20 +107,25 @@ impl CpuMachine {
         CpuMachine::new_with(programs, backing, BTreeMap::new())
     }
 
-    /// Memory for what outlasts a step of these programs, as far as it is neither shared nor offloaded, taken from the
-    /// system at once: for [`CpuMachine::succeed`].
+    /// As [`CpuMachine::on`], without what is offloaded, for [`CpuMachine::succeed`]: what outlasts a step and is not shared
+    /// is taken from the system at once.
     ///
     /// # Errors
-    /// When the system has not enough memory.
-    pub fn warm(programs: &[&Compiled]) -> Result<CpuMachine, AllocError> {
-        let is_shared = shared_regions(programs);
-        let mut arenas = BTreeMap::new();
-        for region in [Region::Parameters, Region::OptimizerState].into_iter().filter(|r| !is_shared.contains(r)) {
-            let arena = Arena::new(region_bytes(programs, region))?;
-            arena.populate();
-            arenas.insert(region, arena);
-        }
-        Ok(CpuMachine { arenas })
+    /// As [`CpuMachine::on`].
+    ///
+    /// # Panics
+    /// As [`CpuMachine::on`].
+    pub fn warm(programs: &[&Compiled], shared: &SharedArena) -> Result<CpuMachine, AllocError> {
+        let mut machine = CpuMachine::on(programs, &Backing { shared: Some(shared), offload_dir: None })?;
+        machine.arenas.remove(&Region::Offloaded);
+        let lasts = machine.arenas.iter().filter(|(region, _)| LASTING.contains(region));
+        lasts.filter(|(_, arena)| !matches!(arena, Arena::Shared { .. })).for_each(|(_, arena)| arena.populate());
+        Ok(machine)
+    }
+
+    /// Whether it has room for this value.
+    pub fn has(&self, c: &Compiled, v: ValueId) -> bool {
+        c.layout.places[v.0 as usize].is_some_and(|place| self.arenas.contains_key(&place.region))
     }
 
     /// As [`CpuMachine::on`], for other programs whose regions of what outlasts a step are the same, and their memory is this
@@ -278,7 +286,7 @@ impl CpuMachine {
     ) -> Result<(), ExecError> {
         for i in part {
             self.exec(c, i, models, groups)?;
-            groups.pulse().tick();
+            end_of_instruction(groups)?;
         }
         Ok(())
     }
@@ -314,7 +322,7 @@ impl CpuMachine {
             let start = Instant::now();
             self.exec(c, i, models, groups)?;
             timings.push(start.elapsed());
-            groups.pulse().tick();
+            end_of_instruction(groups)?;
         }
         Ok(())
     }
@@ -347,6 +355,12 @@ impl CpuMachine {
         // SAFETY: in bounds by the assertion.
         std::ptr::slice_from_raw_parts_mut(unsafe { arena.base().add(offset) }, bytes)
     }
+}
+
+/// The device gets on, unless what it computes is needed no more: then it is free at once, not at its next collective.
+fn end_of_instruction(groups: &Groups) -> Result<(), ExecError> {
+    groups.pulse().tick();
+    if groups.pulse().is_left() { Err(ExecError::Left) } else { Ok(()) }
 }
 
 const REGIONS: [Region; 5] =

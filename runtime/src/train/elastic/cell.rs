@@ -31,6 +31,8 @@ pub(crate) enum Task {
     Keep(Vec<Shard>),
     /// Join the world, and get or give state.
     Join(Arc<Formation>),
+    /// Catch up while others train.
+    Learn(Generation),
     /// Train, or finish if nothing is left to train.
     Train(Generation),
     /// The job is over.
@@ -109,7 +111,10 @@ impl Cell {
         let mut inner = self.lock();
         loop {
             if let Some(task) = inner.tasks.pop_front() {
-                inner.training = if let Task::Train(generation) = task { Some(generation) } else { None };
+                inner.training = match task {
+                    Task::Train(generation) | Task::Learn(generation) => Some(generation),
+                    _ => None,
+                };
                 return task;
             }
             inner.training = None;
@@ -133,6 +138,39 @@ impl Cell {
             formation.transfers[rank].iter().try_for_each(|transfer| member.handle_fetched(generation, *transfer))
         })
         .unwrap_or_else(|stale| tracing::debug!(%stale, "healed too late"));
+    }
+
+    /// The device has its place beside those who train.
+    pub(crate) fn seated(&self, generation: Generation) {
+        self.with(|member| member.handle_joined(generation))
+            .unwrap_or_else(|stale| tracing::debug!(%stale, "came too late to learn"));
+    }
+
+    /// All that it is to have has come, and is of `step`.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    pub(crate) fn learnt(&self, step: u64) -> Result<(), JobError> {
+        self.in_training(|member, generation| {
+            let base = member.beside().map(|formation| formation.base).unwrap_or_default();
+            member.handle_learnt(generation, Version { step: Step(step), ..base })
+        })
+    }
+
+    /// One that learns has the gradients of `step`.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    pub(crate) fn followed(&self, step: u64) -> Result<(), JobError> {
+        self.in_training(|member, generation| member.handle_followed(generation, Step(step)))
+    }
+
+    /// One that learns knows that `step` counts.
+    ///
+    /// # Errors
+    /// When the world has ended; the outcome comes with the next one.
+    pub(crate) fn outcome(&self, step: u64) -> Result<(), JobError> {
+        self.in_training(|member, generation| member.handle_outcome(generation, Step(step)))
     }
 
     /// All that the update to `step` needs is at hand.
@@ -181,8 +219,8 @@ impl Cell {
     /// nobody knows what broke it. If the world was to end anyhow, that is no news.
     pub(crate) fn broken(&self, generation: Generation, lost: Option<u32>, reason: &str) {
         let lost_in = |member: &Member| {
-            let (formation, _) = member.seat()?;
-            formation.seats.iter().chain(&formation.guests).nth(lost? as usize).copied()
+            let formation = member.seat().map(|(formation, _)| formation).or(member.beside())?;
+            formation.members().nth(lost? as usize)
         };
         self.with(|member| member.handle_broken(generation, lost_in(member), reason))
             .unwrap_or_else(|stale| tracing::debug!(%stale, "an older world broke"));
@@ -222,6 +260,9 @@ impl Cell {
 
     /// Tells the rank actor and the supervisor what a change was about.
     fn pass_on(&self, News { left, report }: News) {
+        if let Some(left) = left {
+            self.pulse.leave(left.0);
+        }
         if let Some((rank, left)) = self.rank.get().zip(left) {
             rank.left(left);
         }
@@ -304,6 +345,7 @@ impl Inner {
                     self.parts.push(part);
                     train = Some(part.of.generation);
                 }
+                Command::Learn(generation) => self.tasks.push_back(Task::Learn(generation)),
                 Command::Exit => self.tasks.push_back(Task::Exit),
                 // The device is told to join below; it fetches when it does, and votes when it has computed.
                 Command::Join(_) | Command::Fetch { .. } | Command::Vote(..) => {}
@@ -312,7 +354,7 @@ impl Inner {
         }
         if let Some(formation) = formation.filter(|f| f.generation > self.joined) {
             let me = self.member.report().worker;
-            if formation.rank_of(me).is_some() || formation.guests.contains(&me) {
+            if formation.member_of(me).is_some() {
                 self.joined = formation.generation;
                 self.tasks.push_back(Task::Join(Arc::clone(formation)));
             }

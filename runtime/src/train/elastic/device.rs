@@ -1,14 +1,17 @@
 //! The device thread of a rank process: joins worlds, gets and gives state, trains, and keeps what it has until the next
 //! world runs, since until then another failure may need it.
 
+use super::beside::lessons;
 use super::cell::{Cell, Task};
-use super::heal::{Healing, Holding, Wanting};
+use super::heal::{Healing, Holding, Places, Wanting};
 use super::mesh_groups::communicators;
-use super::pairs::{heirs, pairs};
+use super::pairs::{followers, heirs, pairs};
 use super::seat_memory::{Lasting, SeatMemory};
+use super::warm::Warm;
 use super::words::FromRank;
 use crate::collective::CollectiveError;
 use crate::collective::hierarchical::placement::Placement;
+use crate::collective::shm::memory::SharedMemory;
 use crate::collective::shm::passing::receive_world;
 use crate::collective::shm::world::{Arena, ShmWorld};
 use crate::collective::tcp::connect::TcpConfig;
@@ -28,6 +31,7 @@ use crate::train::session::Telling;
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::StepTrace;
 use crate::train::team::{Joined, Site, Team, TeamPlan};
+use crate::train::trainer::learning::Teaching;
 use crate::train::trainer::{Pause, Programs, TrainData, Trainer};
 use crate::train::weights;
 use phalanx_strategies::compile::Compiled;
@@ -68,8 +72,10 @@ pub(super) struct Device<'a> {
     pub(super) start_from: Option<(u64, PathBuf)>,
     /// Groups of the meshes that were joined.
     pub(super) plans: BTreeMap<Mesh, TeamPlan>,
+    /// The memory of all members of the last world on this machine.
+    pub(super) memories: Vec<Arc<SharedMemory>>,
     /// Memory for the first seat.
-    pub(super) warm: Option<CpuMachine>,
+    pub(super) warm: Option<Warm>,
     /// The latest is the one that trains, or trained last.
     pub(super) seats: Vec<Seat<'a>>,
 }
@@ -77,17 +83,19 @@ pub(super) struct Device<'a> {
 /// A place in a world, with the state of its shards.
 pub(super) struct Seat<'a> {
     memory: SeatMemory,
-    generation: Generation,
+    pub(super) generation: Generation,
     /// How many of the checkpoints that were asked for are complete.
     n_saves: u64,
+    /// Whether what is never updated is in its memory.
+    is_filled: bool,
     /// Whether its state came from a checkpoint, or from nowhere: the run begins, or begins again.
     from_disk: bool,
-    trainer: Trainer<'a>,
+    pub(super) trainer: Trainer<'a>,
 }
 
 impl Seat<'_> {
     /// Where it has the state of its shards.
-    fn holdings(&self) -> impl Iterator<Item = (Shard, Holding<'_>)> {
+    pub(super) fn holdings(&self) -> impl Iterator<Item = (Shard, Holding<'_>)> {
         let (compiled, machine) = self.trainer.memory();
         let own = self.memory.shards.first().map(|shard| (*shard, Holding { compiled, machine }));
         let shadows = self.trainer.shadows().iter();
@@ -95,7 +103,7 @@ impl Seat<'_> {
     }
 
     /// The same, where it may be filled.
-    fn rooms(&mut self) -> impl Iterator<Item = (Shard, Wanting<'_>)> {
+    pub(super) fn rooms(&mut self) -> impl Iterator<Item = (Shard, Wanting<'_>)> {
         let ((compiled, machine), shadows) = self.trainer.memories_mut();
         let own = self.memory.shards.first().map(|shard| (*shard, Wanting { compiled, machine }));
         let shadows = shadows.iter_mut();
@@ -119,6 +127,7 @@ impl<'a> Device<'a> {
                     Ok(())
                 }
                 Task::Join(formation) => self.join(&formation),
+                Task::Learn(generation) => self.learn(generation),
                 Task::Train(generation) => self.train(generation),
                 Task::Exit => return,
             };
@@ -156,8 +165,8 @@ impl<'a> Device<'a> {
     }
 
     fn join(&mut self, formation: &Formation) -> Result<(), JobError> {
-        let member = member_of(formation, self.worker).expect("one is told to join a world of which one is a member");
-        let plan = self.team_plan(formation.mesh)?.with_pairs(formation.guests.len() as u32, pairs(formation));
+        let member = formation.member_of(self.worker).expect("one is told to join a world of which one is a member");
+        let plan = world_plan(self.team_plan(formation.mesh)?, formation);
         let id = WorldId { job: self.job.0, generation: formation.generation.0, incarnation: 0 };
         let placement = placement(&plan, id, formation)?;
         let shm = self.receive(&placement)?;
@@ -167,9 +176,10 @@ impl<'a> Device<'a> {
         let addresses: Vec<SocketAddr> = formation.addresses.iter().map(|a| a.unwrap_or(nowhere)).collect();
         let site = Site { listener: &self.listener, addresses: &addresses, config: &self.tcp };
         let joined = plan.join_at(&placement, &shm, member, &site)?;
-        match formation.rank_of(self.worker) {
-            Some(rank) => self.sit_down(formation, rank, joined),
-            None => self.help(formation, joined),
+        match (formation.rank_of(self.worker), formation.learner(self.worker)) {
+            (Some(rank), _) => self.sit_down(formation, rank, joined),
+            (None, Some(learner)) => self.sit_beside(formation, learner, joined),
+            (None, None) => self.help(formation, joined),
         }
     }
 
@@ -179,84 +189,110 @@ impl<'a> Device<'a> {
         let mut healing = Healing::default();
         self.lend(&mut healing);
         for (to, transfers) in (0..).zip(&formation.transfers) {
-            self.answer(&mut healing, &mut links, to, transfers)?;
+            let asked = self.answer(&healing, &mut links, to, transfers)?;
+            asked.into_iter().for_each(|places| healing.gives(to, places));
         }
         healing.carry_out(&mut links).map(|_| ())
     }
 
     /// Takes its seat, with state from where the formation says.
     fn sit_down(&mut self, formation: &Formation, rank: usize, joined: Joined) -> Result<(), JobError> {
-        let Joined { team, links } = joined;
+        let Joined { team, links, .. } = joined;
         let mut links = links.with_pulse(self.pulse.clone());
-        let team = team.expect("a rank has a team").with_pulse(self.pulse.clone());
+        let pulse = self.pulse.of_world(formation.generation.0);
+        let team = team.expect("a rank has a team").with_pulse(pulse);
         let shards = &formation.holds[rank];
         let begin = Instant::now();
-        let is_same = |seat: &Seat<'_>| seat.memory.is_of(formation.mesh, rank, shards);
-        let kept = self.seats.iter().position(|seat| is_same(seat) && seat.trainer.is_in(team.memory()));
-        let (mut seat, in_place) = match kept {
-            Some(at) => {
-                let mut seat = self.seats.remove(at);
-                seat.trainer.rejoin(team);
-                (seat, shards.clone())
-            }
-            None => self.new_seat(formation, rank, team)?,
-        };
-        (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
+        let (mut seat, in_place) = self.seat(formation, shards, team)?;
         seat.from_disk = formation.base.lineage == formation.generation;
         let seated = begin.elapsed();
         let healed = self.heal(formation, rank, &mut seat, &mut links, &in_place);
-        tracing::debug!(worker = %self.worker, kept = kept.is_some(), in_place = in_place.len(), ?seated, healed = ?begin.elapsed(), "took a seat");
-        seat.trainer.link(links, heirs(formation, rank));
-        if !in_place.is_empty() || healed.is_ok() {
-            // What was there before may be needed by others until the world runs.
-            self.seats.push(seat);
-        }
-        healed?;
+        tracing::debug!(worker = %self.worker, in_place = in_place.len(), ?seated, healed = ?begin.elapsed(), "took a seat");
+        let is_there = !in_place.is_empty();
+        let asked = match healed {
+            Ok(asked) => asked,
+            Err(error) => {
+                // What was there before may be needed by others until the world runs.
+                self.seats.extend(is_there.then_some(seat));
+                return Err(error);
+            }
+        };
+        let lessons = lessons(&seat, &mut links, asked);
+        let teaching = Teaching { lessons, followers: followers(formation, rank) };
+        seat.trainer.link(links, heirs(formation, rank), teaching);
+        self.seats.push(seat);
         self.cell.healed(formation, rank);
         Ok(())
     }
 
+    /// A seat with these shards, and those of them whose state is in its memory.
+    pub(super) fn seat(
+        &mut self,
+        formation: &Formation,
+        shards: &[Shard],
+        team: Team,
+    ) -> Result<(Seat<'a>, Vec<Shard>), JobError> {
+        let Place { mesh, rank } = team.place;
+        let is_same = |seat: &Seat<'_>| seat.memory.is_of(mesh, rank, shards) && seat.trainer.is_in(team.memory());
+        let (mut seat, in_place) = match self.seats.iter().position(is_same) {
+            Some(at) => {
+                let mut seat = self.seats.remove(at);
+                let in_place = if seat.trainer.is_whole() { shards.to_vec() } else { Vec::new() };
+                seat.trainer.rejoin(team);
+                (seat, in_place)
+            }
+            None => self.new_seat(formation, shards, team)?,
+        };
+        (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
+        Ok((seat, in_place))
+    }
+
     /// A seat that it did not have, and the shards whose state is in its memory: it may be that of a seat that it had.
-    fn new_seat(&mut self, formation: &Formation, rank: usize, team: Team) -> Result<(Seat<'a>, Vec<Shard>), JobError> {
-        let (mesh, shards) = (formation.mesh, &formation.holds[rank]);
+    fn new_seat(
+        &mut self,
+        formation: &Formation,
+        shards: &[Shard],
+        team: Team,
+    ) -> Result<(Seat<'a>, Vec<Shard>), JobError> {
+        let Place { mesh, rank } = team.place;
         let programs = Arc::new(Programs::compile(self.model, Place { mesh, rank }, self.evaluates)?);
         let memory = SeatMemory::new(mesh, rank, shards, Arc::new(Lasting::of(&programs)));
         let becomes_it = |seat: &Seat<'_>| seat.memory.may_become(&memory) && seat.trainer.is_in(team.memory());
         let before = self.seats.iter().position(becomes_it);
         let arena = team.memory().expect("ranks of elastic worlds share memory").clone();
-        let shadows = self.shadows(formation, &shards[1..], &arena, &programs)?;
+        let shadows = self.shadows(mesh, &shards[1..], &arena, &programs)?;
         let (run, sampler, dir) = (self.run, self.sampler, &self.config.output.output_dir);
         let trainer = Trainer::new(self.model, run, programs, sampler, vec![], team, dir, self.peak_flops)?;
         let mut trainer = trainer.with_member(Arc::clone(&self.cell), shadows);
         if let Some(last) = self.seats.last() {
             trainer.tell_of(&last.trainer);
         }
-        let mut in_place = Vec::new();
+        let (mut in_place, mut is_filled) = (Vec::new(), false);
         match (before.map(|at| self.seats.remove(at)), self.warm.take()) {
             (Some(before), _) => {
+                is_filled = before.is_filled;
+                if before.trainer.is_whole() {
+                    in_place = before.memory.shards;
+                }
                 trainer.follow(before.trainer, dir)?;
-                in_place = before.memory.shards;
             }
-            (None, Some(warm)) => trainer.take_over(warm, dir)?,
+            (None, Some(warm)) => {
+                is_filled = warm.is_filled_for(&memory, &arena);
+                trainer.take_over(warm.machine, dir)?;
+            }
             (None, None) => {}
         }
         let (generation, n_saves) = (formation.generation, formation.n_saves);
-        Ok((Seat { memory, generation, n_saves, from_disk: false, trainer }, in_place))
+        Ok((Seat { memory, generation, n_saves, is_filled, from_disk: false, trainer }, in_place))
     }
 
     /// Shadows of these shards, behind the memory of the rank's own programs.
-    fn shadows(
-        &self,
-        formation: &Formation,
-        shards: &[Shard],
-        memory: &Arena,
-        own: &Programs,
-    ) -> Result<Vec<Shadow>, JobError> {
+    fn shadows(&self, mesh: Mesh, shards: &[Shard], memory: &Arena, own: &Programs) -> Result<Vec<Shadow>, JobError> {
         let mut first = CpuMachine::shared_bytes(&own.all());
         let mut shadows = Vec::new();
         for shard in shards {
-            let of = owner(formation, *shard);
-            let step = Programs::compile(self.model, Place { mesh: formation.mesh, rank: of }, false)?.train;
+            let of = owner(&mesh, *shard);
+            let step = Programs::compile(self.model, Place { mesh, rank: of }, false)?.train;
             let shadow = Shadow::new(*shard, of as u32, &step, memory, first)?;
             first += CpuMachine::bytes_within(&[&shadow.compiled]);
             shadows.push(shadow);
@@ -271,14 +307,14 @@ impl<'a> Device<'a> {
         seat: &mut Seat<'a>,
         links: &mut Links,
         in_place: &[Shard],
-    ) -> Result<(), JobError> {
-        self.fill_frozen(seat, in_place.is_empty())?;
+    ) -> Result<Vec<(u32, Places)>, JobError> {
+        self.fill_frozen(seat)?;
         let own = &formation.transfers[rank];
         if let Some(Source::Disk(checkpoint)) = own.first().map(|transfer| transfer.source) {
             // all of it, and nobody has anything for anybody.
-            return self.restore(seat, checkpoint);
+            return self.restore(seat, checkpoint).map(|()| Vec::new());
         }
-        let me = member_of(formation, self.worker).expect("who has a seat is a member");
+        let me = formation.member_of(self.worker).expect("who has a seat is a member");
         let state = seat.trainer.state;
         let mut healing = Healing::default();
         for (shard, room) in seat.rooms() {
@@ -291,53 +327,58 @@ impl<'a> Device<'a> {
         self.lend(&mut healing);
         for (to, transfers) in (0..).zip(&formation.transfers) {
             if to as usize != rank {
-                self.answer(&mut healing, links, to, transfers)?;
+                let asked = self.answer(&healing, links, to, transfers)?;
+                asked.into_iter().for_each(|places| healing.gives(to, places));
                 continue;
             }
             for group in shared(transfers) {
-                let senders = group.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
-                let (members, held): (Vec<u32>, Vec<Shard>) = senders
-                    .map(|(worker, held)| (member_of(formation, worker).expect("who sends is a member"), held))
-                    .unzip();
+                let (members, held) = senders(formation, group);
                 let shard = group[0].shard;
                 if members == [me] { healing.find(held[0], shard) } else { healing.ask(links, &members, shard)? }
             }
         }
         let is_elsewhere = |shard: &&Shard| !in_place.contains(shard) && own.iter().all(|t| t.shard != **shard);
         formation.holds[rank].iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
+        let mut lessons = Vec::new();
+        for (to, learner) in (formation.seats.len() as u32..).zip(&formation.learners) {
+            let asked = self.answer(&healing, links, to, &learner.transfers)?;
+            lessons.extend(asked.into_iter().map(|places| (to, places)));
+        }
         let came = healing.carry_out(links)?;
         seat.trainer.state = came.unwrap_or(state);
-        Ok(())
+        Ok(lessons)
     }
 
-    /// Agrees with a rank on what it takes from this member.
+    /// Agrees with a member on what it takes from this one.
     fn answer(
         &self,
-        healing: &mut Healing<'_>,
+        healing: &Healing<'_>,
         links: &mut Links,
         to: u32,
         transfers: &[Transfer],
-    ) -> Result<(), JobError> {
+    ) -> Result<Vec<Places>, JobError> {
         let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
-        let mut own = senders.filter(|(worker, _)| *worker == self.worker);
-        own.try_for_each(|(_, held)| healing.answer(links, to, held))
+        let own = senders.filter(|(worker, _)| *worker == self.worker);
+        own.map(|(_, held)| healing.answer(links, to, held)).collect()
     }
 
     /// What this member had before.
     fn lend<'s>(&'s self, healing: &mut Healing<'s>) {
-        for seat in self.seats.iter().rev() {
+        for seat in self.seats.iter().rev().filter(|seat| seat.trainer.is_whole()) {
             seat.holdings().for_each(|(shard, holding)| healing.holds(shard, holding, seat.trainer.state));
         }
     }
 
-    /// What is never updated comes from where the model came from, if the memory `is_new`; tables lie elsewhere in every seat.
-    fn fill_frozen(&self, seat: &mut Seat<'a>, is_new: bool) -> Result<(), JobError> {
+    /// What is never updated comes from where the model came from, unless it is there; tables lie elsewhere in every seat.
+    pub(super) fn fill_frozen(&self, seat: &mut Seat<'a>) -> Result<(), JobError> {
         let (c, machine) = seat.trainer.memory_mut();
-        if !is_new {
+        if seat.is_filled {
             weights::fill_constants(machine, c, self.model.model.known());
             return Ok(());
         }
-        self.initialise(c, machine, |param| !param.trainable)
+        self.initialise(c, machine, |param| !param.trainable)?;
+        seat.is_filled = true;
+        Ok(())
     }
 
     fn initialise(
@@ -472,12 +513,16 @@ impl<'a> Device<'a> {
 
     /// The memory of the world, which the supervisor has sent before the order to join it. Memory of worlds that were over
     /// before this rank came to them lies before it.
-    fn receive(&self, placement: &Placement) -> Result<ShmWorld, CollectiveError> {
+    fn receive(&mut self, placement: &Placement) -> Result<ShmWorld, CollectiveError> {
         let expected = placement.machine_world(self.worker.member.node.0)?;
         loop {
-            match receive_world(&self.passage, &expected, None) {
+            match receive_world(&self.passage, &expected, None, &self.memories) {
                 Err(CollectiveError::Stale { expected, found }) if found.generation < expected.generation => {}
-                received => return received,
+                received => {
+                    let world = received?;
+                    self.memories = world.arenas().to_vec();
+                    return Ok(world);
+                }
             }
         }
     }
@@ -488,7 +533,7 @@ impl Task {
     fn generation(&self) -> Option<Generation> {
         match self {
             Task::Join(formation) => Some(formation.generation),
-            Task::Train(generation) => Some(*generation),
+            Task::Train(generation) | Task::Learn(generation) => Some(*generation),
             Task::Settle(_) | Task::Keep(_) | Task::Exit => None,
         }
     }
@@ -498,26 +543,33 @@ impl Task {
             Task::Settle(_) => "settle",
             Task::Keep(_) => "keep",
             Task::Join(_) => "join",
+            Task::Learn(_) => "learn",
             Task::Train(_) => "train",
             Task::Exit => "exit",
         }
     }
 }
 
-/// The number of a worker among the members of a world: its rank, or behind all ranks.
-pub(super) fn member_of(formation: &Formation, worker: Worker) -> Option<u32> {
-    let members = formation.seats.iter().chain(&formation.guests);
-    members.into_iter().position(|other| *other == worker).map(|at| at as u32)
+/// Who sends these, by their position in the world, and what they have it as.
+pub(super) fn senders(formation: &Formation, transfers: &[Transfer]) -> (Vec<u32>, Vec<Shard>) {
+    let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
+    let member = |worker| formation.member_of(worker).expect("who sends is a member");
+    senders.map(|(worker, held)| (member(worker), held)).unzip()
 }
 
 /// The rank whose gradients keep a shadow of this shard up to date: the first that trains it.
-pub(super) fn owner(formation: &Formation, shard: Shard) -> usize {
-    let trains = |holds: &Vec<Shard>| holds.first() == Some(&shard);
-    formation.holds.iter().position(trains).expect("every shard of a world is trained by some rank")
+pub(super) fn owner(mesh: &Mesh, shard: Shard) -> usize {
+    let trains = |rank: &usize| Shard::of(mesh, *rank) == shard;
+    (0..mesh.size()).find(trains).expect("every shard of a world is trained by some rank")
+}
+
+/// The groups of a world, those of members beside its ranks included.
+pub(super) fn world_plan(plan: &TeamPlan, formation: &Formation) -> TeamPlan {
+    let n_others = formation.learners.len() + formation.guests.len();
+    plan.with_pairs(n_others as u32, pairs(formation))
 }
 
 /// Which member is on which machine.
 pub(super) fn placement(plan: &TeamPlan, id: WorldId, formation: &Formation) -> Result<Placement, CollectiveError> {
-    let members = formation.seats.iter().chain(&formation.guests);
-    Placement::new(plan.world(id)?, members.map(|worker| worker.member.node.0).collect())
+    Placement::new(plan.world(id)?, formation.members().map(|worker| worker.member.node.0).collect())
 }

@@ -7,6 +7,7 @@
 //! passes at once, to and from all peers.
 
 use super::lacking::{Lacking, Named, Piece, found, share_of};
+use crate::collective::RawBuffer;
 use crate::cpu::CpuMachine;
 use crate::train::JobError;
 use crate::train::links::{Flow, Links};
@@ -58,6 +59,15 @@ pub(super) struct Healing<'a> {
     takes: Vec<(From, Shard, Vec<Place>)>,
 }
 
+/// Where a member has what another one has asked it for.
+pub(super) struct Places {
+    pub(super) held: Shard,
+    places: Vec<Place>,
+}
+
+/// By member, what it is to send.
+type RunsOf = BTreeMap<u32, Vec<RawBuffer>>;
+
 /// Whence state comes.
 enum From {
     Member(u32),
@@ -77,8 +87,8 @@ impl<'a> Healing<'a> {
         self.lacks.insert(shard, (wanting, lacking));
     }
 
-    /// Answers what a member asks for of `held`.
-    pub(super) fn answer(&mut self, links: &mut Links, to: u32, held: Shard) -> Result<(), JobError> {
+    /// Answers what a member asks for of `held`. Returns where that lies.
+    pub(super) fn answer(&self, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
         let (holding, state) = self.holds.get(&held).expect("one is asked for what one reported to hold");
         let Ask { wanted, share } = links.receive_value(to)?;
         if !share.is_sound() {
@@ -89,8 +99,12 @@ impl<'a> Healing<'a> {
         let places = found.iter().flat_map(|(tensor, piece)| places(tensor, piece)).collect();
         let pieces = found.into_iter().map(|(_, piece)| piece).collect();
         links.send_value(to, &Answer { state: *state, pieces })?;
+        Ok(Places { held, places })
+    }
+
+    /// What a member has asked for passes with all else.
+    pub(super) fn gives(&mut self, to: u32, Places { held, places }: Places) {
         self.gives.push((to, held, places));
-        Ok(())
     }
 
     /// Asks members that have the same for what they have of what is lacking of `shard`, each for its share.
@@ -141,8 +155,7 @@ impl<'a> Healing<'a> {
         for (shard, (wanting, _)) in &mut lacks {
             let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
             let places: Vec<&Place> = of_shard.flat_map(|(.., places)| places).collect();
-            let overlap = || JobError::Unusable(format!("two boxes of {shard:?} have elements in common"));
-            rooms_of.insert(*shard, rooms(wanting, &places).ok_or_else(overlap)?.into_iter());
+            rooms_of.insert(*shard, rooms(wanting, &places).ok_or_else(|| overlap(*shard))?.into_iter());
         }
         let mut copies = Vec::new();
         for (from, shard, places) in &takes {
@@ -156,13 +169,46 @@ impl<'a> Healing<'a> {
         }
         // Last, since nobody waits for it.
         links.flow(flows, || copies.into_iter().for_each(|(from, to)| copy(from, to)))?;
-        match lacking {
-            None => Ok(state),
-            Some((shard, n)) => {
-                Err(JobError::Unusable(format!("{n} elements of {shard:?} are in no memory that was asked")))
+        lacking.map_or(Ok(state), |(shard, n)| Err(in_no_memory(shard, n)))
+    }
+
+    /// Lets nothing pass yet: of each member what it is to send, in the order in which it was agreed on, and where the run
+    /// is now.
+    ///
+    /// # Errors
+    /// When something would be lacking still.
+    pub(super) fn lessons(self) -> Result<(RunsOf, Option<TrainerState>), JobError> {
+        let Healing { mut lacks, state, takes, .. } = self;
+        let mut runs = RunsOf::new();
+        for (shard, (wanting, lacking)) in &mut lacks {
+            if lacking.n_elements() > 0 {
+                return Err(in_no_memory(*shard, lacking.n_elements()));
+            }
+            let of_shard = || takes.iter().filter(|(_, of, _)| of == shard);
+            let places: Vec<&Place> = of_shard().flat_map(|(.., places)| places).collect();
+            let mut rooms = rooms(wanting, &places).ok_or_else(|| overlap(*shard))?.into_iter();
+            for (from, _, places) in of_shard() {
+                let From::Member(from) = from else { continue };
+                runs.entry(*from).or_default().extend(rooms.by_ref().take(places.len()).map(RawBuffer::of_mut));
             }
         }
+        Ok((runs, state))
     }
+}
+
+impl Places {
+    /// The elements there.
+    pub(super) fn runs(&self, holding: &Holding<'_>) -> Vec<RawBuffer> {
+        runs(holding, &self.places).map(RawBuffer::of).collect()
+    }
+}
+
+fn in_no_memory(shard: Shard, n: usize) -> JobError {
+    JobError::Unusable(format!("{n} elements of {shard:?} are in no memory that was asked"))
+}
+
+fn overlap(shard: Shard) -> JobError {
+    JobError::Unusable(format!("two boxes of {shard:?} have elements in common"))
 }
 
 fn unasked(from: u32) -> JobError {

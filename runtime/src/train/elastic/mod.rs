@@ -3,8 +3,9 @@
 //! - `words`: what a node and its rank processes say to each other.
 //! - `rank`: a rank process: an actor takes orders and gives signs of life, a thread is the device; [`cell`] is what they
 //!   share, and `mesh_groups` what the actor has of the device's communicators.
-//! - `device`: joins worlds, heals, trains; `heal`: state from memory to memory; `lacking`: what of it
-//!   is still to come; `pairs`: who has messages for whom; `seat_memory`: who keeps its memory.
+//! - `device`: joins worlds, heals, trains; `beside`: catches up while others train; `heal`: state from memory to memory;
+//!   `lacking`: what of it is still to come; `pairs`: who has messages for whom; `seat_memory`: who keeps its memory;
+//!   `warm`: what a process has before its first word.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
 //! - `serve`: the coordinator of several nodes, and `standby` until it is needed; `join`: one of them; `head`: both in one process; `muster`: machines
@@ -12,6 +13,7 @@
 //!   `sentence`: what happens, for people; `event_log`: for who comes later.
 
 pub(crate) mod ask;
+mod beside;
 pub(crate) mod cell;
 mod device;
 pub(crate) mod event_log;
@@ -29,4 +31,5 @@ mod seat_memory;
 pub(crate) mod sentence;
 pub(crate) mod serve;
 mod standby;
+mod warm;
 pub(crate) mod words;

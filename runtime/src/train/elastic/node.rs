@@ -1,7 +1,6 @@
 //! The rank processes of a machine and the memory that they share: what the commands of its supervisor do.
 
-use super::device::{member_of, owner, placement};
-use super::pairs::pairs;
+use super::device::{owner, placement, world_plan};
 use super::seat_memory::{Lasting, SeatMemory};
 use super::words::{Begin, FromRank, ToRank};
 use crate::collective::CollectiveError;
@@ -94,10 +93,10 @@ struct Needs {
     lasting: Arc<Lasting>,
 }
 
-/// Address space for a seat that needs so many bytes, and for programs of other meshes over the same shard. What is not used
-/// costs no memory.
+/// Address space for a seat that needs so many bytes, and for programs of other meshes over the same shard: each halving of
+/// the replicas may add another sum of gradients. What is not used costs no memory.
 fn with_spare(bytes: u64) -> u64 {
-    bytes.saturating_add(bytes / 2)
+    bytes.saturating_mul(4)
 }
 
 /// The world of a process that is in none yet.
@@ -269,24 +268,24 @@ impl Node {
             let plan = TeamPlan::new(&self.model, mesh, self.evaluates)?;
             self.plans.insert(mesh, plan);
         }
-        let plan = self.plans[&mesh].with_pairs(formation.guests.len() as u32, pairs(formation));
+        let plan = world_plan(&self.plans[&mesh], formation);
         let id = WorldId { job: self.begin.job.0, generation: formation.generation.0, incarnation: 0 };
         let placement = placement(&plan, id, formation)?;
-        let members: Vec<Worker> = formation.seats.iter().chain(&formation.guests).copied().collect();
-        let here: Vec<Worker> = members.into_iter().filter(|worker| worker.member.node == self.id).collect();
+        let here: Vec<Worker> = formation.members().filter(|worker| worker.member.node == self.id).collect();
         if here.is_empty() {
             return Ok(());
         }
         let mut wanted = Vec::new();
         for worker in &here {
-            let Some(rank) = formation.rank_of(*worker) else {
+            let Some((seat, bytes)) = self.seat_of(formation, *worker)? else {
                 wanted.push((0, None));
                 continue;
             };
-            let (seat, bytes) = (self.seat(formation, rank)?, self.bytes(formation, rank)?);
             let is_enough = |arena: &SharedMemory| arena.len() as u64 >= STAGING_BYTES + bytes;
             let may_become_it = |before: &SeatMemory| before.may_become(&seat);
             let kept = self.arenas.get(worker).filter(|(before, _)| before.as_ref().is_none_or(may_become_it));
+            let has = self.arenas.get(worker).map(|(_, arena)| arena.len() as u64);
+            tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, may_stay = kept.is_some(), "memory of a seat");
             wanted.push(match kept.filter(|(_, arena)| is_enough(arena)) {
                 Some((_, arena)) => (bytes, Some(arena.clone())),
                 None => (with_spare(bytes), None),
@@ -294,10 +293,9 @@ impl Node {
         }
         let world = ShmWorld::succeed(&placement.machine_world(self.id.0)?, wanted, STAGING_BYTES)?;
         for (local, worker) in here.iter().enumerate() {
-            if let Some(rank) = member_of(formation, *worker).filter(|m| (*m as usize) < formation.seats.len()) {
-                let seat = self.seat(formation, rank as usize)?;
+            if let Some((seat, _)) = self.seat_of(formation, *worker)? {
                 let arena = world.arena_of(local as u32).expect("a world has an arena for each member here");
-                self.seats.insert(worker.member.slot, (mesh, rank as usize));
+                self.seats.insert(worker.member.slot, (seat.mesh, seat.rank));
                 self.arenas.insert(*worker, (Some(seat), arena.clone()));
             }
             let passage = self.slots.passage(worker.member.slot);
@@ -312,19 +310,16 @@ impl Node {
         Ok(())
     }
 
-    fn seat(&mut self, formation: &Formation, rank: usize) -> Result<SeatMemory, JobError> {
-        let lasting = self.needs_of(formation.mesh, rank)?.lasting.clone();
-        Ok(SeatMemory::new(formation.mesh, rank, &formation.holds[rank], lasting))
-    }
-
-    /// Bytes that a rank shares with its peers: of its own programs and of the shadows that it holds.
-    fn bytes(&mut self, formation: &Formation, rank: usize) -> Result<u64, JobError> {
-        let mesh = formation.mesh;
-        let mut bytes = self.needs_of(mesh, rank)?.own;
-        for shard in &formation.holds[rank][1..] {
-            bytes += self.needs_of(mesh, owner(formation, *shard))?.shadow;
+    /// The seat that a member has or learns for, and the bytes that it shares with its peers there: of its own programs and
+    /// of the shadows that it holds.
+    fn seat_of(&mut self, formation: &Formation, worker: Worker) -> Result<Option<(SeatMemory, u64)>, JobError> {
+        let Some((mesh, rank, shards)) = formation.seat_of(worker) else { return Ok(None) };
+        let Needs { own, lasting, .. } = self.needs_of(mesh, rank)?.clone();
+        let mut bytes = own;
+        for shard in &shards[1..] {
+            bytes += self.needs_of(mesh, owner(&mesh, *shard))?.shadow;
         }
-        Ok(bytes)
+        Ok(Some((SeatMemory::new(mesh, rank, shards, lasting), bytes)))
     }
 
     fn needs_of(&mut self, mesh: Mesh, rank: usize) -> Result<&Needs, JobError> {

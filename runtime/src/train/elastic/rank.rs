@@ -2,29 +2,25 @@
 
 use super::cell::Cell;
 use super::device::Device;
-use super::node::alone;
+use super::warm::Warm;
 use super::words::{Begin, FromRank, ToRank};
-use crate::collective::shm::passing::receive_world;
 use crate::collective::tcp::connect::TcpConfig;
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
+use crate::cpu::on_device_thread;
 use crate::cpu::thread::ThreadError;
-use crate::cpu::{CpuMachine, on_device_thread};
 use crate::job::Control;
 use crate::launch::channel::{self, FrameReceiver, FrameSender};
 use crate::launch::error::LaunchError;
 use crate::pulse::Pulse;
 use crate::train::JobError;
 use crate::train::excuse::Excuse;
-use crate::train::links::STAGING_BYTES;
-use crate::train::plan::{self, ModelPlan};
+use crate::train::plan;
 use crate::train::session::{extras, prepare_data};
-use crate::train::trainer::Programs;
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
-use phalanx_strategies::mesh::Place;
 use phalanx_strategies::sampler::Sampler;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -86,7 +82,7 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
         let extras = extras(&config, &model, &tokenizer)?;
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         // Before it says its first word: then others may wait for it.
-        let warm = warm(&begin, &passage, &model, evaluates)?;
+        let (warm, memories) = Warm::new(&begin, &passage, &model, evaluates, config.output.seed)?;
         on_device_thread(begin.n_threads, || {
             let mut device = Device {
                 cell: Arc::clone(&cell),
@@ -108,6 +104,7 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
                 peak_flops: begin.peak_flops,
                 start_from: begin.start_from.clone(),
                 plans: BTreeMap::new(),
+                memories,
                 warm: Some(warm),
                 seats: Vec::new(),
             };
@@ -123,17 +120,6 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
     };
     let outcome = serve();
     outcome.map_err(|error| (sender, Excuse::from(&error)))
-}
-
-/// Takes memory for the seat that it will probably have from the system: its own, which is returned, and what it shares.
-fn warm(begin: &Begin, passage: &UnixStream, model: &ModelPlan, evaluates: bool) -> Result<CpuMachine, JobError> {
-    let (mesh, rank) = begin.seat;
-    let programs = Programs::compile(model, Place { mesh, rank }, evaluates)?;
-    let world = receive_world(passage, &alone(begin.job, begin.worker)?, None)?;
-    if let Some(arena) = world.arena_of(0) {
-        arena.populate((STAGING_BYTES as usize).saturating_add(CpuMachine::shared_bytes(&programs.all())));
-    }
-    Ok(CpuMachine::warm(&programs.all())?)
 }
 
 fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {

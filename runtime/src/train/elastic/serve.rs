@@ -12,6 +12,7 @@ use crate::train::elastic::standby::{self, Watched};
 use crate::train::plan::ModelPlan;
 use crate::train::saving::Saving;
 use crate::train::session::fits;
+use crate::train::trainer::state_bytes;
 use phalanx_actors::control::{ControlThread, block_on};
 use phalanx_actors::coordinator::Settings;
 use phalanx_actors::events::{Event, What};
@@ -102,7 +103,7 @@ pub(crate) fn serve(
     write(&folder.join(ADDRESS), text.join(",").as_bytes())?;
     let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
     tell(Told::Join(invitation.to_string()));
-    let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches);
+    let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
     let fits = fits_of(config, model);
     // Processes of two machines may have the same number.
     let candidate = job_id().0 as u32;

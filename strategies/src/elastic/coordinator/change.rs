@@ -1,4 +1,5 @@
-//! A world that another follows by choice: there are members for a larger one, or the operator wants another mesh.
+//! A world that another follows by choice: there are members for a larger one, or who was to catch up has done so, or the
+//! operator wants another mesh.
 //!
 //! Invariant:
 //! - `K-10` Such a world ends between two steps: its members come to rest behind a step that all have committed, so nothing
@@ -6,6 +7,8 @@
 
 use super::super::identity::Worker;
 use super::super::incident::{Cause, Culprit, Why};
+use super::super::membership::Status;
+use super::super::message::Formation;
 use super::super::timing::Timing;
 use super::{Coordinator, Phase};
 use std::collections::BTreeSet;
@@ -48,6 +51,9 @@ impl Coordinator {
     /// Lets a world come to rest if members can form the one that is wanted, or a larger one.
     pub(super) fn consider_growth(&mut self) {
         let Some(formation) = &self.record.formation else { return };
+        if !self.have_learnt(formation) {
+            return;
+        }
         let (mesh, wanted) = (formation.mesh, self.policy.wanted);
         let n_members = self.candidates().len();
         let larger = self.policy.largest(n_members, Some(mesh)).is_some_and(|other| other.size() > mesh.size());
@@ -61,6 +67,24 @@ impl Coordinator {
         if let Phase::Running { change, .. } = &mut self.phase {
             change.get_or_insert(Change { why, paused: BTreeSet::new(), since: None });
             self.ask_to_pause(generation);
+        }
+    }
+
+    /// Whether all who catch up have done so. Until then the world does not change by choice: they would have to begin anew.
+    fn have_learnt(&self, formation: &Formation) -> bool {
+        formation.learners.iter().all(|learner| match self.membership.status(learner.worker) {
+            Status::Alive(member) => learner.holds.iter().all(|shard| member.holds.contains(shard)),
+            Status::Dead | Status::Unheard => true,
+        })
+    }
+
+    /// A member that catches up has done so, and perhaps was the last one.
+    pub(super) fn note_learnt(&mut self, now: Instant) {
+        let all = self.record.formation.as_ref().is_some_and(|formation| self.have_learnt(formation));
+        if let Phase::Running { look, change: None, .. } = &mut self.phase
+            && all
+        {
+            *look = Some(Look::at(now));
         }
     }
 

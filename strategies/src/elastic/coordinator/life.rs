@@ -55,7 +55,7 @@ impl Coordinator {
                         self.trouble(cause, healthy);
                     }
                 }
-                Change::Drains(node) if !self.rests() && self.seats.iter().any(|worker| worker.member.node == node) => {
+                Change::Drains(node) if !self.rests() && self.takes_part(node) => {
                     self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
                 }
                 _ => {}
@@ -70,7 +70,7 @@ impl Coordinator {
     }
 
     fn is_needed(&self, worker: Worker) -> bool {
-        self.seats.contains(&worker) || self.guests.contains(&worker)
+        [&self.seats, &self.learners, &self.guests].into_iter().any(|members| members.contains(&worker))
     }
 
     /// A new coordinator learns from a node's first report that members of the world that it found are gone.
@@ -102,6 +102,9 @@ impl Coordinator {
         }
         if here && member.phase == MemberPhase::Paused {
             self.note_paused(now, member.worker);
+        }
+        if here && member.phase == MemberPhase::Learning && !member.holds.is_empty() {
+            self.note_learnt(now);
         }
         match &mut self.phase {
             Phase::TakingOver { unheard, .. } if here && member.phase >= MemberPhase::Ready => {
@@ -268,7 +271,8 @@ impl Coordinator {
             Status::Unheard => is_new,
             Status::Dead => false,
         };
-        let mut waiting: BTreeSet<Worker> = self.seats.iter().filter(alive).copied().collect();
+        let members = self.seats.iter().chain(&self.learners);
+        let mut waiting: BTreeSet<Worker> = members.filter(alive).copied().collect();
         let chosen = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized | Why::Straggles);
         if self.record.cause.as_ref().is_some_and(chosen) {
             // For whose sake the world ends, or who takes a slow one's seat; without them it would only be formed again.
@@ -277,6 +281,7 @@ impl Coordinator {
         }
         if self.record.formation.is_none() {
             self.seats.clear();
+            self.learners.clear();
         }
         self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
         self.enter(now, IncidentPhase::Abort);
@@ -314,18 +319,20 @@ impl Coordinator {
     pub(super) fn form(&mut self, now: Instant) {
         let formation = self.record.formation.clone().expect("it has just been made durable");
         self.seats = formation.seats.iter().copied().collect();
+        self.learners = formation.learners.iter().map(|learner| learner.worker).collect();
         self.guests = formation.guests.iter().copied().collect();
         // What befell members of the last world does not concern this one.
         (self.trouble, self.broken) = (None, None);
         self.manifests.begin(&formation);
         self.asked.restart_from(formation.base.step);
-        let waiting = self.seats.iter().map(|worker| (*worker, 0)).collect();
+        let waiting = self.seats.iter().chain(&self.learners).map(|worker| (*worker, 0)).collect();
         self.phase = Phase::Healing { waiting, until: now + self.timing.heal };
         self.enter(now, IncidentPhase::Heal);
         self.broadcast();
         // Members may have been lost while the record was written.
         let lost = |worker: &&Worker| !matches!(self.membership.status(**worker), Status::Alive(_));
-        if let Some(worker) = self.seats.iter().chain(&self.guests).find(lost).copied() {
+        let lost = self.members().find(lost).copied();
+        if let Some(worker) = lost {
             self.trouble(Cause { culprit: Culprit::Worker(worker), why: Why::Died }, now);
         }
     }

@@ -137,6 +137,8 @@ pub struct Coordinator {
     phase: Phase,
     /// Members of `record.formation`.
     seats: BTreeSet<Worker>,
+    /// Who catches up while they train.
+    learners: BTreeSet<Worker>,
     /// Who sends state while a world heals and has no seat in it.
     guests: BTreeSet<Worker>,
     /// Why the world that is now must end.
@@ -162,6 +164,8 @@ impl Coordinator {
     /// Begins a term with what the store has (the default record for a new job).
     pub fn new(now: Instant, job: JobId, term: Term, record: Record, policy: Policy, timing: Timing) -> Coordinator {
         let seats: BTreeSet<Worker> = record.formation.iter().flat_map(|f| f.seats.iter().copied()).collect();
+        let learners: BTreeSet<Worker> =
+            record.formation.iter().flat_map(|f| f.learners.iter().map(|learner| learner.worker)).collect();
         let asked = Asked::of(&record);
         let policy = Policy { wanted: record.wanted.unwrap_or(policy.wanted), ..policy };
         let mut coordinator = Coordinator {
@@ -170,11 +174,12 @@ impl Coordinator {
             policy,
             began: now,
             membership: Membership::new(now, timing),
-            phase: Phase::TakingOver { unheard: seats.clone(), until: now + timing.takeover_grace },
+            phase: Phase::TakingOver { unheard: &seats | &learners, until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
             record: Record { term, ..record },
             writing: None,
             seats,
+            learners,
             guests: BTreeSet::new(),
             trouble: None,
             broken: None,
@@ -335,6 +340,11 @@ impl Coordinator {
         let release = self.membership.boot(node).filter(|_| self.releases(node));
         let order = Order { job: self.job, id, formation, evict: self.membership.evictions(node), wishes, release };
         self.commands.push_back(Command::Send(node, order));
+    }
+
+    /// All who take part in the latest world.
+    fn members(&self) -> impl Iterator<Item = &Worker> {
+        self.seats.iter().chain(&self.learners).chain(&self.guests)
     }
 
     fn broadcast(&mut self) {

@@ -2,8 +2,9 @@
 
 use super::super::commit::{Version, decide};
 use super::super::identity::{Generation, NodeId, Worker};
+use super::super::learner::{Course, course};
 use super::super::membership::Status;
-use super::super::mesh_choice::Choice;
+use super::super::mesh_choice::{Choice, Last};
 use super::super::message::{Formation, MemberReport};
 use super::super::quorum::{Blocked, Seat, may_follow};
 use super::super::recovery::{self, Missing, Transfer};
@@ -22,7 +23,7 @@ impl Coordinator {
             may_follow(&seats)?;
         }
         let waited = now.saturating_duration_since(since);
-        let seated = last.map(|last| (last.mesh, &last.seats[..]));
+        let seated = last.map(Last::from);
         let willing = self.relieved.without(self.candidates(), self.policy.wanted.size());
         let (choice, leaves) = match self.policy.choose(seated, &willing, waited) {
             // Before those that are to leave do so, what they have is made durable.
@@ -32,7 +33,10 @@ impl Coordinator {
             }
             choice => (choice?, false),
         };
+        // A job that is to stop has no more steps to do.
+        let rests = leaves || self.record.wishes.stop;
         let holds = place(&choice.mesh, &choice.seats, self.policy.shadows);
+        let shaken = self.shaken();
         let from_memory = last.and_then(|last| {
             let left =
                 seats.iter().filter_map(|seat| if let Seat::Left(promise) = seat { Some(promise) } else { None });
@@ -40,15 +44,18 @@ impl Coordinator {
             let step = if self.record.idle { last.base.step } else { committed()? };
             let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
             let base = Version { step, ..last.base };
-            let plan = |holders| recovery::plan(&choice.seats, &holds, &holders);
+            let plan = |holders: BTreeMap<Worker, &[Shard]>| match course(&self.policy, &choice, &holders, &shaken) {
+                Some(course) if !rests => Ok((course.choice.seats.iter().map(|_| vec![]).collect(), Some(course))),
+                _ => recovery::plan(&choice.seats, &holds, &holders).map(|transfers| (transfers, None)),
+            };
             let reached = plan(self.holders(base, voted_in, |node| !self.left_out.contains(&node)));
             // Who is left out may still be all that has the state, and within reach of some.
             Some((base, voted_in, reached.or_else(|_| plan(self.holders(base, voted_in, |_| true)))))
         });
         let generation = self.record.generation;
-        let (base, voted_in, transfers) = match from_memory {
-            Some((base, voted_in, Ok(transfers))) => (base, voted_in, transfers),
-            Some((_, _, Err(Missing(shards)))) if self.may_return() && waited < self.timing.disk_patience => {
+        let (base, voted_in, (transfers, course)) = match from_memory {
+            Some((base, voted_in, Ok(plan))) => (base, voted_in, plan),
+            Some((_, _, Err(Missing(shards)))) if self.may_return(now) && waited < self.timing.disk_patience => {
                 let remaining = self.timing.disk_patience - waited;
                 return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
             }
@@ -56,16 +63,30 @@ impl Coordinator {
             _ if leaves => return Err(self.too_few()),
             _ => {
                 let base = Version { lineage: generation, step: self.record.checkpoint.step };
-                (base, generation, recovery::from_disk(&holds, self.record.checkpoint))
+                (base, generation, (recovery::from_disk(&holds, self.record.checkpoint), None))
             }
         };
-        let Choice { mesh, seats } = choice;
+        let course = course.unwrap_or(Course { choice, holds, learners: vec![] });
+        let Course { choice: Choice { mesh, seats }, holds, learners } = course;
         let guests = guests(&seats, &transfers);
-        let addresses = seats.iter().chain(&guests).map(|worker| self.address(*worker)).collect();
         let n_saves = self.record.n_saves;
-        // A job that is to stop has no more steps to do.
-        let rests = leaves || self.record.wishes.stop;
-        Ok(Formation { generation, mesh, seats, guests, addresses, base, voted_in, holds, transfers, n_saves, rests })
+        let addresses = vec![];
+        let formation = Formation {
+            generation,
+            mesh,
+            seats,
+            learners,
+            guests,
+            addresses,
+            base,
+            voted_in,
+            holds,
+            transfers,
+            n_saves,
+            rests,
+        };
+        let addresses = formation.members().map(|worker| self.address(worker)).collect();
+        Ok(Formation { addresses, ..formation })
     }
 
     fn address(&self, worker: Worker) -> Option<SocketAddr> {
@@ -92,11 +113,21 @@ impl Coordinator {
         able.map(|member| (member.worker, &member.holds[..])).collect()
     }
 
-    /// Whether anybody may still turn up with state.
-    fn may_return(&self) -> bool {
+    /// Nodes of which a member of the last world was lost. Who is only to go has its copies still.
+    fn shaken(&self) -> BTreeSet<NodeId> {
+        let here: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
+        let lost = self.seats.iter().chain(&self.learners).filter(|worker| !here.contains(worker));
+        lost.map(|worker| worker.member.node).collect()
+    }
+
+    /// Whether anybody may still turn up with state. If the last world was not to train yet, that may be somebody who is no
+    /// member of it, and of whom a new coordinator knows only by its report.
+    fn may_return(&self, now: Instant) -> bool {
+        let is_new = self.record.idle && now < self.began + self.timing.takeover_grace;
         let behind = |member: &MemberReport| member.generation != self.record.generation;
         let unheard = |worker: &Worker| matches!(self.membership.status(*worker), Status::Unheard);
-        self.membership.any_silent() || self.membership.alive().any(behind) || self.seats.iter().any(unheard)
+        let waits = self.membership.any_silent() || self.membership.alive().any(behind);
+        is_new || waits || self.members().any(unheard)
     }
 
     /// Members that have been told of the latest generation and may take a seat.
@@ -113,7 +144,7 @@ impl Coordinator {
     /// Whether everybody who may have a seat has been heard in this generation.
     fn all_here(&self) -> bool {
         let behind = |member: &MemberReport| member.generation != self.record.generation;
-        !self.membership.alive().any(behind) && !self.seats.iter().any(|seat| self.seat(*seat) == Seat::Unheard)
+        !self.membership.alive().any(behind) && !self.members().any(|member| self.seat(*member) == Seat::Unheard)
     }
 
     fn too_few(&self) -> Blocked {

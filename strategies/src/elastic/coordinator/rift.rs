@@ -89,7 +89,7 @@ impl Coordinator {
     pub(super) fn believe_broken(&mut self, now: Instant) {
         let Some(breach) = self.broken.as_ref().filter(|breach| now >= breach.due) else { return };
         let well = |worker: &Worker| self.membership.heard(worker.member.node).is_some_and(|heard| heard > breach.said);
-        if !self.seats.iter().chain(&self.guests).all(well) {
+        if !self.members().all(well) {
             // It will be heard, or be silent for too long.
             let due = now + self.timing.life;
             self.broken.as_mut().expect("checked above").due = due;

@@ -2,10 +2,12 @@
 //! losses and deaths do is for the simulator of `phalanx-chaos`.
 
 use super::*;
+use crate::elastic::commit::Version;
 use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
 use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
 use crate::elastic::message::{MemberPhase, Wishes};
+use crate::elastic::progress::At;
 use crate::elastic::snapshot::Part;
 use crate::elastic::supervisor::{self, Supervisor};
 use crate::mesh::Mesh;
@@ -56,6 +58,8 @@ fn policy(wanted: Mesh) -> Policy {
         evict_stragglers: true,
         shadows: true,
         incidents_max: INCIDENTS_MAX,
+        state_bytes: 1_000,
+        rest_bytes_max: 1_000,
     }
 }
 
@@ -227,6 +231,7 @@ impl Job {
                 }
             }
             member::Command::Abort(_)
+            | member::Command::Learn(_)
             | member::Command::Apply(_)
             | member::Command::Discard
             | member::Command::Keep(_) => {}
@@ -242,6 +247,17 @@ impl Job {
         if seats.iter().all(|seat| voted.contains(seat)) {
             self.committed = self.committed.max(step);
             let all = *all;
+            let frozen = self.frozen;
+            let learns = |m: &&mut Member| m.beside().is_some_and(|f| f.generation == generation);
+            for learner in self.members.values_mut().filter(learns).filter(|m| Some(m.worker()) != frozen) {
+                // What it had to get has come with the gradients of the step before.
+                let base = learner.beside().map(|formation| formation.base).unwrap_or_default();
+                if learner.report().holds.is_empty() && step.0 >= base.step.0 + 5 {
+                    learner.handle_learnt(generation, Version { step: Step(step.0 - 1), ..base }).unwrap();
+                }
+                learner.handle_followed(generation, step).unwrap();
+                learner.handle_outcome(generation, step).unwrap();
+            }
             for seat in seats {
                 if let Some(member) = self.members.get_mut(&seat) {
                     let _ = member.handle_committed(generation, step, all);
@@ -709,4 +725,66 @@ fn a_world_grows_between_two_steps() {
         BTreeSet::from([incident.step]),
         "all rest behind the step from which the next world goes on"
     );
+}
+
+// E-1, E-3
+#[test]
+fn a_newcomer_that_lacks_much_learns_while_the_others_train_and_has_its_seat_when_it_has_learnt() {
+    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
+    let mut job = Job::start(two, 1, Schedule::default());
+    job.coordinator.policy.rest_bytes_max = 0;
+    job.run_until("one replica", |job| job.running(one));
+    job.start_node(2);
+    let newcomer = |job: &Job| job.members.values().find(|m| m.worker().member.node == NodeId(2)).map(Member::report);
+    job.run_until("learning", |job| newcomer(job).is_some_and(|word| word.phase == MemberPhase::Learning));
+
+    let began = job.committed;
+    assert!(job.running(one) && newcomer(&job).unwrap().holds.is_empty());
+    job.run_until("its seat", |job| job.running(two));
+
+    assert!(job.committed >= Step(began.0 + 4), "the others trained meanwhile");
+    let formation = job.coordinator.record().formation.clone().unwrap();
+    assert_eq!(formation.transfers, [vec![], vec![]], "nobody waits for state");
+    assert_eq!((formation.learners.len(), formation.base.lineage), (0, Generation(1)));
+}
+
+// E-3, B-8
+#[test]
+fn who_dies_while_it_learns_costs_no_step_and_its_successor_begins_anew() {
+    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
+    let mut job = Job::start(two, 1, Schedule::default());
+    job.coordinator.policy.rest_bytes_max = 0;
+    job.run_until("one replica", |job| job.running(one));
+    job.start_node(2);
+    let learner =
+        |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).map(Member::worker);
+    job.run_until("learning", |job| learner(job).is_some());
+    let (first, before) = (learner(&job).unwrap(), job.committed);
+
+    job.kill(first);
+    job.run_until("another world", |job| job.running(one) && learner(job).is_some_and(|worker| worker != first));
+    assert!(job.committed >= before);
+    job.run_until("the seat of the successor", |job| job.running(two));
+
+    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
+}
+
+#[test]
+fn a_learner_whose_device_stands_still_is_replaced_and_the_others_train_on() {
+    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
+    let mut job = Job::start(two, 1, Schedule::default());
+    job.coordinator.policy.rest_bytes_max = 0;
+    job.run_until("one replica", |job| job.running(one));
+    job.start_node(2);
+    let learner = |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).cloned();
+    let computes = |m: Member| m.report().progress.at == At::Computes;
+    job.run_until("a learner that computes", |job| learner(job).is_some_and(computes));
+
+    job.frozen = learner(&job).map(|member| member.worker());
+    // As long as a first step may take.
+    job.run_for(60_000);
+    job.run_until("the seat of its successor", |job| job.running(two));
+
+    assert!(job.frozen.is_some_and(|frozen| !job.members.contains_key(&frozen)));
+    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
 }

@@ -65,7 +65,7 @@ impl Coordinator {
         match (nodes.len(), found.all_since) {
             (0, None) => {}
             (0, Some(since)) => self.trouble_because(found.trouble(now, job, since)),
-            (1, _) if self.policy.evict_stragglers && found.culprits.len() < self.seats.len() => {
+            (1, _) if self.policy.evict_stragglers && found.culprits.len() < self.seats.len() + self.learners.len() => {
                 for (worker, since) in &found.culprits {
                     self.membership.evict(*worker);
                     let cause = Cause { culprit: Culprit::Worker(*worker), why: Why::Straggles };
@@ -106,9 +106,10 @@ impl Coordinator {
         let patience = Patience { first_step: self.timing.first_step, stuck: self.timing.stuck };
         let mut found = Standstill::default();
         let mut all_wait = true;
-        for worker in &self.seats {
+        for worker in self.seats.iter().chain(&self.learners) {
             let Status::Alive(member) = self.membership.status(*worker) else { continue };
             match member.progress.at {
+                _ if self.learners.contains(worker) => {}
                 At::Computes => drop(found.busy.insert(*worker, true)),
                 At::Waits(_) => drop(found.busy.insert(*worker, false)),
                 At::Rests | At::Stores => {}

@@ -118,17 +118,23 @@ impl Coordinator {
             Phase::Regrouping { .. } => self.record.formation.is_none(),
             _ => false,
         };
-        settled && self.drains(node) && self.seats.iter().all(|worker| worker.member.node != node)
+        settled && self.drains(node) && !self.takes_part(node)
     }
 
-    /// Ends a world that has seats on a node that the operator has drained.
+    /// Whether anybody of this node takes part in the latest world.
+    pub(super) fn takes_part(&self, node: NodeId) -> bool {
+        self.members().any(|worker| worker.member.node == node)
+    }
+
+    /// Ends a world that has members on a node that the operator has drained.
     pub(super) fn find_drained_seats(&mut self, now: Instant) {
         // Asked after each of thousands of reports.
         if self.record.drained.is_empty() || self.rests() {
             return;
         }
         let drained = |worker: &&Worker| self.record.drained.contains(&worker.member.node);
-        if let Some(node) = self.seats.iter().find(drained).map(|worker| worker.member.node) {
+        let node = self.members().find(drained).map(|worker| worker.member.node);
+        if let Some(node) = node {
             self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
         }
     }

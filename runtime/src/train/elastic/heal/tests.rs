@@ -106,7 +106,8 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
             healing.lacks(other, Wanting { compiled: &other_compiled, machine });
             healing.ask(links, &[3], other).unwrap();
         }
-        healing.answer(links, 3, shard).unwrap();
+        let asked = healing.answer(links, 3, shard).unwrap();
+        healing.gives(3, asked);
         let n = n_elements(&healing.gives[0].2);
         healing.carry_out(links).unwrap();
         n
@@ -126,7 +127,8 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
         let mut healing = Healing::default();
         healing.holds(other, Holding { compiled: &other_compiled, machine: &held }, trainer_state(7));
         healing.lacks(shard, Wanting { compiled: &compiled, machine: &mut room });
-        healing.answer(&mut links_3, 0, other).unwrap();
+        let asked = healing.answer(&mut links_3, 0, other).unwrap();
+        healing.gives(0, asked);
         healing.ask(&mut links_3, &[0, 1, 2], shard).unwrap();
         assert_eq!(healing.carry_out(&mut links_3).unwrap(), Some(trainer_state(7)));
         assert_filled(&room, &compiled);
@@ -149,7 +151,8 @@ fn what_nobody_has_is_told_and_others_get_what_they_were_promised() {
             let mut healing = Healing::default();
             let machine = filled(&compiled);
             healing.holds(shard, Holding { compiled: &compiled, machine: &machine }, trainer_state(7));
-            healing.answer(&mut links_0, 3, shard).unwrap();
+            let asked = healing.answer(&mut links_0, 3, shard).unwrap();
+            healing.gives(3, asked);
             healing.carry_out(&mut links_0)
         });
         // The other half of the same tensors.

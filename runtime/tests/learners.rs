@@ -1,0 +1,109 @@
+//! A newcomer catches up while the others train, on one machine and over several; whoever dies meanwhile, the weights are
+//! those of a run in which nothing happened.
+
+mod support;
+
+use serde_json::Value;
+use support::Project;
+use support::job::{JOB, Job, Places, signal, until};
+
+/// Replicas that do not wait for each other, and state that is always too much to be fetched at rest.
+const LEARNERS: [&str; 6] =
+    ["--dp_replicate_size", "2", "--elastic.replace_patience", "0", "--elastic.rest_bytes_max", "0"];
+
+/// The worlds of the job, as it has told of them.
+fn worlds(p: &Project) -> Vec<Value> {
+    let text = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap_or_default();
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let events = whole.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|event| event["event"] == "world").collect()
+}
+
+fn n_learners(world: &Value) -> usize {
+    world["learners"].as_array().map_or(0, Vec::len)
+}
+
+/// Waits for a world behind the first `n_before` in which so many learn and others train in `mesh`.
+fn until_world(p: &Project, n_before: usize, n: usize, dp_replicate: u64) -> usize {
+    let is_it = |world: &Value| n_learners(world) == n && world["mesh"]["dp_replicate"] == dp_replicate;
+    until("a world", || worlds(p).iter().skip(n_before).position(is_it).map(|at| n_before + at + 1))
+}
+
+fn straight(p: &Project, more: &[&str]) -> Vec<u8> {
+    p.train(&[&JOB[..], &LEARNERS, more, &["--output_dir", "straight"]].concat()).succeeds();
+    p.model_bytes("straight")
+}
+
+#[test]
+fn on_one_machine_a_successor_learns_and_one_that_dies_meanwhile_is_succeeded() {
+    let p = Project::new();
+    let one = ["--dp_shard_size", "1", "--max_steps", "2500"];
+    let expected = straight(&p, &one);
+    let places = Places { ranks_per_node: 2, ..Places::default() };
+    let job = Job::start_at(&p, 1, &[&LEARNERS[..], &one].concat(), places);
+    let whole = until_world(&p, 0, 0, 2);
+    job.until_step(10);
+
+    let first = job.ranks(0)[0];
+    signal(first, libc::SIGKILL);
+    let learning = until_world(&p, whole, 1, 1);
+    // Whether that is still so when it is killed is for the machine to say; so this is done more than once.
+    let mut n_known = learning;
+    for _ in 0..3 {
+        signal(*job.ranks(0).iter().max().unwrap(), libc::SIGKILL);
+        n_known = until_world(&p, n_known, 1, 1);
+    }
+    until_world(&p, n_known, 0, 2);
+
+    assert_eq!(job.finish(), expected);
+    assert_eq!(p.metrics("out").len(), 2500, "every step is told of once");
+}
+
+#[test]
+fn a_machine_that_comes_back_learns_from_those_that_train_over_the_network() {
+    let p = Project::new();
+    let two = ["--dp_shard_size", "2", "--max_steps", "700"];
+    let expected = straight(&p, &two);
+    let places = Places { ranks_per_node: 2, ..Places::default() };
+    let mut job = Job::start_at(&p, 2, &[&LEARNERS[..], &two].concat(), places);
+    let whole = until_world(&p, 0, 0, 2);
+    job.until_step(10);
+
+    job.nodes[1].kill().unwrap();
+    job.nodes[1].wait().unwrap();
+    let alone = until_world(&p, whole, 0, 1);
+    job.add_node(1);
+    let learning = until_world(&p, alone, 2, 1);
+    let together = until_world(&p, learning, 0, 2);
+    job.until_step(job.n_steps() + 5);
+    // One of two that share a replica dies: the other one, which has all it needs, keeps up.
+    signal(job.ranks(0)[0], libc::SIGKILL);
+    let learning = until_world(&p, together, 2, 1);
+    until_world(&p, learning, 0, 2);
+
+    assert_eq!(job.finish(), expected);
+    assert_eq!(p.metrics("out").len(), 700, "every step is told of once");
+}
+
+#[test]
+fn who_learns_an_adapter_has_the_weights_that_are_never_updated_from_the_base_model() {
+    let p = Project::new();
+    p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
+    let yaml = support::YAML.split_once("datasets:").unwrap().1;
+    let adapter =
+        "base_model: base/model\nadapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
+    p.write("job.yaml", &format!("{adapter}datasets:{yaml}"));
+    let long = ["--dp_shard_size", "1", "--max_steps", "1500"];
+    p.train(&[&JOB[..], &LEARNERS, &long, &["--output_dir", "straight"]].concat()).succeeds();
+    let places = Places { ranks_per_node: 2, ..Places::default() };
+    let mut job = Job::start_at(&p, 1, &[&LEARNERS[..], &long].concat(), places);
+    let whole = until_world(&p, 0, 0, 2);
+    job.until_step(10);
+
+    signal(job.ranks(0)[0], libc::SIGKILL);
+    let learning = until_world(&p, whole, 1, 1);
+    until_world(&p, learning, 0, 2);
+    until("the end", || job.coordinator.try_wait().unwrap());
+
+    assert_eq!(p.metrics("out"), p.metrics("straight"));
+}
