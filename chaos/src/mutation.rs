@@ -33,11 +33,13 @@ pub enum Mutation {
     LearntTooSoon,
     /// What a learner has is not updated before the rest has come.
     SkipALesson,
+    /// Nobody waits until learners have the gradients of a step.
+    LeaveLearnersBehind,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Mutation; 13] = [
+    pub const ALL: [Mutation; 14] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -51,5 +53,6 @@ impl Mutation {
         Mutation::ReadyOnTheWay,
         Mutation::LearntTooSoon,
         Mutation::SkipALesson,
+        Mutation::LeaveLearnersBehind,
     ];
 }

@@ -33,6 +33,8 @@ pub struct Config {
     pub n_atoms: u64,
     /// Steps during which a learner is sent the state.
     pub n_lessons: u32,
+    /// Longest time until what it is sent with a step has come.
+    pub lesson_us: u64,
     /// When faults end.
     pub safety_ms: u64,
     /// How soon after that the whole mesh must train again.
@@ -100,6 +102,7 @@ impl Config {
             spawn_ms: dice.pick(50..600),
             n_atoms: 15,
             n_lessons: of_learners.pick(1..30) as u32,
+            lesson_us: if of_learners.percent(20) { of_learners.pick(20_000..300_000) } else { 8_000 },
             safety_ms: 8_000,
             liveness_ms: 40_000,
             mutation: None,

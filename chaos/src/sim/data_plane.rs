@@ -94,7 +94,10 @@ impl Sim {
             return;
         }
         if !reduces {
-            return self.commit(&formation, generation, step);
+            return match self.have_followed(&formation, step) {
+                true => self.commit(&formation, generation, step),
+                false => self.wait_for_learners(generation, step),
+            };
         }
         match self.lessons(&formation, step) {
             Some(lessons) => self.reduce(&formation, generation, step, lessons),

@@ -56,6 +56,19 @@ impl Sim {
         Some((learner.worker, pieces))
     }
 
+    /// Whether all learners of a world have the gradients of a step: nobody votes before.
+    pub(super) fn have_followed(&mut self, formation: &Formation, step: Step) -> bool {
+        if self.is(Mutation::LeaveLearnersBehind) {
+            return true;
+        }
+        let generation = formation.generation;
+        let has = |sim: &mut Sim, worker| {
+            let open = sim.rank(worker).and_then(|rank| rank.open);
+            open.is_some_and(|(of, at, _)| (of, at) == (generation, step))
+        };
+        formation.learners.iter().all(|learner| has(self, learner.worker))
+    }
+
     /// Those who train wait for a learner as for each other, until another world follows.
     pub(super) fn wait_for_learners(&mut self, generation: Generation, step: Step) {
         if self.formation.as_ref().is_some_and(|latest| latest.generation <= generation) {
@@ -64,7 +77,7 @@ impl Sim {
     }
 
     pub(super) fn tell_learner(&mut self, worker: Worker, what: RankEvent) {
-        let at = self.now + self.dice.pick(100..8_000);
+        let at = self.now + self.dice.pick(100..self.config.lesson_us);
         let Some(rank) = self.rank(worker) else { return };
         rank.lessons.last = at.max(rank.lessons.last + 1);
         let at = rank.lessons.last;

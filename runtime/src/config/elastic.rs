@@ -30,7 +30,7 @@ section! {
         pub shadows: bool = true;
         /// A newcomer that lacks more bytes of state than this fetches them while the others train, if any can without it; what
         /// is less is fetched between two steps.
-        pub rest_bytes_max: usize = 256 << 20;
+        pub rest_bytes_max: usize = 32 << 20;
         /// A rank that holds up all others for too long is replaced; otherwise it is waited for.
         pub evict_stragglers: bool = true;
         /// Seconds that a rank may be without any progress before its first step in a world is done; later ones follow from

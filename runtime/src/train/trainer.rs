@@ -355,6 +355,7 @@ impl<'a> Trainer<'a> {
             step_s: start.elapsed().as_secs_f64(),
         };
         self.share_gradients(&outcome)?;
+        self.await_followers()?;
         Ok(Outcome { step_s: start.elapsed().as_secs_f64(), ..outcome })
     }
 

@@ -14,8 +14,8 @@
 //! - `E-3` A learner has no state in the eyes of others before all has come ([`super::member`]).
 //! - `E-4` What can be fetched in no time is fetched at rest: two changes of the world would cost more.
 //! - `E-5` That some learn leaves no node with the only copy of anything ([`super::shadow`]), unless nobody of it was lost and
-//!   somebody of another one was: a node that fails once more takes nothing with it. What learners have is no copy, since
-//!   nobody waits until they have the gradients: they may be a step behind when the world ends. Else all is fetched at rest.
+//!   somebody of another one was: a node that fails once more takes nothing with it. What learners have is not
+//!   counted: most have nothing yet. Else all is fetched at rest.
 //!
 //! Source: Ongaro 2014, Consensus: Bridging Theory and Practice, §4.2.1 (new servers catch up before they have a vote).
 

@@ -3,7 +3,9 @@
 //!
 //! Who learns has the programs and the memory of the seat that it is to have, and makes the second half of each step itself:
 //! what the first half would have left there comes from ranks that train the same shards. Each step has three parts at both
-//! ends: pages of state while the others compute, then the gradients, then the word that the step counts.
+//! ends: pages of state while the others compute; then the gradients, and the answer that all of them have come, before
+//! anybody votes; then the word that the step counts. Without the answer whoever learns over a slow network would be a step
+//! behind whenever the world makes room for it, and learn for ever.
 
 use super::{Outcome, Trainer};
 use crate::train::error::JobError;
@@ -69,6 +71,7 @@ impl Trainer<'_> {
             let next = self.judge(&outcome)?;
             self.open = Some((next, outcome));
             member.followed(next.step)?;
+            self.links.send_number(leader, next.step as f64)?;
             let counts = self.links.receive_number(leader)?;
             if counts != next.step as f64 {
                 let what = format!("member {leader} says that step {counts} counts, and this one is at {}", next.step);
@@ -111,6 +114,20 @@ impl Trainer<'_> {
         let known: [f64; N_KNOWN] = [loss_sum, grad_norm, predicted_tokens as f64, factor];
         let hyper = c.program.bound(Role::Hyper).next().map(|hyper| self.machine.read::<f64>(c, hyper));
         known.into_iter().chain(hyper.into_iter().flatten().copied()).collect()
+    }
+
+    /// Waits until those that this rank leads have the gradients of the step that is open, those of other ranks included.
+    pub(super) fn await_followers(&mut self) -> Result<(), JobError> {
+        let step = (self.state.step + 1) as f64;
+        for follower in self.teaching.followers.iter().filter(|follower| follower.leads) {
+            let has = self.links.receive_number(follower.member)?;
+            if has != step {
+                let what =
+                    format!("member {} has the gradients of step {has}, and this one is at {step}", follower.member);
+                return Err(JobError::Unusable(what));
+            }
+        }
+        Ok(())
     }
 
     /// Tells those that learn from this rank that its last step counts.

@@ -2,8 +2,8 @@
 //!
 //! Invariant:
 //! - `B-8` It holds nothing before all that its seat asks for has come, and from then on what the others have applied: for a
-//!   step whose gradients it has, it is as if it had voted, so that it can still go either way when the world ends. Its
-//!   vote counts for nobody, and nobody waits for it.
+//!   step whose gradients it has, it is as if it had voted, so that it can still go either way when the world ends. Those
+//!   who train vote when it has them: it can go where they go.
 
 use super::super::commit::Version;
 use super::super::identity::{Generation, Stale, Step, refuse_older};
