@@ -14,6 +14,7 @@ use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::{Formation, Learner};
 use phalanx_strategies::elastic::recovery::shared;
 use phalanx_strategies::mesh::Place;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl Device<'_> {
@@ -34,15 +35,26 @@ impl Device<'_> {
         self.fill_frozen(&mut seat)?;
         let mut healing = Healing::default();
         for (shard, room) in seat.rooms() {
-            if learner.transfers.iter().any(|transfer| transfer.shard == shard) {
+            if !learner.transfers.is_empty() || !in_place.contains(&shard) {
                 healing.lacks(shard, room);
             }
         }
+        self.lend(&mut healing);
         for group in shared(&learner.transfers) {
             let (members, _) = senders(formation, group);
             healing.ask(&mut links, &members, group[0].shard)?;
         }
-        let (runs, state) = healing.lessons()?;
+        let (runs, state) = if learner.transfers.is_empty() {
+            // It has all of it, though perhaps in the memory of another seat.
+            learner
+                .holds
+                .iter()
+                .filter(|shard| !in_place.contains(shard))
+                .for_each(|shard| healing.find(*shard, *shard));
+            (BTreeMap::new(), healing.carry_out(&mut links)?)
+        } else {
+            healing.lessons()?
+        };
         // SAFETY: as of [`lessons`]; and nobody reads or writes the state of one that learns while it does.
         let lessons = runs.into_iter().map(|(from, runs)| unsafe { links.lesson(from, false, runs) }).collect();
         seat.trainer.state = state.unwrap_or(seat.trainer.state);

@@ -363,7 +363,7 @@ impl<'a> Device<'a> {
     }
 
     /// What this member had before.
-    fn lend<'s>(&'s self, healing: &mut Healing<'s>) {
+    pub(super) fn lend<'s>(&'s self, healing: &mut Healing<'s>) {
         for seat in self.seats.iter().rev().filter(|seat| seat.trainer.is_whole()) {
             seat.holdings().for_each(|(shard, holding)| healing.holds(shard, holding, seat.trainer.state));
         }
