@@ -13,10 +13,18 @@ const LEARNERS: [&str; 6] =
 
 /// The worlds of the job, as it has told of them.
 fn worlds(p: &Project) -> Vec<Value> {
+    events(p, "world")
+}
+
+fn events(p: &Project, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let events = whole.map(|line| serde_json::from_str::<Value>(line).unwrap());
-    events.filter(|event| event["event"] == "world").collect()
+    events.filter(|event| event["event"] == kind).collect()
+}
+
+fn incidents(p: &Project) -> Vec<Value> {
+    events(p, "incident")
 }
 
 fn n_learners(world: &Value) -> usize {
@@ -83,6 +91,47 @@ fn a_machine_that_comes_back_learns_from_those_that_train_over_the_network() {
 
     assert_eq!(job.finish(), expected);
     assert_eq!(p.metrics("out").len(), 700, "every step is told of once");
+}
+
+/// The process of a rank.
+fn process(p: &Project, rank: u64) -> u32 {
+    let status = p.run(&["status", "out", "--json"]).succeeds().stdout;
+    let status: Value = serde_json::from_str(&status).unwrap();
+    let nodes = status["nodes"].as_array().unwrap().iter();
+    let members = nodes.flat_map(|node| node["workers"].as_array().unwrap());
+    let pid = members.filter(|member| member["rank"] == rank).find_map(|member| member["pid"].as_u64());
+    pid.unwrap() as u32
+}
+
+/// Three processes on one machine and two on the other: whoever trains the second shard on the other machine also has a
+/// copy of the first one while all who train that are on the first machine, and has none while one of them is not.
+#[test]
+fn who_gets_or_loses_a_copy_for_others_keeps_up_while_others_learn() {
+    let p = Project::new();
+    let long = ["--dp_shard_size", "2", "--max_steps", "1500"];
+    let expected = straight(&p, &long);
+    let places = Places { ranks_per_node: 3, ..Places::default() };
+    let two = ["--elastic.dp_shard_min", "2"];
+    let mut job = Job::start_at(&p, 1, &[&LEARNERS[..], &long, &two].concat(), places);
+    // The first machine trains alone, each of its processes with a copy of what the other one has: who comes later learns
+    // both of the same ones.
+    let alone = until_world(&p, 0, 0, 1);
+    job.until_step(5);
+    job.add_node_of(1, 2);
+    let mut n_known = until_world(&p, alone, 0, 2);
+    for _ in 0..3 {
+        job.until_step(job.n_steps() + 5);
+        let n_incidents = incidents(&p).len();
+        signal(process(&p, 2), libc::SIGKILL);
+        n_known = until_world(&p, n_known, 0, 2);
+        until("the end of an incident", || (incidents(&p).len() > n_incidents).then_some(()));
+    }
+    let worlds = worlds(&p);
+
+    assert_eq!(job.finish(), expected);
+    assert_eq!(p.metrics("out").len(), 1500, "every step is told of once");
+    assert!(worlds.iter().skip(1).all(|world| world["step"] != 0), "nobody begins again: {worlds:?}");
+    assert!(worlds.iter().filter(|world| n_learners(world) == 2).count() > 1, "two learn: {worlds:?}");
 }
 
 #[test]

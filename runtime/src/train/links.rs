@@ -30,7 +30,7 @@ pub(crate) const STAGING_BYTES: u64 = (1 << 20) + (FLOWS_MAX * UNDER_WAY * CHUNK
 /// The members with whom one member shares a group of two, by their position in the world.
 #[derive(Default)]
 pub(crate) struct Links {
-    peers: BTreeMap<u32, Box<dyn Collective>>,
+    pub(super) peers: BTreeMap<u32, Box<dyn Collective>>,
     pulse: Pulse,
 }
 

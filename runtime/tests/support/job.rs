@@ -74,10 +74,15 @@ impl<'a> Job<'a> {
 
     /// Starts the node that has its key in folder `i`.
     pub fn add_node(&mut self, i: usize) {
+        self.add_node_of(i, self.places.ranks_per_node);
+    }
+
+    /// The same with so many processes.
+    pub fn add_node_of(&mut self, i: usize, n_ranks: usize) {
         let log =
             std::fs::File::options().append(true).create(true).open(self.p.path(&format!("node{i}.log"))).unwrap();
         let place = self.places.nodes.get(i).map(String::as_str);
-        let ranks = self.places.ranks_per_node.to_string();
+        let ranks = n_ranks.to_string();
         let dir = format!("node{i}");
         let mut command = self.p.command_in(place, &["node", "--join", &self.join, "--dir", &dir, "--ranks", &ranks]);
         self.nodes.push(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());

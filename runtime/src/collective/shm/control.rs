@@ -3,7 +3,7 @@
 //! Holding it does not make its holder a rank: whoever started the ranks watches and aborts through it.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::layout::{Header, Layout, MAGIC, REASON_BYTES, RingHead, Slot, VERSION, WaitingWords};
 use super::memory::SharedMemory;
@@ -20,6 +20,18 @@ pub struct Control {
     memory: SharedMemory,
     layout: Layout,
     world: World,
+}
+
+/// That a rank writes memory of others.
+#[must_use = "what is not kept is over at once"]
+pub(super) struct Writing<'a> {
+    writes: &'a AtomicU32,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.writes.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Control {
@@ -147,6 +159,31 @@ impl Control {
         }
     }
 
+    /// Whether `rank` writes memory of others at this moment. In a world that is aborted nobody begins to.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NoSuchRank`].
+    pub fn writes(&self, rank: u32) -> Result<bool, CollectiveError> {
+        // After the abort, in the one order in which all see both: see `writing`.
+        Ok(self.slot(rank)?.writes.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Lets `rank` write memory of others until this is dropped. It may have begun in a world that ends meanwhile, and be
+    /// put off by its system for longer than the next world needs to begin: whoever gives that memory to the next world
+    /// looks here first.
+    ///
+    /// # Errors
+    /// When the world is aborted; [`CollectiveError::NoSuchRank`].
+    pub(super) fn writing(&self, rank: u32) -> Result<Writing<'_>, CollectiveError> {
+        let writes = &self.slot(rank)?.writes;
+        writes.fetch_add(1, Ordering::SeqCst);
+        let writing = Writing { writes };
+        match self.header().aborted.load(Ordering::SeqCst) {
+            0 => Ok(writing),
+            _ => Err(self.aborted().expect("that is never taken back")),
+        }
+    }
+
     pub(super) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -269,6 +306,21 @@ mod tests {
 
         let kept = format!("x{}", "é".repeat((REASON_BYTES - 1) / 2));
         assert_eq!(control.aborted(), Some(CollectiveError::aborted(kept)));
+    }
+
+    #[test]
+    fn who_writes_memory_of_others_shows_it_and_nobody_begins_to_in_a_world_that_is_aborted() {
+        let control = Control::create(&World::of_one_group(ID, 2).unwrap()).unwrap();
+        let shown = || [0, 1].map(|rank| control.writes(rank).unwrap());
+
+        let writing = control.writing(1).unwrap();
+        control.abort("it is over");
+        let refused = [0, 1].map(|rank| control.writing(rank).err());
+
+        assert_eq!(refused, [0, 1].map(|_| Some(CollectiveError::aborted("it is over"))));
+        assert_eq!(shown(), [false, true], "who has begun goes on");
+        drop(writing);
+        assert_eq!(shown(), [false, false]);
     }
 
     #[test]

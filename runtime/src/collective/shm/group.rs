@@ -17,6 +17,8 @@
 //!   by nobody. The same holds for places, which are read only by members that completion waits for.
 //! - C-3: tensors of a member are read and written by peers only between their seeing its post and their `done`, for
 //!   which completion waits; each element of a sum's result is written by one member, which alone reads it, in that time.
+//! - C-4: a member shows that it writes tensors of others while it does, and does not begin to once the world is aborted
+//!   (`Control::writing`): so the memory of a world that has ended can be used again when nobody shows it.
 #![allow(unsafe_code)] // Tensors that other ranks write are reached through raw pointers; C-1 to C-3 keep them apart.
 
 use std::sync::Arc;
@@ -241,6 +243,7 @@ impl GroupStream {
             sources[peer] = address(place.send)?;
             targets[peer] = address(place.recv)?;
         }
+        let _writing = self.plane.control.writing(self.plane.rank)?;
         // SAFETY: C-3: between the announcements and `done` this member alone touches these elements of all tensors.
         unsafe { reduce::sum(operand.dtype, &sources[..size], &targets[..size], own.len()) };
         Ok(())

@@ -17,7 +17,7 @@ use crate::collective::world::World;
 /// First word of control memory.
 pub(super) const MAGIC: u64 = 0x5048_4c58_434f_4c32;
 /// Changes with this file.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 /// Most ranks of one machine.
 pub const LOCAL_RANKS_MAX: u32 = 64;
 /// Longest text of an abort, in bytes.
@@ -55,6 +55,8 @@ pub(super) struct Slot {
     pub bell: Bell,
     /// 1 once somebody acts as this rank.
     pub taken: AtomicU32,
+    /// Operations in which it writes memory of others at this moment.
+    pub writes: AtomicU32,
     /// Operations started and finished, over all groups.
     pub entered: AtomicU64,
     pub finished: AtomicU64,

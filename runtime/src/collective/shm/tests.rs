@@ -108,6 +108,47 @@ fn processes_sum_where_tensors_lie() {
     }
 }
 
+// C-4
+#[test]
+fn when_a_world_is_aborted_and_nobody_shows_that_it_writes_memory_of_others_nobody_does() {
+    const N: usize = 2 << 20;
+    for _ in 0..20 {
+        let world = World::of_one_group(ID, 2).unwrap();
+        let shm = ShmWorld::create(&world, &[4 * N as u64; 2], STAGING_BYTES).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let joined = shm.join(rank).unwrap();
+                scope.spawn(move || {
+                    let mut group = joined.communicator(0).unwrap();
+                    let operation = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
+                    let operand = Operand::in_place(RawBuffer::new(joined.arena().base(), 4 * N), f32::TYPE, N);
+                    // SAFETY: the arena outlives the operations, and nobody reads what they leave in it.
+                    let start = |group: &mut dyn Collective| unsafe { group.start(&operation, &[operand]) };
+                    while start(&mut group).and_then(|ticket| group.finish(ticket)).is_ok() {}
+                });
+            }
+            let look = |writes| {
+                while shm.control().writes(0).unwrap() != writes {
+                    assert!(Instant::now() < deadline, "rank 0 never shows {writes}");
+                    std::hint::spin_loop();
+                }
+            };
+            look(true);
+            shm.control().abort("the next world begins");
+            look(false);
+            // Rank 0 sums the first half of the tensors, rank 1 the other one.
+            let memory = shm.arena_of(1).unwrap();
+            assert!(memory.len() >= STAGING_BYTES as usize + 4 * N);
+            // SAFETY: the bytes lie in the memory, and nobody writes them.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base().add(STAGING_BYTES as usize), 2 * N) };
+            bytes.fill(7);
+            std::thread::sleep(Duration::from_millis(2));
+            assert!(bytes.iter().all(|byte| *byte == 7), "rank 0 writes");
+        });
+    }
+}
+
 #[test]
 fn a_killed_rank_does_not_hang_the_others_once_the_world_is_aborted() {
     let shm = world_of(3);

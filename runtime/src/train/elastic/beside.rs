@@ -5,6 +5,7 @@
 use super::device::{Device, Seat, senders};
 use super::heal::{Healing, Places};
 use super::pairs::tutors;
+use crate::collective::RawBuffer;
 use crate::train::JobError;
 use crate::train::lesson::Lesson;
 use crate::train::links::Links;
@@ -13,11 +14,12 @@ use crate::train::trainer::learning::Learning;
 use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::{Formation, Learner};
 use phalanx_strategies::elastic::recovery::shared;
+use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::Place;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-impl Device<'_> {
+impl<'a> Device<'a> {
     /// Takes the memory of the seat that it is to have later, and agrees with those that train on what they send meanwhile.
     pub(super) fn sit_beside(
         &mut self,
@@ -30,56 +32,85 @@ impl Device<'_> {
         let place = Place { mesh: learner.mesh, rank: learner.rank };
         let team = Team::beside(place, memory).with_pulse(self.pulse.clone());
         let begin = Instant::now();
-        let (mut seat, in_place) = self.seat(formation, &learner.holds, team)?;
-        let seated = begin.elapsed();
-        self.fill_frozen(&mut seat)?;
-        let mut healing = Healing::default();
-        for (shard, room) in seat.rooms() {
-            if !learner.transfers.is_empty() || !in_place.contains(&shard) {
-                healing.lacks(shard, room);
+        let mut seat = self.seat(formation, &learner.holds, team)?;
+        let (seated, in_place) = (begin.elapsed(), seat.has.len());
+        let agreed = self.agree(formation, learner, &mut seat, &mut links);
+        tracing::debug!(worker = %self.worker, in_place, ?seated, agreed = ?begin.elapsed(), "sits beside");
+        let lessons = match agreed {
+            Ok(lessons) => lessons,
+            Err(error) => {
+                // What was there before may be needed by others until the world runs.
+                self.seats.extend((in_place > 0).then_some(seat));
+                return Err(error);
             }
-        }
-        self.lend(&mut healing);
-        for group in shared(&learner.transfers) {
-            let (members, _) = senders(formation, group);
-            healing.ask(&mut links, &members, group[0].shard)?;
-        }
-        let (runs, state) = if learner.transfers.is_empty() {
-            // It has all of it, though perhaps in the memory of another seat.
-            learner
-                .holds
-                .iter()
-                .filter(|shard| !in_place.contains(shard))
-                .for_each(|shard| healing.find(*shard, *shard));
-            (BTreeMap::new(), healing.carry_out(&mut links)?)
-        } else {
-            healing.lessons()?
         };
-        // SAFETY: as of [`lessons`]; and nobody reads or writes the state of one that learns while it does.
-        let lessons = runs.into_iter().map(|(from, runs)| unsafe { links.lesson(from, false, runs) }).collect();
-        seat.trainer.state = state.unwrap_or(seat.trainer.state);
         seat.trainer.learn_from(links, Learning { lessons, tutors: tutors(formation, learner) });
-        tracing::debug!(worker = %self.worker, in_place = in_place.len(), ?seated, agreed = ?begin.elapsed(), "sits beside");
         self.seats.push(seat);
         self.cell.seated(formation.generation);
         Ok(())
     }
 
+    /// What comes to a seat while others train. What can be had at once is there then.
+    fn agree(
+        &self,
+        formation: &Formation,
+        learner: &Learner,
+        seat: &mut Seat<'a>,
+        links: &mut Links,
+    ) -> Result<Vec<Lesson>, JobError> {
+        self.fill_frozen(seat)?;
+        let (has, comes) = (seat.has.clone(), !learner.transfers.is_empty());
+        let mut healing = Healing::default();
+        for (shard, room) in seat.rooms() {
+            if comes || !has.contains(&shard) {
+                healing.lacks(shard, room);
+            }
+        }
+        self.lend(&mut healing);
+        if !comes {
+            // It has all of it, though perhaps in the memory of another seat.
+            let is_elsewhere = |shard: &&Shard| !has.contains(shard);
+            learner.holds.iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
+            let found = healing.carry_out(links)?;
+            seat.trainer.state = found.unwrap_or(seat.trainer.state);
+            seat.is_complete();
+            return Ok(Vec::new());
+        }
+        for group in shared(&learner.transfers) {
+            let (members, _) = senders(formation, group);
+            healing.ask(links, &members, group[0].shard)?;
+        }
+        let (runs, state) = healing.lessons()?;
+        // SAFETY: as of [`lessons`]; and nobody reads or writes the state of one that learns while it does.
+        let lessons = runs.into_iter().map(|(from, runs)| unsafe { links.lesson(from, false, runs) }).collect();
+        seat.trainer.state = state.unwrap_or(seat.trainer.state);
+        Ok(lessons)
+    }
+
     /// Catches up until the world ends.
     pub(super) fn learn(&mut self, generation: Generation) -> Result<(), JobError> {
         self.seats.retain(|seat| seat.generation == generation);
-        self.seats.last_mut().map_or(Ok(()), |seat| seat.trainer.learn())
+        let Some(seat) = self.seats.last_mut() else { return Ok(()) };
+        if !seat.trainer.is_whole() {
+            seat.has.clear();
+        }
+        let learnt = seat.trainer.learn();
+        if seat.trainer.is_whole() {
+            seat.is_complete();
+        }
+        learnt
     }
 }
 
-/// What a rank sends to those who learn from it, as they have agreed on.
+/// What a rank sends to those who learn from it, as they have agreed on: to each of them one thing after the other.
 pub(super) fn lessons(seat: &Seat<'_>, links: &mut Links, asked: Vec<(u32, Places)>) -> Vec<Lesson> {
-    let lesson = |(to, places): (u32, Places)| {
+    let mut runs: BTreeMap<u32, Vec<RawBuffer>> = BTreeMap::new();
+    for (to, places) in asked {
         let held = seat.holdings().find(|(shard, _)| *shard == places.held);
         let (_, holding) = held.expect("one is asked for what one holds in this world");
-        // SAFETY: the seat keeps its memory while it has a place in this world, and has lessons no longer. A step does not
-        // touch what updates change before its update, and nobody teaches then.
-        unsafe { links.lesson(to, true, places.runs(&holding)) }
-    };
-    asked.into_iter().map(lesson).collect()
+        runs.entry(to).or_default().extend(places.runs(&holding));
+    }
+    // SAFETY: the seat keeps its memory while it has a place in this world, and has lessons no longer. A step does not
+    // touch what updates change before its update, and nobody teaches then.
+    runs.into_iter().map(|(to, runs)| unsafe { links.lesson(to, true, runs) }).collect()
 }

@@ -43,7 +43,7 @@ use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::sampler::Sampler;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -83,6 +83,8 @@ pub(super) struct Device<'a> {
 /// A place in a world, with the state of its shards.
 pub(super) struct Seat<'a> {
     memory: SeatMemory,
+    /// The shards whose state is in its memory, all of the same version.
+    pub(super) has: BTreeSet<Shard>,
     pub(super) generation: Generation,
     /// How many of the checkpoints that were asked for are complete.
     n_saves: u64,
@@ -94,12 +96,19 @@ pub(super) struct Seat<'a> {
 }
 
 impl Seat<'_> {
-    /// Where it has the state of its shards.
+    /// Where it has the state that it has.
     pub(super) fn holdings(&self) -> impl Iterator<Item = (Shard, Holding<'_>)> {
         let (compiled, machine) = self.trainer.memory();
         let own = self.memory.shards.first().map(|shard| (*shard, Holding { compiled, machine }));
         let shadows = self.trainer.shadows().iter();
-        own.into_iter().chain(shadows.map(|s| (s.shard, Holding { compiled: &s.compiled, machine: &s.machine })))
+        let all =
+            own.into_iter().chain(shadows.map(|s| (s.shard, Holding { compiled: &s.compiled, machine: &s.machine })));
+        all.filter(|(shard, _)| self.has.contains(shard))
+    }
+
+    /// All that belongs to it is in its memory.
+    pub(super) fn is_complete(&mut self) {
+        self.has = self.memory.shards.iter().copied().collect();
     }
 
     /// The same, where it may be filled.
@@ -203,20 +212,24 @@ impl<'a> Device<'a> {
         let team = team.expect("a rank has a team").with_pulse(pulse);
         let shards = &formation.holds[rank];
         let begin = Instant::now();
-        let (mut seat, in_place) = self.seat(formation, shards, team)?;
+        let mut seat = self.seat(formation, shards, team)?;
         seat.from_disk = formation.base.lineage == formation.generation;
-        let seated = begin.elapsed();
-        let healed = self.heal(formation, rank, &mut seat, &mut links, &in_place);
-        tracing::debug!(worker = %self.worker, in_place = in_place.len(), ?seated, healed = ?begin.elapsed(), "took a seat");
-        let is_there = !in_place.is_empty();
+        // What comes anew is not there before all of it has come.
+        for transfer in &formation.transfers[rank] {
+            seat.has.remove(&transfer.shard);
+        }
+        let (seated, in_place) = (begin.elapsed(), seat.has.len());
+        let healed = self.heal(formation, rank, &mut seat, &mut links);
+        tracing::debug!(worker = %self.worker, in_place, ?seated, healed = ?begin.elapsed(), "took a seat");
         let asked = match healed {
             Ok(asked) => asked,
             Err(error) => {
                 // What was there before may be needed by others until the world runs.
-                self.seats.extend(is_there.then_some(seat));
+                self.seats.extend((in_place > 0).then_some(seat));
                 return Err(error);
             }
         };
+        seat.is_complete();
         let lessons = lessons(&seat, &mut links, asked);
         let teaching = Teaching { lessons, followers: followers(formation, rank) };
         seat.trainer.link(links, heirs(formation, rank), teaching);
@@ -225,35 +238,24 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    /// A seat with these shards, and those of them whose state is in its memory.
-    pub(super) fn seat(
-        &mut self,
-        formation: &Formation,
-        shards: &[Shard],
-        team: Team,
-    ) -> Result<(Seat<'a>, Vec<Shard>), JobError> {
+    /// A seat with these shards.
+    pub(super) fn seat(&mut self, formation: &Formation, shards: &[Shard], team: Team) -> Result<Seat<'a>, JobError> {
         let Place { mesh, rank } = team.place;
         let is_same = |seat: &Seat<'_>| seat.memory.is_of(mesh, rank, shards) && seat.trainer.is_in(team.memory());
-        let (mut seat, in_place) = match self.seats.iter().position(is_same) {
+        let mut seat = match self.seats.iter().position(is_same) {
             Some(at) => {
                 let mut seat = self.seats.remove(at);
-                let in_place = if seat.trainer.is_whole() { shards.to_vec() } else { Vec::new() };
                 seat.trainer.rejoin(team);
-                (seat, in_place)
+                seat
             }
             None => self.new_seat(formation, shards, team)?,
         };
         (seat.generation, seat.n_saves) = (formation.generation, formation.n_saves);
-        Ok((seat, in_place))
+        Ok(seat)
     }
 
-    /// A seat that it did not have, and the shards whose state is in its memory: it may be that of a seat that it had.
-    fn new_seat(
-        &mut self,
-        formation: &Formation,
-        shards: &[Shard],
-        team: Team,
-    ) -> Result<(Seat<'a>, Vec<Shard>), JobError> {
+    /// A seat that it did not have. Its memory may be that of a seat that it had, with what is in it.
+    fn new_seat(&mut self, formation: &Formation, shards: &[Shard], team: Team) -> Result<Seat<'a>, JobError> {
         let Place { mesh, rank } = team.place;
         let programs = Arc::new(Programs::compile(self.model, Place { mesh, rank }, self.evaluates)?);
         let memory = SeatMemory::new(mesh, rank, shards, Arc::new(Lasting::of(&programs)));
@@ -267,13 +269,10 @@ impl<'a> Device<'a> {
         if let Some(last) = self.seats.last() {
             trainer.tell_of(&last.trainer);
         }
-        let (mut in_place, mut is_filled) = (Vec::new(), false);
+        let (mut has, mut is_filled) = (BTreeSet::new(), false);
         match (before.map(|at| self.seats.remove(at)), self.warm.take()) {
             (Some(before), _) => {
-                is_filled = before.is_filled;
-                if before.trainer.is_whole() {
-                    in_place = before.memory.shards;
-                }
+                (has, is_filled) = (before.has, before.is_filled);
                 trainer.follow(before.trainer, dir)?;
             }
             (None, Some(warm)) => {
@@ -283,7 +282,7 @@ impl<'a> Device<'a> {
             (None, None) => {}
         }
         let (generation, n_saves) = (formation.generation, formation.n_saves);
-        Ok((Seat { memory, generation, n_saves, is_filled, from_disk: false, trainer }, in_place))
+        Ok(Seat { memory, has, generation, n_saves, is_filled, from_disk: false, trainer })
     }
 
     /// Shadows of these shards, behind the memory of the rank's own programs.
@@ -306,7 +305,6 @@ impl<'a> Device<'a> {
         rank: usize,
         seat: &mut Seat<'a>,
         links: &mut Links,
-        in_place: &[Shard],
     ) -> Result<Vec<(u32, Places)>, JobError> {
         self.fill_frozen(seat)?;
         let own = &formation.transfers[rank];
@@ -315,13 +313,13 @@ impl<'a> Device<'a> {
             return self.restore(seat, checkpoint).map(|()| Vec::new());
         }
         let me = formation.member_of(self.worker).expect("who has a seat is a member");
-        let state = seat.trainer.state;
+        let (state, has) = (seat.trainer.state, seat.has.clone());
         let mut healing = Healing::default();
         for (shard, room) in seat.rooms() {
-            if !in_place.contains(&shard) || own.iter().any(|transfer| transfer.shard == shard) {
-                healing.lacks(shard, room);
-            } else {
+            if has.contains(&shard) {
                 healing.holds(shard, Holding { compiled: room.compiled, machine: room.machine }, state);
+            } else {
+                healing.lacks(shard, room);
             }
         }
         self.lend(&mut healing);
@@ -337,7 +335,7 @@ impl<'a> Device<'a> {
                 if members == [me] { healing.find(held[0], shard) } else { healing.ask(links, &members, shard)? }
             }
         }
-        let is_elsewhere = |shard: &&Shard| !in_place.contains(shard) && own.iter().all(|t| t.shard != **shard);
+        let is_elsewhere = |shard: &&Shard| !has.contains(shard) && own.iter().all(|t| t.shard != **shard);
         formation.holds[rank].iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
         let mut lessons = Vec::new();
         for (to, learner) in (formation.seats.len() as u32..).zip(&formation.learners) {
@@ -364,7 +362,7 @@ impl<'a> Device<'a> {
 
     /// What this member had before.
     pub(super) fn lend<'s>(&'s self, healing: &mut Healing<'s>) {
-        for seat in self.seats.iter().rev().filter(|seat| seat.trainer.is_whole()) {
+        for seat in self.seats.iter().rev() {
             seat.holdings().for_each(|(shard, holding)| healing.holds(shard, holding, seat.trainer.state));
         }
     }

@@ -52,12 +52,16 @@ struct Answer {
 #[derive(Default)]
 pub(super) struct Healing<'a> {
     holds: BTreeMap<Shard, (Holding<'a>, TrainerState)>,
-    lacks: BTreeMap<Shard, (Wanting<'a>, Lacking)>,
+    lacks: Lacks<'a>,
     /// Where the run is to which the state belongs that was found.
     state: Option<TrainerState>,
     gives: Vec<(u32, Shard, Vec<Place>)>,
-    takes: Vec<(From, Shard, Vec<Place>)>,
+    takes: Vec<Take>,
 }
+
+type Lacks<'a> = BTreeMap<Shard, (Wanting<'a>, Lacking)>;
+/// What comes of a shard, from where, to which places.
+type Take = (From, Shard, Vec<Place>);
 
 /// Where a member has what another one has asked it for.
 pub(super) struct Places {
@@ -146,25 +150,16 @@ impl<'a> Healing<'a> {
     /// When something is lacking still, after others have got what they were promised.
     pub(super) fn carry_out(self, links: &mut Links) -> Result<Option<TrainerState>, JobError> {
         let Healing { holds, mut lacks, state, gives, takes } = self;
-        let lacking = lacks.iter().map(|(shard, (_, lacking))| (*shard, lacking.n_elements())).find(|(_, n)| *n > 0);
+        let lacking = still_lacking(&lacks);
         let mut flows: BTreeMap<u32, Flow<'_>> = BTreeMap::new();
         for (to, held, places) in &gives {
             flows.entry(*to).or_default().sends.extend(runs(&holds[held].0, places));
         }
-        let mut rooms_of: BTreeMap<Shard, std::vec::IntoIter<&mut [f32]>> = BTreeMap::new();
-        for (shard, (wanting, _)) in &mut lacks {
-            let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
-            let places: Vec<&Place> = of_shard.flat_map(|(.., places)| places).collect();
-            rooms_of.insert(*shard, rooms(wanting, &places).ok_or_else(|| overlap(*shard))?.into_iter());
-        }
         let mut copies = Vec::new();
-        for (from, shard, places) in &takes {
-            let rooms = rooms_of.get_mut(shard).expect("who takes something lacks it").by_ref().take(places.len());
+        for (from, rooms) in rooms_of(&mut lacks, &takes)? {
             match from {
                 From::Member(from) => flows.entry(*from).or_default().receives.extend(rooms),
-                From::Itself(held, here) => {
-                    copies.push((runs(&holds[held].0, here).collect(), rooms.collect::<Vec<_>>()))
-                }
+                From::Itself(held, here) => copies.push((runs(&holds[held].0, here).collect(), rooms)),
             }
         }
         // Last, since nobody waits for it.
@@ -179,17 +174,13 @@ impl<'a> Healing<'a> {
     /// When something would be lacking still.
     pub(super) fn lessons(self) -> Result<(RunsOf, Option<TrainerState>), JobError> {
         let Healing { mut lacks, state, takes, .. } = self;
+        if let Some((shard, n)) = still_lacking(&lacks) {
+            return Err(in_no_memory(shard, n));
+        }
         let mut runs = RunsOf::new();
-        for (shard, (wanting, lacking)) in &mut lacks {
-            if lacking.n_elements() > 0 {
-                return Err(in_no_memory(*shard, lacking.n_elements()));
-            }
-            let of_shard = || takes.iter().filter(|(_, of, _)| of == shard);
-            let places: Vec<&Place> = of_shard().flat_map(|(.., places)| places).collect();
-            let mut rooms = rooms(wanting, &places).ok_or_else(|| overlap(*shard))?.into_iter();
-            for (from, _, places) in of_shard() {
-                let From::Member(from) = from else { continue };
-                runs.entry(*from).or_default().extend(rooms.by_ref().take(places.len()).map(RawBuffer::of_mut));
+        for (from, rooms) in rooms_of(&mut lacks, &takes)? {
+            if let From::Member(from) = from {
+                runs.entry(*from).or_default().extend(rooms.into_iter().map(RawBuffer::of_mut));
             }
         }
         Ok((runs, state))
@@ -201,6 +192,28 @@ impl Places {
     pub(super) fn runs(&self, holding: &Holding<'_>) -> Vec<RawBuffer> {
         runs(holding, &self.places).map(RawBuffer::of).collect()
     }
+}
+
+/// Of which shard so many elements are in no memory that was asked.
+fn still_lacking(lacks: &Lacks<'_>) -> Option<(Shard, usize)> {
+    lacks.iter().map(|(shard, (_, lacking))| (*shard, lacking.n_elements())).find(|(_, n)| *n > 0)
+}
+
+/// The memory for what comes, in the order in which it was agreed on: that in which its sender sends it.
+fn rooms_of<'r>(
+    lacks: &'r mut Lacks<'_>,
+    takes: &'r [Take],
+) -> Result<impl Iterator<Item = (&'r From, Vec<&'r mut [f32]>)>, JobError> {
+    let mut of_shards: BTreeMap<Shard, std::vec::IntoIter<&mut [f32]>> = BTreeMap::new();
+    for (shard, (wanting, _)) in lacks {
+        let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
+        let places: Vec<&Place> = of_shard.flat_map(|(.., places)| places).collect();
+        of_shards.insert(*shard, rooms(wanting, &places).ok_or_else(|| overlap(*shard))?.into_iter());
+    }
+    Ok(takes.iter().map(move |(from, shard, places)| {
+        let of_shard = of_shards.get_mut(shard).expect("who takes something lacks it");
+        (from, of_shard.by_ref().take(places.len()).collect())
+    }))
 }
 
 fn in_no_memory(shard: Shard, n: usize) -> JobError {

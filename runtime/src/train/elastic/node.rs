@@ -28,7 +28,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What happened to a rank process.
 #[derive(Debug)]
@@ -98,6 +98,9 @@ struct Needs {
 fn with_spare(bytes: u64) -> u64 {
     bytes.saturating_mul(4)
 }
+
+/// How long the memory of a world that is over is worth waiting for, rather than taking other memory.
+const WRITES_MAX: Duration = Duration::from_millis(20);
 
 /// The world of a process that is in none yet.
 pub(super) fn alone(job: JobId, worker: Worker) -> Result<World, CollectiveError> {
@@ -275,6 +278,7 @@ impl Node {
         if here.is_empty() {
             return Ok(());
         }
+        let nobody_writes = self.end_world(&here);
         let mut wanted = Vec::new();
         for worker in &here {
             let Some((seat, bytes)) = self.seat_of(formation, *worker)? else {
@@ -283,7 +287,8 @@ impl Node {
             };
             let is_enough = |arena: &SharedMemory| arena.len() as u64 >= STAGING_BYTES + bytes;
             let may_become_it = |before: &SeatMemory| before.may_become(&seat);
-            let kept = self.arenas.get(worker).filter(|(before, _)| before.as_ref().is_none_or(may_become_it));
+            let may_stay = |before: &SeatMemory| nobody_writes && may_become_it(before);
+            let kept = self.arenas.get(worker).filter(|(before, _)| before.as_ref().is_none_or(may_stay));
             let has = self.arenas.get(worker).map(|(_, arena)| arena.len() as u64);
             tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, may_stay = kept.is_some(), "memory of a seat");
             wanted.push(match kept.filter(|(_, arena)| is_enough(arena)) {
@@ -308,6 +313,26 @@ impl Node {
         }
         self.world = Some((formation.generation, world, here));
         Ok(())
+    }
+
+    /// Whether no process here that is not one of `here` writes memory of the last world. It may have been put off in the
+    /// middle of a sum; who is a member of the next world has left the last one when that begins (`member`, `B-7`).
+    fn end_world(&self, here: &[Worker]) -> bool {
+        let Some((generation, world, members)) = &self.world else { return true };
+        world.control().abort(&format!("{generation} is over"));
+        let is_there = |worker: &Worker| self.workers.get(&worker.member.slot) == Some(worker);
+        let others = (0..).zip(members).filter(|(_, worker)| !here.contains(worker) && is_there(worker));
+        let until = Instant::now() + WRITES_MAX;
+        let mut writing: Vec<(u32, &Worker)> = others.collect();
+        loop {
+            writing.retain(|(rank, _)| world.control().writes(*rank) != Ok(false));
+            let Some((_, worker)) = writing.first() else { return true };
+            if Instant::now() >= until {
+                tracing::info!(%worker, %generation, "still writes memory of a world that is over; it is not used again");
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The seat that a member has or learns for, and the bytes that it shares with its peers there: of its own programs and

@@ -1,3 +1,4 @@
+#![allow(unsafe_code)] // Lessons are lent memory.
 use super::*;
 use crate::collective::Collective;
 use crate::collective::shm::world::ShmWorld;
@@ -90,6 +91,46 @@ fn links() -> [Links; 4] {
 
 fn n_elements(places: &[Place]) -> usize {
     places.iter().map(|(_, run)| run.len()).sum()
+}
+
+/// Member 0 holds two shards that 3 lacks, which asks for the later one first.
+#[test]
+fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for() {
+    let shards @ [first, second] = [0, 1].map(|rank| Shard::of(&MESH, rank));
+    assert!(first < second);
+    let compiled = [0, 1].map(|rank| compiled(MESH, rank));
+    let [mut links_0, _, _, mut links_3] = links();
+
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let held = [0, 1].map(|i| filled(&compiled[i]));
+            let holdings = [0, 1].map(|i| Holding { compiled: &compiled[i], machine: &held[i] });
+            let mut healing = Healing::default();
+            shards.iter().zip(holdings).for_each(|(shard, held)| healing.holds(*shard, held, trainer_state(7)));
+            let asked = [1, 0].map(|i| healing.answer(&mut links_0, 3, shards[i]).unwrap().runs(&holdings[i]));
+            // SAFETY: what is held outlives the lesson, and nobody writes it.
+            let mut lessons = [unsafe { links_0.lesson(3, true, asked.concat()) }];
+            while !lessons[0].is_over() {
+                links_0.teach(&mut lessons, || ()).1.unwrap();
+            }
+        });
+
+        let mut rooms = [0, 1].map(|i| CpuMachine::new(&[&compiled[i]]).unwrap());
+        let mut healing = Healing::default();
+        for (i, machine) in rooms.iter_mut().enumerate() {
+            healing.lacks(shards[i], Wanting { compiled: &compiled[i], machine });
+        }
+        [1, 0].into_iter().for_each(|i| healing.ask(&mut links_3, &[0], shards[i]).unwrap());
+        let (runs, state) = healing.lessons().unwrap();
+        assert_eq!((runs.len(), state), (1, Some(trainer_state(7))));
+        // SAFETY: the rooms outlive the lesson, and are looked at when it is over.
+        let lesson = |(from, runs)| unsafe { links_3.lesson(from, false, runs) };
+        let mut lessons: Vec<_> = runs.into_iter().map(lesson).collect();
+        while !lessons[0].is_over() {
+            links_3.learn(&mut lessons).unwrap();
+        }
+        rooms.iter().zip(&compiled).for_each(|(room, compiled)| assert_filled(room, compiled));
+    });
 }
 
 /// Members 0, 1 and 2 hold what 3 lacks; 3 holds what 0 lacks.
