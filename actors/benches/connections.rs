@@ -78,7 +78,12 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
         match events.blocking_recv().context("the listener has ended")? {
             Inbound::Report(_) => n_reports += 1,
             Inbound::Heartbeats(reports) => n_reports += reports.len() as u64,
-            Inbound::Disconnected { .. } => n_lost += 1,
+            Inbound::Disconnected { node, why, .. } => {
+                if n_lost == 0 {
+                    println!("lost {node}: {why}");
+                }
+                n_lost += 1;
+            }
             _ => {}
         }
     }
@@ -134,7 +139,8 @@ fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<(
 
 /// What the node of a large machine says while all is well.
 fn report(node: NodeId, boot: Incarnation) -> Report {
-    let shard = |part| Shard { stage: 1, tensor: 1, part, cut: Cut { n_stages: 2, n_tensors: 2, n_parts: 4_000 } };
+    let cut = Cut { n_stages: 2, n_tensors: 2, n_parts: 4_000 };
+    let shard = |part| Shard { stage: 1, tensor: 1, part: part % cut.n_parts, cut };
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
         pid: Some(70_000 + slot),

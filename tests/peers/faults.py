@@ -35,8 +35,9 @@ def add(parser):
 class Cluster:
     """A coordinator and its nodes. Killed when left."""
 
-    def __init__(self, job, phalanx, overrides):
+    def __init__(self, job, phalanx, overrides, n_nodes=2, n_each=1):
         self.job, self.phalanx, self.overrides = job, phalanx, overrides
+        self.n_nodes, self.n_each = n_nodes, n_each
         self.nodes, self.address = [], "127.0.0.1:0"
 
     def __enter__(self):
@@ -45,7 +46,7 @@ class Cluster:
         until("a join string", said)
         self.join = said()[1]
         self.address = self.join.rpartition("@")[2]
-        for i in range(2):
+        for i in range(self.n_nodes):
             self.add(i)
         return self
 
@@ -63,7 +64,7 @@ class Cluster:
         self.coordinator = self.spawn("coordinator.log", *words)
 
     def add(self, i):
-        node = self.spawn(f"node{i}.log", "node", "--join", self.join, "--dir", f"node{i}")
+        node = self.spawn(f"node{i}.log", "node", "--join", self.join, "--dir", f"node{i}", "--ranks", str(self.n_each))
         self.nodes[i:i + 1] = [node]
 
     def rank(self, i):
@@ -71,8 +72,8 @@ class Cluster:
         return ranks(self.nodes[i].pid)[0]
 
 
-def until(what, is_so):
-    deadline = time.monotonic() + PATIENCE_S
+def until(what, is_so, patience_s=PATIENCE_S):
+    deadline = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < deadline, f"{what} does not come"
         time.sleep(0.002)
@@ -130,7 +131,7 @@ def main():
                     before = n_steps()
                     until("a step", lambda: n_steps() >= before + 30)
                 times[COORDINATOR].append(without_coordinator(cluster, n_steps))
-            until("the end", lambda: cluster.coordinator.poll() is not None)
+            until("the end", lambda: cluster.coordinator.poll() is not None, 10 * PATIENCE_S)
         for what, values in times.items():
             print(f"{what}: median {statistics.median(values):.2f} s, max {max(values):.2f} s")
         job.run(*steps, "--output_dir", "straight")

@@ -48,6 +48,15 @@ pub(super) struct Change {
 }
 
 impl Coordinator {
+    /// There is news of members.
+    pub(super) fn look_after_news(&mut self, now: Instant) {
+        // Nobody more is needed, so nobody is waited for.
+        let is_enough = self.n_candidates() >= self.policy.wanted.size();
+        if let Phase::Running { look, .. } = &mut self.phase {
+            *look = Some(if is_enough { Look::at(now) } else { Look::after(*look, now, &self.timing) });
+        }
+    }
+
     /// Lets a world come to rest if members can form the one that is wanted, or a larger one.
     pub(super) fn consider_growth(&mut self) {
         let Some(formation) = &self.record.formation else { return };
@@ -55,7 +64,7 @@ impl Coordinator {
             return;
         }
         let (mesh, wanted) = (formation.mesh, self.policy.wanted);
-        let n_members = self.candidates().len();
+        let n_members = self.n_candidates();
         let larger = self.policy.largest(n_members, Some(mesh)).is_some_and(|other| other.size() > mesh.size());
         let resizes = self.record.wanted.is_some() && mesh != wanted && wanted.size() <= n_members;
         let why = match (resizes, larger) {

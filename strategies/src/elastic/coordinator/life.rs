@@ -45,7 +45,9 @@ impl Coordinator {
     }
 
     pub(super) fn take_news(&mut self, now: Instant) {
+        let mut is_news = false;
         while let Some(change) = self.membership.poll_change() {
+            is_news = true;
             match change {
                 Change::Lost { worker, cause, healthy } => {
                     if let Phase::Stopping { waiting, .. } = &mut self.phase {
@@ -60,12 +62,12 @@ impl Coordinator {
                 }
                 _ => {}
             }
-            let soon = now + self.timing.life / 20;
-            match &mut self.phase {
-                Phase::Regrouping { retry, .. } => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
-                Phase::Running { look, .. } => *look = Some(Look::after(*look, now, &self.timing)),
-                _ => {}
-            }
+        }
+        let soon = now + self.timing.life / 20;
+        match &mut self.phase {
+            Phase::Regrouping { retry, .. } if is_news => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
+            Phase::Running { .. } if is_news => self.look_after_news(now),
+            _ => {}
         }
     }
 

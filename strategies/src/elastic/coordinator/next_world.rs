@@ -132,8 +132,16 @@ impl Coordinator {
 
     /// Members that have been told of the latest generation and may take a seat.
     pub(super) fn candidates(&self) -> BTreeSet<Worker> {
+        self.stay().collect()
+    }
+
+    pub(super) fn n_candidates(&self) -> usize {
+        self.stay().count()
+    }
+
+    fn stay(&self) -> impl Iterator<Item = Worker> {
         let stays = |worker: &Worker| !self.drains(worker.member.node) && !self.left_out.contains(&worker.member.node);
-        self.here().map(|member| member.worker).filter(stays).collect()
+        self.here().map(|member| member.worker).filter(stays)
     }
 
     /// Members that have been told of the latest generation, those of draining nodes too.
@@ -149,7 +157,7 @@ impl Coordinator {
 
     fn too_few(&self) -> Blocked {
         let last = self.record.formation.as_ref().map(|formation| formation.mesh);
-        Blocked::TooFew { have: self.candidates().len(), need: self.policy.smallest(last) }
+        Blocked::TooFew { have: self.n_candidates(), need: self.policy.smallest(last) }
     }
 }
 

@@ -1,6 +1,8 @@
 //! What only the composition does: a coordinator, supervisors and members, connected without delay or loss. What delays,
 //! losses and deaths do is for the simulator of `phalanx-chaos`.
 
+mod growth;
+
 use super::*;
 use crate::elastic::commit::Version;
 use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
@@ -707,84 +709,4 @@ fn of_two_nodes_that_lost_each_other_one_is_left_out_until_they_are_tried_again(
     assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(lost), why: Why::Unreachable });
     assert!(incident.detail.as_ref().is_some_and(|detail| detail.ends_with("timed out")), "{incident}");
     assert!(!seats.contains(&lost) && incident.step >= committed);
-}
-
-// K-10
-#[test]
-fn a_world_grows_between_two_steps() {
-    let mut job = Job::start(shards(3), 2, Schedule::default());
-    job.run_until("training", |job| job.step() >= Step(5));
-
-    job.start_node(2);
-    job.run_until("growth", |job| job.running(shards(3)));
-
-    let incident = last_incident(&job);
-    assert_eq!(incident.cause, Cause { culprit: Culprit::Job, why: Why::Grows });
-    assert_eq!(
-        job.rested,
-        BTreeSet::from([incident.step]),
-        "all rest behind the step from which the next world goes on"
-    );
-}
-
-// E-1, E-3
-#[test]
-fn a_newcomer_that_lacks_much_learns_while_the_others_train_and_has_its_seat_when_it_has_learnt() {
-    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
-    let mut job = Job::start(two, 1, Schedule::default());
-    job.coordinator.policy.rest_bytes_max = 0;
-    job.run_until("one replica", |job| job.running(one));
-    job.start_node(2);
-    let newcomer = |job: &Job| job.members.values().find(|m| m.worker().member.node == NodeId(2)).map(Member::report);
-    job.run_until("learning", |job| newcomer(job).is_some_and(|word| word.phase == MemberPhase::Learning));
-
-    let began = job.committed;
-    assert!(job.running(one) && newcomer(&job).unwrap().holds.is_empty());
-    job.run_until("its seat", |job| job.running(two));
-
-    assert!(job.committed >= Step(began.0 + 4), "the others trained meanwhile");
-    let formation = job.coordinator.record().formation.clone().unwrap();
-    assert_eq!(formation.transfers, [vec![], vec![]], "nobody waits for state");
-    assert_eq!((formation.learners.len(), formation.base.lineage), (0, Generation(1)));
-}
-
-// E-3, B-8
-#[test]
-fn who_dies_while_it_learns_costs_no_step_and_its_successor_begins_anew() {
-    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
-    let mut job = Job::start(two, 1, Schedule::default());
-    job.coordinator.policy.rest_bytes_max = 0;
-    job.run_until("one replica", |job| job.running(one));
-    job.start_node(2);
-    let learner =
-        |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).map(Member::worker);
-    job.run_until("learning", |job| learner(job).is_some());
-    let (first, before) = (learner(&job).unwrap(), job.committed);
-
-    job.kill(first);
-    job.run_until("another world", |job| job.running(one) && learner(job).is_some_and(|worker| worker != first));
-    assert!(job.committed >= before);
-    job.run_until("the seat of the successor", |job| job.running(two));
-
-    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
-}
-
-#[test]
-fn a_learner_whose_device_stands_still_is_replaced_and_the_others_train_on() {
-    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
-    let mut job = Job::start(two, 1, Schedule::default());
-    job.coordinator.policy.rest_bytes_max = 0;
-    job.run_until("one replica", |job| job.running(one));
-    job.start_node(2);
-    let learner = |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).cloned();
-    let computes = |m: Member| m.report().progress.at == At::Computes;
-    job.run_until("a learner that computes", |job| learner(job).is_some_and(computes));
-
-    job.frozen = learner(&job).map(|member| member.worker());
-    // As long as a first step may take.
-    job.run_for(60_000);
-    job.run_until("the seat of its successor", |job| job.running(two));
-
-    assert!(job.frozen.is_some_and(|frozen| !job.members.contains_key(&frozen)));
-    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
 }

@@ -84,7 +84,7 @@ impl Coordinator {
     /// Relieves who is slow of its seat, if there is another one to take it (`A-2` of [`super::super::laggard`]).
     fn note_slow(&mut self, now: Instant, busy: BTreeMap<Worker, bool>) {
         let n_seats = self.seats.len();
-        let has_spare = self.candidates().len() > n_seats;
+        let has_spare = self.n_candidates() > n_seats;
         let (Phase::Running { watch, .. }, Some(formation)) = (&mut self.phase, &self.record.formation) else { return };
         // When somebody reads or writes files, or rests between two steps, the others wait for other reasons.
         if n_seats < 2 || busy.len() < n_seats {
