@@ -26,7 +26,7 @@ MORE = """\
 reproducible: true
 warmup_steps: 1
 """
-N_MICROBATCHES = 8
+N_MICROBATCHES = 12
 
 
 def add(parser):
@@ -50,7 +50,7 @@ def main():
 
 def storm(args, overrides, seed, peace):
     rng = random.Random(seed)
-    tp, dp_shard, dp_replicate = rng.choice([1, 1, 1, 2]), rng.choice([1, 2, 2, 3]), rng.choice([1, 2, 2, 3])
+    tp, dp_shard, dp_replicate = rng.choice([1, 1, 1, 2]), rng.choice([1, 2, 2, 3]), rng.choice([1, 2, 2])
     if tp * dp_shard * dp_replicate == 1:
         # Nobody could have what a single one loses, so that it would begin again until it is given up.
         dp_replicate = 2

@@ -339,8 +339,9 @@ impl<'a> Device<'a> {
         formation.holds[rank].iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
         let mut lessons = Vec::new();
         for (to, learner) in (formation.seats.len() as u32..).zip(&formation.learners) {
-            let asked = self.answer(&healing, links, to, &learner.transfers)?;
-            lessons.extend(asked.into_iter().map(|places| (to, places)));
+            for held in self.sends(&learner.transfers) {
+                lessons.push((to, healing.promise(links, to, held)?));
+            }
         }
         let came = healing.carry_out(links)?;
         seat.trainer.state = came.unwrap_or(state);
@@ -355,9 +356,13 @@ impl<'a> Device<'a> {
         to: u32,
         transfers: &[Transfer],
     ) -> Result<Vec<Places>, JobError> {
+        self.sends(transfers).map(|held| healing.answer(links, to, held)).collect()
+    }
+
+    /// What this member is to send, as it has it.
+    fn sends(&self, transfers: &[Transfer]) -> impl Iterator<Item = Shard> {
         let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
-        let own = senders.filter(|(worker, _)| *worker == self.worker);
-        own.map(|(_, held)| healing.answer(links, to, held)).collect()
+        senders.filter(|(worker, _)| *worker == self.worker).map(|(_, held)| held)
     }
 
     /// What this member had before.

@@ -93,12 +93,27 @@ impl<'a> Healing<'a> {
 
     /// Answers what a member asks for of `held`. Returns where that lies.
     pub(super) fn answer(&self, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
-        let (holding, state) = self.holds.get(&held).expect("one is asked for what one reported to hold");
+        let (holding, _) = self.held(held);
+        self.answer_as_in(holding.compiled, links, to, held)
+    }
+
+    /// The same where it passes when all of this has been carried out: it lies in the seat then, wherever it lies now.
+    pub(super) fn promise(&self, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
+        let room = self.lacks.get(&held).map(|(wanting, _)| wanting.compiled);
+        self.answer_as_in(room.unwrap_or(self.held(held).0.compiled), links, to, held)
+    }
+
+    fn held(&self, shard: Shard) -> &(Holding<'a>, TrainerState) {
+        self.holds.get(&shard).expect("one is asked for what one reported to hold")
+    }
+
+    fn answer_as_in(&self, compiled: &Compiled, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
+        let (_, state) = self.held(held);
         let Ask { wanted, share } = links.receive_value(to)?;
         if !share.is_sound() {
             return Err(JobError::Unusable(format!("member {to} asked for {share:?}, which cannot be")));
         }
-        let tensors = updated_state(holding.compiled);
+        let tensors = updated_state(compiled);
         let found = share_of(found(&tensors, &wanted), share);
         let places = found.iter().flat_map(|(tensor, piece)| places(tensor, piece)).collect();
         let pieces = found.into_iter().map(|(_, piece)| piece).collect();

@@ -1,4 +1,5 @@
 #![allow(unsafe_code)] // Lessons are lent memory.
+
 use super::*;
 use crate::collective::Collective;
 use crate::collective::shm::world::ShmWorld;
@@ -130,6 +131,48 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
             links_3.learn(&mut lessons).unwrap();
         }
         rooms.iter().zip(&compiled).for_each(|(room, compiled)| assert_filled(room, compiled));
+    });
+}
+
+/// Member 0 has a shard in the memory of an old seat, takes it along to a new one, and teaches 3 from there.
+#[test]
+fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before() {
+    let meshes = [Mesh { dp_replicate: 2, tp: 2, ..MESH }, Mesh { tp: 2, ..MESH }];
+    let [before, now] = meshes.map(|mesh| compiled(mesh, 1));
+    let [shard, same] = meshes.map(|mesh| Shard::of(&mesh, 1));
+    let values = |compiled| updated_state(compiled).iter().map(|tensor| tensor.value).collect::<Vec<_>>();
+    assert!(shard == same && values(&before) != values(&now), "it lies elsewhere");
+    let [mut links_0, _, _, mut links_3] = links();
+
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (held, mut room) = (filled(&before), CpuMachine::new(&[&now]).unwrap());
+            let mut healing = Healing::default();
+            healing.lacks(shard, Wanting { compiled: &now, machine: &mut room });
+            healing.holds(shard, Holding { compiled: &before, machine: &held }, trainer_state(7));
+            healing.find(shard, shard);
+            let promised = healing.promise(&mut links_0, 3, shard).unwrap();
+            healing.carry_out(&mut links_0).unwrap();
+            let runs = promised.runs(&Holding { compiled: &now, machine: &room });
+            // SAFETY: the room outlives the lesson, and nobody writes it.
+            let mut lessons = [unsafe { links_0.lesson(3, true, runs) }];
+            while !lessons[0].is_over() {
+                links_0.teach(&mut lessons, || ()).1.unwrap();
+            }
+        });
+
+        let mut room = CpuMachine::new(&[&now]).unwrap();
+        let mut healing = Healing::default();
+        healing.lacks(shard, Wanting { compiled: &now, machine: &mut room });
+        healing.ask(&mut links_3, &[0], shard).unwrap();
+        let (runs, _) = healing.lessons().unwrap();
+        // SAFETY: the room outlives the lesson, and is looked at when it is over.
+        let lesson = |(from, runs)| unsafe { links_3.lesson(from, false, runs) };
+        let mut lessons: Vec<_> = runs.into_iter().map(lesson).collect();
+        while !lessons[0].is_over() {
+            links_3.learn(&mut lessons).unwrap();
+        }
+        assert_filled(&room, &now);
     });
 }
 
