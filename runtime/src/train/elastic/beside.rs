@@ -73,7 +73,7 @@ impl<'a> Device<'a> {
             learner.holds.iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
             let found = healing.carry_out(links)?;
             seat.trainer.state = found.unwrap_or(seat.trainer.state);
-            seat.is_complete();
+            seat.completed();
             return Ok(Vec::new());
         }
         for group in shared(&learner.transfers) {
@@ -96,7 +96,7 @@ impl<'a> Device<'a> {
         }
         let learnt = seat.trainer.learn();
         if seat.trainer.is_whole() {
-            seat.is_complete();
+            seat.completed();
         }
         learnt
     }

@@ -107,7 +107,7 @@ impl Seat<'_> {
     }
 
     /// All that belongs to it is in its memory.
-    pub(super) fn is_complete(&mut self) {
+    pub(super) fn completed(&mut self) {
         self.has = self.memory.shards.iter().copied().collect();
     }
 
@@ -229,7 +229,7 @@ impl<'a> Device<'a> {
                 return Err(error);
             }
         };
-        seat.is_complete();
+        seat.completed();
         let lessons = lessons(&seat, &mut links, asked);
         let teaching = Teaching { lessons, followers: followers(formation, rank) };
         seat.trainer.link(links, heirs(formation, rank), teaching);

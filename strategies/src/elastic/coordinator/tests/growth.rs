@@ -42,20 +42,28 @@ fn a_world_grows_between_two_steps() {
     );
 }
 
+const ONE: Mesh = Mesh::ONE;
+const TWO: Mesh = Mesh { dp_replicate: 2, ..Mesh::ONE };
+
+/// One replica trains, and a second one comes, which lacks too much to be waited for.
+fn a_replica_and_a_newcomer() -> Job {
+    let mut job = Job::start(TWO, 1, Schedule::default());
+    job.coordinator.policy.rest_bytes_max = 0;
+    job.run_until("one replica", |job| job.running(ONE));
+    job.start_node(2);
+    job
+}
+
 // E-1, E-3
 #[test]
 fn a_newcomer_that_lacks_much_learns_while_the_others_train_and_has_its_seat_when_it_has_learnt() {
-    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
-    let mut job = Job::start(two, 1, Schedule::default());
-    job.coordinator.policy.rest_bytes_max = 0;
-    job.run_until("one replica", |job| job.running(one));
-    job.start_node(2);
+    let mut job = a_replica_and_a_newcomer();
     let newcomer = |job: &Job| job.members.values().find(|m| m.worker().member.node == NodeId(2)).map(Member::report);
     job.run_until("learning", |job| newcomer(job).is_some_and(|word| word.phase == MemberPhase::Learning));
 
     let began = job.committed;
-    assert!(job.running(one) && newcomer(&job).unwrap().holds.is_empty());
-    job.run_until("its seat", |job| job.running(two));
+    assert!(job.running(ONE) && newcomer(&job).unwrap().holds.is_empty());
+    job.run_until("its seat", |job| job.running(TWO));
 
     assert!(job.committed >= Step(began.0 + 4), "the others trained meanwhile");
     let formation = job.coordinator.record().formation.clone().unwrap();
@@ -66,31 +74,23 @@ fn a_newcomer_that_lacks_much_learns_while_the_others_train_and_has_its_seat_whe
 // E-3, B-8
 #[test]
 fn who_dies_while_it_learns_costs_no_step_and_its_successor_begins_anew() {
-    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
-    let mut job = Job::start(two, 1, Schedule::default());
-    job.coordinator.policy.rest_bytes_max = 0;
-    job.run_until("one replica", |job| job.running(one));
-    job.start_node(2);
+    let mut job = a_replica_and_a_newcomer();
     let learner =
         |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).map(Member::worker);
     job.run_until("learning", |job| learner(job).is_some());
     let (first, before) = (learner(&job).unwrap(), job.committed);
 
     job.kill(first);
-    job.run_until("another world", |job| job.running(one) && learner(job).is_some_and(|worker| worker != first));
+    job.run_until("another world", |job| job.running(ONE) && learner(job).is_some_and(|worker| worker != first));
     assert!(job.committed >= before);
-    job.run_until("the seat of the successor", |job| job.running(two));
+    job.run_until("the seat of the successor", |job| job.running(TWO));
 
     assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
 }
 
 #[test]
 fn a_learner_whose_device_stands_still_is_replaced_and_the_others_train_on() {
-    let (one, two) = (Mesh::ONE, Mesh { dp_replicate: 2, ..Mesh::ONE });
-    let mut job = Job::start(two, 1, Schedule::default());
-    job.coordinator.policy.rest_bytes_max = 0;
-    job.run_until("one replica", |job| job.running(one));
-    job.start_node(2);
+    let mut job = a_replica_and_a_newcomer();
     let learner = |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).cloned();
     let computes = |m: Member| m.report().progress.at == At::Computes;
     job.run_until("a learner that computes", |job| learner(job).is_some_and(computes));
@@ -98,7 +98,7 @@ fn a_learner_whose_device_stands_still_is_replaced_and_the_others_train_on() {
     job.frozen = learner(&job).map(|member| member.worker());
     // As long as a first step may take.
     job.run_for(60_000);
-    job.run_until("the seat of its successor", |job| job.running(two));
+    job.run_until("the seat of its successor", |job| job.running(TWO));
 
     assert!(job.frozen.is_some_and(|frozen| !job.members.contains_key(&frozen)));
     assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
