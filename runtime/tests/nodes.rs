@@ -3,9 +3,8 @@
 
 mod support;
 
-use std::time::Duration;
 use support::Project;
-use support::job::{JOB, Job, Places, signal, signal_if_there, until};
+use support::job::{JOB, Job, Places, signal, until};
 
 #[test]
 fn nodes_and_coordinator_may_die_and_ranks_may_hang_without_a_trace_in_the_weights() {
@@ -54,40 +53,6 @@ fn a_standby_at_another_address_takes_over_from_a_coordinator_that_dies() {
 fn free_addresses() -> [String; 2] {
     let sockets = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
     sockets.map(|socket| socket.local_addr().unwrap().to_string())
-}
-
-#[test]
-fn a_process_that_computes_while_all_others_wait_is_named_and_relieved_by_a_spare() {
-    let p = Project::new();
-    let job_of = ["--max_steps", "4000", "--elastic.detection_time", "0.5"];
-    p.train(&[&JOB[..], &job_of, &["--output_dir", "straight"]].concat()).succeeds();
-    let job = Job::start_at(&p, 1, &job_of, Places { ranks_per_node: 3, ..Places::default() });
-    job.until_step(10);
-    let seats = || {
-        let status: serde_json::Value =
-            serde_json::from_str(&p.run(&["status", "out", "--json"]).succeeds().stdout).unwrap();
-        let workers = status["nodes"][0]["workers"].as_array().unwrap().clone();
-        let pid = |rank: u64| workers.iter().find(|worker| worker["rank"] == rank)?["pid"].as_u64();
-        [pid(0), pid(1)].map(|pid| pid.map(|pid| pid as u32))
-    };
-    let slow = until("two seats", || seats()[1]);
-
-    // It has the processor for a fifth of the time.
-    let incident = until("relief", || {
-        for _ in 0..10 {
-            for (what, ms) in [(libc::SIGSTOP, 40), (libc::SIGCONT, 10)] {
-                // Who is relieved is ended.
-                let _ = signal_if_there(slow, what);
-                std::thread::sleep(Duration::from_millis(ms));
-            }
-        }
-        let text = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
-        let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        events.into_iter().find(|event| event["event"] == "incident" && event["why"] == "Straggles")
-    });
-
-    assert!(incident["detail"].as_str().is_some_and(|detail| detail.contains("no other in more than")), "{incident}");
-    assert_eq!(job.finish(), p.model_bytes("straight"));
 }
 
 #[test]

@@ -176,13 +176,9 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-pub fn signal(pid: u32, signal: i32) {
-    assert!(signal_if_there(pid, signal), "process {pid} is there");
-}
-
-/// Returns whether the process is there.
 #[allow(unsafe_code)] // the standard library sends no signals
-pub fn signal_if_there(pid: u32, signal: i32) -> bool {
+pub fn signal(pid: u32, signal: i32) {
     // SAFETY: sends a signal; no memory is involved.
-    unsafe { libc::kill(pid as i32, signal) == 0 }
+    let sent = unsafe { libc::kill(pid as i32, signal) };
+    assert_eq!(sent, 0, "process {pid} is there");
 }
