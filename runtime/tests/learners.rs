@@ -108,7 +108,7 @@ fn process(p: &Project, rank: u64) -> u32 {
 #[test]
 fn who_gets_or_loses_a_copy_for_others_keeps_up_while_others_learn() {
     let p = Project::new();
-    let long = ["--dp_shard_size", "2", "--max_steps", "1500"];
+    let long = ["--dp_shard_size", "2", "--max_steps", "4000"];
     let expected = straight(&p, &long);
     let places = Places { ranks_per_node: 3, ..Places::default() };
     let two = ["--elastic.dp_shard_min", "2"];
@@ -129,7 +129,7 @@ fn who_gets_or_loses_a_copy_for_others_keeps_up_while_others_learn() {
     let worlds = worlds(&p);
 
     assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 1500, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 4000, "every step is told of once");
     assert!(worlds.iter().skip(1).all(|world| world["step"] != 0), "nobody begins again: {worlds:?}");
     assert!(worlds.iter().filter(|world| n_learners(world) == 2).count() > 1, "two learn: {worlds:?}");
 }
