@@ -107,6 +107,35 @@ fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
 }
 
 #[test]
+fn ranks_that_go_to_a_smaller_world_and_back_to_other_seats_keep_no_trace_of_what_was_in_their_memory() {
+    let p = Project::new();
+    // Three cut nothing here into equal parts.
+    let three = ["--dp_shard_size", "3", "--elastic.replace_patience", "0", "--max_steps", "6000"];
+    p.train(&[&JOB[..], &three, &["--output_dir", "straight"]].concat()).succeeds();
+    let job = Job::start_at(&p, 1, &three, Places { ranks_per_node: 3, ..Places::default() });
+    let n_worlds = |n_ranks: u64| {
+        let text = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let events = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        events.filter(|event| event["event"] == "world" && event["mesh"]["dp_shard"] == n_ranks).count()
+    };
+    until("a whole world", || (n_worlds(3) > 0).then_some(()));
+    job.until_step(10);
+
+    for n in 1..=4 {
+        let before = n_worlds(3);
+        // The first is the one that was there longest, so that the others move up.
+        let ranks = job.ranks(0);
+        signal(*if n % 2 == 1 { ranks.iter().min() } else { ranks.iter().max() }.unwrap(), libc::SIGKILL);
+        until("a smaller world", || (n_worlds(2) >= n).then_some(()));
+        until("a whole world again", || (n_worlds(3) > before).then_some(()));
+    }
+
+    assert_eq!(job.finish(), p.model_bytes("straight"));
+    assert_eq!(p.metrics("out").len(), 6000, "every step is told of once");
+}
+
+#[test]
 fn who_has_no_token_of_the_job_is_refused() {
     let p = Project::new();
     let job = Job::start(&p, 0);

@@ -201,6 +201,7 @@ fn elastic(
         job: local::job_id(),
         worker: Worker::default(),
         seat: (mesh, 0),
+        seat_bytes: 0,
         n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / mesh.size()).max(1)),
         yaml: config.to_yaml(),
         listen: None,

@@ -514,7 +514,12 @@ impl<'a> Trainer<'a> {
 
     /// Whether its state lies in this memory.
     pub(crate) fn is_in(&self, memory: Option<&Arena>) -> bool {
-        memory.zip(self.team.memory()).is_some_and(|(a, b)| a.is_same(b))
+        memory.zip(self.arena()).is_some_and(|(a, b)| a.is_same(b))
+    }
+
+    /// The memory that it shares with its peers, if it does.
+    pub(crate) const fn arena(&self) -> Option<&Arena> {
+        self.team.memory()
     }
 
     /// Takes the same place in the next world.

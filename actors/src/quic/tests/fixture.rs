@@ -15,8 +15,8 @@ use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -63,6 +63,7 @@ impl Coordinator {
     pub(super) fn with(change: impl FnOnce(&mut ListenerConfig)) -> Coordinator {
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let mut config = ListenerConfig::new(dir.path(), JOB);
+        config.listen = (own_address(), 0).into();
         change(&mut config);
         Coordinator::start(config, dir)
     }
@@ -118,6 +119,14 @@ impl Coordinator {
     pub(super) fn drain(&mut self) -> Vec<Inbound> {
         std::iter::from_fn(|| self.events.try_recv().ok()).collect()
     }
+}
+
+/// A loopback address of its own for each coordinator: a node of another test that looks for its own coordinator, which is
+/// gone, finds nobody at its port.
+fn own_address() -> Ipv4Addr {
+    static N: AtomicU16 = AtomicU16::new(1);
+    let [a, b] = N.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    Ipv4Addr::new(127, 1, a, b)
 }
 
 /// A machine that may become a node.

@@ -105,6 +105,39 @@ impl SharedMemory {
         };
     }
 
+    /// Writes zeros from `start` on, wherever memory was taken from the machine; the rest is zero. Nobody else uses it
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`CollectiveError::System`] if the system does not say where that is.
+    pub fn clear(&self, start: usize) -> Result<(), CollectiveError> {
+        let mut at = start;
+        while let Some(data) = self.seek(at, libc::SEEK_DATA)? {
+            let hole = self.seek(data, libc::SEEK_HOLE)?.unwrap_or(self.len).min(self.len);
+            if hole <= data {
+                break;
+            }
+            // SAFETY: the range lies in our mapping, and by contract nobody else uses it.
+            unsafe { self.base.add(data).write_bytes(0, hole - data) };
+            at = hole;
+        }
+        Ok(())
+    }
+
+    /// The first offset from `at` on where memory was, or was not, taken from the machine; none if there is none.
+    fn seek(&self, at: usize, whence: libc::c_int) -> Result<Option<usize>, CollectiveError> {
+        if at >= self.len {
+            return Ok(None);
+        }
+        // SAFETY: a query on a descriptor that lives. It moves a position that nobody reads or writes at.
+        let found = unsafe { libc::lseek(self.fd.as_raw_fd(), at as libc::off_t, whence) };
+        if found >= 0 {
+            return Ok(Some(found as usize));
+        }
+        let error = std::io::Error::last_os_error();
+        if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(CollectiveError::io("lseek", &error)) }
+    }
+
     /// Whether the two are mappings of the same memory.
     pub fn is_same(&self, other: &SharedMemory) -> bool {
         matches!((inode(self.fd()), inode(other.fd())), (Ok(own), Ok(theirs)) if own == theirs)
@@ -228,6 +261,26 @@ mod tests {
         for (at, bytes) in [(4089, 8), (4096, 8), (u64::MAX, 8), (8, usize::MAX), (4, 8)] {
             assert!(matches!(memory.checked(at, bytes, 8), Err(CollectiveError::Invalid { .. })), "{at} {bytes}");
         }
+    }
+
+    #[test]
+    fn what_was_written_is_zero_again_behind_where_it_is_cleared_and_nothing_else_is_taken_from_the_machine() {
+        let memory = SharedMemory::create(64 * 4096).unwrap();
+        let taken = || {
+            let stat = File::from(memory.fd().try_clone_to_owned().unwrap()).metadata().unwrap();
+            stat.blocks() * 512
+        };
+        let written = [5, 3 * 4096, 40 * 4096 + 17, 64 * 4096 - 1];
+        // SAFETY: all of these lie in the mapping, and nobody else uses it.
+        written.iter().for_each(|at| unsafe { memory.base().add(*at).write(7) });
+        let before = taken();
+
+        memory.clear(4096).unwrap();
+
+        // SAFETY: as above.
+        let read = written.map(|at| unsafe { memory.base().add(at).read() });
+        assert_eq!(read, [7, 0, 0, 0]);
+        assert_eq!(taken(), before);
     }
 
     #[test]

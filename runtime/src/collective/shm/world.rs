@@ -184,7 +184,7 @@ impl ShmRank {
 }
 
 /// Memory of one rank that all ranks of the machine map. Tensors in it take part in collectives without a copy; whoever
-/// uses it divides it up. It is zero at first and stays mapped as long as this lives.
+/// uses it divides it up. New memory is zero. It stays mapped as long as this lives.
 #[derive(Clone, Debug)]
 pub struct Arena {
     memory: Arc<SharedMemory>,
@@ -197,6 +197,19 @@ impl Arena {
     pub fn base(&self) -> *mut u8 {
         // SAFETY: the staging area, which comes first, lies in the memory.
         unsafe { self.memory.base().add(self.start.min(self.memory.len())) }
+    }
+
+    /// Makes it zeros again, if it ever was anything else.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::clear`].
+    pub fn clear(&self) -> Result<(), CollectiveError> {
+        self.memory.clear(self.start)
+    }
+
+    /// All of the memory in which it lies.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
     }
 
     /// Whether the two are the same memory, perhaps mapped twice.

@@ -89,7 +89,7 @@ impl<'a> Device<'a> {
 
     /// Catches up until the world ends.
     pub(super) fn learn(&mut self, generation: Generation) -> Result<(), JobError> {
-        self.seats.retain(|seat| seat.generation == generation);
+        self.give_up_before(generation);
         let Some(seat) = self.seats.last_mut() else { return Ok(()) };
         if !seat.trainer.is_whole() {
             seat.has.clear();

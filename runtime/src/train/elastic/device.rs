@@ -4,6 +4,7 @@
 use super::beside::lessons;
 use super::cell::{Cell, Task};
 use super::heal::{Healing, Holding, Places, Wanting};
+use super::lent::{Spare, kept};
 use super::mesh_groups::communicators;
 use super::pairs::{followers, heirs, pairs};
 use super::seat_memory::{Lasting, SeatMemory};
@@ -74,6 +75,8 @@ pub(super) struct Device<'a> {
     pub(super) plans: BTreeMap<Mesh, TeamPlan>,
     /// The memory of all members of the last world on this machine.
     pub(super) memories: Vec<Arc<SharedMemory>>,
+    /// Mapped still, since it may be that of the next seat.
+    pub(super) spare: Option<Spare>,
     /// Memory for the first seat.
     pub(super) warm: Option<Warm>,
     /// The latest is the one that trains, or trained last.
@@ -270,16 +273,22 @@ impl<'a> Device<'a> {
             trainer.tell_of(&last.trainer);
         }
         let (mut has, mut is_filled) = (BTreeSet::new(), false);
-        match (before.map(|at| self.seats.remove(at)), self.warm.take()) {
+        let before = before.map(|at| self.seats.remove(at));
+        let warm = self.warm.take().filter(|warm| before.is_none() && warm.is_for(&memory, &arena));
+        match (before, warm) {
             (Some(before), _) => {
                 (has, is_filled) = (before.has, before.is_filled);
                 trainer.follow(before.trainer, dir)?;
             }
             (None, Some(warm)) => {
-                is_filled = warm.is_filled_for(&memory, &arena);
+                is_filled = warm.is_filled;
                 trainer.take_over(warm.machine, dir)?;
             }
-            (None, None) => {}
+            (None, None) => {
+                // It may be that of a seat in an earlier world (`L-1`).
+                self.seats.retain(|seat| !seat.trainer.is_in(Some(&arena)));
+                arena.clear()?;
+            }
         }
         let (generation, n_saves) = (formation.generation, formation.n_saves);
         Ok(Seat { memory, has, generation, n_saves, is_filled, from_disk: false, trainer })
@@ -435,7 +444,7 @@ impl<'a> Device<'a> {
     }
 
     fn train(&mut self, generation: Generation) -> Result<(), JobError> {
-        self.seats.retain(|seat| seat.generation == generation);
+        self.give_up_before(generation);
         let mut saving = self.saving().of_generation(generation.0);
         let Some(mut seat) = self.seats.pop() else { return Ok(()) };
         let trained = self.train_in(&mut seat, &mut saving);
@@ -445,6 +454,17 @@ impl<'a> Device<'a> {
         }
         self.cell.finished(generation);
         Ok(())
+    }
+
+    /// The world of this generation runs, so nobody needs what its members had before (`B-2`).
+    pub(super) fn give_up_before(&mut self, generation: Generation) {
+        let is_of_it = |seat: &mut Seat<'a>| seat.generation == generation;
+        let now: Vec<Seat<'a>> = self.seats.extract_if(.., is_of_it).collect();
+        let before = std::mem::replace(&mut self.seats, now);
+        let Some(now) = self.seats.last() else { return };
+        let memory = |seat: &Seat<'a>| seat.trainer.arena().expect("a seat has memory").memory().clone();
+        let spares = before.iter().map(|seat| (seat.memory.mesh.size(), memory(seat)));
+        self.spare = kept(spares.chain(self.spare.take()), now.memory.mesh.size(), &memory(now));
     }
 
     /// Trains to the end; the leader reports.
@@ -518,8 +538,10 @@ impl<'a> Device<'a> {
     /// before this rank came to them lies before it.
     fn receive(&mut self, placement: &Placement) -> Result<ShmWorld, CollectiveError> {
         let expected = placement.machine_world(self.worker.member.node.0)?;
+        let spare = self.spare.iter().map(|(_, memory)| memory);
+        let known: Vec<Arc<SharedMemory>> = self.memories.iter().chain(spare).cloned().collect();
         loop {
-            match receive_world(&self.passage, &expected, None, &self.memories) {
+            match receive_world(&self.passage, &expected, None, &known) {
                 Err(CollectiveError::Stale { expected, found }) if found.generation < expected.generation => {}
                 received => {
                     let world = received?;

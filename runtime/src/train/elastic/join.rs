@@ -96,6 +96,7 @@ pub(crate) fn join(
         job,
         worker: Worker::default(),
         seat: (config.parallel.mesh()?, 0),
+        seat_bytes: 0,
         n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / n_slots as usize).max(1)),
         yaml: welcome.yaml,
         listen: Some(listen),

@@ -5,7 +5,7 @@
 //!   share, and `mesh_groups` what the actor has of the device's communicators.
 //! - `device`: joins worlds, heals, trains; `beside`: catches up while others train; `heal`: state from memory to memory;
 //!   `lacking`: what of it is still to come; `pairs`: who has messages for whom; `seat_memory`: who keeps its memory;
-//!   `warm`: what a process has before its first word.
+//!   `lent`: and who keeps that of an earlier seat; `warm`: what a process has before its first word.
 //! - `node`: the rank processes of a machine and the memory that they share.
 //! - `local`: coordinator and node in one process.
 //! - `serve`: the coordinator of several nodes, and `standby` until it is needed; `join`: one of them; `head`: both in one process; `muster`: machines
@@ -21,6 +21,7 @@ pub(crate) mod head;
 pub(crate) mod heal;
 pub(crate) mod join;
 mod lacking;
+mod lent;
 pub(crate) mod local;
 mod mesh_groups;
 pub(crate) mod muster;

@@ -1,10 +1,10 @@
 //! The rank processes of a machine and the memory that they share: what the commands of its supervisor do.
 
 use super::device::{owner, placement, world_plan};
+use super::lent::Lent;
 use super::seat_memory::{Lasting, SeatMemory};
 use super::words::{Begin, FromRank, ToRank};
 use crate::collective::CollectiveError;
-use crate::collective::shm::memory::SharedMemory;
 use crate::collective::shm::passing::send_world;
 use crate::collective::shm::world::ShmWorld;
 use crate::collective::world::{World, WorldId};
@@ -21,7 +21,7 @@ use crate::train::shadow::Shadow;
 use crate::train::team::TeamPlan;
 use crate::train::trainer::Programs;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Worker};
-use phalanx_strategies::elastic::message::{Formation, MemberReport, Order};
+use phalanx_strategies::elastic::message::{Formation, MemberReport, Order, Stage};
 use phalanx_strategies::mesh::{Mesh, Place};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -76,10 +76,9 @@ pub(crate) struct Node {
     needs: BTreeMap<(Mesh, usize), Needs>,
     /// The latest world of which ranks were told, and its members here.
     world: Option<(Generation, ShmWorld, Vec<Worker>)>,
-    /// The memory that a worker has, and what of its last world is in it.
-    arenas: BTreeMap<Worker, (Option<SeatMemory>, Arc<SharedMemory>)>,
-    /// The seat that was last taken from each place.
-    seats: BTreeMap<u32, (Mesh, usize)>,
+    lent: BTreeMap<Worker, Lent>,
+    /// The seat that was last taken from each place, and the bytes that it needs.
+    seats: BTreeMap<u32, ((Mesh, usize), u64)>,
     events: VecDeque<NodeEvent>,
 }
 
@@ -131,7 +130,7 @@ impl Node {
             plans: BTreeMap::new(),
             needs: BTreeMap::new(),
             world: None,
-            arenas: BTreeMap::new(),
+            lent: BTreeMap::new(),
             seats: BTreeMap::new(),
             events: VecDeque::new(),
         })
@@ -160,22 +159,27 @@ impl Node {
         })?;
         self.workers.insert(slot, worker);
         let (mesh, _) = self.begin.seat;
-        let seat = self.seats.get(&slot).copied().unwrap_or((mesh, slot as usize % mesh.size()));
-        self.lend(worker, seat)?;
-        self.slots.send(slot, &ToRank::Begin(Box::new(Begin { worker, seat, ..self.begin.clone() })))?;
+        let (seat, seat_bytes) = match self.seats.get(&slot) {
+            Some(last) => *last,
+            None => {
+                let seat = (mesh, slot as usize % mesh.size());
+                (seat, self.needs_of(seat.0, seat.1)?.own)
+            }
+        };
+        self.lend(worker, seat_bytes)?;
+        self.slots.send(slot, &ToRank::Begin(Box::new(Begin { worker, seat, seat_bytes, ..self.begin.clone() })))?;
         Ok(())
     }
 
     /// Gives a process memory for its first seat, so that it can take that from the system while nobody waits for it.
-    fn lend(&mut self, worker: Worker, (mesh, rank): (Mesh, usize)) -> Result<(), JobError> {
-        let bytes = self.needs_of(mesh, rank)?.own;
+    fn lend(&mut self, worker: Worker, bytes: u64) -> Result<(), JobError> {
         let world = ShmWorld::create(&alone(self.begin.job, worker)?, &[with_spare(bytes)], STAGING_BYTES)?;
         let passage = self.slots.passage(worker.member.slot).expect("it has just been started");
         if let Err(error) = send_world(passage, &world, None) {
             // One that is gone already is told of in due course.
             tracing::debug!(%worker, %error, "memory was not taken");
         }
-        self.arenas.insert(worker, (None, world.arena_of(0).expect("it has one").clone()));
+        self.lent.insert(worker, Lent::new(world.arena_of(0).expect("it has one").clone()));
         Ok(())
     }
 
@@ -197,6 +201,12 @@ impl Node {
     pub(crate) fn tell(&mut self, worker: Worker, order: &Order) -> Result<(), JobError> {
         if let Some(formation) = &order.formation {
             self.make_world(formation)?;
+        }
+        if order.id.stage == Stage::Run
+            && let Some((.., members)) = self.world.as_ref().filter(|(of, ..)| *of == order.id.generation)
+            && members.contains(&worker)
+        {
+            self.lent.entry(worker).and_modify(Lent::runs);
         }
         if self.workers.get(&worker.member.slot) == Some(&worker)
             && let Err(error) = self.slots.send(worker.member.slot, &ToRank::Order(order.clone()))
@@ -233,7 +243,7 @@ impl Node {
             SlotEvent::Exited { slot, ending } => {
                 let has_begun = self.started.remove(&slot).is_some();
                 let Some(worker) = self.workers.remove(&slot) else { return };
-                self.arenas.remove(&worker);
+                self.lent.remove(&worker);
                 // Its peers need not wait for the next order to stop waiting for it.
                 if let Some((_, world, _)) = self.world.as_ref().filter(|(_, _, members)| members.contains(&worker)) {
                     world.control().abort(&format!("{worker} {ending}"));
@@ -285,23 +295,22 @@ impl Node {
                 wanted.push((0, None));
                 continue;
             };
-            let is_enough = |arena: &SharedMemory| arena.len() as u64 >= STAGING_BYTES + bytes;
-            let may_become_it = |before: &SeatMemory| before.may_become(&seat);
-            let may_stay = |before: &SeatMemory| nobody_writes && may_become_it(before);
-            let kept = self.arenas.get(worker).filter(|(before, _)| before.as_ref().is_none_or(may_stay));
-            let has = self.arenas.get(worker).map(|(_, arena)| arena.len() as u64);
-            tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, may_stay = kept.is_some(), "memory of a seat");
-            wanted.push(match kept.filter(|(_, arena)| is_enough(arena)) {
-                Some((_, arena)) => (bytes, Some(arena.clone())),
+            let lent = self.lent.get(worker);
+            let kept = lent.and_then(|lent| lent.for_seat(&seat, STAGING_BYTES + bytes, nobody_writes));
+            let has = lent.map(Lent::bytes);
+            tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, is_kept = kept.is_some(), "memory of a seat");
+            wanted.push(match kept {
+                Some(arena) => (bytes, Some(arena.clone())),
                 None => (with_spare(bytes), None),
             });
         }
         let world = ShmWorld::succeed(&placement.machine_world(self.id.0)?, wanted, STAGING_BYTES)?;
         for (local, worker) in here.iter().enumerate() {
-            if let Some((seat, _)) = self.seat_of(formation, *worker)? {
+            if let Some((seat, bytes)) = self.seat_of(formation, *worker)? {
                 let arena = world.arena_of(local as u32).expect("a world has an arena for each member here");
-                self.seats.insert(worker.member.slot, (seat.mesh, seat.rank));
-                self.arenas.insert(*worker, (Some(seat), arena.clone()));
+                self.seats.insert(worker.member.slot, ((seat.mesh, seat.rank), bytes));
+                let lent = self.lent.entry(*worker).or_insert_with(|| Lent::new(arena.clone()));
+                lent.moved(seat, arena.clone(), nobody_writes);
             }
             let passage = self.slots.passage(worker.member.slot);
             let is_there = self.workers.get(&worker.member.slot) == Some(worker);

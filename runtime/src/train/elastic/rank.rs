@@ -105,6 +105,7 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
                 start_from: begin.start_from.clone(),
                 plans: BTreeMap::new(),
                 memories,
+                spare: None,
                 warm: Some(warm),
                 seats: Vec::new(),
             };

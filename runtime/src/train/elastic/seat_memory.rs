@@ -55,7 +55,7 @@ impl SeatMemory {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::heal::tests::{assert_filled, compiled, fill};
     use super::*;
     use crate::collective::shm::world::ShmWorld;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     /// The memory of a rank that holds its own shard and those of these others.
-    fn memory(mesh: Mesh, rank: usize, others: &[usize]) -> SeatMemory {
+    pub(in super::super) fn memory(mesh: Mesh, rank: usize, others: &[usize]) -> SeatMemory {
         let shards: Vec<Shard> = std::iter::once(&rank).chain(others).map(|rank| Shard::of(&mesh, *rank)).collect();
         SeatMemory::new(mesh, rank, &shards, Arc::new(Lasting::of(&programs(mesh, rank))))
     }

@@ -27,7 +27,7 @@ pub(super) struct Warm {
     /// What of it is shared.
     shared: Arena,
     /// Whether what is never updated is there.
-    is_filled: bool,
+    pub(super) is_filled: bool,
 }
 
 impl Warm {
@@ -46,7 +46,7 @@ impl Warm {
         let programs = Programs::compile(model, Place { mesh, rank }, evaluates)?;
         let world = receive_world(passage, &alone(begin.job, begin.worker)?, None, &[])?;
         for arena in world.arenas() {
-            arena.populate((STAGING_BYTES as usize).saturating_add(CpuMachine::shared_bytes(&programs.all())));
+            arena.populate(usize::try_from(STAGING_BYTES.saturating_add(begin.seat_bytes)).unwrap_or(usize::MAX));
         }
         let shared = world.join(0)?.arena();
         let mut machine = CpuMachine::warm(&programs.all(), &shared)?;
@@ -62,8 +62,8 @@ impl Warm {
         Ok((Warm { machine, memory, shared, is_filled }, world.arenas().to_vec()))
     }
 
-    /// Whether what is never updated is there for this seat in this memory.
-    pub(super) fn is_filled_for(&self, seat: &SeatMemory, shared: &Arena) -> bool {
-        self.is_filled && self.shared.is_same(shared) && self.memory.may_become(seat)
+    /// Whether it is for this seat, in this memory.
+    pub(super) fn is_for(&self, seat: &SeatMemory, shared: &Arena) -> bool {
+        self.shared.is_same(shared) && self.memory.may_become(seat)
     }
 }

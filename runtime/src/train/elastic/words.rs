@@ -37,6 +37,8 @@ pub(crate) struct Begin {
     pub(crate) start_from: Option<(u64, PathBuf)>,
     /// The seat that it will probably have: that of the process before it.
     pub(crate) seat: (Mesh, usize),
+    /// Bytes that it shares with its peers there.
+    pub(crate) seat_bytes: u64,
     /// How often it gives a sign of life, and when a machine counts as lost.
     pub(crate) timing: Timing,
 }
