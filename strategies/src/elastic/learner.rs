@@ -12,7 +12,10 @@
 //! - `E-2` Who learns takes a seat of that mesh and no other state than its seat asks for; each of its sources trains, and
 //!   keeps what it is asked for as long as the world lasts.
 //! - `E-3` A learner has no state in the eyes of others before all has come ([`super::member`]).
-//! - `E-4` What can be fetched in no time is fetched at rest: two changes of the world would cost more.
+//! - `E-4` What can be fetched in no time is fetched at rest: two changes of the world would cost more. So is all state when
+//!   the mesh cuts it in another way, though it is more: those that train would have to hold a second part of it meanwhile,
+//!   and each gets at most a part of n and its shadows (24 bytes of 1/n of the parameters with Adam), where sharded training
+//!   passes 12 bytes of (n-1)/n of them in each step.
 //! - `E-5` That some learn leaves no node with the only copy of anything ([`super::shadow`]), unless nobody of it was lost and
 //!   somebody of another one was: a node that fails once more takes nothing with it. What learners have is not
 //!   counted: most have nothing yet. Else all is fetched at rest.
