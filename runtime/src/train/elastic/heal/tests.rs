@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::collective::Collective;
+use crate::collective::shm::control::Control;
 use crate::collective::shm::world::ShmWorld;
 use crate::collective::world::{World, WorldId};
 use crate::cpu::scratch_bytes;
@@ -13,6 +14,7 @@ use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use serde_json::json;
+use std::sync::Arc;
 
 const MESH: Mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
 
@@ -74,12 +76,24 @@ fn trainer_state(step: u64) -> TrainerState {
     serde_json::from_value(json!({"step": step, "n_updates": step, "loss_scale": scale})).unwrap()
 }
 
+/// What each thread of a member holds: if it panics, no other waits for it.
+#[derive(Clone)]
+struct EndsWorld(Arc<Control>);
+
+impl Drop for EndsWorld {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort("a member has panicked");
+        }
+    }
+}
+
 /// The links of each of four members, of whom the last has one with each of the others.
-fn links() -> [Links; 4] {
+fn links() -> ([Links; 4], EndsWorld) {
     let id = WorldId { job: 1, generation: 2, incarnation: 3 };
     let world = World::new(id, 4, vec![vec![0, 3], vec![1, 3], vec![2, 3]]).unwrap();
     let world = ShmWorld::create(&world, &[0; 4], STAGING_BYTES).unwrap();
-    [0, 1, 2, 3].map(|me| {
+    let links = [0, 1, 2, 3].map(|me| {
         let rank = world.join(me).unwrap();
         let groups = (0..3).filter(|group| me == 3 || me == *group);
         let link = |group: u32| {
@@ -87,7 +101,8 @@ fn links() -> [Links; 4] {
             (if me == 3 { group } else { 3 }, link)
         };
         Links::new(groups.map(link).collect())
-    })
+    });
+    (links, EndsWorld(world.control().clone()))
 }
 
 fn n_elements(places: &[Place]) -> usize {
@@ -100,10 +115,12 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
     let shards @ [first, second] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     assert!(first < second);
     let compiled = [0, 1].map(|rank| compiled(MESH, rank));
-    let [mut links_0, _, _, mut links_3] = links();
+    let ([mut links_0, _, _, mut links_3], ends) = links();
 
     std::thread::scope(|scope| {
+        let _ends = ends.clone();
         scope.spawn(|| {
+            let _ends = ends.clone();
             let held = [0, 1].map(|i| filled(&compiled[i]));
             let holdings = [0, 1].map(|i| Holding { compiled: &compiled[i], machine: &held[i] });
             let mut healing = Healing::default();
@@ -142,10 +159,12 @@ fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_befo
     let [shard, same] = meshes.map(|mesh| Shard::of(&mesh, 1));
     let values = |compiled| updated_state(compiled).iter().map(|tensor| tensor.value).collect::<Vec<_>>();
     assert!(shard == same && values(&before) != values(&now), "it lies elsewhere");
-    let [mut links_0, _, _, mut links_3] = links();
+    let ([mut links_0, _, _, mut links_3], ends) = links();
 
     std::thread::scope(|scope| {
+        let _ends = ends.clone();
         scope.spawn(|| {
+            let _ends = ends.clone();
             let (held, mut room) = (filled(&before), CpuMachine::new(&[&now]).unwrap());
             let mut healing = Healing::default();
             healing.lacks(shard, Wanting { compiled: &now, machine: &mut room });
@@ -181,9 +200,10 @@ fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_befo
 fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile() {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
-    let [mut links_0, mut links_1, mut links_2, mut links_3] = links();
+    let ([mut links_0, mut links_1, mut links_2, mut links_3], ends) = links();
 
     let gives = |links: &mut Links, machine: &CpuMachine, room: Option<&mut CpuMachine>| {
+        let _ends = ends.clone();
         let mut healing = Healing::default();
         healing.holds(shard, Holding { compiled: &compiled, machine }, trainer_state(7));
         if let Some(machine) = room {
@@ -198,7 +218,9 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
     };
 
     let gave = std::thread::scope(|scope| {
+        let _ends = ends.clone();
         let first = scope.spawn(|| {
+            let _ends = ends.clone();
             let mut room = CpuMachine::new(&[&other_compiled]).unwrap();
             let n = gives(&mut links_0, &filled(&compiled), Some(&mut room));
             assert_filled(&room, &other_compiled);
@@ -228,10 +250,12 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
 fn what_nobody_has_is_told_and_others_get_what_they_were_promised() {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
-    let [mut links_0, _, _, mut links_3] = links();
+    let ([mut links_0, _, _, mut links_3], ends) = links();
 
     std::thread::scope(|scope| {
+        let _ends = ends.clone();
         let gives = scope.spawn(|| {
+            let _ends = ends.clone();
             let mut healing = Healing::default();
             let machine = filled(&compiled);
             healing.holds(shard, Holding { compiled: &compiled, machine: &machine }, trainer_state(7));
