@@ -126,15 +126,21 @@ fn ranks_that_go_to_a_smaller_world_and_back_to_other_seats_keep_no_trace_of_wha
     };
     until("a whole world", || (n_worlds(3) > 0).then_some(()));
 
-    for n in 1..=6 {
+    // A successor may be there before the others have gone on without it, on a machine that is idle enough.
+    for n in 1..=4 {
         let before = n_worlds(3);
         // The first is the one that was there longest, so that the others move up.
         let ranks = job.ranks(0);
         signal(*if n % 2 == 1 { ranks.iter().min() } else { ranks.iter().max() }.unwrap(), libc::SIGKILL);
         until("a whole world again", || (n_worlds(3) > before).then_some(()));
     }
+    // So the operator makes it smaller, too.
+    for (size, words) in [(2, "2"), (3, "3")] {
+        let before = n_worlds(size);
+        p.run(&["resize", "out", "--dp_shard_size", words]).succeeds();
+        until("another size", || (n_worlds(size) > before).then_some(()));
+    }
 
-    assert!(n_worlds(2) > 0, "the others do not wait for a successor");
     assert_eq!(job.finish(), p.model_bytes("straight"));
     assert_eq!(p.metrics("out").len(), 4000, "every step is told of once");
 }
