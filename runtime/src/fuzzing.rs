@@ -1,7 +1,5 @@
 //! Doors for fuzz targets to decoders that are private otherwise. Thin: what is asserted, the targets say.
 
-use crate::collective::shm::control::Control;
-use crate::collective::world::{World, WorldId};
 use crate::data::record::RecordReader;
 use crate::data::token_cache::TokenFile;
 use crate::train::architecture::Architecture;
@@ -9,12 +7,14 @@ use crate::train::elastic::serve::Welcome;
 use crate::train::elastic::words::{FromRank, ToRank};
 use crate::train::saving::TrainerState;
 use phalanx_actors::events;
+use phalanx_collective::shm::control::Control;
+use phalanx_device::world::{World, WorldId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 
-pub use crate::collective::tcp::fuzzing::{HEADER_BYTES, announcement, header_again, header_of};
 pub use crate::train::elastic::heal::fuzzing::{Pieces, asked_for, offered};
+pub use phalanx_collective::tcp::fuzzing::{HEADER_BYTES, announcement, header_again, header_of};
 
 /// A world of two ranks in one group.
 pub const WORLD: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };

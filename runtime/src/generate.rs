@@ -3,12 +3,12 @@
 //! Each token runs the whole prefix through a forward program of the next power-of-two length: no cache of keys and
 //! values, which serving needs and a look does not.
 
-use crate::cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
 use crate::data::tokenizer::Tokenizer;
-use crate::groups::Groups;
-use crate::hf::source::TensorSource;
-use crate::hf::source::read_json;
 use crate::train::{JobError, plan, weights};
+use phalanx_cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
+use phalanx_device::groups::Groups;
+use phalanx_storage::hf::source::TensorSource;
+use phalanx_storage::hf::source::read_json;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;

@@ -5,7 +5,7 @@ use phalanx_tests::step::BenchStep;
 
 fn main() {
     // All of it on the device thread: a step is measured where steps run.
-    phalanx::cpu::on_device_thread(2, || {
+    phalanx_cpu::on_device_thread(2, || {
         let mut criterion = Criterion::default().sample_size(10).configure_from_args();
         for (name, bf16) in [("step/f32", false), ("step/bf16", true)] {
             let mut step = BenchStep::new(bf16);

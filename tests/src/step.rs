@@ -1,7 +1,7 @@
 //! The benchmark step: d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, AdamW.
 
-use phalanx::cpu::{CpuMachine, scratch_bytes};
-use phalanx::groups::Groups;
+use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx_device::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;

@@ -1,11 +1,11 @@
 //! This machine as hardware of a plan: rates read off measured steps of a small model, with all ranks at work.
 
 use super::probe::{Sample, Work, samples, small};
-use crate::collective::shm::LOCAL_RANKS_MAX;
 use crate::config::JobConfig;
-use crate::cpu::available_threads;
 use crate::train::JobError;
 use crate::train::plan::ModelPlan;
+use phalanx_collective::shm::LOCAL_RANKS_MAX;
+use phalanx_cpu::available_threads;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::plan::Hardware;

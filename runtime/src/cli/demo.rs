@@ -3,8 +3,8 @@
 
 use super::say;
 use crate::config::JobConfig;
-use crate::hf::digest::weights_digest;
 use crate::train::JobError;
+use phalanx_storage::hf::digest::weights_digest;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::File;

@@ -1,10 +1,10 @@
 //! `phalanx env`.
 
 use super::say;
-use crate::cpu::available_threads;
-use crate::cpu::matmul::{engine_name, fast_bf16, peak_flops};
 use crate::train::JobError;
 use crate::train::progress::human_bytes;
+use phalanx_cpu::available_threads;
+use phalanx_cpu::matmul::{engine_name, fast_bf16, peak_flops};
 use serde_json::json;
 
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     system.refresh_memory();
     system.refresh_cpu_all();
     let n_threads = available_threads();
-    let (f32_peak, bf16_peak) = crate::cpu::on_device_thread(n_threads, || (peak_flops(false), peak_flops(true)))?;
+    let (f32_peak, bf16_peak) = phalanx_cpu::on_device_thread(n_threads, || (peak_flops(false), peak_flops(true)))?;
     let cpu = system.cpus().first().map_or(String::new(), |c| c.brand().trim().to_string());
     let facts = json!({
         "phalanx": env!("CARGO_PKG_VERSION"),

@@ -1,8 +1,8 @@
 //! `phalanx export`.
 
 use super::say;
-use crate::checkpoint::catalog::{CheckpointId, latest_valid};
 use crate::train::{JobError, export::export_checkpoint};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
 use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:

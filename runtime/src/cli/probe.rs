@@ -1,8 +1,6 @@
 //! A few steps of a small relative of a job's model, on as many ranks at once as the job has, with every instruction
 //! measured: what kernels and collectives take on this machine while all of its ranks are busy.
 
-use crate::cpu::executor::Timings;
-use crate::cpu::{Backing, CpuMachine, on_device_thread};
 use crate::train::JobError;
 use crate::train::architecture::Architecture;
 use crate::train::plan::ModelPlan;
@@ -10,6 +8,8 @@ use crate::train::session::shared_world;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::trainer::Programs;
 use crate::train::weights;
+use phalanx_cpu::executor::Timings;
+use phalanx_cpu::{Backing, CpuMachine, on_device_thread};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::cost::{Cost, instr_cost};
 use phalanx_strategies::mesh::{Mesh, Place};

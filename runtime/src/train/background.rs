@@ -7,9 +7,9 @@
 
 use super::error::JobError;
 use super::team::Team;
-use crate::checkpoint::background::{BackgroundSave, Snapshot};
-use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Seat};
+use phalanx_storage::checkpoint::background::{BackgroundSave, Snapshot};
+use phalanx_storage::checkpoint::error::CheckpointError;
+use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Seat};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;

@@ -1,17 +1,17 @@
 //! Why a job cannot start or go on.
 
-use crate::checkpoint::error::CheckpointError;
-use crate::collective::CollectiveError;
 use crate::config::error::ConfigError;
-use crate::cpu::thread::ThreadError;
-use crate::cpu::{AllocError, ExecError};
 use crate::data::prepare::PrepareError;
 use crate::data::tokenizer::TokenizerError;
 use crate::frontend::UserModelError;
-use crate::groups::GroupError;
-use crate::hf::error::HfError;
 use crate::launch::error::LaunchError;
 use crate::train::progress::human_bytes;
+use phalanx_cpu::thread::ThreadError;
+use phalanx_cpu::{AllocError, ExecError};
+use phalanx_device::CollectiveError;
+use phalanx_device::groups::GroupError;
+use phalanx_storage::checkpoint::error::CheckpointError;
+use phalanx_storage::hf::error::HfError;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;

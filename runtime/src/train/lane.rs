@@ -1,9 +1,7 @@
 //! One direction of what passes between a member and a peer: an operation for each [`CHUNK`] of elements, wherever these lie.
 #![allow(unsafe_code)] // What a lane stands for is lent to it by whoever lets it pass: see [`Lane::start`].
 
-use crate::collective::{
-    Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket,
-};
+use phalanx_device::{Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket};
 use std::collections::VecDeque;
 use std::ops::Range;
 

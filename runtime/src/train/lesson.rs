@@ -6,8 +6,8 @@
 #![allow(unsafe_code)] // Who makes a lesson lends it the memory: see `Links::lesson`.
 
 use super::lane::Lane;
-use crate::collective::{Collective, CollectiveError, SliceOperations};
-use crate::pulse::Pulse;
+use phalanx_device::pulse::Pulse;
+use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -145,9 +145,9 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 mod tests {
     use super::super::lane::CHUNK;
     use super::super::links::{Links, STAGING_BYTES};
-    use crate::collective::shm::world::ShmWorld;
-    use crate::collective::world::{World, WorldId};
-    use crate::collective::{Collective, RawBuffer};
+    use phalanx_collective::shm::world::ShmWorld;
+    use phalanx_device::world::{World, WorldId};
+    use phalanx_device::{Collective, RawBuffer};
     use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;

@@ -8,11 +8,11 @@
 use super::error::JobError;
 use super::lane::{CHUNK, Lane, UNDER_WAY};
 use super::lesson::Lesson;
-use crate::collective::operation::OPERANDS_MAX;
-use crate::collective::{
+use phalanx_device::operation::OPERANDS_MAX;
+use phalanx_device::pulse::Pulse;
+use phalanx_device::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
 };
-use crate::pulse::Pulse;
 use phalanx_strategies::elastic::progress::{At, Wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -241,8 +241,8 @@ fn pass(group: &mut dyn Collective, lanes: &mut [Lane; 2], pulse: &Pulse) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::shm::world::ShmWorld;
-    use crate::collective::world::{World, WorldId};
+    use phalanx_collective::shm::world::ShmWorld;
+    use phalanx_device::world::{World, WorldId};
     use proptest::prelude::*;
     use std::sync::mpsc::channel;
     use std::time::Duration;

@@ -1,8 +1,8 @@
 //! A copy of another rank's state, kept up to date by the same updates.
 
-use crate::collective::shm::world::Arena;
-use crate::cpu::{CpuMachine, scratch_bytes};
-use crate::groups::Groups;
+use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx_device::groups::Groups;
+use phalanx_device::shared_memory::Arena;
 use phalanx_strategies::compile::{CompileError, Compiled, compile_shadow};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::passes::shadow::coefficient;

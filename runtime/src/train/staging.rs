@@ -1,7 +1,7 @@
 //! One microbatch on the host, from where it goes to the inputs that a rank's program has.
 
-use crate::cpu::CpuMachine;
 use crate::data::rows::{BatchMut, Rows};
+use phalanx_cpu::CpuMachine;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::passes::context_parallel::chunks;

@@ -3,7 +3,7 @@
 
 use super::error::JobError;
 use super::team::Team;
-use crate::cpu::executor::Timings;
+use phalanx_cpu::executor::Timings;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::trace::Trace;
 use phalanx_strategies::world::Rank;

@@ -1,8 +1,8 @@
 //! Parameters and optimizer state as the tensors of a model file: names, shapes, and their bytes in the machine.
 
-use crate::cpu::CpuMachine;
-use crate::hf::error::HfError;
-use crate::hf::source::TensorSource;
+use phalanx_cpu::CpuMachine;
+use phalanx_storage::hf::error::HfError;
+use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;

@@ -1,9 +1,9 @@
 //! Weights of a model directory on several ranks: each reads what it holds, and no byte more.
 
 use super::*;
-use crate::cpu::scratch_bytes;
-use crate::hf::dtype::Dtype;
-use crate::hf::layout::encode_header;
+use phalanx_cpu::scratch_bytes;
+use phalanx_storage::hf::dtype::Dtype;
+use phalanx_storage::hf::layout::encode_header;
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig};

@@ -1,16 +1,16 @@
 //! Checkpoints: marker, manifest, indexes, and tensors read through what they say, whatever that is.
 
 use super::Target;
-use phalanx::checkpoint::commit::Commit;
-use phalanx::checkpoint::contents::Contents;
-use phalanx::checkpoint::error::CheckpointError;
-use phalanx::checkpoint::index::Index;
-use phalanx::checkpoint::manifest::{IndexEntry, Manifest};
-use phalanx::checkpoint::reader::Checkpoint;
-use phalanx::checkpoint::region::Region;
-use phalanx::checkpoint::store::{NewFile, Store, StoredFile};
-use phalanx::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
-use phalanx::hf::dtype::Dtype;
+use phalanx_storage::checkpoint::commit::Commit;
+use phalanx_storage::checkpoint::contents::Contents;
+use phalanx_storage::checkpoint::error::CheckpointError;
+use phalanx_storage::checkpoint::index::Index;
+use phalanx_storage::checkpoint::manifest::{IndexEntry, Manifest};
+use phalanx_storage::checkpoint::reader::Checkpoint;
+use phalanx_storage::checkpoint::region::Region;
+use phalanx_storage::checkpoint::store::{NewFile, Store, StoredFile};
+use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
+use phalanx_storage::hf::dtype::Dtype;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};

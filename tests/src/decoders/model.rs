@@ -3,8 +3,8 @@
 use super::{Target, as_piece, piece};
 use phalanx::data::tokenizer::Tokenizer;
 use phalanx::fuzzing::architecture;
-use phalanx::hf::dtype::Dtype;
-use phalanx::hf::layout::{encode_header, read_hashed_header};
+use phalanx_storage::hf::dtype::Dtype;
+use phalanx_storage::hf::layout::{encode_header, read_hashed_header};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! A small random model with its data, and machines that compute its loss and its gradient.
 
-use phalanx::cpu::{CpuMachine, scratch_bytes};
-use phalanx::groups::Groups;
+use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx_device::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
 use phalanx_strategies::passes::lora::LoraSpec;

@@ -2,8 +2,8 @@
 //! module and the finished gradients, which can be, travel.
 
 use super::model::{Batch, Loss, Tape};
-use crate::cpu::thread::ThreadError;
 use dfdx::prelude::{AsArray, Backward, Cpu, Gradients};
+use phalanx_cpu::thread::ThreadError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 

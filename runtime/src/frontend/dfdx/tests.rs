@@ -3,12 +3,12 @@
 use super::test_models::{Mlp, Transformer, VOCAB, mlp_loss};
 use super::{Batch, DfdxModel, Loss, Tape};
 use crate::frontend::{UserModel, UserModelError};
-use crate::hf::source::TensorSource;
 use crate::train::export::export_checkpoint;
 use crate::{Control, Event, Job, JobError, Report};
 use dfdx::nn::tensor_collection::TensorCollection;
 use dfdx::optim::{Adam, AdamConfig, Momentum, Optimizer, Sgd, SgdConfig};
 use dfdx::prelude::{AsArray, Backward, BatchNorm1D, Cpu, DeviceBuildExt, Linear};
+use phalanx_storage::hf::source::TensorSource;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;

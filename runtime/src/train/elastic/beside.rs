@@ -5,12 +5,12 @@
 use super::device::{Device, Seat, senders};
 use super::heal::{Healing, Places};
 use super::pairs::tutors;
-use crate::collective::RawBuffer;
 use crate::train::JobError;
 use crate::train::lesson::Lesson;
 use crate::train::links::Links;
 use crate::train::team::{Joined, Team};
 use crate::train::trainer::learning::Learning;
+use phalanx_device::RawBuffer;
 use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::{Formation, Learner};
 use phalanx_strategies::elastic::recovery::shared;

@@ -7,10 +7,10 @@
 use super::words::FromRank;
 use crate::job::Control;
 use crate::launch::channel::FrameSender;
-use crate::pulse::Pulse;
 use crate::train::JobError;
 use phalanx_actors::mesh_group::{Communicator, Missing};
 use phalanx_actors::rank::{Desk, Handle};
+use phalanx_device::pulse::Pulse;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
 use phalanx_strategies::elastic::member::{Command, Member};

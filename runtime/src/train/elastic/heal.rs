@@ -7,12 +7,12 @@
 //! passes at once, to and from all peers.
 
 use super::lacking::{Lacking, Named, Piece, found, share_of};
-use crate::collective::RawBuffer;
-use crate::cpu::CpuMachine;
 use crate::train::JobError;
 use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
 use crate::train::weights::{Tensor, updated_state};
+use phalanx_cpu::CpuMachine;
+use phalanx_device::RawBuffer;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::recovery::Share;
 use phalanx_strategies::elastic::shadow::Shard;

@@ -4,8 +4,8 @@
 //! two stages). Each is asked only for what nobody before it had, so that what has come is counted once. Senders that have
 //! all the same are asked for as much as each other, to within an element.
 
-use crate::collective::parts::part;
 use crate::train::weights::Tensor;
+use phalanx_device::parts::part;
 use phalanx_strategies::elastic::recovery::Share;
 use phalanx_strategies::program::held::{HeldBox, boxes_of_run};
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,7 @@
 //!   (`B-2`). Then nobody writes it any more.
 
 use super::seat_memory::SeatMemory;
-use crate::collective::shm::memory::SharedMemory;
+use phalanx_device::shared_memory::SharedMemory;
 use std::sync::Arc;
 
 /// Memory of a seat that somebody had, and of how many ranks its world was.

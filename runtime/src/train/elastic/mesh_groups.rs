@@ -1,9 +1,9 @@
 //! The controls of a rank's communicators in a world, for its mesh-group actors.
 
-use crate::collective::hierarchical::placement::Placement;
-use crate::collective::shm::control::Control;
 use crate::train::team::TeamPlan;
 use phalanx_actors::mesh_group::{Communicator, Watermark};
+use phalanx_collective::hierarchical::placement::Placement;
+use phalanx_collective::shm::control::Control;
 use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 

@@ -4,9 +4,9 @@
 //! the shard's tensors put it, and all else is scratch. So nothing is copied, and no memory is touched for the first time
 //! while others wait.
 
-use crate::cpu::CpuMachine;
 use crate::train::trainer::Programs;
 use crate::train::weights::{Tensor, lasting};
+use phalanx_cpu::CpuMachine;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::passes::memory::Place;
@@ -58,9 +58,9 @@ impl SeatMemory {
 pub(super) mod tests {
     use super::super::heal::tests::{assert_filled, compiled, fill};
     use super::*;
-    use crate::collective::shm::world::ShmWorld;
-    use crate::collective::world::{World, WorldId};
-    use crate::cpu::Backing;
+    use phalanx_collective::shm::world::ShmWorld;
+    use phalanx_cpu::Backing;
+    use phalanx_device::world::{World, WorldId};
 
     fn programs(mesh: Mesh, rank: usize) -> Programs {
         Programs { train: compiled(mesh, rank), eval: None, n_params: (1, 1) }

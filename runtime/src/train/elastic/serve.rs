@@ -1,7 +1,6 @@
 //! The coordinator of a job over several nodes, in a process of its own: no tensors, no devices, and nothing that its
 //! successor cannot read from the store or hear from the nodes.
 
-use crate::checkpoint::reader::Checkpoint;
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::job::Control;
@@ -23,6 +22,7 @@ use phalanx_actors::store::directory::Directory;
 use phalanx_actors::store::{SharedStore, Store};
 use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::Address;
+use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
 use phalanx_strategies::elastic::message::{Ending, Record};

@@ -3,10 +3,10 @@
 
 use super::super::grad_slot::GradSlot;
 use super::{result, values};
-use crate::cpu::kernels::attention as kernel;
-use crate::cpu::kernels::elementwise::add_assign;
-use crate::cpu::kernels::{Heads, rotary};
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
+use phalanx_cpu::kernels::attention as kernel;
+use phalanx_cpu::kernels::elementwise::add_assign;
+use phalanx_cpu::kernels::{Heads, rotary};
 use std::sync::Arc;
 
 /// Causal grouped-query attention over packed queries, keys and values, within documents.

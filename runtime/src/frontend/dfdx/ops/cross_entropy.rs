@@ -2,8 +2,8 @@
 
 use super::super::grad_slot::GradSlot;
 use super::{result, values};
-use crate::cpu::kernels::cross_entropy as kernel;
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Rank0, Tape, Tensor};
+use phalanx_cpu::kernels::cross_entropy as kernel;
 
 /// Sum over rows with `label >= 0` of `ln Σ e^logits - logits[label]`, in nats; other rows are ignored.
 ///

@@ -2,8 +2,8 @@
 
 use super::super::grad_slot::GradSlot;
 use super::{parameter, result};
-use crate::cpu::kernels::embedding as kernel;
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
+use phalanx_cpu::kernels::embedding as kernel;
 
 /// `y[t, :] = table[ids[t], :]`, recorded on `tape`.
 ///

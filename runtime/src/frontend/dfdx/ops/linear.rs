@@ -2,9 +2,9 @@
 
 use super::super::grad_slot::GradSlot;
 use super::{parameter, result, values};
-use crate::cpu::kernels::reduce::{column_sum, column_sum_scratch_len};
-use crate::cpu::matmul::{Compute, Epilogue, Mat, MatMut, Slice, SliceMut, Storage, matmul, scratch_bytes};
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
+use phalanx_cpu::kernels::reduce::{column_sum, column_sum_scratch_len};
+use phalanx_cpu::matmul::{Compute, Epilogue, Mat, MatMut, Slice, SliceMut, Storage, matmul, scratch_bytes};
 
 /// `y = x Wᵀ + b`; the weight lies `[out, in]` as in dfdx's `Linear` and in model files.
 ///

@@ -2,8 +2,8 @@
 
 use super::super::grad_slot::GradSlot;
 use super::{parameter, result, values};
-use crate::cpu::kernels::rms_norm as kernel;
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
+use phalanx_cpu::kernels::rms_norm as kernel;
 
 /// `y = x / sqrt(mean(x²) + eps) * gain` over each row.
 ///

@@ -2,9 +2,9 @@
 
 use super::super::grad_slot::GradSlot;
 use super::{result, values};
-use crate::cpu::kernels::activation;
-use crate::cpu::kernels::elementwise::add_assign;
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
+use phalanx_cpu::kernels::activation;
+use phalanx_cpu::kernels::elementwise::add_assign;
 
 /// `y = silu(gate) * up`, `silu(x) = x sigmoid(x)`. Gate and up are one matrix, gate first, so that one product can
 /// compute both; `width` is that of each, as a number or as `Const`.

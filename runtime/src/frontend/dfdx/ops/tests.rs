@@ -4,8 +4,8 @@
 //! Tolerances are those of f32 sums taken in another order over at most some hundred terms of size one.
 
 use super::*;
-use crate::cpu::kernels::testing::random;
 use dfdx::prelude::*;
+use phalanx_strategies::rng::CounterRng;
 use proptest::prelude::*;
 
 type Matrix<T = NoneTape> = Tensor<(usize, usize), f32, Cpu, T>;
@@ -27,7 +27,8 @@ impl Draw {
 
     fn numbers(&mut self, n: usize) -> Vec<f32> {
         self.seed = self.seed.wrapping_add(0x1234_5679);
-        random(n, self.seed)
+        let numbers = CounterRng::new(self.seed);
+        (0..n as u64).map(|i| (2.0 * numbers.uniform(i) - 1.0) as f32).collect()
     }
 
     fn matrix(&mut self, rows: usize, columns: usize) -> Matrix {

@@ -1,12 +1,12 @@
 #![allow(unsafe_code)] // Lessons are lent memory.
 
 use super::*;
-use crate::collective::Collective;
-use crate::collective::shm::control::Control;
-use crate::collective::shm::world::ShmWorld;
-use crate::collective::world::{World, WorldId};
-use crate::cpu::scratch_bytes;
 use crate::train::links::STAGING_BYTES;
+use phalanx_collective::shm::control::Control;
+use phalanx_collective::shm::world::ShmWorld;
+use phalanx_cpu::scratch_bytes;
+use phalanx_device::Collective;
+use phalanx_device::world::{World, WorldId};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place as Seat};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};

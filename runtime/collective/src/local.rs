@@ -1,0 +1,294 @@
+//! Collectives between threads of one process: plain copies under one lock.
+//!
+//! The oracle of the other implementations: a start deposits copies of what the member sends, a finish waits until all
+//! have deposited and computes its own result from the copies. Nothing is fast and nothing is shared.
+#![allow(unsafe_code)] // Operands are raw memory by contract.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::reduce;
+use phalanx_device::communicator::{Collective, Progress, Ticket};
+use phalanx_device::descriptor::Descriptor;
+use phalanx_device::error::CollectiveError;
+use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream, check};
+use phalanx_device::parts::part;
+use phalanx_device::world::World;
+
+/// A world whose ranks are threads.
+#[derive(Debug)]
+pub struct LocalWorld {
+    world: World,
+    shared: Mutex<Shared>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    aborted: Option<String>,
+    taken: Vec<(usize, u32)>,
+    rendezvous: BTreeMap<Place, Rendezvous>,
+}
+
+/// Where members meet: group, sender and receiver of a transfer or nothing, number in that stream.
+type Place = (usize, Option<(u32, u32)>, u64);
+
+/// What has been deposited for one operation: by position, or by sender and receiver.
+#[derive(Debug)]
+struct Rendezvous {
+    deposits: Vec<Option<Deposit>>,
+    n_left: usize,
+}
+
+#[derive(Debug)]
+struct Deposit {
+    rank: u32,
+    descriptor: Descriptor,
+    payloads: Vec<Vec<u8>>,
+}
+
+impl LocalWorld {
+    /// The ranks of `world` as threads of this process.
+    pub fn new(world: World) -> Arc<LocalWorld> {
+        Arc::new(LocalWorld { world, shared: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// The communicator of group `group` for `rank`; there is one.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`], [`CollectiveError::RankTaken`].
+    pub fn communicator(self: &Arc<LocalWorld>, group: usize, rank: u32) -> Result<LocalCollective, CollectiveError> {
+        let (members, position) = self.world.membership(group, rank)?;
+        let members = members.to_vec();
+        let mut shared = self.lock();
+        if shared.taken.contains(&(group, rank)) {
+            return Err(CollectiveError::RankTaken { rank });
+        }
+        shared.taken.push((group, rank));
+        drop(shared);
+        Ok(LocalCollective {
+            world: self.clone(),
+            group,
+            members,
+            position,
+            progress: Progress::default(),
+            started: BTreeMap::new(),
+            in_flight: Vec::new(),
+        })
+    }
+
+    /// Aborts the world: every waiter returns at once, every later call fails with `reason`. The first reason stands.
+    pub fn abort(&self, reason: &str) {
+        self.lock().aborted.get_or_insert_with(|| reason.to_owned());
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // The state is changed in single assignments, so a panic of another thread leaves it whole.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One member of a group of threads.
+#[derive(Debug)]
+pub struct LocalCollective {
+    world: Arc<LocalWorld>,
+    group: usize,
+    members: Vec<u32>,
+    position: u32,
+    progress: Progress,
+    /// Operations started, by stream.
+    started: BTreeMap<Place, u64>,
+    in_flight: Vec<InFlight>,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    stream: Stream,
+    index: u64,
+    operation: Operation,
+    operands: Vec<Operand>,
+}
+
+impl LocalCollective {
+    /// Where the members of an operation meet, which deposit there is this member's, and how many there are.
+    fn place(&self, stream: Stream, index: u64) -> (Place, usize, usize) {
+        match stream {
+            Stream::Group => ((self.group, None, index), self.position as usize, self.members.len()),
+            Stream::SendTo(to) => ((self.group, Some((self.position, to)), index), 0, 2),
+            Stream::RecvFrom(from) => ((self.group, Some((from, self.position)), index), 1, 2),
+        }
+    }
+
+    /// Waits until all deposits are there and computes this member's results from them.
+    fn meet(&self, work: &InFlight) -> Result<(), CollectiveError> {
+        let (place, _, _) = self.place(work.stream, work.index);
+        let mut shared = self.world.lock();
+        loop {
+            let rendezvous = shared.rendezvous.get_mut(&place).expect("it is kept until all members have left");
+            compare(&rendezvous.deposits)?;
+            if let Some(deposits) = rendezvous.deposits.iter().map(Option::as_ref).collect::<Option<Vec<&Deposit>>>() {
+                for (i, operand) in work.operands.iter().enumerate() {
+                    let payloads: Vec<&[u8]> = deposits.iter().map(|d| d.payloads[i].as_slice()).collect();
+                    self.write_result(&work.operation, operand, &payloads);
+                }
+                rendezvous.n_left -= 1;
+                if rendezvous.n_left == 0 {
+                    shared.rendezvous.remove(&place);
+                }
+                return Ok(());
+            }
+            if let Some(reason) = &shared.aborted {
+                return Err(CollectiveError::aborted(reason.clone()));
+            }
+            shared = self.world.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Writes the result of one operand, given what every member sent of it.
+    fn write_result(&self, operation: &Operation, operand: &Operand, payloads: &[&[u8]]) {
+        let (dtype, n) = (operand.dtype, operand.n_elements);
+        let width = dtype.bytes();
+        let own = part(n, operation.unit, self.size(), self.position);
+        let own_bytes = own.start * width..own.end * width;
+        match operation.kind {
+            OperationKind::AllReduce => write(operand.recv, &sum(operand, payloads)),
+            OperationKind::ReduceScatter => write(operand.recv, &sum(operand, payloads)[own_bytes]),
+            OperationKind::AllGather => write(operand.recv, &payloads.concat()),
+            OperationKind::AllToAll => {
+                let blocks: Vec<&[u8]> = payloads.iter().map(|payload| &payload[own_bytes.clone()]).collect();
+                write(operand.recv, &blocks.concat());
+            }
+            OperationKind::Broadcast { root } if operand.recv.bytes() > 0 => {
+                write(operand.recv, payloads[root as usize]);
+            }
+            OperationKind::Recv { .. } => write(operand.recv, payloads[0]),
+            OperationKind::Shift { by } => {
+                write(operand.recv, payloads[OperationKind::shift_source(by, self.position, self.size()) as usize]);
+            }
+            OperationKind::Broadcast { .. } | OperationKind::Send { .. } | OperationKind::Barrier => {}
+        }
+    }
+
+    fn start_checked(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        let stream = operation.kind.stream();
+        if self.in_flight.iter().filter(|work| work.stream == stream).count() == IN_FLIGHT_MAX {
+            return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });
+        }
+        let started = self.started.entry(self.place(stream, 0).0).or_insert(0);
+        let index = *started;
+        *started += 1;
+        let sent = operands.iter().map(|o| read(o.sent(operation, self.position, self.members.len() as u32)));
+        let rank = self.members[self.position as usize];
+        let deposit = Deposit { rank, descriptor: Descriptor::of(operation, operands), payloads: sent.collect() };
+        let (place, slot, n_members) = self.place(stream, index);
+        let mut shared = self.world.lock();
+        let rendezvous = shared
+            .rendezvous
+            .entry(place)
+            .or_insert_with(|| Rendezvous { deposits: (0..n_members).map(|_| None).collect(), n_left: n_members });
+        rendezvous.deposits[slot] = Some(deposit);
+        drop(shared);
+        self.world.changed.notify_all();
+        self.progress.entered += 1;
+        self.in_flight.push(InFlight { stream, index, operation: *operation, operands: operands.to_vec() });
+        Ok(Ticket { stream, index })
+    }
+}
+
+impl Collective for LocalCollective {
+    fn position(&self) -> u32 {
+        self.position
+    }
+
+    fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        if let Some(reason) = &self.world.lock().aborted {
+            return Err(CollectiveError::aborted(reason.clone()));
+        }
+        if let Err(error) = check(operation, operands, self.position, self.size()) {
+            self.abort(&format!("rank {}: {error}", self.members[self.position as usize]));
+            return Err(error);
+        }
+        self.start_checked(operation, operands)
+    }
+
+    fn finish(&mut self, ticket: Ticket) -> Result<(), CollectiveError> {
+        let Ticket { stream, index } = ticket;
+        let found = self.in_flight.iter().position(|work| (work.stream, work.index) == (stream, index));
+        let work = self.in_flight.swap_remove(found.ok_or(CollectiveError::UnknownTicket { stream, index })?);
+        let outcome = self.meet(&work);
+        match &outcome {
+            Ok(()) => self.progress.finished += 1,
+            Err(CollectiveError::Aborted { .. }) => {}
+            Err(error) => self.abort(&format!("rank {}: {error}", self.members[self.position as usize])),
+        }
+        outcome
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world.abort(reason);
+    }
+}
+
+impl Drop for LocalCollective {
+    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort(&format!("rank {} panicked", self.members[self.position as usize]));
+        }
+    }
+}
+
+/// Compares all deposits with the first.
+fn compare(deposits: &[Option<Deposit>]) -> Result<(), CollectiveError> {
+    let mut present = deposits.iter().flatten();
+    let Some(first) = present.next() else { return Ok(()) };
+    match present.find(|other| !other.descriptor.agrees(&first.descriptor)) {
+        None => Ok(()),
+        Some(other) => {
+            let (a, b) = (first.descriptor, other.descriptor);
+            Err(CollectiveError::Mismatch { rank_a: first.rank, a, rank_b: other.rank, b })
+        }
+    }
+}
+
+/// A copy of what a buffer holds.
+fn read(buffer: RawBuffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.bytes()];
+    // SAFETY: whoever started the operation promised that the buffer can be read until it is finished.
+    unsafe { std::ptr::copy_nonoverlapping(buffer.start(), bytes.as_mut_ptr(), bytes.len()) };
+    bytes
+}
+
+fn write(buffer: RawBuffer, bytes: &[u8]) {
+    assert_eq!(buffer.bytes(), bytes.len(), "the operand was checked");
+    // SAFETY: whoever started the operation promised that the buffer is ours until it is finished.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start(), bytes.len()) };
+}
+
+/// The sum of the payloads, in order.
+fn sum(operand: &Operand, payloads: &[&[u8]]) -> Vec<u8> {
+    // Of 64-bit words, so that copies and total are aligned for every element type.
+    let n_words = (operand.n_elements * operand.dtype.bytes()).div_ceil(8);
+    let aligned: Vec<Vec<u64>> = payloads
+        .iter()
+        .map(|payload| {
+            let mut words = vec![0u64; n_words];
+            bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..payload.len()].copy_from_slice(payload);
+            words
+        })
+        .collect();
+    let mut total = vec![0u64; n_words];
+    let sources: Vec<*const u8> = aligned.iter().map(|words| words.as_ptr().cast()).collect();
+    // SAFETY: all are private copies of the operand's length, aligned to eight bytes, and the total is none of them.
+    unsafe { reduce::sum(operand.dtype, &sources, &[total.as_mut_ptr().cast()], operand.n_elements) };
+    bytemuck::cast_slice::<u64, u8>(&total)[..operand.n_elements * operand.dtype.bytes()].to_vec()
+}

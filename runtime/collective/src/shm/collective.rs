@@ -1,0 +1,221 @@
+//! The communicator of a group on one machine.
+#![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use super::group::GroupStream;
+use super::pair::PairStream;
+use super::plane::Plane;
+use super::queue::Queue;
+use crate::engine::{Advance, Engine, lock};
+use phalanx_device::communicator::Waiting;
+use phalanx_device::operation::check;
+use phalanx_device::{Collective, CollectiveError, Operand, Operation, Progress, Stream, Ticket};
+
+/// One group of ranks of one machine, seen from one member.
+#[derive(Debug)]
+pub struct ShmCollective {
+    engine: Arc<Engine>,
+    plane: Arc<Plane>,
+    group: usize,
+    position: u32,
+    size: u32,
+    streams: Arc<Mutex<Streams>>,
+    progress: Progress,
+}
+
+/// All streams of one communicator.
+#[derive(Debug)]
+struct Streams {
+    plane: Arc<Plane>,
+    group: GroupStream,
+    /// Those that were used so far.
+    pairs: Vec<PairStream>,
+    /// What went wrong here first.
+    failed: Option<CollectiveError>,
+}
+
+impl ShmCollective {
+    /// The communicator of group number `group` for the rank of `plane`, driven by `engine`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub(super) fn new(plane: Arc<Plane>, engine: Arc<Engine>, group: usize) -> Result<ShmCollective, CollectiveError> {
+        let world = plane.control.world();
+        let (members, position) = world.membership(group, plane.rank)?;
+        let size = members.len() as u32;
+        let stream = GroupStream::new(plane.clone(), group, members, position);
+        let streams = Streams { plane: plane.clone(), group: stream, pairs: Vec::new(), failed: None };
+        let streams = Arc::new(Mutex::new(streams));
+        engine.add(streams.clone());
+        let progress = Progress::default();
+        Ok(ShmCollective { engine, plane, group, position, size, streams, progress })
+    }
+
+    /// Starts an operation that was checked.
+    fn start_checked(&self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        let mut streams = lock(&self.streams);
+        let stream = operation.kind.stream();
+        let index = match stream {
+            Stream::Group => streams.group.start(operation, operands),
+            pair => {
+                let members = &self.plane.control.world().groups()[self.group];
+                streams.pair(pair, self.group, members, self.position).start(operation, operands)
+            }
+        }?;
+        Ok(Ticket { stream, index })
+    }
+
+    /// Whether an operation is complete, after doing what can be done without waiting. Once it is, its ticket needs no
+    /// `finish`.
+    ///
+    /// # Errors
+    /// As [`Collective::finish`].
+    pub(crate) fn try_finish(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
+        let mut streams = lock(&self.streams);
+        streams.advance()?;
+        streams.is_complete(ticket)
+    }
+
+    fn show_waiting(&self, ticket: &Ticket) {
+        let streams = lock(&self.streams);
+        let Some(queue) = streams.queue(ticket.stream) else { return };
+        if ticket.index < queue.completed() {
+            return;
+        }
+        let descriptor = queue.get(ticket.index).descriptor;
+        let waiting = Waiting { group: self.group, stream: ticket.stream, index: ticket.index, descriptor };
+        if let Ok(slot) = self.plane.control.slot(self.plane.rank) {
+            slot.waiting.show(&waiting);
+        }
+    }
+}
+
+impl Streams {
+    /// One side of messages between two members; made when it is first used.
+    fn pair(&mut self, stream: Stream, group: usize, members: &[u32], position: u32) -> &mut PairStream {
+        let found = self.pairs.iter().position(|pair| pair.stream() == stream);
+        let i = found.unwrap_or_else(|| {
+            self.pairs.push(PairStream::new(self.plane.clone(), group, members, position, stream));
+            self.pairs.len() - 1
+        });
+        &mut self.pairs[i]
+    }
+
+    fn queue(&self, stream: Stream) -> Option<&Queue> {
+        match stream {
+            Stream::Group => Some(self.group.queue()),
+            pair => self.pairs.iter().find(|other| other.stream() == pair).map(PairStream::queue),
+        }
+    }
+
+    /// Whether an operation is complete.
+    fn is_complete(&self, ticket: &Ticket) -> Result<bool, CollectiveError> {
+        let &Ticket { stream, index } = ticket;
+        match self.queue(stream).filter(|queue| index < queue.started()) {
+            Some(queue) => Ok(index < queue.completed()),
+            None => Err(CollectiveError::UnknownTicket { stream, index }),
+        }
+    }
+
+    fn advance_streams(&mut self) -> Result<(), CollectiveError> {
+        self.group.advance()?;
+        self.pairs.iter_mut().try_for_each(PairStream::advance)
+    }
+
+    /// A peer that saw a disagreement first aborts the world while this rank may still be waiting for others. The
+    /// disagreement then says more than the abort.
+    fn compare_all(&self) -> Result<(), CollectiveError> {
+        self.group.compare_all()?;
+        self.pairs.iter().try_for_each(|pair| pair.compare().map(|_| ()))
+    }
+}
+
+impl Advance for Streams {
+    fn advance(&mut self) -> Result<(), CollectiveError> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        let aborted = self.plane.control.aborted();
+        let outcome = match aborted {
+            None => self.advance_streams(),
+            Some(aborted) => {
+                let decided = self.group.advance_decided();
+                Err(decided.and_then(|()| self.compare_all()).err().unwrap_or(aborted))
+            }
+        };
+        if let Err(error) = &outcome {
+            self.failed = Some(error.clone());
+            let name = self.plane.control.world().name_of(self.plane.rank);
+            self.plane.control.abort(&format!("rank {name}: {error}"));
+        }
+        outcome
+    }
+}
+
+impl Collective for ShmCollective {
+    fn position(&self) -> u32 {
+        self.position
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        if let Some(aborted) = self.plane.control.aborted() {
+            return Err(aborted);
+        }
+        let started =
+            check(operation, operands, self.position, self.size).and_then(|()| self.start_checked(operation, operands));
+        match &started {
+            Ok(_) => {
+                self.progress.entered += 1;
+                self.plane.control.slot(self.plane.rank)?.entered.fetch_add(1, Ordering::Release);
+            }
+            Err(error) if error.is_refusal() => {}
+            Err(error) => {
+                self.abort(&format!("rank {}: {error}", self.plane.control.world().name_of(self.plane.rank)));
+            }
+        }
+        started
+    }
+
+    fn finish(&mut self, ticket: Ticket) -> Result<(), CollectiveError> {
+        let is_done = || {
+            let mut streams = lock(&self.streams);
+            if streams.is_complete(&ticket)? {
+                return Ok(true);
+            }
+            let advanced = streams.advance();
+            let is_complete = streams.is_complete(&ticket)?;
+            if is_complete { Ok(true) } else { advanced.map(|()| false) }
+        };
+        let outcome = self.engine.wait(is_done, || self.show_waiting(&ticket));
+        let slot = self.plane.control.slot(self.plane.rank)?;
+        slot.waiting.clear();
+        if outcome.is_ok() {
+            self.progress.finished += 1;
+            slot.finished.fetch_add(1, Ordering::Release);
+        }
+        outcome
+    }
+
+    fn abort(&self, reason: &str) {
+        self.plane.control.abort(reason);
+    }
+}
+
+impl Drop for ShmCollective {
+    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort(&format!("rank {} panicked", self.plane.control.world().name_of(self.plane.rank)));
+        }
+    }
+}

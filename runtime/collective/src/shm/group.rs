@@ -1,0 +1,289 @@
+//! The stream of a group's operations, as one member drives it.
+//!
+//! An operation goes through three steps at each member, in order of the stream:
+//! 1. *started*: the member has announced the operation and where its tensors lie;
+//! 2. *worked*: all members have announced the same, and this one has done its share: it computed its part of a sum, or
+//!    copied what it receives;
+//! 3. *complete*: nobody touches this member's tensors any more.
+//!
+//! Operations on few bytes are *flat*: announcing includes a copy of what the member sends, everybody computes its own
+//! result from the copies, and nobody waits twice.
+//!
+//! Invariants:
+//! - C-1: posts, places and flat area of a member are written by it alone, before it announces; peers read them after.
+//! - C-2: a member completes operation `i` only after all have announced `i`. It announces `i` only while fewer than
+//!   [`IN_FLIGHT_MAX`] operations are incomplete at it. So when a member announces `i`, all have announced
+//!   `i - IN_FLIGHT_MAX`, so all have completed `i - 2 · IN_FLIGHT_MAX`: the post and flat area that `i` reuses are read
+//!   by nobody. The same holds for places, which are read only by members that completion waits for.
+//! - C-3: tensors of a member are read and written by peers only between their seeing its post and their `done`, for
+//!   which completion waits; each element of a sum's result is written by one member, which alone reads it, in that time.
+//! - C-4: a member shows that it writes tensors of others while it does, and does not begin to once the world is aborted
+//!   (`Control::writing`): so the memory of a world that has ended can be used again when nobody shows it.
+#![allow(unsafe_code)] // Tensors that other ranks write are reached through raw pointers; C-1 to C-3 keep them apart.
+
+use std::sync::Arc;
+
+use super::layout::{FLAT_BYTES, LOCAL_RANKS_MAX};
+use super::plane::Plane;
+use super::queue::{Pending, Queue};
+use super::ring::Ring;
+use crate::{flat, reduce};
+use phalanx_device::operation::IN_FLIGHT_MAX;
+use phalanx_device::parts::part;
+use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
+
+const _: () = assert!(super::layout::POSTS == 2 * IN_FLIGHT_MAX as u64, "C-2");
+/// Parts of a sum are whole cache lines.
+const LINE_BYTES: usize = 64;
+
+/// Operations of the whole group.
+#[derive(Debug)]
+pub(super) struct GroupStream {
+    plane: Arc<Plane>,
+    group: usize,
+    members: Vec<u32>,
+    position: u32,
+    /// Of all members, by position.
+    rings: Vec<Ring>,
+    queue: Queue,
+    worked: u64,
+    /// Numbers of the members' first places of operation `worked`, as far as they have announced it, in order.
+    places_at: Vec<u64>,
+}
+
+impl GroupStream {
+    /// The stream of group number `group` as its member at `position` drives it.
+    pub(super) fn new(plane: Arc<Plane>, group: usize, members: &[u32], position: u32) -> GroupStream {
+        let ring = |position| Ring::new(plane.control.clone(), plane.control.layout().group_ring_at(group, position));
+        let rings: Vec<Ring> = (0..members.len() as u32).map(ring).collect();
+        let queue = Queue::new(rings[position as usize].clone());
+        let places_at = Vec::with_capacity(members.len());
+        GroupStream { plane, group, members: members.to_vec(), position, rings, queue, worked: 0, places_at }
+    }
+
+    /// The operations.
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Starts an operation that was checked.
+    ///
+    /// # Errors
+    /// As [`Queue::push`].
+    pub(super) fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<u64, CollectiveError> {
+        let is_flat = is_flat(operands);
+        let size = self.members.len() as u32;
+        let index = self.queue.push(&self.plane, operation, operands, (self.position, size), !is_flat)?;
+        if is_flat {
+            let to = self.flat_area(self.position, index);
+            // SAFETY: C-1, C-2: nobody reads this area before the announcement. It has room, see `is_flat`.
+            unsafe { flat::collect(operation, operands, (self.position, size), to) };
+        }
+        self.queue.announce(index);
+        self.ring_peers();
+        Ok(index)
+    }
+
+    /// Does what can be done without waiting.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Mismatch`], [`CollectiveError::Invalid`].
+    pub(super) fn advance(&mut self) -> Result<(), CollectiveError> {
+        self.advance_while(|_| true)
+    }
+
+    /// Finishes what is decided although the world is aborted: flat operations that all members have announced. Nobody is
+    /// needed for them any more, and some members may have finished them before the abort; so a vote has one outcome at
+    /// all that took part, also if the first to see it gives up because of it.
+    ///
+    /// # Errors
+    /// As [`GroupStream::advance`].
+    pub(super) fn advance_decided(&mut self) -> Result<(), CollectiveError> {
+        self.advance_while(|pending| is_flat(&pending.operands))
+    }
+
+    fn advance_while(&mut self, may_work: impl Fn(&Pending) -> bool) -> Result<(), CollectiveError> {
+        while self.worked < self.queue.started() && may_work(self.queue.get(self.worked)) {
+            self.look()?;
+            if self.places_at.len() < self.members.len() {
+                break;
+            }
+            let pending = self.queue.get(self.worked);
+            let is_flat = is_flat(&pending.operands);
+            if is_flat {
+                self.work_flat(pending)
+            } else {
+                self.work(pending)?
+            }
+            self.worked += 1;
+            self.places_at.clear();
+            self.queue.ring().set_done(self.worked);
+            if !is_flat {
+                self.ring_peers();
+            }
+        }
+        while self.queue.completed() < self.worked && self.is_released(self.queue.completed()) {
+            self.queue.complete(&self.plane);
+        }
+        Ok(())
+    }
+
+    /// Compares what everybody has announced as the oldest operation that is not worked; also what was announced by
+    /// members behind one that has announced nothing.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Mismatch`].
+    pub(super) fn compare_all(&self) -> Result<(), CollectiveError> {
+        if self.worked == self.queue.started() {
+            return Ok(());
+        }
+        (0..self.members.len() as u32).try_for_each(|peer| self.compare(peer).map(|_| ()))
+    }
+
+    /// Notes who has announced the oldest operation that is not worked.
+    fn look(&mut self) -> Result<(), CollectiveError> {
+        while self.places_at.len() < self.members.len() {
+            match self.compare(self.places_at.len() as u32)? {
+                Some(places_at) => self.places_at.push(places_at),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of the peer's first place, if it has announced the same operation.
+    fn compare(&self, peer: u32) -> Result<Option<u64>, CollectiveError> {
+        let Some((descriptor, places_at)) = self.rings[peer as usize].announced(self.worked) else { return Ok(None) };
+        let own = self.queue.get(self.worked).descriptor;
+        if descriptor.agrees(&own) {
+            return Ok(Some(places_at));
+        }
+        let mut sides = [(self.members[self.position as usize], own), (self.members[peer as usize], descriptor)];
+        sides.sort_by_key(|(rank, _)| *rank);
+        let [(rank_a, a), (rank_b, b)] =
+            sides.map(|(rank, descriptor)| (self.plane.control.world().name_of(rank), descriptor));
+        Err(CollectiveError::Mismatch { rank_a, a, rank_b, b })
+    }
+
+    /// Whether nobody touches this member's tensors of operation `index` any more.
+    fn is_released(&self, index: u64) -> bool {
+        let pending = self.queue.get(index);
+        if is_flat(&pending.operands) {
+            return true;
+        }
+        let size = self.members.len() as u32;
+        let is_done = |peer: u32| self.rings[peer as usize].done() > index;
+        match pending.operation.kind {
+            OperationKind::Broadcast { root } if root != self.position => true,
+            OperationKind::Shift { by } => is_done(OperationKind::shift_target(by, self.position, size)),
+            _ => (0..size).all(is_done),
+        }
+    }
+
+    /// This member's share of an operation whose tensors lie in arenas.
+    fn work(&self, pending: &Pending) -> Result<(), CollectiveError> {
+        let (operation, size) = (&pending.operation, self.members.len() as u32);
+        for (i, operand) in pending.operands.iter().enumerate() {
+            let (n, width) = (operand.n_elements, operand.dtype.bytes());
+            let own = part(n, operation.unit, size, self.position);
+            // Where the elements from `start` of what a peer sends are.
+            let sent = |peer: u32, start: usize, n: usize| {
+                let at = self.place(peer, i).send.saturating_add((start * width) as u64);
+                self.plane.peer(self.members[peer as usize], at, n * width, width)
+            };
+            match operation.kind {
+                OperationKind::AllReduce => self.sum_part(i, operand)?,
+                OperationKind::ReduceScatter => {
+                    let mut sources = [std::ptr::null::<u8>(); LOCAL_RANKS_MAX as usize];
+                    for peer in 0..size {
+                        sources[peer as usize] = sent(peer, own.start, own.len())?;
+                    }
+                    let sources = &sources[..size as usize];
+                    // SAFETY: C-3; the sources were checked, and `recv` is this member's, if not its own source.
+                    unsafe { reduce::sum(operand.dtype, sources, &[operand.recv.start()], own.len()) };
+                }
+                OperationKind::AllGather => {
+                    let is_in_place = operand.send == operand.recv;
+                    for peer in (0..size).filter(|peer| !is_in_place || *peer != self.position) {
+                        let theirs = part(n, operation.unit, size, peer);
+                        let to = operand.recv.slice(theirs.start * width..theirs.end * width);
+                        copy(sent(peer, 0, theirs.len())?, to);
+                    }
+                }
+                OperationKind::AllToAll => {
+                    for peer in 0..size {
+                        let at = peer as usize * own.len() * width;
+                        let to = operand.recv.slice(at..at + own.len() * width);
+                        copy(sent(peer, own.start, own.len())?, to);
+                    }
+                }
+                OperationKind::Broadcast { root } => {
+                    if operand.recv.bytes() > 0 && (root != self.position || operand.send != operand.recv) {
+                        copy(sent(root, 0, n)?, operand.recv);
+                    }
+                }
+                OperationKind::Shift { by } => {
+                    copy(sent(OperationKind::shift_source(by, self.position, size), 0, n)?, operand.recv);
+                }
+                OperationKind::Send { .. } | OperationKind::Recv { .. } | OperationKind::Barrier => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums one part of all members' tensors and writes it to all of them.
+    fn sum_part(&self, operand_idx: usize, operand: &Operand) -> Result<(), CollectiveError> {
+        let (width, size) = (operand.dtype.bytes(), self.members.len());
+        let own = part(operand.n_elements, LINE_BYTES / width, size as u32, self.position);
+        let mut sources = [std::ptr::null::<u8>(); LOCAL_RANKS_MAX as usize];
+        let mut targets = [std::ptr::null_mut::<u8>(); LOCAL_RANKS_MAX as usize];
+        for (peer, rank) in self.members.iter().enumerate() {
+            let place = self.place(peer as u32, operand_idx);
+            let skip = (own.start * width) as u64;
+            let address = |at: u64| self.plane.peer(*rank, at.saturating_add(skip), own.len() * width, width);
+            sources[peer] = address(place.send)?;
+            targets[peer] = address(place.recv)?;
+        }
+        let _writing = self.plane.control.writing(self.plane.rank)?;
+        // SAFETY: C-3: between the announcements and `done` this member alone touches these elements of all tensors.
+        unsafe { reduce::sum(operand.dtype, &sources[..size], &targets[..size], own.len()) };
+        Ok(())
+    }
+
+    /// This member's share of an operation whose tensors lie in the flat areas.
+    fn work_flat(&self, pending: &Pending) {
+        let place = (self.position, self.members.len() as u32);
+        let copy_of = |peer| self.flat_area(peer, self.worked).cast_const();
+        // SAFETY: C-1, C-2: every member wrote its area before it announced the same operation.
+        unsafe { flat::deliver(&pending.operation, &pending.operands, place, copy_of) };
+    }
+
+    fn place(&self, peer: u32, operand_idx: usize) -> super::ring::PlaceOf {
+        let first = self.places_at[peer as usize];
+        self.rings[peer as usize].read_place(first.wrapping_add(operand_idx as u64))
+    }
+
+    fn flat_area(&self, peer: u32, index: u64) -> *mut u8 {
+        let control = &self.plane.control;
+        // SAFETY: the layout puts an area of FLAT_BYTES there.
+        unsafe { control.memory().base().add(control.layout().flat_at(self.group, peer, index)) }
+    }
+
+    fn ring_peers(&self) {
+        for rank in self.members.iter().filter(|rank| **rank != self.plane.rank) {
+            self.plane.control.bell(*rank).ring();
+        }
+    }
+}
+
+/// Whether all tensors together are few bytes: members agree, because they agree on the tensors.
+fn is_flat(operands: &[Operand]) -> bool {
+    flat::bytes_of(operands) <= FLAT_BYTES
+}
+
+/// Copies bytes that nobody writes now.
+pub(super) fn copy(from: *const u8, to: RawBuffer) {
+    // SAFETY: the caller checked that `to.bytes()` bytes are there, and nobody writes them (C-1, C-3); `to` was lent to
+    // the operation and is not what is read, because operands that overlap are staged or refused.
+    unsafe { std::ptr::copy_nonoverlapping(from, to.start(), to.bytes()) };
+}

@@ -1,0 +1,175 @@
+//! The operations of one stream that a member has started and not completed.
+
+use std::collections::VecDeque;
+
+use super::layout::PLACES;
+use super::plane::{Piece, Plane};
+use super::ring::{PlaceOf, Ring};
+use phalanx_device::descriptor::Descriptor;
+use phalanx_device::operation::IN_FLIGHT_MAX;
+use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
+
+/// One operation that was started.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub operation: Operation,
+    pub operands: Vec<Operand>,
+    pub descriptor: Descriptor,
+    /// Number of its first place.
+    pub places_at: u64,
+    pieces: Vec<Piece>,
+}
+
+/// Operations of one stream, in order, with the ring that announces them.
+#[derive(Debug)]
+pub(super) struct Queue {
+    ring: Ring,
+    pending: VecDeque<Pending>,
+    /// Used again, so that nothing is allocated once the stream is warm.
+    spare: Vec<Pending>,
+    completed: u64,
+    /// Number of the next place.
+    places_next: u64,
+}
+
+impl Queue {
+    /// An empty stream.
+    pub(super) fn new(ring: Ring) -> Queue {
+        Queue { ring, pending: VecDeque::new(), spare: Vec::new(), completed: 0, places_next: 0 }
+    }
+
+    /// The ring of this member.
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Operations started.
+    pub(super) fn started(&self) -> u64 {
+        self.completed + self.pending.len() as u64
+    }
+
+    /// Operations completed, in order.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// An operation that is not completed.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub(super) fn get(&self, index: u64) -> &Pending {
+        &self.pending[(index - self.completed) as usize]
+    }
+
+    /// Whether another operation of `n_operands` may be started.
+    ///
+    /// # Errors
+    /// [`CollectiveError::TooManyInFlight`], [`CollectiveError::TooManyOperandsInFlight`].
+    pub(super) fn check_room(&self, n_operands: usize) -> Result<(), CollectiveError> {
+        if self.pending.len() >= IN_FLIGHT_MAX {
+            return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });
+        }
+        let oldest = self.pending.front().map_or(self.places_next, |oldest| oldest.places_at);
+        let wanted = (self.places_next - oldest) as usize + n_operands;
+        if wanted > PLACES as usize {
+            return Err(CollectiveError::TooManyOperandsInFlight { wanted, max: PLACES as usize });
+        }
+        Ok(())
+    }
+
+    /// Adds an operation, for whose operands peers will look in this rank's arena if `is_shared`; returns its number.
+    /// It is announced separately.
+    ///
+    /// # Errors
+    /// As [`Queue::check_room`]; [`CollectiveError::StagingFull`]. Then nothing was added.
+    pub(super) fn push(
+        &mut self,
+        plane: &Plane,
+        operation: &Operation,
+        operands: &[Operand],
+        (position, size): (u32, u32),
+        is_shared: bool,
+    ) -> Result<u64, CollectiveError> {
+        self.check_room(operands.len())?;
+        let descriptor = Descriptor::of(operation, operands);
+        let mut pending = self.spare.pop().unwrap_or_else(|| Pending {
+            operation: *operation,
+            operands: Vec::new(),
+            descriptor,
+            places_at: 0,
+            pieces: Vec::new(),
+        });
+        (pending.operation, pending.descriptor, pending.places_at) = (*operation, descriptor, self.places_next);
+        pending.operands.clear();
+        pending.operands.extend_from_slice(operands);
+        if is_shared {
+            for (number, operand) in (self.places_next..).zip(operands) {
+                match place(plane, operation, operand, (position, size), &mut pending.pieces) {
+                    Ok(place) => self.ring.write_place(number, place),
+                    Err(error) => {
+                        plane.release(&mut pending.pieces, false);
+                        self.spare.push(pending);
+                        return Err(error);
+                    }
+                }
+            }
+            self.places_next += operands.len() as u64;
+        }
+        let index = self.started();
+        self.pending.push_back(pending);
+        Ok(index)
+    }
+
+    /// Announces operation `index`.
+    pub(super) fn announce(&self, index: u64) {
+        let pending = self.get(index);
+        self.ring.announce(index, &pending.descriptor, pending.places_at);
+    }
+
+    /// Completes the oldest operation: results are in place and its room is free.
+    pub(super) fn complete(&mut self, plane: &Plane) {
+        let mut pending = self.pending.pop_front().expect("an operation that is not completed");
+        plane.release(&mut pending.pieces, true);
+        self.spare.push(pending);
+        self.completed += 1;
+    }
+}
+
+/// Where peers find one operand: in the arena, or in a stand-in.
+fn place(
+    plane: &Plane,
+    operation: &Operation,
+    operand: &Operand,
+    (position, size): (u32, u32),
+    pieces: &mut Vec<Piece>,
+) -> Result<PlaceOf, CollectiveError> {
+    let sent = operand.sent(operation, position, size);
+    if operation.kind == OperationKind::AllReduce {
+        return place_of_sum(plane, sent, operand.recv, pieces);
+    }
+    // A shift whose result replaces what it sends: the peer may read after this member has written.
+    let is_replaced = matches!(operation.kind, OperationKind::Shift { .. }) && sent == operand.recv;
+    let send = match plane.offset_of(sent).filter(|_| !is_replaced) {
+        Some(offset) => offset,
+        None => plane.stage(sent.bytes(), Some(sent), None, pieces)?,
+    };
+    Ok(PlaceOf { send, recv: 0 })
+}
+
+/// Peers write the result of an `AllReduce`, so that has to be shared as well; a sum in place needs one stand-in only.
+fn place_of_sum(
+    plane: &Plane,
+    sent: RawBuffer,
+    recv: RawBuffer,
+    pieces: &mut Vec<Piece>,
+) -> Result<PlaceOf, CollectiveError> {
+    Ok(match (plane.offset_of(sent), plane.offset_of(recv)) {
+        (Some(send), Some(recv)) => PlaceOf { send, recv },
+        (Some(send), None) => PlaceOf { send, recv: plane.stage(recv.bytes(), None, Some(recv), pieces)? },
+        (None, Some(to)) => PlaceOf { send: plane.stage(sent.bytes(), Some(sent), None, pieces)?, recv: to },
+        (None, None) => {
+            let both = plane.stage(sent.bytes(), Some(sent), Some(recv), pieces)?;
+            PlaceOf { send: both, recv: both }
+        }
+    })
+}

@@ -1,0 +1,87 @@
+//! One member's announcements in one stream, as it writes them and as its peers read them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::control::Control;
+use super::layout::{HEAD_BYTES, PLACES, POSTS, Place, Post, RingHead};
+use phalanx_device::descriptor::Descriptor;
+
+/// A ring in control memory.
+#[derive(Clone, Debug)]
+pub(super) struct Ring {
+    control: Arc<Control>,
+    at: usize,
+}
+
+/// Byte offsets in the arena of the ring's owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PlaceOf {
+    /// Where it reads.
+    pub send: u64,
+    /// Where it wants the result.
+    pub recv: u64,
+}
+
+impl Ring {
+    /// The ring at an offset that the layout gave.
+    pub(super) fn new(control: Arc<Control>, at: usize) -> Ring {
+        Ring { control, at }
+    }
+
+    /// Writes where operand number `number` (counted over all operations of the stream) lies.
+    pub(super) fn write_place(&self, number: u64, place: PlaceOf) {
+        let to = self.place(number);
+        to.send.store(place.send, Ordering::Relaxed);
+        to.recv.store(place.recv, Ordering::Relaxed);
+    }
+
+    /// Announces operation `index`, whose first operand has number `places_at`.
+    pub(super) fn announce(&self, index: u64, descriptor: &Descriptor, places_at: u64) {
+        let post = self.post(index);
+        for (word, value) in post.descriptor.iter().zip(descriptor.encode()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        post.places_at.store(places_at, Ordering::Relaxed);
+        post.stamp.store(index + 1, Ordering::Release);
+        self.head().announced.0.store(index + 1, Ordering::Release);
+    }
+
+    /// What the owner announced as operation `index`, and the number of its first place, if it has.
+    pub(super) fn announced(&self, index: u64) -> Option<(Descriptor, u64)> {
+        let post = self.post(index);
+        if post.stamp.load(Ordering::Acquire) != index + 1 {
+            return None;
+        }
+        let words = std::array::from_fn(|i| post.descriptor[i].load(Ordering::Relaxed));
+        Some((Descriptor::decode(words), post.places_at.load(Ordering::Relaxed)))
+    }
+
+    /// Where operand number `number` of the owner lies, by its own account.
+    pub(super) fn read_place(&self, number: u64) -> PlaceOf {
+        let place = self.place(number);
+        PlaceOf { send: place.send.load(Ordering::Relaxed), recv: place.recv.load(Ordering::Relaxed) }
+    }
+
+    /// Operations of which the owner has done its share.
+    pub(super) fn done(&self) -> u64 {
+        self.head().done.0.load(Ordering::Acquire)
+    }
+
+    /// Says that the owner has done its share of the first `n_done` operations.
+    pub(super) fn set_done(&self, n_done: u64) {
+        self.head().done.0.store(n_done, Ordering::Release);
+    }
+
+    fn head(&self) -> &RingHead {
+        self.control.memory().get(self.at)
+    }
+
+    fn post(&self, index: u64) -> &Post {
+        self.control.memory().get(self.at + HEAD_BYTES + 64 * (index % POSTS) as usize)
+    }
+
+    fn place(&self, number: u64) -> &Place {
+        self.control.memory().get(self.at + HEAD_BYTES + 64 * POSTS as usize + 16 * (number % PLACES) as usize)
+    }
+}

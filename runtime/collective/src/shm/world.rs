@@ -1,0 +1,184 @@
+//! A world on one machine: its control memory and an arena per rank.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::collective::ShmCollective;
+use super::control::Control;
+use super::plane::{ControlBell, Plane};
+use crate::engine::{Engine, HasBell};
+use phalanx_device::CollectiveError;
+use phalanx_device::shared_memory::{Arena, SharedMemory};
+use phalanx_device::world::World;
+
+/// Everything that the ranks of one machine share. Whoever starts the ranks makes it and passes it on (see
+/// [`super::passing`]); holding it does not make its holder a rank.
+#[derive(Clone, Debug)]
+pub struct ShmWorld {
+    control: Arc<Control>,
+    /// By rank.
+    arenas: Vec<Arc<SharedMemory>>,
+    staging_bytes: usize,
+}
+
+impl ShmWorld {
+    /// Makes a world whose rank `r` has an arena of `arena_bytes[r]`. All arenas begin with `staging_bytes` more, for
+    /// tensors that lie elsewhere. Memory is taken from the machine when it is first touched.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Shape`] if there are not as many arenas as ranks, or the world does not fit one machine;
+    /// [`CollectiveError::System`].
+    pub fn create(world: &World, arena_bytes: &[u64], staging_bytes: u64) -> Result<ShmWorld, CollectiveError> {
+        if arena_bytes.len() != world.n_ranks() as usize {
+            let (expected, found) = (world.n_ranks().to_string(), arena_bytes.len() as u64);
+            return Err(CollectiveError::Shape { field: "number of arenas", expected, found });
+        }
+        let control = Arc::new(Control::create(world)?);
+        let arenas = arena_bytes.iter().map(|bytes| {
+            let total = staging_bytes.saturating_add(*bytes).max(1).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+            Ok(Arc::new(SharedMemory::create(total)?.with_huge_pages()))
+        });
+        let arenas = arenas.collect::<Result<_, CollectiveError>>()?;
+        Ok(ShmWorld { control, arenas, staging_bytes: staging_bytes as usize })
+    }
+
+    /// As [`ShmWorld::create`], where some ranks keep the arena that they had in an earlier world, with what is in it.
+    ///
+    /// # Errors
+    /// As [`ShmWorld::create`]; [`CollectiveError::Invalid`] if an arena that is kept is smaller than it has to be.
+    pub fn succeed(
+        world: &World,
+        arenas: Vec<(u64, Option<Arc<SharedMemory>>)>,
+        staging_bytes: u64,
+    ) -> Result<ShmWorld, CollectiveError> {
+        let bytes: Vec<u64> = arenas.iter().map(|(bytes, kept)| if kept.is_some() { 0 } else { *bytes }).collect();
+        let mut next = ShmWorld::create(world, &bytes, staging_bytes)?;
+        for (arena, (bytes, kept)) in next.arenas.iter_mut().zip(arenas) {
+            let Some(kept) = kept else { continue };
+            let expected = staging_bytes.saturating_add(bytes);
+            if (kept.len() as u64) < expected {
+                return Err(CollectiveError::Invalid {
+                    field: "bytes of an arena",
+                    expected,
+                    found: kept.len() as u64,
+                });
+            }
+            *arena = kept;
+        }
+        Ok(next)
+    }
+
+    /// The memory of a rank.
+    pub fn arena_of(&self, rank: u32) -> Option<&Arc<SharedMemory>> {
+        self.arenas.get(rank as usize)
+    }
+
+    /// A world of memory that came from whoever made it.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] if there are not as many arenas as ranks, or one is smaller than its staging area.
+    pub(super) fn from_parts(
+        control: Control,
+        arenas: Vec<Arc<SharedMemory>>,
+        staging_bytes: u64,
+    ) -> Result<ShmWorld, CollectiveError> {
+        let invalid = |field, expected: u64, found: u64| Err(CollectiveError::Invalid { field, expected, found });
+        let n_ranks = control.world().n_ranks();
+        if arenas.len() != n_ranks as usize {
+            return invalid("number of arenas", n_ranks.into(), arenas.len() as u64);
+        }
+        if let Some(small) = arenas.iter().find(|arena| (arena.len() as u64) < staging_bytes) {
+            return invalid("bytes of an arena", staging_bytes, small.len() as u64);
+        }
+        Ok(ShmWorld { control: Arc::new(control), arenas, staging_bytes: staging_bytes as usize })
+    }
+
+    /// The memory of all ranks.
+    pub fn arenas(&self) -> &[Arc<SharedMemory>] {
+        &self.arenas
+    }
+
+    /// Abort, progress, and what each rank waits for.
+    pub fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Becomes `rank`. A rank is taken once in the life of a world, also if its holder dies.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NoSuchRank`], [`CollectiveError::RankTaken`].
+    pub fn join(&self, rank: u32) -> Result<ShmRank, CollectiveError> {
+        if self.control.slot(rank)?.taken.swap(1, Ordering::AcqRel) != 0 {
+            return Err(CollectiveError::RankTaken { rank });
+        }
+        let plane = Plane::new(self.control.clone(), self.arenas.clone(), rank, self.staging_bytes);
+        let bell = Arc::new(ControlBell(self.control.clone(), rank));
+        let engine = Arc::new(Engine::new(bell, self.control.world().n_ranks()));
+        Ok(ShmRank { plane: Arc::new(plane), engine, staging_bytes: self.staging_bytes })
+    }
+
+    /// The same world with mappings of its own, as another process would have them.
+    ///
+    /// # Errors
+    /// [`CollectiveError::System`].
+    pub fn mapped_again(&self) -> Result<ShmWorld, CollectiveError> {
+        let fds = self.memories().map(|memory| memory.fd().try_clone_to_owned());
+        let mut fds = fds.collect::<Result<Vec<_>, _>>().map_err(|error| CollectiveError::io("dup", &error))?;
+        let attach = |fd| SharedMemory::attach_or_keep(fd, &[]);
+        let arenas = fds.split_off(1).into_iter().map(attach).collect::<Result<_, _>>()?;
+        let control = fds.pop().expect("control memory comes first");
+        ShmWorld::from_parts(Control::attach(control, self.control.world())?, arenas, self.staging_bytes())
+    }
+
+    /// All memory, control first: what is passed to another process.
+    pub(super) fn memories(&self) -> impl Iterator<Item = &SharedMemory> {
+        std::iter::once(self.control.memory()).chain(self.arenas.iter().map(AsRef::as_ref))
+    }
+
+    /// Bytes of each staging area.
+    pub(super) fn staging_bytes(&self) -> u64 {
+        self.staging_bytes as u64
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// One rank of a machine. One thread at a time starts and finishes its operations: two that wait at once can sleep
+/// through a wake-up of the other's, until they look again after 50 ms.
+#[derive(Debug)]
+pub struct ShmRank {
+    plane: Arc<Plane>,
+    engine: Arc<Engine>,
+    staging_bytes: usize,
+}
+
+impl ShmRank {
+    /// The communicator of group number `group`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub fn communicator(&self, group: usize) -> Result<ShmCollective, CollectiveError> {
+        ShmCollective::new(self.plane.clone(), self.engine.clone(), group)
+    }
+
+    /// This rank's arena.
+    pub fn arena(&self) -> Arena {
+        let memory = self.plane.arenas[self.plane.rank as usize].clone();
+        Arena::new(memory, self.staging_bytes.next_multiple_of(64))
+    }
+
+    /// Abort, progress, and what each rank waits for.
+    pub fn control(&self) -> &Arc<Control> {
+        &self.plane.control
+    }
+
+    /// What drives all of this rank's streams.
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// What this rank sleeps on.
+    pub(crate) fn bell(&self) -> Arc<dyn HasBell> {
+        Arc::new(ControlBell(self.plane.control.clone(), self.plane.rank))
+    }
+}

@@ -1,0 +1,232 @@
+//! One rank of a world over TCP, and its communicators.
+#![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+
+use super::connect::{TcpConfig, connect_all};
+use super::exchange::Exchange;
+use super::group::TcpGroup;
+use super::plane::TcpPlane;
+use crate::bell::Bell;
+use crate::engine::{Engine, HasBell, lock};
+use crate::shm::control::Control;
+use phalanx_device::descriptor::Descriptor;
+use phalanx_device::operation::check;
+use phalanx_device::world::World;
+use phalanx_device::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
+
+/// One rank, connected with all ranks that it shares a group with. When it and its communicators are dropped, it leaves.
+#[derive(Clone, Debug)]
+pub struct TcpRank {
+    member: Arc<Member>,
+}
+
+/// Leaves when it is dropped.
+#[derive(Debug)]
+struct Member {
+    plane: Arc<TcpPlane>,
+    engine: Arc<Engine>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.plane.leave();
+    }
+}
+
+/// A bell in ordinary memory.
+struct OwnBell(Bell);
+
+impl HasBell for OwnBell {
+    fn bell(&self) -> &Bell {
+        &self.0
+    }
+}
+
+impl TcpRank {
+    /// Becomes `rank` of `world`: calls the ranks below it at their `addresses` and is called by those above at its own,
+    /// where `listener` listens.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Unreachable`], [`CollectiveError::Unauthenticated`], [`CollectiveError::NoSuchRank`],
+    /// [`CollectiveError::Shape`], [`CollectiveError::System`].
+    pub fn join(
+        world: &World,
+        rank: u32,
+        listener: &TcpListener,
+        addresses: &[SocketAddr],
+        config: &TcpConfig,
+    ) -> Result<TcpRank, CollectiveError> {
+        let bell: Arc<dyn HasBell> = Arc::new(OwnBell(Bell::default()));
+        let engine = Arc::new(Engine::new(bell.clone(), 1));
+        TcpRank::join_with(world, rank, listener, addresses, config, (engine, bell, None))
+    }
+
+    /// As [`TcpRank::join`], for a rank that also waits for others of its machine, and is aborted together with them.
+    pub(crate) fn join_with(
+        world: &World,
+        rank: u32,
+        listener: &TcpListener,
+        addresses: &[SocketAddr],
+        config: &TcpConfig,
+        (engine, bell, control): (Arc<Engine>, Arc<dyn HasBell>, Option<Arc<Control>>),
+    ) -> Result<TcpRank, CollectiveError> {
+        if rank >= world.n_ranks() {
+            return Err(CollectiveError::NoSuchRank { rank, size: world.n_ranks() });
+        }
+        let sockets = connect_all(world, rank, listener, addresses, config, control.as_deref())?;
+        let plane = TcpPlane::start(world.clone(), rank, sockets, bell, control)?;
+        Ok(TcpRank { member: Arc::new(Member { plane, engine }) })
+    }
+
+    /// The communicator of group number `group`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub fn communicator(&self, group: usize) -> Result<TcpCollective, CollectiveError> {
+        let state = self.member.plane.group(group)?.clone();
+        let (members, position) = self.member.plane.membership(group)?;
+        let progress = Progress::default();
+        Ok(TcpCollective { member: self.member.clone(), state, position, members, progress })
+    }
+
+    /// Aborts the world, here and at all peers.
+    pub fn abort(&self, reason: &str) {
+        self.member.plane.abort(reason);
+    }
+}
+
+/// One group of ranks of any machines, seen from one member.
+#[derive(Debug)]
+pub struct TcpCollective {
+    member: Arc<Member>,
+    state: Arc<Mutex<TcpGroup>>,
+    position: u32,
+    members: Vec<u32>,
+    progress: Progress,
+}
+
+impl TcpCollective {
+    /// Whether an operation is complete. Once it is, its ticket needs no `finish`.
+    ///
+    /// # Errors
+    /// As [`Collective::finish`].
+    pub(crate) fn try_finish(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
+        let outcome = self.is_complete(ticket.stream, ticket.index);
+        outcome.inspect_err(|error| self.member.plane.let_go(error))
+    }
+
+    /// Starts an operation that only compares what members are about to do elsewhere.
+    ///
+    /// # Errors
+    /// As [`Collective::start`].
+    pub(crate) fn announce(&mut self, descriptor: Descriptor) -> Result<Ticket, CollectiveError> {
+        if let Some(aborted) = self.member.plane.aborted() {
+            return Err(aborted);
+        }
+        let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
+        self.start_exchange(Exchange::announcing(&barrier, descriptor, self.position, self.size()))
+    }
+
+    fn start_checked(&self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        self.start_exchange(Exchange::new(operation, operands, self.position, self.size()))
+    }
+
+    fn start_exchange(&self, exchange: Exchange) -> Result<Ticket, CollectiveError> {
+        let plane = &self.member.plane;
+        let stream = exchange.operation.kind.stream();
+        let mut state = lock(&self.state);
+        match state.start(plane, exchange) {
+            Ok(index) => {
+                let left = self.members.iter().find(|rank| {
+                    **rank != self.members[self.position as usize] && plane.has_left(**rank) && state.waits_for(**rank)
+                });
+                if let Some(rank) = left {
+                    plane.abort(&plane.left(*rank));
+                }
+                Ok(Ticket { stream, index })
+            }
+            Err(error) => {
+                if !error.is_refusal() {
+                    state.fail(error.clone());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether an operation is complete.
+    fn is_complete(&self, stream: Stream, index: u64) -> Result<bool, CollectiveError> {
+        let state = lock(&self.state);
+        if let Some(failed) = state.failed() {
+            return Err(failed.clone());
+        }
+        if index >= state.started(stream) {
+            return Err(CollectiveError::UnknownTicket { stream, index });
+        }
+        if index < state.completed(stream) {
+            return Ok(true);
+        }
+        self.member.plane.aborted().map_or(Ok(false), Err)
+    }
+}
+
+impl Collective for TcpCollective {
+    fn position(&self) -> u32 {
+        self.position
+    }
+
+    fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        if let Some(aborted) = self.member.plane.aborted() {
+            self.member.plane.let_go(&aborted);
+            return Err(aborted);
+        }
+        let started = check(operation, operands, self.position, self.size())
+            .and_then(|()| self.start_checked(operation, operands));
+        match &started {
+            Ok(_) => self.progress.entered += 1,
+            Err(error) if error.is_refusal() => {}
+            Err(error) => {
+                self.abort(&format!("rank {}: {error}", self.member.plane.name()));
+                self.member.plane.let_go(error);
+            }
+        }
+        started
+    }
+
+    fn finish(&mut self, ticket: Ticket) -> Result<(), CollectiveError> {
+        let Ticket { stream, index } = ticket;
+        let outcome = self.member.engine.wait(|| self.is_complete(stream, index), || {});
+        match &outcome {
+            Ok(()) => self.progress.finished += 1,
+            Err(CollectiveError::Aborted { .. }) => {}
+            Err(error) => self.abort(&format!("rank {}: {error}", self.member.plane.name())),
+        }
+        outcome.inspect_err(|error| self.member.plane.let_go(error))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.member.plane.abort(reason);
+    }
+}
+
+impl Drop for TcpCollective {
+    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort(&format!("rank {} panicked", self.member.plane.name()));
+        }
+        // What was started and never finished must not be touched once its owner has gone.
+        let reason = "the communicator was dropped".to_owned();
+        lock(&self.state).fail(CollectiveError::aborted(reason));
+    }
+}

@@ -1,0 +1,233 @@
+//! Making the connections of a rank: it calls the ranks below it and is called by those above.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::handshake::{self, Connection, key_of};
+use crate::shm::control::Control;
+use phalanx_device::CollectiveError;
+use phalanx_device::world::World;
+
+/// How the ranks of a world find and trust each other.
+#[derive(Clone)]
+pub struct TcpConfig {
+    /// What all ranks of the job know and nobody else does.
+    pub secret: Vec<u8>,
+    /// Connections for tensors between two ranks; there is one more for announcements. The same at all ranks. Default 2.
+    pub sockets_per_pair: u32,
+    /// How long data may stay unacknowledged before a connection counts as lost. Default 5 s.
+    pub unacknowledged_max: Duration,
+    /// How long a peer's machine may not answer at all before it counts as out of reach. Default 5 s.
+    pub unanswered_max: Duration,
+    /// How long all connections may take to be made: peers may be busy. Default 30 s.
+    pub join_max: Duration,
+}
+
+impl TcpConfig {
+    /// Defaults, with a secret.
+    pub fn new(secret: Vec<u8>) -> TcpConfig {
+        let (unanswered_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
+        TcpConfig { secret, sockets_per_pair: 2, unacknowledged_max: unanswered_max, unanswered_max, join_max }
+    }
+}
+
+impl std::fmt::Debug for TcpConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpConfig").field("sockets_per_pair", &self.sockets_per_pair).finish_non_exhaustive()
+    }
+}
+
+/// A stranger that connects and says nothing is let go after so long.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
+const RETRY_AFTER: Duration = Duration::from_millis(5);
+/// A peer that does not answer is called again after so long: it may hear many, or be stopped, or dead.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
+/// Most connections for tensors between two ranks.
+const SOCKETS_MAX: u32 = 16;
+
+/// The connections to each peer, in order of their numbers.
+pub(super) type Sockets = BTreeMap<u32, Vec<TcpStream>>;
+
+/// The ranks that `rank` shares a group with.
+pub(super) fn peers_of(world: &World, rank: u32) -> BTreeSet<u32> {
+    let groups = world.groups().iter().filter(|group| group.contains(&rank));
+    groups.flatten().copied().filter(|peer| *peer != rank).collect()
+}
+
+/// Makes all connections of `rank`, whose own address `listener` listens at.
+///
+/// # Errors
+/// [`CollectiveError::Shape`] if there are not as many addresses as ranks; [`CollectiveError::Unreachable`] if a peer has
+/// not come in time; [`CollectiveError::Unauthenticated`] if a peer that was called does not know the secret;
+/// [`CollectiveError::Aborted`] if `control` says that the world is over.
+pub(super) fn connect_all(
+    world: &World,
+    rank: u32,
+    listener: &TcpListener,
+    addresses: &[SocketAddr],
+    config: &TcpConfig,
+    control: Option<&Control>,
+) -> Result<Sockets, CollectiveError> {
+    let shape = |field, expected: String, found| Err(CollectiveError::Shape { field, expected, found });
+    if addresses.len() != world.n_ranks() as usize {
+        return shape("number of addresses", world.n_ranks().to_string(), addresses.len() as u64);
+    }
+    if config.sockets_per_pair == 0 || config.sockets_per_pair > SOCKETS_MAX {
+        return shape("sockets per pair", format!("1 to {SOCKETS_MAX}"), config.sockets_per_pair.into());
+    }
+    let peers = peers_of(world, rank);
+    let deadline = Instant::now() + config.join_max;
+    let n_sockets = 1 + config.sockets_per_pair;
+    let key = key_of(&config.secret);
+    let (called, calling) = std::thread::scope(|scope| {
+        let above: BTreeSet<u32> = peers.range(rank + 1..).copied().collect();
+        let called = scope.spawn(move || accept_all(world, rank, listener, &key, &above, n_sockets, deadline, control));
+        let calling = peers.range(..rank).map(|peer| {
+            let sockets = (0..n_sockets).map(|socket| {
+                let connection = Connection { from: rank, to: *peer, socket };
+                call(world, addresses[*peer as usize], &key, connection, config.unanswered_max, deadline, control)
+            });
+            Ok((*peer, sockets.collect::<Result<Vec<_>, _>>()?))
+        });
+        let calling: Result<Vec<_>, CollectiveError> = calling.collect();
+        (called.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), calling)
+    });
+    let mut sockets = called?;
+    sockets.extend(calling?);
+    for socket in sockets.values().flatten() {
+        configure(socket, config)?;
+    }
+    Ok(sockets)
+}
+
+/// Calls a peer, which may not be there yet.
+fn call(
+    world: &World,
+    address: SocketAddr,
+    key: &[u8; 32],
+    connection: Connection,
+    unanswered_max: Duration,
+    deadline: Instant,
+    control: Option<&Control>,
+) -> Result<TcpStream, CollectiveError> {
+    let rank = world.name_of(connection.to);
+    let mut answered = Instant::now();
+    loop {
+        check(control)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || answered.elapsed() >= unanswered_max {
+            return Err(CollectiveError::Unreachable { rank, address });
+        }
+        if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(ANSWER_MAX)) {
+            // Its machine answers even if the peer itself is busy.
+            answered = Instant::now();
+            set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
+            match handshake::connect(&socket, key, world, connection) {
+                // It broke off: it does not believe this end, or is not the one that will be there.
+                Err(CollectiveError::System { .. }) => {}
+                outcome => return outcome.map(|()| socket),
+            }
+        }
+        std::thread::sleep(RETRY_AFTER.min(left));
+    }
+}
+
+/// Hears those that call until all have; strangers are let go.
+fn accept_all(
+    world: &World,
+    rank: u32,
+    listener: &TcpListener,
+    key: &[u8; 32],
+    peers: &BTreeSet<u32>,
+    n_sockets: u32,
+    deadline: Instant,
+    control: Option<&Control>,
+) -> Result<Sockets, CollectiveError> {
+    let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
+    listener.set_nonblocking(true).map_err(io("fcntl(O_NONBLOCK)"))?;
+    let mut heard: BTreeMap<(u32, u32), TcpStream> = BTreeMap::new();
+    while heard.len() < peers.len() * n_sockets as usize {
+        check(control)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let has_all = |peer: &u32| (0..n_sockets).all(|socket| heard.contains_key(&(*peer, socket)));
+            let missing = peers.iter().find(|peer| !has_all(peer)).copied().unwrap_or(rank);
+            let address = listener.local_addr().map_err(io("getsockname"))?;
+            return Err(CollectiveError::Unreachable { rank: world.name_of(missing), address });
+        }
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(_) => {
+                std::thread::sleep(RETRY_AFTER.min(left));
+                continue;
+            }
+        };
+        socket.set_nonblocking(false).map_err(io("fcntl(O_NONBLOCK)"))?;
+        set_timeouts(&socket, Some(left.min(HANDSHAKE_MAX)))?;
+        if let Ok(Connection { from, socket: number, .. }) = handshake::accept(&socket, key, world, rank)
+            && peers.contains(&from)
+            && number < n_sockets
+        {
+            heard.insert((from, number), socket);
+        }
+    }
+    let mut sockets = Sockets::new();
+    for ((peer, _), socket) in heard {
+        sockets.entry(peer).or_default().push(socket);
+    }
+    Ok(sockets)
+}
+
+fn check(control: Option<&Control>) -> Result<(), CollectiveError> {
+    control.and_then(Control::aborted).map_or(Ok(()), Err)
+}
+
+fn set_timeouts(socket: &TcpStream, timeout: Option<Duration>) -> Result<(), CollectiveError> {
+    let set = socket.set_read_timeout(timeout).and_then(|()| socket.set_write_timeout(timeout));
+    set.map_err(|error| CollectiveError::io("setsockopt(SO_RCVTIMEO)", &error))
+}
+
+/// Small frames leave at once; a peer that does not acknowledge is noticed.
+#[allow(unsafe_code)] // This option is only reachable through libc.
+fn configure(socket: &TcpStream, config: &TcpConfig) -> Result<(), CollectiveError> {
+    use std::os::fd::AsRawFd;
+
+    set_timeouts(socket, None)?;
+    socket.set_nodelay(true).map_err(|error| CollectiveError::io("setsockopt(TCP_NODELAY)", &error))?;
+    let millis = u32::try_from(config.unacknowledged_max.as_millis()).unwrap_or(u32::MAX);
+    // SAFETY: the value is ours, of the length given, and lives through the call.
+    let outcome = unsafe {
+        let (fd, value) = (socket.as_raw_fd(), (&raw const millis).cast());
+        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, value, size_of::<u32>() as libc::socklen_t)
+    };
+    if outcome == 0 { Ok(()) } else { Err(CollectiveError::last_os("setsockopt(TCP_USER_TIMEOUT)")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_device::world::WorldId;
+
+    const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
+
+    #[test]
+    fn a_peer_that_never_comes_is_named() {
+        let world = World::of_one_group(ID, 2).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let config = TcpConfig { join_max: Duration::from_millis(50), ..TcpConfig::new(b"secret".to_vec()) };
+
+        let error = connect_all(&world, 0, &listener, &[address, address], &config, None).unwrap_err();
+
+        assert_eq!(error, CollectiveError::Unreachable { rank: 1, address });
+    }
+
+    #[test]
+    fn ranks_that_share_no_group_do_not_call_each_other() {
+        let world = World::new(ID, 4, vec![vec![0, 1], vec![3, 0]]).unwrap();
+
+        assert_eq!(peers_of(&world, 0), BTreeSet::from([1, 3]));
+        assert_eq!(peers_of(&world, 2), BTreeSet::new());
+    }
+}

@@ -1,0 +1,286 @@
+//! One operation between machines: what goes where, and what has arrived.
+//!
+//! Members exchange directly: each sends every other what that one needs. A sum's parts go to the member that owns the
+//! part; it adds them in order of position, so that the bits are those of shared memory, and for an all-reduce it sends
+//! the sum to all. Each byte leaves a member as often as in a ring (`2 (n - 1) / n` of the tensor for an all-reduce), but
+//! in two steps instead of `2 (n - 1)`, and the order of addition is not that of the ring.
+//!
+//! Source: Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication Operations in MPICH, §4 (direct
+//! exchange for reduce-scatter and all-to-all); Patarasuk and Yuan 2009 for the bandwidth bound.
+#![allow(unsafe_code)] // Operands are raw memory that was lent to the operation.
+
+use crate::flat::with_sources;
+use crate::{flat, reduce};
+use phalanx_device::descriptor::Descriptor;
+use phalanx_device::parts::part;
+use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
+
+/// Steps of an operation: contributions, then sums.
+pub(super) const STAGES: usize = 2;
+const LINE_BYTES: usize = 64;
+
+/// One operation that was started here.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub operation: Operation,
+    pub operands: Vec<Operand>,
+    pub descriptor: Descriptor,
+    position: u32,
+    size: u32,
+    /// This member's contribution, if everybody gets a copy of it.
+    pub flat_copy: Option<Vec<u64>>,
+    /// Where bytes go that arrive, by stage, sender and operand, and how many are still to come.
+    incoming: Vec<(RawBuffer, usize)>,
+    bytes_due: [usize; STAGES],
+    /// Parts of sums as they arrive, and what a shift in place sends.
+    memory: Vec<u64>,
+    /// Where in `memory`, in bytes, the parts of each operand begin.
+    parts_at: Vec<usize>,
+    pub jobs_left: usize,
+    pub is_summed: bool,
+}
+
+impl Exchange {
+    /// Prepares for everything that will arrive.
+    pub(super) fn new(operation: &Operation, operands: &[Operand], position: u32, size: u32) -> Exchange {
+        let mut exchange = Exchange {
+            operation: *operation,
+            operands: operands.to_vec(),
+            descriptor: Descriptor::of(operation, operands),
+            position,
+            size,
+            flat_copy: None,
+            incoming: Vec::new(),
+            bytes_due: [0; STAGES],
+            memory: Vec::new(),
+            parts_at: Vec::new(),
+            jobs_left: 0,
+            is_summed: false,
+        };
+        let flat_bytes = flat::bytes_of(operands);
+        if flat_bytes <= super::frame::FLAT_BYTES {
+            let mut copy = vec![0u64; flat_bytes / 8];
+            // SAFETY: the copy has the room that is asked for, aligned; operands were lent to the operation.
+            unsafe { flat::collect(operation, operands, (position, size), copy.as_mut_ptr().cast()) };
+            exchange.flat_copy = Some(copy);
+            return exchange;
+        }
+        exchange.prepare();
+        exchange
+    }
+
+    /// Prepares to compare `descriptor` and nothing else.
+    pub(super) fn announcing(operation: &Operation, descriptor: Descriptor, position: u32, size: u32) -> Exchange {
+        Exchange { descriptor, ..Exchange::new(operation, &[], position, size) }
+    }
+
+    /// Whether the announcements carry everything.
+    pub(super) fn is_flat(&self) -> bool {
+        self.flat_copy.is_some()
+    }
+
+    /// The bytes that go to `peer` in a stage.
+    pub(super) fn source(&self, peer: u32, stage: usize, operand_idx: usize) -> RawBuffer {
+        let operand = &self.operands[operand_idx];
+        match (self.operation.kind, stage) {
+            (OperationKind::AllReduce | OperationKind::ReduceScatter | OperationKind::AllToAll, 0) => {
+                operand.send.slice(self.part_bytes(operand, peer))
+            }
+            (OperationKind::AllReduce, _) => operand.recv.slice(self.part_bytes(operand, self.position)),
+            (OperationKind::AllGather, 0) => operand.sent(&self.operation, self.position, self.size),
+            (OperationKind::Broadcast { root }, 0) if root == self.position => operand.send,
+            (OperationKind::Shift { by }, 0) if OperationKind::shift_target(by, self.position, self.size) == peer => {
+                match operand.send == operand.recv {
+                    true => self.in_memory(self.parts_at[operand_idx], operand.send.bytes()),
+                    false => operand.send,
+                }
+            }
+            (OperationKind::Send { .. }, 0) => operand.send,
+            _ => RawBuffer::EMPTY,
+        }
+    }
+
+    /// Takes bytes that arrived from `peer`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] if they were not expected there.
+    pub(super) fn arrive(
+        &mut self,
+        peer: u32,
+        stage: usize,
+        operand_idx: usize,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), CollectiveError> {
+        let invalid = |field, expected, found| Err(CollectiveError::Invalid { field, expected, found });
+        if stage >= STAGES || operand_idx >= self.operands.len() || self.incoming.is_empty() {
+            return invalid("stage or tensor of a frame", 0, operand_idx as u64);
+        }
+        let i = self.incoming_idx(stage, peer, operand_idx);
+        let (to, left) = &mut self.incoming[i];
+        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(bytes.len()));
+        match end {
+            Some(end) if end <= to.bytes() && bytes.len() <= *left => {
+                let to = to.slice(end - bytes.len()..end);
+                // SAFETY: the range lies in memory that was lent to the operation, or in its own; both are valid as long
+                // as the operation is in the stream, which the caller has locked.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.start(), bytes.len()) };
+                *left -= bytes.len();
+                self.bytes_due[stage] -= bytes.len();
+                Ok(())
+            }
+            _ => invalid("offset of bytes in a tensor", to.bytes() as u64, offset),
+        }
+    }
+
+    /// Whether everything of a stage has arrived.
+    pub(super) fn has_arrived(&self, stage: usize) -> bool {
+        self.bytes_due[stage] == 0
+    }
+
+    /// Whether there is a sum to take once the contributions have arrived.
+    pub(super) fn has_sum(&self) -> bool {
+        !self.is_flat() && matches!(self.operation.kind, OperationKind::AllReduce | OperationKind::ReduceScatter)
+    }
+
+    /// Adds the parts that have arrived to this member's own, in order of position.
+    pub(super) fn sum(&mut self) {
+        for (i, operand) in self.operands.iter().enumerate() {
+            let own = self.part_bytes(operand, self.position);
+            let to = match self.operation.kind {
+                OperationKind::AllReduce => operand.recv.slice(own.clone()),
+                _ => operand.recv,
+            };
+            let source = |peer: u32| match peer == self.position {
+                true => operand.send.slice(own.clone()).start().cast_const(),
+                false => self.incoming[self.incoming_idx(0, peer, i)].0.start().cast_const(),
+            };
+            let n = to.bytes() / operand.dtype.bytes();
+            // SAFETY: parts lie in the operation's own memory, at multiples of eight bytes; operands were lent to it and
+            // checked to be aligned, and the target is the own part's memory or apart from it.
+            with_sources(self.size, source, |sources| unsafe {
+                reduce::sum(operand.dtype, sources, &[to.start()], n);
+            });
+        }
+        self.is_summed = true;
+    }
+
+    /// Writes what comes from nobody else; for a flat operation everything, given the copy of each member.
+    pub(super) fn complete<'a>(&self, copy_of: impl Fn(u32) -> &'a [u64]) {
+        let place = (self.position, self.size);
+        if let Some(own) = &self.flat_copy {
+            let copy_of =
+                |peer: u32| if peer == self.position { own.as_ptr().cast() } else { copy_of(peer).as_ptr().cast() };
+            // SAFETY: members filled their copies for the same operation, whose lengths were compared.
+            unsafe { flat::deliver(&self.operation, &self.operands, place, copy_of) };
+            return;
+        }
+        for operand in &self.operands {
+            let own = self.part_bytes(operand, self.position);
+            let (from, to) = match self.operation.kind {
+                OperationKind::AllGather if operand.send != operand.recv => (operand.send, operand.recv.slice(own)),
+                OperationKind::AllToAll => {
+                    let at = self.position as usize * own.len();
+                    let block = operand.recv.slice(at..at + own.len());
+                    (operand.send.slice(own), block)
+                }
+                OperationKind::Broadcast { root }
+                    if root == self.position && operand.recv.bytes() > 0 && operand.send != operand.recv =>
+                {
+                    (operand.send, operand.recv)
+                }
+                OperationKind::Shift { by }
+                    if OperationKind::shift_target(by, self.position, self.size) == self.position
+                        && operand.send != operand.recv =>
+                {
+                    (operand.send, operand.recv)
+                }
+                _ => continue,
+            };
+            // SAFETY: both were lent to the operation and do not overlap (checked when it was started).
+            unsafe { std::ptr::copy_nonoverlapping(from.start(), to.start(), to.bytes()) };
+        }
+    }
+
+    /// Lays out memory for parts of sums and notes where everything goes that will arrive.
+    fn prepare(&mut self) {
+        let (mut bytes, n_peers) = (0, self.size as usize);
+        for operand in &self.operands {
+            self.parts_at.push(bytes);
+            bytes += match self.operation.kind {
+                OperationKind::AllReduce | OperationKind::ReduceScatter => {
+                    n_peers * self.part_bytes(operand, self.position).len().next_multiple_of(8)
+                }
+                OperationKind::Shift { .. } if operand.send == operand.recv => operand.send.bytes().next_multiple_of(8),
+                _ => 0,
+            };
+        }
+        self.memory = vec![0; bytes / 8];
+        // Named by address from here on, see `in_memory`.
+        self.memory.as_mut_ptr().expose_provenance();
+        if let OperationKind::Shift { .. } = self.operation.kind {
+            for (operand, at) in self.operands.iter().zip(&self.parts_at) {
+                if operand.send == operand.recv {
+                    let to = self.in_memory(*at, operand.send.bytes());
+                    // SAFETY: the memory was just laid out for this; the operand was lent to the operation.
+                    unsafe { std::ptr::copy_nonoverlapping(operand.send.start(), to.start(), to.bytes()) };
+                }
+            }
+        }
+        for stage in 0..STAGES {
+            for peer in 0..self.size {
+                for operand_idx in 0..self.operands.len() {
+                    let to = match peer == self.position {
+                        true => RawBuffer::EMPTY,
+                        false => self.target(peer, stage, operand_idx),
+                    };
+                    self.incoming.push((to, to.bytes()));
+                    self.bytes_due[stage] += to.bytes();
+                }
+            }
+        }
+    }
+
+    /// Where bytes from `peer` go.
+    fn target(&self, peer: u32, stage: usize, operand_idx: usize) -> RawBuffer {
+        let operand = &self.operands[operand_idx];
+        match (self.operation.kind, stage) {
+            (OperationKind::AllReduce | OperationKind::ReduceScatter, 0) => {
+                let len = self.part_bytes(operand, self.position).len();
+                self.in_memory(self.parts_at[operand_idx] + peer as usize * len.next_multiple_of(8), len)
+            }
+            (OperationKind::AllReduce, _) | (OperationKind::AllGather, 0) => {
+                operand.recv.slice(self.part_bytes(operand, peer))
+            }
+            (OperationKind::AllToAll, 0) => {
+                let len = self.part_bytes(operand, self.position).len();
+                operand.recv.slice(peer as usize * len..(peer as usize + 1) * len)
+            }
+            (OperationKind::Broadcast { root }, 0) if root == peer => operand.recv,
+            (OperationKind::Shift { by }, 0) if OperationKind::shift_source(by, self.position, self.size) == peer => {
+                operand.recv
+            }
+            (OperationKind::Recv { from }, 0) if from == peer => operand.recv,
+            _ => RawBuffer::EMPTY,
+        }
+    }
+
+    /// The part of a member, in bytes. Nobody sees how an all-reduce is cut.
+    fn part_bytes(&self, operand: &Operand, position: u32) -> std::ops::Range<usize> {
+        let width = operand.dtype.bytes();
+        let unit = match self.operation.kind {
+            OperationKind::AllReduce => LINE_BYTES / width,
+            _ => self.operation.unit,
+        };
+        let own = part(operand.n_elements, unit, self.size, position);
+        own.start * width..own.end * width
+    }
+
+    fn in_memory(&self, at: usize, bytes: usize) -> RawBuffer {
+        RawBuffer::new(self.memory.as_ptr().cast::<u8>().cast_mut(), 8 * self.memory.len()).slice(at..at + bytes)
+    }
+
+    fn incoming_idx(&self, stage: usize, peer: u32, operand_idx: usize) -> usize {
+        (stage * self.size as usize + peer as usize) * self.operands.len() + operand_idx
+    }
+}

@@ -1,0 +1,192 @@
+//! What travels over a connection: a header of 64 bytes, then up to 256 KiB.
+
+use phalanx_device::descriptor::DESCRIPTOR_WORDS;
+use phalanx_device::world::WorldId;
+use phalanx_device::{CollectiveError, Stream};
+
+/// Bytes of a header.
+pub(super) const HEADER_BYTES: usize = 64;
+/// Most bytes of tensors in one frame.
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
+/// Operations on tensors of up to so many bytes together travel with their announcement.
+pub(super) const FLAT_BYTES: usize = 4096;
+/// Longest reason of an abort.
+pub(super) const REASON_BYTES: usize = 1024;
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    /// An operation was started: its descriptor, and what the sender contributes if that is little.
+    Announce,
+    /// Some bytes of a tensor.
+    Data,
+    /// The world is aborted, with the reason.
+    Abort,
+    /// The sender has finished everything and leaves.
+    Leave,
+}
+
+/// The header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub kind: FrameKind,
+    pub id: WorldId,
+    /// Index of the group in the world.
+    pub group: u32,
+    pub lane: Lane,
+    /// Number of the operation in its stream.
+    pub index: u64,
+    /// Which of its tensors.
+    pub operand: u32,
+    /// 0 for what members contribute, 1 for sums.
+    pub stage: u32,
+    /// Where the bytes belong, from the start of what the receiver expects.
+    pub offset: u64,
+    /// Bytes that follow.
+    pub len: u32,
+}
+
+/// A stream as its sender calls it; the receiver's name for it is that of the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Operations of the group.
+    Group,
+    /// The sender of the frame sends the messages.
+    Out,
+    /// The sender of the frame receives the messages.
+    In,
+}
+
+impl Lane {
+    /// What the owner of a stream calls it on the wire.
+    pub(super) fn of(stream: Stream) -> Lane {
+        match stream {
+            Stream::Group => Lane::Group,
+            Stream::SendTo(_) => Lane::Out,
+            Stream::RecvFrom(_) => Lane::In,
+        }
+    }
+
+    /// The stream that a frame from the member at position `peer` belongs to.
+    pub(super) fn seen_from_other_side(self, peer: u32) -> Stream {
+        match self {
+            Lane::Group => Stream::Group,
+            Lane::Out => Stream::RecvFrom(peer),
+            Lane::In => Stream::SendTo(peer),
+        }
+    }
+}
+
+impl Header {
+    /// A header that says nothing but what the frame is.
+    pub(super) fn bare(kind: FrameKind, id: WorldId) -> Header {
+        Header { kind, id, group: 0, lane: Lane::Group, index: 0, operand: 0, stage: 0, offset: 0, len: 0 }
+    }
+
+    /// The bytes that travel.
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let kind: u32 = match self.kind {
+            FrameKind::Announce => 1,
+            FrameKind::Data => 2,
+            FrameKind::Abort => 3,
+            FrameKind::Leave => 4,
+        };
+        let lane: u32 = match self.lane {
+            Lane::Group => 0,
+            Lane::Out => 1,
+            Lane::In => 2,
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        let small = [kind, lane, self.group, self.operand, self.stage, self.len];
+        for (to, x) in bytes.chunks_exact_mut(4).zip(small) {
+            to.copy_from_slice(&x.to_le_bytes());
+        }
+        let large = [self.index, self.offset, self.id.job, self.id.generation, self.id.incarnation];
+        for (to, x) in bytes[24..].chunks_exact_mut(8).zip(large) {
+            to.copy_from_slice(&x.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads what a peer sent.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] for a kind or a length that no member sends; [`CollectiveError::Stale`] for a frame of
+    /// another world.
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES], expected: WorldId) -> Result<Header, CollectiveError> {
+        let small = |i: usize| u32::from_le_bytes(std::array::from_fn(|b| bytes[4 * i + b]));
+        let large = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| bytes[24 + 8 * i + b]));
+        let invalid = |field, expected, found| CollectiveError::Invalid { field, expected, found };
+        let (kind, len_max) = match small(0) {
+            1 => (FrameKind::Announce, 8 * DESCRIPTOR_WORDS + FLAT_BYTES),
+            2 => (FrameKind::Data, CHUNK_BYTES),
+            3 => (FrameKind::Abort, REASON_BYTES),
+            4 => (FrameKind::Leave, 0),
+            other => return Err(invalid("kind of a frame", 4, u64::from(other))),
+        };
+        let lane = match small(1) {
+            0 => Lane::Group,
+            1 => Lane::Out,
+            2 => Lane::In,
+            other => return Err(invalid("stream of a frame", 2, u64::from(other))),
+        };
+        let (group, operand, stage, len) = (small(2), small(3), small(4), small(5));
+        if len as usize > len_max {
+            return Err(invalid("length of a frame", len_max as u64, u64::from(len)));
+        }
+        let id = WorldId { job: large(2), generation: large(3), incarnation: large(4) };
+        if id != expected {
+            return Err(CollectiveError::Stale { expected, found: id });
+        }
+        Ok(Header { kind, id, group, lane, index: large(0), operand, stage, offset: large(1), len })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_within_limits(bytes in prop::array::uniform32(any::<u8>()), kind in 0..6u32, lane in 0..4u32) {
+            let mut all = Header::bare(FrameKind::Data, ID).encode();
+            all[8..40].copy_from_slice(&bytes);
+            all[..4].copy_from_slice(&kind.to_le_bytes());
+            all[4..8].copy_from_slice(&lane.to_le_bytes());
+
+            if let Ok(header) = Header::decode(&all, ID) {
+                prop_assert!(header.len as usize <= CHUNK_BYTES);
+                prop_assert_eq!(header.encode(), all);
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_survives_its_bytes() {
+        let header = Header {
+            kind: FrameKind::Data,
+            id: ID,
+            group: 4,
+            lane: Lane::In,
+            index: 1 << 40,
+            operand: 6,
+            stage: 1,
+            offset: 7 << 33,
+            len: CHUNK_BYTES as u32,
+        };
+
+        assert_eq!(Header::decode(&header.encode(), ID), Ok(header));
+    }
+
+    #[test]
+    fn a_frame_of_another_generation_is_refused() {
+        let found = WorldId { generation: 1, ..ID };
+
+        let outcome = Header::decode(&Header::bare(FrameKind::Leave, found).encode(), ID);
+
+        assert_eq!(outcome, Err(CollectiveError::Stale { expected: ID, found }));
+    }
+}

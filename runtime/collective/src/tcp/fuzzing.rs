@@ -1,0 +1,27 @@
+//! For fuzz targets.
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = super::frame::HEADER_BYTES;
+
+use super::frame::{FrameKind, Header};
+use super::group::Announced;
+use phalanx_device::world::WorldId;
+
+/// The header of an announcement in a world, followed by `len` bytes.
+pub fn header_of(world: WorldId, len: u32) -> [u8; HEADER_BYTES] {
+    Header { len, ..Header::bare(FrameKind::Announce, world) }.encode()
+}
+
+/// Decodes the header of a frame, and encodes it again; with how many bytes follow it.
+pub fn header_again(bytes: &[u8; HEADER_BYTES], world: WorldId) -> Option<([u8; HEADER_BYTES], usize)> {
+    let header = Header::decode(bytes, world).ok()?;
+    Some((header.encode(), header.len as usize))
+}
+
+/// Decodes the body of an announcement; gives its descriptor's words and text, and the bytes that came with it.
+pub fn announcement(body: &[u8]) -> Option<(Vec<u64>, String, Vec<u8>)> {
+    let announced = Announced::decode(body).ok()?;
+    let copy: &[u8] = bytemuck::cast_slice(&announced.flat_copy);
+    let words = announced.descriptor.encode().to_vec();
+    Some((words, announced.descriptor.to_string(), copy[..announced.flat_bytes].to_vec()))
+}

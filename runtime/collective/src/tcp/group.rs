@@ -1,0 +1,323 @@
+//! All operations of one group between machines that this member has started, and what has been announced to it.
+//!
+//! Everything is behind one lock per group: readers bring announcements and bytes, writers fetch bytes, and whoever
+//! completes the last condition of an operation carries it on. So operations advance while the rank computes.
+//!
+//! Invariants:
+//! - T-1: tensors go to a peer only after it has announced the operation, so that it knows where they belong: nothing
+//!   arrives that was not asked for, and nothing needs to be kept.
+//! - T-2: memory of operands is touched only under the lock and only for operations in a stream. An operation leaves its
+//!   stream when nothing of it is still to arrive or to be fetched, or when the world is aborted.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::exchange::Exchange;
+use super::frame::{FrameKind, Header, Lane};
+use super::plane::{Job, TcpPlane};
+use crate::flat;
+use phalanx_device::descriptor::{DESCRIPTOR_WORDS, Descriptor};
+use phalanx_device::operation::IN_FLIGHT_MAX;
+use phalanx_device::{CollectiveError, OperationKind, RawBuffer, Stream};
+
+/// A peer is ahead by no more than this, or it does not keep to the protocol: it completes an operation only after this
+/// member has announced it, and has no more than [`IN_FLIGHT_MAX`] that are not complete.
+const ANNOUNCED_MAX: usize = 2 * IN_FLIGHT_MAX;
+
+/// One group.
+#[derive(Debug)]
+pub(super) struct TcpGroup {
+    group: usize,
+    members: Vec<u32>,
+    position: u32,
+    lanes: BTreeMap<Stream, StreamState>,
+    failed: Option<CollectiveError>,
+}
+
+/// One stream of it.
+#[derive(Debug, Default)]
+struct StreamState {
+    /// Operations started and not complete, in order.
+    started: VecDeque<Exchange>,
+    completed: u64,
+    /// By position of the peer: what it has announced from operation `completed` on.
+    announced: BTreeMap<u32, VecDeque<Announced>>,
+}
+
+/// An operation as a peer announced it.
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) descriptor: Descriptor,
+    /// Its contribution, if that is little.
+    pub(super) flat_copy: Vec<u64>,
+    pub(super) flat_bytes: usize,
+}
+
+impl Announced {
+    /// Reads the body of an announcement.
+    pub(super) fn decode(body: &[u8]) -> Result<Announced, CollectiveError> {
+        let Some((words, copy)) = body.split_at_checked(8 * DESCRIPTOR_WORDS) else {
+            let (expected, found) = (8 * DESCRIPTOR_WORDS as u64, body.len() as u64);
+            return Err(CollectiveError::Invalid { field: "bytes of an announcement", expected, found });
+        };
+        let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| words[8 * i + b]));
+        let mut flat_copy = vec![0u64; copy.len().div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut flat_copy)[..copy.len()].copy_from_slice(copy);
+        let descriptor = Descriptor::decode(std::array::from_fn(word));
+        Ok(Announced { descriptor, flat_copy, flat_bytes: copy.len() })
+    }
+}
+
+impl TcpGroup {
+    /// Group number `group` as its member at `position` sees it.
+    pub(super) fn new(group: usize, members: &[u32], position: u32) -> TcpGroup {
+        TcpGroup { group, members: members.to_vec(), position, lanes: BTreeMap::new(), failed: None }
+    }
+
+    /// The position of a rank in it.
+    pub(super) fn position_of(&self, rank: u32) -> Option<u32> {
+        self.members.iter().position(|member| *member == rank).map(|position| position as u32)
+    }
+
+    /// What went wrong here first.
+    pub(super) fn failed(&self) -> Option<&CollectiveError> {
+        self.failed.as_ref()
+    }
+
+    /// Lets go of all memory: nothing of this group is touched after this.
+    pub(super) fn fail(&mut self, error: CollectiveError) {
+        self.failed.get_or_insert(error);
+        self.lanes.values_mut().for_each(|lane| lane.started.clear());
+    }
+
+    /// Operations of a stream that are complete, in order.
+    pub(super) fn completed(&self, stream: Stream) -> u64 {
+        self.lanes.get(&stream).map_or(0, |lane| lane.completed)
+    }
+
+    /// Operations of a stream that were started.
+    pub(super) fn started(&self, stream: Stream) -> u64 {
+        self.lanes.get(&stream).map_or(0, |lane| lane.completed + lane.started.len() as u64)
+    }
+
+    /// Starts an operation that was checked, and announces it.
+    ///
+    /// # Errors
+    /// [`CollectiveError::TooManyInFlight`]; [`CollectiveError::Mismatch`] with what was announced already.
+    pub(super) fn start(&mut self, plane: &TcpPlane, exchange: Exchange) -> Result<u64, CollectiveError> {
+        let stream = exchange.operation.kind.stream();
+        let lane = self.lanes.entry(stream).or_default();
+        if lane.started.len() >= IN_FLIGHT_MAX {
+            return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });
+        }
+        let index = lane.completed + lane.started.len() as u64;
+        let body = announcement(&exchange);
+        lane.started.push_back(exchange);
+        for peer in self.peers_of(stream) {
+            let header = Header {
+                group: self.group as u32,
+                lane: Lane::of(stream),
+                index,
+                len: body.len() as u32,
+                ..Header::bare(FrameKind::Announce, plane.world().id())
+            };
+            plane.announce(self.members[peer as usize], header, body.clone());
+        }
+        for peer in self.peers_of(stream) {
+            self.matched(plane, stream, index, peer)?;
+        }
+        self.advance(plane, stream);
+        Ok(index)
+    }
+
+    /// Notes what the member at `peer` announces.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] if it does not keep to the protocol; [`CollectiveError::Mismatch`].
+    pub(super) fn on_announce(
+        &mut self,
+        plane: &TcpPlane,
+        peer: u32,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CollectiveError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        let invalid = |field, expected, found| Err(CollectiveError::Invalid { field, expected, found });
+        let stream = header.lane.seen_from_other_side(peer);
+        let lane = self.lanes.entry(stream).or_default();
+        let announced = lane.announced.entry(peer).or_default();
+        let expected = lane.completed + announced.len() as u64;
+        if header.index != expected || announced.len() >= ANNOUNCED_MAX {
+            return invalid("number of an announcement", expected, header.index);
+        }
+        announced.push_back(Announced::decode(body)?);
+        self.matched(plane, stream, header.index, peer)?;
+        self.advance(plane, stream);
+        Ok(())
+    }
+
+    /// Takes bytes that the member at `peer` sends.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`] if they were not expected.
+    pub(super) fn on_data(
+        &mut self,
+        plane: &TcpPlane,
+        peer: u32,
+        header: &Header,
+        bytes: &[u8],
+    ) -> Result<(), CollectiveError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        let stream = header.lane.seen_from_other_side(peer);
+        let not_started = CollectiveError::Invalid {
+            field: "operation of a frame",
+            expected: self.completed(stream),
+            found: header.index,
+        };
+        let exchange = self.exchange(stream, header.index).ok_or(not_started)?;
+        let stage = header.stage as usize;
+        exchange.arrive(peer, stage, header.operand as usize, header.offset, bytes)?;
+        if exchange.has_arrived(stage) {
+            self.advance(plane, stream);
+        }
+        Ok(())
+    }
+
+    /// The bytes that a job sends, if its operation is still in its stream.
+    pub(super) fn source(&mut self, job: &Job) -> Option<RawBuffer> {
+        let exchange = self.exchange(job.stream, job.index)?;
+        Some(exchange.source(job.peer, job.stage as usize, job.operand as usize))
+    }
+
+    /// Notes that a job is done.
+    pub(super) fn on_sent(&mut self, plane: &TcpPlane, job: &Job) {
+        if let Some(exchange) = self.exchange(job.stream, job.index) {
+            exchange.jobs_left -= 1;
+            self.advance(plane, job.stream);
+        }
+    }
+
+    /// Whether an operation that was started here waits for an announcement of `rank`.
+    pub(super) fn waits_for(&self, rank: u32) -> bool {
+        let Some(peer) = self.position_of(rank) else { return false };
+        self.lanes.iter().any(|(stream, lane)| {
+            let n_announced = lane.announced.get(&peer).map_or(0, VecDeque::len);
+            self.peers_of(*stream).any(|other| other == peer) && n_announced < lane.started.len()
+        })
+    }
+
+    /// Compares both sides once both are there, and sends the peer what it needs.
+    fn matched(&mut self, plane: &TcpPlane, stream: Stream, index: u64, peer: u32) -> Result<(), CollectiveError> {
+        let (own_rank, peer_rank) = (self.members[self.position as usize], self.members[peer as usize]);
+        let Some(lane) = self.lanes.get_mut(&stream) else { return Ok(()) };
+        let Some(i) = index.checked_sub(lane.completed).map(|i| i as usize) else { return Ok(()) };
+        let announced = lane.announced.get(&peer).and_then(|announced| announced.get(i));
+        let (Some(exchange), Some(announced)) = (lane.started.get_mut(i), announced) else { return Ok(()) };
+        if !announced.descriptor.agrees(&exchange.descriptor) {
+            let (own, theirs) = ((own_rank, exchange.descriptor), (peer_rank, announced.descriptor));
+            let [(a_rank, a), (b_rank, b)] = if own.0 < theirs.0 { [own, theirs] } else { [theirs, own] };
+            let (rank_a, rank_b) = (plane.world().name_of(a_rank), plane.world().name_of(b_rank));
+            return Err(CollectiveError::Mismatch { rank_a, a, rank_b, b });
+        }
+        let expected = match stream {
+            Stream::SendTo(_) => 0,
+            _ if exchange.is_flat() => flat::bytes_of(&exchange.operands),
+            _ => 0,
+        };
+        if announced.flat_bytes != expected {
+            let (field, expected) = ("bytes of a contribution", expected as u64);
+            return Err(CollectiveError::Invalid { field, expected, found: announced.flat_bytes as u64 });
+        }
+        if !exchange.is_flat() {
+            enqueue(plane, exchange, (self.group, stream, index), (peer, peer_rank), 0);
+        }
+        Ok(())
+    }
+
+    /// Carries on whatever can be: sums whose parts have come, operations of which nothing is left to do.
+    fn advance(&mut self, plane: &TcpPlane, stream: Stream) {
+        let peers: Vec<u32> = self.peers_of(stream).collect();
+        let Some(lane) = self.lanes.get_mut(&stream) else { return };
+        let n_matched =
+            |i: usize| peers.iter().filter(|peer| lane.announced.get(peer).is_some_and(|a| a.len() > i)).count();
+        let matched: Vec<bool> = (0..lane.started.len()).map(|i| n_matched(i) == peers.len()).collect();
+        for (i, exchange) in lane.started.iter_mut().enumerate() {
+            if matched[i] && exchange.has_sum() && !exchange.is_summed && exchange.has_arrived(0) {
+                exchange.sum();
+                if exchange.operation.kind == OperationKind::AllReduce {
+                    for peer in &peers {
+                        let place = (self.group, stream, lane.completed + i as u64);
+                        enqueue(plane, exchange, place, (*peer, self.members[*peer as usize]), 1);
+                    }
+                }
+            }
+        }
+        let mut n_complete = 0;
+        for exchange in &lane.started {
+            let is_complete = matched[n_complete]
+                && (exchange.is_flat() || !exchange.has_sum() || exchange.is_summed)
+                && exchange.has_arrived(0)
+                && exchange.has_arrived(1)
+                && exchange.jobs_left == 0;
+            if !is_complete {
+                break;
+            }
+            let copy_of = |peer: u32| lane.announced[&peer][n_complete].flat_copy.as_slice();
+            exchange.complete(copy_of);
+            n_complete += 1;
+        }
+        lane.started.drain(..n_complete);
+        for announced in lane.announced.values_mut() {
+            announced.drain(..n_complete);
+        }
+        lane.completed += n_complete as u64;
+        if n_complete > 0 {
+            plane.ring();
+        }
+    }
+
+    fn exchange(&mut self, stream: Stream, index: u64) -> Option<&mut Exchange> {
+        let lane = self.lanes.get_mut(&stream)?;
+        lane.started.get_mut(index.checked_sub(lane.completed)? as usize)
+    }
+
+    /// Positions of the other members that take part in a stream.
+    fn peers_of(&self, stream: Stream) -> impl Iterator<Item = u32> + use<> {
+        let (position, size) = (self.position, self.members.len() as u32);
+        (0..size).filter(move |peer| match stream {
+            Stream::Group => *peer != position,
+            Stream::SendTo(other) | Stream::RecvFrom(other) => *peer == other,
+        })
+    }
+}
+
+/// The body of an announcement: descriptor, and what this member contributes if that is little.
+fn announcement(exchange: &Exchange) -> Vec<u8> {
+    let mut body: Vec<u8> = exchange.descriptor.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
+    if let Some(copy) = &exchange.flat_copy
+        && !matches!(exchange.operation.kind, OperationKind::Recv { .. })
+    {
+        body.extend_from_slice(bytemuck::cast_slice(copy));
+    }
+    body
+}
+
+/// Has the writers fetch and send what a peer needs in a stage.
+fn enqueue(
+    plane: &TcpPlane,
+    exchange: &mut Exchange,
+    (group, stream, index): (usize, Stream, u64),
+    (peer, rank): (u32, u32),
+    stage: u32,
+) {
+    for operand in 0..exchange.operands.len() {
+        let len = exchange.source(peer, stage as usize, operand).bytes();
+        if len > 0 {
+            let job = Job { group, stream, index, peer, stage, operand: operand as u32, range: 0..len };
+            exchange.jobs_left += plane.send(rank, &job);
+        }
+    }
+}

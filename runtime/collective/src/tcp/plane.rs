@@ -1,0 +1,379 @@
+//! The connections of one rank and the threads that serve them: per connection one that reads and one that writes.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::connect::Sockets;
+use super::frame::{CHUNK_BYTES, FrameKind, HEADER_BYTES, Header, Lane, REASON_BYTES};
+use super::group::TcpGroup;
+use crate::engine::{HasBell, lock};
+use crate::shm::control::Control;
+use phalanx_device::parts::part;
+use phalanx_device::world::World;
+use phalanx_device::{CollectiveError, Stream};
+
+/// How long the first connection may take to say why another broke.
+const EXPLAIN_MAX: Duration = Duration::from_millis(100);
+
+/// Bytes of a tensor that go to one peer.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub group: usize,
+    pub stream: Stream,
+    pub index: u64,
+    /// Position of the receiver.
+    pub peer: u32,
+    pub stage: u32,
+    pub operand: u32,
+    /// Of what goes to that peer.
+    pub range: Range<usize>,
+}
+
+/// What a writer is to do next. There are never more waiting than operations in flight have tensors and peers.
+enum Order {
+    Frame(Header, Vec<u8>),
+    Fetch(Job),
+    /// Send this and nothing more.
+    Last(Header, Vec<u8>),
+    /// Nothing more is sent.
+    Stop,
+}
+
+/// The connections to one peer.
+#[derive(Debug)]
+struct Link {
+    sockets: Vec<TcpStream>,
+    /// Of the writers, in the same order. The first connection is for announcements.
+    orders: Vec<Sender<Order>>,
+    has_left: AtomicBool,
+}
+
+/// One rank's side of all connections.
+pub(super) struct TcpPlane {
+    world: World,
+    rank: u32,
+    bell: Arc<dyn HasBell>,
+    /// What is aborted together with this world.
+    control: Option<Arc<Control>>,
+    /// Why, and which rank was not heard any more, if that is why.
+    aborted: OnceLock<(String, Option<u32>)>,
+    links: BTreeMap<u32, Link>,
+    groups: BTreeMap<usize, Arc<Mutex<TcpGroup>>>,
+}
+
+impl std::fmt::Debug for TcpPlane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpPlane").field("rank", &self.rank).field("aborted", &self.aborted).finish_non_exhaustive()
+    }
+}
+
+impl TcpPlane {
+    /// Serves the connections of `rank`.
+    ///
+    /// # Errors
+    /// [`CollectiveError::System`] if a thread is refused.
+    pub(super) fn start(
+        world: World,
+        rank: u32,
+        sockets: Sockets,
+        bell: Arc<dyn HasBell>,
+        control: Option<Arc<Control>>,
+    ) -> Result<Arc<TcpPlane>, CollectiveError> {
+        let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
+        let groups = (0..world.groups().len()).filter_map(|group| {
+            let (members, position) = world.membership(group, rank).ok()?;
+            Some((group, Arc::new(Mutex::new(TcpGroup::new(group, members, position)))))
+        });
+        let groups = groups.collect();
+        let (mut links, mut served) = (BTreeMap::new(), Vec::new());
+        for (peer, sockets) in sockets {
+            let mut orders = Vec::new();
+            for (number, socket) in sockets.iter().enumerate() {
+                let (to_writer, from_rank) = channel();
+                orders.push(to_writer);
+                let clone = || socket.try_clone().map_err(io("dup"));
+                served.push((peer, number, clone()?, clone()?, from_rank));
+            }
+            links.insert(peer, Link { sockets, orders, has_left: AtomicBool::new(false) });
+        }
+        let aborted = OnceLock::new();
+        let plane = Arc::new(TcpPlane { world, rank, bell, control, aborted, links, groups });
+        for (peer, number, reading, writing, orders) in served {
+            let (reader, writer) = (plane.clone(), plane.clone());
+            let spawn = |what: &str| std::thread::Builder::new().name(format!("tcp-{what}-{rank}-{peer}.{number}"));
+            spawn("read").spawn(move || reader.read(peer, number == 0, reading)).map_err(io("clone"))?;
+            spawn("write").spawn(move || writer.write(peer, writing, &orders)).map_err(io("clone"))?;
+        }
+        Ok(plane)
+    }
+
+    pub(super) fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// What this rank is called in errors.
+    pub(super) fn name(&self) -> u32 {
+        self.world.name_of(self.rank)
+    }
+
+    /// A group of this rank.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub(super) fn group(&self, group: usize) -> Result<&Arc<Mutex<TcpGroup>>, CollectiveError> {
+        let n_groups = self.world.groups().len();
+        self.groups.get(&group).ok_or(CollectiveError::NotAMember { rank: self.rank, group, n_groups })
+    }
+
+    /// The members of a group of this rank, and its position.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotAMember`].
+    pub(super) fn membership(&self, group: usize) -> Result<(Vec<u32>, u32), CollectiveError> {
+        self.world.membership(group, self.rank).map(|(members, position)| (members.to_vec(), position))
+    }
+
+    /// The error that every call returns once the world is aborted.
+    pub(super) fn aborted(&self) -> Option<CollectiveError> {
+        if let Some(error) = self.control.as_ref().and_then(|control| control.aborted())
+            && self.aborted.get().is_none()
+        {
+            let CollectiveError::Aborted { reason, .. } = &error else { return Some(error) };
+            self.abort(reason);
+        }
+        self.aborted.get().map(|(reason, silent)| CollectiveError::Aborted { reason: reason.clone(), silent: *silent })
+    }
+
+    /// Aborts the world here and tells all peers, which tell theirs. The first reason stands. Never waits.
+    pub(super) fn abort(&self, reason: &str) {
+        self.abort_since(reason, None);
+    }
+
+    fn abort_since(&self, reason: &str, silent: Option<u32>) {
+        if self.aborted.set((reason.to_owned(), silent)).is_err() {
+            return;
+        }
+        if let Some(control) = &self.control {
+            control.abort(reason);
+        }
+        let body = reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)].to_vec();
+        for link in self.links.values() {
+            let header = Header { len: body.len() as u32, ..Header::bare(FrameKind::Abort, self.world.id()) };
+            // A writer that has gone needs not be told.
+            let _ = link.orders[0].send(Order::Last(header, body.clone()));
+            for (socket, orders) in link.sockets.iter().zip(&link.orders).skip(1) {
+                let _ = orders.send(Order::Stop);
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        }
+        self.bell.bell().ring_loudly();
+    }
+
+    /// Lets go of all memory of all operations: no thread touches it after this. Whoever is told of a failure may free
+    /// what it has lent.
+    pub(super) fn let_go(&self, error: &CollectiveError) {
+        self.groups.values().for_each(|group| lock(group).fail(error.clone()));
+    }
+
+    /// Says to all peers that this rank has finished everything. Never waits.
+    pub(super) fn leave(&self) {
+        for link in self.links.values() {
+            let _ = link.orders[0].send(Order::Last(Header::bare(FrameKind::Leave, self.world.id()), Vec::new()));
+            for orders in &link.orders[1..] {
+                let _ = orders.send(Order::Stop);
+            }
+        }
+    }
+
+    /// Sends an announcement.
+    pub(super) fn announce(&self, rank: u32, header: Header, body: Vec<u8>) {
+        // An order that finds no writer follows an abort, which whoever waits is told.
+        let _ = self.link(rank).orders[0].send(Order::Frame(header, body));
+    }
+
+    /// Has the bytes of a job fetched and sent over all connections; returns into how many jobs it was cut.
+    pub(super) fn send(&self, rank: u32, job: &Job) -> usize {
+        let orders = &self.link(rank).orders[1..];
+        let cut = |i: u32| part(job.range.len(), CHUNK_BYTES, orders.len() as u32, i);
+        let mut n_jobs = 0;
+        for (i, orders) in orders.iter().enumerate() {
+            let range = cut(i as u32);
+            if !range.is_empty() && orders.send(Order::Fetch(Job { range, ..job.clone() })).is_ok() {
+                n_jobs += 1;
+            }
+        }
+        n_jobs
+    }
+
+    /// Whether a peer has said that it has finished everything.
+    pub(super) fn has_left(&self, rank: u32) -> bool {
+        self.link(rank).has_left.load(Ordering::Acquire)
+    }
+
+    /// Wakes the rank if it sleeps.
+    pub(super) fn ring(&self) {
+        self.bell.bell().ring();
+    }
+
+    fn link(&self, rank: u32) -> &Link {
+        self.links.get(&rank).expect("ranks that share a group are connected")
+    }
+
+    /// Reads frames until the connection ends.
+    fn read(&self, peer: u32, is_first: bool, mut socket: TcpStream) {
+        let mut body = vec![0u8; CHUNK_BYTES];
+        let outcome = loop {
+            match self.read_frame(peer, is_first, &mut socket, &mut body) {
+                Ok(true) => {}
+                outcome => break outcome,
+            }
+        };
+        match outcome {
+            Ok(_) => {}
+            // Connections for tensors end without a word when a peer leaves.
+            Err(CollectiveError::System { kind: std::io::ErrorKind::UnexpectedEof, .. }) if !is_first => {}
+            Err(CollectiveError::System { kind, .. }) => self.lost(peer, is_first, kind),
+            Err(error) => self.abort(&format!("rank {}: {error}", self.name())),
+        }
+    }
+
+    /// Aborts the world because a connection broke, unless the peer has said why.
+    fn lost(&self, peer: u32, is_first: bool, kind: std::io::ErrorKind) {
+        let is_explained = || self.has_left(peer) || self.aborted.get().is_some();
+        // A peer that aborts says so on the first connection while it closes the others.
+        let start = Instant::now();
+        while !is_first && !is_explained() && start.elapsed() < EXPLAIN_MAX {
+            std::thread::sleep(EXPLAIN_MAX / 20);
+        }
+        if !is_explained() {
+            let name = self.world.name_of(peer);
+            let silent = (kind == std::io::ErrorKind::TimedOut).then_some(name);
+            self.abort_since(&format!("rank {}: connection with rank {name} lost: {kind}", self.name()), silent);
+        }
+    }
+
+    /// Reads one frame and acts on it; says whether another may follow.
+    fn read_frame(
+        &self,
+        peer: u32,
+        is_first: bool,
+        socket: &mut TcpStream,
+        body: &mut [u8],
+    ) -> Result<bool, CollectiveError> {
+        let mut bytes = [0; HEADER_BYTES];
+        let io = |error: std::io::Error| CollectiveError::io("read", &error);
+        socket.read_exact(&mut bytes).map_err(io)?;
+        let header = Header::decode(&bytes, self.world.id())?;
+        let body = &mut body[..header.len as usize];
+        socket.read_exact(body).map_err(io)?;
+        if is_first == (header.kind == FrameKind::Data) {
+            let (field, expected, found) = ("kind of a frame on this connection", 0, 1);
+            return Err(CollectiveError::Invalid { field, expected, found });
+        }
+        match header.kind {
+            FrameKind::Abort => {
+                self.abort(&String::from_utf8_lossy(body));
+                return Ok(false);
+            }
+            FrameKind::Leave => {
+                self.link(peer).has_left.store(true, Ordering::Release);
+                if self.groups.values().any(|group| lock(group).waits_for(peer)) {
+                    self.abort(&self.left(peer));
+                }
+                return Ok(false);
+            }
+            FrameKind::Announce | FrameKind::Data => {}
+        }
+        let mut group = lock(self.group(header.group as usize)?);
+        let not_a_member = CollectiveError::NotAMember {
+            rank: peer,
+            group: header.group as usize,
+            n_groups: self.world.groups().len(),
+        };
+        let position = group.position_of(peer).ok_or(not_a_member)?;
+        let outcome = match header.kind {
+            FrameKind::Announce => group.on_announce(self, position, &header, body),
+            _ => group.on_data(self, position, &header, body),
+        };
+        if let Err(error) = &outcome {
+            group.fail(error.clone());
+        }
+        outcome.map(|()| true)
+    }
+
+    /// Why a world ends in which a peer has left too early.
+    pub(super) fn left(&self, peer: u32) -> String {
+        format!("rank {} waits for rank {}, which has left", self.name(), self.world.name_of(peer))
+    }
+
+    /// Writes what it is told to until it is told to stop.
+    fn write(&self, peer: u32, mut socket: TcpStream, orders: &Receiver<Order>) {
+        let mut chunk = vec![0u8; HEADER_BYTES + CHUNK_BYTES];
+        while let Ok(order) = orders.recv() {
+            let outcome = match order {
+                Order::Frame(header, body) => write_frame(&mut socket, &header, &body),
+                Order::Fetch(job) => self.write_job(&mut socket, &job, &mut chunk),
+                Order::Last(header, body) => {
+                    let _ = write_frame(&mut socket, &header, &body);
+                    break;
+                }
+                Order::Stop => break,
+            };
+            if let Err(error) = outcome {
+                self.lost(peer, false, error.kind());
+                break;
+            }
+        }
+        let _ = socket.shutdown(Shutdown::Write);
+    }
+
+    /// Sends the bytes of a job, chunk by chunk.
+    fn write_job(&self, socket: &mut TcpStream, job: &Job, chunk: &mut [u8]) -> std::io::Result<()> {
+        let Ok(group) = self.group(job.group) else { return Ok(()) };
+        for start in job.range.clone().step_by(CHUNK_BYTES) {
+            let range = start..job.range.end.min(start + CHUNK_BYTES);
+            let header = Header {
+                group: job.group as u32,
+                lane: Lane::of(job.stream),
+                index: job.index,
+                operand: job.operand,
+                stage: job.stage,
+                offset: range.start as u64,
+                len: range.len() as u32,
+                ..Header::bare(FrameKind::Data, self.world.id())
+            };
+            let frame = &mut chunk[..HEADER_BYTES + range.len()];
+            frame[..HEADER_BYTES].copy_from_slice(&header.encode());
+            if !fetch(&mut lock(group), job, range, &mut frame[HEADER_BYTES..]) {
+                return Ok(());
+            }
+            socket.write_all(frame)?;
+        }
+        lock(group).on_sent(self, job);
+        Ok(())
+    }
+}
+
+/// Copies bytes of a job, if its operation is still in its stream.
+#[allow(unsafe_code)] // Operands are raw memory.
+fn fetch(group: &mut TcpGroup, job: &Job, range: Range<usize>, to: &mut [u8]) -> bool {
+    let Some(source) = group.source(job) else { return false };
+    let from = source.slice(range);
+    // SAFETY: T-2: the operation is in its stream and the group is locked, so its memory is valid; nobody writes what it
+    // sends before all jobs are done.
+    unsafe { std::ptr::copy_nonoverlapping(from.start(), to.as_mut_ptr(), to.len()) };
+    true
+}
+
+fn write_frame(socket: &mut TcpStream, header: &Header, body: &[u8]) -> std::io::Result<()> {
+    let mut frame = Vec::with_capacity(HEADER_BYTES + body.len());
+    frame.extend_from_slice(&header.encode());
+    frame.extend_from_slice(body);
+    socket.write_all(&frame)
+}

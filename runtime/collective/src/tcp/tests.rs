@@ -1,0 +1,96 @@
+//! What only TCP does: peers that die or leave, strangers.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::collective::TcpRank;
+use super::connect::TcpConfig;
+use phalanx_device::world::{World, WorldId};
+use phalanx_device::{CollectiveError, SliceOperations};
+
+const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
+
+/// A listener per rank, and where they listen.
+pub(crate) fn listeners(n_ranks: u32) -> (Vec<TcpListener>, Vec<SocketAddr>) {
+    let listeners: Vec<TcpListener> = (0..n_ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    (listeners, addresses)
+}
+
+/// Both ranks of a world of two.
+fn two_ranks() -> [TcpRank; 2] {
+    let world = World::of_one_group(ID, 2).unwrap();
+    let (listeners, addresses) = listeners(2);
+    let config = TcpConfig::new(b"secret".to_vec());
+    let join = |rank: u32| TcpRank::join(&world, rank, &listeners[rank as usize], &addresses, &config).unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| join(1));
+        [join(0), other.join().unwrap()]
+    })
+}
+
+#[test]
+fn whoever_waits_for_a_rank_that_left_is_told() {
+    let [here, there] = two_ranks();
+    let mut group = here.communicator(0).unwrap();
+
+    drop(there);
+    let error = group.barrier().unwrap_err();
+
+    assert_eq!(error, CollectiveError::aborted("rank 0 waits for rank 1, which has left"));
+}
+
+#[test]
+fn a_rank_may_leave_as_soon_as_its_own_part_is_done() {
+    for round in 0..20 {
+        let [here, there] = two_ranks();
+        let n = [10, 300_000][round % 2];
+
+        let sender = std::thread::spawn(move || there.communicator(0).unwrap().send(&vec![round as f32; n], 0));
+        let mut received = vec![0.0f32; n];
+        here.communicator(0).unwrap().recv(&mut received, 1).unwrap();
+
+        assert!(received.iter().all(|x| *x == round as f32));
+        sender.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn an_abort_reaches_a_sleeping_peer_within_milliseconds() {
+    let shortest = (0..10).map(|_| delay_of_release()).min().unwrap();
+    println!("shortest of ten delays between abort and release of a peer: {shortest:?}");
+
+    assert!(shortest < Duration::from_millis(25), "{shortest:?}");
+}
+
+fn delay_of_release() -> Duration {
+    let [here, there] = two_ranks();
+    let mut group = here.communicator(0).unwrap();
+    let waiter = std::thread::spawn(move || (group.barrier().unwrap_err(), Instant::now()));
+    // Long enough for the waiter to sleep, most of the time; only the figure depends on it.
+    std::thread::park_timeout(Duration::from_millis(5));
+
+    let raised = Instant::now();
+    there.abort("node lost");
+    let (error, released) = waiter.join().unwrap();
+
+    assert_eq!(error, CollectiveError::aborted("node lost"));
+    released.saturating_duration_since(raised)
+}
+
+#[test]
+fn strangers_do_not_keep_ranks_from_finding_each_other() {
+    let world = World::of_one_group(ID, 2).unwrap();
+    let (listeners, addresses) = listeners(2);
+    let config = TcpConfig::new(b"secret".to_vec());
+    let mut stranger = TcpStream::connect(addresses[0]).unwrap();
+    std::io::Write::write_all(&mut stranger, &[1; 500]).unwrap();
+
+    let join = |rank: u32| TcpRank::join(&world, rank, &listeners[rank as usize], &addresses, &config);
+    let joined = std::thread::scope(|scope| {
+        let other = scope.spawn(|| join(1));
+        [join(0), other.join().unwrap()]
+    });
+
+    assert!(joined.iter().all(Result::is_ok), "{joined:?}");
+}

@@ -1,0 +1,133 @@
+//! Every implementation fails in the same way: with names, and everywhere.
+#![allow(unsafe_code)] // Asynchronous operations take raw memory.
+
+use std::sync::Mutex;
+
+use super::{ID, Rank, with_failures};
+use phalanx_device::world::World;
+use phalanx_device::{CollectiveError, SliceOperations};
+
+/// What each rank of a world got, over one implementation after the other.
+fn errors_of(
+    n_ranks: u32,
+    body: &(dyn Fn(&mut Rank) -> Result<(), CollectiveError> + Sync),
+) -> Vec<Vec<CollectiveError>> {
+    let world = World::of_one_group(ID, n_ranks).unwrap();
+    let of_implementation = |run: super::Run| {
+        let errors = Mutex::new(vec![None; n_ranks as usize]);
+        run(&world, &|rank| {
+            let error = body(rank).unwrap_err();
+            errors.lock().unwrap()[rank.rank as usize] = Some(error);
+        });
+        errors.into_inner().unwrap().into_iter().map(Option::unwrap).collect()
+    };
+    with_failures().map(|(_, run)| of_implementation(run)).collect()
+}
+
+fn assert_all_name(errors: &[Vec<CollectiveError>], sides: [&str; 2]) {
+    for error in errors.iter().flatten() {
+        let text = error.to_string();
+        assert!(sides.iter().all(|side| text.contains(side)), "{text}");
+    }
+}
+
+#[test]
+fn ranks_that_disagree_about_the_kind_all_name_both_sides() {
+    let errors = errors_of(3, &|rank| {
+        let mut values = vec![1.0f32; 10];
+        if rank.rank == 1 { rank.group(0).broadcast(&mut values, 0) } else { rank.group(0).all_reduce(&mut values) }
+    });
+
+    assert_all_name(&errors, ["#0 all_reduce of 10", "rank 1 issued #0 broadcast from position 0 of 10"]);
+}
+
+#[test]
+fn ranks_that_disagree_about_the_size_all_name_both_sides() {
+    let errors = errors_of(2, &|rank| {
+        let n = 10 + rank.rank as usize;
+        rank.group(0).all_reduce(&mut vec![1.0f32; n])
+    });
+
+    assert_all_name(&errors, ["rank 0 issued #0 all_reduce of 10", "rank 1 issued #0 all_reduce of 11"]);
+}
+
+#[test]
+fn a_message_that_is_longer_than_its_receiver_expects_is_named_at_both() {
+    let errors = errors_of(2, &|rank| match rank.rank {
+        0 => rank.group(0).send(&[1.0f32; 9000], 1),
+        _ => rank.group(0).recv(&mut [1.0f32; 8000], 0),
+    });
+
+    assert_all_name(
+        &errors,
+        ["rank 0 issued #0 send to position 1 of 9000", "rank 1 issued #0 recv from position 0 of 8000"],
+    );
+}
+
+#[test]
+fn ranks_that_disagree_about_the_type_do_not_mix_bits() {
+    let errors = errors_of(2, &|rank| match rank.rank {
+        0 => rank.group(0).all_reduce(&mut [1.0f32; 10]),
+        _ => rank.group(0).all_reduce(&mut [1i32; 10]),
+    });
+
+    assert_all_name(&errors, ["rank 0 issued", "rank 1 issued"]);
+}
+
+#[test]
+fn arguments_that_do_not_fit_fail_every_rank() {
+    let errors = errors_of(2, &|rank| match rank.rank {
+        0 => rank.group(0).all_gather(&[1.0f32, 2.0], &mut [0.0; 3], 1),
+        _ => rank.group(0).all_gather(&[1.0f32, 2.0], &mut [0.0; 4], 1),
+    });
+
+    for of_implementation in errors {
+        assert!(matches!(of_implementation[0], CollectiveError::Length { .. }), "{}", of_implementation[0]);
+        assert!(of_implementation[1].to_string().contains("rank 0: AllGather: expected"), "{}", of_implementation[1]);
+    }
+}
+
+#[test]
+fn a_message_to_oneself_or_to_nobody_is_refused() {
+    for to in [0, 7] {
+        let errors = errors_of(1, &|rank| rank.group(0).send(&[1.0f32], to));
+
+        for error in errors.into_iter().flatten() {
+            assert_eq!(error, CollectiveError::NoSuchPosition { named: to, position: 0, size: 1 });
+        }
+    }
+}
+
+#[test]
+fn abort_releases_whoever_waits_and_fails_later_calls() {
+    let world = World::of_one_group(ID, 3).unwrap();
+
+    let body = |rank: &mut Rank| {
+        if rank.rank == 1 {
+            rank.group(0).abort("node lost");
+        }
+        let expected = CollectiveError::aborted("node lost");
+        assert_eq!(rank.group(0).barrier().unwrap_err(), expected);
+        assert_eq!(rank.group(0).all_reduce(&mut [1.0f32]).unwrap_err(), expected);
+    };
+    with_failures().for_each(|(_, run)| run(&world, &body));
+}
+
+#[test]
+fn a_rank_that_panics_aborts_its_world() {
+    let world = World::of_one_group(ID, 2).unwrap();
+
+    for (_, run) in with_failures() {
+        let told = Mutex::new(None);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            run(&world, &|rank| match rank.rank {
+                0 => *told.lock().unwrap() = Some(rank.group(0).barrier().unwrap_err()),
+                _ => panic!("on purpose"),
+            });
+        }));
+
+        assert!(outcome.is_err());
+        let expected = CollectiveError::aborted("rank 1 panicked");
+        assert_eq!(told.into_inner().unwrap(), Some(expected));
+    }
+}

@@ -1,0 +1,96 @@
+//! The memory of a region: an anonymous mapping, zeroed by the kernel as it is first touched, a file where the region is
+//! offloaded, or a part of what a rank shares with its peers.
+
+use memmap2::{MmapMut, MmapOptions};
+use phalanx_device::shared_memory::Arena as SharedArena;
+use std::fs::File;
+use std::path::Path;
+
+/// Not enough memory for a region.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot allocate {bytes} bytes for the program's buffers")]
+pub struct AllocError {
+    /// Size of the region.
+    pub bytes: usize,
+    /// The system's reason.
+    #[source]
+    pub source: std::io::Error,
+}
+
+/// Page-aligned memory of a fixed size.
+#[derive(Debug)]
+pub(super) enum Arena {
+    Own(Option<MmapMut>),
+    Shared { memory: SharedArena, offset: usize, bytes: usize },
+}
+
+/// Shared regions begin at multiples of a page.
+const PAGE: usize = 4096;
+
+impl Arena {
+    pub(super) fn new(bytes: usize) -> Result<Arena, AllocError> {
+        if bytes == 0 {
+            return Ok(Arena::Own(None));
+        }
+        let map = MmapOptions::new().len(bytes).map_anon().map_err(|source| AllocError { bytes, source })?;
+        // Huge pages save address translation in the products; a system without them is only slower.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Arena::Own(Some(map)))
+    }
+
+    /// Takes the memory from the system now, not when it is first used. Where the system does not know of that, it comes
+    /// then.
+    pub(super) fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        if let Arena::Own(Some(map)) = self {
+            let _ = map.advise(memmap2::Advice::PopulateWrite);
+        }
+    }
+
+    /// Memory that the system keeps in a file of `dir` where it is short: the file has no name once it is mapped, so it
+    /// goes with the process.
+    pub(super) fn in_file(dir: &Path, bytes: usize) -> Result<Arena, AllocError> {
+        if bytes == 0 {
+            return Ok(Arena::Own(None));
+        }
+        let failed = |source| AllocError { bytes, source };
+        let path = dir.join(format!(".offload-{}-{:?}", std::process::id(), std::thread::current().id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).map_err(failed)?;
+        std::fs::remove_file(&path).map_err(failed)?;
+        file.set_len(bytes as u64).map_err(failed)?;
+        // SAFETY: the file has no name any more, so nobody else opens, writes or cuts it.
+        let map = unsafe { MmapOptions::new().len(bytes).map_mut(&file) }.map_err(failed)?;
+        Ok(Arena::Own(Some(map)))
+    }
+
+    /// Bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If they do not lie in the memory: whoever made it asked [`super::CpuMachine::shared_bytes`] how much there must be.
+    pub(super) fn within(memory: &SharedArena, offset: usize, bytes: usize) -> Arena {
+        assert!(offset + bytes <= memory.len(), "region of {bytes} bytes at {offset} of {} shared", memory.len());
+        Arena::Shared { memory: memory.clone(), offset, bytes }
+    }
+
+    /// What a region of this size takes of shared memory.
+    pub(super) const fn shared_bytes(bytes: usize) -> usize {
+        bytes.next_multiple_of(PAGE)
+    }
+
+    /// Address of the first byte; aligned to a page, or to a cache line where it is shared.
+    pub(super) fn base(&self) -> *mut u8 {
+        match self {
+            Arena::Own(map) => map.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |m| m.as_ptr().cast_mut()),
+            // SAFETY: `within` asserts that the offset lies in the memory.
+            Arena::Shared { memory, offset, .. } => unsafe { memory.base().add(*offset) },
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Arena::Own(map) => map.as_ref().map_or(0, |m| m.len()),
+            Arena::Shared { bytes, .. } => *bytes,
+        }
+    }
+}

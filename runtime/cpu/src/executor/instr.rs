@@ -1,0 +1,541 @@
+//! One instruction: its buffers, and the kernel that runs it.
+
+use super::buffer::Buffer;
+use super::product::product;
+use super::{CpuMachine, ExecError, OpaqueModel};
+use crate::kernels::{
+    Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
+    head_norm, layer_norm, optimizer, reduce, rms_norm, rotary,
+};
+use half::{bf16, f16};
+use phalanx_device::float::Float;
+use phalanx_device::groups::Groups;
+use phalanx_device::{ElementType, Operand, RawBuffer};
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::program::{
+    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, ValueId, VocabShard,
+};
+use rayon::prelude::*;
+
+/// Runs `$body` with `$T` bound to the element type of a buffer of activations.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::Bf16 => {
+                type $T = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = f16;
+                $body
+            }
+            DType::F32 | DType::F64 | DType::I32 => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) const fn heads_of(a: &Attention) -> Heads {
+    Heads { n_heads: a.n_heads, n_kv_heads: a.n_kv_heads, head_dim: a.head_dim }
+}
+
+pub(super) const fn shape_of(a: &Attention) -> attention::Shape {
+    attention::Shape { heads: heads_of(a), seq_len: a.seq_len, window: a.window, scale: a.scale }
+}
+
+const fn element_type(dtype: DType) -> ElementType {
+    match dtype {
+        DType::F32 => ElementType::F32,
+        DType::Bf16 => ElementType::Bf16,
+        DType::F16 => ElementType::F16,
+        DType::F64 => ElementType::F64,
+        DType::I32 => ElementType::I32,
+    }
+}
+
+/// The operands of one instruction.
+pub(super) struct Operands<'a> {
+    pub(super) reads: &'a [Buffer],
+    pub(super) writes: &'a [Buffer],
+    pub(super) scratch: &'a mut [u8],
+    /// Tables may hold a part of the vocabulary only.
+    is_part: bool,
+}
+
+/// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
+const MAX_OPERANDS: usize = 24;
+
+impl CpuMachine {
+    pub(super) fn exec(
+        &mut self,
+        c: &Compiled,
+        index: usize,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        let instr = &c.program.instrs[index];
+        match &instr.op {
+            Op::ClipCoefficient { max_norm } => {
+                self.clip(c, index, *max_norm);
+                return Ok(());
+            }
+            Op::Opaque { .. } => return self.opaque(c, index, models),
+            Op::Sum => {
+                let total = instr.reads.iter().flat_map(|s| self.read::<f64>(c, *s)).sum();
+                self.write::<f64>(c, instr.writes[0])[0] = total;
+                return Ok(());
+            }
+            Op::Assemble { places } => {
+                self.write::<f64>(c, instr.writes[0]).fill(0.0);
+                for (place, term) in places.iter().zip(&instr.reads) {
+                    let term = self.read::<f64>(c, *term)[0];
+                    self.write::<f64>(c, instr.writes[0])[*place] = term;
+                }
+                return Ok(());
+            }
+            // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
+            // memory pass keeps their places.
+            Op::Start(collective) => return unsafe { self.start(c, instr, collective, groups) },
+            Op::Await(collective) => return Ok(groups.finish(collective)?),
+            _ => {}
+        }
+        let none = Buffer { ptr: std::ptr::null_mut(), rows: 0, cols: 0, dtype: DType::F32 };
+        let (mut reads, mut writes) = ([none; MAX_OPERANDS], [none; MAX_OPERANDS]);
+        instr.reads.iter().zip(&mut reads).for_each(|(v, b)| *b = self.buffer(c, *v));
+        instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
+        // SAFETY: `self` is borrowed mutably, so nothing else reads or writes the arenas; the scratch overlaps no value.
+        let scratch = unsafe { &mut *self.scratch(c) };
+        let is_part = c.program.place.mesh.tp > 1;
+        let mut operands =
+            Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch, is_part };
+        // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.
+        unsafe { operands.run(&instr.op) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// Nothing touches the results, or writes the operands, before the collective is finished.
+    unsafe fn start(
+        &mut self,
+        c: &Compiled,
+        instr: &Instr,
+        collective: &Collective,
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        let n = instr.reads.len().max(instr.writes.len());
+        let raw = |v: Option<&ValueId>| {
+            v.map(|v| {
+                let b = self.buffer(c, *v);
+                (RawBuffer::new(b.ptr, b.len() * b.dtype.size_bytes()), b.len(), b.dtype)
+            })
+        };
+        let operand = |i: usize| {
+            let (send, recv) = (raw(instr.reads.get(i)), raw(instr.writes.get(i)));
+            let whole = if collective.kind == CollectiveKind::AllGather { recv.or(send) } else { send.or(recv) };
+            let (_, n_elements, dtype) = whole.expect("an operation has operands or results");
+            let buffer = |b: Option<(RawBuffer, usize, DType)>| b.map_or(RawBuffer::EMPTY, |b| b.0);
+            Operand { send: buffer(send), recv: buffer(recv), dtype: element_type(dtype), n_elements }
+        };
+        // SAFETY: the caller's contract.
+        unsafe { groups.start(collective, (0..n).map(operand)) }?;
+        Ok(())
+    }
+
+    fn clip(&mut self, c: &Compiled, index: usize, max_norm: Option<f64>) {
+        let instr = &c.program.instrs[index];
+        let (hyper, sums) = instr.reads.split_last().expect("the verifier requires the scalars of the step");
+        let loss_scale = self.read::<f64>(c, *hyper)[Hyper::LOSS_SCALE];
+        let total: f64 = sums.iter().flat_map(|s| self.read::<f64>(c, *s)).sum();
+        let norm = total.sqrt() / loss_scale;
+        let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+        let coefficient = if norm.is_finite() { clip / loss_scale } else { f64::NAN };
+        self.write::<f64>(c, instr.writes[0])[0] = norm;
+        self.write::<f64>(c, instr.writes[1])[0] = coefficient;
+    }
+
+    fn opaque(&mut self, c: &Compiled, index: usize, models: &mut [Box<dyn OpaqueModel>]) -> Result<(), ExecError> {
+        let instr = &c.program.instrs[index];
+        let Op::Opaque { model, n_inputs, n_params, residual, gradient } = instr.op else {
+            unreachable!("called for user-defined models only")
+        };
+        let n_grads = if gradient { n_params } else { 0 };
+        let buffer = |i: usize| self.buffer(c, instr.reads[i]);
+        let written = |i: usize| self.buffer(c, instr.writes[i]);
+        // SAFETY: `self` is borrowed mutably, and a gradient shares a place with nothing but the one it continues.
+        unsafe {
+            let inputs: Vec<&[i32]> = (0..n_inputs).map(|i| buffer(i).slice()).collect();
+            let params: Vec<&[f32]> = (n_inputs..n_inputs + n_params).map(|i| buffer(i).slice()).collect();
+            let hyper: &[f64] = buffer(n_inputs + n_params).slice();
+            let carried = n_inputs + n_params + 1;
+            if residual {
+                (0..=n_grads).for_each(|i| copy(buffer(carried + i), written(i)));
+            }
+            let mut grads: Vec<&mut [f32]> = (1..=n_grads).map(|i| written(i).slice_mut()).collect();
+            let scale = hyper[Hyper::LOSS_GRAD_SCALE];
+            let unknown = || ExecError::Opaque { model, reason: "the job has no such model".into() };
+            let step = models.get_mut(model as usize).ok_or_else(unknown)?;
+            let loss = step
+                .step(&inputs, &params, scale, &mut grads, residual)
+                .map_err(|reason| ExecError::Opaque { model, reason })?;
+            let sum: &mut [f64] = written(0).slice_mut();
+            sum[0] = if residual { sum[0] + loss } else { loss };
+        }
+        Ok(())
+    }
+}
+
+/// Copies a residual to where it is to be added to, unless it is there.
+///
+/// # Safety
+/// As [`Buffer::slice_mut`]; the two are equal or do not overlap.
+pub(super) unsafe fn copy(from: Buffer, to: Buffer) {
+    if from.is(&to) {
+        return;
+    }
+    const CHUNK: usize = 1 << 16;
+    let bytes = from.len() * from.dtype.size_bytes();
+    // SAFETY: both hold `bytes` bytes, by the verifier, and do not overlap.
+    let (from, to) =
+        unsafe { (std::slice::from_raw_parts(from.ptr, bytes), std::slice::from_raw_parts_mut(to.ptr, bytes)) };
+    to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+/// # Safety
+/// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
+impl Operands<'_> {
+    unsafe fn run(&mut self, op: &Op) {
+        // SAFETY: the caller's contract is that of every function called here.
+        unsafe {
+            match op {
+                Op::Embedding { residual, first } => self.embedding(*residual, *first),
+                Op::EmbeddingBackward { residual, first } => self.embedding_backward(*residual, *first),
+                Op::MatMul(m) => {
+                    let bias = m.bias.then(|| self.reads[2]);
+                    if m.residual {
+                        copy(self.reads[self.reads.len() - 1], self.writes[0]);
+                    }
+                    product(m, self.reads[0], self.reads[1], bias, self.writes[0], self.scratch);
+                }
+                Op::ColumnSum { residual, columns } => {
+                    if *residual {
+                        copy(self.reads[1], self.writes[0]);
+                    }
+                    let first = columns.map_or(0, |c| c.start);
+                    let (dy, db) = (self.reads[0], self.writes[0].slice_mut());
+                    with_element!(dy.dtype, T => {
+                        reduce::column_sum::<T>(dy.slice(), dy.cols, first, db, *residual, f32s(self.scratch));
+                    });
+                }
+                Op::Norm { kind, eps } => with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps)),
+                Op::NormBackward { kind, residual_x, residual_params } => {
+                    let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
+                    let dy = self.reads[2 + n_stats];
+                    with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params));
+                }
+                Op::HeadNorm { heads, eps } => {
+                    with_element!(self.reads[0].dtype, T => self.head_norm::<T>(heads_of(heads), *eps));
+                }
+                Op::HeadNormBackward { heads, residual } => {
+                    with_element!(self.reads[0].dtype, T => self.head_norm_backward::<T>(heads_of(heads), *residual));
+                }
+                Op::Rotary { heads, inverse } => {
+                    copy(self.reads[0], self.writes[0]);
+                    let (positions, table) = (self.reads[1].slice(), self.reads[2].slice());
+                    with_element!(self.writes[0].dtype, T => {
+                        rotary::rotary::<T>(heads_of(heads), self.writes[0].slice_mut(), positions, table, *inverse);
+                    });
+                }
+                Op::Attention(a) => with_element!(self.reads[0].dtype, T => self.attention::<T>(a)),
+                Op::AttentionBackward(a) => with_element!(self.reads[0].dtype, T => self.attention_backward::<T>(a)),
+                Op::Activation(f) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
+                Op::ActivationBackward(f) => with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*f)),
+                Op::Add => with_element!(self.writes[0].dtype, T => self.add::<T>()),
+                Op::Cast => with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
+                    elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
+                })),
+                Op::CrossEntropy { residual, gradient, vocab } => self.cross_entropy(*residual, *gradient, *vocab),
+                Op::CrossEntropyStats(vocab) => self.cross_entropy_stats(*vocab),
+                Op::SplitColumns => self.split_columns(),
+                Op::JoinColumns => self.join_columns(),
+                Op::AttentionPart(part) => {
+                    with_element!(self.reads[0].dtype, T => self.attention_part::<T>(part));
+                }
+                Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+                    with_element!(self.reads[0].dtype, T => {
+                        self.attention_part_backward::<T>(part, *carried_q, *carried_kv);
+                    });
+                }
+                Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
+                Op::Slice { start } => self.slice(*start),
+                Op::Paste { start } => self.paste(*start),
+                Op::TreeSum { n_leaves, n_ranks } => self.tree_sum(*n_leaves, *n_ranks),
+                Op::SumSquaresBlocks { block } => {
+                    reduce::sum_squares_blocks(self.reads[0].slice::<f32>(), *block, self.writes[0].slice_mut());
+                }
+                Op::SumSquares { elements } => {
+                    let g = self.reads[0];
+                    let (first, len) = elements.unwrap_or((0, g.len()));
+                    self.writes[0].slice_mut::<f64>()[0] =
+                        with_element!(g.dtype, T => reduce::sum_squares::<T>(&g.slice()[first..first + len]));
+                }
+                Op::AdamW { first, beta1, beta2, eps, weight_decay } => {
+                    self.adamw(*first, *beta1, *beta2, *eps, *weight_decay);
+                }
+                Op::Sgd { first, momentum, weight_decay } => self.sgd(*first, *momentum, *weight_decay),
+                Op::ClipCoefficient { .. }
+                | Op::Opaque { .. }
+                | Op::Sum
+                | Op::Assemble { .. }
+                | Op::Start(_)
+                | Op::Await(_) => {
+                    unreachable!("handled before operands are gathered")
+                }
+                Op::Enter { .. } => unreachable!("erased when the program was compiled"),
+            }
+        }
+    }
+
+    unsafe fn embedding(&mut self, residual: bool, first: usize) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[2], self.writes[0]);
+            }
+            let (ids, table, x) = (self.reads[0].slice(), self.reads[1], self.writes[0]);
+            let id_is_elsewhere = first > 0 || self.is_part;
+            with_element!(x.dtype, T => match id_is_elsewhere {
+                true => embedding::embedding_part::<T>(ids, table.slice(), table.cols, first, x.slice_mut(), residual),
+                false => embedding::embedding::<T>(ids, table.slice(), table.cols, x.slice_mut(), residual),
+            });
+        }
+    }
+
+    unsafe fn embedding_backward(&mut self, residual: bool, first: usize) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[2], self.writes[0]);
+            }
+            let (ids, dx, dtable) = (self.reads[0].slice(), self.reads[1], self.writes[0].slice_mut());
+            with_element!(dx.dtype, T => {
+                match first > 0 || self.is_part {
+                    true => embedding::embedding_part_backward::<T>(ids, dx.slice(), dx.cols, first, dtable, residual),
+                    false => embedding::embedding_backward::<T>(ids, dx.slice(), dx.cols, dtable, residual),
+                }
+            });
+        }
+    }
+
+    unsafe fn norm<Y: Float>(&mut self, kind: NormKind, eps: f32) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, gain) = (self.reads[0], self.reads[1].slice());
+            let (y, rstd) = (self.writes[0].slice_mut::<Y>(), self.writes[1].slice_mut());
+            with_element!(x.dtype, X => match kind {
+                NormKind::Rms => rms_norm::rms_norm::<X, Y>(x.slice(), gain, eps, y, rstd),
+                NormKind::Layer => {
+                    let (bias, mean) = (self.reads[2].slice(), self.writes[2].slice_mut());
+                    layer_norm::layer_norm::<X, Y>(x.slice(), gain, bias, eps, y, rstd, mean);
+                }
+            });
+        }
+    }
+
+    unsafe fn norm_backward<Y: Float>(&mut self, kind: NormKind, residual_x: bool, residual_params: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let n_stats = if kind == NormKind::Rms { 1 } else { 2 };
+            let mut carried = self.reads[3 + n_stats..].iter();
+            let n_writes = self.writes.len();
+            for (write, wanted) in self.writes.iter().zip([residual_x, residual_params, residual_params]) {
+                if let Some(from) = carried.as_slice().first().filter(|_| wanted) {
+                    copy(*from, *write);
+                    carried.next();
+                }
+            }
+            let (x, gain, rstd) = (self.reads[0], self.reads[1].slice(), self.reads[2].slice());
+            let dy = self.reads[2 + n_stats].slice::<Y>();
+            let (dx, dgain) = (self.writes[0], self.writes[1].slice_mut());
+            let scratch = f32s(self.scratch);
+            with_element!(x.dtype, X => match kind {
+                NormKind::Rms => rms_norm::rms_norm_backward::<X, Y>(
+                    x.slice(), gain, rstd, dy, dx.slice_mut(), residual_x, dgain, residual_params, scratch,
+                ),
+                NormKind::Layer => {
+                    let (mean, dbias) = (self.reads[3].slice(), self.writes[n_writes - 1].slice_mut());
+                    layer_norm::layer_norm_backward::<X, Y>(
+                        x.slice(), gain, rstd, mean, dy, dx.slice_mut(), residual_x, dgain, dbias, residual_params, scratch,
+                    );
+                }
+            });
+        }
+    }
+
+    unsafe fn head_norm<T: Float>(&mut self, heads: Heads, eps: f32) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
+            let (y, rstd) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
+            head_norm::head_norm(heads, qkv, gain_q, gain_k, eps, y, rstd);
+        }
+    }
+
+    unsafe fn head_norm_backward<T: Float>(&mut self, heads: Heads, residual: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[5], self.writes[1]);
+                copy(self.reads[6], self.writes[2]);
+            }
+            let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
+            let (rstd, dy) = (self.reads[3].slice(), self.reads[4].slice::<T>());
+            let (dgain_q, dgain_k) = (self.writes[1].slice_mut(), self.writes[2].slice_mut());
+            let dqkv = self.writes[0].slice_mut::<T>();
+            let scratch = f32s(self.scratch);
+            head_norm::head_norm_backward(
+                heads, qkv, gain_q, gain_k, rstd, dy, dqkv, dgain_q, dgain_k, residual, scratch,
+            );
+        }
+    }
+
+    unsafe fn attention<T: Float>(&mut self, a: &Attention) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
+            let (o, lse) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
+            attention::attention(&shape_of(a), qkv, doc_start, o, lse, f32s(self.scratch));
+        }
+    }
+
+    unsafe fn attention_backward<T: Float>(&mut self, a: &Attention) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
+            let (o, lse, dout) = (self.reads[2].slice::<T>(), self.reads[3].slice(), self.reads[4].slice::<T>());
+            let dqkv = self.writes[0].slice_mut::<T>();
+            attention_backward::attention_backward(
+                &shape_of(a),
+                qkv,
+                doc_start,
+                o,
+                lse,
+                dout,
+                dqkv,
+                f32s(self.scratch),
+            );
+        }
+    }
+
+    unsafe fn activation<X: Float>(&mut self, f: ActivationFn) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, y) = (self.reads[0].slice::<X>(), self.writes[0]);
+            with_element!(y.dtype, Y => match f {
+                ActivationFn::SwiGlu => activation::swiglu::<X, Y>(x, y.cols, y.slice_mut()),
+                ActivationFn::GeluTanh => activation::gelu::<X, Y>(x, y.slice_mut()),
+            });
+        }
+    }
+
+    unsafe fn activation_backward<X: Float>(&mut self, f: ActivationFn) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, dy, dx) = (self.reads[0], self.reads[1], self.writes[0]);
+            with_element!(dy.dtype, Y => match f {
+                ActivationFn::SwiGlu if x.is(&dx) => {
+                    activation::swiglu_backward_in_place::<X, Y>(dx.slice_mut(), dy.slice(), dy.cols);
+                }
+                ActivationFn::SwiGlu => {
+                    activation::swiglu_backward::<X, Y>(x.slice(), dy.slice(), dy.cols, dx.slice_mut());
+                }
+                ActivationFn::GeluTanh => activation::gelu_backward::<X, Y>(x.slice(), dy.slice(), dx.slice_mut()),
+            });
+        }
+    }
+
+    unsafe fn add<Y: Float>(&mut self) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (a, b, out) = (self.reads[0], self.reads[1], self.writes[0]);
+            // A sum that takes the place of an operand; the other one may be the same value.
+            let (there, other) = if b.is(&out) { (b, a) } else { (a, b) };
+            if there.is(&out) {
+                return with_element!(other.dtype, B => elementwise::add_assign::<Y, B>(out.slice_mut(), other.slice()));
+            }
+            with_element!(a.dtype, A => with_element!(b.dtype, B => {
+                elementwise::add::<A, B, Y>(a.slice(), b.slice(), out.slice_mut());
+            }));
+        }
+    }
+
+    unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool, vocab: Option<VocabShard>) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (logits, labels) = (self.reads[0], self.reads[1].slice());
+            let carried = if residual { self.reads[self.reads.len() - 1].slice::<f64>()[0] } else { 0.0 };
+            let scale = self.reads[2].slice::<f64>()[Hyper::LOSS_GRAD_SCALE] as f32;
+            if gradient {
+                copy(logits, self.writes[1]);
+            }
+            let loss = match (gradient, vocab) {
+                (true, None) => {
+                    cross_entropy::cross_entropy_with_gradient(self.writes[1].slice_mut(), labels, logits.cols, scale)
+                }
+                (false, None) => cross_entropy::cross_entropy(logits.slice(), labels, logits.cols),
+                (true, Some(vocab)) => cross_entropy_part::cross_entropy_from_stats_with_gradient(
+                    self.writes[1].slice_mut(),
+                    labels,
+                    logits.cols,
+                    vocab.first,
+                    self.reads[3].slice(),
+                    scale,
+                ),
+                (false, Some(_)) => cross_entropy_part::cross_entropy_from_stats(labels, self.reads[3].slice()),
+            };
+            self.writes[0].slice_mut::<f64>()[0] = carried + loss;
+        }
+    }
+
+    unsafe fn adamw(&mut self, first: usize, beta1: f64, beta2: f64, eps: f64, weight_decay: f64) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (hyper, coefficient) = (self.reads[4].slice::<f64>(), self.reads[5].slice::<f64>()[0]);
+            let update = optimizer::AdamW {
+                lr: hyper[Hyper::LEARNING_RATE],
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                bias_correction1: hyper[Hyper::BIAS_CORRECTION_1],
+                bias_correction2: hyper[Hyper::BIAS_CORRECTION_2],
+                grad_scale: coefficient,
+            };
+            let (p, m, v) = (self.writes[0].slice_mut(), self.writes[1].slice_mut(), self.writes[2].slice_mut());
+            optimizer::adamw(&mut p[first..first + m.len()], m, v, self.reads[3].slice(), &update);
+        }
+    }
+
+    unsafe fn sgd(&mut self, first: usize, momentum: f64, weight_decay: f64) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (hyper, coefficient) = (self.reads[3].slice::<f64>(), self.reads[4].slice::<f64>()[0]);
+            let update = optimizer::Sgd {
+                lr: hyper[Hyper::LEARNING_RATE],
+                momentum,
+                weight_decay,
+                nesterov: false,
+                grad_scale: coefficient,
+            };
+            let (p, buffer) = (self.writes[0].slice_mut(), self.writes[1].slice_mut());
+            optimizer::sgd(&mut p[first..first + buffer.len()], buffer, self.reads[2].slice(), &update);
+        }
+    }
+}
+
+/// The scratch as f32; it is aligned to 64 bytes.
+pub(super) fn f32s(scratch: &mut [u8]) -> &mut [f32] {
+    let whole = scratch.len() / size_of::<f32>() * size_of::<f32>();
+    bytemuck::cast_slice_mut(&mut scratch[..whole])
+}

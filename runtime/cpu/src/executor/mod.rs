@@ -1,0 +1,387 @@
+//! Runs compiled programs over preallocated buffers: kernels in program order, no allocation, no lock.
+//!
+//! Aliasing: the memory pass gives overlapping places only to an operand and a result of one instruction that may share
+//! one (`Op::in_place_pairs`), and then the two places are equal. Each case below therefore asks whether the two are the
+//! same buffer, and calls the kernel that works in place.
+// Values live in arenas and are borrowed instruction by instruction, which lifetimes cannot express.
+#![allow(unsafe_code)]
+
+mod arena;
+mod buffer;
+mod instr;
+mod parts;
+mod product;
+mod scratch;
+
+pub use arena::AllocError;
+pub use scratch::scratch_bytes;
+
+use arena::Arena;
+use buffer::Buffer;
+use bytemuck::Pod;
+use phalanx_device::groups::{GroupError, Groups};
+use phalanx_device::shared_memory::Arena as SharedArena;
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::passes::memory::Region;
+use phalanx_strategies::program::{Op, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A user-defined model: one opaque operation of the program.
+pub trait OpaqueModel {
+    /// Computes the summed loss of a microbatch and its gradients times `grad_scale`.
+    ///
+    /// `inputs` are the i32 inputs of the microbatch; `params` and `grads` follow the trained parameters of the table.
+    /// Without gradients to compute `grads` is empty. With `accumulate`, gradients are added to what `grads` holds.
+    ///
+    /// # Errors
+    /// Whatever the model reports, as one sentence.
+    fn step(
+        &mut self,
+        inputs: &[&[i32]],
+        params: &[&[f32]],
+        grad_scale: f64,
+        grads: &mut [&mut [f32]],
+        accumulate: bool,
+    ) -> Result<f64, String>;
+}
+
+/// Why a program stopped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExecError {
+    /// A user-defined model failed.
+    #[error("user-defined model {model}: {reason}")]
+    Opaque {
+        /// Its number.
+        model: u32,
+        /// What it said.
+        reason: String,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Collective(#[from] GroupError),
+    /// The world for which the program ran is over.
+    #[error("the world is over for which this was computed")]
+    Left,
+}
+
+/// Memory for the regions of a machine, where it is not the machine's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backing<'a> {
+    /// For what lives within a step, and other regions that hold operands of collectives; at least
+    /// [`CpuMachine::shared_bytes`], used by nobody else.
+    pub shared: Option<&'a SharedArena>,
+    /// Folder of the file that holds what is offloaded.
+    pub offload_dir: Option<&'a Path>,
+}
+
+/// How long each instruction took in a run.
+pub type Timings = Vec<Duration>;
+
+/// The buffers of one or more programs over the same parameters.
+#[derive(Debug)]
+pub struct CpuMachine {
+    arenas: BTreeMap<Region, Arena>,
+}
+
+impl CpuMachine {
+    /// Allocates the regions, each as large as the largest of the programs needs. Constants must agree between the
+    /// programs, since they share them.
+    ///
+    /// # Errors
+    /// When the system has not enough memory.
+    pub fn new(programs: &[&Compiled]) -> Result<CpuMachine, AllocError> {
+        CpuMachine::on(programs, &Backing::default())
+    }
+
+    /// As [`CpuMachine::new`], in the given memory.
+    ///
+    /// # Errors
+    /// When the system has not enough memory, or the folder for offloaded state cannot be written.
+    ///
+    /// # Panics
+    /// If `backing.shared` is too small.
+    pub fn on(programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
+        CpuMachine::new_with(programs, backing, BTreeMap::new())
+    }
+
+    /// As [`CpuMachine::on`], without what is offloaded, for [`CpuMachine::succeed`]: what outlasts a step and is not shared
+    /// is taken from the system at once.
+    ///
+    /// # Errors
+    /// As [`CpuMachine::on`].
+    ///
+    /// # Panics
+    /// As [`CpuMachine::on`].
+    pub fn warm(programs: &[&Compiled], shared: &SharedArena) -> Result<CpuMachine, AllocError> {
+        let mut machine = CpuMachine::on(programs, &Backing { shared: Some(shared), offload_dir: None })?;
+        machine.arenas.remove(&Region::Offloaded);
+        let lasts = machine.arenas.iter().filter(|(region, _)| LASTING.contains(region));
+        lasts.filter(|(_, arena)| !matches!(arena, Arena::Shared { .. })).for_each(|(_, arena)| arena.populate());
+        Ok(machine)
+    }
+
+    /// Whether it has room for this value.
+    pub fn has(&self, c: &Compiled, v: ValueId) -> bool {
+        c.layout.places[v.0 as usize].is_some_and(|place| self.arenas.contains_key(&place.region))
+    }
+
+    /// As [`CpuMachine::on`], for other programs whose regions of what outlasts a step are the same, and their memory is this
+    /// machine's. Where that is shared, `backing` is the same memory.
+    ///
+    /// # Errors
+    /// As [`CpuMachine::on`].
+    ///
+    /// # Panics
+    /// As [`CpuMachine::on`].
+    pub fn succeed(self, programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
+        let lasts = |region: &Region, _: &mut Arena| LASTING.contains(region);
+        CpuMachine::new_with(programs, backing, { self.arenas }.extract_if(.., lasts).collect())
+    }
+
+    fn new_with(
+        programs: &[&Compiled],
+        backing: &Backing<'_>,
+        mut before: BTreeMap<Region, Arena>,
+    ) -> Result<CpuMachine, AllocError> {
+        let is_shared = shared_regions(programs);
+        let mut arenas = BTreeMap::new();
+        let mut offset = 0;
+        for region in REGIONS {
+            let bytes = region_bytes(programs, region);
+            let shared = backing.shared.filter(|_| is_shared.contains(&region));
+            let offload_dir = backing.offload_dir.filter(|_| region == Region::Offloaded);
+            let arena = match (shared, before.remove(&region), offload_dir) {
+                (Some(memory), ..) => Arena::within(memory, offset, bytes),
+                (None, Some(arena), _) if arena.len() == bytes => arena,
+                (None, _, Some(dir)) => Arena::in_file(dir, bytes)?,
+                (None, _, None) => Arena::new(bytes)?,
+            };
+            if let Arena::Shared { .. } = arena {
+                offset += Arena::shared_bytes(bytes);
+            }
+            arenas.insert(region, arena);
+        }
+        Ok(CpuMachine { arenas })
+    }
+
+    /// As [`CpuMachine::new`], with all regions in shared memory, from `first` on: see [`CpuMachine::bytes_within`].
+    ///
+    /// # Panics
+    /// If there is not so much of it.
+    pub fn within(programs: &[&Compiled], memory: &SharedArena, first: usize) -> CpuMachine {
+        let mut offset = first;
+        let region = |region| {
+            let bytes = region_bytes(programs, region);
+            let arena = Arena::within(memory, offset, bytes);
+            offset += Arena::shared_bytes(bytes);
+            (region, arena)
+        };
+        CpuMachine { arenas: REGIONS.into_iter().map(region).collect() }
+    }
+
+    /// Bytes of shared memory that [`CpuMachine::within`] takes.
+    pub fn bytes_within(programs: &[&Compiled]) -> usize {
+        REGIONS.into_iter().map(|region| Arena::shared_bytes(region_bytes(programs, region))).sum()
+    }
+
+    /// The same memory where another mapping has it: what lies in shared memory is there at another address.
+    ///
+    /// # Panics
+    /// If `memory` is smaller.
+    pub fn remap(&mut self, memory: &SharedArena) {
+        for arena in self.arenas.values_mut() {
+            if let Arena::Shared { offset, bytes, .. } = arena {
+                *arena = Arena::within(memory, *offset, *bytes);
+            }
+        }
+    }
+
+    /// Bytes that a machine for these programs allocates, known before it exists: [`CpuMachine::allocated_bytes`].
+    pub fn bytes_for(programs: &[&Compiled]) -> usize {
+        REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
+    }
+
+    /// Bytes of all regions as they were allocated, those in shared memory and in a file included.
+    pub fn allocated_bytes(&self) -> usize {
+        self.arenas.values().map(Arena::len).sum()
+    }
+
+    /// Bytes of the regions that lie in shared memory where a machine gets any.
+    pub fn shared_bytes(programs: &[&Compiled]) -> usize {
+        let of_region = |region: Region| Arena::shared_bytes(region_bytes(programs, region));
+        shared_regions(programs).into_iter().map(of_region).sum()
+    }
+
+    /// The regions of what outlasts a step: bytes, and whether they lie in shared memory where a machine gets any.
+    pub fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
+        let is_shared = shared_regions(programs);
+        LASTING.map(|region| (region_bytes(programs, region), is_shared.contains(&region)))
+    }
+
+    /// Bytes of all regions in shared memory.
+    pub fn bytes_in_shared(&self) -> usize {
+        self.arenas.values().filter(|arena| matches!(arena, Arena::Shared { .. })).map(Arena::len).sum()
+    }
+
+    /// The elements of a value.
+    ///
+    /// # Panics
+    /// If `T` is not as wide as the value's elements, or the value has no place.
+    pub fn read<T: Pod>(&self, c: &Compiled, v: ValueId) -> &[T] {
+        let buffer = self.checked::<T>(c, v);
+        // SAFETY: no program runs while `self` is borrowed, and writers borrow it mutably.
+        unsafe { buffer.slice() }
+    }
+
+    /// The elements of a value, to be written by the host.
+    ///
+    /// # Panics
+    /// As [`CpuMachine::read`].
+    pub fn write<T: Pod>(&mut self, c: &Compiled, v: ValueId) -> &mut [T] {
+        let buffer = self.checked::<T>(c, v);
+        // SAFETY: `self` is borrowed mutably.
+        unsafe { buffer.slice_mut() }
+    }
+
+    /// The elements of several values at once, to be written by the host.
+    ///
+    /// # Panics
+    /// As [`CpuMachine::read`]; and if two of the values share memory.
+    pub fn write_all<T: Pod>(&mut self, c: &Compiled, values: &[ValueId]) -> Vec<&mut [T]> {
+        let buffers: Vec<Buffer> = values.iter().map(|v| self.checked::<T>(c, *v)).collect();
+        let mut runs: Vec<(usize, usize)> =
+            buffers.iter().map(|b| (b.ptr.addr(), b.ptr.addr() + b.len() * size_of::<T>())).collect();
+        runs.sort_unstable();
+        assert!(runs.windows(2).all(|pair| pair[0].1 <= pair[1].0), "values that are written together lie apart");
+        // SAFETY: `self` is borrowed mutably, and by the assertion no two of the slices share an element.
+        buffers.into_iter().map(|buffer| unsafe { buffer.slice_mut() }).collect()
+    }
+
+    /// Runs a program once, on the threads of the current rayon pool, with the groups that its rank belongs to.
+    ///
+    /// # Errors
+    /// See [`ExecError`]; parameters and optimizer state are unchanged then, since updates come last.
+    pub fn run(
+        &mut self,
+        c: &Compiled,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        self.run_part(c, 0..c.program.instrs.len(), models, groups)
+    }
+
+    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::Turn`] for those that make sense.
+    ///
+    /// # Errors
+    /// See [`ExecError`].
+    pub fn run_part(
+        &mut self,
+        c: &Compiled,
+        part: Range<usize>,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+    ) -> Result<(), ExecError> {
+        for i in part {
+            self.exec(c, i, models, groups)?;
+            end_of_instruction(groups)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a program once and measures every instruction into `timings`, one entry each.
+    ///
+    /// # Errors
+    /// As [`CpuMachine::run`].
+    pub fn run_timed(
+        &mut self,
+        c: &Compiled,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+        timings: &mut Timings,
+    ) -> Result<(), ExecError> {
+        timings.clear();
+        self.run_part_timed(c, 0..c.program.instrs.len(), models, groups, timings)
+    }
+
+    /// As [`CpuMachine::run_part`], adding the time of every instruction to `timings`.
+    ///
+    /// # Errors
+    /// As [`CpuMachine::run_part`].
+    pub fn run_part_timed(
+        &mut self,
+        c: &Compiled,
+        part: Range<usize>,
+        models: &mut [Box<dyn OpaqueModel>],
+        groups: &mut Groups,
+        timings: &mut Timings,
+    ) -> Result<(), ExecError> {
+        for i in part {
+            let start = Instant::now();
+            self.exec(c, i, models, groups)?;
+            timings.push(start.elapsed());
+            end_of_instruction(groups)?;
+        }
+        Ok(())
+    }
+
+    fn checked<T: Pod>(&self, c: &Compiled, v: ValueId) -> Buffer {
+        let buffer = self.buffer(c, v);
+        assert_eq!(size_of::<T>(), buffer.dtype.size_bytes(), "{} elements", c.program.describe_value(v));
+        buffer
+    }
+
+    fn buffer(&self, c: &Compiled, v: ValueId) -> Buffer {
+        let value = c.program.value(v);
+        let place = c.layout.places[v.0 as usize].expect("the memory pass places every value that is touched");
+        let arena = &self.arenas[&place.region];
+        assert!(place.offset + value.size_bytes() <= arena.len(), "a place lies inside its region");
+        Buffer {
+            // SAFETY: the assertion above keeps the address inside the mapping.
+            ptr: unsafe { arena.base().add(place.offset) },
+            rows: value.n_rows(),
+            cols: value.n_columns(),
+            dtype: value.dtype,
+        }
+    }
+
+    /// The working space of the operations.
+    fn scratch(&mut self, c: &Compiled) -> *mut [u8] {
+        let (offset, bytes) = c.layout.scratch;
+        let arena = &self.arenas[&Region::Work];
+        assert!(offset + bytes <= arena.len(), "the scratch lies inside the work region");
+        // SAFETY: in bounds by the assertion.
+        std::ptr::slice_from_raw_parts_mut(unsafe { arena.base().add(offset) }, bytes)
+    }
+}
+
+/// The device gets on, unless what it computes is needed no more: then it is free at once, not at its next collective.
+fn end_of_instruction(groups: &Groups) -> Result<(), ExecError> {
+    groups.pulse().tick();
+    if groups.pulse().is_left() { Err(ExecError::Left) } else { Ok(()) }
+}
+
+const REGIONS: [Region; 5] =
+    [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
+
+/// What outlasts a step.
+const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
+
+fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
+    programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0)
+}
+
+/// Regions in which an operand or a result of a collective lies; that of what lives within a step in any case, so that one
+/// that loses its peers keeps it where it is.
+fn shared_regions(programs: &[&Compiled]) -> BTreeSet<Region> {
+    let mut regions = BTreeSet::from([Region::Work]);
+    for c in programs {
+        for instr in c.program.instrs.iter().filter(|i| matches!(i.op, Op::Start(_))) {
+            let places = instr.reads.iter().chain(&instr.writes).filter_map(|v| c.layout.places[v.0 as usize]);
+            regions.extend(places.map(|place| place.region));
+        }
+    }
+    regions
+}

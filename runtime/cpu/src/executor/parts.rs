@@ -1,0 +1,220 @@
+//! Operations that only occur where several ranks share a model.
+
+use super::buffer::Buffer;
+use super::instr::{Operands, copy, f32s, heads_of};
+use crate::kernels::attention_part::{Indexes, PartShape};
+use crate::kernels::copy::copy_columns;
+use crate::kernels::{attention_part, cross_entropy_part, elementwise};
+use half::{bf16, f16};
+use phalanx_device::float::Float;
+use phalanx_strategies::passes::context_parallel::chunks;
+use phalanx_strategies::passes::reproducible::plan_of_sum;
+use phalanx_strategies::program::{AttentionPart, DType, VocabShard};
+use phalanx_strategies::tree::Step;
+use rayon::prelude::*;
+
+/// # Safety
+/// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
+impl Operands<'_> {
+    pub(super) unsafe fn cross_entropy_stats(&mut self, vocab: VocabShard) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (logits, labels) = (self.reads[0], self.reads[1].slice());
+            let stats = self.writes[0].slice_mut();
+            cross_entropy_part::cross_entropy_stats(logits.slice(), labels, logits.cols, vocab.first, stats);
+        }
+    }
+
+    pub(super) unsafe fn split_columns(&mut self) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, parts) = (self.reads[0], [self.writes[0], self.writes[1]]);
+            let mut first = 0;
+            for part in parts {
+                match x.dtype.size_bytes() {
+                    2 => copy_columns::<u16>((x.slice(), x.cols, first), (part.slice_mut(), part.cols, 0), part.cols),
+                    _ => copy_columns::<f32>((x.slice(), x.cols, first), (part.slice_mut(), part.cols, 0), part.cols),
+                }
+                first += part.cols;
+            }
+        }
+    }
+
+    /// Gradients come in f32, whatever the whole is stored in.
+    pub(super) unsafe fn join_columns(&mut self) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let x = self.writes[0];
+            let mut first = 0;
+            for part in [self.reads[0], self.reads[1]] {
+                match (part.dtype, x.dtype) {
+                    (DType::F32, DType::F32) => {
+                        copy_columns::<f32>((part.slice(), part.cols, 0), (x.slice_mut(), x.cols, first), part.cols);
+                    }
+                    (_, DType::Bf16) => place::<bf16>(part.slice(), part.cols, x.slice_mut(), x.cols, first),
+                    _ => place::<f16>(part.slice(), part.cols, x.slice_mut(), x.cols, first),
+                }
+                first += part.cols;
+            }
+        }
+    }
+
+    /// The keys of each rank in turn.
+    pub(super) unsafe fn attention_part<T: Float>(&mut self, part: &AttentionPart) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (o, lse) = (self.writes[0], self.writes[1]);
+            if part.carried {
+                copy(self.reads[3], o);
+                copy(self.reads[4], lse);
+            }
+            let (q, kv, doc_start) = (self.reads[0], self.reads[1], self.reads[2].slice::<i32>());
+            let (queries, keys, scratch) = indexes(self.scratch, q.rows);
+            fill_index(part, part.q_rank, queries);
+            for i in 0..part.n_kv_ranks {
+                fill_index(part, part.kv_rank + i, keys);
+                let kv = &kv.slice::<T>()[i * q.rows * kv.cols..(i + 1) * q.rows * kv.cols];
+                let indexes = Indexes { queries, keys, doc_start };
+                let carry = part.carried || i > 0;
+                let (o, lse) = (o.slice_mut(), lse.slice_mut());
+                attention_part::attention_part(
+                    &shape_of_part(part),
+                    q.slice::<T>(),
+                    kv,
+                    indexes,
+                    carry,
+                    o,
+                    lse,
+                    scratch,
+                );
+            }
+        }
+    }
+
+    pub(super) unsafe fn attention_part_backward<T: Float>(&mut self, part: &AttentionPart, q0: bool, kv0: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (dq, dkv) = (self.writes[0], self.writes[1]);
+            start_from(q0.then(|| self.reads[6]), dq);
+            start_from(kv0.then(|| self.reads[6 + usize::from(q0)]), dkv);
+            let (q, kv, doc_start) = (self.reads[0], self.reads[1], self.reads[2].slice::<i32>());
+            let known = (self.reads[3].slice(), self.reads[4].slice(), self.reads[5].slice());
+            let (queries, keys, scratch) = indexes(self.scratch, q.rows);
+            fill_index(part, part.q_rank, queries);
+            for i in 0..part.n_kv_ranks {
+                fill_index(part, part.kv_rank + i, keys);
+                let here = i * q.rows * kv.cols..(i + 1) * q.rows * kv.cols;
+                let (kv, dkv) = (&kv.slice::<T>()[here.clone()], &mut dkv.slice_mut::<f32>()[here]);
+                let indexes = Indexes { queries, keys, doc_start };
+                let (q, dq) = (q.slice::<T>(), dq.slice_mut());
+                attention_part::attention_part_backward(&shape_of_part(part), q, kv, indexes, known, dq, dkv, scratch);
+            }
+        }
+    }
+
+    pub(super) unsafe fn add_bias<Y: Float>(&mut self) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (x, bias, y) = (self.reads[0], self.reads[1].slice::<f32>(), self.writes[0]);
+            copy(x, y);
+            elementwise::add_bias_assign::<Y, f32>(y.slice_mut(), bias);
+        }
+    }
+
+    /// The part of each node of each rank, by rank within an operand, summed block by block so that it stays in cache.
+    pub(super) unsafe fn tree_sum(&mut self, n_leaves: usize, n_ranks: usize) {
+        const BLOCK: usize = 4096;
+        let (senders, steps) = plan_of_sum(n_leaves, n_ranks);
+        // SAFETY: see the impl block.
+        unsafe {
+            let sum = self.writes[0].slice_mut::<f32>();
+            let part_len = sum.len();
+            let nodes: Vec<&[f32]> = self.reads.iter().map(|r| r.slice::<f32>()).collect();
+            sum.par_chunks_mut(BLOCK).enumerate().for_each(|(i, sum)| {
+                let mut stack: Vec<Vec<f32>> = Vec::new();
+                for step in &steps {
+                    match *step {
+                        Step::Push(node) => {
+                            let (rank, k) = senders[node];
+                            let at = rank * part_len + i * BLOCK;
+                            stack.push(nodes[k][at..at + sum.len()].to_vec());
+                        }
+                        Step::Merge => {
+                            let right = stack.pop().expect("a merge follows two pushes");
+                            let left = stack.last_mut().expect("a merge follows two pushes");
+                            left.iter_mut().zip(&right).for_each(|(l, r)| *l += r);
+                        }
+                    }
+                }
+                sum.copy_from_slice(&stack[0]);
+            });
+        }
+    }
+
+    pub(super) unsafe fn slice(&mut self, start: usize) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let to = self.writes[0].slice_mut::<f32>();
+            let from = self.reads[0].slice::<f32>();
+            to.copy_from_slice(&from[start..start + to.len()]);
+        }
+    }
+
+    pub(super) unsafe fn paste(&mut self, start: usize) {
+        // SAFETY: see the impl block.
+        unsafe {
+            copy(self.reads[0], self.writes[0]);
+            let part = self.reads[1].slice::<f32>();
+            self.writes[0].slice_mut::<f32>()[start..start + part.len()].copy_from_slice(part);
+        }
+    }
+}
+
+/// What a sum starts from: an earlier one, or zero.
+///
+/// # Safety
+/// As [`copy`].
+unsafe fn start_from(carried: Option<Buffer>, to: Buffer) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match carried {
+            Some(carried) => copy(carried, to),
+            None => to.slice_mut::<f32>().fill(0.0),
+        }
+    }
+}
+
+pub(super) const fn shape_of_part(part: &AttentionPart) -> PartShape {
+    let (heads, n) = (heads_of(&part.heads), part.heads.seq_len);
+    PartShape { heads, n_queries: n, n_keys: n, window: part.heads.window, scale: part.heads.scale }
+}
+
+/// Bytes of working space of attention to a part, besides its kernel's: where each token stands in its row.
+pub(super) const fn index_bytes(n_tokens: usize) -> usize {
+    (2 * n_tokens * size_of::<i32>()).next_multiple_of(64)
+}
+
+/// Indexes of queries and of keys, and the rest of the scratch.
+fn indexes(scratch: &mut [u8], n: usize) -> (&mut [i32], &mut [i32], &mut [f32]) {
+    let (front, rest) = scratch.split_at_mut(index_bytes(n));
+    let (queries, keys) = bytemuck::cast_slice_mut(front).split_at_mut(n);
+    (queries, &mut keys[..n], f32s(rest))
+}
+
+/// Index of each token of a context-parallel rank in its row.
+fn fill_index(part: &AttentionPart, rank: usize, index: &mut [i32]) {
+    let n = part.heads.seq_len;
+    for row in index.chunks_exact_mut(n) {
+        let runs = chunks(n * part.n_ranks, part.n_ranks, rank);
+        row.iter_mut().zip(runs.into_iter().flatten()).for_each(|(to, at)| *to = at as i32);
+    }
+}
+
+/// Writes narrowed columns into a wider matrix.
+fn place<T: Float>(from: &[f32], from_columns: usize, to: &mut [T], to_columns: usize, first: usize) {
+    for (to, from) in to.chunks_exact_mut(to_columns).zip(from.chunks_exact(from_columns)) {
+        for (to, from) in to[first..].iter_mut().zip(from) {
+            *to = T::from_f32(*from);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Working space that each instruction needs on this machine, for the compiler's static allocation.
+
+use super::instr::{heads_of, shape_of};
+use super::parts::{index_bytes, shape_of_part};
+use super::product::product_scratch;
+use crate::available_threads;
+use crate::kernels::attention_part::{attention_part_backward_scratch_len, attention_part_scratch_len};
+use crate::kernels::{attention, attention_backward, head_norm, layer_norm, reduce, rms_norm};
+use phalanx_strategies::program::{Instr, NormKind, Op, Program};
+
+/// Bytes of working space of one instruction.
+pub fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
+    let value = |i: usize| p.value(instr.reads[i]);
+    let f32s = |n: usize| n * size_of::<f32>();
+    match &instr.op {
+        Op::MatMul(m) => product_scratch(p, m, instr.reads[0], instr.writes[0]),
+        Op::ColumnSum { .. } => f32s(reduce::column_sum_scratch_len(p.value(instr.writes[0]).n_columns())),
+        Op::NormBackward { kind: NormKind::Rms, .. } => {
+            f32s(rms_norm::rms_norm_backward_scratch_len(value(0).n_columns()))
+        }
+        Op::NormBackward { kind: NormKind::Layer, .. } => {
+            f32s(layer_norm::layer_norm_backward_scratch_len(value(0).n_columns()))
+        }
+        Op::HeadNormBackward { heads, .. } => f32s(head_norm::head_norm_backward_scratch_len(heads_of(heads))),
+        Op::Attention(a) => f32s(attention::attention_scratch_len(&shape_of(a), available_threads())),
+        Op::AttentionBackward(a) => {
+            f32s(attention_backward::attention_backward_scratch_len(&shape_of(a), available_threads()))
+        }
+        Op::AttentionPart(part) => {
+            let shape = shape_of_part(part);
+            index_bytes(value(0).n_rows()) + f32s(attention_part_scratch_len(&shape, available_threads()))
+        }
+        Op::AttentionPartBackward { part, .. } => {
+            let shape = shape_of_part(part);
+            index_bytes(value(0).n_rows()) + f32s(attention_part_backward_scratch_len(&shape, available_threads()))
+        }
+        _ => 0,
+    }
+}

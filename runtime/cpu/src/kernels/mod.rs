@@ -1,0 +1,57 @@
+//! The fused kernels: everything of a training step that is not a matrix product.
+//!
+//! Slices in, slices out; row-major. Nothing here allocates: scratch is passed in, and its exact length is told by the
+//! `*_scratch_len` function beside the kernel. Storage is any [`phalanx_device::float::Float`], arithmetic is f32.
+//!
+//! Every result is the same to the bit for every number of threads: work is cut into chunks that depend on the shape
+//! alone, and sums over chunks are taken in chunk order. Threads are those of rayon's current pool.
+//!
+//! Legend of shapes: `N` tokens, `C` width, `H` query heads, `K` key/value heads, `D` head width, `F` feed-forward
+//! width, `V` vocabulary, `S` tokens of a row of the batch.
+//!
+//! Deliberately absent: any check of program shapes (the compiler did it); the asserts here only keep memory safe.
+
+pub mod activation;
+pub mod attention;
+pub mod attention_backward;
+mod attention_forward;
+mod attention_operands;
+pub mod attention_part;
+pub mod copy;
+pub mod cross_entropy;
+pub mod cross_entropy_part;
+pub mod elementwise;
+pub mod embedding;
+pub mod head_norm;
+pub mod layer_norm;
+mod math;
+pub mod optimizer;
+mod parallel;
+pub mod reduce;
+pub mod rms_norm;
+pub mod rotary;
+mod simd;
+#[cfg(test)]
+pub(crate) mod testing;
+mod tile;
+mod tile_simd;
+mod transpose;
+pub mod tree_sum;
+
+/// Geometry of packed `qkv [N, (H + 2 K) D]`: queries, then keys, then values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads `H`.
+    pub n_heads: usize,
+    /// Key/value heads `K`; divides `H`.
+    pub n_kv_heads: usize,
+    /// Head width `D`.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Columns of packed qkv.
+    pub const fn columns(&self) -> usize {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+}

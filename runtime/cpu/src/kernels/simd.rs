@@ -1,0 +1,135 @@
+//! Run-time choice of the vector instructions, so that one binary is fast on every CPU.
+
+/// Vector instructions that the element-wise kernels are compiled for, narrowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// What every CPU of the target has.
+    Baseline,
+    /// 256 bits.
+    Avx2,
+    /// 512 bits.
+    Avx512,
+}
+
+/// The widest instructions of this CPU; the standard library asks it once and remembers.
+pub fn level() -> Level {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let has_512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        let of_cpu = match (has_512, is_x86_feature_detected!("avx2")) {
+            (true, _) => Level::Avx512,
+            (false, true) => Level::Avx2,
+            (false, false) => Level::Baseline,
+        };
+        #[cfg(test)]
+        return of_cpu.min(tests::limit());
+        #[cfg(not(test))]
+        return of_cpu;
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    Level::Baseline
+}
+
+/// Defines a function whose body is compiled once for each [`Level`]. A call picks the widest that the CPU has.
+///
+/// The body must be plain loops that vectorise, and whatever it calls must be `#[inline(always)]`: only inlined code is
+/// compiled with the wider instructions. `FMA` is not enabled on purpose: without contraction all three versions
+/// compute the same bits, and these kernels are bound by memory, not by arithmetic.
+macro_rules! simd {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident: $bound:ident),+>)? (
+        $($arg:ident: $ty:ty),* $(,)?
+    ) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(unsafe_code, reason = "functions compiled for an instruction set may only be called where it exists")]
+        $vis fn $name $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                #[target_feature(enable = "avx2")]
+                fn avx2 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                match $crate::kernels::simd::level() {
+                    // SAFETY: the CPU has the four features that `avx512` is compiled for.
+                    $crate::kernels::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: the CPU has the feature that `avx2` is compiled for.
+                    $crate::kernels::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::kernels::simd::Level::Baseline => {}
+                }
+            }
+            body($($arg),*)
+        }
+    };
+}
+
+pub(super) use simd;
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{bits, random};
+    use super::super::{activation, cross_entropy, elementwise, optimizer, rms_norm};
+    use super::*;
+    use half::bf16;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    // Other tests may run while it is lowered: harmless, since the level does not change any bit of a result.
+    static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
+
+    /// The widest level that the running test permits.
+    pub fn limit() -> Level {
+        match LIMIT.load(Ordering::Relaxed) {
+            0 => Level::Baseline,
+            1 => Level::Avx2,
+            _ => Level::Avx512,
+        }
+    }
+
+    /// One kernel of each kind: sums over rows, exponentials, roots, narrow storage, ragged lengths.
+    fn results() -> Vec<Vec<u8>> {
+        let (n, c) = (7, 77);
+        let (x, gain) = (random(n * 2 * c, 1), random(c, 2));
+        let (mut y, mut rstd) = (vec![bf16::ZERO; n * c], vec![0.0; n]);
+        rms_norm::rms_norm(&x[..n * c], &gain, 1e-5, &mut y, &mut rstd);
+        let mut act = vec![0.0f32; n * c];
+        activation::swiglu(&x, c, &mut act);
+        let mut dlogits = x.clone();
+        let loss = cross_entropy::cross_entropy_with_gradient(&mut dlogits, &[5; 7], 2 * c, 0.5);
+        let mut sum = vec![bf16::ZERO; n * c];
+        elementwise::add(&y, &act, &mut sum);
+        let (mut p, mut m, mut v) = (x.clone(), x.clone(), vec![0.5; x.len()]);
+        let update = optimizer::AdamW {
+            lr: 0.1,
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            bias_correction1: 0.1,
+            bias_correction2: 0.01,
+            grad_scale: 0.7,
+        };
+        optimizer::adamw(&mut p, &mut m, &mut v, &dlogits, &update);
+        vec![bits(&y), bits(&rstd), bits(&act), bits(&dlogits), bits(&sum), bits(&p), loss.to_le_bytes().to_vec()]
+    }
+
+    #[test]
+    fn every_level_computes_the_same_bits() {
+        let widest = results();
+        for limit in [0, 1] {
+            LIMIT.store(limit, Ordering::Relaxed);
+
+            let narrower = results();
+
+            LIMIT.store(u8::MAX, Ordering::Relaxed);
+            assert_eq!(narrower, widest, "level {limit}");
+        }
+    }
+}

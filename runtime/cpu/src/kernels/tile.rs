@@ -1,0 +1,254 @@
+//! Products and copies of tiles that fit in the first-level cache: the building blocks of attention.
+//!
+//! Where the CPU multiplies bf16 in hardware, tiles that come from bf16 storage are multiplied there: their operands are
+//! rounded once more (weights and gradients of scores to bf16, as FlashAttention does on GPUs), sums stay in f32.
+#![allow(unsafe_code)] // The versions for an instruction set may only be called where it exists.
+
+use super::simd::simd;
+#[cfg(target_arch = "x86_64")]
+use super::tile_simd;
+use crate::matmul::{Compute, Epilogue, Storage, TileMut, TileRef, fast_bf16, scratch_bytes, tile_matmul};
+use phalanx_device::float::Float;
+
+/// Tile edges and leading dims of right-hand sides are multiples of this: one 512-bit register of f32.
+pub const VECTOR: usize = 16;
+
+/// A read-only matrix with any strides.
+#[derive(Clone, Copy)]
+pub struct Strided<'a> {
+    /// Its memory, element (0, 0) first.
+    pub data: &'a [f32],
+    /// Elements from a row to the next.
+    pub row: usize,
+    /// Elements from a column to the next.
+    pub column: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// Row-major with `n_columns` columns.
+    pub fn rows(data: &'a [f32], n_columns: usize) -> Strided<'a> {
+        Strided { data, row: n_columns, column: 1 }
+    }
+
+    /// The transpose of a row-major matrix with `n_columns` columns.
+    pub fn transposed(data: &'a [f32], n_columns: usize) -> Strided<'a> {
+        Strided { data, row: 1, column: n_columns }
+    }
+}
+
+/// What multiplies tiles.
+pub enum Multiplier<'a> {
+    /// The vector units, in f32.
+    F32,
+    /// The matrix unit, in bf16, with room for packed operands.
+    Bf16 {
+        /// As long as [`Multiplier::scratch_len`] says.
+        packed: &'a mut [f32],
+    },
+}
+
+impl<'a> Multiplier<'a> {
+    /// What multiplies tiles of this storage best.
+    pub fn of<T: Float>(packed: &'a mut [f32]) -> Multiplier<'a> {
+        if Storage::of::<T>() == Storage::Bf16 && fast_bf16() { Multiplier::Bf16 { packed } } else { Multiplier::F32 }
+    }
+
+    /// Length of the scratch for any product with extents of at most `edge`.
+    pub fn scratch_len(edge: usize) -> usize {
+        if !fast_bf16() {
+            return 0;
+        }
+        scratch_bytes(Compute::Bf16, edge, edge, edge, Storage::F32).div_ceil(size_of::<f32>()).next_multiple_of(VECTOR)
+    }
+
+    /// Cuts a factor of a product in two: one for the operand when it is packed, one for the sums. An operand in bf16
+    /// takes a power of two only, which rounds nothing.
+    pub fn split_factor(&self, factor: f32) -> (f32, f32) {
+        const MANTISSA: u32 = (1 << 23) - 1;
+        match self {
+            Multiplier::Bf16 { .. } if factor.to_bits() & MANTISSA != 0 => (1.0, factor),
+            _ => (factor, 1.0),
+        }
+    }
+
+    /// `c = alpha a b`, added to what is there if `accumulate`.
+    ///
+    /// # Shapes
+    /// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
+    ///
+    /// # Panics
+    /// If a shape goes beyond its slice, or [`Multiplier::F32`] is given a factor, which belongs to an operand.
+    pub fn product(
+        &mut self,
+        (m, n, k): (usize, usize, usize),
+        alpha: f32,
+        a: Strided,
+        (b, ldb): (&[f32], usize),
+        (c, ldc): (&mut [f32], usize),
+        accumulate: bool,
+    ) {
+        let Multiplier::Bf16 { packed } = self else {
+            assert!(alpha == 1.0);
+            return tile_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+        };
+        if m == 0 || n == 0 || k == 0 {
+            return tile_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+        }
+        assert!(a.column == 1 || a.row == 1);
+        assert!((m - 1) * a.row + (k - 1) * a.column < a.data.len());
+        assert!((k - 1) * ldb + n <= b.len() && n <= ldb && (m - 1) * ldc + n <= c.len() && n <= ldc);
+        let left = TileRef::new(a.data.as_ptr(), a.row.max(a.column));
+        let left = if a.column == 1 { left } else { left.t() };
+        let (right, to) = (TileRef::new(b.as_ptr(), ldb), TileMut::new(c.as_mut_ptr(), ldc));
+        let epilogue = Epilogue { accumulate, bias: None, alpha };
+        // SAFETY: the asserts keep every access within the slices, whose borrows say that nobody else writes them.
+        unsafe {
+            let scratch = bytemuck::cast_slice_mut(packed);
+            tile_matmul(Compute::Bf16, m, n, k, left, right, to, epilogue, scratch);
+        }
+    }
+}
+
+/// `c = a b`, added to what is there if `accumulate`.
+///
+/// # Shapes
+/// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
+///
+/// # Panics
+/// If a shape goes beyond its slice.
+fn tile_product(
+    (m, n, k): (usize, usize, usize),
+    a: Strided,
+    (b, ldb): (&[f32], usize),
+    (c, ldc): (&mut [f32], usize),
+    accumulate: bool,
+) {
+    if m == 0 || n == 0 || k == 0 {
+        assert!(k > 0 || accumulate || m * n == 0, "an empty sum would leave the tile unwritten");
+        return;
+    }
+    assert!(n.is_multiple_of(VECTOR));
+    assert!((m - 1) * a.row + (k - 1) * a.column < a.data.len());
+    assert!((k - 1) * ldb + n <= b.len() && (m - 1) * ldc + n <= c.len());
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the CPU has AVX-512F; the asserts above keep every access in bounds.
+            return unsafe { tile_simd::avx512::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the CPU has AVX2 and FMA; the asserts above keep every access in bounds.
+            return unsafe { tile_simd::avx2::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+        }
+    }
+    plain_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+}
+
+simd! {
+    fn plain_product(
+        shape: (usize, usize, usize),
+        a: Strided,
+        b: (&[f32], usize),
+        c: (&mut [f32], usize),
+        accumulate: bool,
+    ) {
+        let ((m, n, k), (b, ldb), (c, ldc)) = (shape, b, c);
+        for i in 0..m {
+            let c = &mut c[i * ldc..i * ldc + n];
+            if !accumulate {
+                c.fill(0.0);
+            }
+            for j in 0..k {
+                let factor = a.data[i * a.row + j * a.column];
+                for (c, b) in c.iter_mut().zip(&b[j * ldb..j * ldb + n]) {
+                    *c += factor * b;
+                }
+            }
+        }
+    }
+}
+
+simd! {
+    /// Copies `n_rows` rows of `d` elements that lie `stride` apart, times `factor`, to rows `ld` apart; columns from
+    /// `d` to `ld` are zeroed.
+    pub fn pack<T: Float>(
+        from: &[T],
+        stride: usize,
+        n_rows: usize,
+        d: usize,
+        factor: f32,
+        to: &mut [f32],
+        ld: usize,
+    ) {
+        for (i, to) in to.chunks_exact_mut(ld).take(n_rows).enumerate() {
+            let (kept, padding) = to.split_at_mut(d);
+            for (to, from) in kept.iter_mut().zip(&from[i * stride..i * stride + d]) {
+                *to = from.to_f32() * factor;
+            }
+            padding.fill(0.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, random};
+    use super::*;
+
+    #[test]
+    fn the_matrix_unit_agrees_with_the_vector_units_on_numbers_that_bf16_holds() {
+        if !fast_bf16() {
+            return;
+        }
+        let eighths = |n, seed| -> Vec<f32> { random(n, seed).iter().map(|x| (x * 8.0).round() / 8.0).collect() };
+        for (m, n, k) in [(1, 16, 1), (5, 32, 3), (64, 64, 64), (33, 48, 17), (64, 128, 50)] {
+            for (transposed, accumulate, alpha) in [(false, false, 1.0), (true, true, 1.0), (false, true, 0.3)] {
+                let (a, b, old) = (eighths(m * k, 1), eighths(k * n, 2), eighths(m * n, 3));
+                let left = if transposed { Strided::transposed(&a, m) } else { Strided::rows(&a, k) };
+                let mut packed = vec![f32::NAN; Multiplier::scratch_len(128)];
+                let (mut c, mut sums) = (old.clone(), vec![0.0; m * n]);
+
+                let mut multiplier = Multiplier::Bf16 { packed: &mut packed };
+                multiplier.product((m, n, k), alpha, left, (&b, n), (&mut c, n), accumulate);
+
+                tile_product((m, n, k), left, (&b, n), (&mut sums, n), false);
+                let base = |i: usize| if accumulate { old[i] } else { 0.0 };
+                let expected: Vec<f64> =
+                    sums.iter().enumerate().map(|(i, x)| (alpha * x) as f64 + base(i) as f64).collect();
+                close(&c, &expected, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn product_of_ragged_tiles_matches_a_plain_sum() {
+        for (m, n, k) in [(1, 16, 1), (5, 32, 3), (6, 48, 64), (64, 64, 64), (13, 80, 7), (64, 128, 17)] {
+            for (transposed, accumulate) in [(false, false), (true, true)] {
+                let (a, b, old) = (random(m * k, 1), random(k * n, 2), random(m * n, 3));
+                let left = if transposed { Strided::transposed(&a, m) } else { Strided::rows(&a, k) };
+                let expected: Vec<f64> = (0..m * n)
+                    .map(|e| {
+                        let (i, j) = (e / n, e % n);
+                        let terms = (0..k).map(|l| a[i * left.row + l * left.column] as f64 * b[l * n + j] as f64);
+                        terms.sum::<f64>() + if accumulate { old[e] as f64 } else { 0.0 }
+                    })
+                    .collect();
+
+                let mut c = old.clone();
+                tile_product((m, n, k), left, (&b, n), (&mut c, n), accumulate);
+                let mut plain = old.clone();
+                plain_product((m, n, k), left, (&b, n), (&mut plain, n), accumulate);
+
+                close(&c, &expected, 1e-5);
+                close(&plain, &expected, 1e-5);
+                #[cfg(target_arch = "x86_64")]
+                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                    let mut narrow = old.clone();
+                    // SAFETY: the CPU has the features; the slices have the shapes; `n` is a multiple of 16.
+                    unsafe { tile_simd::avx2::product((m, n, k), left, (&b, n), (&mut narrow, n), accumulate) };
+                    close(&narrow, &expected, 1e-5);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The communicator: one group seen from one of its members.
+#![allow(unsafe_code)] // Starting an operation lends memory beyond the call.
+
+use super::descriptor::Descriptor;
+use super::element::Element;
+use super::error::CollectiveError;
+use super::operation::{Operand, Operation, OperationKind, RawBuffer, Stream};
+use super::parts::part;
+
+/// An operation that was started and has to be finished.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "an operation that is never finished may leave its peers waiting"]
+pub struct Ticket {
+    /// Its stream.
+    pub stream: Stream,
+    /// Its number in the stream, from 0.
+    pub index: u64,
+}
+
+/// How far a rank is in the operations of a group: "entered #n, finished #m".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Operations started.
+    pub entered: u64,
+    /// Operations finished.
+    pub finished: u64,
+}
+
+/// The operation that a rank is waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Index of the group in the world.
+    pub group: usize,
+    /// The stream.
+    pub stream: Stream,
+    /// Its number in the stream, from 0.
+    pub index: u64,
+    /// The operation.
+    pub descriptor: Descriptor,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "group {}: {}", self.group, self.descriptor)
+    }
+}
+
+/// One group of ranks seen from one member.
+///
+/// Every member issues the operations of a [`Stream`] in the same order. Sums run over positions 0, 1, 2, … for every
+/// element, so the result has the same bits at every member and in every run (the hierarchical communicator states its
+/// own order).
+///
+/// While a member waits in `finish`, it also does its share of everything else that it has started, in any group; so
+/// members may finish operations of different streams in different orders without waiting for each other for ever.
+///
+/// # Errors
+/// Any error but a refusal ([`CollectiveError::is_refusal`]) aborts the world: every later call at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are
+/// unspecified. Members that disagree about an operation get [`CollectiveError::Mismatch`], or an abort whose reason
+/// says the same.
+pub trait Collective: Send {
+    /// Position of this member in the group.
+    fn position(&self) -> u32;
+
+    /// Members of the group.
+    fn size(&self) -> u32;
+
+    /// Operations started and finished here, over all streams.
+    fn progress(&self) -> Progress;
+
+    /// Starts an operation. Never waits for another member.
+    ///
+    /// # Errors
+    /// As every operation; if this fails, nothing was started.
+    ///
+    /// # Safety
+    /// The buffers of `operands` are valid for reads (`send`) and writes (`recv`) until the ticket is finished, and until
+    /// then nobody writes to `send` or touches `recv`, except where an operation allows them to overlap. If finishing
+    /// fails, memory of an arena may be read and written by peers until they have noticed as well.
+    unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError>;
+
+    /// Waits until this member's part of the operation is done: results are in place and operands may be used again.
+    /// Tickets of one stream may be finished in any order.
+    ///
+    /// # Errors
+    /// As every operation; [`CollectiveError::UnknownTicket`] for a ticket of another communicator.
+    fn finish(&mut self, ticket: Ticket) -> Result<(), CollectiveError>;
+
+    /// Aborts the world: every waiter returns at once, every later call fails with `reason`. The first reason stands.
+    fn abort(&self, reason: &str);
+}
+
+/// Operations on slices, each started and finished in one call: for code on the host that has nothing to overlap.
+///
+/// # Errors
+/// All as [`Collective`].
+pub trait SliceOperations: Collective {
+    /// Replaces `values` by the sum over members.
+    fn all_reduce<T: Element>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
+        run_in_chunks(self, OperationKind::AllReduce, values)
+    }
+
+    /// Sums `input` over members; this member's part goes to `output`.
+    fn reduce_scatter<T: Element>(
+        &mut self,
+        input: &[T],
+        output: &mut [T],
+        unit: usize,
+    ) -> Result<(), CollectiveError> {
+        run(self, OperationKind::ReduceScatter, unit, between(input, output, input.len()))
+    }
+
+    /// Puts the members' parts `input` together in `output`.
+    fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T], unit: usize) -> Result<(), CollectiveError> {
+        let n_elements = output.len();
+        run(self, OperationKind::AllGather, unit, between(input, output, n_elements))
+    }
+
+    /// Sends part `i` of `input` to member `i`; `output` gets this member's part of everybody's, in order of position.
+    fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T], unit: usize) -> Result<(), CollectiveError> {
+        run(self, OperationKind::AllToAll, unit, between(input, output, input.len()))
+    }
+
+    /// Replaces `values` by those of the member at `root`.
+    fn broadcast<T: Element>(&mut self, values: &mut [T], root: u32) -> Result<(), CollectiveError> {
+        run_in_chunks(self, OperationKind::Broadcast { root }, values)
+    }
+
+    /// Copies `values` to the member at `to`, which receives them.
+    fn send<T: Element>(&mut self, values: &[T], to: u32) -> Result<(), CollectiveError> {
+        run(self, OperationKind::Send { to }, 1, between(values, &mut [], values.len()))
+    }
+
+    /// Replaces `values` by those that the member at `from` sends.
+    fn recv<T: Element>(&mut self, values: &mut [T], from: u32) -> Result<(), CollectiveError> {
+        let n_elements = values.len();
+        run(self, OperationKind::Recv { from }, 1, between(&[], values, n_elements))
+    }
+
+    /// Sends `input` to position `(i + by) mod n` and receives `output` from `(i - by) mod n`.
+    fn shift<T: Element>(&mut self, input: &[T], output: &mut [T], by: i32) -> Result<(), CollectiveError> {
+        run(self, OperationKind::Shift { by }, 1, between(input, output, input.len()))
+    }
+
+    /// Returns when every member has called it.
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
+        let operation = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
+        start_and_finish(self, &operation, &[])
+    }
+}
+
+impl<C: Collective + ?Sized> SliceOperations for C {}
+
+fn between<T: Element>(input: &[T], output: &mut [T], n_elements: usize) -> Operand {
+    Operand { send: RawBuffer::of(input), recv: RawBuffer::of_mut(output), dtype: T::TYPE, n_elements }
+}
+
+/// Runs an operation whose operands the caller has borrowed for as long as this takes. Members match such operations by
+/// their order alone, so none is numbered.
+fn run<C: Collective + ?Sized>(
+    group: &mut C,
+    kind: OperationKind,
+    unit: usize,
+    operand: Operand,
+) -> Result<(), CollectiveError> {
+    start_and_finish(group, &Operation { kind, sequence: 0, unit }, &[operand])
+}
+
+/// Bytes of a slice that are one operation: with a few ranks' worth of them a sum stays in the L2 cache.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Runs an operation in place, cut in operations that need little room where slices are staged. While one is finished,
+/// the next is already started.
+fn run_in_chunks<C: Collective + ?Sized, T: Element>(
+    group: &mut C,
+    kind: OperationKind,
+    values: &mut [T],
+) -> Result<(), CollectiveError> {
+    let operation = Operation { kind, sequence: 0, unit: 1 };
+    let mut before: Option<Ticket> = None;
+    let n_chunks = values.len().div_ceil(CHUNK_BYTES / size_of::<T>()).max(1);
+    for i in 0..n_chunks {
+        let range = part(values.len(), 1, n_chunks as u32, i as u32);
+        let chunk = RawBuffer::of_mut(values).slice(range.start * size_of::<T>()..range.end * size_of::<T>());
+        let operand = Operand::in_place(chunk, T::TYPE, range.len());
+        // SAFETY: the slice is borrowed until this returns, and before that everything that was started is finished, or a
+        // finish has failed: then the world is aborted, and no communicator touches operands after that.
+        let ticket = unsafe { group.start(&operation, &[operand]) };
+        if let Some(before) = before.take() {
+            group.finish(before)?;
+        }
+        before = Some(ticket?);
+    }
+    before.map_or(Ok(()), |last| group.finish(last))
+}
+
+fn start_and_finish<C: Collective + ?Sized>(
+    group: &mut C,
+    operation: &Operation,
+    operands: &[Operand],
+) -> Result<(), CollectiveError> {
+    // SAFETY: callers hold the borrows of all operands until this returns, which is after the operation was finished.
+    // A slice of an arena can only be had through an unsafe function, whose caller answers for the time after a failure.
+    let ticket = unsafe { group.start(operation, operands) }?;
+    group.finish(ticket)
+}

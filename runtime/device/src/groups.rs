@@ -1,0 +1,183 @@
+//! The groups of one rank: a communicator for each, and the collectives that are under way.
+//!
+//! Which groups a world has follows from its mesh and the programs of its ranks; every rank derives the same list, in the
+//! same order, without asking. Messages of different channels between two ranks may pass each other, so each channel is
+//! a group of its own.
+
+use crate::pulse::Pulse;
+use crate::{Collective as Communicator, CollectiveError, Operand, Operation, OperationKind, Ticket};
+use phalanx_strategies::elastic::progress::{At, Wait};
+use phalanx_strategies::mesh::{Group, Mesh, Place};
+use phalanx_strategies::program::{Collective, CollectiveKind, Op, Program, Stream};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// A collective that could not be run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GroupError {
+    /// The communicator failed.
+    #[error("{collective}: {source}")]
+    Failed {
+        /// The collective.
+        collective: String,
+        /// Why.
+        #[source]
+        source: CollectiveError,
+    },
+    /// This rank has no such group.
+    #[error("{collective}: this rank has no such group")]
+    NoGroup {
+        /// The collective.
+        collective: String,
+    },
+}
+
+/// A kind of group, and the channel for messages; collectives of the whole group have none.
+pub type Wire = (Group, Option<u32>);
+
+/// The wires that a program uses, or that of another rank of its stage: heads of which tensor-parallel ranks hold copies
+/// are summed where a shard has elements of them.
+pub fn wires(program: &Program) -> BTreeSet<Wire> {
+    let of = |c: &Collective| (c.group, channel(c.kind));
+    let used = program.instrs.iter().filter_map(|i| if let Op::Start(c) = &i.op { Some(of(c)) } else { None });
+    let sums = program.params.iter().flat_map(|p| &p.sums).map(|sum| (sum.group, None));
+    used.chain(sums).collect()
+}
+
+const fn channel(kind: CollectiveKind) -> Option<u32> {
+    match kind {
+        CollectiveKind::Send { channel, .. } | CollectiveKind::Recv { channel, .. } => Some(channel),
+        _ => None,
+    }
+}
+
+/// All groups of a world: each wire with each of its groups of ranks, in an order that all ranks agree on.
+pub fn groups_of_world(mesh: &Mesh, wires: &BTreeSet<Wire>) -> Vec<(Wire, Vec<u32>)> {
+    let mut groups = Vec::new();
+    for wire in wires {
+        for rank in 0..mesh.size() {
+            let members = mesh.members(wire.0, rank);
+            if members[0] == rank {
+                groups.push((*wire, members.into_iter().map(|m| m as u32).collect()));
+            }
+        }
+    }
+    groups
+}
+
+/// The groups that one rank belongs to.
+#[derive(Default)]
+pub struct Groups {
+    members: BTreeMap<Wire, Box<dyn Communicator>>,
+    /// Few at a time, so a search beats a map, and the step allocates nothing.
+    under_way: Vec<((Stream, u32), Ticket)>,
+    /// Kept between calls, so that the step allocates nothing.
+    operands: Vec<Operand>,
+    waited: Duration,
+    pulse: Pulse,
+}
+
+impl std::fmt::Debug for Groups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Groups").field("wires", &self.members.keys()).field("under_way", &self.under_way).finish()
+    }
+}
+
+impl Groups {
+    /// No groups: a rank alone.
+    pub fn none() -> Groups {
+        Groups::default()
+    }
+
+    /// The groups of the rank at `place`; `connect` makes the communicator of a group, by its index in the world's list.
+    ///
+    /// # Errors
+    /// What `connect` reports.
+    pub fn connect(
+        place: &Place,
+        world: &[(Wire, Vec<u32>)],
+        mut connect: impl FnMut(usize) -> Result<Box<dyn Communicator>, CollectiveError>,
+    ) -> Result<Groups, CollectiveError> {
+        let mut members: BTreeMap<Wire, Box<dyn Communicator>> = BTreeMap::new();
+        for (i, (wire, ranks)) in world.iter().enumerate() {
+            if ranks.contains(&(place.rank as u32)) {
+                members.insert(*wire, connect(i)?);
+            }
+        }
+        Ok(Groups { members, ..Groups::default() })
+    }
+
+    /// Begins a collective.
+    ///
+    /// # Safety
+    /// As [`Communicator::start`]: operands are not written and results not touched before [`Groups::finish`].
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    #[allow(unsafe_code)] // Lends buffers beyond the call; the executor keeps the contract.
+    pub unsafe fn start(&mut self, c: &Collective, operands: impl Iterator<Item = Operand>) -> Result<(), GroupError> {
+        self.operands.clear();
+        self.operands.extend(operands);
+        let operation = Operation { kind: operation(c.kind), sequence: c.sequence, unit: c.unit };
+        let Some(member) = self.members.get_mut(&(c.group, channel(c.kind))) else {
+            return Err(GroupError::NoGroup { collective: c.to_string() });
+        };
+        // SAFETY: the caller's contract.
+        let ticket = unsafe { member.start(&operation, &self.operands) };
+        let ticket = ticket.map_err(|source| GroupError::Failed { collective: c.to_string(), source })?;
+        self.under_way.push(((c.stream(), c.sequence), ticket));
+        Ok(())
+    }
+
+    /// Waits for a collective.
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    pub fn finish(&mut self, c: &Collective) -> Result<(), GroupError> {
+        let start = Instant::now();
+        let _waits = self.pulse.during(At::Waits(Wait { axes: c.group.axes, number: c.sequence }));
+        let key = (c.stream(), c.sequence);
+        let ticket = self.under_way.iter().position(|(k, _)| *k == key).map(|i| self.under_way.swap_remove(i).1);
+        let member = self.members.get_mut(&(c.group, channel(c.kind)));
+        let (Some(ticket), Some(member)) = (ticket, member) else {
+            return Err(GroupError::NoGroup { collective: c.to_string() });
+        };
+        let outcome = member.finish(ticket);
+        self.waited += start.elapsed();
+        outcome.map_err(|source| GroupError::Failed { collective: c.to_string(), source })
+    }
+
+    /// Time spent in [`Groups::finish`] since this was last asked: waiting for peers, and doing this rank's share.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
+    /// The same for a device with this pulse.
+    #[must_use]
+    pub fn with_pulse(self, pulse: Pulse) -> Groups {
+        Groups { pulse, ..self }
+    }
+
+    /// Where the device shows how it gets on.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    /// Tells all peers that this rank cannot go on.
+    pub fn abort(&self, reason: &str) {
+        self.members.values().for_each(|m| m.abort(reason));
+    }
+}
+
+const fn operation(kind: CollectiveKind) -> OperationKind {
+    match kind {
+        CollectiveKind::AllReduce => OperationKind::AllReduce,
+        CollectiveKind::ReduceScatter => OperationKind::ReduceScatter,
+        CollectiveKind::AllGather => OperationKind::AllGather,
+        CollectiveKind::AllToAll => OperationKind::AllToAll,
+        CollectiveKind::Broadcast { root } => OperationKind::Broadcast { root },
+        CollectiveKind::Send { to, .. } => OperationKind::Send { to },
+        CollectiveKind::Recv { from, .. } => OperationKind::Recv { from },
+        CollectiveKind::Shift { by } => OperationKind::Shift { by },
+    }
+}

@@ -1,0 +1,28 @@
+//! The seam: what the rest of the runtime asks of a device, and of the groups in which devices sum and exchange tensors.
+//!
+//! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold.
+//! - [`world`], [`operation`], [`communicator`]: the ranks of a world, what a member of a group asks for, and the trait
+//!   through which it asks. [`parts`] cuts a whole among members; [`descriptor`] describes an operation, so that members
+//!   that disagree get an [`error`] which names both sides.
+//! - [`groups`]: the communicators of one rank, and the collectives in flight.
+//! - [`shared_memory`]: memory that the ranks of a machine map.
+//! - [`pulse`]: the progress of a device, readable from any thread.
+//!
+//! Deliberately absent: kernels and transports. They stand behind this seam, in crates of their own.
+
+pub mod communicator;
+pub mod descriptor;
+pub mod element;
+pub mod error;
+pub mod float;
+pub mod groups;
+pub mod operation;
+pub mod parts;
+pub mod pulse;
+pub mod shared_memory;
+pub mod world;
+
+pub use communicator::{Collective, Progress, SliceOperations, Ticket};
+pub use element::{Element, ElementType};
+pub use error::CollectiveError;
+pub use operation::{Operand, Operation, OperationKind, RawBuffer, Stream};

@@ -1,0 +1,329 @@
+//! What a member asks of its group: the operation, and the memory that it reads and writes.
+
+use std::ops::Range;
+
+use super::element::{Element, ElementType};
+use super::error::CollectiveError;
+use super::parts::part;
+
+/// Operands of one operation at most: a bucket of tensors is one operation.
+pub const OPERANDS_MAX: usize = 512;
+/// Operations of one stream that a member may have started and not finished.
+pub const IN_FLIGHT_MAX: usize = 64;
+
+/// What is done. Positions are positions in the group. See [`Operand`] for what each kind reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OperationKind {
+    /// Sum over members, result at all of them.
+    AllReduce,
+    /// Sum over members; each keeps its part.
+    ReduceScatter,
+    /// The members' parts, put together at all of them.
+    AllGather,
+    /// Each member's whole is cut in parts and part `i` goes to member `i`.
+    AllToAll,
+    /// Copy from one member to all.
+    Broadcast {
+        /// The member that has the data.
+        root: u32,
+    },
+    /// Copy to one member, which issues the matching `Recv`.
+    Send {
+        /// That member.
+        to: u32,
+    },
+    /// Copy from one member, which issues the matching `Send`.
+    Recv {
+        /// That member.
+        from: u32,
+    },
+    /// Every member sends to position `(i + by) mod n` and receives from `(i - by) mod n`.
+    Shift {
+        /// How far.
+        by: i32,
+    },
+    /// Nothing but waiting for each other; has no operands.
+    Barrier,
+}
+
+impl OperationKind {
+    /// The stream in which the operation takes its turn.
+    pub fn stream(self) -> Stream {
+        match self {
+            OperationKind::Send { to } => Stream::SendTo(to),
+            OperationKind::Recv { from } => Stream::RecvFrom(from),
+            _ => Stream::Group,
+        }
+    }
+
+    /// The position whose whole a member at `position` of `size` receives in a shift.
+    pub fn shift_source(by: i32, position: u32, size: u32) -> u32 {
+        (i64::from(position) - i64::from(by)).rem_euclid(i64::from(size)) as u32
+    }
+
+    /// The position that receives what the member at `position` sends.
+    pub fn shift_target(by: i32, position: u32, size: u32) -> u32 {
+        (i64::from(position) + i64::from(by)).rem_euclid(i64::from(size)) as u32
+    }
+}
+
+/// Operations of one stream are matched with the peers' in the order in which they were started; streams are
+/// independent of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stream {
+    /// Operations of the whole group.
+    Group,
+    /// Sends to one member.
+    SendTo(u32),
+    /// Receives from one member.
+    RecvFrom(u32),
+}
+
+/// One operation, without its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operation {
+    /// What is done.
+    pub kind: OperationKind,
+    /// The caller's number; members must agree on it.
+    pub sequence: u32,
+    /// Elements of a block when the whole is cut in parts; members must agree on it. At least 1.
+    pub unit: usize,
+}
+
+/// Memory, by address and length: what a pointer and a length are, but free to move between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RawBuffer {
+    address: usize,
+    bytes: usize,
+}
+
+impl RawBuffer {
+    /// No memory.
+    pub const EMPTY: RawBuffer = RawBuffer { address: 0, bytes: 0 };
+
+    /// `bytes` bytes at `start`.
+    pub fn new(start: *mut u8, bytes: usize) -> RawBuffer {
+        RawBuffer { address: start.expose_provenance(), bytes }
+    }
+
+    /// The memory of a slice that is only read: good for [`Operand::send`] alone.
+    pub fn of<T: Element>(values: &[T]) -> RawBuffer {
+        RawBuffer { address: values.as_ptr().expose_provenance(), bytes: size_of_val(values) }
+    }
+
+    /// The memory of a slice.
+    pub fn of_mut<T: Element>(values: &mut [T]) -> RawBuffer {
+        RawBuffer { address: values.as_mut_ptr().expose_provenance(), bytes: size_of_val(values) }
+    }
+
+    /// First byte.
+    pub fn start(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address)
+    }
+
+    /// Address of the first byte.
+    pub fn address(self) -> usize {
+        self.address
+    }
+
+    /// Length in bytes.
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// Whether the two share a byte.
+    pub fn overlaps(self, other: RawBuffer) -> bool {
+        self.bytes > 0
+            && other.bytes > 0
+            && self.address < other.address + other.bytes
+            && other.address < self.address + self.bytes
+    }
+
+    /// The bytes `range` of it.
+    ///
+    /// # Panics
+    /// If they do not lie in it.
+    pub fn slice(self, range: Range<usize>) -> RawBuffer {
+        assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of a buffer of {}", self.bytes);
+        RawBuffer { address: self.address + range.start, bytes: range.len() }
+    }
+}
+
+/// One tensor of an operation, as one member sees it. Every operand of an operation is treated by itself.
+///
+/// # Shapes
+/// With `n = n_elements`, the *part* of a member as in [`part`], and lengths in elements:
+///
+/// | kind | `send` | `recv` |
+/// |---|---|---|
+/// | `AllReduce` | n | n; may be the memory of `send` |
+/// | `ReduceScatter` | n | own part; may be that part of `send` |
+/// | `AllGather` | own part; or n, the memory of `recv`, of which the own part is read | n |
+/// | `AllToAll` | n | size × own part |
+/// | `Broadcast` | n at the root, empty or unread elsewhere | n; may be the memory of `send`, empty at the root |
+/// | `Send` | n | empty |
+/// | `Recv` | empty | n |
+/// | `Shift` | n | n; may be the memory of `send` |
+///
+/// `send` and `recv` overlap only where the table says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// Read.
+    pub send: RawBuffer,
+    /// Written.
+    pub recv: RawBuffer,
+    /// Type of the elements of both.
+    pub dtype: ElementType,
+    /// Elements of the whole; members must agree on it.
+    pub n_elements: usize,
+}
+
+impl Operand {
+    /// An operand whose result replaces what it reads.
+    pub fn in_place(buffer: RawBuffer, dtype: ElementType, n_elements: usize) -> Operand {
+        Operand { send: buffer, recv: buffer, dtype, n_elements }
+    }
+
+    /// The bytes that this member contributes, as a range of `send`.
+    pub fn sent(&self, operation: &Operation, position: u32, size: u32) -> RawBuffer {
+        let width = self.dtype.bytes();
+        match operation.kind {
+            OperationKind::AllGather if self.send == self.recv => {
+                let own = part(self.n_elements, operation.unit, size, position);
+                self.send.slice(own.start * width..own.end * width)
+            }
+            OperationKind::Broadcast { root } if root != position => RawBuffer::EMPTY,
+            OperationKind::Recv { .. } | OperationKind::Barrier => RawBuffer::EMPTY,
+            _ => self.send,
+        }
+    }
+
+    /// Checks the operand against the table above.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Length`], [`CollectiveError::Unaligned`], [`CollectiveError::Overlap`].
+    pub fn check(&self, operation: &Operation, position: u32, size: u32) -> Result<(), CollectiveError> {
+        let (n, kind) = (self.n_elements, operation.kind);
+        let own = part(n, operation.unit, size, position).len();
+        let is_same = self.send == self.recv;
+        let (send, recv) = match kind {
+            OperationKind::AllReduce | OperationKind::Shift { .. } => (Some(n), Some(n)),
+            OperationKind::ReduceScatter => (Some(n), Some(own)),
+            OperationKind::AllGather => (Some(if is_same { n } else { own }), Some(n)),
+            OperationKind::AllToAll => (Some(n), Some(own * size as usize)),
+            OperationKind::Broadcast { root } if root == position => (Some(n), (self.recv.bytes() > 0).then_some(n)),
+            OperationKind::Broadcast { .. } => (None, Some(n)),
+            OperationKind::Send { .. } => (Some(n), Some(0)),
+            OperationKind::Recv { .. } => (Some(0), Some(n)),
+            OperationKind::Barrier => (Some(0), Some(0)),
+        };
+        for (side, expected, buffer) in [("send", send, self.send), ("recv", recv, self.recv)] {
+            let Some(expected) = expected else { continue };
+            if expected.checked_mul(self.dtype.bytes()) != Some(buffer.bytes()) {
+                let found = buffer.bytes() / self.dtype.bytes();
+                return Err(CollectiveError::Length { kind, side, expected, found });
+            }
+            if !buffer.address().is_multiple_of(self.dtype.bytes()) {
+                return Err(CollectiveError::Unaligned { kind, side, bytes: self.dtype.bytes() });
+            }
+        }
+        let may_overlap = match kind {
+            OperationKind::ReduceScatter => {
+                let own = part(n, operation.unit, size, position);
+                let width = self.dtype.bytes();
+                self.recv == self.send.slice(own.start * width..own.end * width)
+            }
+            OperationKind::AllToAll => false,
+            _ => is_same,
+        };
+        let is_read = send.is_some();
+        if is_read && !may_overlap && self.send.overlaps(self.recv) {
+            return Err(CollectiveError::Overlap { kind });
+        }
+        Ok(())
+    }
+}
+
+/// Checks an operation and all its operands as the member at `position` issues it.
+///
+/// # Errors
+/// As [`Operand::check`]; [`CollectiveError::NoSuchPosition`], [`CollectiveError::Unit`],
+/// [`CollectiveError::TooManyOperands`].
+pub fn check(operation: &Operation, operands: &[Operand], position: u32, size: u32) -> Result<(), CollectiveError> {
+    let refused = match operation.kind {
+        OperationKind::Broadcast { root } => (root >= size).then_some(root),
+        OperationKind::Send { to: peer } | OperationKind::Recv { from: peer } => {
+            (peer >= size || peer == position).then_some(peer)
+        }
+        _ => None,
+    };
+    if let Some(named) = refused {
+        return Err(CollectiveError::NoSuchPosition { named, position, size });
+    }
+    if operation.unit == 0 {
+        return Err(CollectiveError::Unit);
+    }
+    if operands.len() > OPERANDS_MAX {
+        return Err(CollectiveError::TooManyOperands { max: OPERANDS_MAX, found: operands.len() });
+    }
+    operands.iter().try_for_each(|operand| operand.check(operation, position, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTH: usize = 4;
+
+    /// Elements `range` of memory at an address that nobody reads.
+    fn at(range: Range<usize>) -> RawBuffer {
+        RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH }
+    }
+
+    /// How the member at position 1 of 2 fares with ten elements in blocks of two: its part is `6..10` or, rounded down,
+    /// `4..10`.
+    fn outcome(kind: OperationKind, send: RawBuffer, recv: RawBuffer) -> Result<(), CollectiveError> {
+        let operand = Operand { send, recv, dtype: ElementType::F32, n_elements: 10 };
+        check(&Operation { kind, sequence: 0, unit: 2 }, &[operand], 1, 2)
+    }
+
+    #[test]
+    fn results_may_replace_what_is_read_only_where_the_operation_allows_it() {
+        let own = part(10, 2, 2, 1);
+        let whole = at(0..10);
+        let n_own = own.len();
+
+        for kind in [OperationKind::AllReduce, OperationKind::Shift { by: 1 }, OperationKind::Broadcast { root: 1 }] {
+            assert_eq!(outcome(kind, whole, whole), Ok(()));
+            assert_eq!(outcome(kind, whole, at(5..15)), Err(CollectiveError::Overlap { kind }));
+            assert_eq!(outcome(kind, whole, at(10..20)), Ok(()));
+        }
+        let kind = OperationKind::ReduceScatter;
+        assert_eq!(outcome(kind, whole, at(own.clone())), Ok(()));
+        assert_eq!(outcome(kind, whole, at(0..n_own)), Err(CollectiveError::Overlap { kind }));
+        let kind = OperationKind::AllGather;
+        assert_eq!(outcome(kind, whole, whole), Ok(()));
+        assert_eq!(outcome(kind, at(own), whole), Err(CollectiveError::Overlap { kind }));
+        let kind = OperationKind::AllToAll;
+        assert_eq!(outcome(kind, whole, at(5..5 + 2 * n_own)), Err(CollectiveError::Overlap { kind }));
+        assert_eq!(outcome(kind, whole, at(20..20 + 2 * n_own)), Ok(()));
+    }
+
+    #[test]
+    fn a_root_may_leave_out_its_result_and_others_what_they_would_send() {
+        assert_eq!(outcome(OperationKind::Broadcast { root: 1 }, at(0..10), RawBuffer::EMPTY), Ok(()));
+        assert_eq!(outcome(OperationKind::Broadcast { root: 0 }, RawBuffer::EMPTY, at(0..10)), Ok(()));
+    }
+
+    #[test]
+    fn buffers_of_a_wrong_length_or_alignment_are_named() {
+        let kind = OperationKind::Send { to: 0 };
+        let odd = RawBuffer { address: 4097, bytes: 10 * WIDTH };
+
+        let short = outcome(kind, at(0..9), RawBuffer::EMPTY);
+        let unaligned = outcome(kind, odd, RawBuffer::EMPTY);
+
+        assert_eq!(short, Err(CollectiveError::Length { kind, side: "send", expected: 10, found: 9 }));
+        assert_eq!(unaligned, Err(CollectiveError::Unaligned { kind, side: "send", bytes: WIDTH }));
+    }
+}

@@ -1,0 +1,186 @@
+//! One checkpoint, saved by two writers and loaded by others: `cargo bench -p phalanx-storage --bench checkpoint -- DIR MIB`.
+//!
+//! The state is that of a Llama-shaped model with AdamW in f32, of about MIB mebibytes, each tensor cut in rows between the
+//! two writers. Prints one line per figure, a word and seconds: `first` and `stall`, the copies that training waits for,
+//! into memory that was prepared and into memory of the save before; `save`, from then until the checkpoint is durable; `load-rows` and `load-columns`, until
+//! each of three readers that cut rows, or two that cut columns, has its part verified. Ranks are threads that share
+//! nothing but the disk. The counterpart is `tests/peers/checkpoints.py`.
+//! Not a criterion benchmark: it is run in turns with its counterpart, one checkpoint each.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use phalanx_storage::checkpoint::background::Snapshot;
+use phalanx_storage::checkpoint::reader::Checkpoint;
+use phalanx_storage::checkpoint::region::Region;
+use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
+use phalanx_storage::hf::dtype::Dtype;
+
+const N_WRITERS: u64 = 2;
+/// Shapes of one layer: attention, SwiGLU, norms.
+const LAYER: [[u64; 2]; 9] = [
+    [1024, 1024],
+    [1024, 1024],
+    [1024, 1024],
+    [1024, 1024],
+    [2816, 1024],
+    [2816, 1024],
+    [1024, 2816],
+    [1024, 1],
+    [1024, 1],
+];
+
+fn main() -> anyhow::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let [dir, mib] = args.as_slice() else {
+        // `cargo bench` of the whole workspace gives no arguments.
+        let dir = tempfile::tempdir()?;
+        return run(dir.path(), 256);
+    };
+    run(Path::new(dir), mib.parse()?)
+}
+
+fn run(dir: &Path, mib: u64) -> anyhow::Result<()> {
+    let tensors = tensors(mib << 20);
+    let n_bytes: u64 = tensors.iter().map(|(_, [rows, columns])| 4 * rows * columns).sum();
+    println!("bytes {n_bytes}");
+    let path = save(dir, &tensors)?;
+    for (what, n_readers, dim) in [("load-rows", 3, 0), ("load-columns", 2, 1)] {
+        println!("{what} {:.4}", load(&path, &tensors, n_readers, dim)?.as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Name and shape of every tensor of a state of about as many bytes.
+fn tensors(n_bytes: u64) -> Vec<(String, [u64; 2])> {
+    let layer_bytes: u64 = LAYER.iter().map(|[rows, columns]| 3 * 4 * rows * columns).sum();
+    let layers = 0..n_bytes.div_ceil(layer_bytes);
+    let kinds = ["weight", "exp_avg", "exp_avg_sq"];
+    let of_layer = |layer| {
+        let named = move |(i, shape)| kinds.map(|kind| (format!("layers.{layer}.{i}.{kind}"), shape));
+        LAYER.into_iter().enumerate().flat_map(named)
+    };
+    layers.flat_map(of_layer).collect()
+}
+
+/// What element `index` of tensor `t` is.
+fn element(t: usize, index: u64) -> f32 {
+    ((t as u64 * 7919 + index) % (1 << 24)) as f32
+}
+
+fn save(dir: &Path, tensors: &[(String, [u64; 2])]) -> anyhow::Result<PathBuf> {
+    let writer = CheckpointWriter::at(dir)?;
+    let meta = CheckpointMeta { job: "bench".into(), step: 1, generation: 0, mesh: BTreeMap::new() };
+    let board = Arc::new(Board { barrier: Barrier::new(N_WRITERS as usize), sum: Mutex::default() });
+    let rank = |seat: u64| -> anyhow::Result<PathBuf> {
+        let parts: Vec<Vec<f32>> = tensors
+            .iter()
+            .enumerate()
+            .map(|(t, (_, [rows, columns]))| {
+                let half = rows / N_WRITERS * columns;
+                (seat * half..(seat + 1) * half).map(|i| element(t, i)).collect()
+            })
+            .collect();
+        // As training does after its first step.
+        let mut snapshot = Snapshot::with_memory(parts.iter().map(|part| 4 * part.len()).sum());
+        for what in ["first", "stall"] {
+            board.barrier.wait();
+            let start = Instant::now();
+            snapshot.clear();
+            snapshot.reserve(parts.iter().map(|part| 4 * part.len()).sum());
+            for ((name, shape), part) in tensors.iter().zip(&parts) {
+                let [rows, columns] = *shape;
+                let (offset, half) = ([seat * (rows / N_WRITERS), 0], [rows / N_WRITERS, columns]);
+                let bytes = bytemuck::cast_slice(part);
+                snapshot.add(&Piece {
+                    name,
+                    dtype: Dtype::F32,
+                    global_shape: shape,
+                    offset: &offset,
+                    shape: &half,
+                    bytes,
+                });
+            }
+            board.tell(seat, what, start);
+        }
+        let start = Instant::now();
+        let (others, seats) = (board.clone(), Seat { writer: seat as u32, n_writers: N_WRITERS as u32 });
+        let sum = move |value| Ok::<_, std::convert::Infallible>(others.sum(value));
+        let (_, saved) = writer.save_in_background(meta.clone(), seats, snapshot, None, sum)?.wait();
+        board.tell(seat, "save", start);
+        Ok(saved?.path)
+    };
+    let rank = &rank;
+    let paths = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || rank(seat))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<anyhow::Result<Vec<_>>>()
+    });
+    Ok(paths?.swap_remove(0))
+}
+
+/// Where the writers meet.
+struct Board {
+    barrier: Barrier,
+    sum: Mutex<u64>,
+}
+
+impl Board {
+    fn sum(&self, value: u64) -> u64 {
+        *self.sum.lock().expect("no rank panics") += value;
+        self.barrier.wait();
+        let sum = *self.sum.lock().expect("no rank panics");
+        if self.barrier.wait().is_leader() {
+            *self.sum.lock().expect("no rank panics") = 0;
+        }
+        self.barrier.wait();
+        sum
+    }
+
+    /// Prints how long it took until all were done.
+    fn tell(&self, seat: u64, what: &str, start: Instant) {
+        self.barrier.wait();
+        if seat == 0 {
+            println!("{what} {:.4}", start.elapsed().as_secs_f64());
+        }
+    }
+}
+
+/// Loads tensors that are cut along `dim` on every reader, and checks them once the time is taken.
+fn load(path: &Path, tensors: &[(String, [u64; 2])], n_readers: u64, dim: usize) -> anyhow::Result<Duration> {
+    let region = |shape: [u64; 2], reader: u64| {
+        let cut = |at: u64| shape[dim] * at / n_readers;
+        let (mut offset, mut part) = ([0; 2], shape);
+        (offset[dim], part[dim]) = (cut(reader), cut(reader + 1) - cut(reader));
+        Region { offset: offset.into(), shape: part.into() }
+    };
+    let barrier = Barrier::new(n_readers as usize);
+    let reader = |reader: u64| -> anyhow::Result<Duration> {
+        let room =
+            |(_, shape): &(String, [u64; 2])| vec![1.0f32; region(*shape, reader).volume().unwrap_or(0) as usize];
+        let mut parts: Vec<Vec<f32>> = tensors.iter().map(room).collect();
+        barrier.wait();
+        let start = Instant::now();
+        let checkpoint = Checkpoint::open_lazily(path)?;
+        for ((name, shape), part) in tensors.iter().zip(&mut parts) {
+            checkpoint.read_into(name, &region(*shape, reader), bytemuck::cast_slice_mut(part))?;
+        }
+        barrier.wait();
+        let time = start.elapsed();
+        for (t, ((name, shape), part)) in tensors.iter().zip(&parts).enumerate() {
+            let Region { offset, shape: cut } = region(*shape, reader);
+            let expected = (0..cut[0]).flat_map(|row| (0..cut[1]).map(move |column| (row, column)));
+            let number = |row, column| (offset[0] + row) * shape[1] + offset[1] + column;
+            let right = expected.zip(part).all(|((row, column), x)| *x == element(t, number(row, column)));
+            anyhow::ensure!(right, "{name} was not loaded as it was saved");
+        }
+        Ok(time)
+    };
+    let reader = &reader;
+    let times = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..n_readers).map(|at| scope.spawn(move || reader(at))).collect();
+        readers.into_iter().map(|reader| reader.join().expect("no reader panics")).collect::<anyhow::Result<Vec<_>>>()
+    });
+    Ok(times?.into_iter().max().unwrap_or_default())
+}

@@ -1,0 +1,27 @@
+//! A short name for the weights of a model directory: two directories have the same if their weights have the same bits.
+
+use super::error::HfError;
+use std::path::Path;
+
+/// First bytes of the BLAKE3 hash of all weight files of a directory, by name, in hexadecimal.
+///
+/// # Errors
+/// When a file cannot be read, or there is none.
+pub fn weights_digest(dir: &Path) -> Result<String, HfError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |error: std::io::Error| HfError::Io { action: "read", path, reason: error.to_string() }
+    };
+    let entries = std::fs::read_dir(dir).map_err(io(dir))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect();
+    paths.sort();
+    if paths.is_empty() {
+        return Err(HfError::NoWeights { dir: dir.to_owned(), has_pickle: false });
+    }
+    let mut hasher = blake3::Hasher::new();
+    for path in paths {
+        hasher.update_reader(std::fs::File::open(&path).map_err(io(&path))?).map_err(io(&path))?;
+    }
+    Ok(hasher.finalize().to_hex()[..32].to_owned())
+}

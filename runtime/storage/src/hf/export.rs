@@ -1,0 +1,233 @@
+//! A trained model as a Hugging Face directory.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use serde_json::{Value, json};
+
+use super::dtype::Dtype;
+use super::error::HfError;
+use super::layout::{PAYLOAD_HASH, encode_header};
+use super::staging::Staging;
+use phalanx_device::float::Float;
+
+/// Bytes of one weight file before the model is split, the default of the `transformers` of 2023 and later.
+pub const MAX_SHARD_BYTES_DEFAULT: u64 = 5_000_000_000;
+/// Values narrowed at a time.
+const PIECE_VALUES: usize = 1 << 16;
+/// Files that belong to a tokenizer, besides its `config.json`.
+const TOKENIZER_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+];
+
+/// A tensor to write.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportTensor<'a> {
+    /// Its name in the directory.
+    pub name: &'a str,
+    /// Its shape.
+    pub shape: &'a [usize],
+    /// Its values, row-major.
+    pub values: &'a [f32],
+}
+
+/// Everything of a model directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Export<'a> {
+    /// `config.json`; its `dtype` or `torch_dtype` is set to the type written.
+    pub config: &'a Value,
+    /// `generation_config.json`, if the model has one.
+    pub generation_config: Option<&'a Value>,
+    /// The weights, in the order in which they are written.
+    pub tensors: &'a [ExportTensor<'a>],
+    /// The type of the weights in the files: F32, BF16 or F16.
+    pub dtype: Dtype,
+    /// Further files by name, such as those of the tokenizer; see [`read_tokenizer_files`].
+    pub files: &'a [(String, Vec<u8>)],
+    /// Weights above this are split over several files with an index; see [`MAX_SHARD_BYTES_DEFAULT`].
+    pub max_shard_bytes: u64,
+}
+
+/// Writes a model directory that appears at `dir` complete or not at all.
+///
+/// # Errors
+/// When `dir` holds anything that is not from an earlier export (nothing is changed then), a tensor is inconsistent, not
+/// finite or does not fit the type, or writing fails (what was at `dir` stays).
+pub fn export_model(dir: &Path, export: &Export<'_>) -> Result<(), HfError> {
+    check_tensors(export.tensors, export.dtype)?;
+    let mut staging = Staging::new(dir)?;
+    let mut config = export.config.clone();
+    if let Some(keys) = config.as_object_mut() {
+        let key = if keys.contains_key("dtype") { "dtype" } else { "torch_dtype" };
+        keys.insert(key.into(), json!(torch_name(export.dtype)));
+    }
+    write_json(&mut staging, "config.json", &config)?;
+    if let Some(generation) = export.generation_config {
+        write_json(&mut staging, "generation_config.json", generation)?;
+    }
+    for (name, content) in export.files {
+        staging.write(name, |file| file.write_all(content))?;
+    }
+    write_weights(&mut staging, export)?;
+    staging.publish()
+}
+
+/// Reads the files of a tokenizer from a model directory, to be exported with the model; absent ones are left out.
+///
+/// # Errors
+/// When a file that exists cannot be read.
+pub fn read_tokenizer_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, HfError> {
+    let mut files = Vec::new();
+    for name in TOKENIZER_FILES {
+        let path = dir.join(name);
+        match std::fs::read(&path) {
+            Ok(content) => files.push(((*name).to_owned(), content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(HfError::io("read", path, &error)),
+        }
+    }
+    Ok(files)
+}
+
+/// Refuses tensors that no reader would accept, before anything is written.
+pub(super) fn check_tensors(tensors: &[ExportTensor<'_>], dtype: Dtype) -> Result<(), HfError> {
+    let bad = |name: &str, reason: String| HfError::BadExport { name: name.to_owned(), reason };
+    // Values from here up round to infinity; each type's largest finite value plus half a step.
+    let limit = match dtype {
+        Dtype::F32 => f32::INFINITY,
+        Dtype::BF16 => f32::from_bits(0x7f7f_8000),
+        Dtype::F16 => 65520.0,
+        other => return Err(bad("model.safetensors", format!("weights are not written as {}", other.name()))),
+    };
+    let mut names = std::collections::BTreeSet::new();
+    for tensor in tensors {
+        if !names.insert(tensor.name) || tensor.name == "__metadata__" {
+            return Err(bad(tensor.name, "the name is taken".into()));
+        }
+        if tensor.shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)) != Some(tensor.values.len()) {
+            return Err(bad(
+                tensor.name,
+                format!("shape {:?} does not hold {} values", tensor.shape, tensor.values.len()),
+            ));
+        }
+        let fits = |x: &f32| x.abs() < limit;
+        if !tensor.values.iter().fold(true, |all, x| all & fits(x)) {
+            let position = tensor.values.iter().position(|x| !fits(x)).unwrap_or_default();
+            let value = tensor.values[position];
+            return Err(bad(tensor.name, format!("{value} at position {position} is not a finite {}", dtype.name())));
+        }
+    }
+    Ok(())
+}
+
+/// Writes one safetensors file; the narrowed values exist only a piece at a time.
+pub(super) fn write_tensors(
+    staging: &mut Staging,
+    file_name: &str,
+    tensors: &[ExportTensor<'_>],
+    dtype: Dtype,
+) -> Result<(), HfError> {
+    let shapes: Vec<Vec<u64>> =
+        tensors.iter().map(|tensor| tensor.shape.iter().map(|&dim| dim as u64).collect()).collect();
+    let described: Vec<_> = tensors.iter().zip(&shapes).map(|(t, shape)| (t.name, dtype, shape.as_slice())).collect();
+    // The hash lets a reader notice bits that changed; the format itself has no checksum.
+    let mut hasher = blake3::Hasher::new();
+    let hashed = tensors.iter().try_for_each(|tensor| write_values(&mut hasher, tensor.values, dtype));
+    hashed.map_err(|error| HfError::io("hash", file_name, &error))?;
+    let hash = hasher.finalize().to_hex();
+    // `format: pt` is what `transformers` insists on.
+    let metadata = BTreeMap::from([("format", "pt"), (PAYLOAD_HASH, hash.as_str())]);
+    let header = encode_header(&described, &metadata, 8);
+    staging.write(file_name, |file| {
+        file.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| write_values(file, tensor.values, dtype))
+    })
+}
+
+pub(super) fn write_json(staging: &mut Staging, name: &str, value: &Value) -> Result<(), HfError> {
+    staging.write(name, |file| {
+        serde_json::to_writer_pretty(&mut *file, value)?;
+        file.write_all(b"\n")
+    })
+}
+
+fn write_values(file: &mut impl Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
+    if dtype == Dtype::F32 {
+        return file.write_all(bytemuck::cast_slice(values));
+    }
+    let mut staging = vec![0u16; PIECE_VALUES.min(values.len())];
+    for piece in values.chunks(PIECE_VALUES) {
+        let narrowed = &mut staging[..piece.len()];
+        match dtype {
+            // Our own rounding vectorises, at 2.8 times the speed of the crate's; for f16 the crate uses the CPU's instruction.
+            Dtype::BF16 => {
+                let narrowed = bytemuck::cast_slice_mut::<u16, bf16>(narrowed);
+                narrowed.iter_mut().zip(piece).for_each(|(out, &x)| *out = Float::from_f32(x));
+            }
+            _ => bytemuck::cast_slice_mut::<u16, f16>(narrowed).convert_from_f32_slice(piece),
+        }
+        file.write_all(bytemuck::cast_slice(narrowed))?;
+    }
+    Ok(())
+}
+
+fn write_weights(staging: &mut Staging, export: &Export<'_>) -> Result<(), HfError> {
+    let bytes_of = |tensor: &ExportTensor<'_>| (tensor.values.len() * export.dtype.bytes()) as u64;
+    let shards = split(export.tensors, export.max_shard_bytes, bytes_of);
+    if let [all] = shards.as_slice() {
+        return write_tensors(staging, "model.safetensors", all, export.dtype);
+    }
+    let mut weight_map = serde_json::Map::new();
+    for (i, tensors) in shards.iter().enumerate() {
+        let name = format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len());
+        weight_map.extend(tensors.iter().map(|tensor| (tensor.name.to_owned(), json!(name))));
+        write_tensors(staging, &name, tensors, export.dtype)?;
+    }
+    let total: u64 = export.tensors.iter().map(bytes_of).sum();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
+    write_json(staging, "model.safetensors.index.json", &index)
+}
+
+/// Runs of tensors that stay below `max` bytes together; a larger tensor stands alone. At least one run.
+fn split<'t, 'a>(
+    tensors: &'t [ExportTensor<'a>],
+    max: u64,
+    bytes_of: impl Fn(&ExportTensor<'a>) -> u64,
+) -> Vec<&'t [ExportTensor<'a>]> {
+    let mut shards = Vec::new();
+    let (mut first, mut bytes) = (0, 0u64);
+    for (i, tensor) in tensors.iter().enumerate() {
+        let more = bytes_of(tensor);
+        if i > first && bytes.saturating_add(more) > max {
+            shards.push(&tensors[first..i]);
+            (first, bytes) = (i, 0);
+        }
+        bytes = bytes.saturating_add(more);
+    }
+    shards.push(&tensors[first..]);
+    shards
+}
+
+/// The name that `config.json` uses for a type of weights.
+fn torch_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::BF16 => "bfloat16",
+        Dtype::F16 => "float16",
+        _ => "float32",
+    }
+}
+
+#[cfg(test)]
+#[path = "export_tests.rs"]
+mod tests;

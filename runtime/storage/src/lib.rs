@@ -1,0 +1,9 @@
+//! What outlasts a run: checkpoints and model directories.
+//!
+//! - [`checkpoint`]: sharded checkpoints in a folder or an object store.
+//! - [`hf`]: Hugging Face model directories, in and out.
+//!
+//! Deliberately absent: which tensors a training state has and when it is saved (the trainer decides).
+
+pub mod checkpoint;
+pub mod hf;
