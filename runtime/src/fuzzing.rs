@@ -2,9 +2,9 @@
 
 use crate::data::record::RecordReader;
 use crate::data::token_cache::TokenFile;
+use crate::node::welcome::Welcome;
+use crate::rank::words::{FromRank, ToRank};
 use crate::train::architecture::Architecture;
-use crate::train::elastic::serve::Welcome;
-use crate::train::elastic::words::{FromRank, ToRank};
 use crate::train::saving::TrainerState;
 use phalanx_actors::events;
 use phalanx_collective::shm::control::Control;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 
-pub use crate::train::elastic::heal::fuzzing::{Pieces, asked_for, offered};
+pub use crate::rank::heal::fuzzing::{Pieces, asked_for, offered};
 pub use phalanx_collective::tcp::fuzzing::{HEADER_BYTES, announcement, header_again, header_of};
 
 /// A world of two ranks in one group.

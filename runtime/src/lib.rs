@@ -3,31 +3,39 @@
 //! Devices, kernels, collectives and files lie a floor below, in crates of their own: `phalanx-device` is the seam,
 //! `phalanx-cpu` and `phalanx-collective` stand behind it, `phalanx-storage` has checkpoints and model directories.
 //!
-//! Code map, in the direction data flows:
-//! - [`config`]: the one YAML file, checked before anything starts.
-//! - [`data`]: tokenizers, dataset formats, packing, the token cache, batches.
-//! - [`frontend`]: models that users write, in dfdx or otherwise.
+//! Code map, from the ground floor up; nothing imports from a higher floor:
+//! - [`config`]: the one YAML file, checked before anything starts. [`data`]: tokenizers, dataset formats, packing, the
+//!   token cache, batches. [`frontend`]: models that users write, in dfdx or otherwise. [`launch`]: rank processes of one
+//!   machine, started, spoken to and watched.
+//! - [`error`], [`events`], `control`, [`units`]: why a job cannot go on, what it reports, what can be asked of it.
 //! - [`train`]: plan, loop, metrics, export of a run.
-//! - [`launch`]: rank processes of one machine, started, spoken to and watched.
-//! - [`job`]: a job on threads of this process; [`embed`]: elastic jobs inside another program; [`generate`]: text from a trained model; [`cli`]: the command line.
+//! - `rank`: a rank process. `node`: a machine with its rank processes. `coordinate`: the coordinator of a job.
+//! - [`api`]: jobs for other programs. [`cli`]: the command line.
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
 
+pub mod api;
 pub mod cli;
 pub mod config;
+pub(crate) mod control;
+pub(crate) mod coordinate;
 pub mod data;
-pub mod embed;
+pub mod error;
+pub mod events;
 pub mod frontend;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod generate;
-pub mod job;
 pub mod launch;
+pub(crate) mod node;
+pub(crate) mod rank;
 pub mod train;
+pub mod units;
 
-pub use embed::program::{RankProgram, rank_process};
-pub use embed::running::{Resize, RunningJob};
-pub use embed::{Machines, Runtime};
-pub use job::{AskError, Control, Event, Job, JobBuilder, JobHandle, Report, Started};
-pub use train::JobError;
+pub use api::embed::program::{RankProgram, rank_process};
+pub use api::embed::running::{Resize, RunningJob};
+pub use api::embed::{Machines, Runtime};
+pub use api::job::{Job, JobBuilder, JobHandle};
+pub use control::{AskError, Control};
+pub use error::JobError;
+pub use events::{Event, Report, Started};

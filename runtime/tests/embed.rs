@@ -2,9 +2,9 @@
 
 mod support;
 
+use phalanx::api::embed::feed::Events;
+use phalanx::api::embed::running::Outcome;
 use phalanx::config::JobConfig;
-use phalanx::embed::feed::Events;
-use phalanx::embed::running::Outcome;
 use phalanx::{AskError, Event, Job, JobError, Machines, RankProgram, Resize, RunningJob, Runtime};
 use phalanx_strategies::elastic::identity::NodeId;
 use std::path::Path;

@@ -6,7 +6,7 @@ use phalanx::data::config::{DataConfig, DatasetConfig};
 use phalanx::data::prepare::prepare;
 use phalanx::data::rows::{BatchMut, Rows};
 use phalanx::data::tokenizer::Tokenizer;
-use phalanx::train::metrics::{EvalMetrics, StepMetrics};
+use phalanx::events::{EvalMetrics, StepMetrics};
 use phalanx::{Control, Event, Job};
 use phalanx_strategies::sampler::Sampler;
 use std::collections::BTreeSet;

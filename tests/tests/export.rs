@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::Job;
-use phalanx::generate::with_generator;
+use phalanx::api::generate::with_generator;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -4,8 +4,8 @@
 //! in the gradient norm, so bounds of 2e-5 and 1e-4 leave room for another order of summation and for nothing else.
 
 use anyhow::{Context, Result, ensure};
-use phalanx::generate::{Sampling, with_generator};
-use phalanx::train::metrics::StepMetrics;
+use phalanx::api::generate::{Sampling, with_generator};
+use phalanx::events::StepMetrics;
 use phalanx::{Control, Event, Job};
 use phalanx_tests::shared;
 use safetensors::SafeTensors;

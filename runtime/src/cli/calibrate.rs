@@ -2,7 +2,7 @@
 
 use super::probe::{Sample, Work, samples, small};
 use crate::config::JobConfig;
-use crate::train::JobError;
+use crate::error::JobError;
 use crate::train::plan::ModelPlan;
 use phalanx_collective::shm::LOCAL_RANKS_MAX;
 use phalanx_cpu::available_threads;

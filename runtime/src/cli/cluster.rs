@@ -3,8 +3,8 @@
 use super::JobArgs;
 use crate::config::JobConfig;
 use crate::config::error::ConfigError;
+use crate::error::JobError;
 use crate::launch::environment::{Place, Variables, slurm, torchrun};
-use crate::train::JobError;
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]

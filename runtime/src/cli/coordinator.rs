@@ -2,11 +2,11 @@
 
 use super::signals::on_signal;
 use super::{JobArgs, say};
-use crate::job::Control;
-use crate::train::JobError;
-use crate::train::elastic::sentence::sentence;
-use crate::train::elastic::serve::{Serve, Told, serve};
-use crate::train::session::check;
+use crate::control::Control;
+use crate::coordinate::sentence::sentence;
+use crate::coordinate::serve::{Serve, Told, serve};
+use crate::error::JobError;
+use crate::train::fit::check;
 use phalanx_actors::trust::join::parse_addresses;
 use std::net::SocketAddr;
 use std::sync::Arc;

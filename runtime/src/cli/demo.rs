@@ -3,7 +3,7 @@
 
 use super::say;
 use crate::config::JobConfig;
-use crate::train::JobError;
+use crate::error::JobError;
 use phalanx_storage::hf::digest::weights_digest;
 use serde_json::Value;
 use std::fmt::Write as _;

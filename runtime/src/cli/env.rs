@@ -1,8 +1,8 @@
 //! `phalanx env`.
 
 use super::say;
-use crate::train::JobError;
-use crate::train::progress::human_bytes;
+use crate::error::JobError;
+use crate::units::human_bytes;
 use phalanx_cpu::available_threads;
 use phalanx_cpu::matmul::{engine_name, fast_bf16, peak_flops};
 use serde_json::json;

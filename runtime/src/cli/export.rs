@@ -1,7 +1,8 @@
 //! `phalanx export`.
 
 use super::say;
-use crate::train::{JobError, export::export_checkpoint};
+use crate::error::JobError;
+use crate::train::export::export_checkpoint;
 use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
 use std::path::PathBuf;
 

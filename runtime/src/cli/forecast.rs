@@ -1,7 +1,7 @@
 //! What a step will take: the programs of its ranks compiled, laid out and run in simulated time. Nothing is allocated.
 
-use crate::train::JobError;
-use crate::train::trainer::Programs;
+use crate::error::JobError;
+use crate::train::programs::Programs;
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::plan::Hardware;
 use phalanx_strategies::plan::cost::{post_duration, trace_on};

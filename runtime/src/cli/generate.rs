@@ -1,8 +1,8 @@
 //! `phalanx generate`.
 
+use crate::api::generate::{Sampling, with_generator};
 use crate::data::text_stream::TextStream;
-use crate::generate::{Sampling, with_generator};
-use crate::train::JobError;
+use crate::error::JobError;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

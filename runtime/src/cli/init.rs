@@ -3,7 +3,7 @@
 use super::say;
 use crate::config::datasets::DatasetType;
 use crate::config::starter::starter_yaml;
-use crate::train::JobError;
+use crate::error::JobError;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 

@@ -2,12 +2,12 @@
 
 use super::export::resolve;
 use super::say;
-use crate::train::progress::{human_bytes, human_count};
-use crate::train::{JobError, plan};
+use crate::error::JobError;
+use crate::train::plan;
+use crate::units::{human_bytes, human_count};
 use comfy_table::{Table, presets};
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::hf::source::TensorSource;
-use phalanx_storage::hf::source::read_json;
+use phalanx_storage::hf::source::{TensorSource, read_json};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

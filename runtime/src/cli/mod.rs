@@ -18,9 +18,8 @@ mod probe;
 mod signals;
 mod train;
 
-use crate::embed::program::{log_to_stderr, rank_process};
-use crate::train::JobError;
-use crate::train::error::chain;
+use crate::api::embed::program::{log_to_stderr, rank_process};
+use crate::error::{JobError, chain};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::io::Write;

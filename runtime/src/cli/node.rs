@@ -3,9 +3,9 @@
 use super::say;
 use super::signals::on_signal;
 use super::train::show;
-use crate::embed::program::RankProgram;
-use crate::train::JobError;
-use crate::train::elastic::join::{JoinAs, Leave, enter, join};
+use crate::api::embed::program::RankProgram;
+use crate::error::JobError;
+use crate::node::join::{JoinAs, Leave, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
 use std::net::IpAddr;

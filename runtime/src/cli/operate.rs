@@ -1,11 +1,11 @@
 //! `phalanx status`, `drain`, `resize`, `save` and `stop`: what can be asked of a running job.
 
 use super::say;
+use crate::api::embed::running::Resize;
 use crate::config::JobConfig;
-use crate::embed::running::Resize;
-use crate::train::JobError;
-use crate::train::elastic::ask::ask;
-use crate::train::elastic::sentence::incident;
+use crate::coordinate::ask::ask;
+use crate::coordinate::sentence::incident;
+use crate::error::JobError;
 use comfy_table::{Table, presets};
 use phalanx_actors::events::IncidentLine;
 use phalanx_actors::operator::{Answer, Request};

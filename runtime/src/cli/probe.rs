@@ -1,12 +1,12 @@
 //! A few steps of a small relative of a job's model, on as many ranks at once as the job has, with every instruction
 //! measured: what kernels and collectives take on this machine while all of its ranks are busy.
 
-use crate::train::JobError;
+use crate::error::JobError;
 use crate::train::architecture::Architecture;
 use crate::train::plan::ModelPlan;
-use crate::train::session::shared_world;
+use crate::train::programs::Programs;
 use crate::train::team::{Team, TeamPlan};
-use crate::train::trainer::Programs;
+use crate::train::threads::shared_world;
 use crate::train::weights;
 use phalanx_cpu::executor::Timings;
 use phalanx_cpu::{Backing, CpuMachine, on_device_thread};

@@ -1,6 +1,6 @@
 //! Ctrl-C and SIGTERM. Only the command line listens to them; the library leaves them to its host.
 
-use crate::train::JobError;
+use crate::error::JobError;
 
 /// The first Ctrl-C or SIGTERM does this, the second ends the process as if nobody had listened.
 pub(super) fn on_signal(act: impl FnOnce() + Send + 'static) -> Result<(), JobError> {

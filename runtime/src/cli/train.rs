@@ -3,14 +3,17 @@
 use super::cluster::{ClusterArgs, n_slots};
 use super::signals::on_signal;
 use super::{JobArgs, say};
+use crate::api::embed::program::RankProgram;
+use crate::api::generate::Sampling;
+use crate::api::start;
+use crate::api::start::Ranks;
 use crate::config::output::Resume;
-use crate::embed::program::RankProgram;
-use crate::generate::Sampling;
-use crate::job::{Control, Event, Report, Started};
-use crate::train::JobError;
-use crate::train::elastic::muster::Muster;
-use crate::train::progress::{Progress, Tokenising, human_bytes, human_count};
-use crate::train::session::{self, Ranks};
+use crate::control::Control;
+use crate::coordinate::muster::Muster;
+use crate::error::JobError;
+use crate::events::{Event, Report, Started};
+use crate::train::progress::{Progress, Tokenising};
+use crate::units::{human_bytes, human_count};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -70,7 +73,7 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     };
     let program = program.path().to_owned();
     let report = match &place {
-        None => session::run(&config, None, &Ranks::Several(program), &control, &mut on_event).map(Some),
+        None => start::run(&config, None, &Ranks::Several(program), &control, &mut on_event).map(Some),
         Some(place) => {
             let (n_slots, patience) = (n_slots(&config)?, args.cluster.patience());
             Muster { config: &config, place, program, n_slots, patience }.run(&control, &mut on_event)

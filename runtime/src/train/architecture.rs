@@ -1,7 +1,7 @@
 //! What computes a model: one of the families that we build, or the user's own operation.
 
-use super::error::JobError;
 use super::plan::parse_model;
+use crate::error::JobError;
 use crate::frontend::user_model::{MODEL_TYPE, UserTable};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig, ModelError};
 use phalanx_strategies::program::Program;

@@ -5,8 +5,8 @@
 //! - B-1 A save is under way at all ranks or at none: it begins and ends at the same boundary everywhere.
 //! - B-2 A sum of the threads is settled when all of them wait for it. They wait for at most one, and all for the same.
 
-use super::error::JobError;
 use super::team::Team;
+use crate::error::JobError;
 use phalanx_storage::checkpoint::background::{BackgroundSave, Snapshot};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Seat};

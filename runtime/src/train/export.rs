@@ -1,11 +1,11 @@
 //! A trained model as a directory that `transformers` loads: from a machine in memory or from a checkpoint.
 
 use super::architecture::Architecture;
-use super::error::JobError;
 use super::plan;
 use super::saving::read;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
+use crate::error::JobError;
 use phalanx_cpu::{CpuMachine, scratch_bytes};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};

@@ -5,9 +5,9 @@
 //! is served at both its ends, however few threads they have.
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; every one is finished before its borrows end.
 
-use super::error::JobError;
 use super::lane::{CHUNK, Lane, UNDER_WAY};
 use super::lesson::Lesson;
+use crate::error::JobError;
 use phalanx_device::operation::OPERANDS_MAX;
 use phalanx_device::pulse::Pulse;
 use phalanx_device::{

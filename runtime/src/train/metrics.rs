@@ -1,63 +1,11 @@
 //! What is measured of each step, and the files it goes to: `metrics.jsonl` and TensorBoard events.
 
 use super::tensorboard::EventWriter;
-use serde::{Deserialize, Deserializer, Serialize};
+use crate::events::{EvalMetrics, StepMetrics};
+use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
-
-/// Measurements of one step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepMetrics {
-    /// Step, counted from 1.
-    pub step: u64,
-    /// Mean negative log-likelihood of the predicted tokens, nats.
-    #[serde(deserialize_with = "number")]
-    pub loss: f64,
-    /// L2 norm of the gradient before clipping.
-    #[serde(deserialize_with = "number")]
-    pub grad_norm: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Tokens processed a second, padding included.
-    pub tokens_per_s: f64,
-    /// Duration of the step, milliseconds.
-    pub step_ms: f64,
-    /// Passes over the data so far.
-    pub epoch: f64,
-    /// Tokens whose prediction counted in this step.
-    pub predicted_tokens: u64,
-    /// Arithmetic of the model over what the machine can do at its measured best, percent.
-    pub mfu_pct: f64,
-    /// Resident memory of the process, bytes; where a person sees it, of all processes of the run.
-    pub memory_bytes: u64,
-    /// Share of the step spent waiting for data, percent.
-    pub data_wait_pct: f64,
-    /// Loss scale of fp16 runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loss_scale: Option<f64>,
-    /// Share of the step spent in collectives, percent; of one rank none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub collective_pct: Option<f64>,
-    /// The rank that the others waited for: the one that spent least time in collectives.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slowest_rank: Option<u32>,
-}
-
-/// Measurements of one evaluation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EvalMetrics {
-    /// Step after which it ran.
-    pub step: u64,
-    /// Mean negative log-likelihood over the validation rows, nats.
-    #[serde(deserialize_with = "number")]
-    pub eval_loss: f64,
-    /// `exp(eval_loss)`.
-    #[serde(deserialize_with = "number")]
-    pub eval_perplexity: f64,
-    /// Duration, milliseconds.
-    pub eval_ms: f64,
-}
 
 /// Writes measurements to the files of a run.
 #[derive(Debug)]
@@ -124,11 +72,6 @@ impl MetricsFiles {
         line.push(b'\n');
         self.jsonl.write_all(&line)
     }
-}
-
-/// JSON has no number for what is not finite; a loss or gradient that overflowed is written as null.
-fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// Length of the leading lines whose step is at most `last_step`, and the last step among them. A torn last line is not

@@ -1,40 +1,41 @@
 //! Training: from a checked configuration to a trained model directory.
 //!
 //! - [`architecture`]: what computes a model.
-//! - [`plan`]: everything a run is made of, resolved before a buffer exists.
+//! - [`plan`]: everything a run is made of, resolved before a buffer exists; `programs`: its compiled programs; `fit`:
+//!   whether they fit; `preparation`: the data.
 //! - `weights`: parameters into and out of the machine.
 //! - `trainer`: the loop, on the device thread; `trainer::learning`: how one catches up while others train.
-//! - `session`: from configuration to exported model, for one rank and for ranks that are threads; `team`: the ranks of a
-//!   run and what they agree on; `links`: messages between two of them, `lane` and
-//!   `lesson` what passes there; `shadow`: a copy of another rank's state.
-//! - `elastic`: ranks as processes, which may die; `chorus`: their events as one; `excuse`: why one cannot go on.
+//! - `team`: the ranks of a run and what they agree on; `links`: messages between two of them, `lane` and `lesson` what
+//!   passes there; `shadow`: a copy of another rank's state.
+//! - `threads`: a run whose ranks are threads of this process; `telling`: where the events of a rank go.
 //! - `output_lock`: one job at a time in a folder.
-//! - `saving`: checkpoints of a run.
+//! - `saving`: checkpoints of a run; `export`: the trained model.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
+//!
+//! Deliberately absent: processes, supervisors and coordinators. They lie above, and reach in through
+//! [`trainer::Member`].
 
 pub mod architecture;
 mod background;
-mod chorus;
-pub(crate) mod elastic;
-pub mod error;
-mod excuse;
 pub mod export;
+pub(crate) mod fit;
 mod lane;
-mod lesson;
+pub(crate) mod lesson;
 pub(crate) mod links;
 pub mod metrics;
-mod output_lock;
+pub(crate) mod output_lock;
 pub mod plan;
+pub(crate) mod preparation;
+pub(crate) mod programs;
 pub mod progress;
 pub(crate) mod saving;
-pub(crate) mod session;
 pub(crate) mod shadow;
 mod staging;
 pub(crate) mod step_trace;
 pub(crate) mod team;
+pub(crate) mod telling;
 pub mod tensorboard;
+pub(crate) mod threads;
 pub(crate) mod trainer;
 pub(crate) mod weights;
-
-pub use error::JobError;

@@ -1,6 +1,6 @@
 //! One job at a time writes into an `output_dir`. The kernel keeps the lock, so no crash leaves it behind.
 
-use super::error::JobError;
+use crate::error::JobError;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 

@@ -1,7 +1,6 @@
 //! Everything a run is made of, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined};
-use super::error::JobError;
 use crate::config::JobConfig;
 use crate::config::adapter::LoraTargets;
 use crate::config::datasets::{self, ValSetSize};
@@ -12,6 +11,7 @@ use crate::config::schedule::LrScheduler;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
 use crate::frontend::UserModel;
 use phalanx_cpu::matmul::fast_bf16;
 use phalanx_storage::hf::source::read_json;

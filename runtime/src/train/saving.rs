@@ -1,11 +1,11 @@
 //! Checkpoints of a run: what belongs to its state, and from which one it goes on.
 
 use super::background::{Ballot, Ended, Ongoing};
-use super::error::JobError;
 use super::export::JOB_YAML;
 use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::config::output::{OutputSection, Resume};
+use crate::error::JobError;
 use phalanx_cpu::CpuMachine;
 use phalanx_device::pulse::Pulse;
 use phalanx_storage::checkpoint::background::Snapshot;

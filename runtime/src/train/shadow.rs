@@ -8,7 +8,7 @@ use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::passes::shadow::coefficient;
 use phalanx_strategies::program::{Role, ValueId};
 
-use super::error::JobError;
+use crate::error::JobError;
 
 /// What a rank holds for another one.
 #[derive(Debug)]

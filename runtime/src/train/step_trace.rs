@@ -1,8 +1,8 @@
 //! One step of a run, measured instruction by instruction, as a file for a trace viewer. It has the names of the simulated
 //! step (`phalanx plan --trace`), so that the two can be laid side by side.
 
-use super::error::JobError;
 use super::team::Team;
+use crate::error::JobError;
 use phalanx_cpu::executor::Timings;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::trace::Trace;

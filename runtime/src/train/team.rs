@@ -1,9 +1,9 @@
 //! A rank among the others of its run: where it stands, and what they agree on between steps.
 
-use super::error::JobError;
 use super::links::Links;
 use super::plan::ModelPlan;
-use super::trainer::Programs;
+use crate::error::JobError;
+use crate::train::programs::Programs;
 use phalanx_collective::hierarchical::collective::HierarchicalRank;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::world::ShmWorld;

@@ -3,33 +3,32 @@
 pub(crate) mod learning;
 
 use self::learning::{Learning, Teaching};
-use super::elastic::cell::Cell;
-use super::error::JobError;
 use super::links::Links;
-use super::metrics::{EvalMetrics, StepMetrics};
 use super::plan::{ModelPlan, RunPlan};
+use super::programs::Programs;
 use super::saving::{Saved, Saving, TrainerState};
 use super::shadow::Shadow;
 use super::staging::{Inputs, Staging, inputs};
 use super::step_trace::StepTrace;
 use super::team::Team;
 use super::weights;
+use crate::control::Control;
 use crate::data::rows::Rows;
+use crate::error::JobError;
+use crate::events::{EvalMetrics, Event, Started, StepMetrics};
 use crate::frontend::UserParam;
-use crate::job::{Control, Event, Started};
-use phalanx_cpu::{Backing, CpuMachine, OpaqueModel, scratch_bytes};
+use phalanx_cpu::{Backing, CpuMachine, OpaqueModel};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_storage::hf::source::TensorSource;
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::Wishes;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
-use phalanx_strategies::mesh::{Axis, Place};
-use phalanx_strategies::passes::lora::lora;
+use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::passes::shadow::log;
-use phalanx_strategies::program::{Hyper, Phase, Program, Role};
+use phalanx_strategies::program::{Hyper, Phase, Role};
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
 use std::path::{Path, PathBuf};
@@ -37,35 +36,37 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The programs of a run.
-#[derive(Debug)]
-pub(crate) struct Programs {
-    pub(crate) train: Compiled,
-    /// Forward pass over one microbatch, for validation rows.
-    pub(crate) eval: Option<Compiled>,
-    /// Elements of all parameters of the model, and of those that are trained, however ranks share them.
-    pub(crate) n_params: (usize, usize),
-}
+/// The control plane of a rank whose worlds follow each other: it decides which steps count.
+pub(crate) trait Member: Send + Sync {
+    /// All that the update to `step` needs is at hand.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    fn computed(&self, step: u64) -> Result<(), JobError>;
 
-impl Programs {
-    /// Compiles the programs of the rank at `place`.
-    pub(crate) fn compile(plan: &ModelPlan, place: Place, evaluates: bool) -> Result<Programs, JobError> {
-        let mut forward = plan.forward()?;
-        forward.place = place;
-        let spec = plan.spec_on(place.mesh);
-        let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, scratch_bytes)).transpose()?;
-        let n_params = whole_model(&forward, &spec);
-        Ok(Programs { train: compile_step(forward, &spec, scratch_bytes)?, eval, n_params })
-    }
+    /// All members have voted for `step`.
+    ///
+    /// # Errors
+    /// When the world has ended; the outcome comes with the next one.
+    fn committed(&self, step: u64, wishes: Wishes) -> Result<(), JobError>;
 
-    pub(crate) fn all(&self) -> Vec<&Compiled> {
-        [Some(&self.train), self.eval.as_ref()].into_iter().flatten().collect()
-    }
+    /// All that this rank is to have has come, and is of `step`.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    fn learnt(&self, step: u64) -> Result<(), JobError>;
 
-    /// Bytes that a machine for them allocates.
-    pub(crate) fn bytes(&self) -> u64 {
-        CpuMachine::bytes_for(&self.all()) as u64
-    }
+    /// One that learns has the gradients of `step`.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    fn followed(&self, step: u64) -> Result<(), JobError>;
+
+    /// One that learns knows that `step` counts.
+    ///
+    /// # Errors
+    /// When the world has ended; the outcome comes with the next one.
+    fn outcome(&self, step: u64) -> Result<(), JobError>;
 }
 
 /// A run in progress.
@@ -79,7 +80,7 @@ pub(crate) struct Trainer<'a> {
     /// For what needs no other rank.
     alone: Groups,
     /// What the control plane knows of this rank, where there is one.
-    member: Option<Arc<Cell>>,
+    member: Option<Arc<dyn Member>>,
     /// Copies of the state of others.
     shadows: Vec<Shadow>,
     /// Ranks that hold copies of the state of this one.
@@ -508,7 +509,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// The same trainer as a member of elastic worlds, with room for copies of the state of others.
-    pub(crate) fn with_member(self, member: Arc<Cell>, shadows: Vec<Shadow>) -> Trainer<'a> {
+    pub(crate) fn with_member(self, member: Arc<dyn Member>, shadows: Vec<Shadow>) -> Trainer<'a> {
         Trainer { member: Some(member), shadows, ..self }
     }
 
@@ -667,22 +668,6 @@ pub(crate) struct TrainData<'a> {
     pub(crate) validation: Option<&'a Rows>,
     pub(crate) eval_steps: Option<u64>,
     pub(crate) save_steps: Option<u64>,
-}
-
-/// Bytes of all that updates change: trained weights, and what the optimizer keeps for each.
-pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
-    let n_trained = whole_model(&plan.forward()?, &plan.spec).1 as u64;
-    Ok(n_trained * size_of::<f32>() as u64 * (1 + plan.spec.optimizer.state_names().len() as u64))
-}
-
-/// Elements of all parameters and of the trained ones, adapters included.
-fn whole_model(forward: &Program, spec: &StepSpec) -> (usize, usize) {
-    let mut whole = forward.clone();
-    if let Some(adapters) = &spec.lora {
-        // What does not fit is reported when the step is compiled.
-        let _ = lora(&mut whole, adapters);
-    }
-    (whole.n_params(), whole.n_trainable())
 }
 
 fn emit_saved(saved: Option<Saved>, emit: &mut dyn FnMut(Event) -> Result<(), JobError>) -> Result<(), JobError> {

@@ -8,7 +8,7 @@
 //! behind whenever the world makes room for it, and learn for ever.
 
 use super::{Outcome, Trainer};
-use crate::train::error::JobError;
+use crate::error::JobError;
 use crate::train::lesson::Lesson;
 use crate::train::links::Links;
 use phalanx_strategies::passes::shadow::{coefficient, log};

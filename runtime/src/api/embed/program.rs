@@ -1,0 +1,145 @@
+//! Which program rank processes are, and the first line of its `main`.
+//!
+//! A rank is a process of its own, so that its death is not that of the host. It needs a program that can be a rank: the
+//! host itself, if its `main` begins with [`rank_process`], or the `phalanx` binary. A host that is started as a rank and
+//! does not notice would start ranks of its own, and these theirs; so [`Runtime`](crate::api::embed::Runtime) needs a [`RankProgram`],
+//! of which that line makes one, and refuses to exist in a process that was started as a rank.
+
+use crate::error::JobError;
+use crate::rank::process;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+/// A program that can be a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankProgram(PathBuf);
+
+/// Makes this process a rank if it was started as one, and never returns then. To be called first in `main`, before
+/// threads and event loops; the host's own executable is then the program of its ranks.
+///
+/// ```no_run
+/// fn main() -> Result<(), phalanx::JobError> {
+///     let runtime = phalanx::Runtime::new(phalanx::rank_process())?;
+///     // …
+///     Ok(())
+/// }
+/// ```
+///
+/// A rank is told all it needs by its arguments and a socket; of the environment it reads `PHALANX_LOG` only, for what it
+/// writes to its standard error, of which each line is an [`Event::Note`](crate::Event::Note) of its job.
+pub fn rank_process() -> RankProgram {
+    if let Some(start) = RankStart::of(std::env::args_os().skip(1)) {
+        std::process::exit(run(&start));
+    }
+    // A program that cannot say where it lies is refused by `Runtime::new`.
+    RankProgram(std::env::current_exe().unwrap_or_default())
+}
+
+impl RankProgram {
+    /// Another program whose `main` begins with [`rank_process`], such as the `phalanx` binary.
+    pub fn at(path: impl Into<PathBuf>) -> RankProgram {
+        RankProgram(path.into())
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Refuses what is no file, and any program in a process that is itself to be a rank and did not notice.
+    pub(crate) fn check(&self, args: impl Iterator<Item = OsString>) -> Result<(), JobError> {
+        if RankStart::of(args).is_some() {
+            return Err(JobError::Unusable(
+                "this process was started as a rank and does not begin with `phalanx::rank_process()`, so it would start itself again and again".into(),
+            ));
+        }
+        if self.0.is_file() {
+            return Ok(());
+        }
+        Err(JobError::Unusable(format!("the program of ranks, {}, is not a file", self.0.display())))
+    }
+}
+
+/// How a rank is started; made by [`crate::node::processes`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RankStart {
+    /// Its node, place and incarnation, for whoever looks at the list of processes.
+    worker: String,
+    /// Descriptor of the socket to its node.
+    channel: RawFd,
+    /// Descriptor of the socket through which shared memory comes.
+    passage: RawFd,
+}
+
+impl RankStart {
+    /// What the arguments after the program's name say, if they say that this is a rank.
+    fn of(args: impl Iterator<Item = OsString>) -> Option<RankStart> {
+        // One more than there may be: a longer command line is not meant.
+        let args: Vec<OsString> = args.take(8).collect();
+        let args: Vec<&str> = args.iter().map(OsString::as_os_str).map(OsStr::to_str).collect::<Option<_>>()?;
+        let ["rank", "--worker", worker, "--channel", channel, "--passage", passage] = args[..] else { return None };
+        Some(RankStart { worker: worker.to_owned(), channel: channel.parse().ok()?, passage: passage.parse().ok()? })
+    }
+}
+
+fn run(start: &RankStart) -> i32 {
+    // The process is the unit of failure: a panic on any thread ends all of it, so that no half of a rank lives on.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+    log_to_stderr();
+    process::run(start.channel, start.passage).unwrap_or_else(|error| {
+        let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", start.worker);
+        2
+    })
+}
+
+/// Writes the log as `PHALANX_LOG` says: for processes that are nobody else's.
+pub(crate) fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(text: &str) -> impl Iterator<Item = OsString> + '_ {
+        text.split_whitespace().map(OsString::from)
+    }
+
+    const RANK: &str = "rank --worker 0.1.77 --channel 5 --passage 6";
+
+    #[test]
+    fn a_rank_is_known_by_all_of_its_arguments() {
+        let start = RankStart { worker: "0.1.77".into(), channel: 5, passage: 6 };
+
+        assert_eq!(RankStart::of(args(RANK)), Some(start));
+        for other in
+            ["", "rank", "serve --port 5", &RANK[..RANK.len() - 1], &format!("{RANK} more"), &format!("-v {RANK}")]
+        {
+            assert_eq!(RankStart::of(args(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_was_started_as_a_rank_and_did_not_notice_starts_nothing() {
+        let program = RankProgram(std::env::current_exe().unwrap());
+
+        assert!(program.check(args("serve")).is_ok());
+        let error = program.check(args(RANK)).unwrap_err().to_string();
+        assert!(error.contains("does not begin with `phalanx::rank_process()`"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_is_no_file_is_refused() {
+        let error = RankProgram::at("/nowhere/phalanx").check(args("")).unwrap_err().to_string();
+
+        assert_eq!(error, "the program of ranks, /nowhere/phalanx, is not a file");
+    }
+}

@@ -1,0 +1,238 @@
+//! Text from a model directory, for looking at the result of training.
+//!
+//! Each token runs the whole prefix through a forward program of the next power-of-two length: no cache of keys and
+//! values, which serving needs and a look does not.
+
+use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
+use crate::train::{plan, weights};
+use phalanx_cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
+use phalanx_device::groups::Groups;
+use phalanx_storage::hf::source::{TensorSource, read_json};
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
+use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
+use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::Role;
+use phalanx_strategies::rng::CounterRng;
+use std::path::Path;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token; otherwise logits are divided by it.
+    pub temperature: f32,
+    /// Only this many of the likeliest tokens; 0: all.
+    pub top_k: usize,
+    /// Only the likeliest tokens whose probabilities sum to this.
+    pub top_p: f32,
+    /// The same seed draws the same text.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Always the likeliest token.
+    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+}
+
+/// A model with its weights in memory.
+#[derive(Debug)]
+pub struct Generator {
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    machine: CpuMachine,
+    /// Forward programs of growing length.
+    programs: Vec<Compiled>,
+}
+
+const SHORTEST: usize = 64;
+
+impl Generator {
+    /// Loads a model directory for texts of at most `max_len` tokens, prompt included.
+    ///
+    /// # Errors
+    /// When the directory is not a model that we can run.
+    pub fn load(dir: &Path, max_len: usize) -> Result<Generator, JobError> {
+        let path = dir.join("config.json");
+        let model = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        let longest = max_len.clamp(1, model.max_positions);
+        let mut programs = Vec::new();
+        let mut len = SHORTEST.min(longest);
+        loop {
+            programs.push(forward(&model, len, &path)?);
+            if len == longest {
+                break;
+            }
+            len = (2 * len).min(longest);
+        }
+        let mut machine = CpuMachine::new(&programs.iter().collect::<Vec<_>>())?;
+        let source = TensorSource::open(dir)?;
+        weights::initialise(&mut machine, &programs[0], Some(&model), 0, Some(&source))?;
+        Ok(Generator { model, tokenizer, machine, programs })
+    }
+
+    /// The model's tokenizer.
+    pub const fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Logits `[V]` of the token that follows `ids`.
+    ///
+    /// # Errors
+    /// When `ids` is empty or longer than the generator was made for.
+    pub fn logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
+        let all = self.all_logits(ids)?;
+        let v = all.len() / ids.len();
+        Ok(&all[(ids.len() - 1) * v..])
+    }
+
+    /// Logits `[ids.len(), V]`.
+    ///
+    /// # Errors
+    /// As [`Generator::logits`].
+    pub fn all_logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
+        let length = |c: &Compiled| c.program.bound(Role::Ids).next().map_or(0, |v| c.program.value(v).n_elements());
+        let fits = self.programs.iter().find(|c| !ids.is_empty() && length(c) >= ids.len());
+        let c = fits.ok_or_else(|| JobError::Unusable(format!("a text of {} tokens does not fit", ids.len())))?;
+        for (i, id) in ids.iter().enumerate() {
+            if *id as usize >= self.model.vocab_size {
+                let v = self.model.vocab_size;
+                return Err(JobError::Unusable(format!("token {id} at {i} is not below the model's vocab_size {v}")));
+            }
+        }
+        let machine = &mut self.machine;
+        for role in [Role::Ids, Role::Positions, Role::DocStart] {
+            let Some(value) = c.program.bound(role).next() else { continue };
+            for (i, x) in machine.write::<i32>(c, value).iter_mut().enumerate() {
+                *x = match role {
+                    Role::Ids => ids.get(i).copied().unwrap_or(0) as i32,
+                    Role::Positions => i as i32,
+                    _ => 0,
+                };
+            }
+        }
+        // The tables of a program depend on its length, and all programs share one place for them.
+        weights::fill_constants(machine, c, Some(&self.model));
+        machine.run(c, &mut [], &mut Groups::none())?;
+        let logits = c.program.bound(Role::Logits).next();
+        let logits = logits.ok_or_else(|| JobError::Unusable("the program has no logits".into()))?;
+        Ok(&machine.read::<f32>(c, logits)[..ids.len() * self.model.vocab_size])
+    }
+
+    /// Continues `ids` by at most `max_new` tokens, calling `on_token` for each; ends behind an end-of-text token, when
+    /// `on_token` says so by `false`, or at the longest text. Returns prompt and continuation.
+    ///
+    /// # Errors
+    /// As [`Generator::logits`].
+    pub fn generate(
+        &mut self,
+        mut ids: Vec<u32>,
+        max_new: usize,
+        sampling: Sampling,
+        mut on_token: impl FnMut(u32) -> bool,
+    ) -> Result<Vec<u32>, JobError> {
+        let longest = self.programs.last().and_then(|c| c.program.bound(Role::Ids).next().map(|v| (c, v)));
+        let longest = longest.map_or(0, |(c, v)| c.program.value(v).n_elements());
+        let rng = CounterRng::new(sampling.seed).fork_named("generate");
+        for i in 0..max_new {
+            if ids.len() >= longest {
+                break;
+            }
+            let next = choose(self.logits(&ids)?, sampling, rng.uniform(i as u64));
+            ids.push(next);
+            if self.tokenizer.stop_ids().contains(&next) || !on_token(next) {
+                break;
+            }
+        }
+        Ok(ids)
+    }
+}
+
+/// Loads a model on the device thread and hands it to `work` there.
+///
+/// # Errors
+/// As [`Generator::load`] and `work`.
+pub fn with_generator<R: Send>(
+    dir: &Path,
+    max_len: usize,
+    n_threads: Option<usize>,
+    work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
+) -> Result<R, JobError> {
+    on_device_thread(n_threads.unwrap_or_else(available_threads), || work(&mut Generator::load(dir, max_len)?))?
+}
+
+fn forward(model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled, JobError> {
+    let spec = StepSpec {
+        n_microbatches: 1,
+        precision: Precision::F32,
+        recompute: Recompute::None,
+        lora: None,
+        optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        max_grad_norm: None,
+        offload_optimizer: false,
+        parallel: Parallel::default(),
+    };
+    let program = model
+        .forward(BatchShape { n_rows: 1, seq_len }, Head::Logits)
+        .map_err(|source| JobError::Model { path: path.display().to_string(), source })?;
+    Ok(compile_forward(program, &spec, scratch_bytes)?)
+}
+
+/// The next token, given a uniform variate.
+fn choose(logits: &[f32], sampling: Sampling, uniform: f64) -> u32 {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    // Ties go to the lower id, as in PyTorch's argmax.
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+    if sampling.temperature <= 0.0 {
+        return order[0];
+    }
+    if sampling.top_k > 0 {
+        order.truncate(sampling.top_k);
+    }
+    let max = f64::from(logits[order[0] as usize]);
+    let weight = |id: &u32| ((f64::from(logits[*id as usize]) - max) / f64::from(sampling.temperature)).exp();
+    let mut weights: Vec<f64> = order.iter().map(weight).collect();
+    let total: f64 = weights.iter().sum();
+    let mut kept = 0.0;
+    let nucleus = weights.iter().position(|w| {
+        kept += w;
+        kept >= f64::from(sampling.top_p) * total
+    });
+    weights.truncate(nucleus.map_or(weights.len(), |i| i + 1));
+    let mut left = uniform * weights.iter().sum::<f64>();
+    for (id, w) in order.iter().zip(&weights) {
+        left -= w;
+        if left < 0.0 {
+            return *id;
+        }
+    }
+    order[weights.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greedy_takes_the_likeliest_and_ties_the_lower_id() {
+        assert_eq!(choose(&[0.0, 3.0, 3.0, 1.0], Sampling::GREEDY, 0.99), 1);
+    }
+
+    #[test]
+    fn sampling_follows_the_probabilities_within_top_k_and_top_p() {
+        let logits = [4f32.ln(), 3f32.ln(), 2f32.ln(), 1f32.ln()];
+        let count = |s: Sampling| {
+            let mut n = [0; 4];
+            (0..1000).for_each(|i| n[choose(&logits, s, (f64::from(i) + 0.5) / 1000.0) as usize] += 1);
+            n
+        };
+        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
+        assert_eq!(count(all), [400, 300, 200, 100]);
+        assert_eq!(count(Sampling { top_k: 2, ..all }), [571, 429, 0, 0]);
+        assert_eq!(count(Sampling { top_p: 0.65, ..all }), [571, 429, 0, 0]);
+        let cold = count(Sampling { temperature: 0.1, ..all });
+        assert!(cold[0] > 900, "{cold:?}");
+    }
+}

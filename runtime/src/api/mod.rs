@@ -1,0 +1,10 @@
+//! The library's front: jobs on threads of this process, elastic jobs inside another program, and text from a trained model.
+//!
+//! - [`job`]: a job from a file or from code; `start`: which ranks it gets.
+//! - [`embed`]: elastic jobs of a host program.
+//! - [`generate`]: text from a trained model.
+
+pub mod embed;
+pub mod generate;
+pub mod job;
+pub(crate) mod start;

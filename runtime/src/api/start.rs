@@ -1,0 +1,124 @@
+//! From a checked configuration to running ranks, which are threads of this process or processes of their own.
+
+use crate::config::JobConfig;
+use crate::config::datasets::ValSetSize;
+use crate::control::Control;
+use crate::coordinate::local::elastic;
+use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
+use crate::events::{Event, Report};
+use crate::frontend::UserModel;
+use crate::train::fit::{check_memory, check_ranks, create_dir};
+use crate::train::output_lock::OutputLock;
+use crate::train::plan::{self, ModelPlan};
+use crate::train::preparation::{extras, prepare_data};
+use crate::train::programs::Programs;
+use crate::train::saving::Saving;
+use crate::train::step_trace::check_writable;
+use crate::train::team::{Team, TeamPlan};
+use crate::train::threads::{Run, shared_world};
+use phalanx_cpu::available_threads;
+use phalanx_strategies::mesh::{Mesh, Place};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What the ranks of a run are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ranks {
+    /// Threads of this process.
+    Threads,
+    /// Processes of this program where there are several; one alone is a thread.
+    Several(PathBuf),
+    /// Processes of this program, however many there are.
+    Processes(PathBuf),
+}
+
+/// Runs a job to its end, or until it is asked to stop. Nothing is written before the whole input was checked.
+pub(crate) fn run(
+    config: &JobConfig,
+    user: Option<UserModel>,
+    ranks: &Ranks,
+    control: &Control,
+    on_event: &mut (dyn FnMut(&Event) + Send),
+) -> Result<Report, JobError> {
+    Checked::new(config, user, ranks)?.run(control, on_event)
+}
+
+/// A job of which everything was checked but its data.
+pub(crate) struct Checked<'a> {
+    config: &'a JobConfig,
+    user: Option<UserModel>,
+    /// The program of the rank processes, if ranks are such.
+    program: Option<&'a Path>,
+    tokenizer: Tokenizer,
+    model: ModelPlan,
+    mesh: Mesh,
+    programs: Vec<Arc<Programs>>,
+}
+
+impl<'a> Checked<'a> {
+    /// Checks a job and writes nothing.
+    pub(crate) fn new(
+        config: &'a JobConfig,
+        user: Option<UserModel>,
+        ranks: &'a Ranks,
+    ) -> Result<Checked<'a>, JobError> {
+        let tokenizer = plan::tokenizer(config)?;
+        let model = match &user {
+            Some(user) => plan::user_plan(config, &tokenizer, user)?,
+            None => plan::model_plan(config, &tokenizer)?,
+        };
+        let mesh = config.parallel.mesh()?;
+        check_ranks(mesh, user.is_some())?;
+        if config.parallel.nnodes > 1 {
+            return Err(JobError::Unusable(format!(
+                "nnodes is {}, and this is one machine; several are started by `phalanx train --slurm` or `--torchrun`, or by `phalanx coordinator` and `phalanx node`",
+                config.parallel.nnodes
+            )));
+        }
+        let program = match ranks {
+            Ranks::Processes(program) => Some(program.as_path()),
+            Ranks::Several(program) if mesh.size() > 1 => Some(program.as_path()),
+            Ranks::Several(_) | Ranks::Threads => None,
+        };
+        if user.is_some() && program.is_some() {
+            return Err(JobError::Unusable(
+                "a model written in Rust exists in this process only, not in rank processes; `Job::start` trains it on threads".into(),
+            ));
+        }
+        // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
+        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+        let programs =
+            (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates).map(Arc::new));
+        let programs = programs.collect::<Result<Vec<Arc<Programs>>, _>>()?;
+        let n_spares = if program.is_some() { config.elastic.spare_ranks } else { 0 };
+        check_memory(&programs, n_spares)?;
+        Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
+        Ok(Checked { config, user, program, tokenizer, model, mesh, programs })
+    }
+
+    /// Prepares the data and runs the job.
+    pub(crate) fn run(self, control: &Control, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
+        let Checked { config, user, program, tokenizer, model, mesh, programs } = self;
+        if let Some(note) = plan::ignored_dropout(&model.hf_config) {
+            on_event(&Event::Note(note));
+        }
+        let data = prepare_data(config, &model, &tokenizer, on_event)?;
+        create_dir(&config.output.output_dir)?;
+        let _lock = OutputLock::take(&config.output.output_dir)?;
+        config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
+        if let Some(program) = program {
+            drop((data, programs));
+            return elastic(config, model, program, control, on_event);
+        }
+        let extras = extras(config, &model, &tokenizer)?;
+        let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };
+        if mesh.size() > 1 {
+            let plan = TeamPlan::new(&model, mesh, config.data.val_set_size != ValSetSize::Nothing)?;
+            let world = shared_world(&plan, &programs)?;
+            return run.threads(&programs, &plan, &world, on_event);
+        }
+        let n_threads = config.precision.threads.unwrap_or_else(available_threads);
+        run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
+    }
+}

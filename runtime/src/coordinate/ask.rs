@@ -1,0 +1,37 @@
+//! The operator's side: one question to the coordinator of a job, with the credential that it keeps in the job's folder.
+
+use crate::coordinate::serve::{ADDRESS, CONTROL};
+use crate::error::{JobError, unusable};
+use phalanx_actors::control::block_on;
+use phalanx_actors::operator::{Answer, Request};
+use phalanx_actors::quic::ask::Operator;
+use phalanx_actors::quic::listener::OPERATOR;
+use phalanx_actors::trust::credential::Credential;
+use phalanx_actors::trust::join::parse_addresses;
+use phalanx_actors::wire;
+use phalanx_strategies::elastic::timing::Timing;
+use std::path::Path;
+
+/// Asks the coordinator of the job in this folder.
+///
+/// # Errors
+/// When there is none, or it cannot be reached.
+pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobError> {
+    let control = output_dir.join(CONTROL);
+    let nobody = || unusable(format!("{} holds no job that was ever coordinated", output_dir.display()));
+    let addresses = std::fs::read_to_string(control.join(ADDRESS)).map_err(|_| nobody())?;
+    let addresses = parse_addresses(addresses.trim()).map_err(unusable)?;
+    let credential = Credential::load(&control, OPERATOR).map_err(unusable)?.ok_or_else(nobody)?;
+    let frame = wire::encode(request).map_err(unusable)?;
+    let asking = async {
+        let operator = Operator::connect(&addresses, &credential, &Timing::default()).await?;
+        let answer = operator.ask(frame).await;
+        operator.close().await;
+        answer
+    };
+    let not_running = |why: &dyn std::fmt::Display| {
+        unusable(format!("the coordinator of the job in {} does not answer: {why}", output_dir.display()))
+    };
+    let answer = block_on(asking).map_err(unusable)?.map_err(|error| not_running(&error))?;
+    wire::decode(&answer).map_err(unusable)
+}

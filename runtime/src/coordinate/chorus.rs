@@ -1,0 +1,154 @@
+//! The events of all ranks as those of one run: the leader's, in order, with every step as all ranks measured it.
+//!
+//! A step of the leader waits until each other rank has told of it; every rank does before it begins the next. What the
+//! leader says after it waits with it, so nothing is told out of order. A step of a world that is over, which a leader makes
+//! up for because the one before it died before it had told, is told by no other rank.
+
+use crate::events::{Event, StepMetrics};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Puts the events of ranks together.
+#[derive(Debug, Default)]
+pub(crate) struct Chorus {
+    /// How many ranks tell of a step, as the leader says when it starts.
+    n_ranks: usize,
+    /// The last step that was done before they began.
+    first_step: u64,
+    /// Of the leader, not told yet.
+    events: VecDeque<Event>,
+    /// What the other ranks measured in steps that were not told yet.
+    steps: BTreeMap<u64, Vec<(u32, StepMetrics)>>,
+}
+
+impl Chorus {
+    /// Takes what a rank says.
+    pub(crate) fn hear(&mut self, rank: u32, event: Event) {
+        match event {
+            event if rank == 0 => {
+                if let Event::Started(started) = &event {
+                    (self.n_ranks, self.first_step) = (started.buffer_bytes.len(), started.first_step);
+                }
+                self.events.push_back(event);
+            }
+            Event::Step(m) => self.steps.entry(m.step).or_default().push((rank, m)),
+            _ => {}
+        }
+    }
+
+    /// The next event of the run.
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        if let Event::Step(m) = self.events.front()?
+            && m.step > self.first_step
+            && self.steps.get(&m.step).map_or(0, Vec::len) + 1 < self.n_ranks
+        {
+            return None;
+        }
+        self.next_as_it_is()
+    }
+
+    /// As [`Chorus::next`], without waiting for ranks that say no more.
+    pub(crate) fn next_as_it_is(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        let Event::Step(m) = event else { return Some(event) };
+        let others = self.steps.remove(&m.step).unwrap_or_default();
+        Some(Event::Step(merged(m, &others)))
+    }
+}
+
+/// A step as the leader and the other ranks measured it.
+fn merged(leader: StepMetrics, others: &[(u32, StepMetrics)]) -> StepMetrics {
+    let collective_pct = |m: &StepMetrics| m.collective_pct.unwrap_or(0.0);
+    let all = || std::iter::once((0, &leader)).chain(others.iter().map(|(rank, m)| (*rank, m)));
+    let slowest = all().min_by(|a, b| collective_pct(a.1).total_cmp(&collective_pct(b.1)));
+    StepMetrics {
+        memory_bytes: all().map(|(_, m)| m.memory_bytes).sum(),
+        collective_pct: Some(all().map(|(_, m)| collective_pct(m)).sum::<f64>() / (others.len() + 1) as f64),
+        slowest_rank: slowest.map(|(rank, _)| rank),
+        ..leader
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Started;
+    use phalanx_strategies::mesh::Mesh;
+
+    fn step(step: u64, memory_bytes: u64, collective_pct: f64) -> Event {
+        Event::Step(StepMetrics {
+            step,
+            loss: 1.0,
+            grad_norm: 1.0,
+            lr: 1.0,
+            tokens_per_s: 1.0,
+            step_ms: 1.0,
+            epoch: 0.0,
+            predicted_tokens: 1,
+            mfu_pct: 1.0,
+            memory_bytes,
+            data_wait_pct: 0.0,
+            loss_scale: None,
+            collective_pct: Some(collective_pct),
+            slowest_rank: None,
+        })
+    }
+
+    /// Ranks of a world that begins after this step.
+    fn begun(n_ranks: usize, first_step: u64) -> Chorus {
+        let (n_rows, buffer_bytes) = ((1, 0), vec![1; n_ranks]);
+        let (mesh, total_steps, n_threads) = (Mesh { dp_replicate: n_ranks, ..Mesh::ONE }, 100, 1);
+        let (n_trainable, n_params, resumed_from) = (1, 1, None);
+        let started = Started {
+            mesh,
+            first_step,
+            total_steps,
+            n_trainable,
+            n_params,
+            n_rows,
+            buffer_bytes,
+            n_threads,
+            resumed_from,
+        };
+        let mut chorus = Chorus::default();
+        chorus.hear(0, Event::Started(started.clone()));
+        assert_eq!(chorus.next(), Some(Event::Started(started)));
+        chorus
+    }
+
+    #[test]
+    fn a_step_is_told_once_with_the_memory_of_all_and_the_rank_they_waited_for() {
+        let mut chorus = begun(3, 0);
+
+        chorus.hear(1, step(1, 20, 5.0));
+        chorus.hear(0, step(1, 10, 30.0));
+        chorus.hear(0, Event::Note("after".into()));
+        let early = chorus.next();
+        chorus.hear(2, step(1, 30, 25.0));
+
+        assert_eq!(early, None, "rank 2 has not told of step 1");
+        let Some(Event::Step(m)) = chorus.next() else { panic!("the step is complete") };
+        assert_eq!((m.memory_bytes, m.collective_pct, m.slowest_rank), (60, Some(20.0), Some(1)));
+        assert_eq!(chorus.next(), Some(Event::Note("after".into())));
+        assert_eq!(chorus.next(), None);
+    }
+
+    #[test]
+    fn a_step_of_a_world_that_is_over_waits_for_no_other_rank() {
+        let mut chorus = begun(2, 6);
+
+        chorus.hear(0, step(6, 10, 0.0));
+        chorus.hear(0, step(7, 10, 0.0));
+
+        assert!(matches!(chorus.next(), Some(Event::Step(m)) if m.step == 6), "nobody else tells of it");
+        assert_eq!(chorus.next(), None, "the other rank trains step 7, too");
+    }
+
+    #[test]
+    fn what_the_leader_said_is_not_lost_with_a_rank_that_ended() {
+        let mut chorus = begun(2, 0);
+        chorus.hear(0, step(4, 10, 0.0));
+
+        assert_eq!(chorus.next(), None);
+        assert!(matches!(chorus.next_as_it_is(), Some(Event::Step(m)) if m.step == 4 && m.memory_bytes == 10));
+    }
+}

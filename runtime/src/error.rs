@@ -1,0 +1,173 @@
+//! Why a job cannot start or go on.
+
+use crate::config::error::ConfigError;
+use crate::data::prepare::PrepareError;
+use crate::data::tokenizer::TokenizerError;
+use crate::frontend::UserModelError;
+use crate::launch::error::LaunchError;
+use crate::units::human_bytes;
+use phalanx_cpu::thread::ThreadError;
+use phalanx_cpu::{AllocError, ExecError};
+use phalanx_device::CollectiveError;
+use phalanx_device::groups::GroupError;
+use phalanx_storage::checkpoint::error::CheckpointError;
+use phalanx_storage::hf::error::HfError;
+use phalanx_strategies::compile::CompileError;
+use phalanx_strategies::model::ModelError;
+use phalanx_strategies::sampler::SamplerError;
+use std::path::PathBuf;
+
+/// Why a job cannot start or go on. Its text is one sentence that says what and where.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the variants that only pass an error on are named for it
+pub enum JobError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model's configuration does not fit.
+    #[error("{path}: {source}")]
+    Model { path: String, source: ModelError },
+    #[error(transparent)]
+    Hf(#[from] HfError),
+    #[error(transparent)]
+    UserModel(#[from] UserModelError),
+    #[error(transparent)]
+    Data(#[from] PrepareError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The programs of the ranks do not fit together.
+    #[error(transparent)]
+    World(#[from] phalanx_strategies::world::WorldError),
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A rank process ended without saying why.
+    #[error("{how} {when}; {saved}", saved = match checkpoint {
+        Some(path) => format!("the last checkpoint is {}", path.display()),
+        None => "this run has saved no checkpoint".into(),
+    })]
+    RankLost { how: String, when: String, checkpoint: Option<PathBuf> },
+    /// What a rank process said before it ended.
+    #[error("{text}")]
+    OfRank { rank: u32, text: String, is_input: bool },
+    /// A file or directory of the run cannot be used.
+    #[error("cannot {action} {path}: {source}", path = path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    /// A checkpoint of another job.
+    #[error("checkpoint {path} does not fit this job: {reason}", path = path.display())]
+    Mismatch { path: PathBuf, reason: String },
+    /// Loss or gradient is NaN or infinite.
+    #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
+    NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
+    /// More memory than the machine has.
+    #[error(
+        "the step needs {} and this machine has {}; a smaller micro_batch_size or sequence_len, gradient_checkpointing, bf16 or an adapter takes less (see `phalanx estimate`)",
+        human_bytes(*needed), human_bytes(*present)
+    )]
+    TooLarge { needed: u64, present: u64 },
+    /// Two jobs would write into one folder.
+    #[error("output_dir {path} is in use by another job that runs; wait for its end or name another folder", path = path.display())]
+    InUse { path: PathBuf },
+    /// A thread of the job panicked; the process in which it ran goes on.
+    #[error("a thread of the job panicked: {0}")]
+    Panicked(String),
+    /// Nothing to resume from.
+    #[error("{path} holds no checkpoint that can be resumed{why}", path = path.display())]
+    NoCheckpoint { path: PathBuf, why: String },
+    /// The job has ended, and not as it should.
+    #[error("the job has failed: {0}")]
+    JobFailed(String),
+    /// The world of this rank is over.
+    #[error("this world is over: what was done {0}")]
+    Superseded(phalanx_strategies::elastic::identity::Stale),
+    /// Something a request asks for that does not exist here.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl JobError {
+    /// Whether it only says that another rank failed.
+    pub(crate) const fn is_consequence(&self) -> bool {
+        matches!(
+            self,
+            JobError::Collective(CollectiveError::Aborted { .. })
+                | JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. })
+                | JobError::Exec(ExecError::Collective(GroupError::Failed {
+                    source: CollectiveError::Aborted { .. },
+                    ..
+                }))
+        )
+    }
+
+    /// Whether it only says that this rank's world cannot go on: members are lost or told to leave, and the next world
+    /// begins where this one ended.
+    pub(crate) fn is_of_the_world(&self) -> bool {
+        let collective = match self {
+            JobError::Superseded(_) | JobError::Exec(ExecError::Left) => return true,
+            JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. }) => {
+                return true;
+            }
+            JobError::Collective(error)
+            | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => error,
+            _ => return false,
+        };
+        // Ranks that disagree about what they do would do so again.
+        !collective.is_refusal() && !matches!(collective, CollectiveError::Mismatch { .. })
+    }
+
+    /// The member of this rank's world that it could not reach, if that is what ended it.
+    pub(crate) fn unreachable(&self) -> Option<u32> {
+        match self {
+            JobError::Collective(error)
+            | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => match error {
+                CollectiveError::Unreachable { rank, .. } => Some(*rank),
+                CollectiveError::Aborted { silent, .. } => *silent,
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
+    /// finite counts among them: it comes from the data or the hyperparameters.
+    pub const fn is_input(&self) -> bool {
+        match self {
+            JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
+            JobError::World(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
+            JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
+            JobError::OfRank { is_input, .. } => *is_input,
+            _ => true,
+        }
+    }
+}
+
+/// An error with its causes that its own text does not already contain.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// An error that no program treats differently from another: its text says all.
+pub(crate) fn unusable(error: impl std::fmt::Display) -> JobError {
+    JobError::Unusable(error.to_string())
+}

@@ -1,0 +1,277 @@
+//! What of its state a member still has to get: boxes of tensors, less and less until there are none.
+//!
+//! Senders may have the same elements as each other (norms that all tensor shards have, copies of a head, an embedding of
+//! two stages). Each is asked only for what nobody before it had, so that what has come is counted once. Senders that have
+//! all the same are asked for as much as each other, to within an element.
+
+use crate::train::weights::Tensor;
+use phalanx_device::parts::part;
+use phalanx_strategies::elastic::recovery::Share;
+use phalanx_strategies::program::held::{HeldBox, boxes_of_run};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A box of a tensor of the model file. Which one: its index in a list that both sides of a message know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Piece {
+    pub(crate) tensor: usize,
+    pub(crate) offset: Vec<usize>,
+    pub(crate) extent: Vec<usize>,
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(crate) struct Lacking {
+    /// What was lacking at first; pieces are of these.
+    pub(crate) tensors: Vec<Tensor>,
+    pieces: Vec<Piece>,
+}
+
+impl Lacking {
+    /// All of these tensors.
+    pub(crate) fn all(tensors: Vec<Tensor>) -> Lacking {
+        let whole = |(tensor, t): (usize, &Tensor)| Piece {
+            tensor,
+            offset: t.held.offset.clone(),
+            extent: t.held.extent.clone(),
+        };
+        let pieces = tensors.iter().enumerate().map(whole).collect();
+        Lacking { tensors, pieces }
+    }
+
+    /// The boxes that are lacking now; no two have an element in common, unless two tensors have.
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// How many elements that are.
+    pub(crate) fn n_elements(&self) -> usize {
+        self.pieces.iter().map(Piece::n_elements).sum()
+    }
+
+    /// This has come. Returns whether all of it was lacking; otherwise nothing has changed.
+    #[must_use]
+    pub(crate) fn came(&mut self, piece: &Piece) -> bool {
+        let common = |(at, lacking): (usize, &Piece)| Some((at, lacking.meet(piece)?));
+        let common: Vec<(usize, Piece)> = self.pieces.iter().enumerate().filter_map(common).collect();
+        let n_lacking: usize = common.iter().map(|(_, common)| common.n_elements()).sum();
+        // Of what is lacking no two boxes have an element in common. A peer may say anything, so that products overflow.
+        let n_elements = piece.extent.iter().try_fold(1, |n: usize, extent| n.checked_mul(*extent));
+        if n_lacking == 0 || n_elements != Some(n_lacking) {
+            return false;
+        }
+        for (at, common) in common.into_iter().rev() {
+            let whole = self.pieces.swap_remove(at);
+            self.pieces.extend(whole.without(&common));
+        }
+        true
+    }
+}
+
+impl Piece {
+    pub(crate) fn n_elements(&self) -> usize {
+        self.extent.iter().product()
+    }
+
+    /// Whether its ends can be counted to. A peer may say anything.
+    fn is_countable(&self) -> bool {
+        self.offset.iter().zip(&self.extent).all(|(offset, extent)| offset.checked_add(*extent).is_some())
+    }
+
+    /// What it has in common with another box, if there is any element.
+    fn meet(&self, other: &Piece) -> Option<Piece> {
+        let n_dims = self.offset.len();
+        if (self.tensor, n_dims, n_dims) != (other.tensor, other.offset.len(), other.extent.len()) {
+            return None;
+        }
+        let offset: Vec<usize> = self.offset.iter().zip(&other.offset).map(|(a, b)| *a.max(b)).collect();
+        let end = |d: usize| (self.offset[d] + self.extent[d]).min(other.offset[d].saturating_add(other.extent[d]));
+        let extent = (0..n_dims).map(|d| end(d).checked_sub(offset[d]).filter(|n| *n > 0)).collect::<Option<_>>()?;
+        Some(Piece { tensor: self.tensor, offset, extent })
+    }
+
+    /// What is left of this box without one that lies in it: at most two boxes for each dim.
+    fn without(mut self, inner: &Piece) -> Vec<Piece> {
+        let mut rest = Vec::new();
+        for d in 0..self.offset.len() {
+            let (end, inner_end) = (self.offset[d] + self.extent[d], inner.offset[d] + inner.extent[d]);
+            for (from, to) in [(self.offset[d], inner.offset[d]), (inner_end, end)] {
+                if from < to {
+                    let mut side = self.clone();
+                    (side.offset[d], side.extent[d]) = (from, to - from);
+                    rest.push(side);
+                }
+            }
+            // What is beside the inner box is left only within its bounds along this dim.
+            (self.offset[d], self.extent[d]) = (inner.offset[d], inner.extent[d]);
+        }
+        rest
+    }
+}
+
+/// A tensor as a message names it, and a box of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) piece: Piece,
+}
+
+/// What tensors have of the boxes: the tensor, and which part of which box. Of two tensors that have the same elements the
+/// first one gives them.
+pub(crate) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor, Piece)> {
+    let mut by_name: BTreeMap<&str, Vec<&Tensor>> = BTreeMap::new();
+    for tensor in held {
+        by_name.entry(&tensor.name).or_default().push(tensor);
+    }
+    let mut found = Vec::new();
+    for Named { name, piece } in wanted.iter().filter(|wanted| wanted.piece.is_countable()) {
+        let mut left = vec![piece.clone()];
+        for tensor in by_name.get(name.as_str()).into_iter().flatten() {
+            let before = std::mem::take(&mut left);
+            for part in before {
+                match meet(&tensor.held, &part) {
+                    Some(common) => {
+                        left.extend(part.without(&common));
+                        found.push((*tensor, common));
+                    }
+                    None => left.push(part),
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The share of what was found, as if it lay in one row, that one of several senders gives that find the same. It is sound.
+pub(crate) fn share_of(found: Vec<(&Tensor, Piece)>, share: Share) -> Vec<(&Tensor, Piece)> {
+    let n_elements = found.iter().map(|(_, piece)| piece.n_elements()).sum();
+    let own = part(n_elements, 1, share.n_parts, share.part);
+    let mut before = 0;
+    let mut given = Vec::new();
+    for (tensor, piece) in found {
+        let here = before..before + piece.n_elements();
+        before = here.end;
+        let run = own.start.clamp(here.start, here.end) - here.start..own.end.clamp(here.start, here.end) - here.start;
+        for (offset, extent) in boxes_of_run(&piece.extent, run) {
+            let offset = piece.offset.iter().zip(offset).map(|(first, at)| first + at).collect();
+            given.push((tensor, Piece { tensor: piece.tensor, offset, extent }));
+        }
+    }
+    given
+}
+
+fn meet(held: &HeldBox, piece: &Piece) -> Option<Piece> {
+    let n_dims = held.shape.len();
+    if (piece.offset.len(), piece.extent.len()) != (n_dims, n_dims) {
+        return None;
+    }
+    let (offset, extent) = held.meet(&piece.offset, &piece.extent)?;
+    Some(Piece { tensor: piece.tensor, offset, extent })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::program::ValueId;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn tensor(name: &str, shape: &[usize], offset: &[usize], extent: &[usize]) -> Tensor {
+        let held = HeldBox {
+            name: name.into(),
+            shape: shape.to_vec(),
+            offset: offset.to_vec(),
+            extent: extent.to_vec(),
+            start: 0,
+            row_stride: extent.last().copied().unwrap_or(1),
+            owned: true,
+        };
+        let elements = 0..held.n_elements();
+        Tensor { name: name.into(), shape: shape.to_vec(), value: ValueId(0), elements, trainable: true, held }
+    }
+
+    fn named(lacking: &Lacking) -> Vec<Named> {
+        let of = |piece: &Piece| Named { name: lacking.tensors[piece.tensor].name.clone(), piece: piece.clone() };
+        lacking.pieces().iter().map(of).collect()
+    }
+
+    fn places(piece: &Piece) -> Vec<(usize, usize)> {
+        let rows = piece.offset[0]..piece.offset[0] + piece.extent[0];
+        rows.flat_map(|r| (piece.offset[1]..piece.offset[1] + piece.extent[1]).map(move |c| (r, c))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_element_comes_once_whoever_has_it_and_what_nobody_has_is_lacking(
+            senders in prop::collection::vec(prop::collection::vec((0usize..6, 0usize..6, 1usize..7, 1usize..7), 0..3), 0..5),
+        ) {
+            let shape = [6, 6];
+            let mut lacking = Lacking::all(vec![tensor("w", &shape, &[1, 0], &[5, 6])]);
+            let mut came: Vec<(usize, usize)> = Vec::new();
+            let mut had: BTreeSet<(usize, usize)> = BTreeSet::new();
+
+            for sender in &senders {
+                let cut = |(r, c, h, w): &(usize, usize, usize, usize)| {
+                    tensor("w", &shape, &[*r, *c], &[(*h).min(6 - r), (*w).min(6 - c)])
+                };
+                let held: Vec<Tensor> = sender.iter().map(cut).collect();
+                for t in &held {
+                    had.extend(places(&Piece { tensor: 0, offset: t.held.offset.clone(), extent: t.held.extent.clone() }));
+                }
+                for (_, piece) in found(&held, &named(&lacking)) {
+                    prop_assert!(lacking.came(&piece));
+                    came.extend(places(&piece));
+                }
+            }
+
+            had.retain(|(row, _)| *row >= 1);
+            prop_assert_eq!(came.len(), had.len(), "{:?}", came);
+            prop_assert_eq!(came.into_iter().collect::<BTreeSet<_>>(), had.clone());
+            prop_assert_eq!(lacking.n_elements(), 30 - had.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn shares_of_what_is_found_are_as_large_as_each_other_and_together_all_of_it(
+            boxes in prop::collection::vec((0usize..6, 0usize..6, 1usize..7, 1usize..7), 1..4), n_parts in 1u32..5,
+        ) {
+            let shape = [6, 6];
+            let cut = |(r, c, h, w): &(usize, usize, usize, usize)| {
+                tensor("w", &shape, &[*r, *c], &[(*h).min(6 - r), (*w).min(6 - c)])
+            };
+            let held: Vec<Tensor> = boxes.iter().map(cut).collect();
+            let mut lacking = Lacking::all(vec![tensor("w", &shape, &[0, 0], &[6, 6])]);
+            let wanted = named(&lacking);
+            let all: BTreeSet<_> = found(&held, &wanted).iter().flat_map(|(_, piece)| places(piece)).collect();
+
+            let mut came: BTreeSet<(usize, usize)> = BTreeSet::new();
+            for part in 0..n_parts {
+                let given = share_of(found(&held, &wanted), Share { part, n_parts });
+
+                let n = given.iter().map(|(_, piece)| piece.n_elements()).sum::<usize>();
+                prop_assert!([0, 1].contains(&(n - all.len() / n_parts as usize)), "{} of {}", n, all.len());
+                for (tensor, piece) in given {
+                    let held = places(&Piece { tensor: 0, offset: tensor.held.offset.clone(), extent: tensor.held.extent.clone() });
+                    prop_assert!(places(&piece).iter().all(|place| held.contains(place)));
+                    prop_assert!(lacking.came(&piece), "{:?} comes twice", piece);
+                    came.extend(places(&piece));
+                }
+            }
+            prop_assert_eq!(came, all);
+        }
+    }
+
+    #[test]
+    fn what_was_not_lacking_is_refused() {
+        let mut lacking = Lacking::all(vec![tensor("w", &[4, 4], &[0, 0], &[2, 4]), tensor("b", &[], &[], &[])]);
+        let row = |r, n| Piece { tensor: 0, offset: vec![r, 0], extent: vec![n, 4] };
+        let scalar = Piece { tensor: 1, offset: vec![], extent: vec![] };
+
+        assert!(lacking.came(&row(0, 1)) && lacking.came(&scalar));
+        let again = [row(0, 1), row(1, 2), row(usize::MAX, 2), scalar.clone(), Piece { tensor: 2, ..scalar }];
+        assert!(again.iter().all(|piece| !lacking.came(piece)));
+
+        assert_eq!(lacking.pieces(), [row(1, 1)]);
+    }
+}

@@ -1,0 +1,121 @@
+//! What lies in the memory of a seat, and for which other seat it may stay there.
+//!
+//! A survivor that has the same shard in the next world keeps its memory, whatever the mesh: what outlasts a step lies where
+//! the shard's tensors put it, and all else is scratch. So nothing is copied, and no memory is touched for the first time
+//! while others wait.
+
+use crate::train::programs::Programs;
+use crate::train::weights::{Tensor, lasting};
+use phalanx_cpu::CpuMachine;
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::mesh::Mesh;
+use phalanx_strategies::passes::memory::Place;
+use std::sync::Arc;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(crate) struct SeatMemory {
+    pub(crate) mesh: Mesh,
+    pub(crate) rank: usize,
+    /// The own one, then those of which it holds shadows.
+    pub(crate) shards: Vec<Shard>,
+    lasting: Arc<Lasting>,
+}
+
+/// What outlasts a step in the memory of a rank.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Lasting {
+    tensors: Vec<(Tensor, Place)>,
+    /// Bytes of each region, and whether it is shared.
+    regions: [(usize, bool); 3],
+}
+
+impl Lasting {
+    pub(crate) fn of(programs: &Programs) -> Lasting {
+        Lasting { tensors: lasting(&programs.train), regions: CpuMachine::lasting_regions(&programs.all()) }
+    }
+}
+
+impl SeatMemory {
+    pub(crate) fn new(mesh: Mesh, rank: usize, shards: &[Shard], lasting: Arc<Lasting>) -> SeatMemory {
+        SeatMemory { mesh, rank, shards: shards.to_vec(), lasting }
+    }
+
+    /// Whether it is the memory of this very seat.
+    pub(crate) fn is_of(&self, mesh: Mesh, rank: usize, shards: &[Shard]) -> bool {
+        (self.mesh, self.rank, &self.shards[..]) == (mesh, rank, shards)
+    }
+
+    /// Whether the next seat may have this memory, with what is in it. Copies of the state of others lie behind the scratch,
+    /// which is not as long for every mesh; they may be needed until the next world runs.
+    pub(crate) fn may_become(&self, next: &SeatMemory) -> bool {
+        let is_alone = self.shards.len() == 1 && self.shards[0] == next.shards[0];
+        self.is_of(next.mesh, next.rank, &next.shards) || is_alone && self.lasting == next.lasting
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::rank::heal::tests::{assert_filled, compiled, fill};
+    use phalanx_collective::shm::world::ShmWorld;
+    use phalanx_cpu::Backing;
+    use phalanx_device::world::{World, WorldId};
+
+    fn programs(mesh: Mesh, rank: usize) -> Programs {
+        Programs { train: compiled(mesh, rank), eval: None, n_params: (1, 1) }
+    }
+
+    /// The memory of a rank that holds its own shard and those of these others.
+    pub(crate) fn memory(mesh: Mesh, rank: usize, others: &[usize]) -> SeatMemory {
+        let shards: Vec<Shard> = std::iter::once(&rank).chain(others).map(|rank| Shard::of(&mesh, *rank)).collect();
+        SeatMemory::new(mesh, rank, &shards, Arc::new(Lasting::of(&programs(mesh, rank))))
+    }
+
+    fn replicas(n: usize) -> Mesh {
+        Mesh { dp_replicate: n, dp_shard: 2, ..Mesh::ONE }
+    }
+
+    #[test]
+    fn who_has_the_same_shard_keeps_its_memory_whatever_the_number_of_replicas() {
+        for (from, to) in [(3, 2), (2, 1), (1, 2), (1, 3)] {
+            let (before, next) = (memory(replicas(from), 1, &[]), memory(replicas(to), 1, &[]));
+
+            assert!(before.may_become(&next), "{from} to {to} replicas");
+        }
+        let with_shadow = memory(replicas(1), 1, &[0]);
+        assert!(memory(replicas(2), 1, &[]).may_become(&with_shadow), "a copy of the state of another goes behind all");
+    }
+
+    #[test]
+    fn who_has_another_shard_or_copies_for_others_does_not() {
+        let alone = memory(replicas(2), 1, &[]);
+
+        assert!(!alone.may_become(&memory(replicas(2), 0, &[])));
+        assert!(!alone.may_become(&memory(Mesh { dp_shard: 3, ..Mesh::ONE }, 1, &[])));
+        assert!(!memory(replicas(1), 1, &[0]).may_become(&alone), "others may need the copy until the next world runs");
+        assert!(memory(replicas(1), 1, &[0]).may_become(&memory(replicas(1), 1, &[0])), "it is the same seat");
+    }
+
+    #[test]
+    fn what_outlasts_a_step_is_there_for_the_programs_of_the_next_mesh_and_nothing_was_copied() {
+        let (two, alone) = (programs(replicas(2), 1), programs(replicas(1), 1));
+        let bytes = CpuMachine::shared_bytes(&two.all()).max(CpuMachine::shared_bytes(&alone.all())) as u64;
+        let id = WorldId { job: 1, generation: 1, incarnation: 1 };
+        let world = ShmWorld::create(&World::of_one_group(id, 1).unwrap(), &[bytes], 4096).unwrap();
+        let arena = world.join(0).unwrap().arena();
+        let backing = Backing { shared: Some(&arena), offload_dir: None };
+        let mut machine = CpuMachine::on(&two.all(), &backing).unwrap();
+        fill(&mut machine, &two.train);
+        let at = |machine: &CpuMachine, c: &phalanx_strategies::compile::Compiled| {
+            let first = crate::train::weights::updated_state(c).remove(0);
+            machine.read::<f32>(c, first.value).as_ptr()
+        };
+        let was_at = at(&machine, &two.train);
+
+        let machine = machine.succeed(&alone.all(), &backing).unwrap();
+
+        assert_filled(&machine, &alone.train);
+        assert_eq!(at(&machine, &alone.train), was_at);
+    }
+}

@@ -1,0 +1,89 @@
+//! Whether a job can run: its mesh fits its model, and its buffers fit this machine.
+
+use super::plan::{self, ModelPlan};
+use super::saving::Saving;
+use crate::config::JobConfig;
+use crate::config::datasets::ValSetSize;
+use crate::error::JobError;
+use crate::train::programs::Programs;
+use phalanx_collective::shm::LOCAL_RANKS_MAX;
+use phalanx_device::world::RANKS_MAX;
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Checks all of a configuration that can be checked without the data and the machines that will run it.
+pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
+    let tokenizer = plan::tokenizer(config)?;
+    let model = plan::model_plan(config, &tokenizer)?;
+    fits(&model, config.parallel.mesh()?, config.data.val_set_size != ValSetSize::Nothing)?;
+    Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
+    create_dir(&config.output.output_dir)?;
+    Ok(model)
+}
+
+/// Checks that a model can be trained on a mesh: that there are programs for a rank of each stage, since ranks that differ
+/// on other axes differ in sizes only. Returns the bytes that all ranks need together.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn fits(model: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<u64, JobError> {
+    let n_ranks = mesh.checked_size().filter(|n| *n <= RANKS_MAX as usize).ok_or_else(|| {
+        JobError::Unusable(format!("a mesh has at least one rank on each axis and at most {RANKS_MAX}; this is {mesh}"))
+    })?;
+    let mut bytes = 0;
+    for stage in 0..mesh.pp {
+        let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
+        let programs = Programs::compile(model, Place { mesh, rank }, evaluates)?;
+        bytes += programs.bytes() * (n_ranks / mesh.pp) as u64;
+    }
+    Ok(bytes)
+}
+
+/// As [`fits`], for a job with so many rank processes, all on this machine.
+pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots: u32) -> Result<(), JobError> {
+    let needed = fits(model, mesh, evaluates)?;
+    if mesh.size() > n_slots as usize {
+        return Err(JobError::Unusable(format!(
+            "the mesh {mesh} has {} ranks; the job was started with {n_slots} rank processes, all on this machine",
+            mesh.size()
+        )));
+    }
+    let n_spares = n_slots as u64 - mesh.size() as u64;
+    check_bytes(needed.saturating_add((needed / mesh.size() as u64).saturating_mul(n_spares)))
+}
+
+/// Refuses a mesh that one machine, or this model, cannot have.
+pub(crate) fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
+    if is_user_defined && (mesh.pp, mesh.cp, mesh.tp) != (1, 1, 1) {
+        return Err(JobError::Unusable(format!(
+            "a user-defined model is one operation, which {mesh} would cut; `dp_replicate_size` and `dp_shard_size` fit it"
+        )));
+    }
+    if mesh.size() > LOCAL_RANKS_MAX as usize {
+        return Err(JobError::Unusable(format!(
+            "the mesh {mesh} has {} ranks; at most {LOCAL_RANKS_MAX} fit one machine",
+            mesh.size()
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later. Spare
+/// processes have memory for a seat.
+pub(crate) fn check_memory(ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
+    let bytes = || ranks.iter().map(|programs| programs.bytes());
+    check_bytes(bytes().sum::<u64>().saturating_add(bytes().max().unwrap_or(0).saturating_mul(n_spares as u64)))
+}
+
+fn check_bytes(needed: u64) -> Result<(), JobError> {
+    // Where the system does not tell, the allocation itself has the last word.
+    let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
+    system.refresh_memory();
+    let present = system.total_memory();
+    if present > 0 && needed > present { Err(JobError::TooLarge { needed, present }) } else { Ok(()) }
+}
+
+pub(crate) fn create_dir(dir: &Path) -> Result<(), JobError> {
+    std::fs::create_dir_all(dir).map_err(|source| JobError::Io { action: "create", path: dir.to_owned(), source })
+}

@@ -1,0 +1,67 @@
+//! The rows that a run trains on, made ready before it starts, and the files that make its checkpoints self-contained.
+
+use super::export::{self};
+use super::plan::{self, ModelPlan};
+use crate::config::JobConfig;
+use crate::data::prepare::{Prepared, Summary, prepare};
+use crate::data::tokenize::Progress;
+use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
+use crate::events::Event;
+
+pub(crate) fn prepare_data(
+    config: &JobConfig,
+    model: &ModelPlan,
+    tokenizer: &Tokenizer,
+    on_event: &mut (dyn FnMut(&Event) + Send),
+) -> Result<Prepared, JobError> {
+    let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
+    let prepared = {
+        let listener = std::cell::RefCell::new(&mut *on_event);
+        let progress = |p: Progress<'_>| {
+            let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
+            listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
+        };
+        prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size(), &progress)?
+    };
+    match &prepared.summaries[..] {
+        few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),
+        many => {
+            let sum = |count: fn(&Summary) -> usize| many.iter().map(count).sum::<usize>();
+            let (tokens, rows) = (sum(|s| s.n_tokens), sum(|s| s.n_rows));
+            on_event(&Event::Note(format!("{} files: {tokens} tokens, {rows} rows", many.len())));
+        }
+    }
+    Ok(prepared)
+}
+
+fn describe(s: &Summary) -> String {
+    let mut text = format!("{}: {} tokens, {} rows", s.path.display(), s.n_tokens, s.n_rows);
+    for (n, what) in
+        [(s.n_empty, "without a token to predict"), (s.n_dropped, "dropped as too long"), (s.n_truncated, "truncated")]
+    {
+        if n > 0 {
+            text += &format!(", {n} of {} documents {what}", s.n_documents);
+        }
+    }
+    if s.from_cache { text + " (from the cache)" } else { text }
+}
+
+/// The files that make a checkpoint self-contained.
+pub(crate) fn extras(
+    config: &JobConfig,
+    model: &ModelPlan,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<(String, Vec<u8>)>, JobError> {
+    let json = serde_json::to_vec_pretty(&model.hf_config).map_err(|e| JobError::Unusable(e.to_string()))?;
+    let mut extras =
+        vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
+    extras.extend(tokenizer.files());
+    if let Some(dir) = &model.weights {
+        let path = dir.join(export::GENERATION_JSON);
+        if let Ok(bytes) = std::fs::read(&path) {
+            extras.push((export::GENERATION_JSON.to_string(), bytes));
+        }
+    }
+    Ok(extras)
+}

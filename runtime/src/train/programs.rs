@@ -1,0 +1,56 @@
+//! The compiled programs of a rank.
+
+use super::plan::ModelPlan;
+use crate::error::JobError;
+use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::mesh::Place;
+use phalanx_strategies::passes::lora::lora;
+use phalanx_strategies::program::Program;
+
+/// The programs of a run.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(crate) train: Compiled,
+    /// Forward pass over one microbatch, for validation rows.
+    pub(crate) eval: Option<Compiled>,
+    /// Elements of all parameters of the model, and of those that are trained, however ranks share them.
+    pub(crate) n_params: (usize, usize),
+}
+
+impl Programs {
+    /// Compiles the programs of the rank at `place`.
+    pub(crate) fn compile(plan: &ModelPlan, place: Place, evaluates: bool) -> Result<Programs, JobError> {
+        let mut forward = plan.forward()?;
+        forward.place = place;
+        let spec = plan.spec_on(place.mesh);
+        let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, scratch_bytes)).transpose()?;
+        let n_params = whole_model(&forward, &spec);
+        Ok(Programs { train: compile_step(forward, &spec, scratch_bytes)?, eval, n_params })
+    }
+
+    pub(crate) fn all(&self) -> Vec<&Compiled> {
+        [Some(&self.train), self.eval.as_ref()].into_iter().flatten().collect()
+    }
+
+    /// Bytes that a machine for them allocates.
+    pub(crate) fn bytes(&self) -> u64 {
+        CpuMachine::bytes_for(&self.all()) as u64
+    }
+}
+
+/// Bytes of all that updates change: trained weights, and what the optimizer keeps for each.
+pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
+    let n_trained = whole_model(&plan.forward()?, &plan.spec).1 as u64;
+    Ok(n_trained * size_of::<f32>() as u64 * (1 + plan.spec.optimizer.state_names().len() as u64))
+}
+
+/// Elements of all parameters and of the trained ones, adapters included.
+fn whole_model(forward: &Program, spec: &StepSpec) -> (usize, usize) {
+    let mut whole = forward.clone();
+    if let Some(adapters) = &spec.lora {
+        // What does not fit is reported when the step is compiled.
+        let _ = lora(&mut whole, adapters);
+    }
+    (whole.n_params(), whole.n_trainable())
+}

@@ -1,0 +1,176 @@
+//! A run whose ranks are threads of this process.
+
+use super::plan::{self, ModelPlan};
+use super::saving::Saving;
+use super::step_trace::StepTrace;
+use super::team::{Team, TeamPlan};
+use super::telling::{Telling, export_model};
+use crate::config::JobConfig;
+use crate::control::Control;
+use crate::data::prepare::Prepared;
+use crate::data::rows::Rows;
+use crate::error::JobError;
+use crate::events::{Event, Report};
+use crate::frontend::UserModel;
+use crate::train::programs::Programs;
+use crate::train::trainer::{TrainData, Trainer};
+use phalanx_collective::shm::world::ShmWorld;
+use phalanx_cpu::matmul::peak_flops;
+use phalanx_cpu::{CpuMachine, available_threads, on_device_thread};
+use phalanx_device::CollectiveError;
+use phalanx_device::world::WorldId;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::sampler::Sampler;
+use std::borrow::Borrow;
+use std::sync::Arc;
+
+/// The shared memory of all ranks: of each the regions in which peers read and write.
+pub(crate) fn shared_world(plan: &TeamPlan, programs: &[impl Borrow<Programs>]) -> Result<ShmWorld, JobError> {
+    let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
+    let arena_bytes: Vec<u64> = programs.iter().map(|p| CpuMachine::shared_bytes(&p.borrow().all()) as u64).collect();
+    Ok(ShmWorld::create(&plan.world(id)?, &arena_bytes, STAGING_BYTES)?)
+}
+
+/// Room for operands that lie outside the shared regions: those that ranks agree on between steps, a few numbers.
+const STAGING_BYTES: u64 = 64 << 10;
+
+/// What all ranks of a run share.
+pub(crate) struct Run<'a> {
+    pub(crate) config: &'a JobConfig,
+    pub(crate) model: &'a ModelPlan,
+    pub(crate) data: &'a Prepared,
+    pub(crate) extras: Vec<(String, Vec<u8>)>,
+    pub(crate) control: &'a Control,
+    pub(crate) user: Option<&'a UserModel>,
+}
+
+impl Run<'_> {
+    /// Runs one rank on a device thread of its own.
+    pub(crate) fn rank(
+        &self,
+        programs: &Arc<Programs>,
+        n_threads: usize,
+        team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Report, JobError> {
+        let saving = Saving::new(&self.config.output, self.extras.clone());
+        let Run { config, model, data, user, .. } = *self;
+        let session = Session { config, model, programs, data, saving, n_threads, user };
+        on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
+    }
+
+    /// Runs all ranks in this process. The first one that fails takes the others with it.
+    pub(crate) fn threads(
+        &self,
+        ranks: &[Arc<Programs>],
+        plan: &TeamPlan,
+        world: &ShmWorld,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Report, JobError> {
+        let n_threads = self.config.precision.threads.unwrap_or_else(|| (available_threads() / ranks.len()).max(1));
+        let outcomes: Vec<Result<Report, JobError>> = std::thread::scope(|scope| {
+            let mut handles = Vec::new();
+            let mut listener = Some(on_event);
+            for (rank, programs) in ranks.iter().enumerate() {
+                let leader = listener.take_if(|_| rank == 0);
+                handles.push(scope.spawn(move || {
+                    let team = || plan.join(world, rank as u32);
+                    let outcome = match leader {
+                        Some(on_event) => self.rank(programs, n_threads, team, on_event),
+                        None => self.rank(programs, n_threads, team, &mut |_| {}),
+                    };
+                    if let Err(error) = &outcome {
+                        world.control().abort(&format!("rank {rank}: {error}"));
+                    }
+                    outcome
+                }));
+            }
+            handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        });
+        root_cause(outcomes)
+    }
+}
+
+/// The leader's report, or the error that was not a consequence of another.
+fn root_cause(outcomes: Vec<Result<Report, JobError>>) -> Result<Report, JobError> {
+    let mut report = None;
+    let mut errors = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(of_rank) => report = report.or(Some(of_rank)),
+            Err(error) => errors.push(error),
+        }
+    }
+    let first = errors.iter().position(|e| !e.is_consequence()).unwrap_or(0);
+    match report.filter(|_| errors.is_empty()) {
+        Some(report) => Ok(report),
+        None => Err(errors.swap_remove(first)),
+    }
+}
+
+struct Session<'a> {
+    config: &'a JobConfig,
+    model: &'a ModelPlan,
+    programs: &'a Arc<Programs>,
+    data: &'a Prepared,
+    saving: Saving,
+    n_threads: usize,
+    user: Option<&'a UserModel>,
+}
+
+impl Session<'_> {
+    fn run(
+        mut self,
+        team: Team,
+        control: &Control,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Report, JobError> {
+        let out = &self.config.output;
+        let n_rows = self.data.train.len();
+        let run = plan::run_plan(self.config, n_rows as u64);
+        let leads = team.leads();
+        let batch_rows = self.config.sequences_per_step() as u64;
+        let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
+        let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
+        warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
+        // The yardstick is for the rank whose steps are reported.
+        let peak = if leads { peak_flops(self.model.spec.precision == Precision::Bf16) } else { f64::INFINITY };
+        let models = self.user.iter().map(|user| user.start(self.model.batch)).collect::<Result<Vec<_>, _>>()?;
+        let programs = Arc::clone(self.programs);
+        let mut trainer = Trainer::new(self.model, run, programs, sampler, models, team, &out.output_dir, peak)?;
+        match self.user {
+            Some(user) => trainer.start_from(user.params()),
+            None => trainer.initialise(out.seed)?,
+        }
+        if let Some(path) = &resume {
+            let changed = trainer.restore(&self.saving, path)?;
+            if !changed.is_empty() {
+                let note = format!("changed since the checkpoint was saved: {}", changed.join(", "));
+                on_event(&Event::Note(note));
+            }
+            tracing::info!(checkpoint = %path.display(), step = trainer.state.step, "resumed");
+        }
+        let first_step = trainer.state.step;
+        trainer.trace = out.trace.as_deref().map(|path| StepTrace::new(path, first_step, run.total_steps));
+        let buffer_bytes = trainer.buffer_bytes()?;
+        let n_rows = (n_rows, self.data.validation.as_ref().map_or(0, Rows::len));
+        on_event(&Event::Started(trainer.started(n_rows, self.n_threads, buffer_bytes, resume.clone())));
+        let mut telling = Telling::new(&out.output_dir, first_step, leads, resume, on_event)?;
+        let data = TrainData {
+            train: &self.data.train,
+            validation: self.data.validation.as_ref(),
+            eval_steps: self.config.data.eval_steps.map(|n| n as u64),
+            save_steps: out.save_steps,
+        };
+        // Its world is the only one.
+        let _over = trainer.train(&data, &mut self.saving, control, &mut |event| telling.emit(event))?;
+        let mut report = telling.report;
+        report.finished = report.steps >= run.total_steps;
+        if report.finished && leads {
+            let dir = out.output_dir.join("model");
+            export_model(&dir, &trainer, report.checkpoint.as_deref(), &self.saving)?;
+            report.model_dir = Some(dir);
+        }
+        Ok(report)
+    }
+}
