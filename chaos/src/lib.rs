@@ -3,6 +3,7 @@
 //! - [`sim`]: the machines of `phalanx_strategies::elastic` on a simulated network, store and clock, from one seed.
 //! - [`plan`]: what goes wrong, as data; drawn from the seed, or read from a file.
 //! - [`invariants`]: what must hold, one a file.
+//! - [`state`]: a stand-in for weights.
 //! - [`shrink`]: makes a failing plan small.
 //! - [`mutation`]: deliberately broken shells, each of which the simulator must catch.
 //!
@@ -16,3 +17,4 @@ pub mod mutation;
 pub mod plan;
 pub mod shrink;
 pub mod sim;
+pub mod state;

@@ -76,7 +76,7 @@ impl Sim {
             return serde_json::from_str(&text).with_context(|| format!("{} is not a plan", path.display()));
         }
         Ok(match self.kill {
-            Some(n) => Plan::massacre(config, n),
+            Some(n) => Plan::mass_failure(config.seed, config.n_nodes, config.n_slots, n),
             None => Plan::random(config.seed, config.n_nodes, config.n_slots, config.safety_ms),
         })
     }

@@ -2,7 +2,6 @@
 //! edited and replayed.
 
 use crate::dice::Dice;
-use crate::sim::Config;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use serde::{Deserialize, Serialize};
@@ -156,13 +155,13 @@ impl Plan {
 }
 
 impl Plan {
-    /// So many rank processes, drawn from the seed, are killed within a millisecond.
-    pub fn massacre(config: &Config, n: u32) -> Plan {
-        let mut dice = Dice::new(config.seed, "massacre");
+    /// `n` rank processes, drawn from the seed, are killed within a millisecond.
+    pub fn mass_failure(seed: u64, n_nodes: u32, n_slots: u32, n: u32) -> Plan {
+        let mut dice = Dice::new(seed, "mass failure");
         let mut members = BTreeSet::new();
-        while members.len() < n.min(config.n_nodes * config.n_slots) as usize {
-            let node = NodeId(dice.pick(0..u64::from(config.n_nodes)) as u32);
-            members.insert(MemberId { node, slot: dice.pick(0..u64::from(config.n_slots)) as u32 });
+        while members.len() < n.min(n_nodes * n_slots) as usize {
+            let node = NodeId(dice.pick(0..u64::from(n_nodes)) as u32);
+            members.insert(MemberId { node, slot: dice.pick(0..u64::from(n_slots)) as u32 });
         }
         let kill = |member| Planned { at_ms: 2_000, during: None, fault: Fault::KillRank { member } };
         Plan(members.into_iter().map(kill).collect())

@@ -122,7 +122,7 @@ fn ten_thousand_ranks_lose_a_hundred_and_regroup_within_a_second() {
     let began = Instant::now();
     let config = Config { step_ms: 200, safety_ms: 3_000, ..Config::with_ranks(1, 10_000) };
 
-    let outcome = run(config, &Plan::massacre(&config, 100));
+    let outcome = run(config, &Plan::mass_failure(config.seed, config.n_nodes, config.n_slots, 100));
 
     assert_eq!(outcome.violation, None);
     assert_eq!((outcome.struck.len(), outcome.n_rollbacks), (100, 0));

@@ -4,7 +4,7 @@
 //! A state is a chain of hashes over the updates; each piece of it is the chain mixed with the piece's name.
 
 use super::{Invariant, Observation};
-use crate::sim::state;
+use crate::state;
 use phalanx_strategies::elastic::identity::Generation;
 
 /// See the [module](self).

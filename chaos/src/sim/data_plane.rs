@@ -1,11 +1,12 @@
 //! What happens between ranks: the collectives of a step with its vote, and the transfer of state.
 
+use super::Sim;
 use super::event::{Event, RankEvent};
 use super::learners::Lesson;
 use super::node::Rank;
-use super::{Sim, state};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
+use crate::state;
 use phalanx_strategies::elastic::commit::{Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Worker};
 use phalanx_strategies::elastic::message::{Formation, Wishes};

@@ -1,9 +1,10 @@
 //! Who catches up while others train: with the gradients of each step it is sent some of the state of the step before.
 
+use super::Sim;
 use super::event::{Event, RankEvent};
 use super::node::retain;
-use super::{Sim, state};
 use crate::mutation::Mutation;
+use crate::state;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
 use phalanx_strategies::elastic::message::{Formation, Learner, MemberPhase};

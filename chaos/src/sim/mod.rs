@@ -15,7 +15,6 @@ mod faults;
 mod learners;
 mod network;
 mod node;
-pub mod state;
 mod store;
 
 pub use config::Config;
@@ -24,6 +23,7 @@ use crate::dice::Dice;
 use crate::invariants::{self, Invariant, Observation, Violation};
 use crate::mutation::Mutation;
 use crate::plan::{Plan, Planned};
+use crate::state;
 use control::Candidate;
 use data_plane::Collective;
 use event::{Event, Queue};

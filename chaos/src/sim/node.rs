@@ -2,9 +2,10 @@
 
 use super::event::{Event, RankEvent};
 use super::learners::Lessons;
-use super::{JOB, Sim, state};
+use super::{JOB, Sim};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
+use crate::state;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{self, Member};

@@ -5,9 +5,9 @@
 #![allow(unsafe_code)] // Copies and results are raw memory.
 
 use super::reduce;
-use super::shm::LOCAL_RANKS_MAX;
 use phalanx_device::operation::{Operand, Operation, OperationKind, RawBuffer};
 use phalanx_device::parts::part;
+use phalanx_device::world::LOCAL_RANKS_MAX;
 
 /// Bytes of all rooms together; more than anything if they do not fit an address space.
 pub(super) fn bytes_of(operands: &[Operand]) -> usize {

@@ -5,6 +5,8 @@ use super::error::CollectiveError;
 
 /// Most ranks of one world.
 pub const RANKS_MAX: u32 = 4096;
+/// Most ranks of one machine.
+pub const LOCAL_RANKS_MAX: u32 = 64;
 /// Most groups of one world.
 pub const GROUPS_MAX: usize = 1 << 16;
 

@@ -6,7 +6,7 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::error::JobError;
 use crate::train::programs::Programs;
-use phalanx_collective::shm::LOCAL_RANKS_MAX;
+use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::world::RANKS_MAX;
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use std::path::Path;

@@ -23,13 +23,14 @@
 
 use std::sync::Arc;
 
-use super::layout::{FLAT_BYTES, LOCAL_RANKS_MAX};
+use super::layout::FLAT_BYTES;
 use super::plane::Plane;
 use super::queue::{Pending, Queue};
 use super::ring::Ring;
 use crate::{flat, reduce};
 use phalanx_device::operation::IN_FLIGHT_MAX;
 use phalanx_device::parts::part;
+use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
 
 const _: () = assert!(super::layout::POSTS == 2 * IN_FLIGHT_MAX as u64, "C-2");

@@ -12,14 +12,12 @@ use phalanx_device::CollectiveError;
 use phalanx_device::descriptor::DESCRIPTOR_WORDS;
 use phalanx_device::operation::{IN_FLIGHT_MAX, OPERANDS_MAX};
 use phalanx_device::shared_memory::{AtomicsOnly, BYTES_MAX};
-use phalanx_device::world::World;
+use phalanx_device::world::{LOCAL_RANKS_MAX, World};
 
 /// First word of control memory.
 pub(super) const MAGIC: u64 = 0x5048_4c58_434f_4c32;
 /// Changes with this file.
 pub(super) const VERSION: u64 = 3;
-/// Most ranks of one machine.
-pub const LOCAL_RANKS_MAX: u32 = 64;
 /// Longest text of an abort, in bytes.
 pub(super) const REASON_BYTES: usize = 1024;
 /// Posts of a ring. Twice what may be in flight, see `stream`.

@@ -22,5 +22,3 @@ mod staging;
 #[cfg(test)]
 mod tests;
 pub mod world;
-
-pub use layout::LOCAL_RANKS_MAX;

@@ -9,11 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::control::Control;
-use super::layout::LOCAL_RANKS_MAX;
 use super::world::ShmWorld;
 use phalanx_device::CollectiveError;
 use phalanx_device::shared_memory::SharedMemory;
-use phalanx_device::world::World;
+use phalanx_device::world::{LOCAL_RANKS_MAX, World};
 
 /// Control memory and an arena per rank.
 const DESCRIPTORS_MAX: usize = 1 + LOCAL_RANKS_MAX as usize;

@@ -1,0 +1,281 @@
+//! Rules of the house that no compiler checks: floors, circles between folders, sizes of files and functions.
+
+use anyhow::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The crates whose folders are compared, from the ground floor up.
+const CRATES: [&str; 10] = [
+    "strategies/src",
+    "actors/src",
+    "runtime/device/src",
+    "runtime/cpu/src",
+    "runtime/collective/src",
+    "runtime/storage/src",
+    "runtime/src",
+    "chaos/src",
+    "tests/src",
+    "examples/src",
+];
+
+/// The folders and top-level files of the front crate, from the ground floor up: an import leads downwards or stays.
+const FLOORS: [&str; 14] = [
+    "units",
+    "config",
+    "data",
+    "frontend",
+    "launch",
+    "error",
+    "events",
+    "control",
+    "train",
+    "rank",
+    "node",
+    "coordinate",
+    "api",
+    "cli",
+];
+
+/// Doors for fuzz targets, which lead into every folder.
+const DOORS: [&str; 2] = ["fuzzing", "fuzz"];
+
+const LINES_OF_FILE_MAX: usize = 800;
+const LINES_OF_FUNCTION_MAX: usize = 70;
+
+/// Functions that stay whole although they are long, each with its reason.
+const LONG_FUNCTIONS: [(&str, &str); 3] = [
+    // One arm for each operation of the program; every arm is a call.
+    ("runtime/cpu/src/executor/instr.rs", "run"),
+    // To be divided with the control plane (issue 15, part 3).
+    ("runtime/src/node/join.rs", "join"),
+    // One guard after another, in the order of the decision.
+    ("strategies/src/elastic/coordinator/next_world.rs", "next_world"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above this crate").to_owned()
+}
+
+/// All Rust files below a folder, as paths relative to it.
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).with_context(|| format!("reading {}", next.display()))? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                files.push(path.strip_prefix(folder)?.to_owned());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// All Rust files of the workspace, built files aside.
+fn all_files() -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for folder in ["strategies", "actors", "runtime", "chaos", "tests", "examples"] {
+        files.extend(rust_files(&root().join(folder))?.into_iter().map(|file| Path::new(folder).join(file)));
+    }
+    files.retain(|file| !file.components().any(|part| part.as_os_str().to_string_lossy().starts_with("target")));
+    Ok(files)
+}
+
+/// Source without comments and without the test module at its end.
+fn production(text: &str) -> String {
+    let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    let code = text[..end].lines().map(|line| line.find("//").map_or(line, |at| &line[..at]));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// The top-level modules of its crate that a file names, its own aside.
+fn imports(file: &Path, code: &str) -> BTreeSet<String> {
+    let modules: Vec<String> = file.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    let depth = modules.len() - usize::from(modules.last().is_some_and(|last| last == "mod"));
+    let own = &modules[0];
+    let mut named = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
+            continue;
+        }
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => named.extend(heads(list)),
+            None => named.extend([identifier(rest)]),
+        }
+    }
+    let ups = "super::".repeat(depth);
+    for (at, _) in code.match_indices(&ups) {
+        let rest = &code[at + ups.len()..];
+        let is_inner = code[..at].ends_with("super::") || rest.starts_with("super::");
+        if !is_inner && depth > 0 {
+            named.insert(identifier(rest));
+        }
+    }
+    named.remove(own);
+    named
+}
+
+fn identifier(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+/// The first words of a list in braces, which may hold lists.
+fn heads(list: &str) -> Vec<String> {
+    let (mut depth, mut found, mut begins) = (0, Vec::new(), true);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => begins = true,
+            c if c.is_whitespace() => {}
+            _ if begins && depth == 0 => {
+                found.push(identifier(&list[at..]));
+                begins = false;
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Which top-level module of a crate names which others, and the file that does.
+fn arrows(folder: &str) -> Result<BTreeMap<(String, String), PathBuf>> {
+    let source = root().join(folder);
+    let mut arrows = BTreeMap::new();
+    let top = |file: &Path| file.iter().next().map(|part| part.to_string_lossy().replace(".rs", ""));
+    let files = rust_files(&source)?;
+    let modules: BTreeSet<String> = files.iter().filter_map(|file| top(file)).collect();
+    for file in &files {
+        let from = top(file).context("a file has a name")?;
+        let is_test = file.iter().any(|part| part.to_string_lossy().starts_with("tests"))
+            || file.to_string_lossy().ends_with("_tests.rs");
+        if is_test || DOORS.contains(&from.as_str()) || from == "lib" || from == "main" {
+            continue;
+        }
+        for to in imports(file, &production(&fs::read_to_string(source.join(file))?)) {
+            if modules.contains(&to) && !DOORS.contains(&to.as_str()) {
+                arrows.entry((from.clone(), to)).or_insert_with(|| Path::new(folder).join(file));
+            }
+        }
+    }
+    Ok(arrows)
+}
+
+/// A circle among modules, if there is one, as the modules on it.
+fn circle(arrows: &BTreeMap<(String, String), PathBuf>) -> Option<Vec<String>> {
+    let reaches = |from: &str| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
+        while let Some(module) = next.pop() {
+            for (_, to) in arrows.keys().filter(|(a, _)| *a == module) {
+                if seen.insert(to.clone()) {
+                    next.push(to.clone());
+                }
+            }
+        }
+        seen
+    };
+    let modules: BTreeSet<&String> = arrows.keys().map(|(from, _)| from).collect();
+    let start = modules.into_iter().find(|module| reaches(module).contains(*module))?;
+    Some(reaches(start).into_iter().filter(|module| reaches(module).contains(start)).collect())
+}
+
+/// Length and name of each function, by the indentation that rustfmt gives it.
+fn functions(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let words = ["pub ", "pub(crate) ", "pub(super) ", "const ", "async ", "unsafe ", "default "];
+        let mut rest = code;
+        while let Some(shorter) = words.iter().find_map(|word| rest.strip_prefix(word)) {
+            rest = shorter;
+        }
+        let Some(name) = rest.strip_prefix("fn ").map(identifier) else { continue };
+        let indent = &line[..line.len() - code.len()];
+        let is_end = |l: &&str| l.strip_prefix(indent).is_some_and(|l| l.starts_with('}') || l == ";");
+        let is_short = line.ends_with(';') || line.ends_with('}');
+        let n = if is_short { 1 } else { lines[at..].iter().position(|l| is_end(&l)).map_or(1, |n| n + 1) };
+        found.push((n, name));
+    }
+    found
+}
+
+#[test]
+fn no_folder_of_the_front_crate_imports_from_a_higher_floor() -> Result<()> {
+    let floor = |module: &str| FLOORS.iter().position(|f| *f == module);
+    let arrows = arrows("runtime/src")?;
+
+    for ((from, to), file) in &arrows {
+        let lower = floor(from).with_context(|| format!("{from} has no floor; add it to FLOORS"))?;
+        let upper = floor(to).with_context(|| format!("{to} has no floor; add it to FLOORS"))?;
+        ensure!(upper <= lower, "{} imports {to}, which is above {from}", file.display());
+    }
+    ensure!(arrows.len() > 30, "only {} imports between folders were found", arrows.len());
+    Ok(())
+}
+
+#[test]
+fn no_folders_of_a_crate_import_each_other_in_a_circle() -> Result<()> {
+    for folder in CRATES {
+        // The contract of a communicator is one idea in several files, which name each other.
+        if folder == "runtime/device/src" {
+            continue;
+        }
+        let arrows = arrows(folder)?;
+        if let Some(circle) = circle(&arrows) {
+            let on_it = |(from, to): &&(String, String)| circle.contains(from) && circle.contains(to);
+            let files: Vec<_> =
+                arrows.keys().filter(on_it).map(|k| format!("{} -> {}: {}", k.0, k.1, arrows[k].display())).collect();
+            anyhow::bail!("{folder}: {} import each other:\n{}", circle.join(", "), files.join("\n"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn files_have_at_most_800_lines_and_functions_at_most_70() -> Result<()> {
+    let mut long = BTreeSet::new();
+    for file in all_files()? {
+        let text = fs::read_to_string(root().join(&file))?;
+        let n_lines = text.lines().count();
+        ensure!(n_lines <= LINES_OF_FILE_MAX, "{} has {n_lines} lines", file.display());
+        let name_of = |(n, name): (usize, String)| (n > LINES_OF_FUNCTION_MAX).then_some((n, name));
+        for (n, name) in functions(&text).into_iter().filter_map(name_of) {
+            let key = (file.to_string_lossy().into_owned(), name);
+            let is_known = LONG_FUNCTIONS.iter().any(|(file, name)| (*file, *name) == (key.0.as_str(), key.1.as_str()));
+            ensure!(is_known, "{}: `{}` has {n} lines, more than {LINES_OF_FUNCTION_MAX}", key.0, key.1);
+            long.insert(key);
+        }
+    }
+
+    for (file, name) in LONG_FUNCTIONS {
+        ensure!(long.contains(&(file.to_owned(), name.to_owned())), "{file}: `{name}` is not long any more");
+    }
+    Ok(())
+}
+
+#[test]
+fn imports_are_found_in_every_form() {
+    let code = "use crate::train::{plan, team};\nuse crate::{\n    config::JobConfig, data::{rows, packing},\n};\nlet x = super::super::api::start();";
+
+    let found = imports(Path::new("rank/heal/mod.rs"), code);
+
+    let expected = ["api", "config", "data", "train"].map(str::to_owned);
+    assert_eq!(found, BTreeSet::from(expected));
+}
+
+#[test]
+fn a_circle_is_found_and_a_tree_has_none() {
+    let arrow = |a: &str, b: &str| ((a.to_owned(), b.to_owned()), PathBuf::new());
+    let tree = BTreeMap::from([arrow("a", "b"), arrow("a", "c"), arrow("b", "c")]);
+    let mut round = tree.clone();
+    round.extend([arrow("c", "b")]);
+
+    assert_eq!(circle(&tree), None);
+    assert_eq!(circle(&round), Some(vec!["b".to_owned(), "c".to_owned()]));
+}
