@@ -1,0 +1,316 @@
+"""Makes the reference models of this folder and computes PyTorch's numbers for them.
+
+usage: make.py [--out DIR] [NAME ...]        (default: this folder, everything)
+
+Writes, for every name, below DIR:
+  models/NAME/            a Hugging Face directory: config.json, model.safetensors (bf16), the tokenizer's files
+  numbers/NAME.json       hyperparameters, logits, and the curves of two runs of PyTorch, in float32 and in float64
+  numbers/NAME.safetensors  every weight after the last step of the float64 run, rounded to float32
+The runs of other optimizers than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3.
+
+The seed is fixed: the models come out the same bytes on every machine; the numbers agree to the rounding of sums.
+"""
+import argparse
+import hashlib
+import json
+import math
+import pathlib
+import shutil
+
+import numpy
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+HERE = pathlib.Path(__file__).parent
+SEED = 20261122
+VOCAB = 352
+
+# Standard deviations of the initial values. Matrices are wide enough that attention is far from uniform, so that a
+# missing rotary embedding, window or multiplier shows; norms and biases are far enough from 1 and 0 to show as well.
+MATRIX_STD, NORM_STD, BIAS_STD = 0.12, 0.1, 0.1
+
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": MATRIX_STD,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def rope(theta):
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+# name: (configuration class, its fields, vocabulary). What sets each family apart is on; the rest is as in SHAPE.
+MODELS = {
+    "tiny-llama2": ("LlamaConfig", SHAPE | {
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_parameters": rope(10000.0)}, "pieces"),
+    "tiny-llama3": ("LlamaConfig", SHAPE | {
+        "head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}, "bytes-bos"),
+    "tiny-mistral": ("MistralConfig", SHAPE | {
+        "rms_norm_eps": 1e-5, "rope_parameters": rope(10000.0), "sliding_window": 24}, "pieces"),
+    "tiny-qwen2": ("Qwen2Config", SHAPE | {
+        "rms_norm_eps": 1e-6, "rope_parameters": rope(1000000.0), "tie_word_embeddings": True}, "bytes"),
+    "tiny-qwen3": ("Qwen3Config", SHAPE | {
+        "head_dim": 16, "rms_norm_eps": 1e-6, "rope_parameters": rope(1000000.0)}, "bytes"),
+    "tiny-gpt2": ("GPT2Config", {
+        "vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 128, "n_positions": 96,
+        "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "initializer_range": MATRIX_STD}, "bytes"),
+    "tiny-phi3": ("Phi3Config", SHAPE | {
+        "rms_norm_eps": 1e-5, "rope_parameters": rope(10000.0), "sliding_window": 24,
+        "original_max_position_embeddings": 256}, "pieces"),
+    "tiny-olmo2": ("Olmo2Config", SHAPE | {"rms_norm_eps": 1e-6, "rope_parameters": rope(500000.0)}, "bytes"),
+    "tiny-granite": ("GraniteConfig", SHAPE | {
+        "rms_norm_eps": 1e-5, "rope_parameters": rope(10000.0), "tie_word_embeddings": True, "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0}, "bytes"),
+}
+
+RUN = {"seq": 64, "batch": 4, "steps": 8, "warmup": 2, "min_lr_ratio": 0.1, "clip_norm": 1.0}
+# The hyperparameters of each optimizer. AdamW's eps is 1e-6 so that the biases of keys, whose gradient is zero but for
+# rounding (softmax is invariant to them), do not follow the rounding errors: with 1e-8 two runs that sum in another order
+# could not be compared element by element. Adafactor's eps1 is what torch takes for float32, in both runs.
+OPTIMIZERS = {
+    "adamw": {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-6, "wd": 0.1},
+    "sgd": {"lr": 0.5, "momentum": 0.9, "wd": 0.01},
+    "lion": {"lr": 1e-3, "betas": [0.9, 0.99], "wd": 0.3},
+    "adafactor": {"lr": 1e-2, "beta2_decay": -0.8, "eps1": 2.0**-23, "eps2": 1e-3, "d": 1.0, "wd": 0.1},
+}
+PROMPT_LEN = 48
+
+
+# The vocabularies. ---------------------------------------------------------------------------------------------------
+
+
+def byte_level(text, starts_with_bos):
+    """Byte-level BPE, as in Llama 3, GPT-2, Qwen and others; only Llama 3 begins a document with a token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|begin|>", "<|end|>", "<|pad|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=specials, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    if starts_with_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|begin|> $A", pair="<|begin|> $A <|begin|> $B", special_tokens=[("<|begin|>", 0)])
+    return tokenizer, {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+
+
+def pieces(text):
+    """BPE over characters with bytes as the fallback, a space before the text, BOS first: Llama 2, Mistral, Phi-3."""
+    specials = ["<unk>", "<s>", "</s>"]
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB - len(specials + fallback), show_progress=False)
+    trained.train_from_iterator(text.splitlines(), trainer)  # so that the end of a line is no character but a byte
+    bpe = json.loads(trained.to_str())["model"]
+    ordered = specials + fallback + sorted(bpe["vocab"], key=bpe["vocab"].get)
+    merges = [tuple(merge) for merge in bpe["merges"]]
+    vocab = {token: index for index, token in enumerate(ordered)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    return tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def vocabulary(kind, text):
+    tokenizer, specials = pieces(text) if kind == "pieces" else byte_level(text, kind == "bytes-bos")
+    assert tokenizer.get_vocab_size() == VOCAB, tokenizer.get_vocab_size()
+    sample = text + " 語 — naïve\t🙂"
+    assert tokenizer.decode(tokenizer.encode(sample).ids) == sample
+    return tokenizer, specials
+
+
+# The models. ---------------------------------------------------------------------------------------------------------
+
+
+def initial(name, parameter, tensor):
+    """Normal values from a generator of this parameter's own, exact in bf16: no value depends on the other models."""
+    digest = hashlib.sha256(f"{SEED}/{name}/{parameter}".encode()).digest()
+    values = numpy.random.Generator(numpy.random.PCG64(int.from_bytes(digest[:8], "little")))
+    normal = torch.from_numpy(values.standard_normal(tensor.shape))
+    if parameter.endswith(".bias"):
+        normal *= BIAS_STD
+    elif tensor.dim() == 1:
+        normal = 1.0 + NORM_STD * normal
+    else:
+        normal *= MATRIX_STD
+    return normal.to(torch.bfloat16).float()
+
+
+def make_model(name, text, out):
+    """Writes the directory of a model; returns the ids of the text."""
+    class_name, fields, kind = MODELS[name]
+    tokenizer, specials = vocabulary(kind, text)
+    ids_of = {f"{role}_id": tokenizer.token_to_id(token) for role, token in specials.items()}
+    special_ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | ids_of
+    special_ids.pop("unk_token_id", None)
+    config = getattr(transformers, class_name)(**fields, **special_ids)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter, tensor in model.named_parameters():
+            tensor.copy_(initial(name, parameter, tensor))
+    folder = out / "models" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 256} | specials
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+# The numbers. --------------------------------------------------------------------------------------------------------
+
+
+def load(out, name, dtype):
+    model = transformers.AutoModelForCausalLM.from_pretrained(out / "models" / name, dtype=torch.float32)
+    return model.to(dtype)
+
+
+def encode(out, name, text):
+    return Tokenizer.from_file(str(out / "models" / name / "tokenizer.json")).encode(text).ids
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).logits[0].double()
+    following = rows[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return {
+        "input_ids": ids,
+        "last_position": rows[-1].tolist(),
+        "sum_of_squares": rows.square().sum().item(),
+        "sum_of_squares_of_each_position": rows.square().sum(dim=1).tolist(),
+        "logit_of_the_next_id": following.tolist(),
+    }
+
+
+class Lion(torch.optim.Optimizer):
+    """Source: Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, algorithm 2 (arXiv:2302.06675)."""
+
+    def __init__(self, groups, lr, betas):
+        super().__init__(groups, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                direction = (beta1 * momentum + (1 - beta1) * p.grad).sign()
+                p.sub_(group["lr"] * (direction + group["weight_decay"] * p))
+                momentum.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+def optimizer_of(kind, groups, h):
+    if kind == "adamw":
+        return torch.optim.AdamW(groups, lr=h["lr"], betas=h["betas"], eps=h["eps"], foreach=False)
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=h["lr"], momentum=h["momentum"], foreach=False)
+    if kind == "lion":
+        return Lion(groups, h["lr"], h["betas"])
+    eps = (h["eps1"], h["eps2"])
+    return torch.optim.Adafactor(groups, lr=h["lr"], beta2_decay=h["beta2_decay"], eps=eps, d=h["d"], foreach=False)
+
+
+def learning_rate(peak, t):
+    if t < RUN["warmup"]:
+        return peak * (t + 1) / RUN["warmup"]
+    progress = (t - RUN["warmup"]) / (RUN["steps"] - RUN["warmup"])
+    floor = RUN["min_lr_ratio"]
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def train(model, ids, kind):
+    """The curve of a run, and the weights after it."""
+    h = OPTIMIZERS[kind]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": h["wd"]}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = optimizer_of(kind, groups, h)
+    rows = torch.tensor(ids[: len(ids) // RUN["seq"] * RUN["seq"]]).view(-1, RUN["seq"])
+    assert len(rows) >= RUN["steps"] * RUN["batch"], f"{len(rows)} rows are too few"
+    curve = []
+    for t in range(RUN["steps"]):
+        batch = rows[t * RUN["batch"] : (t + 1) * RUN["batch"]]
+        predicted = model(batch).logits[:, :-1].reshape(-1, VOCAB)
+        loss = torch.nn.functional.cross_entropy(predicted, batch[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), RUN["clip_norm"], foreach=False)
+        lr = learning_rate(h["lr"], t)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        curve.append({"step": t + 1, "lr": lr, "loss": loss.item(), "grad_norm": norm.item()})
+    return curve, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def make_numbers(name, kind, text, out):
+    model_name = name if kind == "adamw" else name.removesuffix(f"-{kind}")
+    ids = encode(out, model_name, text)
+    numbers = {
+        "model": model_name,
+        "optimizer": kind,
+        "made_with": {"torch": torch.__version__, "transformers": transformers.__version__,
+                      "tokenizers": tokenizers.__version__},
+        "hyperparameters": RUN | OPTIMIZERS[kind] | {
+            "schedule": "linear warmup lr*(t+1)/warmup for t < warmup, then a cosine to min_lr_ratio*lr at t = steps; "
+                        "t counts from 0",
+            "batch_order": "the ids of the whole text, with BOS first where the tokenizer adds it, cut into rows of seq; "
+                           "step t takes rows t*batch to (t+1)*batch; the loss is the mean over batch*(seq-1) predictions",
+            "weight_decay_on": "tensors with two or more dimensions",
+            "clip": "global L2 norm"},
+    }
+    ends = {}
+    for dtype in (torch.float32, torch.float64):
+        model = load(out, model_name, dtype)
+        if dtype == torch.float64 and kind == "adamw":
+            numbers["logits"] = logits(model, ids[100 : 100 + PROMPT_LEN])
+        curve, ends[dtype] = train(model, ids, kind)
+        numbers[str(dtype).removeprefix("torch.")] = {"curve": curve}
+    single, double = ends[torch.float32], ends[torch.float64]
+    # How far PyTorch's own two runs are apart at the end: no other implementation can be asked to be nearer.
+    numbers["largest_distance_of_a_final_weight"] = {
+        parameter: (single[parameter].double() - weight).abs().max().item() for parameter, weight in double.items()}
+    folder = out / "numbers"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    final = {parameter: weight.float().contiguous() for parameter, weight in double.items()}
+    save_file(final, folder / f"{name}.safetensors", {"format": "pt"})
+    first, last = (numbers["float64"]["curve"][i]["loss"] for i in (0, -1))
+    apart, where = max((apart, name) for name, apart in numbers["largest_distance_of_a_final_weight"].items())
+    norms = [round(step["grad_norm"], 2) for step in numbers["float64"]["curve"]]
+    print(f"{name}: loss {first:.3f} -> {last:.3f}, gradient norms {norms}, runs apart {apart:.1e} in {where}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    others = [f"tiny-llama3-{kind}" for kind in OPTIMIZERS if kind != "adamw"]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*MODELS, *others]))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.disable_progress_bar()
+    text = (HERE / "text.txt").read_text()
+    for name in args.names or [*MODELS, *others]:
+        if name in MODELS:
+            make_model(name, text, args.out)
+            make_numbers(name, "adamw", text, args.out)
+        else:
+            make_numbers(name, name.rpartition("-")[2], text, args.out)
+
+
+main()
