@@ -2,19 +2,8 @@
 
 pub mod decoders;
 pub mod matrix;
+pub mod reference;
 pub mod step;
-
-use std::path::PathBuf;
-
-/// The folder of real models, data and reference numbers beside the checkout, if it is there. Says so if it is not.
-pub fn shared() -> Option<PathBuf> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-    if path.is_dir() {
-        return Some(path);
-    }
-    println!("SKIPPED: {} is absent", path.display());
-    None
-}
 
 /// Largest resident memory of this process so far, from the kernel.
 pub fn peak_rss_bytes() -> u64 {

@@ -1,0 +1,312 @@
+//! Runs of PyTorch and transformers to compare with: their files, the same run of ours, and how far the two are apart.
+//!
+//! The committed references hold every final weight. That of the real model beside the checkout holds norms only.
+
+use anyhow::{Context, Result, bail, ensure};
+use phalanx::events::StepMetrics;
+use phalanx::{Control, Event, Job};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The numbers of one run of PyTorch.
+pub struct Reference {
+    /// Name of the run.
+    pub name: String,
+    /// The model directory from which the run starts.
+    pub model: PathBuf,
+    json: Value,
+    text: PathBuf,
+    /// The safetensors file with the weights after the last step; without it, the norms in the numbers are all there is.
+    final_weights: Option<PathBuf>,
+}
+
+/// The same run in Phalanx: every step, and the exported directory.
+pub struct Run {
+    /// What each step reported.
+    pub steps: Vec<StepMetrics>,
+    model: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+/// Largest distances of a run from the reference.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Distances {
+    /// Of a loss, nats.
+    pub loss: f64,
+    /// Of a gradient norm, relative.
+    pub grad_norm: f64,
+}
+
+impl Reference {
+    /// The committed reference `name`.
+    ///
+    /// # Errors
+    /// When its numbers cannot be read.
+    pub fn committed(name: &str) -> Result<Reference> {
+        let numbers = phalanx_needs::reference("numbers");
+        let json = read_json(&numbers.join(format!("{name}.json")))?;
+        let model = json["model"].as_str().context("the numbers name their model")?;
+        Ok(Reference {
+            name: name.to_owned(),
+            model: phalanx_needs::reference("models").join(model),
+            text: phalanx_needs::reference("text.txt"),
+            final_weights: Some(numbers.join(format!("{name}.safetensors"))),
+            json,
+        })
+    }
+
+    /// The real pretrained model beside the checkout; the calling test is skipped where it is absent.
+    ///
+    /// # Errors
+    /// When its numbers cannot be read.
+    pub fn stories() -> Result<Option<Reference>> {
+        let Some(shared) = phalanx_needs::shared("models/stories260k") else { return Ok(None) };
+        let shared = shared.ancestors().nth(2).context("two folders above")?;
+        Ok(Some(Reference {
+            name: "stories260k".to_owned(),
+            model: shared.join("models/stories260k"),
+            text: shared.join("data/tinystories.txt"),
+            final_weights: None,
+            json: read_json(&shared.join("reference/stories260k.json"))?,
+        }))
+    }
+
+    /// A number or list of the reference.
+    ///
+    /// # Errors
+    /// When it is absent or holds something else than numbers.
+    pub fn numbers(&self, pointer: &str) -> Result<Vec<f64>> {
+        let missing = || format!("{}: the reference has {pointer}", self.name);
+        match self.json.pointer(pointer).with_context(missing)? {
+            Value::Array(list) => list.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>().with_context(missing),
+            one => Ok(vec![one.as_f64().with_context(missing)?]),
+        }
+    }
+
+    /// Whether the reference has this value.
+    pub fn has(&self, pointer: &str) -> bool {
+        self.json.pointer(pointer).is_some()
+    }
+
+    fn hyper(&self, key: &str) -> &Value {
+        &self.json["hyperparameters"][key]
+    }
+
+    /// The keys of the reference's optimizer. Another optimizer of ours needs a line here.
+    fn optimizer_keys(&self) -> Result<String> {
+        let (wd, betas) = (self.hyper("wd"), self.hyper("betas"));
+        let own = match self.json["optimizer"].as_str().unwrap_or("adamw") {
+            "adamw" => format!(
+                "optimizer: adamw\nadam_beta1: {}\nadam_beta2: {}\nadam_epsilon: {:e}",
+                betas[0],
+                betas[1],
+                self.hyper("eps").as_f64().context("eps is a number")?
+            ),
+            "sgd" => format!("optimizer: sgd\nmomentum: {}", self.hyper("momentum")),
+            other => bail!("{}: there are no keys for the optimizer {other}", self.name),
+        };
+        Ok(format!("{own}\nweight_decay: {wd}"))
+    }
+
+    /// The YAML of the reference run; `cut` are the keys that a test is about.
+    fn yaml(&self, out: &Path, cut: &str) -> Result<String> {
+        Ok(format!(
+            "base_model: {}\ndatasets:\n  - path: {}\n    type: completion\noutput_dir: {}\nshuffle: false\n\
+             sequence_len: {}\nmax_steps: {}\nlearning_rate: {}\nwarmup_steps: {}\nlr_scheduler: cosine\n\
+             cosine_min_lr_ratio: {}\nmax_grad_norm: 1.0\n{}\n{cut}\n",
+            self.model.display(),
+            self.text.display(),
+            out.display(),
+            self.hyper("seq"),
+            self.hyper("steps"),
+            self.hyper("lr"),
+            self.hyper("warmup"),
+            self.hyper("min_lr_ratio"),
+            self.optimizer_keys()?,
+        ))
+    }
+
+    /// `micro_batch_size` of the whole batch of the reference.
+    pub fn whole_batch(&self) -> String {
+        format!("micro_batch_size: {}", self.hyper("batch"))
+    }
+
+    /// Trains as the reference did, with these keys besides.
+    ///
+    /// # Errors
+    /// When the job fails.
+    pub fn train(&self, cut: &str) -> Result<Run> {
+        let dir = tempfile::tempdir()?;
+        let yaml = dir.path().join("job.yaml");
+        std::fs::write(&yaml, self.yaml(&dir.path().join("out"), cut)?)?;
+        let mut steps = Vec::new();
+        let report = Job::from_yaml(&yaml)?.run_with(&Control::default(), |event| {
+            if let Event::Step(m) = event {
+                steps.push(m.clone());
+            }
+        })?;
+        ensure!(report.finished, "{}: the run did not finish", self.name);
+        let model = report.model_dir.context("a finished run exports its model")?;
+        Ok(Run { steps, model, _dir: dir })
+    }
+
+    /// Distances of a run from the reference run in `precision`, `float32` or `float64`.
+    ///
+    /// # Errors
+    /// When steps or learning rates are others than in the reference, or a value is not finite.
+    pub fn distances(&self, precision: &str, run: &Run) -> Result<Distances> {
+        let curve = self.json[precision]["curve"].as_array().context("the reference has a curve")?;
+        ensure!(!curve.is_empty() && curve.len() == run.steps.len(), "{}: {} steps", self.name, run.steps.len());
+        let mut largest = Distances::default();
+        for (ours, theirs) in run.steps.iter().zip(curve) {
+            let of = |key: &str| theirs[key].as_f64().with_context(|| format!("the reference has {key}"));
+            ensure!(Some(ours.step) == theirs["step"].as_u64(), "{}: step {}", self.name, ours.step);
+            let lr = of("lr")?;
+            ensure!((ours.lr - lr).abs() <= 1e-12 * lr, "{} step {}: lr {} is not {lr}", self.name, ours.step, ours.lr);
+            // `max` would swallow a NaN.
+            ensure!(ours.loss.is_finite() && ours.grad_norm.is_finite(), "{} step {}: {ours:?}", self.name, ours.step);
+            largest.loss = largest.loss.max((ours.loss - of("loss")?).abs());
+            largest.grad_norm = largest.grad_norm.max((ours.grad_norm / of("grad_norm")? - 1.0).abs());
+        }
+        Ok(largest)
+    }
+
+    /// The largest distance of a final weight from the reference, with the parameter where it is.
+    ///
+    /// # Errors
+    /// When the reference holds no weights, or the export has other parameters or shapes.
+    pub fn weight_distance(&self, run: &Run) -> Result<(f64, String)> {
+        let theirs = self.final_weights.as_ref().with_context(|| format!("{} has no final weights", self.name))?;
+        let (ours, theirs) = (std::fs::read(run.model.join("model.safetensors"))?, std::fs::read(theirs)?);
+        largest_distance(&SafeTensors::deserialize(&ours)?, &SafeTensors::deserialize(&theirs)?)
+            .with_context(|| self.name.clone())
+    }
+
+    /// Relative distances of the final norms from those of the nearer of PyTorch's two runs, and for each the largest
+    /// distance between these two over the layers' parameters of that name.
+    ///
+    /// The two runs differ by more than the rounding of a sum in biases of keys, whose gradient is close to zero by the
+    /// softmax's invariance and whose AdamW update thus follows rounding errors.
+    ///
+    /// # Errors
+    /// When the reference has no norms, or a parameter is missing in the export.
+    pub fn norm_distances(&self, run: &Run) -> Result<Vec<NormDistance>> {
+        let bytes = std::fs::read(run.model.join("model.safetensors"))?;
+        let tensors = SafeTensors::deserialize(&bytes)?;
+        let norms = |precision: &str| self.json[precision]["final_parameter_l2_norms"].as_object();
+        let (f32s, f64s) = norms("float32").zip(norms("float64")).context("the reference has norms")?;
+        ensure!(!f64s.is_empty(), "{}: no norms to compare with", self.name);
+        let mut found = Vec::new();
+        let mut spreads: BTreeMap<String, f64> = BTreeMap::new();
+        for (parameter, wanted) in f64s {
+            let wanted = wanted.as_f64().context("a norm is a number")?;
+            let other = f32s[parameter].as_f64().context("a norm is a number")?;
+            let norm = floats(&tensors, parameter)?.map(|x| x * x).sum::<f64>().sqrt();
+            let distance = (norm / wanted - 1.0).abs().min((norm / other - 1.0).abs());
+            let spread = spreads.entry(without_layer(parameter)).or_default();
+            *spread = spread.max((other / wanted - 1.0).abs());
+            found.push(NormDistance { parameter: parameter.clone(), distance, spread: 0.0 });
+        }
+        found.iter_mut().for_each(|norm| norm.spread = spreads[&without_layer(&norm.parameter)]);
+        Ok(found)
+    }
+}
+
+/// How far the final norm of a parameter is from the reference.
+pub struct NormDistance {
+    /// Its name.
+    pub parameter: String,
+    /// From the nearer of PyTorch's two runs.
+    pub distance: f64,
+    /// Between these two.
+    pub spread: f64,
+}
+
+/// The largest distance between two elements of the same place, with the parameter where it is.
+fn largest_distance(ours: &SafeTensors, theirs: &SafeTensors) -> Result<(f64, String)> {
+    let sorted = |tensors: &SafeTensors| {
+        let mut names: Vec<String> = tensors.names().into_iter().map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    let (found, wanted) = (sorted(ours), sorted(theirs));
+    ensure!(found == wanted && !found.is_empty(), "the export has {found:?}, the reference {wanted:?}");
+    let mut largest = (0.0, String::new());
+    for name in wanted {
+        let (shape, wanted) = (ours.tensor(&name)?.shape().to_vec(), theirs.tensor(&name)?.shape().to_vec());
+        ensure!(shape == wanted, "{name} has shape {shape:?}, in the reference {wanted:?}");
+        for (x, w) in floats(ours, &name)?.zip(floats(theirs, &name)?) {
+            let distance = (x - w).abs();
+            ensure!(distance.is_finite(), "{name} has {x}, the reference {w}");
+            if distance > largest.0 {
+                largest = (distance, name.clone());
+            }
+        }
+    }
+    Ok(largest)
+}
+
+fn floats<'a>(tensors: &SafeTensors<'a>, name: &str) -> Result<impl Iterator<Item = f64> + use<'a>> {
+    let tensor = tensors.tensor(name).with_context(|| format!("the export has {name}"))?;
+    ensure!(tensor.dtype() == Dtype::F32, "{name} is {:?}", tensor.dtype());
+    let (chunks, rest) = tensor.data().as_chunks::<4>();
+    ensure!(!chunks.is_empty() && rest.is_empty(), "{name} has {} bytes", tensor.data().len());
+    Ok(chunks.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))))
+}
+
+/// A parameter's name without the number of its layer.
+fn without_layer(name: &str) -> String {
+    name.split('.').filter(|part| part.parse::<u32>().is_err()).collect::<Vec<_>>().join(".")
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let text = std::fs::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&text).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::TensorView;
+
+    fn file(tensors: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
+        let data: Vec<Vec<u8>> = tensors.iter().map(|t| t.2.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let views = tensors.iter().zip(&data).map(|(t, bytes)| {
+            let view = TensorView::new(Dtype::F32, t.1.to_vec(), bytes).unwrap();
+            (t.0, view)
+        });
+        safetensors::serialize(views, None).unwrap()
+    }
+
+    fn compare(ours: &[(&str, &[usize], &[f32])]) -> Result<(f64, String)> {
+        let theirs = file(&[("a", &[2, 2], &[1.0, 2.0, 3.0, 4.0]), ("b", &[3], &[0.5, 0.25, 0.125])]);
+        largest_distance(&SafeTensors::deserialize(&file(ours))?, &SafeTensors::deserialize(&theirs)?)
+    }
+
+    #[test]
+    fn largest_distance_names_the_parameter_that_is_off() {
+        let (distance, name) =
+            compare(&[("a", &[2, 2], &[1.0, 2.0, 3.0, 4.0]), ("b", &[3], &[0.5, 0.251, 0.125])]).unwrap();
+
+        assert!((distance - 1e-3).abs() < 1e-6 && name == "b", "{distance} in {name}");
+    }
+
+    #[test]
+    fn swapped_elements_are_found_although_every_norm_is_the_same() {
+        let (distance, name) =
+            compare(&[("a", &[2, 2], &[1.0, 3.0, 2.0, 4.0]), ("b", &[3], &[0.5, 0.25, 0.125])]).unwrap();
+
+        assert_eq!((distance, name.as_str()), (1.0, "a"));
+    }
+
+    #[test]
+    fn missing_reshaped_and_undefined_parameters_are_errors() {
+        let a: (&str, &[usize], &[f32]) = ("a", &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+
+        assert!(compare(&[a]).is_err());
+        assert!(compare(&[a, ("b", &[3, 1], &[0.5, 0.25, 0.125])]).is_err());
+        assert!(compare(&[a, ("b", &[3], &[0.5, f32::NAN, 0.125])]).is_err());
+    }
+}
