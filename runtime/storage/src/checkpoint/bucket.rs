@@ -9,6 +9,7 @@
 //! and that are paid for; a rule of the bucket that ends incomplete uploads removes them.
 
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -127,10 +128,11 @@ impl Bucket {
 
 impl Store for Bucket {
     fn claim(&self, dir: &Path) -> Result<bool, CheckpointError> {
-        match self.put(&self.key(&dir.join(CLAIM))?, b"") {
-            Err(Error::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(CheckpointError::io("create", dir, &as_io(&error))),
-            Ok(()) => Ok(true),
+        // A content that no other claim has: a client that repeats its request recognises its own claim by it.
+        let claimed = self.create_object(&self.key(&dir.join(CLAIM))?, &unique());
+        match claimed {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            claimed => claimed.map(|()| true).map_err(|error| CheckpointError::io("create", dir, &error)),
         }
     }
 
@@ -249,6 +251,15 @@ impl StoredFile for FoundObject {
         out.copy_from_slice(&found);
         Ok(())
     }
+}
+
+/// Bytes that no other call returns: the standard library seeds each hasher at random.
+fn unique() -> [u8; 16] {
+    let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&half());
+    bytes[8..].copy_from_slice(&half());
+    bytes
 }
 
 /// Not connected is what is neither there nor known to be otherwise.

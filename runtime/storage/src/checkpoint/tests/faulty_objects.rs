@@ -1,4 +1,4 @@
-//! An object store that stops after a number of operations, loses the answer to one, or hears each twice.
+//! An object store that stops after a number of operations, loses the answer to one, or performs one twice.
 
 use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
@@ -18,8 +18,12 @@ pub(super) enum Fault {
     StopsAfter(usize),
     /// The operation of this number is done, and fails nevertheless.
     AnswerLost(usize),
-    /// Small objects are put twice: the client did not hear the first answer, and is given the second.
-    PutsTwice,
+    /// The operation of this number is performed twice, since the client lost the first answer and sent the request again;
+    /// it gets the second answer. Parts of large objects and their completion are not repeated: a client repeats a part
+    /// under its number, which this trait does not show.
+    Repeats(usize),
+    /// Every operation is performed twice.
+    RepeatsAll,
 }
 
 /// An object store with a fault; clones share it.
@@ -39,23 +43,33 @@ impl FaultyObjects {
         self.n_operations.load(Ordering::SeqCst)
     }
 
-    /// Counts an operation; tells whether its answer will be lost.
-    fn operate(&self) -> Result<bool> {
+    /// Counts an operation; tells what happens to it.
+    fn operate(&self) -> Result<Fate> {
         let number = self.n_operations.fetch_add(1, Ordering::SeqCst);
         match self.fault {
             Fault::StopsAfter(n) if number >= n => Err(broken()),
-            Fault::AnswerLost(n) => Ok(number == n),
-            _ => Ok(false),
+            Fault::AnswerLost(n) if number == n => Ok(Fate::AnswerLost),
+            Fault::Repeats(n) if number == n => Ok(Fate::Repeated),
+            Fault::RepeatsAll => Ok(Fate::Repeated),
+            _ => Ok(Fate::Normal),
         }
     }
+}
+
+/// What happens to one operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Normal,
+    AnswerLost,
+    Repeated,
 }
 
 fn broken() -> Error {
     Error::Generic { store: "faulty", source: "the store has stopped".into() }
 }
 
-fn answer<T>(found: Result<T>, is_lost: bool) -> Result<T> {
-    if is_lost { Err(broken()) } else { found }
+fn answer<T>(found: Result<T>, fate: Fate) -> Result<T> {
+    if fate == Fate::AnswerLost { Err(broken()) } else { found }
 }
 
 impl Display for FaultyObjects {
@@ -67,20 +81,20 @@ impl Display for FaultyObjects {
 #[async_trait]
 impl ObjectStore for FaultyObjects {
     async fn put_opts(&self, key: &Key, content: PutPayload, options: PutOptions) -> Result<PutResult> {
-        let is_lost = self.operate()?;
-        if self.fault == Fault::PutsTwice {
-            self.objects.put_opts(key, content.clone(), options.clone()).await?;
+        let fate = self.operate()?;
+        if fate == Fate::Repeated {
+            let _ = self.objects.put_opts(key, content.clone(), options.clone()).await;
         }
-        answer(self.objects.put_opts(key, content, options).await, is_lost)
+        answer(self.objects.put_opts(key, content, options).await, fate)
     }
     async fn put_multipart_opts(&self, key: &Key, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let is_lost = self.operate()?;
-        let upload = answer(self.objects.put_multipart_opts(key, options).await, is_lost)?;
+        let fate = self.operate()?;
+        let upload = answer(self.objects.put_multipart_opts(key, options).await, fate)?;
         Ok(Box::new(FaultyUpload { upload, objects: self.clone() }))
     }
     async fn get_opts(&self, key: &Key, options: GetOptions) -> Result<GetResult> {
-        let is_lost = self.operate()?;
-        answer(self.objects.get_opts(key, options).await, is_lost)
+        let fate = self.operate()?;
+        answer(self.objects.get_opts(key, options).await, fate)
     }
     fn delete_stream(&self, keys: BoxStream<'static, Result<Key>>) -> BoxStream<'static, Result<Key>> {
         let this = self.clone();
@@ -88,8 +102,11 @@ impl ObjectStore for FaultyObjects {
             let this = this.clone();
             async move {
                 let key = key?;
-                let is_lost = this.operate()?;
-                answer(this.objects.delete(&key).await.map(|()| key), is_lost)
+                let fate = this.operate()?;
+                if fate == Fate::Repeated {
+                    let _ = this.objects.delete(&key).await;
+                }
+                answer(this.objects.delete(&key).await.map(|()| key), fate)
             }
         };
         keys.then(delete).boxed()
@@ -98,8 +115,8 @@ impl ObjectStore for FaultyObjects {
         self.objects.list(prefix)
     }
     async fn list_with_delimiter(&self, prefix: Option<&Key>) -> Result<ListResult> {
-        let is_lost = self.operate()?;
-        answer(self.objects.list_with_delimiter(prefix).await, is_lost)
+        let fate = self.operate()?;
+        answer(self.objects.list_with_delimiter(prefix).await, fate)
     }
     async fn copy_opts(&self, from: &Key, to: &Key, options: CopyOptions) -> Result<()> {
         self.objects.copy_opts(from, to, options).await
@@ -121,8 +138,8 @@ impl MultipartUpload for FaultyUpload {
         }
     }
     async fn complete(&mut self) -> Result<PutResult> {
-        let is_lost = self.objects.operate()?;
-        answer(self.upload.complete().await, is_lost)
+        let fate = self.objects.operate()?;
+        answer(self.upload.complete().await, fate)
     }
     async fn abort(&mut self) -> Result<()> {
         self.upload.abort().await

@@ -155,14 +155,35 @@ fn a_store_that_does_not_answer_is_an_error_and_no_reason_to_take_an_older_check
 }
 
 #[test]
-fn a_client_that_repeats_what_was_done_saves_all_the_same() {
+fn a_save_succeeds_when_the_client_repeats_any_of_its_operations() {
+    let (store, counted) = bucket(&memory(), Fault::Nothing);
+    save_state(&CheckpointWriter::on(store, Path::new(ROOT)), 1).unwrap();
+    let n = counted.n_operations();
+    assert!(n > 8, "a save has only {n} operations");
+    for fault in (0..n).map(Fault::Repeats).chain([Fault::RepeatsAll]) {
+        let objects = memory();
+        save_state(&writer_to(&objects, Fault::Nothing), 1).unwrap();
+
+        let saved = save_state(&writer_to(&objects, fault), 2).unwrap();
+
+        assert_eq!(loaded(&objects), Some(2), "{fault:?}");
+        let (store, _) = bucket(&objects, Fault::Nothing);
+        let of_step: Vec<u64> = list_in(&*store, Path::new(ROOT)).unwrap().iter().map(|id| id.step).collect();
+        assert_eq!(of_step, [2, 1], "{fault:?}: the claim, too, is recognised as the writer's own");
+        assert!(Checkpoint::open_in(&store, &saved.path).is_ok(), "{fault:?}");
+    }
+}
+
+#[test]
+fn retention_finishes_when_the_client_repeats_every_operation() {
     let objects = memory();
+    let writer = writer_to(&objects, Fault::Nothing);
+    let [.., saved] = [1, 2, 3].map(|step| save_state(&writer, step).unwrap());
 
-    let saved = writer_to(&objects, Fault::PutsTwice).join(&meta(1), 3);
-    saved.write_part(0, &[Piece::whole("t", Dtype::U8, &[2], &[1, 2])], &[]).unwrap();
-    saved.commit(1).unwrap();
+    let removed = writer_to(&objects, Fault::RepeatsAll).retain(1, &saved).unwrap();
 
-    assert!(Checkpoint::open_in(&bucket(&objects, Fault::Nothing).0, &saved.id().path).is_ok());
+    assert_eq!(removed.len(), 2);
+    assert_eq!(list_in(&*bucket(&objects, Fault::Nothing).0, Path::new(ROOT)).unwrap(), [saved]);
 }
 
 #[test]
