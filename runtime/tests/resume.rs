@@ -6,32 +6,36 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use support::Project;
+use support::job::signal;
 
 #[test]
-fn twenty_steps_straight_equal_ten_and_ten_resumed_bit_for_bit() {
+fn an_interrupted_run_saves_and_its_resumption_equals_the_straight_run_bit_for_bit() {
     let p = Project::new();
-    p.train(&["--output_dir", "straight"]).succeeds();
-    // The same run (its schedule is that of 20 steps), stopped by a signal at step 10 or soon after.
-    let anew = ["train", "job.yaml", "--output_dir", "halves", "--resume_from_checkpoint", "none"];
-    let mut child = p.command(&anew).stdout(Stdio::piped()).spawn().unwrap();
+    // So many steps that the run cannot reach its end between the report of step 10 and the signal.
+    const STEPS: usize = 600;
+    let long = ["--max_steps", "600", "--save_steps", "none"];
+    p.train(&[&long[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let args = [&["train", "job.yaml", "--output_dir", "halves"], &long[..]].concat();
+    let mut child = p.command(&args).stdout(Stdio::piped()).spawn().unwrap();
     let out = BufReader::new(child.stdout.take().unwrap());
     let mut lines = out.lines().map(|l| l.unwrap());
     assert!(lines.any(|l| l.starts_with("step    10")), "step 10 is reported");
-    interrupt(&child);
+    signal(child.id(), libc::SIGINT);
     let rest: Vec<String> = lines.collect();
     let status = child.wait().unwrap();
     let stopped_at = p.metrics("halves").len();
 
-    let resumed = p
-        .train(&["--output_dir", "halves", "--resume_from_checkpoint", "none", "--resume_from_checkpoint", "auto"])
-        .succeeds();
+    let resumed = p.train(&[&args[2..], &["--resume_from_checkpoint", "auto"]].concat()).succeeds();
 
     assert!(status.success(), "an interrupted run exits with 0: {rest:?}");
-    if stopped_at < 20 {
-        let command = "go on with:  phalanx train job.yaml --output_dir halves --resume_from_checkpoint none --resume_from_checkpoint auto";
-        assert!(rest.iter().any(|l| l.contains(command)), "{rest:?}");
-        assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at}")), "{}", resumed.stdout);
-    }
+    assert!((10..STEPS).contains(&stopped_at), "the run ended early, after {stopped_at} steps");
+    assert!(rest.iter().any(|l| l.starts_with("saved")), "the interrupted run saved: {rest:?}");
+    assert!(
+        rest.iter().any(|l| l.contains("go on with:  phalanx train job.yaml --output_dir halves --max_steps 600")),
+        "{rest:?}"
+    );
+    assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at}")), "{}", resumed.stdout);
+    assert_eq!(p.metrics("halves").len(), STEPS);
     assert_eq!(p.metrics("halves"), p.metrics("straight"));
     assert_eq!(p.model_bytes("halves"), p.model_bytes("straight"));
 }
@@ -90,33 +94,55 @@ fn a_checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
 
 #[test]
 fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
+    const SAVE_STEPS: u64 = 3;
     let p = Project::new();
-    let long = ["--max_steps", "60", "--save_steps", "3", "--save_total_limit", "2"];
+    let long = ["--max_steps", "90", "--save_steps", "3", "--save_total_limit", "2"];
     p.train(&[&long[..], &["--output_dir", "straight"]].concat()).succeeds();
     let args = [&["train", "job.yaml", "--output_dir", "killed"], &long[..]].concat();
-    let mut kills = 0;
-    // A moment in the run that no test chooses: the clock's low digits.
+    // Moments that no test chooses: the clock's low digits.
     let mut moment = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos() as u64;
     println!("moments derive from {moment}");
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let (mut kills, mut resumed_at, mut reached) = (0, Vec::new(), 0);
+    let deadline = Instant::now() + Duration::from_secs(300);
     loop {
-        assert!(Instant::now() < deadline, "the run makes progress between kills");
-        let mut child = p.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        assert!(Instant::now() < deadline, "the run makes progress between kills: {resumed_at:?}");
+        let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|l| l.unwrap());
+        let mut said = Vec::new();
         moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let patience = Duration::from_micros(100_000 + (moment >> 33) % 200_000 + kills * 20_000);
-        let until = Instant::now() + patience;
-        while Instant::now() < until && child.try_wait().unwrap().is_none() {
-            std::thread::yield_now();
+        let micros = if kills % 2 == 0 {
+            // A save ends before the next one begins, so with the third report the first save is committed.
+            let mut n_steps = 3 * SAVE_STEPS + (moment >> 33) % 10;
+            while n_steps > 0
+                && let Some(line) = lines.next()
+            {
+                n_steps -= u64::from(line.starts_with("step"));
+                said.push(line);
+            }
+            (moment >> 43) % 10_000
+        } else {
+            // Often before the first step.
+            (moment >> 33) % 300_000
+        };
+        std::thread::sleep(Duration::from_micros(micros));
+        let _ = child.kill();
+        said.extend(lines);
+        let first =
+            said.iter().find_map(|l| l.split_once("resuming at step ")?.1.split([' ', ',', ':']).next()?.parse().ok());
+        if let Some(step) = first {
+            assert!(step >= reached, "a run resumed at step {step} although step {reached} had been committed");
+            reached = step;
+            resumed_at.push(step);
         }
-        if child.try_wait().unwrap().is_some_and(|s| s.success()) {
+        if child.wait().unwrap().success() {
             break;
         }
-        child.kill().unwrap();
-        child.wait().unwrap();
         kills += 1;
     }
-    println!("{kills} kills");
+    println!("{kills} kills; resumed at steps {resumed_at:?}");
 
+    assert!(kills > 0, "the run was killed");
+    assert!(reached >= SAVE_STEPS, "a run resumed behind the first step: {resumed_at:?}");
     assert_eq!(p.metrics("killed"), p.metrics("straight"));
     assert_eq!(p.model_bytes("killed"), p.model_bytes("straight"));
 }
@@ -181,9 +207,4 @@ fn results_do_not_depend_on_the_number_of_threads() {
             assert_eq!(p.model_bytes(&format!("one-{kind}")), p.model_bytes(&format!("{n}-{kind}")), "{n} {kind}");
         }
     }
-}
-
-fn interrupt(child: &std::process::Child) {
-    let kill = std::process::Command::new("bash").args(["-c", &format!("kill -INT {}", child.id())]).status();
-    assert!(kill.unwrap().success());
 }
