@@ -1,5 +1,6 @@
 //! Tests that cross crates, and what they share: what fuzzing asserts, reference files, the benchmark step, the measuring of memory.
 
+#[cfg(feature = "decoders")]
 pub mod decoders;
 pub mod matrix;
 pub mod reference;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 /// Damaged seeds of each target, if there is time.
 const CASES: u64 = 20_000;
+/// Damaged seeds of each target in any case.
+const CASES_MIN: u64 = 500;
 const TIME_MAX: Duration = Duration::from_secs(3);
 
 #[test]
@@ -36,15 +38,46 @@ fn every_target_takes_damaged_seeds() {
     for target in TARGETS {
         let seeds = (target.seeds)();
         let start = Instant::now();
+        let mut n_decoded = 0;
 
         // Whatever the outcome: targets assert for themselves.
         let decode = |case: (u64, u64), bytes: &[u8]| {
-            if start.elapsed() < TIME_MAX {
+            if n_decoded < CASES_MIN || start.elapsed() < TIME_MAX {
+                n_decoded += 1;
                 let outcome = std::panic::catch_unwind(|| (target.run)(bytes));
                 outcome.unwrap_or_else(|_| panic!("{} fails in {case:?} (PHALANX_FUZZ_SEED, number)", target.name));
             }
             true
         };
         phalanx_actors::fuzzing::cases(CASES, &seeds, decode);
+
+        println!("{}: {n_decoded} damaged inputs", target.name);
+        assert!(n_decoded >= CASES_MIN, "{} decoded only {n_decoded} inputs", target.name);
     }
+}
+
+#[test]
+fn a_build_of_the_workspace_links_no_doors_for_fuzzing() {
+    let cargo = std::process::Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--offline",
+            "--workspace",
+            "--edges",
+            "normal,build",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}|{f}",
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(cargo.status.success(), "{}", String::from_utf8_lossy(&cargo.stderr));
+    let tree = String::from_utf8(cargo.stdout).unwrap();
+
+    let ours: Vec<&str> = tree.lines().filter(|line| line.starts_with("phalanx")).collect();
+
+    assert!(ours.iter().any(|line| line.starts_with("phalanx v")), "{tree}");
+    assert!(!ours.iter().any(|line| line.contains("fuzzing")), "{ours:?}");
 }
