@@ -1,4 +1,5 @@
 //! The rank's end of the channel to its launcher.
+#![allow(unsafe_code)] // Taking a descriptor by its number.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::RawFd;
@@ -23,25 +24,39 @@ pub struct FrameReceiver {
     cutter: FrameCutter,
 }
 
-/// Takes the channel that this process inherited under the number that its arguments name. Once per process.
+/// Takes the channel that this process inherited under the number that its arguments name.
 ///
 /// # Errors
 /// [`LaunchError::NoChannel`] when the number is not that of a socket.
-pub fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchError> {
-    let socket = sys::inherited_socket(fd).ok_or(LaunchError::NoChannel { fd })?;
+///
+/// # Safety
+/// The launcher opened the descriptor for this process, and nothing else owns it: this is called once per descriptor.
+pub unsafe fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchError> {
+    // SAFETY: the caller's contract.
+    let socket = unsafe { sys::inherited_socket(fd) }.ok_or(LaunchError::NoChannel { fd })?;
     let sender = socket.try_clone().map_err(|error| LaunchError::system("duplicate the channel", &error))?;
     Ok((FrameSender { socket: sender }, FrameReceiver { socket, cutter: FrameCutter::default() }))
 }
 
-/// Takes the second socket to the launcher, which carries no frames but descriptors of shared memory. Once per process.
+/// Takes the second socket to the launcher, which carries no frames but descriptors of shared memory.
 ///
 /// # Errors
 /// [`LaunchError::NoChannel`] when the number is not that of a socket.
-pub fn adopt_passage(fd: RawFd) -> Result<UnixStream, LaunchError> {
-    sys::inherited_socket(fd).ok_or(LaunchError::NoChannel { fd })
+///
+/// # Safety
+/// As [`adopt`].
+pub unsafe fn adopt_passage(fd: RawFd) -> Result<UnixStream, LaunchError> {
+    // SAFETY: the caller's contract.
+    unsafe { sys::inherited_socket(fd) }.ok_or(LaunchError::NoChannel { fd })
 }
 
 impl FrameSender {
+    /// Sends into this socket.
+    #[cfg(test)]
+    pub(crate) fn into_socket(socket: UnixStream) -> FrameSender {
+        FrameSender { socket }
+    }
+
     /// Sends a value as a frame.
     ///
     /// # Errors

@@ -2,23 +2,21 @@
 //!
 //! ```text
 //!            launcher                               rank process (this binary, a hidden subcommand)
-//!   RankSet::spawn ── fork, exec ────────────────▶  channel::adopt(descriptor from its arguments)
-//!   RankSet::send ─── frames down: stop, save ───▶  FrameReceiver::receive
-//!   RankSet::next_event ◀── frames up: events ────  FrameSender::send
-//!   RankSet::take_passage ◀─ descriptors of memory ─▶ channel::adopt_passage
-//!        ▲ exit (pidfd) · last lines of stderr
+//!   Slots::start ──── fork, exec ────────────────▶  channel::adopt(descriptor from its arguments)
+//!   Slots::send ───── frames down: stop, save ───▶  FrameReceiver::receive
+//!   Slots::next_event ◀──── frames up: events ────  FrameSender::send
+//!   Slots::passage ◀─── descriptors of memory ───▶  channel::adopt_passage
+//!        ▲ exit (pidfd) · lines of stderr
 //! ```
 //!
 //! Invariants, cited by the tests:
 //! - **L-1** No rank outlives its launcher, however that ends: the kernel kills it (`PR_SET_PDEATHSIG`).
 //! - **L-2** An exit is pushed by the kernel (pidfd) and reported after everything that the rank had said before it.
-//! - **L-3** The root cause is the first failure: an exit after [`rank_set::RankSet::terminate_all`], or with the code by
-//!   which a rank says that it stopped because of another ([`failure::EXIT_PEER_LOST`]), is a consequence.
-//! - **L-4** What a rank says is data with a limit: a frame that is too long ends the rank, and nothing is kept of its output
-//!   but the last lines. No rank can hold up the launcher: it never blocks on one.
+//! - **L-3** What a rank says is data with a limit: a frame that is too long ends the rank. No rank can hold up the launcher: it
+//!   never blocks on one.
 //!
-//! Map: [`rank_set`] is all of them, `process` one of them, [`cores`] where they run, [`channel`] the rank's end,
-//! [`frame`] the bytes between them, [`failure`] who is to blame; `sys` holds the calls of Linux that the standard library
+//! Map: [`slots`] is all of them, `process` one of them, [`cores`] where they run, [`channel`] the rank's end,
+//! [`frame`] the bytes between them, [`failure`] how they end; `sys` holds the calls of Linux that the standard library
 //! lacks. [`environment`] is what the launcher of a cluster says of this process.
 //!
 //! Deliberately absent: what frames mean, when to stop, whether to start again (the caller knows). Other machines.
@@ -31,7 +29,6 @@ pub mod failure;
 pub mod frame;
 mod output;
 mod process;
-pub mod rank_set;
 pub mod slots;
 mod sys;
 

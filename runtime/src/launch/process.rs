@@ -88,20 +88,12 @@ impl RankProcess {
         self.child.id()
     }
 
-    pub(super) fn is_live(&self) -> bool {
+    fn is_live(&self) -> bool {
         self.ending.is_none()
-    }
-
-    pub(super) fn take_passage(&mut self) -> Option<UnixStream> {
-        self.passage.take()
     }
 
     pub(super) const fn passage(&self) -> Option<&UnixStream> {
         self.passage.as_ref()
-    }
-
-    pub(super) fn last_lines(&self) -> impl Iterator<Item = &str> {
-        self.output.lines()
     }
 
     /// What to wait for: its channel, its standard error, its end. A negative number is ignored by `poll`.

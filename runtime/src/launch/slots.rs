@@ -66,7 +66,9 @@ impl Slots {
     }
 
     /// Starts a process in a free place, as `make_command` describes it when it is told the numbers of the inherited channel
-    /// and passage; see [`super::rank_set::RankSet::spawn`]. It dies with the thread that calls this. Returns its id.
+    /// and passage: normally this binary with a hidden subcommand, and both numbers among its arguments. Standard input is
+    /// closed and standard error captured; everything else is as the command says. The process dies with the *thread* that
+    /// calls this (that is how Linux watches parents), so that must live as long. Returns its id.
     ///
     /// # Errors
     /// When it cannot be started, or there is no such place.

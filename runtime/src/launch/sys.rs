@@ -1,4 +1,4 @@
-//! Calls of Linux that the standard library lacks, each as a safe function.
+//! Calls of Linux that the standard library lacks, each as a safe function where it can be.
 #![allow(unsafe_code)] // System calls, and what runs between fork and exec.
 
 use std::io;
@@ -89,7 +89,10 @@ pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usiz
 }
 
 /// Takes a socket that this process inherited under a number; `None` when there is no socket of that number.
-pub(super) fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
+///
+/// # Safety
+/// Nothing else in this process owns or uses the descriptor: the launcher opened it for this call, which is made once.
+pub(super) unsafe fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
     // SAFETY: `stat` is plain data for which zero is valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the buffer is ours; for a number that is no descriptor the call fails.
@@ -97,7 +100,7 @@ pub(super) fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
     if fd <= 2 || !is_socket {
         return None;
     }
-    // SAFETY: the launcher opened this descriptor for this process alone and the process takes it once, at its start. From
+    // SAFETY: it is a descriptor that lives, as the call above showed, and by the caller's contract nobody else owns it. From
     // here on it is not passed on.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);

@@ -104,7 +104,7 @@ impl Cell {
 
     /// Tells the supervisor something else.
     pub(crate) fn tell(&self, what: &FromRank) {
-        let _ = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(what);
+        what.deliver(&mut self.sender.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Waits for the next task.

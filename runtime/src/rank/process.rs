@@ -34,12 +34,19 @@ use std::sync::Arc;
 /// # Errors
 /// When there is no node at their other ends, so that nobody could be told.
 pub(crate) fn run(channel: RawFd, passage: RawFd) -> Result<i32, LaunchError> {
-    let (mut sender, mut receiver) = channel::adopt(channel)?;
-    let passage = channel::adopt_passage(passage)?;
+    #[allow(unsafe_code)] // Taking descriptors by their numbers.
+    // SAFETY: the node opened both for this process and names them in its arguments. This is the first thing that the process
+    // does, so nobody has taken them; a number that is the same twice is refused.
+    let ((mut sender, mut receiver), passage) = unsafe {
+        if channel == passage {
+            return Err(LaunchError::NoChannel { fd: passage });
+        }
+        (channel::adopt(channel)?, channel::adopt_passage(passage)?)
+    };
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
         Err(error) => {
-            let _ = sender.send(&FromRank::Failed(Excuse::from(&error)));
+            FromRank::Failed(Excuse::from(&error)).deliver(&mut sender);
             return Ok(1);
         }
     };
@@ -52,7 +59,7 @@ pub(crate) fn run(channel: RawFd, passage: RawFd) -> Result<i32, LaunchError> {
     let Some(mut sender) = sender else { return Ok(1) };
     tracing::warn!(%worker, "a rank could not begin");
     let code = if excuse.is_input { 2 } else { 1 };
-    let _ = sender.send(&FromRank::Failed(excuse));
+    FromRank::Failed(excuse).deliver(&mut sender);
     Ok(code)
 }
 

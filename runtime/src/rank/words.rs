@@ -1,6 +1,7 @@
 //! What a node and its rank processes say to each other, as frames of their channels.
 
 use crate::events::{Event, Report};
+use crate::launch::channel::FrameSender;
 use crate::rank::excuse::Excuse;
 use phalanx_strategies::elastic::identity::{JobId, Worker};
 use phalanx_strategies::elastic::message::{MemberReport, Order};
@@ -60,4 +61,59 @@ pub(crate) enum FromRank {
     Done(Report),
     /// It cannot go on, and no successor could.
     Failed(Excuse),
+}
+
+impl FromRank {
+    /// Sends it to the node. A node that is gone misses nothing that its successor would not ask for, except how the run
+    /// ended: that goes to the log.
+    pub(crate) fn deliver(&self, sender: &mut FrameSender) {
+        let Err(error) = sender.send(self) else { return };
+        match self {
+            FromRank::Done(report) => {
+                tracing::error!(%error, ?report, "the run is finished, and the node cannot be told");
+            }
+            FromRank::Failed(excuse) => {
+                tracing::error!(%error, ?excuse, "this rank failed, and the node cannot be told");
+            }
+            FromRank::Word(_) | FromRank::Event { .. } => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::sync::{Arc, Mutex};
+
+    /// What is logged, by a writer for each line.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_failure_that_reaches_no_node_is_logged_with_its_reason() {
+        let (log, (socket, node)) = (Log::default(), UnixStream::pair().unwrap());
+        drop(node);
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let excuse = Excuse { text: "the disk is full".into(), is_input: false, is_consequence: false };
+
+        tracing::subscriber::with_default(subscriber, || {
+            FromRank::Failed(excuse).deliver(&mut FrameSender::into_socket(socket));
+        });
+
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("ERROR") && text.contains("the disk is full"), "{text}");
+    }
 }
