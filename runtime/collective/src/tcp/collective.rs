@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 
 use super::connect::{TcpConfig, connect_all};
-use super::exchange::Exchange;
 use super::group::TcpGroup;
 use super::plane::TcpPlane;
 use crate::bell::Bell;
@@ -126,18 +125,19 @@ impl TcpCollective {
             return Err(aborted);
         }
         let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
-        self.start_exchange(Exchange::announcing(&barrier, descriptor, self.position, self.size()))
+        self.start_checked(&barrier, &[], descriptor)
     }
 
-    fn start_checked(&self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
-        self.start_exchange(Exchange::new(operation, operands, self.position, self.size()))
-    }
-
-    fn start_exchange(&self, exchange: Exchange) -> Result<Ticket, CollectiveError> {
+    fn start_checked(
+        &self,
+        operation: &Operation,
+        operands: &[Operand],
+        descriptor: Descriptor,
+    ) -> Result<Ticket, CollectiveError> {
         let plane = &self.member.plane;
-        let stream = exchange.operation.kind.stream();
+        let stream = operation.kind.stream();
         let mut state = lock(&self.state);
-        match state.start(plane, exchange) {
+        match state.start(plane, operation, operands, descriptor) {
             Ok(index) => {
                 let left = self.members.iter().find(|rank| {
                     **rank != self.members[self.position as usize] && plane.has_left(**rank) && state.waits_for(**rank)
@@ -191,7 +191,7 @@ impl Collective for TcpCollective {
             return Err(aborted);
         }
         let started = check(operation, operands, self.position, self.size())
-            .and_then(|()| self.start_checked(operation, operands));
+            .and_then(|()| self.start_checked(operation, operands, Descriptor::of(operation, operands)));
         match &started {
             Ok(_) => self.progress.entered += 1,
             Err(error) if error.is_refusal() => {}

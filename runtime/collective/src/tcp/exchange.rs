@@ -19,7 +19,7 @@ use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuff
 pub(super) const STAGES: usize = 2;
 const LINE_BYTES: usize = 64;
 
-/// One operation that was started here.
+/// One operation that was started here. It is used again for a later one, and keeps its memory.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub operation: Operation,
@@ -27,12 +27,13 @@ pub(super) struct Exchange {
     pub descriptor: Descriptor,
     position: u32,
     size: u32,
+    is_flat: bool,
     /// This member's contribution, if everybody gets a copy of it.
-    pub flat_copy: Option<Vec<u64>>,
+    flat_copy: Vec<u64>,
     /// Where bytes go that arrive, by stage, sender and operand, and how many are still to come.
     incoming: Vec<(RawBuffer, usize)>,
     bytes_due: [usize; STAGES],
-    /// Parts of sums as they arrive, and what a shift in place sends.
+    /// Parts of sums as they arrive, and what a shift in place sends; perhaps more than this operation needs.
     memory: Vec<u64>,
     /// Where in `memory`, in bytes, the parts of each operand begin.
     parts_at: Vec<usize>,
@@ -41,42 +42,61 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Prepares for everything that will arrive.
-    pub(super) fn new(operation: &Operation, operands: &[Operand], position: u32, size: u32) -> Exchange {
-        let mut exchange = Exchange {
-            operation: *operation,
-            operands: operands.to_vec(),
-            descriptor: Descriptor::of(operation, operands),
-            position,
-            size,
-            flat_copy: None,
+    /// One that is no operation yet: see [`Exchange::begin`].
+    pub(super) fn unused() -> Exchange {
+        let operation = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
+        Exchange {
+            operation,
+            operands: Vec::new(),
+            descriptor: Descriptor::of(&operation, &[]),
+            position: 0,
+            size: 1,
+            is_flat: true,
+            flat_copy: Vec::new(),
             incoming: Vec::new(),
             bytes_due: [0; STAGES],
             memory: Vec::new(),
             parts_at: Vec::new(),
             jobs_left: 0,
             is_summed: false,
-        };
-        let flat_bytes = flat::bytes_of(operands);
-        if flat_bytes <= super::frame::FLAT_BYTES {
-            let mut copy = vec![0u64; flat_bytes / 8];
-            // SAFETY: the copy has the room that is asked for, aligned; operands were lent to the operation.
-            unsafe { flat::collect(operation, operands, (position, size), copy.as_mut_ptr().cast()) };
-            exchange.flat_copy = Some(copy);
-            return exchange;
         }
-        exchange.prepare();
-        exchange
     }
 
-    /// Prepares to compare `descriptor` and nothing else.
-    pub(super) fn announcing(operation: &Operation, descriptor: Descriptor, position: u32, size: u32) -> Exchange {
-        Exchange { descriptor, ..Exchange::new(operation, &[], position, size) }
+    /// Becomes this operation and prepares for everything that will arrive. Peers compare `descriptor`.
+    pub(super) fn begin(
+        &mut self,
+        operation: &Operation,
+        operands: &[Operand],
+        descriptor: Descriptor,
+        (position, size): (u32, u32),
+    ) {
+        (self.operation, self.descriptor) = (*operation, descriptor);
+        (self.position, self.size) = (position, size);
+        self.operands.clear();
+        self.operands.extend_from_slice(operands);
+        self.flat_copy.clear();
+        self.incoming.clear();
+        self.parts_at.clear();
+        (self.bytes_due, self.jobs_left, self.is_summed) = ([0; STAGES], 0, false);
+        let flat_bytes = flat::bytes_of(operands);
+        self.is_flat = flat_bytes <= super::frame::FLAT_BYTES;
+        if self.is_flat {
+            self.flat_copy.resize(flat_bytes / 8, 0);
+            // SAFETY: the copy has the room that is asked for, aligned; operands were lent to the operation.
+            unsafe { flat::collect(operation, operands, (position, size), self.flat_copy.as_mut_ptr().cast()) };
+        } else {
+            self.prepare();
+        }
     }
 
     /// Whether the announcements carry everything.
     pub(super) fn is_flat(&self) -> bool {
-        self.flat_copy.is_some()
+        self.is_flat
+    }
+
+    /// This member's contribution, if the announcement carries it.
+    pub(super) fn flat_copy(&self) -> &[u64] {
+        &self.flat_copy
     }
 
     /// The bytes that go to `peer` in a stage.
@@ -168,9 +188,9 @@ impl Exchange {
     /// Writes what comes from nobody else; for a flat operation everything, given the copy of each member.
     pub(super) fn complete<'a>(&self, copy_of: impl Fn(u32) -> &'a [u64]) {
         let place = (self.position, self.size);
-        if let Some(own) = &self.flat_copy {
-            let copy_of =
-                |peer: u32| if peer == self.position { own.as_ptr().cast() } else { copy_of(peer).as_ptr().cast() };
+        if self.is_flat {
+            let own = self.flat_copy.as_ptr().cast();
+            let copy_of = |peer: u32| if peer == self.position { own } else { copy_of(peer).as_ptr().cast() };
             // SAFETY: members filled their copies for the same operation, whose lengths were compared.
             unsafe { flat::deliver(&self.operation, &self.operands, place, copy_of) };
             return;
@@ -215,7 +235,10 @@ impl Exchange {
                 _ => 0,
             };
         }
-        self.memory = vec![0; bytes / 8];
+        // What an earlier operation left in it is overwritten before it is read.
+        if self.memory.len() < bytes / 8 {
+            self.memory.resize(bytes / 8, 0);
+        }
         // Named by address from here on, see `in_memory`.
         self.memory.as_mut_ptr().expose_provenance();
         if let OperationKind::Shift { .. } = self.operation.kind {

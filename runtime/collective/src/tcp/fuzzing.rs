@@ -20,7 +20,8 @@ pub fn header_again(bytes: &[u8; HEADER_BYTES], world: WorldId) -> Option<([u8; 
 
 /// Decodes the body of an announcement; gives its descriptor's words and text, and the bytes that came with it.
 pub fn announcement(body: &[u8]) -> Option<(Vec<u64>, String, Vec<u8>)> {
-    let announced = Announced::decode(body).ok()?;
+    let mut announced = Announced::unused();
+    announced.decode(body).ok()?;
     let copy: &[u8] = bytemuck::cast_slice(&announced.flat_copy);
     let words = announced.descriptor.encode().to_vec();
     Some((words, announced.descriptor.to_string(), copy[..announced.flat_bytes].to_vec()))

@@ -17,7 +17,7 @@ use super::plane::{Job, TcpPlane};
 use crate::flat;
 use phalanx_device::descriptor::{DESCRIPTOR_WORDS, Descriptor};
 use phalanx_device::operation::IN_FLIGHT_MAX;
-use phalanx_device::{CollectiveError, OperationKind, RawBuffer, Stream};
+use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, Stream};
 
 /// A peer is ahead by no more than this, or it does not keep to the protocol: it completes an operation only after this
 /// member has announced it, and has no more than [`IN_FLIGHT_MAX`] that are not complete.
@@ -41,6 +41,9 @@ struct StreamState {
     completed: u64,
     /// By position of the peer: what it has announced from operation `completed` on.
     announced: BTreeMap<u32, VecDeque<Announced>>,
+    /// Complete operations, to be used again.
+    spare: Vec<Exchange>,
+    spare_announced: Vec<Announced>,
 }
 
 /// An operation as a peer announced it.
@@ -53,17 +56,23 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    /// Reads the body of an announcement.
-    pub(super) fn decode(body: &[u8]) -> Result<Announced, CollectiveError> {
+    /// One that announces nothing yet: see [`Announced::decode`].
+    pub(super) fn unused() -> Announced {
+        Announced { descriptor: Descriptor::decode([0; DESCRIPTOR_WORDS]), flat_copy: Vec::new(), flat_bytes: 0 }
+    }
+
+    /// Reads the body of an announcement into this one, which keeps its memory.
+    pub(super) fn decode(&mut self, body: &[u8]) -> Result<(), CollectiveError> {
         let Some((words, copy)) = body.split_at_checked(8 * DESCRIPTOR_WORDS) else {
             let (expected, found) = (8 * DESCRIPTOR_WORDS as u64, body.len() as u64);
             return Err(CollectiveError::Invalid { field: "bytes of an announcement", expected, found });
         };
         let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| words[8 * i + b]));
-        let mut flat_copy = vec![0u64; copy.len().div_ceil(8)];
-        bytemuck::cast_slice_mut::<u64, u8>(&mut flat_copy)[..copy.len()].copy_from_slice(copy);
-        let descriptor = Descriptor::decode(std::array::from_fn(word));
-        Ok(Announced { descriptor, flat_copy, flat_bytes: copy.len() })
+        self.flat_copy.clear();
+        self.flat_copy.resize(copy.len().div_ceil(8), 0);
+        bytemuck::cast_slice_mut::<u64, u8>(&mut self.flat_copy)[..copy.len()].copy_from_slice(copy);
+        (self.descriptor, self.flat_bytes) = (Descriptor::decode(std::array::from_fn(word)), copy.len());
+        Ok(())
     }
 }
 
@@ -103,25 +112,32 @@ impl TcpGroup {
     ///
     /// # Errors
     /// [`CollectiveError::TooManyInFlight`]; [`CollectiveError::Mismatch`] with what was announced already.
-    pub(super) fn start(&mut self, plane: &TcpPlane, exchange: Exchange) -> Result<u64, CollectiveError> {
-        let stream = exchange.operation.kind.stream();
+    pub(super) fn start(
+        &mut self,
+        plane: &TcpPlane,
+        operation: &Operation,
+        operands: &[Operand],
+        descriptor: Descriptor,
+    ) -> Result<u64, CollectiveError> {
+        let stream = operation.kind.stream();
+        let place = (self.position, self.members.len() as u32);
         let lane = self.lanes.entry(stream).or_default();
         if lane.started.len() >= IN_FLIGHT_MAX {
             return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });
         }
         let index = lane.completed + lane.started.len() as u64;
-        let body = announcement(&exchange);
-        lane.started.push_back(exchange);
-        for peer in self.peers_of(stream) {
+        let mut exchange = lane.spare.pop().unwrap_or_else(Exchange::unused);
+        exchange.begin(operation, operands, descriptor, place);
+        for peer in peers_of(stream, place) {
             let header = Header {
                 group: self.group as u32,
                 lane: Lane::of(stream),
                 index,
-                len: body.len() as u32,
                 ..Header::bare(FrameKind::Announce, plane.world().id())
             };
-            plane.announce(self.members[peer as usize], header, body.clone());
+            plane.announce(self.members[peer as usize], header, |body| announcement(&exchange, body));
         }
+        lane.started.push_back(exchange);
         for peer in self.peers_of(stream) {
             self.matched(plane, stream, index, peer)?;
         }
@@ -151,7 +167,9 @@ impl TcpGroup {
         if header.index != expected || announced.len() >= ANNOUNCED_MAX {
             return invalid("number of an announcement", expected, header.index);
         }
-        announced.push_back(Announced::decode(body)?);
+        let mut found = lane.spare_announced.pop().unwrap_or_else(Announced::unused);
+        found.decode(body)?;
+        announced.push_back(found);
         self.matched(plane, stream, header.index, peer)?;
         self.advance(plane, stream);
         Ok(())
@@ -239,25 +257,25 @@ impl TcpGroup {
 
     /// Carries on whatever can be: sums whose parts have come, operations of which nothing is left to do.
     fn advance(&mut self, plane: &TcpPlane, stream: Stream) {
-        let peers: Vec<u32> = self.peers_of(stream).collect();
+        let peers = || peers_of(stream, (self.position, self.members.len() as u32));
         let Some(lane) = self.lanes.get_mut(&stream) else { return };
-        let n_matched =
-            |i: usize| peers.iter().filter(|peer| lane.announced.get(peer).is_some_and(|a| a.len() > i)).count();
-        let matched: Vec<bool> = (0..lane.started.len()).map(|i| n_matched(i) == peers.len()).collect();
-        for (i, exchange) in lane.started.iter_mut().enumerate() {
-            if matched[i] && exchange.has_sum() && !exchange.is_summed && exchange.has_arrived(0) {
+        // Peers announce in order, so the first operations are those that all have announced.
+        let n_announced = |peer: u32| lane.announced.get(&peer).map_or(0, VecDeque::len);
+        let n_matched = peers().map(n_announced).min().unwrap_or(usize::MAX);
+        for (i, exchange) in lane.started.iter_mut().enumerate().take(n_matched) {
+            if exchange.has_sum() && !exchange.is_summed && exchange.has_arrived(0) {
                 exchange.sum();
                 if exchange.operation.kind == OperationKind::AllReduce {
-                    for peer in &peers {
+                    for peer in peers() {
                         let place = (self.group, stream, lane.completed + i as u64);
-                        enqueue(plane, exchange, place, (*peer, self.members[*peer as usize]), 1);
+                        enqueue(plane, exchange, place, (peer, self.members[peer as usize]), 1);
                     }
                 }
             }
         }
         let mut n_complete = 0;
         for exchange in &lane.started {
-            let is_complete = matched[n_complete]
+            let is_complete = n_complete < n_matched
                 && (exchange.is_flat() || !exchange.has_sum() || exchange.is_summed)
                 && exchange.has_arrived(0)
                 && exchange.has_arrived(1)
@@ -269,9 +287,9 @@ impl TcpGroup {
             exchange.complete(copy_of);
             n_complete += 1;
         }
-        lane.started.drain(..n_complete);
+        lane.spare.extend(lane.started.drain(..n_complete));
         for announced in lane.announced.values_mut() {
-            announced.drain(..n_complete);
+            lane.spare_announced.extend(announced.drain(..n_complete));
         }
         lane.completed += n_complete as u64;
         if n_complete > 0 {
@@ -286,23 +304,24 @@ impl TcpGroup {
 
     /// Positions of the other members that take part in a stream.
     fn peers_of(&self, stream: Stream) -> impl Iterator<Item = u32> + use<> {
-        let (position, size) = (self.position, self.members.len() as u32);
-        (0..size).filter(move |peer| match stream {
-            Stream::Group => *peer != position,
-            Stream::SendTo(other) | Stream::RecvFrom(other) => *peer == other,
-        })
+        peers_of(stream, (self.position, self.members.len() as u32))
     }
 }
 
+/// Positions of the members that take part in a stream with the one at a position of a group of a size.
+fn peers_of(stream: Stream, (position, size): (u32, u32)) -> impl Iterator<Item = u32> {
+    (0..size).filter(move |peer| match stream {
+        Stream::Group => *peer != position,
+        Stream::SendTo(other) | Stream::RecvFrom(other) => *peer == other,
+    })
+}
+
 /// The body of an announcement: descriptor, and what this member contributes if that is little.
-fn announcement(exchange: &Exchange) -> Vec<u8> {
-    let mut body: Vec<u8> = exchange.descriptor.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
-    if let Some(copy) = &exchange.flat_copy
-        && !matches!(exchange.operation.kind, OperationKind::Recv { .. })
-    {
-        body.extend_from_slice(bytemuck::cast_slice(copy));
+fn announcement(exchange: &Exchange, body: &mut Vec<u8>) {
+    exchange.descriptor.encode().iter().for_each(|word| body.extend_from_slice(&word.to_le_bytes()));
+    if !matches!(exchange.operation.kind, OperationKind::Recv { .. }) {
+        body.extend_from_slice(bytemuck::cast_slice(exchange.flat_copy()));
     }
-    body
 }
 
 /// Has the writers fetch and send what a peer needs in a stage.

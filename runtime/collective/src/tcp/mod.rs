@@ -18,6 +18,7 @@ mod frame;
 pub mod fuzzing;
 mod group;
 mod handshake;
+mod orders;
 mod plane;
 #[cfg(test)]
 pub(crate) mod tests;

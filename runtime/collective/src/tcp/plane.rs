@@ -5,13 +5,13 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::connect::Sockets;
 use super::frame::{CHUNK_BYTES, FrameKind, HEADER_BYTES, Header, Lane, REASON_BYTES};
 use super::group::TcpGroup;
+use super::orders::{Order, Orders};
 use crate::engine::{HasBell, lock};
 use crate::shm::control::Control;
 use phalanx_device::parts::part;
@@ -35,22 +35,12 @@ pub(super) struct Job {
     pub range: Range<usize>,
 }
 
-/// What a writer is to do next. There are never more waiting than operations in flight have tensors and peers.
-enum Order {
-    Frame(Header, Vec<u8>),
-    Fetch(Job),
-    /// Send this and nothing more.
-    Last(Header, Vec<u8>),
-    /// Nothing more is sent.
-    Stop,
-}
-
 /// The connections to one peer.
 #[derive(Debug)]
 struct Link {
     sockets: Vec<TcpStream>,
     /// Of the writers, in the same order. The first connection is for announcements.
-    orders: Vec<Sender<Order>>,
+    orders: Vec<Arc<Orders>>,
     has_left: AtomicBool,
 }
 
@@ -95,10 +85,10 @@ impl TcpPlane {
         for (peer, sockets) in sockets {
             let mut orders = Vec::new();
             for (number, socket) in sockets.iter().enumerate() {
-                let (to_writer, from_rank) = channel();
-                orders.push(to_writer);
+                let of_writer = Arc::new(Orders::default());
+                orders.push(of_writer.clone());
                 let clone = || socket.try_clone().map_err(io("dup"));
-                served.push((peer, number, clone()?, clone()?, from_rank));
+                served.push((peer, number, clone()?, clone()?, of_writer));
             }
             links.insert(peer, Link { sockets, orders, has_left: AtomicBool::new(false) });
         }
@@ -166,9 +156,9 @@ impl TcpPlane {
         for link in self.links.values() {
             let header = Header { len: body.len() as u32, ..Header::bare(FrameKind::Abort, self.world.id()) };
             // A writer that has gone needs not be told.
-            let _ = link.orders[0].send(Order::Last(header, body.clone()));
+            link.orders[0].push(Order::Last(header, body.clone()));
             for (socket, orders) in link.sockets.iter().zip(&link.orders).skip(1) {
-                let _ = orders.send(Order::Stop);
+                orders.push(Order::Stop);
                 let _ = socket.shutdown(Shutdown::Both);
             }
         }
@@ -184,17 +174,20 @@ impl TcpPlane {
     /// Says to all peers that this rank has finished everything. Never waits.
     pub(super) fn leave(&self) {
         for link in self.links.values() {
-            let _ = link.orders[0].send(Order::Last(Header::bare(FrameKind::Leave, self.world.id()), Vec::new()));
+            link.orders[0].push(Order::Last(Header::bare(FrameKind::Leave, self.world.id()), Vec::new()));
             for orders in &link.orders[1..] {
-                let _ = orders.send(Order::Stop);
+                orders.push(Order::Stop);
             }
         }
     }
 
-    /// Sends an announcement.
-    pub(super) fn announce(&self, rank: u32, header: Header, body: Vec<u8>) {
+    /// Sends an announcement with the body that `write` appends to nothing.
+    pub(super) fn announce(&self, rank: u32, header: Header, write: impl FnOnce(&mut Vec<u8>)) {
+        let orders = &self.link(rank).orders[0];
+        let mut body = orders.body();
+        write(&mut body);
         // An order that finds no writer follows an abort, which whoever waits is told.
-        let _ = self.link(rank).orders[0].send(Order::Frame(header, body));
+        orders.push(Order::Frame(Header { len: body.len() as u32, ..header }, body));
     }
 
     /// Has the bytes of a job fetched and sent over all connections; returns into how many jobs it was cut.
@@ -204,7 +197,7 @@ impl TcpPlane {
         let mut n_jobs = 0;
         for (i, orders) in orders.iter().enumerate() {
             let range = cut(i as u32);
-            if !range.is_empty() && orders.send(Order::Fetch(Job { range, ..job.clone() })).is_ok() {
+            if !range.is_empty() && orders.push(Order::Fetch(Job { range, ..job.clone() })) {
                 n_jobs += 1;
             }
         }
@@ -313,14 +306,18 @@ impl TcpPlane {
     }
 
     /// Writes what it is told to until it is told to stop.
-    fn write(&self, peer: u32, mut socket: TcpStream, orders: &Receiver<Order>) {
+    fn write(&self, peer: u32, mut socket: TcpStream, orders: &Orders) {
         let mut chunk = vec![0u8; HEADER_BYTES + CHUNK_BYTES];
-        while let Ok(order) = orders.recv() {
-            let outcome = match order {
-                Order::Frame(header, body) => write_frame(&mut socket, &header, &body),
+        loop {
+            let outcome = match orders.next() {
+                Order::Frame(header, body) => {
+                    let outcome = write_frame(&mut socket, &header, &body, &mut chunk);
+                    orders.recycle(body);
+                    outcome
+                }
                 Order::Fetch(job) => self.write_job(&mut socket, &job, &mut chunk),
                 Order::Last(header, body) => {
-                    let _ = write_frame(&mut socket, &header, &body);
+                    let _ = write_frame(&mut socket, &header, &body, &mut chunk);
                     break;
                 }
                 Order::Stop => break,
@@ -330,6 +327,7 @@ impl TcpPlane {
                 break;
             }
         }
+        orders.close();
         let _ = socket.shutdown(Shutdown::Write);
     }
 
@@ -371,9 +369,10 @@ fn fetch(group: &mut TcpGroup, job: &Job, range: Range<usize>, to: &mut [u8]) ->
     true
 }
 
-fn write_frame(socket: &mut TcpStream, header: &Header, body: &[u8]) -> std::io::Result<()> {
-    let mut frame = Vec::with_capacity(HEADER_BYTES + body.len());
-    frame.extend_from_slice(&header.encode());
-    frame.extend_from_slice(body);
-    socket.write_all(&frame)
+/// Writes a frame in one piece, by way of `chunk`.
+fn write_frame(socket: &mut TcpStream, header: &Header, body: &[u8], chunk: &mut [u8]) -> std::io::Result<()> {
+    let frame = &mut chunk[..HEADER_BYTES + body.len()];
+    frame[..HEADER_BYTES].copy_from_slice(&header.encode());
+    frame[HEADER_BYTES..].copy_from_slice(body);
+    socket.write_all(frame)
 }
