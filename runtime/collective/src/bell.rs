@@ -80,29 +80,42 @@ mod tests {
 
     use super::*;
 
+    /// The median of several times: one may be long because the machine is busy, most are long only if the bell is not heard.
+    fn median(mut time: impl FnMut() -> Duration) -> Duration {
+        let mut times: Vec<Duration> = (0..9).map(|_| time()).collect();
+        times.sort();
+        times[times.len() / 2]
+    }
+
     #[test]
     fn a_change_between_the_last_look_and_sleep_is_not_slept_through() {
-        let bell = Bell::default();
-        let dozing = bell.doze();
-        bell.ring();
+        let asleep = median(|| {
+            let bell = Bell::default();
+            let dozing = bell.doze();
+            bell.ring();
 
-        let start = Instant::now();
-        dozing.sleep();
+            let start = Instant::now();
+            dozing.sleep();
+            start.elapsed()
+        });
 
-        assert!(start.elapsed() < Duration::from_millis(40), "{:?}", start.elapsed());
+        assert!(asleep < Duration::from_millis(40), "{asleep:?}");
     }
 
     #[test]
     fn one_thread_that_wakes_does_not_leave_another_asleep() {
-        let bell = Bell::default();
-        let first = bell.doze();
-        drop(bell.doze());
-        bell.ring();
+        let asleep = median(|| {
+            let bell = Bell::default();
+            let first = bell.doze();
+            drop(bell.doze());
+            bell.ring();
 
-        let start = Instant::now();
-        first.sleep();
+            let start = Instant::now();
+            first.sleep();
+            start.elapsed()
+        });
 
-        assert!(start.elapsed() < Duration::from_millis(40), "{:?}", start.elapsed());
+        assert!(asleep < Duration::from_millis(40), "{asleep:?}");
     }
 
     #[test]

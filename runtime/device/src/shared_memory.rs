@@ -105,19 +105,21 @@ impl SharedMemory {
         };
     }
 
-    /// Writes zeros from `start` on, wherever memory was taken from the machine; the rest is zero. Nobody else uses it
-    /// meanwhile.
+    /// Writes zeros from `start` on, wherever memory was taken from the machine; the rest is zero.
     ///
     /// # Errors
     /// [`CollectiveError::System`] if the system does not say where that is.
-    pub fn clear(&self, start: usize) -> Result<(), CollectiveError> {
+    ///
+    /// # Safety
+    /// Nothing in any process reads or writes the memory from `start` on until this returns, and no reference to it lives.
+    pub(crate) unsafe fn clear(&self, start: usize) -> Result<(), CollectiveError> {
         let mut at = start;
         while let Some(data) = self.seek(at, libc::SEEK_DATA)? {
             let hole = self.seek(data, libc::SEEK_HOLE)?.unwrap_or(self.len).min(self.len);
             if hole <= data {
                 break;
             }
-            // SAFETY: the range lies in our mapping, and by contract nobody else uses it.
+            // SAFETY: the range lies in our mapping, and the caller keeps everybody else away from it.
             unsafe { self.base.add(data).write_bytes(0, hole - data) };
             at = hole;
         }
@@ -246,12 +248,17 @@ pub struct Arena {
 
 impl Arena {
     /// What lies behind the first `start` bytes of `memory`.
-    pub fn new(memory: Arc<SharedMemory>, start: usize) -> Arena {
+    ///
+    /// # Safety
+    /// What a holder of the arena or of a clone can do with its bytes is safe to call, [`Arena::base`] aside. So the caller
+    /// promises for all of them: of the machines whose regions lie in the same bytes, in whatever mapping, at most one is
+    /// run, read or written at a time, and no reference into another one lives meanwhile. Peers touch the arena only as
+    /// operands of operations that its owner has started.
+    pub unsafe fn new(memory: Arc<SharedMemory>, start: usize) -> Arena {
         Arena { memory, start }
     }
 
     /// First byte, at a multiple of 64.
-    #[allow(unsafe_code)] // The address of a byte of the mapping.
     pub fn base(&self) -> *mut u8 {
         // SAFETY: the staging area, which comes first, lies in the memory.
         unsafe { self.memory.base().add(self.start.min(self.memory.len())) }
@@ -261,8 +268,12 @@ impl Arena {
     ///
     /// # Errors
     /// As [`SharedMemory::clear`].
-    pub fn clear(&self) -> Result<(), CollectiveError> {
-        self.memory.clear(self.start)
+    ///
+    /// # Safety
+    /// As [`SharedMemory::clear`]: no machine and no operation uses the arena, and no reference into it lives.
+    pub unsafe fn clear(&self) -> Result<(), CollectiveError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.memory.clear(self.start) }
     }
 
     /// All of the memory in which it lies.
@@ -325,7 +336,8 @@ mod tests {
         written.iter().for_each(|at| unsafe { memory.base().add(*at).write(7) });
         let before = taken();
 
-        memory.clear(4096).unwrap();
+        // SAFETY: nobody else uses the mapping.
+        unsafe { memory.clear(4096) }.unwrap();
 
         // SAFETY: as above.
         let read = written.map(|at| unsafe { memory.base().add(at).read() });

@@ -290,7 +290,10 @@ impl<'a> Device<'a> {
             (None, None) => {
                 // It may be that of a seat in an earlier world (`L-1`).
                 self.seats.retain(|seat| !seat.trainer.is_in(Some(&arena)));
-                arena.clear()?;
+                #[allow(unsafe_code)] // Others may have mapped the memory.
+                // SAFETY: the machines that lay in it were dropped in the line above, the new one holds no references, and
+                // this device starts no operation before it has its seat.
+                unsafe { arena.clear() }?;
             }
         }
         let (generation, n_saves) = (formation.generation, formation.n_saves);

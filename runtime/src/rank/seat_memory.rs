@@ -103,7 +103,10 @@ pub(crate) mod tests {
         let bytes = CpuMachine::shared_bytes(&two.all()).max(CpuMachine::shared_bytes(&alone.all())) as u64;
         let id = WorldId { job: 1, generation: 1, incarnation: 1 };
         let world = ShmWorld::create(&World::of_one_group(id, 1).unwrap(), &[bytes], 4096).unwrap();
-        let arena = world.join(0).unwrap().arena();
+        let member = world.join(0).unwrap();
+        #[allow(unsafe_code)] // Clones of an arena name the same memory.
+        // SAFETY: of the two machines below the first has ended when the second begins.
+        let arena = unsafe { member.arena() };
         let backing = Backing { shared: Some(&arena), offload_dir: None };
         let mut machine = CpuMachine::on(&two.all(), &backing).unwrap();
         fill(&mut machine, &two.train);

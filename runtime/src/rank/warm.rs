@@ -47,7 +47,10 @@ impl Warm {
         for arena in world.arenas() {
             arena.populate(usize::try_from(STAGING_BYTES.saturating_add(begin.seat_bytes)).unwrap_or(usize::MAX));
         }
-        let shared = world.join(0)?.arena();
+        let member = world.join(0)?;
+        #[allow(unsafe_code)] // Clones of an arena name the same memory.
+        // SAFETY: the machine made here is the only one in this memory until the device takes it over or drops it.
+        let shared = unsafe { member.arena() };
         let mut machine = CpuMachine::warm(&programs.all(), &shared)?;
         let c = &programs.train;
         let mut frozen = c.program.params.iter().filter(|param| !param.trainable);

@@ -184,6 +184,7 @@ mod tests {
             let mut links = links(&world, me, N);
             let mut state: Vec<f32> = (0..LEN).map(first).collect();
             let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(RawBuffer::of).collect();
+            // SAFETY: `state` outlives the lessons, and is written only between the parts of them.
             let mut lessons = [unsafe { links.lesson(N - 1, true, runs) }];
             for step in 1u64.. {
                 match step {
@@ -213,6 +214,7 @@ mod tests {
             let mut lessons = Vec::new();
             for from in 0..N - 1 {
                 let run = RawBuffer::of_mut(&mut state[half(from)]);
+                // SAFETY: `state` outlives the lessons, whose halves lie apart, and is touched only between the parts of them.
                 lessons.push(unsafe { links.lesson(from, false, vec![run]) });
             }
             for step in 1u64.. {

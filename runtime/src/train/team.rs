@@ -101,14 +101,18 @@ impl TeamPlan {
             peers.insert(peer, rank.communicator(self.groups.len() + i)?);
         }
         let links = Links::new(peers);
+        #[allow(unsafe_code)] // Clones of an arena name the same memory.
+        // SAFETY: one device thread has all machines in this memory, and runs, reads and writes one at a time; before a world
+        // with other machines in it begins, those of the last one have ended.
+        let memory = unsafe { rank.arena() };
         if member as usize >= self.mesh.size() {
-            return Ok(Joined { team: None, links, memory: rank.arena() });
+            return Ok(Joined { team: None, links, memory });
         }
         let place = Place { mesh: self.mesh, rank: member as usize };
         let groups = Groups::connect(&place, &self.groups, |group| rank.communicator(group))?;
         let everyone = rank.communicator(self.groups.len() + self.pairs.len())?;
-        let team = Team { place, groups, everyone: Some(everyone), memory: Some(rank.arena()) };
-        Ok(Joined { team: Some(team), links, memory: rank.arena() })
+        let team = Team { place, groups, everyone: Some(everyone), memory: Some(memory.clone()) };
+        Ok(Joined { team: Some(team), links, memory })
     }
 
     /// Takes the place of `rank` in a world of these groups.
@@ -118,7 +122,10 @@ impl TeamPlan {
         let connect = |group| Ok(Box::new(member.communicator(group)?) as Box<dyn Collective>);
         let everyone = connect(self.groups.len())?;
         let groups = Groups::connect(&place, &self.groups, connect)?;
-        Ok(Team { place, groups, everyone: Some(everyone), memory: Some(member.arena()) })
+        #[allow(unsafe_code)] // Clones of an arena name the same memory.
+        // SAFETY: a team has one machine, which is on the thread of its rank.
+        let memory = unsafe { member.arena() };
+        Ok(Team { place, groups, everyone: Some(everyone), memory: Some(memory) })
     }
 }
 

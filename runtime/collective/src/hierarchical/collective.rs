@@ -75,8 +75,13 @@ impl HierarchicalRank {
     }
 
     /// This rank's arena.
-    pub fn arena(&self) -> Arena {
-        self.shm.arena()
+    ///
+    /// # Safety
+    /// As [`ShmRank::arena`].
+    #[allow(unsafe_code)] // Clones of an arena name the same memory.
+    pub unsafe fn arena(&self) -> Arena {
+        // SAFETY: the caller's contract.
+        unsafe { self.shm.arena() }
     }
 }
 

@@ -45,10 +45,12 @@ fn rank_process() {
 
 /// One sum in the arena, over several tensors.
 fn check_sum(joined: &ShmRank, group: &mut dyn Collective, round: u32) {
+    // SAFETY: only the operands below lie in the arena, and each operation on them is finished before the next begins.
+    let arena = unsafe { joined.arena() };
     let n = [1000, 60_000][round as usize % 2];
     let operands: Vec<Operand> = (0..3)
         .map(|i| {
-            let buffer = RawBuffer::new(joined.arena().base().wrapping_add(i * 256 * 1024), 4 * n);
+            let buffer = RawBuffer::new(arena.base().wrapping_add(i * 256 * 1024), 4 * n);
             // SAFETY: the three pieces lie in the arena, apart from each other, and no operation holds them.
             unsafe { std::slice::from_raw_parts_mut(buffer.start().cast::<f32>(), n) }
                 .fill((group.position() + 1 + i as u32 + round) as f32);
@@ -122,7 +124,9 @@ fn when_a_world_is_aborted_and_nobody_shows_that_it_writes_memory_of_others_nobo
                 scope.spawn(move || {
                     let mut group = joined.communicator(0).unwrap();
                     let operation = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
-                    let operand = Operand::in_place(RawBuffer::new(joined.arena().base(), 4 * N), f32::TYPE, N);
+                    // SAFETY: nothing but the operand lies in the arena.
+                    let arena = unsafe { joined.arena() };
+                    let operand = Operand::in_place(RawBuffer::new(arena.base(), 4 * N), f32::TYPE, N);
                     // SAFETY: the arena outlives the operations, and nobody reads what they leave in it.
                     let start = |group: &mut dyn Collective| unsafe { group.start(&operation, &[operand]) };
                     while start(&mut group).and_then(|ticket| group.finish(ticket)).is_ok() {}

@@ -162,9 +162,14 @@ impl ShmRank {
     }
 
     /// This rank's arena.
-    pub fn arena(&self) -> Arena {
+    ///
+    /// # Safety
+    /// As [`Arena::new`].
+    #[allow(unsafe_code)] // Clones of an arena name the same memory.
+    pub unsafe fn arena(&self) -> Arena {
         let memory = self.plane.arenas[self.plane.rank as usize].clone();
-        Arena::new(memory, self.staging_bytes.next_multiple_of(64))
+        // SAFETY: the caller's contract; peers keep to operands, by the protocol of this module.
+        unsafe { Arena::new(memory, self.staging_bytes.next_multiple_of(64)) }
     }
 
     /// Abort, progress, and what each rank waits for.

@@ -115,7 +115,10 @@ fn shm_rank(shm: &ShmWorld, world: &World, rank: u32) -> Result<Rank, Collective
         Ok((group, communicator))
     });
     let groups = groups.collect::<Result<_, CollectiveError>>()?;
-    Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((joined.arena(), 0)) } })
+    #[allow(unsafe_code)] // Clones of an arena name the same memory.
+    // SAFETY: `Memory` hands out disjoint pieces of the arena, once each.
+    let arena = unsafe { joined.arena() };
+    Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((arena, 0)) } })
 }
 
 fn with_tcp(world: &World, body: Body) {
@@ -150,7 +153,10 @@ pub fn with_machines(world: &World, machine_of: &[u32], body: Body) {
         let joined = HierarchicalRank::join(&placement, rank, &shm, listener, &addresses, &config)?;
         let groups = groups_of(world, rank).map(|group| Ok((group, joined.communicator(group)?)));
         let groups = groups.collect::<Result<_, CollectiveError>>()?;
-        Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((joined.arena(), 0)) } })
+        #[allow(unsafe_code)] // As above.
+        // SAFETY: as in `shm_rank`.
+        let arena = unsafe { joined.arena() };
+        Ok(Rank { rank, groups, memory: Memory { heap: Vec::new(), arena: Some((arena, 0)) } })
     };
     as_threads(world.n_ranks(), &join, body);
 }

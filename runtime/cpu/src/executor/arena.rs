@@ -4,7 +4,8 @@
 use memmap2::{MmapMut, MmapOptions};
 use phalanx_device::shared_memory::Arena as SharedArena;
 use std::fs::File;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 /// Not enough memory for a region.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,8 @@ pub(super) enum Arena {
 
 /// Shared regions begin at multiples of a page.
 const PAGE: usize = 4096;
+/// Names that are tried for a file before the folder is given up.
+const NAMES_MAX: u32 = 1000;
 
 impl Arena {
     pub(super) fn new(bytes: usize) -> Result<Arena, AllocError> {
@@ -55,11 +58,10 @@ impl Arena {
             return Ok(Arena::Own(None));
         }
         let failed = |source| AllocError { bytes, source };
-        let path = dir.join(format!(".offload-{}-{:?}", std::process::id(), std::thread::current().id()));
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).map_err(failed)?;
+        let (path, file) = new_file(dir, &mut |i| format!(".offload-{}-{i}", std::process::id())).map_err(failed)?;
         std::fs::remove_file(&path).map_err(failed)?;
         file.set_len(bytes as u64).map_err(failed)?;
-        // SAFETY: the file has no name any more, so nobody else opens, writes or cuts it.
+        // SAFETY: this process created the file, which has no name any more, so nobody else opens, writes or cuts it.
         let map = unsafe { MmapOptions::new().len(bytes).map_mut(&file) }.map_err(failed)?;
         Ok(Arena::Own(Some(map)))
     }
@@ -92,5 +94,49 @@ impl Arena {
             Arena::Own(map) => map.as_ref().map_or(0, |m| m.len()),
             Arena::Shared { bytes, .. } => *bytes,
         }
+    }
+}
+
+/// Creates a file under the first of these names that nobody else has: processes of other containers may have the same
+/// folder, and the same process ids.
+fn new_file(dir: &Path, name: &mut dyn FnMut(u32) -> String) -> std::io::Result<(PathBuf, File)> {
+    for i in 0..NAMES_MAX {
+        let path = dir.join(name(i));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            opened => return opened.map(|file| (path, file)),
+        }
+    }
+    Err(std::io::Error::new(
+        ErrorKind::AlreadyExists,
+        format!("{NAMES_MAX} files of this name are in {}", dir.display()),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offload_file_leaves_the_files_of_others_with_its_name_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut name = |i: u32| format!(".offload-7-{i}");
+        // Another container has a process of the same id, which has not yet removed its file.
+        std::fs::write(dir.path().join(name(0)), b"theirs").unwrap();
+
+        let (path, file) = new_file(dir.path(), &mut name).unwrap();
+        file.set_len(100).unwrap();
+
+        assert_eq!(path, dir.path().join(".offload-7-1"));
+        assert_eq!(std::fs::read(dir.path().join(".offload-7-0")).unwrap(), b"theirs");
+    }
+
+    #[test]
+    fn offloaded_memory_has_no_file_name_once_it_is_mapped() {
+        let dir = tempfile::tempdir().unwrap();
+
+        let arena = Arena::in_file(dir.path(), 8192).unwrap();
+
+        assert_eq!((arena.len(), std::fs::read_dir(dir.path()).unwrap().count()), (8192, 0));
     }
 }

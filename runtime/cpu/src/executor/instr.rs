@@ -1,6 +1,7 @@
 //! One instruction: its buffers, and the kernel that runs it.
 
 use super::buffer::Buffer;
+use super::parts::SumPlan;
 use super::product::product;
 use super::{CpuMachine, ExecError, OpaqueModel};
 use crate::kernels::{
@@ -16,6 +17,7 @@ use phalanx_strategies::program::{
     ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, ValueId, VocabShard,
 };
 use rayon::prelude::*;
+use std::sync::Arc;
 
 /// Runs `$body` with `$T` bound to the element type of a buffer of activations.
 macro_rules! with_element {
@@ -62,10 +64,12 @@ pub(super) struct Operands<'a> {
     pub(super) scratch: &'a mut [u8],
     /// Tables may hold a part of the vocabulary only.
     is_part: bool,
+    /// In which order a tree is summed, for an instruction that sums one.
+    sum_plan: Option<Arc<SumPlan>>,
 }
 
 /// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
-const MAX_OPERANDS: usize = 24;
+pub(super) const MAX_OPERANDS: usize = 24;
 
 impl CpuMachine {
     pub(super) fn exec(
@@ -101,18 +105,29 @@ impl CpuMachine {
             Op::Await(collective) => return Ok(groups.finish(collective)?),
             _ => {}
         }
+        let sum_plan = match instr.op {
+            Op::TreeSum { n_leaves, n_ranks } => Some(self.sum_plan(n_leaves, n_ranks)),
+            _ => None,
+        };
         let none = Buffer { ptr: std::ptr::null_mut(), rows: 0, cols: 0, dtype: DType::F32 };
         let (mut reads, mut writes) = ([none; MAX_OPERANDS], [none; MAX_OPERANDS]);
         instr.reads.iter().zip(&mut reads).for_each(|(v, b)| *b = self.buffer(c, *v));
         instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
-        // SAFETY: `self` is borrowed mutably, so nothing else reads or writes the arenas; the scratch overlaps no value.
+        // SAFETY: no reference into this machine's own mappings lives while `self` is borrowed mutably; of shared ones whoever
+        // took the arena promised that no other machine in it is used meanwhile (`SharedArena::new`), and peers touch only
+        // operands of collectives under way, which the verifier keeps apart. The scratch overlaps no value.
         let scratch = unsafe { &mut *self.scratch(c) };
         let is_part = c.program.place.mesh.tp > 1;
-        let mut operands =
-            Operands { reads: &reads[..instr.reads.len()], writes: &writes[..instr.writes.len()], scratch, is_part };
+        let (reads, writes) = (&reads[..instr.reads.len()], &writes[..instr.writes.len()]);
+        let mut operands = Operands { reads, writes, scratch, is_part, sum_plan };
         // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.
         unsafe { operands.run(&instr.op) };
         Ok(())
+    }
+
+    /// Made for the first step; the others find it.
+    fn sum_plan(&mut self, n_leaves: usize, n_ranks: usize) -> Arc<SumPlan> {
+        self.sum_plans.entry((n_leaves, n_ranks)).or_insert_with(|| Arc::new(SumPlan::new(n_leaves, n_ranks))).clone()
     }
 
     /// # Safety
@@ -163,7 +178,7 @@ impl CpuMachine {
         let n_grads = if gradient { n_params } else { 0 };
         let buffer = |i: usize| self.buffer(c, instr.reads[i]);
         let written = |i: usize| self.buffer(c, instr.writes[i]);
-        // SAFETY: `self` is borrowed mutably, and a gradient shares a place with nothing but the one it continues.
+        // SAFETY: as in `exec`; and a gradient shares a place with nothing but the one it continues.
         unsafe {
             let inputs: Vec<&[i32]> = (0..n_inputs).map(|i| buffer(i).slice()).collect();
             let params: Vec<&[f32]> = (n_inputs..n_inputs + n_params).map(|i| buffer(i).slice()).collect();
@@ -270,7 +285,10 @@ impl Operands<'_> {
                 Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),
-                Op::TreeSum { n_leaves, n_ranks } => self.tree_sum(*n_leaves, *n_ranks),
+                Op::TreeSum { .. } => {
+                    let plan = self.sum_plan.take().expect("the executor gives a plan to each sum along a tree");
+                    self.tree_sum(&plan);
+                }
                 Op::SumSquaresBlocks { block } => {
                     reduce::sum_squares_blocks(self.reads[0].slice::<f32>(), *block, self.writes[0].slice_mut());
                 }
@@ -298,7 +316,8 @@ impl Operands<'_> {
     }
 
     unsafe fn embedding(&mut self, residual: bool, first: usize) {
-        // SAFETY: see the impl block.
+        // SAFETY: `x` may be the residual (operand 2), which nothing reads after `copy`; ids and table lie apart and are
+        // only read.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
@@ -313,7 +332,8 @@ impl Operands<'_> {
     }
 
     unsafe fn embedding_backward(&mut self, residual: bool, first: usize) {
-        // SAFETY: see the impl block.
+        // SAFETY: `dtable` may be the residual (operand 2), which nothing reads after `copy`; ids and `dx` lie apart and
+        // are only read.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
@@ -329,7 +349,7 @@ impl Operands<'_> {
     }
 
     unsafe fn norm<Y: Float>(&mut self, kind: NormKind, eps: f32) {
-        // SAFETY: see the impl block.
+        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
         unsafe {
             let (x, gain) = (self.reads[0], self.reads[1].slice());
             let (y, rstd) = (self.writes[0].slice_mut::<Y>(), self.writes[1].slice_mut());
@@ -344,7 +364,8 @@ impl Operands<'_> {
     }
 
     unsafe fn norm_backward<Y: Float>(&mut self, kind: NormKind, residual_x: bool, residual_params: bool) {
-        // SAFETY: see the impl block.
+        // SAFETY: a result may be its carried operand, which nothing reads after `copy`; results lie apart from each other
+        // and from `x`, `dy`, the gain and the statistics.
         unsafe {
             let n_stats = if kind == NormKind::Rms { 1 } else { 2 };
             let mut carried = self.reads[3 + n_stats..].iter();
@@ -374,7 +395,7 @@ impl Operands<'_> {
     }
 
     unsafe fn head_norm<T: Float>(&mut self, heads: Heads, eps: f32) {
-        // SAFETY: see the impl block.
+        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
             let (y, rstd) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
@@ -383,7 +404,7 @@ impl Operands<'_> {
     }
 
     unsafe fn head_norm_backward<T: Float>(&mut self, heads: Heads, residual: bool) {
-        // SAFETY: see the impl block.
+        // SAFETY: results 1 and 2 may be operands 5 and 6, which nothing reads after `copy`; all others lie apart.
         unsafe {
             if residual {
                 copy(self.reads[5], self.writes[1]);
@@ -401,7 +422,7 @@ impl Operands<'_> {
     }
 
     unsafe fn attention<T: Float>(&mut self, a: &Attention) {
-        // SAFETY: see the impl block.
+        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
             let (o, lse) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
@@ -410,7 +431,7 @@ impl Operands<'_> {
     }
 
     unsafe fn attention_backward<T: Float>(&mut self, a: &Attention) {
-        // SAFETY: see the impl block.
+        // SAFETY: the result lies apart from all operands (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
             let (o, lse, dout) = (self.reads[2].slice::<T>(), self.reads[3].slice(), self.reads[4].slice::<T>());
@@ -429,7 +450,7 @@ impl Operands<'_> {
     }
 
     unsafe fn activation<X: Float>(&mut self, f: ActivationFn) {
-        // SAFETY: see the impl block.
+        // SAFETY: the result lies apart from the operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let (x, y) = (self.reads[0].slice::<X>(), self.writes[0]);
             with_element!(y.dtype, Y => match f {
@@ -440,7 +461,7 @@ impl Operands<'_> {
     }
 
     unsafe fn activation_backward<X: Float>(&mut self, f: ActivationFn) {
-        // SAFETY: see the impl block.
+        // SAFETY: `dx` may be `x` for SwiGLU only, and then no slice of `x` is made; `dy` lies apart.
         unsafe {
             let (x, dy, dx) = (self.reads[0], self.reads[1], self.writes[0]);
             with_element!(dy.dtype, Y => match f {
@@ -456,11 +477,14 @@ impl Operands<'_> {
     }
 
     unsafe fn add<Y: Float>(&mut self) {
-        // SAFETY: see the impl block.
+        // SAFETY: `out` may be an operand or both of them, and then no slice of those is made.
         unsafe {
             let (a, b, out) = (self.reads[0], self.reads[1], self.writes[0]);
             // A sum that takes the place of an operand; the other one may be the same value.
             let (there, other) = if b.is(&out) { (b, a) } else { (a, b) };
+            if there.is(&out) && other.is(&out) {
+                return out.slice_mut::<Y>().iter_mut().for_each(|y| *y = Y::from_f32(y.to_f32() + y.to_f32()));
+            }
             if there.is(&out) {
                 return with_element!(other.dtype, B => elementwise::add_assign::<Y, B>(out.slice_mut(), other.slice()));
             }
@@ -471,7 +495,8 @@ impl Operands<'_> {
     }
 
     unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool, vocab: Option<VocabShard>) {
-        // SAFETY: see the impl block.
+        // SAFETY: result 1 may be the logits, which nothing reads after `copy`, and result 0 the carried loss, which is
+        // read before it is written.
         unsafe {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
             let carried = if residual { self.reads[self.reads.len() - 1].slice::<f64>()[0] } else { 0.0 };
@@ -499,7 +524,7 @@ impl Operands<'_> {
     }
 
     unsafe fn adamw(&mut self, first: usize, beta1: f64, beta2: f64, eps: f64, weight_decay: f64) {
-        // SAFETY: see the impl block.
+        // SAFETY: results 0 to 2 are operands 0 to 2, of which no other slice is made; gradient and scalars lie apart.
         unsafe {
             let (hyper, coefficient) = (self.reads[4].slice::<f64>(), self.reads[5].slice::<f64>()[0]);
             let update = optimizer::AdamW {
@@ -518,7 +543,7 @@ impl Operands<'_> {
     }
 
     unsafe fn sgd(&mut self, first: usize, momentum: f64, weight_decay: f64) {
-        // SAFETY: see the impl block.
+        // SAFETY: results 0 and 1 are operands 0 and 1, of which no other slice is made; gradient and scalars lie apart.
         unsafe {
             let (hyper, coefficient) = (self.reads[3].slice::<f64>(), self.reads[4].slice::<f64>()[0]);
             let update = optimizer::Sgd {

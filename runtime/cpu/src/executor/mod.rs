@@ -19,6 +19,7 @@ pub use scratch::scratch_bytes;
 use arena::Arena;
 use buffer::Buffer;
 use bytemuck::Pod;
+use parts::SumPlan;
 use phalanx_device::groups::{GroupError, Groups};
 use phalanx_device::shared_memory::Arena as SharedArena;
 use phalanx_strategies::compile::Compiled;
@@ -27,6 +28,7 @@ use phalanx_strategies::program::{Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A user-defined model: one opaque operation of the program.
@@ -71,7 +73,7 @@ pub enum ExecError {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backing<'a> {
     /// For what lives within a step, and other regions that hold operands of collectives; at least
-    /// [`CpuMachine::shared_bytes`], used by nobody else.
+    /// [`CpuMachine::shared_bytes`], which no other machine uses at the same time, as whoever took the arena promised.
     pub shared: Option<&'a SharedArena>,
     /// Folder of the file that holds what is offloaded.
     pub offload_dir: Option<&'a Path>,
@@ -84,6 +86,8 @@ pub type Timings = Vec<Duration>;
 #[derive(Debug)]
 pub struct CpuMachine {
     arenas: BTreeMap<Region, Arena>,
+    /// Orders of sums along a tree, by leaves and ranks, once they were needed.
+    sum_plans: BTreeMap<(usize, usize), Arc<SumPlan>>,
 }
 
 impl CpuMachine {
@@ -164,7 +168,7 @@ impl CpuMachine {
             }
             arenas.insert(region, arena);
         }
-        Ok(CpuMachine { arenas })
+        Ok(CpuMachine { arenas, sum_plans: BTreeMap::new() })
     }
 
     /// As [`CpuMachine::new`], with all regions in shared memory, from `first` on: see [`CpuMachine::bytes_within`].
@@ -179,7 +183,7 @@ impl CpuMachine {
             offset += Arena::shared_bytes(bytes);
             (region, arena)
         };
-        CpuMachine { arenas: REGIONS.into_iter().map(region).collect() }
+        CpuMachine { arenas: REGIONS.into_iter().map(region).collect(), sum_plans: BTreeMap::new() }
     }
 
     /// Bytes of shared memory that [`CpuMachine::within`] takes.
@@ -232,7 +236,8 @@ impl CpuMachine {
     /// If `T` is not as wide as the value's elements, or the value has no place.
     pub fn read<T: Pod>(&self, c: &Compiled, v: ValueId) -> &[T] {
         let buffer = self.checked::<T>(c, v);
-        // SAFETY: no program runs while `self` is borrowed, and writers borrow it mutably.
+        // SAFETY: no program runs on this machine while `self` is borrowed, and writers borrow it mutably. Where the value lies
+        // in a shared arena, whoever took that promised that no other machine in it is used meanwhile (`SharedArena::new`).
         unsafe { buffer.slice() }
     }
 
@@ -242,7 +247,7 @@ impl CpuMachine {
     /// As [`CpuMachine::read`].
     pub fn write<T: Pod>(&mut self, c: &Compiled, v: ValueId) -> &mut [T] {
         let buffer = self.checked::<T>(c, v);
-        // SAFETY: `self` is borrowed mutably.
+        // SAFETY: `self` is borrowed mutably; other machines in a shared arena are not used meanwhile, as in `read`.
         unsafe { buffer.slice_mut() }
     }
 
@@ -256,7 +261,7 @@ impl CpuMachine {
             buffers.iter().map(|b| (b.ptr.addr(), b.ptr.addr() + b.len() * size_of::<T>())).collect();
         runs.sort_unstable();
         assert!(runs.windows(2).all(|pair| pair[0].1 <= pair[1].0), "values that are written together lie apart");
-        // SAFETY: `self` is borrowed mutably, and by the assertion no two of the slices share an element.
+        // SAFETY: as in `write`, and by the assertion no two of the slices share an element.
         buffers.into_iter().map(|buffer| unsafe { buffer.slice_mut() }).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Operations that only occur where several ranks share a model.
 
 use super::buffer::Buffer;
-use super::instr::{Operands, copy, f32s, heads_of};
+use super::instr::{MAX_OPERANDS, Operands, copy, f32s, heads_of};
 use crate::kernels::attention_part::{Indexes, PartShape};
 use crate::kernels::copy::copy_columns;
 use crate::kernels::{attention_part, cross_entropy_part, elementwise};
@@ -13,11 +13,64 @@ use phalanx_strategies::program::{AttentionPart, DType, VocabShard};
 use phalanx_strategies::tree::Step;
 use rayon::prelude::*;
 
+/// In which order the nodes of a tree are summed.
+#[derive(Debug)]
+pub(super) struct SumPlan {
+    /// Of each node: the rank that sends it, and which of that rank's nodes it is.
+    senders: Vec<(usize, usize)>,
+    steps: Vec<Step>,
+}
+
+impl SumPlan {
+    pub(super) fn new(n_leaves: usize, n_ranks: usize) -> SumPlan {
+        let (senders, steps) = plan_of_sum(n_leaves, n_ranks);
+        SumPlan { senders, steps }
+    }
+
+    /// Sums the parts of all nodes, a few cache lines at a time.
+    ///
+    /// # Shapes
+    /// `sum: [n]`; each of `nodes: [n_ranks, n]`.
+    fn sum(&self, nodes: &[&[f32]], sum: &mut [f32]) {
+        /// Elements of a task.
+        const BLOCK: usize = 4096;
+        /// Elements of a partial sum.
+        const LANE: usize = 256;
+        /// Partial sums at a time: a tree of 2^31 leaves is as deep.
+        const DEPTH: usize = 32;
+        let n_all = sum.len();
+        let partial_sums = || [[0.0f32; LANE]; DEPTH];
+        sum.par_chunks_mut(BLOCK).enumerate().for_each_init(partial_sums, |stack, (i, sum)| {
+            for (j, sum) in sum.chunks_mut(LANE).enumerate() {
+                let (first, n) = (i * BLOCK + j * LANE, sum.len());
+                let mut depth = 0;
+                for step in &self.steps {
+                    match *step {
+                        Step::Push(node) => {
+                            let (rank, k) = self.senders[node];
+                            let at = rank * n_all + first;
+                            stack[depth][..n].copy_from_slice(&nodes[k][at..at + n]);
+                            depth += 1;
+                        }
+                        Step::Merge => {
+                            depth -= 1;
+                            let (left, right) = stack.split_at_mut(depth);
+                            left[depth - 1][..n].iter_mut().zip(&right[0][..n]).for_each(|(l, r)| *l += r);
+                        }
+                    }
+                }
+                sum.copy_from_slice(&stack[0][..n]);
+            }
+        });
+    }
+}
+
 /// # Safety
 /// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
 impl Operands<'_> {
     pub(super) unsafe fn cross_entropy_stats(&mut self, vocab: VocabShard) {
-        // SAFETY: see the impl block.
+        // SAFETY: the statistics lie apart from the logits and labels, which are only read (`Op::in_place_pairs` names no
+        // pair).
         unsafe {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
             let stats = self.writes[0].slice_mut();
@@ -26,7 +79,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn split_columns(&mut self) {
-        // SAFETY: see the impl block.
+        // SAFETY: the two results and the operand lie apart, so each slice is the only one of its buffer that is written.
         unsafe {
             let (x, parts) = (self.reads[0], [self.writes[0], self.writes[1]]);
             let mut first = 0;
@@ -42,7 +95,7 @@ impl Operands<'_> {
 
     /// Gradients come in f32, whatever the whole is stored in.
     pub(super) unsafe fn join_columns(&mut self) {
-        // SAFETY: see the impl block.
+        // SAFETY: both parts lie apart from the whole; the loop holds one mutable slice of the whole at a time.
         unsafe {
             let x = self.writes[0];
             let mut first = 0;
@@ -61,7 +114,8 @@ impl Operands<'_> {
 
     /// The keys of each rank in turn.
     pub(super) unsafe fn attention_part<T: Float>(&mut self, part: &AttentionPart) {
-        // SAFETY: see the impl block.
+        // SAFETY: `o` and `lse` may be the carried operands (3 and 4), which nothing reads after `copy`; all others lie
+        // apart.
         unsafe {
             let (o, lse) = (self.writes[0], self.writes[1]);
             if part.carried {
@@ -92,7 +146,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn attention_part_backward<T: Float>(&mut self, part: &AttentionPart, q0: bool, kv0: bool) {
-        // SAFETY: see the impl block.
+        // SAFETY: `dq` and `dkv` may be the carried operands, which nothing reads after `start_from`; all others lie apart.
         unsafe {
             let (dq, dkv) = (self.writes[0], self.writes[1]);
             start_from(q0.then(|| self.reads[6]), dq);
@@ -113,7 +167,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn add_bias<Y: Float>(&mut self) {
-        // SAFETY: see the impl block.
+        // SAFETY: the result may be operand 0, which nothing reads after `copy`; the bias lies apart.
         unsafe {
             let (x, bias, y) = (self.reads[0], self.reads[1].slice::<f32>(), self.writes[0]);
             copy(x, y);
@@ -121,38 +175,18 @@ impl Operands<'_> {
         }
     }
 
-    /// The part of each node of each rank, by rank within an operand, summed block by block so that it stays in cache.
-    pub(super) unsafe fn tree_sum(&mut self, n_leaves: usize, n_ranks: usize) {
-        const BLOCK: usize = 4096;
-        let (senders, steps) = plan_of_sum(n_leaves, n_ranks);
-        // SAFETY: see the impl block.
+    /// The part of each node of each rank, by rank within an operand, summed along the tree.
+    pub(super) unsafe fn tree_sum(&mut self, plan: &SumPlan) {
+        let mut nodes: [&[f32]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+        // SAFETY: the sum lies apart from all operands, which are only read (`Op::in_place_pairs` names no pair).
         unsafe {
-            let sum = self.writes[0].slice_mut::<f32>();
-            let part_len = sum.len();
-            let nodes: Vec<&[f32]> = self.reads.iter().map(|r| r.slice::<f32>()).collect();
-            sum.par_chunks_mut(BLOCK).enumerate().for_each(|(i, sum)| {
-                let mut stack: Vec<Vec<f32>> = Vec::new();
-                for step in &steps {
-                    match *step {
-                        Step::Push(node) => {
-                            let (rank, k) = senders[node];
-                            let at = rank * part_len + i * BLOCK;
-                            stack.push(nodes[k][at..at + sum.len()].to_vec());
-                        }
-                        Step::Merge => {
-                            let right = stack.pop().expect("a merge follows two pushes");
-                            let left = stack.last_mut().expect("a merge follows two pushes");
-                            left.iter_mut().zip(&right).for_each(|(l, r)| *l += r);
-                        }
-                    }
-                }
-                sum.copy_from_slice(&stack[0]);
-            });
+            nodes.iter_mut().zip(self.reads).for_each(|(node, read)| *node = read.slice::<f32>());
+            plan.sum(&nodes[..self.reads.len()], self.writes[0].slice_mut::<f32>());
         }
     }
 
     pub(super) unsafe fn slice(&mut self, start: usize) {
-        // SAFETY: see the impl block.
+        // SAFETY: the result lies apart from the operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let to = self.writes[0].slice_mut::<f32>();
             let from = self.reads[0].slice::<f32>();
@@ -161,7 +195,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn paste(&mut self, start: usize) {
-        // SAFETY: see the impl block.
+        // SAFETY: the result may be operand 0, which nothing reads after `copy`; the part lies apart.
         unsafe {
             copy(self.reads[0], self.writes[0]);
             let part = self.reads[1].slice::<f32>();
@@ -215,6 +249,45 @@ fn place<T: Float>(from: &[f32], from_columns: usize, to: &mut [T], to_columns: 
     for (to, from) in to.chunks_exact_mut(to_columns).zip(from.chunks_exact(from_columns)) {
         for (to, from) in to[first..].iter_mut().zip(from) {
             *to = T::from_f32(*from);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_along_a_tree_has_the_bits_of_the_tree_in_every_element() {
+        // More than a task, and no multiple of a partial sum.
+        const N: usize = 9001;
+        for (n_leaves, n_ranks) in [(1, 1), (2, 2), (8, 3), (13, 5), (64, 7)] {
+            let plan = SumPlan::new(n_leaves, n_ranks);
+            let n_nodes = 1 + plan.senders.iter().map(|(_, k)| *k).max().unwrap();
+            // Values whose sum depends on the order.
+            let value = |k: usize, i: usize| ((k * 7919 + i) as f32).sin() * 10f32.powi((i % 13) as i32 - 6);
+            let nodes: Vec<Vec<f32>> = (0..n_nodes).map(|k| (0..n_ranks * N).map(|i| value(k, i)).collect()).collect();
+            let nodes: Vec<&[f32]> = nodes.iter().map(Vec::as_slice).collect();
+
+            let mut sum = vec![f32::NAN; N];
+            plan.sum(&nodes, &mut sum);
+
+            for i in 0..N {
+                let mut stack: Vec<f32> = Vec::new();
+                for step in &plan.steps {
+                    match *step {
+                        Step::Push(node) => {
+                            let (rank, k) = plan.senders[node];
+                            stack.push(nodes[k][rank * N + i]);
+                        }
+                        Step::Merge => {
+                            let right = stack.pop().unwrap();
+                            *stack.last_mut().unwrap() += right;
+                        }
+                    }
+                }
+                assert_eq!((stack.len(), sum[i].to_bits()), (1, stack[0].to_bits()), "{n_leaves} {n_ranks} {i}");
+            }
         }
     }
 }
