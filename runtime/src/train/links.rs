@@ -16,7 +16,7 @@ use phalanx_device::{
 use phalanx_strategies::elastic::progress::{At, Wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes of the longest description of state.
@@ -44,6 +44,9 @@ pub(crate) struct Flow<'a> {
 
 /// Tensors to or from a peer.
 type Tensors<T> = (u32, Vec<T>);
+
+/// One direction of an exchange: with whom, whether this member sends, and the tensors.
+type Direction = (u32, bool, Vec<Operand>);
 
 impl Links {
     pub(crate) fn new(peers: BTreeMap<u32, Box<dyn Collective>>) -> Links {
@@ -179,7 +182,7 @@ impl Links {
     ) -> Result<(), CollectiveError> {
         let pulse = self.pulse.clone();
         let _waits = pulse.during(At::Waits(Wait::default()));
-        let mut all: Vec<(u32, bool, Vec<Operand>)> = Vec::new();
+        let mut all: Vec<Direction> = Vec::new();
         let operand = |send, recv, n_elements| Operand { send, recv, dtype: ElementType::F32, n_elements };
         for (to, tensors) in sends {
             let of = |t: &&[f32]| operand(RawBuffer::of(t), RawBuffer::EMPTY, t.len());
@@ -189,19 +192,47 @@ impl Links {
             let of = |t: &mut &mut [f32]| operand(RawBuffer::EMPTY, RawBuffer::of_mut(t), t.len());
             all.push((*from, false, tensors.iter_mut().map(of).collect()));
         }
-        let mut under_way: Vec<(u32, Ticket)> = Vec::new();
-        for (peer, sends, operands) in &all {
-            for operands in operands.chunks(OPERANDS_MAX) {
+        let mut under_way = VecDeque::new();
+        // SAFETY: the slices are borrowed until this returns. Before that everything that was started is finished: after a
+        // failure by the lines below, which abort the world first, and in an aborted world no communicator touches operands.
+        let outcome = unsafe { self.pass_all(&all, &mut under_way) };
+        if let Err(error) = &outcome {
+            // A peer would wait for what was refused here.
+            all.iter().for_each(|(peer, ..)| self.peer(*peer).abort(&error.to_string()));
+            under_way.into_iter().for_each(|(peer, ticket)| drop(self.peer(peer).finish(ticket)));
+        }
+        outcome
+    }
+
+    /// Starts and finishes all of these, in operations of at most [`OPERANDS_MAX`] tensors. Of each direction two are under
+    /// way at a time, so that no number of tensors is too large for a communicator.
+    ///
+    /// # Safety
+    /// The tensors are lent until every ticket in `under_way` is finished.
+    unsafe fn pass_all(
+        &mut self,
+        all: &[Direction],
+        under_way: &mut VecDeque<(u32, Ticket)>,
+    ) -> Result<(), CollectiveError> {
+        let n_rounds = all.iter().map(|(.., operands)| operands.len().div_ceil(OPERANDS_MAX)).max().unwrap_or(0);
+        for round in 0..n_rounds {
+            let n_before = under_way.len();
+            for (peer, sends, operands) in all {
+                let Some(operands) = operands.chunks(OPERANDS_MAX).nth(round) else { continue };
                 let group = self.peer(*peer);
                 let there = 1 - group.position();
                 let kind = if *sends { OperationKind::Send { to: there } } else { OperationKind::Recv { from: there } };
-                // SAFETY: the slices are borrowed until this returns; before that everything started is finished, or a
-                // finish has failed: then the world is aborted, and no communicator touches operands after that.
+                // SAFETY: the caller's contract.
                 let ticket = unsafe { group.start(&Operation { kind, sequence: 0, unit: 1 }, operands) }?;
-                under_way.push((*peer, ticket));
+                under_way.push_back((*peer, ticket));
             }
+            self.finish_first(n_before, under_way)?;
         }
-        under_way.into_iter().try_for_each(|(peer, ticket)| self.peer(peer).finish(ticket))
+        self.finish_first(under_way.len(), under_way)
+    }
+
+    fn finish_first(&mut self, n: usize, under_way: &mut VecDeque<(u32, Ticket)>) -> Result<(), CollectiveError> {
+        under_way.drain(..n).try_for_each(|(peer, ticket)| self.peer(peer).finish(ticket))
     }
 }
 
@@ -310,6 +341,67 @@ mod tests {
             let sent = links(0).flow([(1, Flow { sends: vec![&values], ..Flow::default() })].into(), || ());
             assert!(matches!(sent, Err(CollectiveError::StagingFull { .. })), "{sent:?}");
             assert!(matches!(receives.join().unwrap(), Err(CollectiveError::Aborted { .. })));
+        });
+    }
+
+    fn link(world: &ShmWorld, me: u32) -> Links {
+        let group: Box<dyn Collective> = Box::new(world.join(me).unwrap().communicator(0).unwrap());
+        Links::new([(1 - me, group)].into())
+    }
+
+    #[test]
+    fn an_exchange_of_more_tensors_than_a_communicator_holds_arrives_whole() {
+        // As many as LoRA on all linears of 80 layers has, which was more than `PLACES` of a ring.
+        const N: usize = 80 * 7 * 2 + 5 * OPERANDS_MAX;
+        let world = ShmWorld::create(&World::of_one_group(ID, 2).unwrap(), &[0; 2], STAGING_BYTES).unwrap();
+        let exchange = |me: u32| {
+            let sent: Vec<[f32; 3]> = (0..N).map(|i| [me as f32, i as f32, 7.0]).collect();
+            let mut came = vec![[-1.0f32; 3]; N];
+            let sends = [(1 - me, sent.iter().map(|tensor| &tensor[..]).collect())];
+            // One side receives fewer tensors, since the other one sends fewer.
+            let n_here = if me == 0 { N } else { 3 };
+            let n_there = if me == 0 { 3 } else { N };
+            let sends = sends.map(|(to, tensors): (u32, Vec<&[f32]>)| (to, tensors[..n_there].to_vec()));
+            let mut receives = [(1 - me, came[..n_here].iter_mut().map(|tensor| &mut tensor[..]).collect())];
+            link(&world, me).exchange(&sends, &mut receives).unwrap();
+            assert!(
+                came[..n_here].iter().enumerate().all(|(i, t)| *t == [(1 - me) as f32, i as f32, 7.0]),
+                "member {me}"
+            );
+        };
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| exchange(1));
+            exchange(0);
+        });
+    }
+
+    #[test]
+    fn a_refused_exchange_aborts_the_world_before_its_tensors_are_free_again() {
+        // Room for what this member sends first, and not for what it sends next.
+        let world = ShmWorld::create(&World::of_one_group(ID, 2).unwrap(), &[0; 2], 64).unwrap();
+        let (small, large, mut room) = ([1.0f32; 8], [2.0f32; 1000], [0.0f32; 8]);
+        let (aborted, is_aborted) = channel::<()>();
+        std::thread::scope(|scope| {
+            let (world, room) = (&world, &mut room);
+            let peer = scope.spawn(move || link(world, 0).exchange(&[], &mut [(1, vec![room])]));
+            scope.spawn(move || {
+                if is_aborted.recv_timeout(Duration::from_secs(20)).is_err() {
+                    world.control().abort("the peer waits although its tensor was refused");
+                }
+            });
+
+            let mut link = link(world, 1);
+            let refused = link.exchange(&[(0, vec![&large[..]])], &mut []);
+
+            assert!(matches!(refused, Err(CollectiveError::StagingFull { .. })), "{refused:?}");
+            let received = peer.join().unwrap().unwrap_err().to_string();
+            assert!(received.contains("staging"), "the peer learns why: {received}");
+            let after = link.exchange(&[(0, vec![&small[..]])], &mut []);
+            assert!(matches!(after, Err(CollectiveError::Aborted { .. })), "{after:?}");
+            let progress = link.peers[&0].progress();
+            assert_eq!(progress.entered, progress.finished, "nothing is left under way");
+            drop(aborted);
         });
     }
 
