@@ -28,7 +28,8 @@ use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -239,7 +240,7 @@ fn begin(config: &JobConfig, control: &Path, store: &Directory) -> Result<Option
         let lease = store.read_lease().map_err(unusable)?;
         record = Record { term: lease.term, generation: record.generation, ..Record::default() };
         store.write_record(&record).map_err(unusable)?;
-        let _ = fs::remove_file(control.join("job"));
+        forget_job(control)?;
     }
     if record.formation.is_some() {
         return Ok(None);
@@ -255,27 +256,88 @@ fn begin(config: &JobConfig, control: &Path, store: &Directory) -> Result<Option
     Ok(Some((id.step, path)))
 }
 
-/// The number of the job, kept so that a coordinator that is started again is of the same one.
+/// File of the control folder that holds the number of the job.
+const JOB: &str = "job";
+
+/// The number of the job, kept so that a coordinator that is started again is of the same one. Only where there is no file
+/// the job is a new one.
 fn job_of(control: &Path) -> Result<JobId, JobError> {
-    let path = control.join("job");
-    if let Ok(text) = fs::read_to_string(&path)
-        && let Ok(job) = text.trim().parse()
-    {
-        return Ok(JobId(job));
+    let path = control.join(JOB);
+    match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse().map(JobId).map_err(|_| {
+            let path = path.display();
+            JobError::Unusable(format!("{path} does not hold the number of a job; remove it to begin a new job"))
+        }),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let job = job_id();
+            write(&path, job.0.to_string().as_bytes())?;
+            Ok(job)
+        }
+        Err(source) => Err(JobError::Io { action: "read", path, source }),
     }
-    let job = job_id();
-    write(&path, job.0.to_string().as_bytes())?;
-    Ok(job)
 }
 
+/// The next run in this folder is of another job.
+fn forget_job(control: &Path) -> Result<(), JobError> {
+    let path = control.join(JOB);
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => Err(JobError::Io { action: "remove", path, source }),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file, which is on the disk under its name when this returns.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
     let beside = path.with_extension("new");
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
-    written.map_err(|source| JobError::Io { action: "write", path: path.to_owned(), source })
+    let written = || {
+        let mut file = File::create(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(dir)?.sync_all()
+    };
+    written().map_err(|source| JobError::Io { action: "write", path: path.to_owned(), source })
 }
 
 /// The number of a job of this process.
 pub(crate) fn job_id() -> JobId {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     JobId(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {
+        let dir = tempfile::tempdir().unwrap();
+
+        let (first, again) = (job_of(dir.path()).unwrap(), job_of(dir.path()).unwrap());
+        forget_job(dir.path()).unwrap();
+        forget_job(dir.path()).unwrap();
+
+        assert_eq!(first, again);
+        assert_ne!(job_of(dir.path()).unwrap(), first, "a forgotten job is followed by another one");
+    }
+
+    #[test]
+    fn a_job_file_that_cannot_be_read_or_removed_is_an_error_and_no_new_job() {
+        for content in [&b"17 and more"[..], b"", b"\xff"] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(JOB);
+            fs::write(&path, content).unwrap();
+
+            let refused = job_of(dir.path()).unwrap_err().to_string();
+
+            assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+            assert_eq!(fs::read(&path).unwrap(), content, "the file is left as it was");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(JOB)).unwrap();
+
+        assert!(matches!(job_of(dir.path()), Err(JobError::Io { action: "read", .. })));
+        assert!(matches!(forget_job(dir.path()), Err(JobError::Io { action: "remove", .. })));
+    }
 }

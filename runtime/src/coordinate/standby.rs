@@ -60,7 +60,8 @@ mod tests {
     use std::time::Duration;
 
     fn timing() -> Timing {
-        Timing::derive(Duration::from_millis(100))
+        // Long enough that a busy machine renews a lease in time.
+        Timing::derive(Duration::from_millis(500))
     }
 
     fn lease(beat: u64) -> Lease {
