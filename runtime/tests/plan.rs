@@ -1,9 +1,11 @@
-//! What is said of a step before it exists is what comes: its memory to the byte, and that the planned one trains.
+//! What is said of a step before it exists is what comes: its buffers to the byte, and that the planned one trains. What the
+//! kernel counts of rank processes is compared with the estimate in `tests/tests/memory.rs`.
 
 mod support;
 
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 use support::{Project, Run};
 
 /// Jobs of one and more ranks, over every axis.
@@ -197,4 +199,29 @@ fn a_trace_that_cannot_be_written_is_refused_before_anything_runs() {
 
     p.train(&["--max_steps", "1", "--warmup_steps", "0", "--trace", "short.json"]).succeeds();
     assert!(!names(&p.path("short.json")).is_empty(), "the last step of a run that is shorter than three");
+}
+
+#[test]
+fn the_time_of_a_step_is_the_wall_time_since_the_step_before() {
+    let p = Project::new();
+    let yaml = std::fs::read_to_string(p.path("job.yaml")).unwrap();
+    let keys = [("dp_replicate_size", "2"), ("threads", "1"), ("save_steps", "none")];
+    let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let config = phalanx::config::JobConfig::from_yaml_str(&yaml, &keys).unwrap();
+    let mut told = Vec::new();
+    let listen = |event: &phalanx::Event| {
+        let phalanx::Event::Step(m) = event else { return };
+        told.push((Instant::now(), m.step_ms, m.tokens_per_s));
+        // Nothing that a step computes, and time all the same.
+        std::thread::sleep(Duration::from_millis(30));
+    };
+
+    phalanx::Job::from_config(config).run_with(&phalanx::Control::default(), listen).unwrap();
+
+    assert_eq!(told.len(), 20);
+    let wall_ms = told[19].0.duration_since(told[0].0).as_secs_f64() * 1e3;
+    let steps_ms: f64 = told[1..].iter().map(|(_, step_ms, _)| step_ms).sum();
+    assert!((steps_ms / wall_ms - 1.0).abs() < 0.1, "{steps_ms} ms in steps, {wall_ms} ms between them: {told:?}");
+    // Two ranks with two microbatches of two rows of 32 tokens.
+    assert!(told.iter().all(|(_, ms, per_s)| (ms / 1e3 * per_s - 256.0).abs() < 1e-6), "{told:?}");
 }

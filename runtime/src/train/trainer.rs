@@ -31,6 +31,7 @@ use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Hyper, Phase, Role};
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -128,7 +129,9 @@ struct Outcome {
     grad_norm: f64,
     predicted_tokens: u64,
     data_wait_s: f64,
+    /// Waits for other ranks: in collectives, the vote included.
     collective_s: f64,
+    /// Since the step before, or since the work on this one began where something else came between.
     step_s: f64,
 }
 
@@ -213,14 +216,17 @@ impl<'a> Trainer<'a> {
         emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
     ) -> Result<Pause, JobError> {
         let first_step = self.state.step;
+        let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
             let outcome = self.prepare(data.train)?;
             self.open = Some((self.judge(&outcome)?, outcome));
             // Nothing has changed yet. All ranks meet here, so that none updates what another could not.
             let (wishes, asked, saved) = self.vote(control, saving)?;
-            let outcome = self.update()?;
+            let mut outcome = self.update()?;
             self.tell_followers()?;
+            let ended = Instant::now();
+            outcome.step_s = ended.duration_since(std::mem::replace(&mut began, ended)).as_secs_f64();
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let trace = self.trace.take_if(|trace| trace.step == step);
@@ -240,6 +246,8 @@ impl<'a> Trainer<'a> {
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
+                // It tells its own time.
+                began = Instant::now();
             }
             if last || stop || asked || due(data.save_steps, self.state.step) {
                 emit_saved(saving.wait(&mut self.team)?, emit)?;
@@ -279,7 +287,12 @@ impl<'a> Trainer<'a> {
         let asks = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
         let pause = u64::from(asks && saving.is_idle());
         let [a, b, c] = saving.ballot();
+        let start = Instant::now();
         let [stop, saves, pause, ballots @ ..] = self.team.sums([stop, saves, pause, a, b, c])?;
+        let waited_s = start.elapsed().as_secs_f64();
+        if let Some((_, outcome)) = &mut self.open {
+            (outcome.collective_s, outcome.step_s) = (outcome.collective_s + waited_s, outcome.step_s + waited_s);
+        }
         let pause = if pause > 0 { self.generation.0 } else { 0 };
         let wishes = Wishes { stop: stop > 0, save: saves, pause: Generation(pause) };
         self.member.as_ref().map_or(Ok(()), |member| member.committed(step, wishes))?;
@@ -362,7 +375,6 @@ impl<'a> Trainer<'a> {
 
     /// Makes the open step part of the state.
     fn update(&mut self) -> Result<Outcome, JobError> {
-        let start = Instant::now();
         let programs = Arc::clone(&self.programs);
         let c = &programs.train;
         let step = self.state.step;
@@ -377,7 +389,7 @@ impl<'a> Trainer<'a> {
                 self.machine.run_part_timed(c, c.turn.spread(), &mut self.models, groups, trace.go_on())?;
             }
         }
-        outcome.step_s += start.elapsed().as_secs_f64();
+        outcome.collective_s += groups.take_waited().as_secs_f64();
         Ok(outcome)
     }
 
@@ -700,7 +712,10 @@ fn model_flops(c: &Compiled) -> f64 {
 /// Resident memory of this process, from the kernel; 0 where it does not tell. What a rank shares with others counts at
 /// the rank to which it belongs, whose `shared` bytes are all in use: the kernel counts it at everyone who touched it.
 fn resident_bytes(shared: Option<usize>) -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    // Read in place, so that a step allocates nothing.
+    let mut bytes = [0; 256];
+    let n = std::fs::File::open("/proc/self/statm").and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);
+    let statm = str::from_utf8(&bytes[..n]).unwrap_or_default();
     let mut pages = statm.split_whitespace().skip(1).map(|p| p.parse::<u64>().unwrap_or(0));
     let (resident, of_others) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
     match shared {
