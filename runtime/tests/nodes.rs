@@ -164,7 +164,7 @@ fn a_rank_for_which_all_others_wait_is_relieved_by_a_spare_process() {
     let larger = sizes.iter().fold(support::YAML.to_owned(), |yaml, (from, to)| yaml.replace(from, to));
     p.write("job.yaml", &larger);
     // A member is looked at for twenty times as long before it is called slow.
-    let quick = ["--elastic.detection_time", "0.4", "--microbatches_per_step", "8"];
+    let quick = ["--elastic.detection_time", "0.8", "--microbatches_per_step", "8"];
     p.train(&[&JOB[..], &quick, &["--output_dir", "straight"]].concat()).succeeds();
     let job = Job::start_at(&p, 1, &quick, Places { ranks_per_node: 3, ..Places::default() });
     job.until_step(10);

@@ -33,6 +33,8 @@ const JOB: [&str; 12] = [
 const STEPS: u64 = 5;
 /// As in `ranks`: sums in another order.
 const LOSS_TOLERANCE: f64 = 2e-5;
+/// Steps within which that holds. Differences grow with the steps, of which a fast machine does more between two changes.
+const LOSS_TOLERANCE_STEPS: f64 = 500.0;
 
 fn start_of(p: &Project, overrides: &[&str]) -> Job {
     let all = [&JOB[..], overrides].concat();
@@ -152,9 +154,13 @@ async fn a_job_goes_through_meshes_of_all_axes_and_learns_what_one_that_is_left_
     assert_eq!(steps, (1..=metrics.len() as u64).collect::<Vec<_>>(), "every step is done and told of once");
     let losses = |of: &[(u64, u64, u64)]| -> Vec<f64> { of.iter().map(|(_, loss, _)| f64::from_bits(*loss)).collect() };
     let (losses, expected) = (losses(&metrics), losses(&alone));
-    let worst = losses.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    println!("{} steps, the losses differ by {worst:e} at most", losses.len());
-    assert!(losses.len() == expected.len() && worst <= LOSS_TOLERANCE, "{worst}: {losses:?}\n{expected:?}");
+    // Relative to what is tolerated at the step.
+    let excess = |(i, (a, b)): (usize, (&f64, &f64))| {
+        (a - b).abs() / (LOSS_TOLERANCE * (i as f64 / LOSS_TOLERANCE_STEPS).max(1.0))
+    };
+    let worst = losses.iter().zip(&expected).enumerate().map(excess).fold(0.0, f64::max);
+    println!("{} steps, the losses differ by {worst} of what is tolerated", losses.len());
+    assert!(losses.len() == expected.len() && worst <= 1.0, "{worst}: {losses:?}\n{expected:?}");
 }
 
 #[tokio::test]

@@ -125,11 +125,17 @@ fn a_large_model_compiles_in_milliseconds() {
         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192}"#;
     let config = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap();
     let forward = config.forward(BatchShape { n_rows: 1, seq_len: 8192 }, Head::Loss).unwrap();
-    let started = std::time::Instant::now();
-    let step = compile_step(forward, &spec(8, Precision::Bf16, Recompute::Full), |_, _| 0).unwrap();
-    println!("{} instructions in {:?}", step.program.instrs.len(), started.elapsed());
-    assert_eq!(step.program.n_params(), 70_553_706_496);
-    assert!(started.elapsed() < std::time::Duration::from_millis(500), "{:?}", started.elapsed());
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let started = std::time::Instant::now();
+        let step = compile_step(forward.clone(), &spec(8, Precision::Bf16, Recompute::Full), |_, _| 0).unwrap();
+        times.push(started.elapsed());
+        assert_eq!(step.program.n_params(), 70_553_706_496);
+    }
+    // The median: one may take long because the machine is busy.
+    times.sort();
+    println!("{times:?}");
+    assert!(times[2] < std::time::Duration::from_millis(500), "{times:?}");
 }
 
 /// A user-defined model: one operation over the ids and labels, two trained parameters and one that is not.

@@ -192,16 +192,23 @@ fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
 fn a_node_uses_whichever_address_answers() {
     let mut coordinator = Coordinator::new();
     let dead = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let machine = Machine::new();
-    let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let since = Instant::now();
-    let addresses = vec![dead.local_addr().unwrap().into(), coordinator.listener.address().into()];
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let machine = Machine::new();
+        let credential = machine.enrol(&coordinator.invite()).unwrap();
+        let addresses = vec![dead.local_addr().unwrap().into(), coordinator.listener.address().into()];
+        let since = Instant::now();
 
-    let (link, _orders) = machine.link(addresses, credential);
-    coordinator.connected();
+        let (link, _orders) = machine.link(addresses, credential);
+        coordinator.connected();
 
-    assert!(since.elapsed() < Timing::default().detection_time, "the dead one was waited for");
-    until("a state", || (*link.state().borrow() == LinkState::Connected(coordinator.listener.address())).then_some(()));
+        times.push(since.elapsed());
+        let connected = LinkState::Connected(coordinator.listener.address());
+        until("a state", || (*link.state().borrow() == connected).then_some(()));
+    }
+    // The median: one may take long because the machine is busy, all do only if the dead address is waited for.
+    times.sort();
+    assert!(times[2] < Timing::default().detection_time, "{times:?}");
 }
 
 #[test]
@@ -213,16 +220,21 @@ fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
     let (link, _orders) = machine.link(vec![cable.address.into()], credential.clone());
     coordinator.connected();
 
-    cable.cut(true);
-    let since = Instant::now();
-    coordinator.event("the loss", |event| matches!(event, Inbound::Disconnected { .. }).then_some(()));
-    until("the loss at the node", || matches!(*link.state().borrow(), LinkState::Waiting(_)).then_some(()));
-    let noticed = since.elapsed();
-    cable.cut(false);
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        cable.cut(true);
+        let since = Instant::now();
+        coordinator.event("the loss", |event| matches!(event, Inbound::Disconnected { .. }).then_some(()));
+        until("the loss at the node", || matches!(*link.state().borrow(), LinkState::Waiting(_)).then_some(()));
+        times.push(since.elapsed());
+        cable.cut(false);
+        assert_eq!(coordinator.connected(), seat(&credential));
+    }
 
-    assert_eq!(coordinator.connected(), seat(&credential));
+    // No cut may be noticed early; late is the median, since one may be late because the machine is busy.
+    times.sort();
     let detection_time = Timing::default().detection_time;
-    assert!(detection_time / 2 < noticed && noticed < detection_time * 2, "{noticed:?}");
+    assert!(detection_time / 2 < times[0] && times[1] < detection_time * 2, "{times:?}");
 }
 
 #[test]
