@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::process::{Child, Stdio};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Project, Run};
 
@@ -152,6 +153,46 @@ fn torchrun_variables_of_machines_and_of_ranks_are_understood() {
     launch.until(3, "nothing to do");
     launch.finish();
     assert_eq!(p.model_bytes("four"), straight);
+}
+
+/// The launcher of PyTorch on this machine, if it is installed: that of `PHALANX_PYTHON`, or the first on the path.
+fn launcher_of_torch() -> Option<Vec<String>> {
+    let of_python = |python: String| vec![python, "-m".to_owned(), "torch.distributed.run".to_owned()];
+    let named = std::env::var("PHALANX_PYTHON").ok().map(of_python);
+    let candidates = named.into_iter().chain([vec!["torchrun".to_owned()], of_python("python3".to_owned())]);
+    let works = |words: &Vec<String>| {
+        let output = Command::new(&words[0]).args(&words[1..]).arg("--help").output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    candidates.into_iter().find(works)
+}
+
+#[test]
+fn nodes_that_torchrun_itself_starts_train_as_one_machine_does() {
+    let Some(torchrun) = launcher_of_torch() else {
+        // Not `eprintln!`, which the harness keeps to itself where a test passes.
+        let _ = std::io::stderr().write_all(b"skipped: nodes_that_torchrun_itself_starts: torchrun is not installed\n");
+        return;
+    };
+    let p = Project::new();
+    let straight = straight(&p);
+    // For the rendezvous of torchrun, which is TCP; `phalanx` then uses UDP on the port that torchrun gives to its workers.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |node: usize| {
+        let log = std::fs::File::create(p.path(&format!("node{node}.log"))).unwrap();
+        let mut command = Command::new(&torchrun[0]);
+        command.args(&torchrun[1..]).args(["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", &node.to_string()]);
+        command.args(["--master-addr", "127.0.0.1", "--master-port", &port, "--no-python"]);
+        command.arg(env!("CARGO_BIN_EXE_phalanx")).args(["train", "--torchrun", "job.yaml"]).args(JOB);
+        command.args(["--dp_shard_size", "auto"]).current_dir(p.dir.path()).stdin(Stdio::null());
+        command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
+    };
+
+    let launch = Launch { p: &p, nodes: vec![start(0), start(1)] };
+    launch.until(0, "4 ranks");
+    launch.finish();
+
+    assert_eq!(p.model_bytes("out"), straight);
 }
 
 #[test]
