@@ -6,7 +6,7 @@ use half::bf16;
 use phalanx_cpu::kernels::attention::{self, Shape};
 use phalanx_cpu::kernels::attention_part::{self, Indexes, PartShape};
 use phalanx_cpu::kernels::{
-    Heads, activation, cross_entropy, elementwise, embedding, optimizer, reduce, rms_norm, rotary, tree_sum,
+    Heads, activation, cross_entropy, elementwise, embedding, optimizer, reduce, rms_norm, rotary,
 };
 use phalanx_device::float::Float;
 use std::hint::black_box;
@@ -154,9 +154,6 @@ fn whole_buffers(criterion: &mut Criterion) {
     criterion
         .bench_function("adamw/4Mi", |b| b.iter(|| optimizer::adamw(black_box(&mut p), &mut m, &mut v, &g, &update)));
     criterion.bench_function("sum_squares/4Mi", |b| b.iter(|| reduce::sum_squares(black_box(&g))));
-    let leaves: Vec<Vec<f32>> = (0..7).map(|_| g.clone()).collect();
-    let leaves: Vec<&[f32]> = leaves.iter().map(Vec::as_slice).collect();
-    criterion.bench_function("tree_sum/8 x 4Mi", |b| b.iter(|| tree_sum::tree_sum_assign(black_box(&mut m), &leaves)));
     criterion.bench_function("add_assign/4Mi", |b| b.iter(|| elementwise::add_assign(black_box(&mut p), &g)));
 }
 

@@ -227,11 +227,6 @@ impl Formation {
         let own = self.rank_of(worker).map(|rank| (self.mesh, rank, &self.holds[rank][..]));
         own.or_else(|| self.learner(worker).map(|learner| (learner.mesh, learner.rank, &learner.holds[..])))
     }
-
-    /// Where the tensors of a member are reached.
-    pub fn address_of(&self, worker: Worker) -> Option<SocketAddr> {
-        self.addresses.get(self.member_of(worker)? as usize).copied().flatten()
-    }
 }
 
 /// A member without a seat that catches up while the others train: see [`super::learner`].

@@ -75,11 +75,6 @@ impl Layout {
     pub fn total_bytes(&self) -> usize {
         self.region_bytes.values().sum()
     }
-
-    /// Bytes of the regions in the memory of the device.
-    pub fn device_bytes(&self) -> usize {
-        self.total_bytes() - self.bytes(Region::Offloaded)
-    }
 }
 
 /// Places every value. `scratch_bytes` says how much working space an instruction needs on the machine that runs it.

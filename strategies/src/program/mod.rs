@@ -23,10 +23,6 @@ use crate::mesh::Place;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
-/// Index of a parameter in [`Program::params`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId(pub u32);
-
 /// What a value is for; decides who owns its memory and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -214,7 +210,7 @@ pub struct Program {
     pub values: Vec<Value>,
     /// Instructions in the order in which they run.
     pub instrs: Vec<Instr>,
-    /// Parameter table, indexed by [`ParamId`].
+    /// Parameter table.
     pub params: Vec<Param>,
     /// What the host writes and reads.
     pub bindings: Vec<Binding>,

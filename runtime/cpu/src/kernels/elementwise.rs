@@ -67,11 +67,6 @@ pub fn scale(x: &mut [f32], factor: f32) {
     x.par_chunks_mut(CHUNK).for_each(|x| scale_chunk(x, factor));
 }
 
-/// `x = 0`.
-pub fn fill_zero<T: Float>(x: &mut [T]) {
-    x.par_chunks_mut(CHUNK).for_each(|x| x.fill(T::ZERO));
-}
-
 simd! {
     fn add_chunk<A: Float, B: Float, Y: Float>(a: &[A], b: &[B], out: &mut [Y]) {
         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
@@ -161,14 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn scale_and_fill_reach_every_element() {
+    fn scale_reaches_every_element() {
         let x = random(N, 4);
         let mut y = x.clone();
 
         scale(&mut y, 3.0);
 
         assert!(x.iter().zip(&y).all(|(x, y)| 3.0 * x == *y));
-        fill_zero(&mut y);
-        assert!(y.iter().all(|y| *y == 0.0));
     }
 }

@@ -36,7 +36,6 @@ pub(crate) mod testing;
 mod tile;
 mod tile_simd;
 mod transpose;
-pub mod tree_sum;
 
 /// Geometry of packed `qkv [N, (H + 2 K) D]`: queries, then keys, then values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
