@@ -197,9 +197,9 @@ fn functions(text: &str) -> Vec<(usize, String)> {
         }
         let Some(name) = rest.strip_prefix("fn ").map(identifier) else { continue };
         let indent = &line[..line.len() - code.len()];
-        let is_end = |l: &&str| l.strip_prefix(indent).is_some_and(|l| l.starts_with('}') || l == ";");
+        let is_end = |l: &str| l.strip_prefix(indent).is_some_and(|l| l.starts_with('}') || l == ";");
         let is_short = line.ends_with(';') || line.ends_with('}');
-        let n = if is_short { 1 } else { lines[at..].iter().position(|l| is_end(&l)).map_or(1, |n| n + 1) };
+        let n = if is_short { 1 } else { lines[at..].iter().position(|l| is_end(l)).map_or(1, |n| n + 1) };
         found.push((n, name));
     }
     found
