@@ -9,6 +9,7 @@
 //! - [`cost`]: operations and bytes, read off the program.
 //! - [`pipeline`]: the order in which pipeline stages run their microbatches.
 //! - [`world`]: refuses ranks whose collectives do not fit or can deadlock, and simulates a step's time.
+//! - [`boxes`]: boxes of tensors: the one index of checkpoints, ranks' memory and what travels between ranks.
 //! - [`trace`]: the programs of all ranks become a world.
 //! - [`plan`]: which of all arrangements trains a model fastest on given machines.
 //! - [`elastic`]: how the job survives the loss and arrival of ranks, machines and coordinators.
@@ -18,6 +19,7 @@
 //! Deliberately absent: clocks, threads, tasks, sockets, files, devices. Whatever depends on the machine (how much
 //! working space a kernel needs, how fast it is) is passed in.
 
+pub mod boxes;
 pub mod compile;
 pub mod cost;
 pub mod elastic;

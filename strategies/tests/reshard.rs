@@ -37,7 +37,7 @@ fn updated(model_of: Model, spec: &StepSpec, place: Place) -> Vec<HeldBox> {
 
 fn elements(boxes: &[HeldBox]) -> BTreeSet<(String, usize)> {
     let of = |held: &HeldBox| -> Vec<(String, usize)> {
-        let rows = held.rows().flat_map(|(index, at)| index..index + at.len());
+        let rows = held.runs().flat_map(|(index, at)| index..index + at.len());
         rows.map(|index| (held.name.clone(), index)).collect()
     };
     boxes.iter().flat_map(of).collect()

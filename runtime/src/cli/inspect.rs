@@ -24,7 +24,7 @@ pub(super) struct Args {
 struct Row {
     name: String,
     dtype: String,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
@@ -37,7 +37,7 @@ fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
     let source = TensorSource::open(dir)?;
     let mut rows = Vec::new();
     for name in source.names() {
-        let shape = source.shape(name)?.iter().map(|n| *n as u64).collect();
+        let shape = source.shape(name)?.to_vec();
         rows.push(Row { name: name.into(), dtype: source.dtype(name)?.name().into(), shape });
     }
     let about = json!({
@@ -78,8 +78,8 @@ fn checkpoint(args: &Args) -> Result<(), JobError> {
 }
 
 fn show(about: serde_json::Value, rows: &[Row], as_json: bool) {
-    let elements = |r: &Row| r.shape.iter().product::<u64>();
-    let total: u64 = rows.iter().map(elements).sum();
+    let elements = |r: &Row| r.shape.iter().product::<usize>();
+    let total: usize = rows.iter().map(elements).sum();
     if as_json {
         let mut about = about;
         let tensors = rows.iter().map(|r| (r.name.clone(), json!({"dtype": r.dtype, "shape": r.shape})));
@@ -93,8 +93,8 @@ fn show(about: serde_json::Value, rows: &[Row], as_json: bool) {
     table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["tensor", "type", "shape", "size"]);
     for r in rows {
         let bytes = elements(r) * if r.dtype == "F32" { 4 } else { 2 };
-        table.add_row([r.name.clone(), r.dtype.clone(), format!("{:?}", r.shape), human_bytes(bytes)]);
+        table.add_row([r.name.clone(), r.dtype.clone(), format!("{:?}", r.shape), human_bytes(bytes as u64)]);
     }
     say(table);
-    say(format_args!("{} tensors, {} elements", rows.len(), human_count(total as usize)));
+    say(format_args!("{} tensors, {} elements", rows.len(), human_count(total)));
 }

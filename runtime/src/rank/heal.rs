@@ -254,7 +254,7 @@ type Place = (ValueId, Range<usize>);
 /// Where the elements of a piece of a tensor lie, in row-major order.
 fn places(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Place> + use<> {
     let value = tensor.value;
-    tensor.held.runs_of(&piece.offset, &piece.extent).into_iter().map(move |run| (value, run))
+    tensor.held.runs_of(&piece.region).map(move |run| (value, run))
 }
 
 /// The elements at these places.
@@ -308,6 +308,7 @@ fn copy(from: Vec<&[f32]>, to: Vec<&mut [f32]>) {
 pub(crate) mod fuzzing {
     use super::{Answer, Ask, Lacking, Piece, found, places, share_of};
     use crate::train::weights::Tensor;
+    use phalanx_strategies::boxes::TensorBox;
     use phalanx_strategies::program::ValueId;
     use phalanx_strategies::program::held::HeldBox;
     use std::ops::Range;
@@ -326,9 +327,10 @@ pub(crate) mod fuzzing {
 
     /// A member's part of a matrix.
     fn held() -> [Tensor; 1] {
-        let (name, shape, offset, extent) = ("w".to_owned(), vec![4, 6], vec![1, 0], vec![2, 6]);
-        let (held_name, held_shape) = (name.clone(), shape.clone());
-        let held = HeldBox { name: held_name, shape: held_shape, offset, extent, start: 0, row_stride: 6, owned: true };
+        let (name, shape) = ("w".to_owned(), vec![4, 6]);
+        let region = TensorBox { offset: vec![1, 0], extent: vec![2, 6] };
+        let (name_there, whole, stored) = (name.clone(), shape.clone(), region.clone());
+        let held = HeldBox { name: name_there, shape: whole, region, stored, start: 0, owned: true };
         [Tensor { name, shape, value: ValueId(0), elements: 0..N_HELD, trainable: true, held }]
     }
 

@@ -6,8 +6,8 @@
 
 use crate::train::weights::Tensor;
 use phalanx_device::parts::part;
+use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::elastic::recovery::Share;
-use phalanx_strategies::program::held::{HeldBox, boxes_of_run};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -15,8 +15,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Piece {
     pub(crate) tensor: usize,
-    pub(crate) offset: Vec<usize>,
-    pub(crate) extent: Vec<usize>,
+    pub(crate) region: TensorBox,
 }
 
 /// See the [module](self).
@@ -30,11 +29,7 @@ pub(crate) struct Lacking {
 impl Lacking {
     /// All of these tensors.
     pub(crate) fn all(tensors: Vec<Tensor>) -> Lacking {
-        let whole = |(tensor, t): (usize, &Tensor)| Piece {
-            tensor,
-            offset: t.held.offset.clone(),
-            extent: t.held.extent.clone(),
-        };
+        let whole = |(tensor, t): (usize, &Tensor)| Piece { tensor, region: t.held.region.clone() };
         let pieces = tensors.iter().enumerate().map(whole).collect();
         Lacking { tensors, pieces }
     }
@@ -52,17 +47,17 @@ impl Lacking {
     /// This has come. Returns whether all of it was lacking; otherwise nothing has changed.
     #[must_use]
     pub(crate) fn came(&mut self, piece: &Piece) -> bool {
-        let common = |(at, lacking): (usize, &Piece)| Some((at, lacking.meet(piece)?));
-        let common: Vec<(usize, Piece)> = self.pieces.iter().enumerate().filter_map(common).collect();
+        let of_tensor = self.pieces.iter().enumerate().filter(|(_, lacking)| lacking.tensor == piece.tensor);
+        let common = |(at, lacking): (usize, &Piece)| Some((at, lacking.region.intersection(&piece.region)?));
+        let common: Vec<(usize, TensorBox)> = of_tensor.filter_map(common).collect();
         let n_lacking: usize = common.iter().map(|(_, common)| common.n_elements()).sum();
-        // Of what is lacking no two boxes have an element in common. A peer may say anything, so that products overflow.
-        let n_elements = piece.extent.iter().try_fold(1, |n: usize, extent| n.checked_mul(*extent));
-        if n_lacking == 0 || n_elements != Some(n_lacking) {
+        // Of what is lacking no two boxes have an element in common.
+        if n_lacking == 0 || piece.region.n_elements_checked() != Some(n_lacking) {
             return false;
         }
         for (at, common) in common.into_iter().rev() {
-            let whole = self.pieces.swap_remove(at);
-            self.pieces.extend(whole.without(&common));
+            let Piece { tensor, region } = self.pieces.swap_remove(at);
+            self.pieces.extend(region.without(&common).into_iter().map(|region| Piece { tensor, region }));
         }
         true
     }
@@ -70,42 +65,7 @@ impl Lacking {
 
 impl Piece {
     pub(crate) fn n_elements(&self) -> usize {
-        self.extent.iter().product()
-    }
-
-    /// Whether its ends can be counted to. A peer may say anything.
-    fn is_countable(&self) -> bool {
-        self.offset.iter().zip(&self.extent).all(|(offset, extent)| offset.checked_add(*extent).is_some())
-    }
-
-    /// What it has in common with another box, if there is any element.
-    fn meet(&self, other: &Piece) -> Option<Piece> {
-        let n_dims = self.offset.len();
-        if (self.tensor, n_dims, n_dims) != (other.tensor, other.offset.len(), other.extent.len()) {
-            return None;
-        }
-        let offset: Vec<usize> = self.offset.iter().zip(&other.offset).map(|(a, b)| *a.max(b)).collect();
-        let end = |d: usize| (self.offset[d] + self.extent[d]).min(other.offset[d].saturating_add(other.extent[d]));
-        let extent = (0..n_dims).map(|d| end(d).checked_sub(offset[d]).filter(|n| *n > 0)).collect::<Option<_>>()?;
-        Some(Piece { tensor: self.tensor, offset, extent })
-    }
-
-    /// What is left of this box without one that lies in it: at most two boxes for each dim.
-    fn without(mut self, inner: &Piece) -> Vec<Piece> {
-        let mut rest = Vec::new();
-        for d in 0..self.offset.len() {
-            let (end, inner_end) = (self.offset[d] + self.extent[d], inner.offset[d] + inner.extent[d]);
-            for (from, to) in [(self.offset[d], inner.offset[d]), (inner_end, end)] {
-                if from < to {
-                    let mut side = self.clone();
-                    (side.offset[d], side.extent[d]) = (from, to - from);
-                    rest.push(side);
-                }
-            }
-            // What is beside the inner box is left only within its bounds along this dim.
-            (self.offset[d], self.extent[d]) = (inner.offset[d], inner.extent[d]);
-        }
-        rest
+        self.region.n_elements()
     }
 }
 
@@ -124,19 +84,12 @@ pub(crate) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor
         by_name.entry(&tensor.name).or_default().push(tensor);
     }
     let mut found = Vec::new();
-    for Named { name, piece } in wanted.iter().filter(|wanted| wanted.piece.is_countable()) {
-        let mut left = vec![piece.clone()];
+    for Named { name, piece } in wanted {
+        let mut left = vec![piece.region.clone()];
         for tensor in by_name.get(name.as_str()).into_iter().flatten() {
-            let before = std::mem::take(&mut left);
-            for part in before {
-                match meet(&tensor.held, &part) {
-                    Some(common) => {
-                        left.extend(part.without(&common));
-                        found.push((*tensor, common));
-                    }
-                    None => left.push(part),
-                }
-            }
+            let parts = left.iter().filter_map(|part| tensor.held.region.intersection(part));
+            found.extend(parts.map(|region| (*tensor, Piece { tensor: piece.tensor, region })));
+            left = left.iter().flat_map(|part| part.without(&tensor.held.region)).collect();
         }
     }
     found
@@ -152,40 +105,24 @@ pub(crate) fn share_of(found: Vec<(&Tensor, Piece)>, share: Share) -> Vec<(&Tens
         let here = before..before + piece.n_elements();
         before = here.end;
         let run = own.start.clamp(here.start, here.end) - here.start..own.end.clamp(here.start, here.end) - here.start;
-        for (offset, extent) in boxes_of_run(&piece.extent, run) {
-            let offset = piece.offset.iter().zip(offset).map(|(first, at)| first + at).collect();
-            given.push((tensor, Piece { tensor: piece.tensor, offset, extent }));
-        }
+        let boxes = piece.region.boxes_of_run(run);
+        given.extend(boxes.into_iter().map(|region| (tensor, Piece { tensor: piece.tensor, region })));
     }
     given
-}
-
-fn meet(held: &HeldBox, piece: &Piece) -> Option<Piece> {
-    let n_dims = held.shape.len();
-    if (piece.offset.len(), piece.extent.len()) != (n_dims, n_dims) {
-        return None;
-    }
-    let (offset, extent) = held.meet(&piece.offset, &piece.extent)?;
-    Some(Piece { tensor: piece.tensor, offset, extent })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use phalanx_strategies::program::ValueId;
+    use phalanx_strategies::program::held::HeldBox;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
     fn tensor(name: &str, shape: &[usize], offset: &[usize], extent: &[usize]) -> Tensor {
-        let held = HeldBox {
-            name: name.into(),
-            shape: shape.to_vec(),
-            offset: offset.to_vec(),
-            extent: extent.to_vec(),
-            start: 0,
-            row_stride: extent.last().copied().unwrap_or(1),
-            owned: true,
-        };
+        let region = TensorBox { offset: offset.to_vec(), extent: extent.to_vec() };
+        let (name_there, stored) = (name.into(), region.clone());
+        let held = HeldBox { name: name_there, shape: shape.to_vec(), region, stored, start: 0, owned: true };
         let elements = 0..held.n_elements();
         Tensor { name: name.into(), shape: shape.to_vec(), value: ValueId(0), elements, trainable: true, held }
     }
@@ -196,8 +133,8 @@ mod tests {
     }
 
     fn places(piece: &Piece) -> Vec<(usize, usize)> {
-        let rows = piece.offset[0]..piece.offset[0] + piece.extent[0];
-        rows.flat_map(|r| (piece.offset[1]..piece.offset[1] + piece.extent[1]).map(move |c| (r, c))).collect()
+        let along = |dim: usize| piece.region.offset[dim]..piece.region.offset[dim] + piece.region.extent[dim];
+        along(0).flat_map(|r| along(1).map(move |c| (r, c))).collect()
     }
 
     proptest! {
@@ -216,7 +153,7 @@ mod tests {
                 };
                 let held: Vec<Tensor> = sender.iter().map(cut).collect();
                 for t in &held {
-                    had.extend(places(&Piece { tensor: 0, offset: t.held.offset.clone(), extent: t.held.extent.clone() }));
+                    had.extend(places(&Piece { tensor: 0, region: t.held.region.clone() }));
                 }
                 for (_, piece) in found(&held, &named(&lacking)) {
                     prop_assert!(lacking.came(&piece));
@@ -252,7 +189,7 @@ mod tests {
                 let n = given.iter().map(|(_, piece)| piece.n_elements()).sum::<usize>();
                 prop_assert!([0, 1].contains(&(n - all.len() / n_parts as usize)), "{} of {}", n, all.len());
                 for (tensor, piece) in given {
-                    let held = places(&Piece { tensor: 0, offset: tensor.held.offset.clone(), extent: tensor.held.extent.clone() });
+                    let held = places(&Piece { tensor: 0, region: tensor.held.region.clone() });
                     prop_assert!(places(&piece).iter().all(|place| held.contains(place)));
                     prop_assert!(lacking.came(&piece), "{:?} comes twice", piece);
                     came.extend(places(&piece));
@@ -265,8 +202,8 @@ mod tests {
     #[test]
     fn what_was_not_lacking_is_refused() {
         let mut lacking = Lacking::all(vec![tensor("w", &[4, 4], &[0, 0], &[2, 4]), tensor("b", &[], &[], &[])]);
-        let row = |r, n| Piece { tensor: 0, offset: vec![r, 0], extent: vec![n, 4] };
-        let scalar = Piece { tensor: 1, offset: vec![], extent: vec![] };
+        let row = |r, n| Piece { tensor: 0, region: TensorBox { offset: vec![r, 0], extent: vec![n, 4] } };
+        let scalar = Piece { tensor: 1, region: TensorBox::whole(&[]) };
 
         assert!(lacking.came(&row(0, 1)) && lacking.came(&scalar));
         let again = [row(0, 1), row(1, 2), row(usize::MAX, 2), scalar.clone(), Piece { tensor: 2, ..scalar }];

@@ -12,10 +12,10 @@ use phalanx_storage::checkpoint::background::Snapshot;
 use phalanx_storage::checkpoint::catalog::{Skipped, latest_valid, list};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::region::Region;
 use phalanx_storage::checkpoint::store::is_url;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
 use phalanx_storage::hf::dtype::Dtype;
+use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::LossScale;
@@ -63,16 +63,17 @@ pub(crate) type Saved = (u64, PathBuf);
 /// A box of a tensor as it goes into a checkpoint.
 struct SavedBox<'a> {
     name: String,
-    /// Shape of the whole tensor, offset and extent of the box.
-    dims: [Vec<u64>; 3],
+    /// Shape of the whole tensor.
+    shape: Vec<usize>,
+    region: TensorBox,
     values: Cow<'a, [f32]>,
 }
 
 impl SavedBox<'_> {
     fn piece(&self) -> Piece<'_> {
-        let [global_shape, offset, shape] = &self.dims;
+        let TensorBox { offset, extent: shape } = &self.region;
         let bytes = bytemuck::cast_slice(&self.values);
-        Piece { name: &self.name, dtype: Dtype::F32, global_shape, offset, shape, bytes }
+        Piece { name: &self.name, dtype: Dtype::F32, global_shape: &self.shape, offset, shape, bytes }
     }
 }
 
@@ -284,7 +285,7 @@ impl Saving {
         for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
             self.pulse.tick();
             let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
-            if !found.iter().copied().eq(tensor.shape.iter().map(|n| *n as u64)) {
+            if *found != tensor.shape {
                 let (name, ours) = (&tensor.name, &tensor.shape);
                 return Err(mismatch(format!("`{name}` has shape {found:?} there and {ours:?} here")));
             }
@@ -305,8 +306,8 @@ impl Saving {
 fn boxes<'a>(machine: &'a CpuMachine, c: &Compiled) -> Vec<SavedBox<'a>> {
     let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
     let boxes = saved.map(|t| {
-        let dims = [&t.shape, &t.held.offset, &t.held.extent].map(|d| d.iter().map(|n| *n as u64).collect());
-        SavedBox { dims, values: weights::packed(machine, c, &t), name: t.name }
+        let values = weights::packed(machine, c, &t);
+        SavedBox { name: t.name, shape: t.shape, region: t.held.region, values }
     });
     boxes.collect()
 }
@@ -349,14 +350,13 @@ pub(crate) fn read(
     machine: &mut CpuMachine,
     c: &Compiled,
 ) -> Result<(), CheckpointError> {
-    let dims = |d: &[usize]| d.iter().map(|n| *n as u64).collect();
-    let region = Region { offset: dims(&tensor.held.offset), shape: dims(&tensor.held.extent) };
+    let region = &tensor.held.region;
     if tensor.elements.len() == tensor.held.n_elements() {
         let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-        return checkpoint.read_into(&tensor.name, &region, bytemuck::cast_slice_mut(elements));
+        return checkpoint.read_into(&tensor.name, region, bytemuck::cast_slice_mut(elements));
     }
     let mut values = vec![0.0f32; tensor.held.n_elements()];
-    checkpoint.read_into(&tensor.name, &region, bytemuck::cast_slice_mut(&mut values))?;
+    checkpoint.read_into(&tensor.name, region, bytemuck::cast_slice_mut(&mut values))?;
     weights::unpack(machine, c, tensor, &values);
     Ok(())
 }

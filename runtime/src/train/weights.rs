@@ -29,6 +29,14 @@ pub(crate) struct Tensor {
     pub(crate) held: HeldBox,
 }
 
+impl Tensor {
+    /// The box's elements as runs: index of the first one in the whole tensor, and places among `elements`.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let start = self.elements.start;
+        self.held.runs().map(move |(index, at)| (index, at.start - start..at.end - start))
+    }
+}
+
 /// What this rank holds of all parameters, in table order.
 pub(crate) fn parameters(c: &Compiled) -> Vec<Tensor> {
     c.program.params.iter().flat_map(|p| tensors(p, p.value, &p.held, 0, "")).collect()
@@ -97,10 +105,8 @@ fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
 fn tensors(param: &Param, value: ValueId, run: &Range<usize>, first: usize, prefix: &str) -> Vec<Tensor> {
     let tensor = |mut held: HeldBox| {
         held.start += first;
-        let n_rows = held.n_elements() / held.row_len().max(1);
-        let elements = held.start..held.start + n_rows.saturating_sub(1) * held.row_stride + held.row_len();
         let (name, shape) = (format!("{prefix}{}", held.name), held.shape.clone());
-        Tensor { name, shape, value, elements, trainable: param.trainable, held }
+        Tensor { name, shape, value, elements: held.span(), trainable: param.trainable, held }
     };
     param.boxes(run).into_iter().map(tensor).collect()
 }
@@ -159,30 +165,16 @@ fn load(machine: &mut CpuMachine, c: &Compiled, param: &Param, source: &TensorSo
         let name = name_in(source, &tensor.name);
         source.check_shape(name, &tensor.shape)?;
         let elements = &mut machine.write::<f32>(c, param.value)[tensor.elements.clone()];
-        let start = tensor.held.start;
-        for (index, at) in runs(&tensor.held) {
-            source.read_run_into(name, index, &mut elements[at.start - start..at.end - start])?;
+        for (index, at) in tensor.runs() {
+            source.read_run_into(name, index, &mut elements[at])?;
         }
     }
     Ok(())
 }
 
-/// The rows of a box, joined where they follow each other both in the whole tensor and in memory.
-fn runs(held: &HeldBox) -> Vec<(usize, Range<usize>)> {
-    let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
-    for (index, at) in held.rows() {
-        match runs.last_mut() {
-            Some((first, run)) if run.end == at.start && *first + run.len() == index => run.end = at.end,
-            _ => runs.push((index, at)),
-        }
-    }
-    runs
-}
-
-/// Calls `of` for each row of a box with the index of its first element in the whole tensor.
+/// Calls `of` for each run of a box's elements with the index of its first element in the whole tensor.
 fn fill(tensor: &Tensor, elements: &mut [f32], of: impl Fn(usize, &mut [f32]) + Sync) {
-    let start = tensor.held.start;
-    tensor.held.rows().for_each(|(index, at)| of(index, &mut elements[at.start - start..at.end - start]));
+    tensor.runs().for_each(|(index, at)| of(index, &mut elements[at]));
 }
 
 /// The GPT-2 files on the hub lack the prefix that `transformers` writes today.
@@ -197,12 +189,12 @@ fn draw(out: &mut [f32], param: &Param, rng: CounterRng) {
     for tensor in tensors(param, param.value, &param.held, 0, "") {
         let elements = &mut out[tensor.elements.clone()];
         match param.init {
-            Init::Zeros => fill(&tensor, elements, |_, row| row.fill(0.0)),
-            Init::Ones => fill(&tensor, elements, |_, row| row.fill(1.0)),
+            Init::Zeros => fill(&tensor, elements, |_, run| run.fill(0.0)),
+            Init::Ones => fill(&tensor, elements, |_, run| run.fill(1.0)),
             Init::Normal { std } => {
                 let stream = rng.fork_named(&tensor.name);
-                fill(&tensor, elements, |index, row| {
-                    row.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
+                fill(&tensor, elements, |index, run| {
+                    run.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
                         *x = std * stream.normal((index + i) as u64) as f32;
                     });
                 });
@@ -211,28 +203,29 @@ fn draw(out: &mut [f32], param: &Param, rng: CounterRng) {
     }
 }
 
-/// Elements of one tensor, row after row.
+/// Elements of one tensor, in row-major order.
 pub(crate) fn packed<'a>(machine: &'a CpuMachine, c: &Compiled, tensor: &Tensor) -> Cow<'a, [f32]> {
     let values = elements(machine, c, tensor);
     if values.len() == tensor.held.n_elements() {
         return Cow::Borrowed(values);
     }
-    let start = tensor.held.start;
-    Cow::Owned(tensor.held.rows().flat_map(|(_, at)| &values[at.start - start..at.end - start]).copied().collect())
+    Cow::Owned(tensor.runs().flat_map(|(_, at)| &values[at]).copied().collect())
 }
 
 /// Takes a box out of the whole tensor.
 pub(crate) fn unpack_from_whole(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, whole: &[f32]) {
     let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-    fill(tensor, elements, |index, row| row.copy_from_slice(&whole[index..index + row.len()]));
+    fill(tensor, elements, |index, run| run.copy_from_slice(&whole[index..index + run.len()]));
 }
 
-/// Puts the elements of a box, row after row, where they belong.
+/// Puts the elements of a box, in row-major order, where they belong.
 pub(crate) fn unpack(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, values: &[f32]) {
     let to = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-    let start = tensor.held.start;
-    for ((_, at), row) in tensor.held.rows().zip(values.chunks_exact(tensor.held.row_len().max(1))) {
-        to[at.start - start..at.end - start].copy_from_slice(row);
+    let mut rest = values;
+    for (_, at) in tensor.runs() {
+        let (run, behind) = rest.split_at(at.len());
+        to[at].copy_from_slice(run);
+        rest = behind;
     }
 }
 

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use phalanx_storage::checkpoint::background::Snapshot;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::region::Region;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
 use phalanx_storage::hf::dtype::Dtype;
+use phalanx_strategies::boxes::TensorBox;
 
-const N_WRITERS: u64 = 2;
+const N_WRITERS: usize = 2;
 /// Shapes of one layer: attention, SwiGLU, norms.
-const LAYER: [[u64; 2]; 9] = [
+const LAYER: [[usize; 2]; 9] = [
     [1024, 1024],
     [1024, 1024],
     [1024, 1024],
@@ -42,9 +42,9 @@ fn main() -> anyhow::Result<()> {
     run(Path::new(dir), mib.parse()?)
 }
 
-fn run(dir: &Path, mib: u64) -> anyhow::Result<()> {
+fn run(dir: &Path, mib: usize) -> anyhow::Result<()> {
     let tensors = tensors(mib << 20);
-    let n_bytes: u64 = tensors.iter().map(|(_, [rows, columns])| 4 * rows * columns).sum();
+    let n_bytes: usize = tensors.iter().map(|(_, [rows, columns])| 4 * rows * columns).sum();
     println!("bytes {n_bytes}");
     let path = save(dir, &tensors)?;
     for (what, n_readers, dim) in [("load-rows", 3, 0), ("load-columns", 2, 1)] {
@@ -54,8 +54,8 @@ fn run(dir: &Path, mib: u64) -> anyhow::Result<()> {
 }
 
 /// Name and shape of every tensor of a state of about as many bytes.
-fn tensors(n_bytes: u64) -> Vec<(String, [u64; 2])> {
-    let layer_bytes: u64 = LAYER.iter().map(|[rows, columns]| 3 * 4 * rows * columns).sum();
+fn tensors(n_bytes: usize) -> Vec<(String, [usize; 2])> {
+    let layer_bytes: usize = LAYER.iter().map(|[rows, columns]| 3 * 4 * rows * columns).sum();
     let layers = 0..n_bytes.div_ceil(layer_bytes);
     let kinds = ["weight", "exp_avg", "exp_avg_sq"];
     let of_layer = |layer| {
@@ -66,15 +66,15 @@ fn tensors(n_bytes: u64) -> Vec<(String, [u64; 2])> {
 }
 
 /// What element `index` of tensor `t` is.
-fn element(t: usize, index: u64) -> f32 {
-    ((t as u64 * 7919 + index) % (1 << 24)) as f32
+fn element(t: usize, index: usize) -> f32 {
+    ((t * 7919 + index) % (1 << 24)) as f32
 }
 
-fn save(dir: &Path, tensors: &[(String, [u64; 2])]) -> anyhow::Result<PathBuf> {
+fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf> {
     let writer = CheckpointWriter::at(dir)?;
     let meta = CheckpointMeta { job: "bench".into(), step: 1, generation: 0, mesh: BTreeMap::new() };
-    let board = Arc::new(Board { barrier: Barrier::new(N_WRITERS as usize), sum: Mutex::default() });
-    let rank = |seat: u64| -> anyhow::Result<PathBuf> {
+    let board = Arc::new(Board { barrier: Barrier::new(N_WRITERS), sum: Mutex::default() });
+    let rank = |seat: usize| -> anyhow::Result<PathBuf> {
         let parts: Vec<Vec<f32>> = tensors
             .iter()
             .enumerate()
@@ -139,7 +139,7 @@ impl Board {
     }
 
     /// Prints how long it took until all were done.
-    fn tell(&self, seat: u64, what: &str, start: Instant) {
+    fn tell(&self, seat: usize, what: &str, start: Instant) {
         self.barrier.wait();
         if seat == 0 {
             println!("{what} {:.4}", start.elapsed().as_secs_f64());
@@ -148,17 +148,16 @@ impl Board {
 }
 
 /// Loads tensors that are cut along `dim` on every reader, and checks them once the time is taken.
-fn load(path: &Path, tensors: &[(String, [u64; 2])], n_readers: u64, dim: usize) -> anyhow::Result<Duration> {
-    let region = |shape: [u64; 2], reader: u64| {
-        let cut = |at: u64| shape[dim] * at / n_readers;
+fn load(path: &Path, tensors: &[(String, [usize; 2])], n_readers: usize, dim: usize) -> anyhow::Result<Duration> {
+    let region = |shape: [usize; 2], reader: usize| {
+        let cut = |at: usize| shape[dim] * at / n_readers;
         let (mut offset, mut part) = ([0; 2], shape);
         (offset[dim], part[dim]) = (cut(reader), cut(reader + 1) - cut(reader));
-        Region { offset: offset.into(), shape: part.into() }
+        TensorBox { offset: offset.into(), extent: part.into() }
     };
-    let barrier = Barrier::new(n_readers as usize);
-    let reader = |reader: u64| -> anyhow::Result<Duration> {
-        let room =
-            |(_, shape): &(String, [u64; 2])| vec![1.0f32; region(*shape, reader).volume().unwrap_or(0) as usize];
+    let barrier = Barrier::new(n_readers);
+    let reader = |reader: usize| -> anyhow::Result<Duration> {
+        let room = |(_, shape): &(String, [usize; 2])| vec![1.0f32; region(*shape, reader).n_elements()];
         let mut parts: Vec<Vec<f32>> = tensors.iter().map(room).collect();
         barrier.wait();
         let start = Instant::now();
@@ -169,7 +168,7 @@ fn load(path: &Path, tensors: &[(String, [u64; 2])], n_readers: u64, dim: usize)
         barrier.wait();
         let time = start.elapsed();
         for (t, ((name, shape), part)) in tensors.iter().zip(&parts).enumerate() {
-            let Region { offset, shape: cut } = region(*shape, reader);
+            let TensorBox { offset, extent: cut } = region(*shape, reader);
             let expected = (0..cut[0]).flat_map(|row| (0..cut[1]).map(move |column| (row, column)));
             let number = |row, column| (offset[0] + row) * shape[1] + offset[1] + column;
             let right = expected.zip(part).all(|((row, column), x)| *x == element(t, number(row, column)));

@@ -3,6 +3,7 @@
 //! Every rank can compute this for every other one, so saving, loading and resharding need no messages.
 
 use super::{Param, ParamPart};
+use crate::boxes::TensorBox;
 use std::ops::Range;
 
 /// A box of a tensor of the model file, and its elements in a value that holds a run of a parameter's elements.
@@ -12,15 +13,13 @@ pub struct HeldBox {
     pub name: String,
     /// Shape of the whole tensor.
     pub shape: Vec<usize>,
-    /// Where the box begins in the tensor.
-    pub offset: Vec<usize>,
-    /// Extent of the box.
-    pub extent: Vec<usize>,
-    /// First element in the value.
+    /// Which box of the tensor it is; it has an element.
+    pub region: TensorBox,
+    /// The box that lies row-major in the value: `region`, or one around it where other ranges of the dim that is cut lie
+    /// beside this one (GPT-2's `c_attn`, cut by columns). Of the tensor it holds `region` only.
+    pub stored: TensorBox,
+    /// First element of `stored` in the value.
     pub start: usize,
-    /// From one row of the box to the next in the value, where rows are runs along the last dim of at least two; a box
-    /// whose elements lie without a gap has this equal to its last extent.
-    pub row_stride: usize,
     /// Whether this rank saves it, as far as tensor parallelism goes.
     pub owned: bool,
 }
@@ -28,68 +27,28 @@ pub struct HeldBox {
 impl HeldBox {
     /// Number of elements.
     pub fn n_elements(&self) -> usize {
-        self.extent.iter().product()
+        self.region.n_elements()
     }
 
-    /// Elements of a row: the last extent.
-    pub fn row_len(&self) -> usize {
-        self.extent.last().copied().unwrap_or(1)
+    /// Elements of the value from its first one to its last one; elements of other boxes may lie between them.
+    pub fn span(&self) -> Range<usize> {
+        let last: Vec<usize> = self.region.offset.iter().zip(&self.region.extent).map(|(o, n)| o + n - 1).collect();
+        let [first, last] = [&self.region.offset, &last].map(|position| self.start + self.stored.index_of(position));
+        first..last + 1
     }
 
-    /// Rows, in row-major order: index in the whole tensor of each one's first element, and its place in the value.
-    pub fn rows(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
-        let n_rows = self.n_elements() / self.row_len().max(1);
-        (0..n_rows).map(move |row| {
-            let (mut rest, mut index, mut stride) = (row, 0, 1);
-            for dim in (0..self.shape.len()).rev() {
-                let last = dim + 1 == self.shape.len();
-                let at = if last { 0 } else { rest % self.extent[dim] };
-                rest = if last { rest } else { rest / self.extent[dim] };
-                index += (self.offset[dim] + at) * stride;
-                stride *= self.shape[dim];
-            }
-            let start = self.start + row * self.row_stride;
-            (index, start..start + self.row_len())
-        })
-    }
-}
-
-impl HeldBox {
-    /// What it has in common with another box of the tensor: offset and extent, if there is any element. The other one may
-    /// be what a peer says: one of other dims, or beyond the tensor, has nothing in common with it, or less than it says.
-    pub fn meet(&self, offset: &[usize], extent: &[usize]) -> Option<(Vec<usize>, Vec<usize>)> {
-        let dims = 0..self.shape.len();
-        if offset.len() != dims.len() || extent.len() != dims.len() {
-            return None;
-        }
-        let first: Vec<usize> = dims.clone().map(|d| self.offset[d].max(offset[d])).collect();
-        let end = |d: usize| (self.offset[d] + self.extent[d]).min(offset[d].saturating_add(extent[d]));
-        let common: Option<Vec<usize>> = dims.map(|d| end(d).checked_sub(first[d]).filter(|n| *n > 0)).collect();
-        Some((first, common?))
+    /// Its elements, in row-major order, as runs without a gap in the whole tensor and in the value: index in the whole
+    /// tensor of the first element, and where the run lies in the value.
+    pub fn runs(&self) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let start = self.start;
+        let runs = self.region.runs(&TensorBox::whole(&self.shape), &self.stored);
+        runs.map(move |run| (run.from, start + run.to..start + run.to + run.len))
     }
 
     /// Where the elements of a box inside this one lie in the value, in row-major order, as runs without a gap.
-    pub fn runs_of(&self, offset: &[usize], extent: &[usize]) -> Vec<Range<usize>> {
-        let Some(last) = self.shape.len().checked_sub(1) else {
-            let scalar = self.start..self.start + 1;
-            return vec![scalar];
-        };
-        let n_rows: usize = extent[..last].iter().product();
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        for number in 0..n_rows {
-            let (mut rest, mut row, mut stride) = (number, 0, 1);
-            for dim in (0..last).rev() {
-                row += (offset[dim] - self.offset[dim] + rest % extent[dim]) * stride;
-                rest /= extent[dim];
-                stride *= self.extent[dim];
-            }
-            let start = self.start + row * self.row_stride + offset[last] - self.offset[last];
-            match runs.last_mut().filter(|run| run.end == start) {
-                Some(run) => run.end += extent[last],
-                None => runs.push(start..start + extent[last]),
-            }
-        }
-        runs
+    pub fn runs_of(&self, part: &TensorBox) -> impl Iterator<Item = Range<usize>> + use<> {
+        let start = self.start;
+        part.runs(part, &self.stored).map(move |run| start + run.to..start + run.to + run.len)
     }
 }
 
@@ -112,83 +71,37 @@ impl Param {
 }
 
 fn part_boxes(part: &ParamPart, run: &Range<usize>, start: usize, out: &mut Vec<HeldBox>) {
-    let local = part.local_shape();
-    let mut at = start;
-    for (offset, extent) in boxes_of_run(&local, run.clone()) {
-        let n: usize = extent.iter().product();
-        restrict(part, &offset, &extent, at, out);
-        at += n;
+    let mut start = start;
+    for local in TensorBox::whole(&part.local_shape()).boxes_of_run(run.clone()) {
+        let n_elements = local.n_elements();
+        restrict(part, &local, start, out);
+        start += n_elements;
     }
 }
 
 /// A box of what is here of a tensor, as boxes of the tensor: one for each range of the cut dim that it meets.
-fn restrict(part: &ParamPart, offset: &[usize], extent: &[usize], start: usize, out: &mut Vec<HeldBox>) {
-    let (dim, rank) = (part.dim, part.shape.len());
-    if rank == 0 {
-        let (offset, extent) = (vec![], vec![]);
-        return out.push(HeldBox {
-            name: part.name.clone(),
-            shape: vec![],
-            offset,
-            extent,
-            start,
-            row_stride: 1,
-            owned: part.owned,
-        });
+fn restrict(part: &ParamPart, local: &TensorBox, start: usize, out: &mut Vec<HeldBox>) {
+    let held = |region, stored| {
+        let (name, shape, owned) = (part.name.clone(), part.shape.clone(), part.owned);
+        HeldBox { name, shape, region, stored, start, owned }
+    };
+    if part.shape.is_empty() {
+        return out.push(held(local.clone(), local.clone()));
     }
-    let inner: usize = extent[dim + 1..].iter().product();
     let mut first = 0;
     for range in &part.ranges {
-        let here = first..first + range.len();
-        first = here.end;
-        let (a, b) = (offset[dim].max(here.start), (offset[dim] + extent[dim]).min(here.end));
-        if a >= b {
-            continue;
+        let mut here = local.clone();
+        (here.offset[part.dim], here.extent[part.dim]) = (first, range.len());
+        if let Some(mut region) = local.intersection(&here) {
+            // From positions in what is here to those in the tensor.
+            let shift = range.start.checked_sub(first).expect("ranges of a tensor ascend");
+            let mut stored = local.clone();
+            region.offset[part.dim] += shift;
+            stored.offset[part.dim] += shift;
+            out.push(held(region, stored));
         }
-        let (mut o, mut e) = (offset.to_vec(), extent.to_vec());
-        (o[dim], e[dim]) = (range.start + a - here.start, b - a);
-        let gap_free = b - a == extent[dim] || dim == 0;
-        debug_assert!(gap_free || dim + 1 == rank, "tensors are cut along their first or last dim");
-        let row_stride = if gap_free { e[rank - 1] } else { extent[dim] * inner };
-        let start = start + (a - offset[dim]) * inner;
-        out.push(HeldBox {
-            name: part.name.clone(),
-            shape: part.shape.clone(),
-            offset: o,
-            extent: e,
-            start,
-            row_stride,
-            owned: part.owned,
-        });
+        first += range.len();
     }
-}
-
-/// The fewest boxes `(offset, extent)` that make up a run of elements of a row-major tensor, in order.
-pub fn boxes_of_run(shape: &[usize], run: Range<usize>) -> Vec<(Vec<usize>, Vec<usize>)> {
-    if run.start >= run.end {
-        return Vec::new();
-    }
-    let Some((rows, rest)) = shape.split_first() else { return vec![(vec![], vec![])] };
-    let row: usize = rest.iter().product();
-    let mut boxes = Vec::new();
-    let mut at = run.start;
-    while at < run.end {
-        let (index, within) = (at / row, at % row);
-        let whole = (run.end - at) / row;
-        if within == 0 && whole > 0 {
-            let offset = [&[index], &vec![0; rest.len()][..]].concat();
-            boxes.push((offset, [&[whole], rest].concat()));
-            at += whole * row;
-            continue;
-        }
-        let end = (run.end - index * row).min(row);
-        for (offset, extent) in boxes_of_run(rest, within..end) {
-            boxes.push(([&[index][..], &offset].concat(), [&[1][..], &extent].concat()));
-        }
-        at = index * row + end;
-    }
-    debug_assert!(run.end <= rows * row, "a run lies in its tensor");
-    boxes
 }
 
 #[cfg(test)]
@@ -196,107 +109,94 @@ mod tests {
     use super::*;
     use crate::program::{Init, ValueId};
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
 
-    fn index_of(shape: &[usize], at: &[usize]) -> usize {
-        shape.iter().zip(at).fold(0, |i, (n, x)| i * n + x)
+    /// A tensor of this shape of which a rank has these ranges of one dim.
+    fn cut(shape: [usize; 2], dim: usize, ranges: &[Range<usize>]) -> Param {
+        let mut param = Param::whole(ValueId(0), &shape, vec![ParamPart::whole("w", &shape)], Init::Zeros);
+        param.cut(dim, ranges);
+        param
     }
 
     #[test]
-    fn a_box_of_a_peer_that_cannot_be_has_nothing_in_common_or_less_than_it_says() {
-        let (shape, offset, extent) = (vec![4, 6], vec![1, 0], vec![2, 6]);
-        let held = HeldBox { name: "w".into(), shape, offset, extent, start: 0, row_stride: 6, owned: true };
+    fn shard_of_three_ranges_of_columns_is_a_box_of_each_range_for_each_box_of_its_run() {
+        let param = cut([4, 12], 1, &[0..2, 4..6, 8..10]);
 
-        assert_eq!(held.meet(&[1], &[2]), None);
-        assert_eq!(held.meet(&[1, 0, 0], &[2, 6, 1]), None);
-        assert_eq!(held.meet(&[2, usize::MAX], &[1, 7]), None);
-        assert_eq!(held.meet(&[2, 1], &[usize::MAX, usize::MAX]), Some((vec![2, 1], vec![1, 5])));
+        let boxes = param.boxes(&(3..18));
+
+        let regions: Vec<(&[usize], &[usize])> =
+            boxes.iter().map(|held| (&held.region.offset[..], &held.region.extent[..])).collect();
+        let end_of_row: [(&[usize], &[usize]); 2] = [(&[0, 5], &[1, 1]), (&[0, 8], &[1, 2])];
+        let rows: [(&[usize], &[usize]); 3] = [(&[1, 0], &[2, 2]), (&[1, 4], &[2, 2]), (&[1, 8], &[2, 2])];
+        assert_eq!(regions, [&end_of_row[..], &rows].concat());
+        assert_eq!([boxes[0].span(), boxes[2].span()], [0..1, 3..11]);
+        assert_eq!(boxes[3].runs().collect::<Vec<_>>(), [(16, 5..7), (28, 11..13)]);
     }
 
     proptest! {
-        #[test]
-        fn boxes_of_a_run_are_its_elements_in_order(
-            shape in prop::collection::vec(1usize..5, 1..4), a in 0usize..64, b in 0usize..64,
-        ) {
-            let n: usize = shape.iter().product();
-            let run = a.min(n)..b.clamp(a.min(n), n);
-
-            let mut elements = Vec::new();
-            for (offset, extent) in boxes_of_run(&shape, run.clone()) {
-                let len: usize = extent.iter().product();
-                for i in 0..len {
-                    let mut rest = i;
-                    let mut at = offset.clone();
-                    for dim in (0..shape.len()).rev() {
-                        at[dim] += rest % extent[dim];
-                        rest /= extent[dim];
-                    }
-                    elements.push(index_of(&shape, &at));
-                }
-            }
-
-            prop_assert_eq!(elements, run.collect::<Vec<_>>());
-        }
-
         #[test]
         fn boxes_of_all_shards_of_all_cuts_cover_every_element_once(
             rows in 2usize..7, columns in 2usize..9, dim in 0usize..2, cuts in 1usize..3, shards in 1usize..4,
         ) {
             let shape = [rows, columns];
             let mut seen = vec![0; rows * columns];
-            for cut in 0..cuts {
+            for number in 0..cuts {
                 // Two ranges each, as of a packed tensor.
                 let half = shape[dim] / 2;
-                let in_half = |first: usize, n: usize| first + n * cut / cuts..first + n * (cut + 1) / cuts;
+                let in_half = |first: usize, n: usize| first + n * number / cuts..first + n * (number + 1) / cuts;
                 let ranges = [in_half(0, half), in_half(half, shape[dim] - half)];
-                let mut param = Param::whole(ValueId(0), &shape, vec![ParamPart::whole("w", &shape)], Init::Zeros);
-                param.cut(dim, &ranges);
+                let param = cut(shape, dim, &ranges);
                 let local: Vec<usize> = local_elements(&shape, dim, &ranges);
                 for shard in 0..shards {
                     let held = local.len() * shard / shards..local.len() * (shard + 1) / shards;
                     for held_box in param.boxes(&held) {
-                        for (index, place) in held_box.rows() {
+                        let mut places = Vec::new();
+                        for (index, place) in held_box.runs() {
                             for (i, at) in place.enumerate() {
                                 prop_assert_eq!(local[held.start + at], index + i);
                                 seen[index + i] += 1;
+                                places.push(at);
                             }
                         }
+                        prop_assert_eq!(places.len(), held_box.n_elements());
+                        prop_assert_eq!(held_box.span(), places[0]..places[places.len() - 1] + 1);
                     }
                 }
             }
 
             prop_assert!(seen.iter().all(|n| *n == 1), "{:?}", seen);
         }
-    }
 
-    proptest! {
         #[test]
         fn runs_of_a_part_of_a_box_are_the_places_of_its_elements(
-            shape in prop::collection::vec(1usize..5, 1..4), outer: [usize; 6], inner: [usize; 6], gap in 0usize..3,
+            rows in 2usize..7, columns in 3usize..9, dim in 0usize..2, held in (0usize..40, 0usize..40),
+            part in (0usize..7, 0usize..9, 1usize..7, 1usize..9),
         ) {
-            let within = |bounds: &[(usize, usize)], dice: [usize; 6]| -> Vec<(usize, usize)> {
-                let cut = |(d, (first, n)): (usize, &(usize, usize))| {
-                    let skip = dice[2 * d] % n;
-                    (first + skip, 1 + dice[2 * d + 1] % (n - skip))
-                };
-                bounds.iter().enumerate().map(cut).collect()
-            };
-            let whole: Vec<(usize, usize)> = shape.iter().map(|n| (0, *n)).collect();
-            let (of_box, of_part) = { let b = within(&whole, outer); let p = within(&b, inner); (b, p) };
-            let (offset, extent): (Vec<usize>, Vec<usize>) = of_box.into_iter().unzip();
-            let row_stride = extent[extent.len() - 1] + gap;
-            let held = HeldBox { name: "w".into(), shape: shape.clone(), offset, extent, start: 7, row_stride, owned: true };
-            let (offset, extent): (Vec<usize>, Vec<usize>) = of_part.into_iter().unzip();
+            let shape = [rows, columns];
+            let ranges = [0..1, 2..shape[dim]];
+            let n_elements = local_elements(&shape, dim, &ranges).len();
+            let held = held.0.min(held.1).min(n_elements)..held.0.max(held.1).min(n_elements);
+            let part = TensorBox { offset: vec![part.0, part.1], extent: vec![part.2, part.3] };
 
-            let places: Vec<usize> = held.runs_of(&offset, &extent).into_iter().flatten().collect();
+            for held_box in cut(shape, dim, &ranges).boxes(&held) {
+                let Some(part) = held_box.region.intersection(&part) else { continue };
 
-            let place_of: BTreeMap<usize, usize> =
-                held.rows().flat_map(|(index, at)| at.enumerate().map(move |(i, place)| (index + i, place))).collect();
-            let part = HeldBox { offset: offset.clone(), extent: extent.clone(), ..held.clone() };
-            let expected: Vec<usize> =
-                part.rows().flat_map(|(index, at)| (0..at.len()).map(move |i| index + i)).map(|i| place_of[&i]).collect();
-            prop_assert_eq!(places, expected);
-            prop_assert_eq!(held.meet(&offset, &extent), Some((offset, extent)));
+                let places: Vec<usize> = held_box.runs_of(&part).flatten().collect();
+
+                let of_part: Vec<usize> = local_elements(&shape, 0, &[0..rows, 0..0])
+                    .into_iter()
+                    .filter(|index| {
+                        let position = [index / columns, index % columns];
+                        let inside = |d: usize| (part.offset[d]..part.offset[d] + part.extent[d]).contains(&position[d]);
+                        inside(0) && inside(1)
+                    })
+                    .collect();
+                let all: Vec<(usize, usize)> = held_box
+                    .runs()
+                    .flat_map(|(index, at)| at.enumerate().map(move |(i, place)| (index + i, place)))
+                    .collect();
+                let place_of = |index: &usize| all.iter().find(|(of, _)| of == index).unwrap().1;
+                prop_assert_eq!(places, of_part.iter().map(place_of).collect::<Vec<_>>());
+            }
         }
     }
 

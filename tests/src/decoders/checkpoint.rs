@@ -7,10 +7,10 @@ use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::index::Index;
 use phalanx_storage::checkpoint::manifest::{IndexEntry, Manifest};
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::region::Region;
 use phalanx_storage::checkpoint::store::{NewFile, Store, StoredFile};
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
 use phalanx_storage::hf::dtype::Dtype;
+use phalanx_strategies::boxes::TensorBox;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,11 +59,12 @@ fn read_all(manifest: &[u8], index: Option<&[u8]>, writers: u32) {
         let Some(n_bytes) = tensor.dtype.bytes_of(&tensor.shape).filter(|n| *n <= READ_BYTES_MAX) else { continue };
         let mut whole = vec![0; n_bytes as usize];
         let read = checkpoint.read_whole_into(name, &mut whole);
-        let half = Region { offset: tensor.shape.iter().map(|n| n / 3).collect(), shape: shape_of_half(&tensor.shape) };
-        let mut part = vec![0; tensor.dtype.bytes_of(&half.shape).expect("less than the whole") as usize];
+        let half =
+            TensorBox { offset: tensor.shape.iter().map(|n| n / 3).collect(), extent: shape_of_half(&tensor.shape) };
+        let mut part = vec![0; tensor.dtype.bytes_of(&half.extent).expect("less than the whole") as usize];
         let read_part = checkpoint.read_into(name, &half, &mut part);
         if read.is_ok() && read_part.is_ok() && tensor.shape.len() == 1 && !part.is_empty() {
-            let at = (tensor.shape[0] / 3) as usize * tensor.dtype.bytes();
+            let at = tensor.shape[0] / 3 * tensor.dtype.bytes();
             assert_eq!(part, &whole[at..at + part.len()], "a part of {name} is not a part of the whole");
         }
     }
@@ -72,7 +73,7 @@ fn read_all(manifest: &[u8], index: Option<&[u8]>, writers: u32) {
     }
 }
 
-fn shape_of_half(shape: &[u64]) -> Vec<u64> {
+fn shape_of_half(shape: &[usize]) -> Vec<usize> {
     shape.iter().map(|n| (n / 2).min(n - n / 3)).collect()
 }
 

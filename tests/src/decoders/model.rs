@@ -67,7 +67,7 @@ fn json_of(bytes: &[u8]) -> Option<Value> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let tensors: [(&str, Dtype, &[u64]); 2] = [("a", Dtype::F32, &[2, 3]), ("b", Dtype::BF16, &[4])];
+    let tensors: [(&str, Dtype, &[usize]); 2] = [("a", Dtype::F32, &[2, 3]), ("b", Dtype::BF16, &[4])];
     let head = encode_header(&tensors, &BTreeMap::from([("format", "pt")]), 8);
     let file = [&[HEADER][..], &(head.len() as u64 + 32).to_le_bytes(), &head].concat();
     let llama = json!({

@@ -45,11 +45,11 @@ fn seeds() -> Vec<Vec<u8>> {
     let honest = honest::job();
     let order = honest.orders.iter().rfind(|order| order.formation.is_some()).expect("a world was formed");
     let word = honest.reports.iter().flat_map(|report| &report.members).next_back().expect("somebody reported");
-    let piece = |(offset, extent): ([usize; 2], [usize; 2])| json!({"tensor": 0, "offset": offset, "extent": extent});
+    let piece = |(offset, extent): ([usize; 2], [usize; 2])| json!({"tensor": 0, "region": {"offset": offset, "shape": extent}});
     let (whole, part, beside) = (([1, 0], [2, 6]), ([2, 3], [1, 2]), ([2, 0], [1, 3]));
     let state =
         json!({"step": 7, "n_updates": 7, "loss_scale": {"scale": 1.0, "good_steps": 0, "window": null, "min": 1.0}});
-    let scalar = json!({"tensor": 1, "offset": [], "extent": []});
+    let scalar = json!({"tensor": 1, "region": {"offset": [], "shape": []}});
     let wanted = json!([{"name": "w", "piece": piece(whole)}, {"name": "b", "piece": scalar}]);
     let ask = |part, n_parts| json!({"wanted": wanted, "share": {"part": part, "n_parts": n_parts}});
     let values = [

@@ -48,7 +48,7 @@ fn state_of(compiled: &Compiled) -> Vec<(ValueId, usize, f32)> {
         let element = |(index, at): (usize, Range<usize>)| {
             at.enumerate().map(move |(i, at)| (tensor.value, at, (first + index + i) as f32))
         };
-        tensor.held.rows().flat_map(element).collect()
+        tensor.held.runs().flat_map(element).collect()
     };
     updated_state(compiled).into_iter().flat_map(all).collect()
 }

@@ -8,9 +8,9 @@ use std::thread::{Builder, JoinHandle};
 
 use super::catalog::CheckpointId;
 use super::error::CheckpointError;
-use super::region::Region;
 use super::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
 use crate::hf::dtype::Dtype;
+use phalanx_strategies::boxes::TensorBox;
 
 /// Pieces and extras that own their bytes, all in one buffer that is used again.
 #[derive(Debug, Default)]
@@ -24,8 +24,8 @@ pub struct Snapshot {
 struct OwnedPiece {
     name: String,
     dtype: Dtype,
-    global_shape: Vec<u64>,
-    region: Region,
+    global_shape: Vec<usize>,
+    region: TensorBox,
     bytes: std::ops::Range<usize>,
 }
 
@@ -61,7 +61,7 @@ impl Snapshot {
             name: piece.name.to_owned(),
             dtype: piece.dtype,
             global_shape: piece.global_shape.to_vec(),
-            region: Region { offset: piece.offset.to_vec(), shape: piece.shape.to_vec() },
+            region: TensorBox { offset: piece.offset.to_vec(), extent: piece.shape.to_vec() },
             bytes: start..self.bytes.len(),
         });
     }
@@ -104,7 +104,7 @@ impl OwnedPiece {
             dtype: self.dtype,
             global_shape: &self.global_shape,
             offset: &self.region.offset,
-            shape: &self.region.shape,
+            shape: &self.region.extent,
             bytes: &buffer[self.bytes.clone()],
         }
     }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_strategies::boxes::TensorBox;
+use phalanx_strategies::boxes::tiling::tiles_exactly;
 use serde::{Deserialize, Serialize};
 
 use super::index::{FileEntry, Index, TensorEntry};
 use super::manifest::{FORMAT, Manifest, ManifestError, WRITERS_MAX, check_about, check_name, limit};
-use super::region::Region;
-use super::tiling::tiles_exactly;
 
 /// Tensors, boxes of one tensor, files and extras beyond these are refused.
 const ENTRIES_MAX: usize = 1 << 20;
@@ -139,7 +139,7 @@ impl Contents {
         check_name(name)?;
         limit("dims", tensor.shape.len(), DIMS_MAX)?;
         limit("boxes", tensor.chunks.len(), ENTRIES_MAX)?;
-        let regions: Vec<Region> = tensor.chunks.iter().map(|chunk| chunk.region.clone()).collect();
+        let regions: Vec<TensorBox> = tensor.chunks.iter().map(|chunk| chunk.region.clone()).collect();
         if tensor.dtype.bytes_of(&tensor.shape).is_none() || !tiles_exactly(&tensor.shape, &regions) {
             return Err(ManifestError::Tiling(name.to_owned()));
         }
@@ -149,7 +149,7 @@ impl Contents {
             };
             let end = chunk.byte_offset.checked_add(chunk.byte_len);
             let inside = end.is_some_and(|end| end <= file.len);
-            if !inside || tensor.dtype.bytes_of(&chunk.region.shape) != Some(chunk.byte_len) {
+            if !inside || tensor.dtype.bytes_of(&chunk.region.extent) != Some(chunk.byte_len) {
                 return Err(ManifestError::Bytes(name.to_owned()));
             }
         }

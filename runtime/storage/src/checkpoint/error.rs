@@ -123,11 +123,11 @@ pub enum CheckpointError {
         /// The tensor.
         name: String,
         /// Its shape.
-        global: Vec<u64>,
+        global: Vec<usize>,
         /// Where the box starts.
-        offset: Vec<u64>,
+        offset: Vec<usize>,
         /// The shape of the box.
-        shape: Vec<u64>,
+        shape: Vec<usize>,
         /// Bytes of the buffer.
         len: usize,
     },

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_strategies::boxes::TensorBox;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{FORMAT, ManifestError, check_name, is_hash, limit};
-use super::region::Region;
 use crate::hf::dtype::Dtype;
 
 /// Indexes of a million boxes have about this size together; longer ones are not read.
@@ -42,7 +42,7 @@ pub struct TensorEntry {
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its global shape.
-    pub shape: Vec<u64>,
+    pub shape: Vec<usize>,
     /// The boxes; those of all writers tile the shape exactly.
     pub chunks: Vec<Chunk>,
 }
@@ -52,7 +52,7 @@ pub struct TensorEntry {
 pub struct Chunk {
     /// The box.
     #[serde(flatten)]
-    pub region: Region,
+    pub region: TensorBox,
     /// The file that holds it.
     pub file: String,
     /// Where its bytes start in the file.

@@ -31,7 +31,7 @@
 //! Map: [`writer`] saves, alone or with others, by way of [`pending`], a checkpoint without its marker,
 //! or [`background`] beside training; [`reader`] verifies
 //! and reads; [`catalog`] lists, finds the latest and removes old ones. [`index`] is what one writer says, [`contents`] what
-//! all say together, [`manifest`] and [`commit`] make it final; [`region`], [`tiling`], [`flat_run`] and [`placement`] are the geometry;
+//! all say together, [`manifest`] and [`commit`] make it final; the geometry is [`phalanx_strategies::boxes`];
 //! [`store`] is the seam below which files lie: in a folder ([`disk`], which makes them durable by way of
 //! [`volume`]) or in an object store ([`bucket`]).
 //!
@@ -44,19 +44,15 @@ pub mod commit;
 pub mod contents;
 pub mod disk;
 pub mod error;
-pub mod flat_run;
 pub mod index;
 pub mod manifest;
 pub mod pending;
 mod pieces;
-pub mod placement;
 pub mod reader;
-pub mod region;
 mod shard;
 mod snapshot_memory;
 pub mod store;
 mod stored;
-pub mod tiling;
 mod vendor;
 pub mod volume;
 pub mod writer;

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::CheckpointError;
 use super::manifest::is_name;
-use super::region::Region;
-use super::tiling::{are_disjoint, tiles_exactly};
 use super::writer::{EXTRA_BYTES_MAX, Piece};
+use phalanx_strategies::boxes::TensorBox;
+use phalanx_strategies::boxes::tiling::{are_disjoint, tiles_exactly};
 
 /// Checks the pieces and extras of one writer. Where it is the only one, its pieces must tile; where it is one of many,
 /// whether they leave a hole together shows when all have written.
 pub(super) fn check(pieces: &[Piece<'_>], extras: &[(&str, &[u8])], is_alone: bool) -> Result<(), CheckpointError> {
     let bad = |name: &str, reason| Err(CheckpointError::BadPiece { name: name.to_owned(), reason });
-    let mut tensors: BTreeMap<&str, (&Piece<'_>, Vec<Region>)> = BTreeMap::new();
+    let mut tensors: BTreeMap<&str, (&Piece<'_>, Vec<TensorBox>)> = BTreeMap::new();
     for piece in pieces {
         let (first, regions) = tensors.entry(piece.name).or_insert((piece, Vec::new()));
         if !is_name(piece.name) {
@@ -25,7 +25,7 @@ pub(super) fn check(pieces: &[Piece<'_>], extras: &[(&str, &[u8])], is_alone: bo
             return bad(piece.name, "the shape of a piece does not hold its bytes");
         }
         if !piece.bytes.is_empty() {
-            regions.push(Region { offset: piece.offset.to_vec(), shape: piece.shape.to_vec() });
+            regions.push(TensorBox { offset: piece.offset.to_vec(), extent: piece.shape.to_vec() });
         }
     }
     for (name, (first, regions)) in &tensors {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use phalanx_strategies::boxes::{Run, TensorBox};
 use rayon::prelude::*;
 
 use super::catalog::CheckpointId;
@@ -12,14 +13,13 @@ use super::contents::Contents;
 use super::error::CheckpointError;
 use super::index::{Chunk, Index, TensorEntry, index_name};
 use super::manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestError, format_of};
-use super::region::{Region, Run};
 use super::store::{self, Store, absent};
 use super::stored::StoredFiles;
 use super::writer::EXTRA_BYTES_MAX;
 
 /// Shorter runs are read through a window of whole hash chunks, so that a column costs one read per chunk and not one per
 /// row.
-const LONG_RUN_BYTES: u64 = 256 << 10;
+const LONG_RUN_BYTES: usize = 256 << 10;
 
 /// A committed checkpoint. Whatever is read from it was found to be what was saved.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Checkpoint {
     contents: Contents,
     files: StoredFiles,
     /// For every tensor, how far along its first dim the boxes up to each one reach.
-    reaches: BTreeMap<String, Vec<u64>>,
+    reaches: BTreeMap<String, Vec<usize>>,
 }
 
 /// Who computes hashes: every thread when a run waits for its state, only the caller's while training goes on.
@@ -128,18 +128,18 @@ impl Checkpoint {
     /// # Errors
     /// When there is no such tensor, the box does not lie in it, `out` has not the bytes of the box, reading fails or what
     /// is read is damaged; `out` then holds anything.
-    pub fn read_into(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<(), CheckpointError> {
+    pub fn read_into(&self, name: &str, region: &TensorBox, out: &mut [u8]) -> Result<(), CheckpointError> {
         let tensor = self.tensor(name)?;
-        if !region.fits_in(&tensor.shape) || tensor.dtype.bytes_of(&region.shape) != Some(out.len() as u64) {
+        if !region.fits_in(&tensor.shape) || tensor.dtype.bytes_of(&region.extent) != Some(out.len() as u64) {
             return Err(CheckpointError::Request {
                 name: name.to_owned(),
                 global: tensor.shape.clone(),
                 offset: region.offset.clone(),
-                shape: region.shape.clone(),
+                shape: region.extent.clone(),
                 len: out.len(),
             });
         }
-        let element_bytes = tensor.dtype.bytes() as u64;
+        let element_bytes = tensor.dtype.bytes();
         near(tensor, &self.reaches[name], region)
             .iter()
             .try_for_each(|chunk| self.read_shared(chunk, region, element_bytes, out))
@@ -150,7 +150,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::read_into`].
     pub fn read_whole_into(&self, name: &str, out: &mut [u8]) -> Result<(), CheckpointError> {
-        self.read_into(name, &Region::whole(&self.tensor(name)?.shape), out)
+        self.read_into(name, &TensorBox::whole(&self.tensor(name)?.shape), out)
     }
 
     /// The names of the extra files.
@@ -196,27 +196,30 @@ impl Checkpoint {
     fn read_shared(
         &self,
         chunk: &Chunk,
-        wanted: &Region,
-        element_bytes: u64,
+        wanted: &TensorBox,
+        element_bytes: usize,
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let runs = chunk.region.shared_runs(wanted, element_bytes);
-        self.files.with_spare(|window| self.read_runs(chunk, &runs, window, out))
+        let Some(common) = chunk.region.intersection(wanted) else { return Ok(()) };
+        let runs: Vec<Run> = common.runs(&chunk.region, wanted).collect();
+        self.files.with_spare(|window| self.read_runs(chunk, &runs, element_bytes, window, out))
     }
 
     fn read_runs(
         &self,
         chunk: &Chunk,
         runs: &[Run],
+        element_bytes: usize,
         window: &mut Vec<u8>,
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
         let mut window_bytes = 0..0;
         for run in runs {
-            let out = &mut out[run.wanted as usize..(run.wanted + run.len) as usize];
-            let start = chunk.byte_offset + run.stored;
-            let end = start + run.len;
-            if run.len >= LONG_RUN_BYTES || runs.len() == 1 {
+            let [stored, wanted, len] = [run.from, run.to, run.len].map(|n| n * element_bytes);
+            let out = &mut out[wanted..wanted + len];
+            let start = chunk.byte_offset + stored as u64;
+            let end = start + len as u64;
+            if len >= LONG_RUN_BYTES || runs.len() == 1 {
                 self.files.read(&chunk.file, start, out)?;
                 continue;
             }
@@ -233,9 +236,9 @@ impl Checkpoint {
 }
 
 /// How far along the first dim the boxes up to each one reach; the boxes are in the order of their offsets.
-fn reach(tensor: &TensorEntry) -> Vec<u64> {
+fn reach(tensor: &TensorEntry) -> Vec<usize> {
     let mut reach = 0;
-    let end = |chunk: &Chunk| Some(chunk.region.offset.first()? + chunk.region.shape[0]);
+    let end = |chunk: &Chunk| Some(chunk.region.offset.first()? + chunk.region.extent[0]);
     let further = |chunk: &Chunk| {
         reach = end(chunk).unwrap_or(1).max(reach);
         reach
@@ -245,8 +248,8 @@ fn reach(tensor: &TensorEntry) -> Vec<u64> {
 
 /// The boxes that may meet the wanted one, found without looking at all: a tensor cut among a thousand ranks has
 /// thousands of boxes, and each rank reads its own.
-fn near<'a>(tensor: &'a TensorEntry, reaches: &[u64], wanted: &Region) -> &'a [Chunk] {
-    let (Some(&start), Some(&len)) = (wanted.offset.first(), wanted.shape.first()) else { return &tensor.chunks };
+fn near<'a>(tensor: &'a TensorEntry, reaches: &[usize], wanted: &TensorBox) -> &'a [Chunk] {
+    let (Some(&start), Some(&len)) = (wanted.offset.first(), wanted.extent.first()) else { return &tensor.chunks };
     let first = reaches.partition_point(|&reach| reach <= start);
     let chunks = &tensor.chunks[first..];
     let n = chunks.partition_point(|chunk| chunk.region.offset[0] < start + len);

@@ -7,10 +7,10 @@ use std::path::Path;
 use super::error::CheckpointError;
 use super::index::{Chunk, FileEntry, file_prefix};
 use super::manifest::HASH_CHUNK_BYTES;
-use super::region::Region;
 use super::store::{NewFile, Store};
 use super::writer::Piece;
 use crate::hf::layout::encode_header;
+use phalanx_strategies::boxes::TensorBox;
 
 /// The payload of a shard starts at a page boundary, so that it can be read around the page cache.
 const PAYLOAD_ALIGN: usize = 4096;
@@ -69,7 +69,7 @@ fn write_shard(
     let mut byte_offset = header.len() as u64;
     for &i in order {
         let byte_len = pieces[i].bytes.len() as u64;
-        let region = Region { offset: pieces[i].offset.to_vec(), shape: pieces[i].shape.to_vec() };
+        let region = TensorBox { offset: pieces[i].offset.to_vec(), extent: pieces[i].shape.to_vec() };
         chunks[i] = Some(Chunk { region, file: file_name.to_owned(), byte_offset, byte_len });
         byte_offset += byte_len;
     }

@@ -55,24 +55,24 @@ pub struct Piece<'a> {
     /// The type of its elements.
     pub dtype: Dtype,
     /// The shape of the whole tensor.
-    pub global_shape: &'a [u64],
+    pub global_shape: &'a [usize],
     /// Where the box starts.
-    pub offset: &'a [u64],
+    pub offset: &'a [usize],
     /// The shape of the box.
-    pub shape: &'a [u64],
+    pub shape: &'a [usize],
     /// The elements of the box, row-major, little-endian.
     pub bytes: &'a [u8],
 }
 
 /// Offsets of a whole tensor: as many zeros as any tensor has dims.
-const ORIGIN: [u64; 8] = [0; 8];
+const ORIGIN: [usize; 8] = [0; 8];
 
 impl<'a> Piece<'a> {
     /// A whole tensor.
     ///
     /// # Panics
     /// When it has more than 8 dims.
-    pub fn whole(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: &'a [u8]) -> Self {
+    pub fn whole(name: &'a str, dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
         Self { name, dtype, global_shape: shape, offset: &ORIGIN[..shape.len()], shape, bytes }
     }
 }

@@ -74,7 +74,7 @@ impl Dtype {
     }
 
     /// Bytes of a tensor of this shape; `None` where the product exceeds 64 bits.
-    pub fn bytes_of(self, shape: &[u64]) -> Option<u64> {
-        shape.iter().try_fold(self.bytes() as u64, |bytes, &dim| bytes.checked_mul(dim))
+    pub fn bytes_of(self, shape: &[usize]) -> Option<u64> {
+        shape.iter().try_fold(self.bytes() as u64, |bytes, &dim| bytes.checked_mul(dim as u64))
     }
 }

@@ -138,9 +138,7 @@ pub(super) fn write_tensors(
     tensors: &[ExportTensor<'_>],
     dtype: Dtype,
 ) -> Result<(), HfError> {
-    let shapes: Vec<Vec<u64>> =
-        tensors.iter().map(|tensor| tensor.shape.iter().map(|&dim| dim as u64).collect()).collect();
-    let described: Vec<_> = tensors.iter().zip(&shapes).map(|(t, shape)| (t.name, dtype, shape.as_slice())).collect();
+    let described: Vec<_> = tensors.iter().map(|t| (t.name, dtype, t.shape)).collect();
     // The hash lets a reader notice bits that changed; the format itself has no checksum.
     let mut hasher = blake3::Hasher::new();
     let hashed = tensors.iter().try_for_each(|tensor| write_values(&mut hasher, tensor.values, dtype));

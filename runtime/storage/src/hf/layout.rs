@@ -26,7 +26,7 @@ pub struct Entry {
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its shape; empty for a scalar.
-    pub shape: Vec<u64>,
+    pub shape: Vec<usize>,
     /// Where its bytes start, counted from the start of the file.
     pub start: u64,
     /// How many bytes it has.
@@ -69,7 +69,7 @@ pub enum LayoutError {
         /// Its type.
         dtype: Dtype,
         /// Its shape.
-        shape: Vec<u64>,
+        shape: Vec<usize>,
         /// First byte of the payload.
         start: u64,
         /// Byte after the last.
@@ -164,7 +164,7 @@ fn check_entries(raw: RawHeader, payload_start: u64, file_len: u64) -> Result<Ve
 /// # Panics
 /// When `align` is not a power of two of at least 8, a tensor exceeds 64 bits of bytes, or two names are equal: all are
 /// faults of the caller.
-pub fn encode_header(tensors: &[(&str, Dtype, &[u64])], metadata: &BTreeMap<&str, &str>, align: usize) -> Vec<u8> {
+pub fn encode_header(tensors: &[(&str, Dtype, &[usize])], metadata: &BTreeMap<&str, &str>, align: usize) -> Vec<u8> {
     assert!(align.is_power_of_two() && align >= 8, "alignment {align} is not a power of two of at least 8");
     let mut header = serde_json::Map::with_capacity(tensors.len() + 1);
     header.insert("__metadata__".into(), serde_json::json!(metadata));
@@ -187,7 +187,7 @@ pub fn encode_header(tensors: &[(&str, Dtype, &[u64])], metadata: &BTreeMap<&str
 #[serde(deny_unknown_fields)]
 struct RawEntry {
     dtype: String,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
     data_offsets: (u64, u64),
 }
 

@@ -238,9 +238,7 @@ impl TensorSource {
             found.retain(|name, _| names.binary_search(&name.as_str()).is_ok());
         }
         for (name, entry) in found {
-            // The bytes are in the file, so a dimension that exceeds the address space can only stand beside a zero.
-            let shape = entry.shape.iter().map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX)).collect();
-            self.tensors.insert(name, Tensor { shard, dtype: entry.dtype, shape, start: entry.start });
+            self.tensors.insert(name, Tensor { shard, dtype: entry.dtype, shape: entry.shape, start: entry.start });
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ use crate::checkpoint::writer::Seat;
 
 const ALONE: Seat = Seat { writer: 0, n_writers: 1 };
 
-fn add(snapshot: &mut Snapshot, start: u64, weights: &[f32]) {
-    let (offset, shape) = ([start], [weights.len() as u64]);
+fn add(snapshot: &mut Snapshot, start: usize, weights: &[f32]) {
+    let (offset, shape) = ([start], [weights.len()]);
     let bytes = bytemuck::cast_slice(weights);
     snapshot.add(&Piece { name: "w", dtype: Dtype::F32, global_shape: &[8], offset: &offset, shape: &shape, bytes });
 }
@@ -57,7 +57,7 @@ fn a_snapshot_is_used_again_and_the_leader_removes_old_checkpoints() {
             snapshot
         });
         let savings = [(0, first), (1, second)].map(|(seat, mut snapshot)| {
-            add(&mut snapshot, u64::from(seat) * 4, &[step as f32; 4]);
+            add(&mut snapshot, seat as usize * 4, &[step as f32; 4]);
             let (seat, board) = (Seat { writer: seat, n_writers: 2 }, board.clone());
             let sum = move |value| board.sum(value);
             writer.save_in_background(meta(step), seat, snapshot, Some(2), sum).unwrap()

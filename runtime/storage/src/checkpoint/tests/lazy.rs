@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::region::Region;
+use phalanx_strategies::boxes::TensorBox;
 
 /// A checkpoint of `n` writers, each with one row of 8 bytes; the row `i` is all `i`.
 fn rows(root: &Path, n: u32) -> CheckpointId {
@@ -13,8 +13,8 @@ fn rows(root: &Path, n: u32) -> CheckpointId {
         let row = Piece {
             name: "rows",
             dtype: Dtype::U8,
-            global_shape: &[u64::from(n), 8],
-            offset: &[u64::from(writer), 0],
+            global_shape: &[n as usize, 8],
+            offset: &[writer as usize, 0],
             shape: &[1, 8],
             bytes: &[writer as u8; 8],
         };
@@ -24,9 +24,9 @@ fn rows(root: &Path, n: u32) -> CheckpointId {
     pending.id().clone()
 }
 
-fn row(checkpoint: &Checkpoint, i: u64) -> Result<[u8; 8], CheckpointError> {
+fn row(checkpoint: &Checkpoint, i: usize) -> Result<[u8; 8], CheckpointError> {
     let mut out = [0; 8];
-    checkpoint.read_into("rows", &Region { offset: vec![i, 0], shape: vec![1, 8] }, &mut out).map(|()| out)
+    checkpoint.read_into("rows", &TensorBox { offset: vec![i, 0], extent: vec![1, 8] }, &mut out).map(|()| out)
 }
 
 fn flip_last_bit(path: &Path) {
@@ -57,7 +57,7 @@ fn a_box_over_rows_of_many_writers_reads_from_each() {
     let checkpoint = Checkpoint::open_lazily(&rows(root.path(), 5).path).unwrap();
     let mut column = [0; 3];
 
-    checkpoint.read_into("rows", &Region { offset: vec![1, 7], shape: vec![3, 1] }, &mut column).unwrap();
+    checkpoint.read_into("rows", &TensorBox { offset: vec![1, 7], extent: vec![3, 1] }, &mut column).unwrap();
 
     assert_eq!(column, [1, 2, 3]);
 }
@@ -97,9 +97,9 @@ fn a_verified_chunk_is_read_again_without_the_bytes_around_it() {
     let id =
         quick_writer(root.path()).save(&meta(1), &[Piece::whole("t", Dtype::U8, &[64 << 10], &content)], &[]).unwrap();
     let checkpoint = Checkpoint::open_lazily(&id.path).unwrap();
-    let read = |at: u64| {
+    let read = |at: usize| {
         let mut out = [0];
-        checkpoint.read_into("t", &Region { offset: vec![at], shape: vec![1] }, &mut out).map(|()| out[0])
+        checkpoint.read_into("t", &TensorBox { offset: vec![at], extent: vec![1] }, &mut out).map(|()| out[0])
     };
     assert_eq!(read(5), Ok(content[5]));
 

@@ -3,14 +3,13 @@
 use std::ops::Range;
 use std::sync::{Condvar, Mutex};
 
+use phalanx_strategies::boxes::TensorBox;
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 
 use super::round_trip::{cut, region_of, split};
 use super::*;
-use crate::checkpoint::flat_run::boxes_of_flat_run;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::region::Region;
 use crate::checkpoint::writer::Seat;
 
 /// What a collective sum is in a run: everyone's value is added, and everyone fails once somebody has left.
@@ -60,8 +59,8 @@ impl Board {
 /// A tensor and the boxes in which it is saved or read, each with its owner.
 #[derive(Debug)]
 struct Cut {
-    shape: Vec<u64>,
-    boxes: Vec<(Region, usize)>,
+    shape: Vec<usize>,
+    boxes: Vec<(TensorBox, usize)>,
 }
 
 /// How to cut a tensor among ranks.
@@ -86,35 +85,34 @@ fn scheme() -> impl Strategy<Value = Scheme> {
 }
 
 /// The runs into which `total` is cut at `n - 1` of the places; some may be empty.
-fn runs(total: u64, n: usize, places: &[Pick]) -> Vec<Range<u64>> {
-    let mut ends: Vec<u64> = places[..n - 1].iter().map(|place| place.index(total as usize + 1) as u64).collect();
+fn runs(total: usize, n: usize, places: &[Pick]) -> Vec<Range<usize>> {
+    let mut ends: Vec<usize> = places[..n - 1].iter().map(|place| place.index(total + 1)).collect();
     ends.sort_unstable();
     ends.push(total);
     let starts = std::iter::once(0).chain(ends.clone());
     starts.zip(ends).map(|(start, end)| start..end).collect()
 }
 
-fn cut_among(shape: &[u64], n: usize, scheme: &Scheme) -> Cut {
-    let whole = Region::whole(shape);
+fn cut_among(shape: &[usize], n: usize, scheme: &Scheme) -> Cut {
+    let whole = TensorBox::whole(shape);
     let boxes = match scheme {
         Scheme::Dim(dim, places) if !shape.is_empty() => {
             let dim = dim.index(shape.len());
-            let part = |run: Range<u64>| {
+            let part = |run: Range<usize>| {
                 let mut region = whole.clone();
-                (region.offset[dim], region.shape[dim]) = (run.start, run.end - run.start);
+                (region.offset[dim], region.extent[dim]) = (run.start, run.end - run.start);
                 region
             };
             runs(shape[dim], n, places)
                 .into_iter()
                 .map(part)
                 .zip(0..)
-                .filter(|(region, _)| region.shape[dim] > 0)
+                .filter(|(region, _)| region.extent[dim] > 0)
                 .collect()
         }
         Scheme::Flat(places) => {
-            let owned =
-                |(owner, run)| boxes_of_flat_run(shape, run).into_iter().map(move |(region, _)| (region, owner));
-            (0..).zip(runs(whole.volume().unwrap(), n, places)).flat_map(owned).collect()
+            let owned = |(owner, run)| whole.boxes_of_run(run).into_iter().map(move |region| (region, owner));
+            (0..).zip(runs(whole.n_elements(), n, places)).flat_map(owned).collect()
         }
         Scheme::Any(cuts, owners) => {
             let owner = |i: usize| owners[i % owners.len()].index(n);
@@ -125,8 +123,8 @@ fn cut_among(shape: &[u64], n: usize, scheme: &Scheme) -> Cut {
     Cut { shape: shape.to_vec(), boxes }
 }
 
-fn values(tensor: usize, shape: &[u64]) -> Vec<u16> {
-    (0..shape.iter().product::<u64>()).map(|x| (x as u16).wrapping_mul(40503) ^ tensor as u16).collect()
+fn values(tensor: usize, shape: &[usize]) -> Vec<u16> {
+    (0..shape.iter().product::<usize>()).map(|x| (x as u16).wrapping_mul(40503) ^ tensor as u16).collect()
 }
 
 /// Saves the tensors, each writer on its own thread.
@@ -141,8 +139,8 @@ fn save(root: &Path, n: usize, tensors: &[Cut], shard_bytes_max: u64) -> Vec<Res
                 .extend(owned.map(|(region, _)| (format!("t{t}"), tensor, region, cut(&whole, &tensor.shape, region))));
         }
         let piece = |(name, tensor, region, content)| {
-            let (tensor, region, content): (&&Cut, &&Region, &Vec<u16>) = (tensor, region, content);
-            let Region { offset, shape } = region;
+            let (tensor, region, content): (&&Cut, &&TensorBox, &Vec<u16>) = (tensor, region, content);
+            let TensorBox { offset, extent: shape } = region;
             let bytes = bytemuck::cast_slice(content);
             Piece { name, dtype: Dtype::U16, global_shape: &tensor.shape, offset, shape, bytes }
         };
@@ -164,7 +162,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn what_any_number_of_writers_saved_any_number_of_readers_read_bit_for_bit(
-        tensors in proptest::collection::vec((proptest::collection::vec(1u64..7, 0..4), scheme(), scheme()), 1..4),
+        tensors in proptest::collection::vec((proptest::collection::vec(1usize..7, 0..4), scheme(), scheme()), 1..4),
         n_writers in 1usize..6,
         n_readers in 1usize..6,
         shard_bytes_max in 1u64..200,
@@ -182,7 +180,7 @@ proptest! {
             for (t, (shape, _, scheme)) in tensors.iter().enumerate() {
                 let whole = values(t, shape);
                 for (region, _) in cut_among(shape, n_readers, scheme).boxes.iter().filter(|(_, owner)| *owner == reader) {
-                    let mut part = vec![0u16; region.volume().unwrap() as usize];
+                    let mut part = vec![0u16; region.n_elements()];
                     checkpoint.read_into(&format!("t{t}"), region, bytemuck::cast_slice_mut(&mut part)).unwrap();
                     prop_assert_eq!(part, cut(&whole, shape, region));
                 }
@@ -194,7 +192,7 @@ proptest! {
     }
 }
 
-fn rows(ranges: &[Range<u64>]) -> Cut {
+fn rows(ranges: &[Range<usize>]) -> Cut {
     let boxes = ranges.iter().zip(0..).map(|(range, owner)| (region_of(&[range.clone(), 0..2]), owner)).collect();
     Cut { shape: vec![6, 2], boxes }
 }

@@ -24,13 +24,13 @@ fn save_part(
 ) -> Result<CheckpointId, CheckpointError> {
     let weights: Vec<f32> = (0..24).map(|x| x as f32 + step as f32).collect();
     let counts = [step; 3];
-    let row = |i: u64| Piece {
+    let row = |i: usize| Piece {
         name: "model.weight",
         dtype: Dtype::F32,
         global_shape: &[4, 6],
         offset: if i == 0 { &[0, 0] } else { &[2, 0] },
         shape: &[2, 6],
-        bytes: bytemuck::cast_slice(&weights[i as usize * 12..(i as usize + 1) * 12]),
+        bytes: bytemuck::cast_slice(&weights[i * 12..(i + 1) * 12]),
     };
     let json = format!("{{\"step\":{step}}}");
     let extras: [(&str, &[u8]); 1] = [("trainer.json", json.as_bytes())];

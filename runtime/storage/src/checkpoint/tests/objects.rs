@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use object_store::memory::InMemory;
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use phalanx_strategies::boxes::TensorBox;
 
 use super::faulty_objects::{Fault, FaultyObjects};
 use super::*;
 use crate::checkpoint::bucket::Bucket;
 use crate::checkpoint::catalog::{latest_valid_in, list_in};
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::region::Region;
 use crate::checkpoint::store::{self, Store};
 
 const ROOT: &str = "mem://bucket/runs/first";
@@ -72,7 +72,7 @@ fn parts_of_two_writers_are_read_by_a_rank_that_cuts_otherwise() {
         let writer = CheckpointWriter::on(store.clone(), &root);
         let leader = writer.begin(&meta(1)).unwrap();
         let other = writer.join(&meta(1), leader.id().generation);
-        let row = |at: &'static [u64], bytes: &'static [u8]| Piece {
+        let row = |at: &'static [usize], bytes: &'static [u8]| Piece {
             name: "t",
             dtype: Dtype::U8,
             global_shape: &[2, 3],
@@ -87,7 +87,7 @@ fn parts_of_two_writers_are_read_by_a_rank_that_cuts_otherwise() {
 
         let mut column = [0; 2];
         let checkpoint = Checkpoint::open_lazily_in(&store, &leader.id().path).unwrap();
-        checkpoint.read_into("t", &Region { offset: vec![0, 1], shape: vec![2, 1] }, &mut column).unwrap();
+        checkpoint.read_into("t", &TensorBox { offset: vec![0, 1], extent: vec![2, 1] }, &mut column).unwrap();
 
         assert_eq!(column, [2, 5]);
     }
@@ -255,7 +255,7 @@ fn a_large_object_goes_in_parts_and_none_of_it_is_there_when_one_fails() {
 
     let mut found = vec![0; 100];
     let checkpoint = Checkpoint::open_in(&store, &id.path).unwrap();
-    checkpoint.read_into("t", &Region { offset: vec![30 << 20], shape: vec![100] }, &mut found).unwrap();
+    checkpoint.read_into("t", &TensorBox { offset: vec![30 << 20], extent: vec![100] }, &mut found).unwrap();
     assert_eq!(found, content[30 << 20..][..100]);
     assert!(counted.n_operations() > 5 + 6, "it has six parts");
     for k in 3..=9 {

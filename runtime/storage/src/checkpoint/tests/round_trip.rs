@@ -2,79 +2,79 @@
 
 use std::ops::Range;
 
+use phalanx_strategies::boxes::TensorBox;
 use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::region::Region;
 
 /// The elements of a box, by plain indexing: the reference that reading is compared with.
-pub(super) fn cut(values: &[u16], global: &[u64], region: &Region) -> Vec<u16> {
-    let n: u64 = region.shape.iter().product();
-    let element = |mut flat: u64| {
+pub(super) fn cut(values: &[u16], global: &[usize], region: &TensorBox) -> Vec<u16> {
+    let n: usize = region.extent.iter().product();
+    let element = |mut flat: usize| {
         let mut index = 0;
         let mut stride = 1;
         for dim in (0..global.len()).rev() {
-            index += (region.offset[dim] + flat % region.shape[dim]) * stride;
-            flat /= region.shape[dim];
+            index += (region.offset[dim] + flat % region.extent[dim]) * stride;
+            flat /= region.extent[dim];
             stride *= global[dim];
         }
-        values[index as usize]
+        values[index]
     };
     (0..n).map(element).collect()
 }
 
 /// Splits a box at random places along random dims: a tiling that need not be a grid.
-pub(super) fn split(region: Region, cuts: &[(prop::sample::Index, prop::sample::Index)]) -> Vec<Region> {
+pub(super) fn split(region: TensorBox, cuts: &[(prop::sample::Index, prop::sample::Index)]) -> Vec<TensorBox> {
     let mut boxes = vec![region];
     for (which, place) in cuts {
         let whole = boxes.swap_remove(which.index(boxes.len()));
-        let dims: Vec<usize> = (0..whole.shape.len()).filter(|&dim| whole.shape[dim] > 1).collect();
+        let dims: Vec<usize> = (0..whole.extent.len()).filter(|&dim| whole.extent[dim] > 1).collect();
         if dims.is_empty() {
             boxes.push(whole);
             continue;
         }
         let dim = dims[place.index(dims.len())];
-        let at = 1 + place.index(whole.shape[dim] as usize - 1) as u64;
+        let at = 1 + place.index(whole.extent[dim] - 1);
         let (mut low, mut high) = (whole.clone(), whole);
-        low.shape[dim] = at;
+        low.extent[dim] = at;
         high.offset[dim] += at;
-        high.shape[dim] -= at;
+        high.extent[dim] -= at;
         boxes.extend([low, high]);
     }
     boxes
 }
 
-pub(super) fn region_of(ranges: &[Range<u64>]) -> Region {
-    Region {
+pub(super) fn region_of(ranges: &[Range<usize>]) -> TensorBox {
+    TensorBox {
         offset: ranges.iter().map(|range| range.start).collect(),
-        shape: ranges.iter().map(|range| range.end - range.start).collect(),
+        extent: ranges.iter().map(|range| range.end - range.start).collect(),
     }
 }
 
 proptest! {
     #[test]
     fn any_box_reads_back_from_any_tiling(
-        shape in proptest::collection::vec(1u64..7, 0..4),
+        shape in proptest::collection::vec(1usize..7, 0..4),
         cuts in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 0..8),
         corners in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 4),
         shard_bytes_max in 1u64..200,
     ) {
         let root = tempfile::tempdir().unwrap();
-        let n: u64 = shape.iter().product();
+        let n: usize = shape.iter().product();
         let values: Vec<u16> = (0..n as u16).map(|x| x.wrapping_mul(40503)).collect();
-        let boxes = split(Region::whole(&shape), &cuts);
+        let boxes = split(TensorBox::whole(&shape), &cuts);
         let contents: Vec<Vec<u16>> = boxes.iter().map(|region| cut(&values, &shape, region)).collect();
         let pieces: Vec<Piece<'_>> = boxes.iter().zip(&contents).map(|(region, content)| Piece {
             name: "t",
             dtype: Dtype::U16,
             global_shape: &shape,
             offset: &region.offset,
-            shape: &region.shape,
+            shape: &region.extent,
             bytes: bytemuck::cast_slice(content),
         }).collect();
         let ranges: Vec<_> = shape.iter().zip(&corners).map(|(&dim, (a, b))| {
-            let (a, b) = (a.index(dim as usize + 1) as u64, b.index(dim as usize + 1) as u64);
+            let (a, b) = (a.index(dim + 1), b.index(dim + 1));
             a.min(b)..a.max(b)
         }).collect();
         let wanted = region_of(&ranges);
@@ -82,9 +82,9 @@ proptest! {
         let writer = quick_writer(root.path()).with_shard_bytes_max(shard_bytes_max);
         writer.save(&meta(1), &pieces, &[]).unwrap();
         let checkpoint = latest_valid(root.path()).unwrap().0.unwrap();
-        let mut whole = vec![0u16; n as usize];
+        let mut whole = vec![0u16; n];
         checkpoint.read_whole_into("t", bytemuck::cast_slice_mut(&mut whole)).unwrap();
-        let mut part = vec![0u16; wanted.shape.iter().product::<u64>() as usize];
+        let mut part = vec![0u16; wanted.n_elements()];
         checkpoint.read_into("t", &wanted, bytemuck::cast_slice_mut(&mut part)).unwrap();
 
         prop_assert_eq!(part, cut(&values, &shape, &wanted));
@@ -93,13 +93,13 @@ proptest! {
 }
 
 /// A tensor of several hash chunks, saved as four blocks of columns.
-fn wide_tensor(root: &Path) -> (Vec<u16>, [u64; 2], Checkpoint) {
+fn wide_tensor(root: &Path) -> (Vec<u16>, [usize; 2], Checkpoint) {
     let shape = [1500, 4096];
     let values: Vec<u16> = (0..1500 * 4096u32).map(|x| (x.wrapping_mul(2654435761) >> 16) as u16).collect();
-    let boxes: Vec<Region> = (0..4).map(|i| region_of(&[0..1500, i * 1024..(i + 1) * 1024])).collect();
+    let boxes: Vec<TensorBox> = (0..4).map(|i| region_of(&[0..1500, i * 1024..(i + 1) * 1024])).collect();
     let contents: Vec<Vec<u16>> = boxes.iter().map(|region| cut(&values, &shape, region)).collect();
     let piece = |(region, content)| {
-        let (Region { offset, shape: box_shape }, content): (&Region, &Vec<u16>) = (region, content);
+        let (TensorBox { offset, extent: box_shape }, content): (&TensorBox, &Vec<u16>) = (region, content);
         let bytes = bytemuck::cast_slice(content);
         Piece { name: "wide", dtype: Dtype::BF16, global_shape: &shape, offset, shape: box_shape, bytes }
     };
@@ -115,7 +115,7 @@ fn tensors_larger_than_hash_chunks_and_read_windows_come_back_exactly() {
     assert!(checkpoint.contents().files["rank-00000-0000.safetensors"].blake3.len() >= 3);
     for ranges in [[0..1500, 0..4096], [3..1400, 5..6], [700..701, 0..4096], [1..1499, 1000..3100]] {
         let wanted = region_of(&ranges);
-        let mut part = vec![0u16; wanted.shape.iter().product::<u64>() as usize];
+        let mut part = vec![0u16; wanted.n_elements()];
 
         checkpoint.read_into("wide", &wanted, bytemuck::cast_slice_mut(&mut part)).unwrap();
 
@@ -197,7 +197,7 @@ fn requests_that_do_not_fit_are_refused() {
     let root = tempfile::tempdir().unwrap();
     save_state(&quick_writer(root.path()), 1).unwrap();
     let checkpoint = latest_valid(root.path()).unwrap().0.unwrap();
-    let refused = |ranges: &[Range<u64>], len: usize| {
+    let refused = |ranges: &[Range<usize>], len: usize| {
         checkpoint.read_into("model.weight", &region_of(ranges), &mut vec![0; len]).unwrap_err().to_string()
     };
 

@@ -5,35 +5,35 @@
 //! group can meet; each group is then swept along the next dim, and so on. Rows, columns, grids and flat runs of elements
 //! come apart in two or three sweeps; a group that no dim separates is compared pair by pair.
 
-use super::region::Region;
+use super::TensorBox;
 
 /// Boxes visited before the answer is no: boxes of a real save need some tens of visits each, and a file that was made to
 /// be slow must not hold up a start.
 const VISITS_MAX: u64 = 1 << 30;
 
 /// Whether the boxes cover a tensor of this shape exactly, without hole or overlap. An empty tensor needs no box.
-pub fn tiles_exactly(shape: &[u64], boxes: &[Region]) -> bool {
-    let Some(total) = Region::whole(shape).volume() else { return false };
-    let covered = boxes.iter().try_fold(0u64, |n, region| n.checked_add(region.volume()?));
+pub fn tiles_exactly(shape: &[usize], boxes: &[TensorBox]) -> bool {
+    let Some(total) = TensorBox::whole(shape).n_elements_checked() else { return false };
+    let covered = boxes.iter().try_fold(0usize, |n, region| n.checked_add(region.n_elements_checked()?));
     covered == Some(total) && are_disjoint(shape, boxes)
 }
 
 /// Whether every box lies in a tensor of this shape and has an element, and no two have one in common.
-pub fn are_disjoint(shape: &[u64], boxes: &[Region]) -> bool {
-    let usable = |region: &Region| region.fits_in(shape) && region.volume().is_some_and(|volume| volume > 0);
+pub fn are_disjoint(shape: &[usize], boxes: &[TensorBox]) -> bool {
+    let usable = |region: &TensorBox| region.fits_in(shape) && region.n_elements_checked().is_some_and(|n| n > 0);
     boxes.iter().all(usable) && come_apart(boxes.iter().collect(), shape.len())
 }
 
 /// Boxes that touch along every dim looked at since they were last separated.
 struct Group<'a> {
-    boxes: Vec<&'a Region>,
+    boxes: Vec<&'a TensorBox>,
     /// The dim to sweep next.
     dim: usize,
     /// Dims in a row, before `dim`, along which the boxes are known to touch.
     n_stuck: usize,
 }
 
-fn come_apart(boxes: Vec<&Region>, n_dims: usize) -> bool {
+fn come_apart(boxes: Vec<&TensorBox>, n_dims: usize) -> bool {
     let mut visits = 0u64;
     let mut groups = vec![Group { boxes, dim: 0, n_stuck: 0 }];
     while let Some(mut group) = groups.pop() {
@@ -69,12 +69,12 @@ fn sweep<'a>(group: &mut Group<'a>, n_dims: usize, groups: &mut Vec<Group<'a>>) 
         }
         if i < n {
             let region = group.boxes[i];
-            end = end.max(region.offset[dim] + region.shape[dim]);
+            end = end.max(region.offset[dim] + region.extent[dim]);
         }
     }
 }
 
-fn has_overlap(boxes: &[&Region]) -> bool {
+fn has_overlap(boxes: &[&TensorBox]) -> bool {
     boxes.iter().enumerate().any(|(i, a)| boxes[i + 1..].iter().any(|b| a.intersection(b).is_some()))
 }
 
@@ -86,8 +86,8 @@ mod tests {
 
     use super::*;
 
-    fn region(offset: &[u64], shape: &[u64]) -> Region {
-        Region { offset: offset.to_vec(), shape: shape.to_vec() }
+    fn region(offset: &[usize], extent: &[usize]) -> TensorBox {
+        TensorBox { offset: offset.to_vec(), extent: extent.to_vec() }
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
         assert!(!tiles_exactly(&shape, &[top.clone(), top.clone()]));
         assert!(!tiles_exactly(&shape, &[top.clone(), region(&[1, 0], &[2, 2])]));
         assert!(!tiles_exactly(&shape, &[top.clone(), region(&[2, 0], &[2, 3])]));
-        assert!(!tiles_exactly(&shape, &[top, region(&[u64::MAX, 0], &[2, 2])]));
+        assert!(!tiles_exactly(&shape, &[top, region(&[usize::MAX, 0], &[2, 2])]));
         assert!(!tiles_exactly(&shape, &[region(&[0], &[8])]));
     }
 
@@ -109,7 +109,7 @@ mod tests {
         assert!(!tiles_exactly(&[], &[region(&[], &[]), region(&[], &[])]));
         assert!(tiles_exactly(&[0, 3], &[]));
         assert!(!tiles_exactly(&[0, 3], &[region(&[0, 0], &[0, 3])]));
-        assert!(!tiles_exactly(&[u64::MAX, 2], &[]));
+        assert!(!tiles_exactly(&[usize::MAX, 2], &[]));
     }
 
     #[test]
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_quarter_of_a_million_columns_are_not_compared_pair_by_pair() {
         let n = 1 << 18;
-        let columns: Vec<Region> = (0..n).map(|i| region(&[0, i], &[3, 1])).collect();
+        let columns: Vec<TensorBox> = (0..n).map(|i| region(&[0, i], &[3, 1])).collect();
         let started = Instant::now();
 
         assert!(tiles_exactly(&[3, n], &columns));
@@ -143,24 +143,24 @@ mod tests {
     proptest! {
         #[test]
         fn boxes_are_disjoint_exactly_when_no_element_is_counted_twice(
-            shape in proptest::collection::vec(1u64..5, 0..4),
+            shape in proptest::collection::vec(1usize..5, 0..4),
             corners in proptest::collection::vec(any::<[(prop::sample::Index, prop::sample::Index); 3]>(), 0..6),
         ) {
-            let boxes: Vec<Region> = corners.iter().map(|corner| {
-                let mut region = Region::whole(&shape);
+            let boxes: Vec<TensorBox> = corners.iter().map(|corner| {
+                let mut region = TensorBox::whole(&shape);
                 for (dim, &n) in shape.iter().enumerate() {
-                    region.offset[dim] = corner[dim].0.index(n as usize) as u64;
-                    region.shape[dim] = 1 + corner[dim].1.index((n - region.offset[dim]) as usize) as u64;
+                    region.offset[dim] = corner[dim].0.index(n);
+                    region.extent[dim] = 1 + corner[dim].1.index(n - region.offset[dim]);
                 }
                 region
             }).collect();
-            let total: u64 = shape.iter().product();
-            let element_in = |flat: u64, region: &Region| {
+            let total: usize = shape.iter().product();
+            let element_in = |flat: usize, region: &TensorBox| {
                 let mut rest = flat;
                 (0..shape.len()).rev().all(|dim| {
                     let at = rest % shape[dim];
                     rest /= shape[dim];
-                    (region.offset[dim]..region.offset[dim] + region.shape[dim]).contains(&at)
+                    (region.offset[dim]..region.offset[dim] + region.extent[dim]).contains(&at)
                 })
             };
             let counts: Vec<usize> = (0..total).map(|e| boxes.iter().filter(|b| element_in(e, b)).count()).collect();
