@@ -165,9 +165,7 @@ fn load(machine: &mut CpuMachine, c: &Compiled, param: &Param, source: &TensorSo
         let name = name_in(source, &tensor.name);
         source.check_shape(name, &tensor.shape)?;
         let elements = &mut machine.write::<f32>(c, param.value)[tensor.elements.clone()];
-        for (index, at) in tensor.runs() {
-            source.read_run_into(name, index, &mut elements[at])?;
-        }
+        source.read_runs_into(name, tensor.runs(), elements)?;
     }
     Ok(())
 }

@@ -1,9 +1,11 @@
-//! Weights of a model directory on several ranks: each reads what it holds, and no byte more.
+//! Weights of a model directory on several ranks: each reads what it holds, and no byte more; of our own exports, whose
+//! pages have digests, the pages of what it holds.
 
 use super::*;
 use phalanx_cpu::scratch_bytes;
 use phalanx_storage::hf::dtype::Dtype;
-use phalanx_storage::hf::layout::encode_header;
+use phalanx_storage::hf::export::{Export, ExportTensor, export_model};
+use phalanx_storage::hf::layout::{Entry, encode_header, read_header};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig};
@@ -11,7 +13,8 @@ use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 fn compile(config: &Value, place: Place) -> (ModelConfig, Compiled) {
     let parsed: HfConfig = serde_json::from_value(config.clone()).unwrap();
@@ -36,8 +39,8 @@ fn element(name: &str, i: usize) -> f32 {
     ((i * 7 + name.len() * 13) % 251) as f32
 }
 
-/// A model directory in bf16.
-fn model_dir(whole: &Compiled) -> tempfile::TempDir {
+/// A model directory from elsewhere, in bf16.
+fn foreign_dir(whole: &Compiled) -> tempfile::TempDir {
     let tensors = parameters(whole);
     let list: Vec<_> = tensors.iter().map(|t| (t.name.as_str(), Dtype::BF16, t.shape.as_slice())).collect();
     let mut bytes = encode_header(&list, &BTreeMap::new(), 8);
@@ -50,16 +53,52 @@ fn model_dir(whole: &Compiled) -> tempfile::TempDir {
     dir
 }
 
-/// Loads the model on each rank, compares every element, and returns the bytes that each read and all bytes there are.
-fn load_on_every_rank(config: &Value, mesh: Mesh) -> (Vec<u64>, u64) {
+/// A model directory that we export, in bf16, in several files.
+fn exported_dir(whole: &Compiled) -> tempfile::TempDir {
+    let owned: Vec<(String, Vec<usize>, Vec<f32>)> = parameters(whole)
+        .into_iter()
+        .map(|t| {
+            let n: usize = t.shape.iter().product();
+            let values = (0..n).map(|i| element(&t.name, i)).collect();
+            (t.name, t.shape, values)
+        })
+        .collect();
+    let tensors: Vec<_> = owned.iter().map(|(name, shape, values)| ExportTensor { name, shape, values }).collect();
+    let config = json!({});
+    let root = tempfile::tempdir().unwrap();
+    let export = Export {
+        config: &config,
+        generation_config: None,
+        tensors: &tensors,
+        dtype: Dtype::BF16,
+        files: &[],
+        max_shard_bytes: 600_000,
+    };
+    export_model(&root.path().join("model"), &export).unwrap();
+    root
+}
+
+/// What a rank has read when it has loaded its weights.
+#[derive(Debug)]
+struct Loaded {
+    compiled: Compiled,
+    /// Bytes of headers, and of the index.
+    opened: u64,
+    /// Bytes behind the headers.
+    read: u64,
+    /// Bytes of the elements that it holds.
+    held: u64,
+}
+
+/// Loads the model on each rank, compares every element, and returns what each read, and all bytes of weights.
+fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u64) {
     let (_, whole) = compile(config, Place::default());
-    let dir = model_dir(&whole);
     let all: usize = parameters(&whole).iter().map(|t| t.shape.iter().product::<usize>()).sum();
-    let mut read = Vec::new();
-    for rank in 0..mesh.size() {
+    let load = |rank: usize| {
         let (model, c) = compile(config, Place { mesh, rank });
         let mut machine = CpuMachine::new(&[&c]).unwrap();
-        let source = TensorSource::open(dir.path()).unwrap();
+        let source = TensorSource::open(dir).unwrap();
+        let opened = source.bytes_read();
 
         initialise(&mut machine, &c, Some(&model), 1, Some(&source)).unwrap();
 
@@ -70,14 +109,24 @@ fn load_on_every_rank(config: &Value, mesh: Mesh) -> (Vec<u64>, u64) {
                 for (i, at) in at.enumerate() {
                     let expected = element(&tensor.name, index + i);
                     assert_eq!(values[at], expected, "rank {rank}: {} {}", tensor.name, index + i);
-                    held += 1;
+                    held += 2;
                 }
             }
         }
-        assert_eq!(source.bytes_read(), 2 * held, "rank {rank} reads what it holds");
-        read.push(source.bytes_read());
+        Loaded { opened, read: source.bytes_read() - opened, held, compiled: c }
+    };
+    ((0..mesh.size()).map(load).collect(), 2 * all as u64)
+}
+
+/// Loads a file from elsewhere; returns the bytes that each rank read behind the header, and all bytes of weights.
+fn load_foreign(config: &Value, mesh: Mesh) -> (Vec<u64>, u64) {
+    let dir = foreign_dir(&compile(config, Place::default()).1);
+    let (loaded, all) = load_on_every_rank(config, mesh, dir.path());
+    let len = std::fs::metadata(dir.path().join("model.safetensors")).unwrap().len();
+    for (rank, loaded) in loaded.iter().enumerate() {
+        assert_eq!((loaded.opened, loaded.read), (len - all, loaded.held), "rank {rank} of {mesh} reads what it holds");
     }
-    (read, 2 * all as u64)
+    (loaded.iter().map(|loaded| loaded.read).collect(), all)
 }
 
 fn llama() -> Value {
@@ -96,7 +145,7 @@ fn ranks_that_share_everything_read_the_file_once_between_them() {
     for (config, mesh) in
         [(llama(), Mesh { dp_shard: 4, ..Mesh::ONE }), (gpt2(), Mesh { dp_shard: 2, cp: 2, ..Mesh::ONE })]
     {
-        let (read, all) = load_on_every_rank(&config, mesh);
+        let (read, all) = load_foreign(&config, mesh);
 
         assert_eq!(read.iter().sum::<u64>(), all, "{read:?}");
         assert!(read.iter().all(|bytes| *bytes <= all / 4 + all / 100), "{read:?} of {all}");
@@ -109,10 +158,64 @@ fn a_rank_reads_the_rows_and_columns_that_tensor_and_pipeline_parallelism_leave_
         for mesh in
             [Mesh { tp: 4, ..Mesh::ONE }, Mesh { pp: 2, tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, tp: 2, ..Mesh::ONE }]
         {
-            let (read, all) = load_on_every_rank(&config, mesh);
+            let (read, all) = load_foreign(&config, mesh);
 
             // Norms, and the key/value heads of several ranks, are on each of them.
             assert!(read.iter().all(|bytes| *bytes < all * 34 / 100), "{mesh}: {read:?} of {all}");
+        }
+    }
+}
+
+/// Bytes of pages that hold an element of the boxes, and of the digests from the first of a box to its last.
+fn bytes_of_pages(dir: &Path, c: &Compiled) -> u64 {
+    const PAGE: u64 = 4096;
+    let mut tensors = BTreeMap::new();
+    for path in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let bytes = std::fs::read(&path).unwrap();
+            let read = |out: &mut [u8], at: u64| {
+                out.copy_from_slice(&bytes[at as usize..at as usize + out.len()]);
+                Ok(())
+            };
+            let header = read_header(read, bytes.len() as u64).unwrap();
+            let n_bytes = bytes.len() as u64 - header.payload_start;
+            let place = |entry: Entry| (entry.name, (entry.start - header.payload_start, n_bytes));
+            tensors.extend(header.entries.into_iter().map(place));
+        }
+    }
+    let of_box = |tensor: Tensor| {
+        let (start, n_bytes) = tensors[&tensor.name];
+        let pages = |(index, at): (usize, Range<usize>)| {
+            let first = start + 2 * index as u64;
+            first / PAGE..=(first + 2 * at.len() as u64 - 1) / PAGE
+        };
+        let pages: BTreeSet<u64> = tensor.runs().flat_map(pages).collect();
+        let digests = 8 * (1 + pages.last().unwrap() - pages.first().unwrap());
+        pages.iter().map(|page| PAGE.min(n_bytes - page * PAGE)).sum::<u64>() + digests
+    };
+    parameters(c).into_iter().map(of_box).sum()
+}
+
+#[test]
+fn rank_reads_the_pages_of_an_export_that_hold_its_weights_and_the_digests_of_these() {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1001,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
+    });
+    let root = exported_dir(&compile(&config, Place::default()).1);
+    let dir = root.path().join("model");
+    assert!(dir.join("model.safetensors.index.json").is_file(), "there are several files");
+    let meshes =
+        [Mesh { dp_shard: 4, ..Mesh::ONE }, Mesh { tp: 2, dp_shard: 2, ..Mesh::ONE }, Mesh { tp: 4, ..Mesh::ONE }];
+    for mesh in meshes {
+        let (loaded, all) = load_on_every_rank(&config, mesh, &dir);
+
+        for (rank, Loaded { compiled, read, .. }) in loaded.iter().enumerate() {
+            assert_eq!(*read, bytes_of_pages(&dir, compiled), "rank {rank} of {mesh}");
+        }
+        if mesh.tp == 1 {
+            let most = loaded.iter().map(|loaded| loaded.opened + loaded.read).max().unwrap();
+            assert!(most < all * 2 / 5, "a rank of four read {most} of {all} bytes");
         }
     }
 }

@@ -4,11 +4,12 @@ use super::{Target, as_piece, piece};
 use phalanx::data::tokenizer::Tokenizer;
 use phalanx::fuzzing::architecture;
 use phalanx_storage::hf::dtype::Dtype;
-use phalanx_storage::hf::layout::{encode_header, read_hashed_header};
+use phalanx_storage::hf::layout::{encode_header, read_header};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 
 pub(super) const TARGET: Target = Target { name: "model", run, seeds };
 
@@ -39,8 +40,8 @@ fn header(bytes: &[u8]) {
     let len = u64::from_le_bytes(*len) % FILE_BYTES_MAX;
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(content).and_then(|()| file.set_len(len)).expect("room for a file of holes");
-    let Ok((entries, _)) = read_hashed_header(&file, len) else { return };
-    let end = entries.iter().try_fold(None, |end, entry| match end {
+    let Ok(header) = read_header(|out, at| file.read_exact_at(out, at), len) else { return };
+    let end = header.entries.iter().try_fold(None, |end, entry| match end {
         Some(end) if end != entry.start => Err(entry),
         _ => Ok(Some(entry.start + entry.len)),
     });

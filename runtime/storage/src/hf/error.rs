@@ -35,6 +35,18 @@ pub enum HfError {
         /// What is wrong.
         reason: String,
     },
+    /// Bytes of a tensor are not those that were written.
+    #[error("{} is damaged: bytes {start}..{end}, which hold a part of tensor `{tensor}`, are not those that were saved", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that was read.
+        tensor: String,
+        /// First byte of the page that differs from its digest.
+        start: u64,
+        /// Byte behind that page.
+        end: u64,
+    },
     /// A JSON file is not what it should be.
     #[error("{} is damaged: {reason}", path.display())]
     BadJson {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::dtype::Dtype;
 use super::error::HfError;
 use super::layout::{PAYLOAD_HASH, encode_header};
+use super::pages::{PAGE_BYTES, PageHasher, digests_name, write_digests};
 use super::staging::Staging;
 use phalanx_device::float::Float;
 
@@ -131,7 +132,7 @@ pub(super) fn check_tensors(tensors: &[ExportTensor<'_>], dtype: Dtype) -> Resul
     Ok(())
 }
 
-/// Writes one safetensors file; the narrowed values exist only a piece at a time.
+/// Writes one safetensors file, and its digests beside it; the narrowed values exist only a piece at a time.
 pub(super) fn write_tensors(
     staging: &mut Staging,
     file_name: &str,
@@ -139,18 +140,18 @@ pub(super) fn write_tensors(
     dtype: Dtype,
 ) -> Result<(), HfError> {
     let described: Vec<_> = tensors.iter().map(|t| (t.name, dtype, t.shape)).collect();
-    // The hash lets a reader notice bits that changed; the format itself has no checksum.
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = PageHasher::new();
     let hashed = tensors.iter().try_for_each(|tensor| write_values(&mut hasher, tensor.values, dtype));
     hashed.map_err(|error| HfError::io("hash", file_name, &error))?;
-    let hash = hasher.finalize().to_hex();
+    let (payload_blake3, digests) = hasher.finish();
     // `format: pt` is what `transformers` insists on.
-    let metadata = BTreeMap::from([("format", "pt"), (PAYLOAD_HASH, hash.as_str())]);
-    let header = encode_header(&described, &metadata, 8);
+    let metadata = BTreeMap::from([("format", "pt"), (PAYLOAD_HASH, payload_blake3.as_str())]);
+    let header = encode_header(&described, &metadata, PAGE_BYTES as usize);
     staging.write(file_name, |file| {
         file.write_all(&header)?;
         tensors.iter().try_for_each(|tensor| write_values(file, tensor.values, dtype))
-    })
+    })?;
+    staging.write(&digests_name(file_name), |file| write_digests(file, &header, &digests))
 }
 
 pub(super) fn write_json(staging: &mut Staging, name: &str, value: &Value) -> Result<(), HfError> {

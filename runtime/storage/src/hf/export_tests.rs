@@ -65,7 +65,7 @@ fn an_earlier_export_is_replaced_whole() {
 
     let mut names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, [".phalanx-export", "config.json", "model.safetensors"]);
+    assert_eq!(names, [".phalanx-export", "config.json", "model.safetensors", "model.safetensors.digests"]);
     assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "nothing is left beside the export");
 }
 

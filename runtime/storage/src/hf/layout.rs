@@ -4,8 +4,6 @@
 //! checkpoints need a payload that starts at a page boundary. The tests hold both against the crate.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -95,36 +93,43 @@ pub enum LayoutError {
     },
 }
 
-/// Reads and checks the header of a file of `file_len` bytes; entries come in the order of their bytes.
+/// What a header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The tensors, in the order of their bytes.
+    pub entries: Vec<Entry>,
+    /// Where the bytes of the first one start in the file.
+    pub payload_start: u64,
+    /// BLAKE3 of the payload, in hexadecimal, if the metadata have it: our own exports do, other writers do not.
+    pub payload_blake3: Option<String>,
+    /// Hash of the length field and the header.
+    pub blake3: blake3::Hash,
+}
+
+/// Reads and checks the header of a file of `file_len` bytes, by way of `read`, which fills memory with the bytes from one
+/// on.
 ///
 /// # Errors
 /// When the header is not valid or does not describe exactly the bytes of the file.
-pub fn read_header(file: &File, file_len: u64) -> Result<Vec<Entry>, LayoutError> {
-    read_hashed_header(file, file_len).map(|(entries, _)| entries)
-}
-
-/// [`read_header`], with the BLAKE3 hash that the file's metadata gives for its payload, if it gives one: our own
-/// exports do, other writers do not.
-///
-/// # Errors
-/// As [`read_header`].
-pub fn read_hashed_header(file: &File, file_len: u64) -> Result<(Vec<Entry>, Option<String>), LayoutError> {
+pub fn read_header(read: impl Fn(&mut [u8], u64) -> std::io::Result<()>, file_len: u64) -> Result<Header, LayoutError> {
     let io = |error: std::io::Error| LayoutError::Io(error.to_string());
     if file_len < 8 {
         return Err(LayoutError::TooShort(file_len));
     }
     let mut length = [0; 8];
-    file.read_exact_at(&mut length, 0).map_err(io)?;
+    read(&mut length, 0).map_err(io)?;
     let said = u64::from_le_bytes(length);
     let max = (file_len - 8).min(HEADER_BYTES_MAX);
     if said > max {
         return Err(LayoutError::HeaderLength { said, max });
     }
     let mut json = vec![0; said as usize];
-    file.read_exact_at(&mut json, 8).map_err(io)?;
+    read(&mut json, 8).map_err(io)?;
+    let blake3 = blake3::Hasher::new().update(&length).update(&json).finalize();
     let raw: RawHeader = serde_json::from_slice(&json).map_err(|error| LayoutError::Json(error.to_string()))?;
-    let hash = raw.1.as_ref().and_then(|m| m.get(PAYLOAD_HASH)?.as_str().map(str::to_owned));
-    check_entries(raw, 8 + said, file_len).map(|entries| (entries, hash))
+    let payload_blake3 = raw.1.as_ref().and_then(|m| m.get(PAYLOAD_HASH)?.as_str().map(str::to_owned));
+    let payload_start = 8 + said;
+    Ok(Header { entries: check_entries(raw, payload_start, file_len)?, payload_start, payload_blake3, blake3 })
 }
 
 fn check_entries(raw: RawHeader, payload_start: u64, file_len: u64) -> Result<Vec<Entry>, LayoutError> {

@@ -2,7 +2,8 @@
 //!
 //! - [`dtype`]: element types as safetensors names them.
 //! - [`layout`]: the header of a safetensors file, checked in both directions; checkpoints use it too.
-//! - [`source`]: the tensors of a directory, one file or many, as f32.
+//! - [`source`]: the tensors of a directory, one file or many, as f32; `windows` gathers what is read at once, and `pages`
+//!   verifies it against the digests that exports have.
 //! - [`export`]: a directory that other tools load; [`adapter`]: the same for low-rank adapters.
 //!
 //! Deliberately absent: which tensors a model has and what they mean (the model families know), and tokenizers (`data`).
@@ -13,5 +14,7 @@ pub mod dtype;
 pub mod error;
 pub mod export;
 pub mod layout;
+mod pages;
 pub mod source;
 mod staging;
+mod windows;

@@ -2,27 +2,25 @@
 //!
 //! Reads are positioned reads, not a memory map: a file that another process truncates gives an error instead of a
 //! killed process, f32 weights go straight from the page cache into the caller's buffer, and no `unsafe` is needed.
+//! Of a file with digests ([`super::pages`]) whole pages are read and verified, each once; of others the elements alone.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::Deserialize;
 
 use super::dtype::Dtype;
 use super::error::HfError;
-use super::layout::{Entry, read_hashed_header};
+use super::layout::{Entry, Header, read_header};
+use super::pages::{CountedFile, Digests, digests_from, first_damaged};
+use super::windows::{Bad, WINDOW_BYTES, Window, windows};
 
 /// The longest JSON file that is read from a model directory.
 const JSON_BYTES_MAX: u64 = 100_000_000;
-/// Values that one thread reads and widens at a time: 1 MiB of f32, which stays in the second-level cache.
-const PIECE_VALUES: usize = 1 << 18;
 
 /// The tensors of a model directory; cheap to open, since only headers are read.
 #[derive(Debug)]
@@ -30,14 +28,14 @@ pub struct TensorSource {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Tensor>,
-    /// Bytes of weights that were read, headers not counted.
-    bytes_read: AtomicU64,
+    bytes_read: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
 struct Shard {
-    path: PathBuf,
-    file: File,
+    file: CountedFile,
+    payload_start: u64,
+    digests: Option<Digests>,
 }
 
 #[derive(Debug)]
@@ -73,6 +71,8 @@ impl TensorSource {
         let index: Index = serde_json::from_value(read_json(&index_path)?)
             .map_err(|error| HfError::BadJson { path: index_path.clone(), reason: error.to_string() })?;
         let mut source = Self::empty(dir);
+        let index_bytes = std::fs::metadata(&index_path).map_err(|error| HfError::io("read", &index_path, &error))?;
+        source.bytes_read.fetch_add(index_bytes.len(), Ordering::Relaxed);
         let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, shard) in &index.weight_map {
             if !is_shard_name(shard) {
@@ -98,10 +98,10 @@ impl TensorSource {
     }
 
     fn empty(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: AtomicU64::new(0) }
+        Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: Arc::default() }
     }
 
-    /// Bytes of weights that were read so far: of a rank that has a part of the model, about that part of the files.
+    /// Bytes that were read of the directory's files so far: weights, headers, the index and digests.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
@@ -142,7 +142,7 @@ impl TensorSource {
             return Ok(());
         }
         Err(HfError::Shape {
-            path: self.shards[tensor.shard].path.clone(),
+            path: self.shards[tensor.shard].file.path.clone(),
             tensor: name.to_owned(),
             expected: expected.to_vec(),
             found: tensor.shape.clone(),
@@ -188,27 +188,38 @@ impl TensorSource {
     /// # Errors
     /// As [`TensorSource::read_into`], and when the run does not lie in the tensor.
     pub fn read_run_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<(), HfError> {
+        let all = 0..out.len();
+        self.read_runs_into(name, [(first, all)], out)
+    }
+
+    /// Reads runs of elements, widened to f32: of each the index of the first element in row-major order, and places in
+    /// `out`. Both ascend from run to run; other places are left as they are.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read_into`], and when a run does not lie in the tensor or begins before the end of the one before.
+    pub fn read_runs_into(
+        &self,
+        name: &str,
+        runs: impl IntoIterator<Item = (usize, Range<usize>)>,
+        out: &mut [f32],
+    ) -> Result<(), HfError> {
         let tensor = self.tensor(name)?;
+        let runs: Vec<(usize, Range<usize>)> = runs.into_iter().filter(|(_, at)| !at.is_empty()).collect();
+        check_runs(name, &tensor.shape, &runs, out.len())?;
         let shard = &self.shards[tensor.shard];
-        let n = tensor.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim));
-        if first.checked_add(out.len()).is_none_or(|end| end > n) {
-            let (tensor, shape) = (name.to_owned(), tensor.shape.clone());
-            return Err(HfError::Run { tensor, shape, start: first, len: out.len() });
-        }
         if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            let (path, tensor_name) = (shard.path.clone(), name.to_owned());
+            let (path, tensor_name) = (shard.file.path.clone(), name.to_owned());
             return Err(HfError::NotFloat { path, tensor: tensor_name, found: tensor.dtype.name() });
         }
-        let start = tensor.start + (first * tensor.dtype.bytes()) as u64;
-        let bad = read_widened(&shard.file, start, tensor.dtype, out)
-            .map_err(|error| HfError::io("read", &shard.path, &error))?;
-        self.bytes_read.fetch_add((out.len() * tensor.dtype.bytes()) as u64, Ordering::Relaxed);
-        match bad {
-            Some(position) => Err(HfError::NotFinite {
-                path: shard.path.clone(),
+        let around = |bytes: Range<u64>| shard.digests.as_ref().map_or(bytes.clone(), |d| d.pages_around(bytes));
+        let lies = (shard.payload_start, tensor.start, tensor.dtype.bytes());
+        let windows = windows(runs.into_iter(), out, lies, around);
+        match shard.read(name, tensor.dtype, windows)? {
+            Some((position, value)) => Err(HfError::NotFinite {
+                path: shard.file.path.clone(),
                 tensor: name.to_owned(),
-                position: first + position,
-                value: out[position].to_string(),
+                position,
+                value: value.to_string(),
             }),
             None => Ok(()),
         }
@@ -220,16 +231,16 @@ impl TensorSource {
 
     /// Adds the tensors of a file: all of them, or those that an index wants, which must exist.
     fn add_shard(&mut self, path: &Path, wanted: Option<&[&str]>) -> Result<(), HfError> {
-        let file = File::open(path).map_err(|error| HfError::io("read", path, &error))?;
-        let metadata = file.metadata().map_err(|error| HfError::io("read", path, &error))?;
-        let (entries, hash) = read_hashed_header(&file, metadata.len())
+        let file = CountedFile::open(path, &self.bytes_read)?;
+        let header = read_header(|out, start| file.read_exact_at(out, start), file.len)
             .map_err(|layout| HfError::BadLayout { path: path.to_owned(), layout })?;
-        if let Some(hash) = hash {
-            let payload = entries.first().map_or(metadata.len(), |first| first.start);
-            check_payload(path, &file, payload, &hash)?;
+        let digests = Digests::open(&file, &header)?;
+        if digests.is_none() {
+            check_payload(&file, &header)?;
         }
+        let Header { entries, payload_start, .. } = header;
         let shard = self.shards.len();
-        self.shards.push(Shard { path: path.to_owned(), file });
+        self.shards.push(Shard { file, payload_start, digests });
         let mut found: BTreeMap<String, Entry> = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
         if let Some(names) = wanted {
             if let Some(missing) = names.iter().find(|name| !found.contains_key(**name)) {
@@ -244,18 +255,75 @@ impl TensorSource {
     }
 }
 
-/// Compares the bytes from `start` on with the hash that the file gives for them.
-fn check_payload(path: &Path, file: &File, start: u64, hash: &str) -> Result<(), HfError> {
-    let io = |error: std::io::Error| HfError::io("read", path, &error);
-    let mut reader = std::io::BufReader::with_capacity(1 << 20, file);
-    std::io::Seek::seek(&mut reader, std::io::SeekFrom::Start(start)).map_err(io)?;
+impl Shard {
+    /// Reads the windows of a tensor and verifies their pages, if there are digests. Returns the first value that is NaN or
+    /// infinite.
+    fn read(&self, tensor: &str, dtype: Dtype, windows: Vec<Window<'_>>) -> Result<Option<Bad>, HfError> {
+        let (Some(first), Some(last)) = (windows.first(), windows.last()) else { return Ok(None) };
+        let all = first.bytes.start..last.bytes.end;
+        let digests = self.digests.as_ref().map(|digests| digests.read(&all)).transpose()?;
+        let verify = |start: u64, bytes: &[u8]| {
+            let damaged = first_damaged(bytes, digests_from(digests.as_ref()?, start - all.start))?;
+            let (start, end) = (start + damaged.start, start + damaged.end);
+            Some(HfError::Damaged { path: self.file.path.clone(), tensor: tensor.to_owned(), start, end })
+        };
+        let read = |staging: &mut Vec<u64>, mut window: Window<'_>| {
+            let bytes = window.bytes.clone();
+            let io = |error: std::io::Error| HfError::io("read", &self.file.path, &error);
+            let damaged = if let Some(place) = window.in_place(dtype) {
+                self.file.read_exact_at(place, bytes.start).map_err(io)?;
+                verify(bytes.start, place)
+            } else {
+                let len = (bytes.end - bytes.start) as usize;
+                staging.resize(len.div_ceil(8), 0);
+                let staging = &mut bytemuck::cast_slice_mut(staging)[..len];
+                self.file.read_exact_at(staging, bytes.start).map_err(io)?;
+                window.widen(dtype, staging);
+                verify(bytes.start, staging)
+            };
+            damaged.map_or(Ok(window.first_bad()), Err)
+        };
+        let earlier = |a: Option<Bad>, b: Option<Bad>| match (a, b) {
+            (Some(a), Some(b)) => Some(if a.0 < b.0 { a } else { b }),
+            (a, b) => a.or(b),
+        };
+        let found = windows.into_par_iter().map_init(Vec::new, read);
+        found.try_reduce(|| None, |a, b| Ok(earlier(a, b)))
+    }
+}
+
+/// Refuses runs that do not lie in the tensor and `out`, or not one behind the other.
+fn check_runs(name: &str, shape: &[usize], runs: &[(usize, Range<usize>)], len: usize) -> Result<(), HfError> {
+    let n_elements = shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim));
+    let (mut element, mut place) = (0, 0);
+    for (first, at) in runs {
+        let end = first.checked_add(at.len());
+        if *first < element || at.start < place || at.end > len || end.is_none_or(|end| end > n_elements) {
+            let (tensor, shape) = (name.to_owned(), shape.to_vec());
+            return Err(HfError::Run { tensor, shape, start: *first, len: at.len() });
+        }
+        (element, place) = (end.unwrap_or(n_elements), at.end);
+    }
+    Ok(())
+}
+
+/// Compares the payload of a file without digests of pages with the hash in its header, if there is one.
+fn check_payload(file: &CountedFile, header: &Header) -> Result<(), HfError> {
+    let Some(expected) = &header.payload_blake3 else { return Ok(()) };
     let mut hasher = blake3::Hasher::new();
-    std::io::copy(&mut reader, &mut hasher).map_err(io)?;
-    if hasher.finalize().to_hex().as_str() == hash {
+    let mut window = vec![0; WINDOW_BYTES as usize];
+    let mut start = header.payload_start;
+    while start < file.len {
+        let window = &mut window[..(file.len - start).min(WINDOW_BYTES) as usize];
+        file.read_exact_at(window, start).map_err(|error| HfError::io("read", &file.path, &error))?;
+        hasher.update(window);
+        start += window.len() as u64;
+    }
+    if hasher.finalize().to_hex().as_str() == expected {
         return Ok(());
     }
     let reason = "its weights are not those that were saved: their hash differs from the one in its header".into();
-    Err(HfError::BadFile { path: path.to_owned(), reason })
+    Err(HfError::BadFile { path: file.path.clone(), reason })
 }
 
 /// Reads a JSON file of a model directory.
@@ -276,33 +344,6 @@ pub fn read_json(path: &Path) -> Result<serde_json::Value, HfError> {
 fn is_shard_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     name.len() <= 255 && !name.starts_with('.') && name.ends_with(".safetensors") && name.chars().all(plain)
-}
-
-/// Reads values from byte `start` on into `out`; the position of the first NaN or infinity, if there is one.
-fn read_widened(file: &File, start: u64, dtype: Dtype, out: &mut [f32]) -> std::io::Result<Option<usize>> {
-    let first_bad = AtomicUsize::new(usize::MAX);
-    let pieces = out.par_chunks_mut(PIECE_VALUES).enumerate();
-    pieces.try_for_each_init(Vec::new, |staging: &mut Vec<u16>, (piece, out)| {
-        let from = start + (piece * PIECE_VALUES * dtype.bytes()) as u64;
-        if dtype == Dtype::F32 {
-            file.read_exact_at(bytemuck::cast_slice_mut(out), from)?;
-        } else {
-            staging.resize(out.len(), 0);
-            file.read_exact_at(bytemuck::cast_slice_mut(staging), from)?;
-            match dtype {
-                Dtype::BF16 => bytemuck::cast_slice::<u16, bf16>(staging).convert_to_f32_slice(out),
-                _ => bytemuck::cast_slice::<u16, f16>(staging).convert_to_f32_slice(out),
-            }
-        }
-        // Two passes over a piece in cache: the first has no branch per value.
-        if out.iter().fold(false, |bad, x| bad | !x.is_finite())
-            && let Some(position) = out.iter().position(|x| !x.is_finite())
-        {
-            first_bad.fetch_min(piece * PIECE_VALUES + position, Ordering::Relaxed);
-        }
-        Ok::<_, std::io::Error>(())
-    })?;
-    Ok(Some(first_bad.into_inner()).filter(|&position| position != usize::MAX))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Reading model directories: what is there comes out exactly, what is damaged is named.
 
+use half::{bf16, f16};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype as CrateDtype, TensorView, serialize};
 
@@ -57,23 +58,25 @@ fn a_run_of_elements_is_read_alone_and_its_bytes_are_counted() {
     let values: Vec<f32> = (0..12).map(|x| x as f32).collect();
     let narrow: Vec<u8> = values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
     let header = encode_header(&[("w", Dtype::BF16, &[4, 3])], &BTreeMap::new(), 8);
+    let header_bytes = header.len() as u64;
     let source = open_bytes(&[header, narrow].concat()).unwrap();
     let mut run = [0.0; 5];
 
     source.read_run_into("w", 4, &mut run).unwrap();
 
-    assert_eq!((run.as_slice(), source.bytes_read()), (&values[4..9], 10));
+    assert_eq!((run.as_slice(), source.bytes_read()), (&values[4..9], header_bytes + 10));
     let beyond = source.read_run_into("w", 8, &mut run).unwrap_err().to_string();
     assert!(beyond.contains("5 elements from 8 on"), "{beyond}");
     assert!(source.read_run_into("w", usize::MAX, &mut run).is_err());
 }
 
 #[test]
-fn a_tensor_longer_than_one_piece_is_read_whole_and_its_bad_value_found() {
-    let n = 2 * PIECE_VALUES + 5;
+fn a_tensor_longer_than_one_window_is_read_whole_and_its_bad_value_found() {
+    const WINDOW_VALUES: usize = WINDOW_BYTES as usize / 4;
+    let n = 2 * WINDOW_VALUES + 5;
     let mut values: Vec<f32> = (0..n).map(|x| x as f32).collect();
-    values[PIECE_VALUES + 7] = f32::NAN;
-    values[2 * PIECE_VALUES + 1] = f32::INFINITY;
+    values[WINDOW_VALUES + 7] = f32::NAN;
+    values[2 * WINDOW_VALUES + 1] = f32::INFINITY;
     let header = encode_header(&[("w", Dtype::F32, &[n])], &BTreeMap::new(), 8);
     let source = open_bytes(&[&header, bytemuck::cast_slice(&values)].concat()).unwrap();
     let mut out = vec![0.0; n];
@@ -81,7 +84,7 @@ fn a_tensor_longer_than_one_piece_is_read_whole_and_its_bad_value_found() {
     let error = source.read_into("w", &mut out).unwrap_err();
 
     assert!(
-        matches!(&error, HfError::NotFinite { position, value, .. } if *position == PIECE_VALUES + 7 && value == "NaN"),
+        matches!(&error, HfError::NotFinite { position, value, .. } if *position == WINDOW_VALUES + 7 && value == "NaN"),
         "{error}"
     );
     let mut tail = [0.0; 4];
