@@ -2,6 +2,7 @@
 
 use super::say;
 use crate::config::datasets::DatasetType;
+use crate::config::reference::reference_markdown;
 use crate::config::starter::starter_yaml;
 use crate::error::JobError;
 use std::io::{BufRead, IsTerminal, Write};
@@ -24,9 +25,16 @@ pub(super) struct Args {
     /// What is in it: completion, alpaca or chat_template.
     #[arg(long, alias = "dataset_type")]
     dataset_type: Option<String>,
+    /// Print the reference of all keys as Markdown instead, and write nothing.
+    #[arg(long)]
+    reference: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    if args.reference {
+        say(reference_markdown().trim_end());
+        return Ok(());
+    }
     if args.file.exists() {
         let text = format!("{} exists; name another file or remove it first", args.file.display());
         return Err(JobError::Unusable(text));

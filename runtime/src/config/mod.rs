@@ -16,6 +16,7 @@ pub mod optimizer;
 pub mod output;
 pub mod parallel;
 pub mod precision;
+pub mod reference;
 pub mod schedule;
 pub mod section;
 mod setting;

@@ -33,7 +33,7 @@ struct Args {
     json: bool,
     /// Put the table into this file, between its markers.
     #[arg(long)]
-    readme: Option<PathBuf>,
+    write: Option<PathBuf>,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -54,7 +54,7 @@ fn main() -> anyhow::Result<ExitCode> {
     if !args.json {
         println!("\n{table}");
     }
-    if let Some(path) = &args.readme {
+    if let Some(path) = &args.write {
         let text = std::fs::read_to_string(path)?;
         let text = with_table(&text, &table).with_context(|| format!("{} has no markers", path.display()))?;
         std::fs::write(path, text)?;

@@ -8,7 +8,7 @@
 //! | `run` | trains a cell and compares |
 //! | `chain` | in which order cells go on from each other's checkpoints |
 //! | `pairs` | the fewest cells in which every pair of choices occurs |
-//! | `table` | what came out, for people and for the README |
+//! | `table` | what came out, for people and for `tests/MATRIX.md` |
 
 pub mod cell;
 pub mod chain;

@@ -1,4 +1,4 @@
-//! What came out of the matrix: a line of JSON a cell, and the table of the README.
+//! What came out of the matrix: a line of JSON a cell, and the table of `tests/MATRIX.md`.
 
 use super::model::Shape;
 use super::run::{Outcome, STEPS, Tolerance};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Before and behind the table in the README.
+/// Before and behind the table in `tests/MATRIX.md`.
 const MARKERS: [&str; 2] = ["<!-- matrix: begin, written by the command below -->", "<!-- matrix: end -->"];
 
 /// An outcome as one JSON object.
@@ -76,7 +76,7 @@ fn number(x: f64) -> String {
     if x == 0.0 { "0".into() } else { format!("{x:.1e}") }
 }
 
-/// The README with another table between its markers; `None` where it has none.
+/// The file with another table between its markers; `None` where it has none.
 pub fn with_table(readme: &str, table: &str) -> Option<String> {
     let (before, rest) = readme.split_once(MARKERS[0])?;
     let (_, behind) = rest.split_once(MARKERS[1])?;
