@@ -13,14 +13,14 @@ use phalanx_strategies::program::{
     Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site,
 };
 use proptest::prelude::*;
-use support::{assert_no_live_buffer_is_overwritten, model, spec};
+use support::{assert_no_live_buffer_is_overwritten, families, model, spec};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn every_model_compiles_under_every_policy(
-        family in prop::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gpt2"]),
+        family in families(),
         layers in 1usize..4, kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool,
         n in 1usize..4, rows in 1usize..3,
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::F16]),

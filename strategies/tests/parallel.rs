@@ -6,12 +6,11 @@ mod support;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head};
-use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
 use proptest::prelude::*;
-use support::{any_parallel, assert_no_live_buffer_is_overwritten, model, spec};
+use support::{any_parallel, assert_no_live_buffer_is_overwritten, families, model, spec};
 
 fn any_mesh() -> impl Strategy<Value = Mesh> {
     (1usize..4, 1usize..3, 1usize..4, 1usize..3, prop::sample::select(vec![1usize, 2, 4]))
@@ -39,14 +38,13 @@ proptest! {
 
     #[test]
     fn every_model_compiles_for_every_rank_of_every_mesh(
-        family in prop::sample::select(vec!["llama", "qwen2", "qwen3", "gpt2"]),
+        family in families(),
         kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool, n in 1usize..4,
         mesh in any_mesh(), parallel in any_parallel(),
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
     ) {
-        let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
-        let lora = adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+        let lora = adapters.then(|| support::adapters(family));
         let spec = StepSpec { parallel, lora, ..spec(n, precision, recompute) };
 
         for rank in 0..mesh.size() {
@@ -106,7 +104,7 @@ proptest! {
 
     #[test]
     fn every_reproducible_arrangement_compiles(
-        family in prop::sample::select(vec!["llama", "gpt2"]), tied: bool, n_leaves in 1usize..9,
+        family in families(), tied: bool, n_leaves in 1usize..9,
         pp in 1usize..4, dp_replicate in 1usize..4, dp_shard in 1usize..4, tp in 1usize..3, parallel in any_parallel(),
     ) {
         let mesh = Mesh { pp, dp_replicate, dp_shard, cp: 1, tp };

@@ -7,7 +7,6 @@ use phalanx_strategies::compile::{StepSpec, compile_step};
 use phalanx_strategies::mesh::Place;
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::context_parallel::CpComm;
-use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::plan::bound::{Bound, MeshBound};
@@ -17,21 +16,15 @@ use phalanx_strategies::plan::{Candidate, Evaluation, Hardware, MeshSizes, Workl
 use phalanx_strategies::trace::{Ranks, world};
 use phalanx_strategies::world::{Links, WorldError};
 use proptest::prelude::*;
-use support::spec;
+use support::{families, spec};
 
 /// A model whose products and activations are large enough to outweigh latencies, small enough to compile often.
 fn model(family: &str, n_layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
-    let json = if family == "gpt2" {
-        format!(
-            r#"{{"model_type": "gpt2", "vocab_size": 8192, "n_embd": 1024, "n_head": 16, "n_layer": {n_layers}, "n_positions": 4096}}"#
-        )
-    } else {
-        format!(
-            r#"{{"model_type": "{family}", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2816,
-            "num_hidden_layers": {n_layers}, "num_attention_heads": 16, "num_key_value_heads": {kv_heads},
-            "max_position_embeddings": 4096, "tie_word_embeddings": {tied}}}"#
-        )
-    };
+    let json = format!(
+        r#"{{"model_type": "{family}", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2816,
+        "num_hidden_layers": {n_layers}, "num_attention_heads": 16, "num_key_value_heads": {kv_heads},
+        "max_position_embeddings": 4096, "tie_word_embeddings": {tied}}}"#
+    );
     ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
 }
 
@@ -47,7 +40,7 @@ struct Case {
 }
 
 fn any_case() -> impl Strategy<Value = Option<Case>> {
-    let family = prop::sample::select(vec!["llama", "qwen3", "gpt2"]);
+    let family = families();
     let kv_heads = prop::sample::select(vec![2usize, 16]);
     let model = (family, 1usize..7, kv_heads, any::<bool>());
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
@@ -57,9 +50,7 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
     (model, how, world_size, any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
         |((family, n_layers, kv_heads, tied), (precision, adapters, comm, sequence), world_size, which, chosen)| {
             let model = self::model(family, n_layers, kv_heads, tied);
-            let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
-            let lora =
-                adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+            let lora = adapters.then(|| support::adapters(family));
             let plain = spec(1, precision, Recompute::None);
             let parallel =
                 phalanx_strategies::compile::Parallel { sequence_parallel: sequence, cp_comm: comm, ..plain.parallel };

@@ -11,13 +11,12 @@ use phalanx_strategies::elastic::recovery::plan;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head};
-use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::held::HeldBox;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use support::{any_parallel, model, spec};
+use support::{any_parallel, families, model, spec};
 
 /// Family, layers, key/value heads, tied embeddings.
 type Model = (&'static str, usize, usize, bool);
@@ -88,12 +87,11 @@ proptest! {
 
     #[test]
     fn every_element_that_a_rank_needs_is_in_a_piece_that_the_plan_names(
-        family in prop::sample::select(vec!["llama", "qwen2", "qwen3", "gpt2"]),
+        family in families(),
         kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
         from in any_mesh(), to in any_mesh(), parallel in any_parallel(),
     ) {
-        let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
-        let lora = adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+        let lora = adapters.then(|| support::adapters(family));
         let spec = StepSpec { parallel, lora, ..spec(2, Precision::F32, Recompute::None) };
 
         let lacking = lacking((family, LAYERS, kv_heads, tied), &spec, from, to);
@@ -104,7 +102,7 @@ proptest! {
     //
     #[test]
     fn ranks_that_have_the_same_shard_have_the_same_boxes_of_it_in_the_same_order_whatever_their_meshes(
-        family in prop::sample::select(vec!["llama", "gpt2"]), tied: bool, from in any_mesh(), replicas in 1usize..3,
+        family in families(), tied: bool, from in any_mesh(), replicas in 1usize..3,
         parallel in any_parallel(),
     ) {
         let spec = StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) };

@@ -6,7 +6,6 @@ mod support;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_shadow, compile_step};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
-use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::passes::shadow::log;
@@ -16,7 +15,7 @@ use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
 use phalanx_strategies::world::{Collective, Links, Mover, Post, Rank, Step, Tensor, WorldError};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
-use support::{any_parallel, model, spec};
+use support::{any_parallel, families, model, spec};
 
 fn any_mesh() -> impl Strategy<Value = Mesh> {
     (1usize..5, 1usize..3, 1usize..4, 1usize..4, prop::sample::select(vec![1usize, 2, 4]))
@@ -33,16 +32,14 @@ struct Case {
 }
 
 fn any_case() -> impl Strategy<Value = Case> {
-    let family = prop::sample::select(vec!["llama", "qwen2", "qwen3", "gpt2"]);
+    let family = families();
     let kv_heads = prop::sample::select(vec![1usize, 2, 4]);
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let model = (family, kv_heads, any::<bool>());
     (model, any_mesh(), any_parallel(), (1usize..6, precision, recompute, any::<bool>())).prop_map(
         |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters))| {
-            let targets = if family == "gpt2" { ["c_attn", "c_proj"] } else { ["k_proj", "down_proj"] };
-            let lora =
-                adapters.then(|| LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(String::from).to_vec() });
+            let lora = adapters.then(|| support::adapters(family));
             let spec = StepSpec { parallel, lora, ..spec(n, precision, recompute) };
             Case { model: model_of(family, kv_heads, tied), mesh, spec }
         },

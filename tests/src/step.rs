@@ -3,7 +3,7 @@
 use phalanx_cpu::{CpuMachine, scratch_bytes};
 use phalanx_device::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
-use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
+use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, QkNorm, RopeScaling};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// The benchmark's model.
 pub fn bench_model() -> ModelConfig {
     ModelConfig {
-        family: Family::Llama,
+        family: Family::named("llama").expect("a family of ours"),
         vocab_size: 4096,
         hidden_size: 512,
         intermediate_size: 1408,
@@ -30,6 +30,7 @@ pub fn bench_model() -> ModelConfig {
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
+        qk_norm: QkNorm::None,
         windows: vec![None; 6],
         init_std: 0.02,
     }

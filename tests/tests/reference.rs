@@ -8,7 +8,7 @@
 
 use anyhow::{Context, Result, ensure};
 use phalanx::api::generate::{Sampling, with_generator};
-use phalanx_strategies::model::SUPPORTED;
+use phalanx_strategies::model::FAMILIES;
 use phalanx_tests::reference::{Reference, Run};
 use std::collections::BTreeSet;
 
@@ -88,7 +88,7 @@ fn every_supported_family_has_a_committed_reference() -> Result<()> {
         families.insert(config["model_type"].as_str().context("a model has a type")?.to_owned());
     }
 
-    let supported: BTreeSet<String> = SUPPORTED.iter().map(|family| (*family).to_owned()).collect();
+    let supported: BTreeSet<String> = FAMILIES.iter().map(|f| f.model_type.to_owned()).collect();
     ensure!(families == supported, "compared are {families:?}, supported {supported:?}");
     ensure!(MODELS.iter().collect::<BTreeSet<_>>().len() == MODELS.len(), "a model is listed twice");
     Ok(())

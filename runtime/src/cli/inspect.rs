@@ -42,7 +42,7 @@ fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
     }
     let about = json!({
         "kind": "model",
-        "architecture": config.family.architecture(),
+        "architecture": config.family.architecture,
         "layers": config.n_layers,
         "hidden_size": config.hidden_size,
         "heads": config.n_heads,

@@ -89,68 +89,13 @@ impl ModelSection {
     }
 }
 
-/// Keys of `config.json` that the families read, or that describe the model without changing how it trains.
-const MODEL_KEYS: &[&str] = &[
-    "activation_function",
-    "add_cross_attention",
-    "architectures",
-    "attention_bias",
-    "attention_dropout",
-    "attn_pdrop",
-    "bos_token_id",
-    "dtype",
-    "embd_pdrop",
-    "eos_token_id",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "layer_norm_epsilon",
-    "layer_types",
-    "max_position_embeddings",
-    "max_window_layers",
-    "mlp_bias",
-    "model_type",
-    "n_embd",
-    "n_head",
-    "n_inner",
-    "n_layer",
-    "n_positions",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "pad_token_id",
-    "pretraining_tp",
-    "reorder_and_upcast_attn",
-    "resid_pdrop",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "scale_attn_by_inverse_layer_idx",
-    "scale_attn_weights",
-    "sliding_window",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "use_sliding_window",
-    "vocab_size",
-];
-
 impl Setting for ModelDescription {
     fn fits() -> String {
         "a section with the keys of a Hugging Face config.json".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
-        at.refuse_unknown(keys, MODEL_KEYS)?;
+        at.refuse_unknown(keys, &phalanx_strategies::model::keys())?;
         if keys.get("model_type").and_then(Value::as_str).is_none() {
             let why = "the family decides which other keys are read, for example `model_type: llama`";
             return Err(ConfigError::Missing { key: format!("{at}.model_type"), why: why.into() });

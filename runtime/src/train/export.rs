@@ -37,7 +37,7 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
     let job = parse_job(extras)?;
     let is_adapter = |t: &Tensor| t.name.contains(".lora_");
     if !merged && tensors.iter().any(is_adapter) {
-        return export_lora(dir, from, &tensors, &job, extras);
+        return export_lora(dir, from, &tensors, &job);
     }
     tensors.retain(|t| !is_adapter(t));
     let values = |t: &Tensor| weights::elements(from.machine, from.compiled, t);
@@ -130,13 +130,16 @@ fn is_stored_in_out(c: &Compiled, w: &Tensor) -> bool {
     matches!(uses.map(|i| &i.op), Some(Op::MatMul(m)) if !m.trans_b)
 }
 
-fn export_lora(
-    dir: &Path,
-    from: &ExportFrom<'_>,
-    tensors: &[Tensor],
-    job: &JobConfig,
-    extras: &[(String, Vec<u8>)],
-) -> Result<(), JobError> {
+/// Whether adapted weights are stored as `[in, out]`; a family stores all of its linear layers alike.
+fn adapts_stored_in_out(c: &Compiled, tensors: &[Tensor]) -> bool {
+    let adapted = |w: &&Tensor| {
+        let module = w.name.strip_suffix(".weight");
+        module.is_some_and(|module| tensors.iter().any(|t| t.name == format!("{module}.lora_A.weight")))
+    };
+    tensors.iter().find(adapted).is_some_and(|w| is_stored_in_out(c, w))
+}
+
+fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobConfig) -> Result<(), JobError> {
     let Some(lora) = job.adapter.lora() else {
         return Err(JobError::Unusable("the checkpoint holds adapters but its job trains none".into()));
     };
@@ -162,7 +165,6 @@ fn export_lora(
             values: weights::elements(from.machine, from.compiled, t),
         })
         .collect();
-    let config = json_extra(extras, CONFIG_JSON)?.unwrap_or_default();
     let base = job.model.base_model.as_ref().map_or(String::new(), |p| p.display().to_string());
     export_adapter(
         dir,
@@ -171,7 +173,7 @@ fn export_lora(
             rank: lora.rank,
             alpha: lora.alpha,
             target_modules: &modules,
-            fan_in_fan_out: config.get("model_type").and_then(Value::as_str) == Some("gpt2"),
+            fan_in_fan_out: adapts_stored_in_out(from.compiled, tensors),
             tensors: &list,
             dtype: Dtype::F32,
         },

@@ -309,11 +309,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
 
 /// Names of the linear layers of a block.
 fn block_linears(model: &ModelConfig) -> Vec<String> {
-    let names: &[&str] = match model.family {
-        Family::Gpt2 => &["c_attn", "c_proj", "c_fc"],
-        _ => &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    };
-    names.iter().map(|n| (*n).to_string()).collect()
+    model.family.linears.iter().map(|name| (*name).to_string()).collect()
 }
 
 /// A described model, with what its tokenizer knows and what readers of an export expect.
@@ -329,10 +325,9 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
         default("eos_token_id", tokenizer.eos_id().map(|id| json!(id)));
         default("torch_dtype", Some(json!("float32")));
     }
-    let family = serde_json::from_value::<HfConfig>(described.clone()).ok();
-    let family = family.and_then(|hf| ModelConfig::try_from(&hf).ok()).map(|m| m.family);
+    let family = serde_json::from_value::<HfConfig>(described.clone()).ok().and_then(|hf| Family::of(&hf).ok());
     if let (Some(family), Some(keys)) = (family, described.as_object_mut()) {
-        keys.entry("architectures").or_insert_with(|| json!([family.architecture()]));
+        keys.entry("architectures").or_insert_with(|| json!([family.architecture]));
     }
     described
 }

@@ -135,10 +135,11 @@ pub(crate) fn initialise_some(
     wanted: impl Fn(&Param) -> bool,
 ) -> Result<(), HfError> {
     let rng = CounterRng::new(seed).fork_named("init");
+    let prefix = model.map_or("", |m| m.family.prefix);
     for param in c.program.params.iter().filter(|p| wanted(p)) {
         let adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
         match source {
-            Some(source) if !adapter => load(machine, c, param, source)?,
+            Some(source) if !adapter => load(machine, c, param, source, prefix)?,
             _ => draw(machine.write(c, param.value), param, rng),
         }
     }
@@ -160,9 +161,15 @@ pub(crate) fn fill_constants(machine: &mut CpuMachine, c: &Compiled, model: Opti
 }
 
 /// Reads what the parameter holds and nothing else: a run of the file for each run of it that lies together in memory.
-fn load(machine: &mut CpuMachine, c: &Compiled, param: &Param, source: &TensorSource) -> Result<(), HfError> {
+fn load(
+    machine: &mut CpuMachine,
+    c: &Compiled,
+    param: &Param,
+    source: &TensorSource,
+    prefix: &str,
+) -> Result<(), HfError> {
     for tensor in tensors(param, param.value, &param.held, 0, "") {
-        let name = name_in(source, &tensor.name);
+        let name = name_in(source, &tensor.name, prefix);
         source.check_shape(name, &tensor.shape)?;
         let elements = &mut machine.write::<f32>(c, param.value)[tensor.elements.clone()];
         source.read_runs_into(name, tensor.runs(), elements)?;
@@ -175,9 +182,9 @@ fn fill(tensor: &Tensor, elements: &mut [f32], of: impl Fn(usize, &mut [f32]) + 
     tensor.runs().for_each(|(index, at)| of(index, &mut elements[at]));
 }
 
-/// The GPT-2 files on the hub lack the prefix that `transformers` writes today.
-fn name_in<'a>(source: &TensorSource, name: &'a str) -> &'a str {
-    let short = name.strip_prefix("transformer.").filter(|short| source.contains(short));
+/// Files written from a model without its head, such as those of GPT-2 on the hub, lack the family's prefix.
+fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
+    let short = name.strip_prefix(prefix).filter(|short| source.contains(short));
     if source.contains(name) { name } else { short.unwrap_or(name) }
 }
 

@@ -1,13 +1,125 @@
-//! Llama and its relatives: RMS norm, rotary positions, grouped-query attention, SwiGLU.
+//! What Llama and its relatives share: RMS norm, rotary positions, grouped-query attention, SwiGLU.
 //!
-//! Source: Touvron et al. 2023 (arXiv:2307.09288), Jiang et al. 2023 (Mistral, arXiv:2310.06825), Yang et al. 2024
-//! (Qwen2, arXiv:2407.10671), Yang et al. 2025 (Qwen3, arXiv:2505.09388). Names are Hugging Face's.
+//! Families differ in the fields of [`ModelConfig`] only, so this file names none of them. Names of tensors are Hugging
+//! Face's.
 
-use super::{BatchShape, Family, ForwardBuilder, Head, ModelConfig, Tensor};
-use crate::program::{Attention, Init, Program};
+use super::config::check_layers;
+use super::hf_config::need;
+use super::rope::{self, ROPE_TABLE};
+use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, QkNorm, Tensor};
+use crate::program::{Init, Program};
 
-/// Name of the constant that holds the rotary table, `[2, P, D/2]`: cosines, then sines.
-pub(super) const ROPE_TABLE: &str = "rope_table";
+/// What precedes the names of all tensors but the head's.
+pub(super) const PREFIX: &str = "model.";
+
+/// Names of the linear layers of a block.
+pub(super) const LINEARS: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+/// Keys of `config.json` that [`parse`] reads, or that describe a model without changing how it trains.
+pub(super) const KEYS: &[&str] = &[
+    "attention_bias",
+    "attention_dropout",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "mlp_bias",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "tie_word_embeddings",
+    "vocab_size",
+];
+
+/// Keys that [`optional_windows`] reads.
+pub(super) const OPTIONAL_WINDOW_KEYS: &[&str] = &["max_window_layers", "sliding_window", "use_sliding_window"];
+
+/// Reads the keys that all relatives have; a family then sets what is its own.
+pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfig, ModelError> {
+    let act = hf.text("hidden_act")?.unwrap_or("silu");
+    if act != "silu" {
+        return Err(ModelError::value("hidden_act", act, "this family uses silu"));
+    }
+    let hidden_size = need("hidden_size", family, hf.size("hidden_size")?)?;
+    let n_heads = need("num_attention_heads", family, hf.size("num_attention_heads")?)?;
+    let n_layers = need("num_hidden_layers", family, hf.size("num_hidden_layers")?)?;
+    let n_layers = check_layers("num_hidden_layers", n_layers)?;
+    let attention_bias = hf.flag("attention_bias")?.unwrap_or(false);
+    Ok(ModelConfig {
+        family,
+        vocab_size: need("vocab_size", family, hf.size("vocab_size")?)?,
+        hidden_size,
+        intermediate_size: need("intermediate_size", family, hf.size("intermediate_size")?)?,
+        n_layers,
+        n_heads,
+        n_kv_heads: hf.size("num_key_value_heads")?.unwrap_or(n_heads),
+        head_dim: head_dim(hf, hidden_size, n_heads)?,
+        max_positions: hf.size("max_position_embeddings")?.unwrap_or(2048),
+        norm_eps: hf.float("rms_norm_eps")?.unwrap_or(1e-6),
+        rope_theta: rope::theta(hf)?,
+        rope_scaling: rope::scaling(hf)?,
+        tie_embeddings: hf.flag("tie_word_embeddings")?.unwrap_or(false),
+        qkv_bias: attention_bias,
+        o_bias: attention_bias,
+        mlp_bias: hf.flag("mlp_bias")?.unwrap_or(false),
+        qk_norm: QkNorm::None,
+        windows: windows(hf, None, 0, n_layers)?,
+        init_std: hf.float("initializer_range")?.unwrap_or(0.02),
+    })
+}
+
+fn head_dim(hf: &HfConfig, hidden_size: usize, n_heads: usize) -> Result<usize, ModelError> {
+    let given = hf.size("head_dim")?;
+    let head_dim = given.unwrap_or(hidden_size.checked_div(n_heads).unwrap_or(0));
+    if given.is_none() && head_dim * n_heads != hidden_size {
+        let expected = format!("it must divide hidden_size {hidden_size}, or head_dim must be given");
+        return Err(ModelError::value("num_attention_heads", n_heads, expected));
+    }
+    if !head_dim.is_multiple_of(2) {
+        return Err(ModelError::value("head_dim", head_dim, "rotary embedding needs an even width"));
+    }
+    Ok(head_dim)
+}
+
+/// The window of each layer: `window` from layer `first` on, or where `layer_types` names it.
+pub(super) fn windows(
+    hf: &HfConfig,
+    window: Option<usize>,
+    first: usize,
+    n_layers: usize,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    if window == Some(0) {
+        let expected = "a token sees at least itself; use null for no window";
+        return Err(ModelError::value("sliding_window", 0, expected));
+    }
+    let Some(types) = hf.texts("layer_types")? else {
+        return Ok((0..n_layers).map(|layer| window.filter(|_| layer >= first)).collect());
+    };
+    if types.len() != n_layers {
+        let found = format!("{} entries", types.len());
+        return Err(ModelError::value("layer_types", found, format!("{n_layers} fit")));
+    }
+    let of_type = |name: &str| match name {
+        "full_attention" => Ok(None),
+        "sliding_attention" => Ok(window),
+        other => Err(ModelError::value("layer_types", other, "full_attention and sliding_attention are")),
+    };
+    types.into_iter().map(of_type).collect()
+}
+
+/// A window that holds only where `use_sliding_window` says so, and from `max_window_layers` on.
+pub(super) fn optional_windows(hf: &HfConfig, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
+    let used = hf.flag("use_sliding_window")? == Some(true);
+    let window = hf.size("sliding_window")?.filter(|_| used);
+    windows(hf, window, hf.size("max_window_layers")?.unwrap_or(0), n_layers)
+}
 
 pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {
     let mut b = ForwardBuilder::new(batch);
@@ -68,7 +180,7 @@ fn attention(
     let weight = fused(b, &format!("{at}.qkv.weight"), &[q + 2 * kv, cfg.hidden_size], &stacked("weight"), weights);
     let bias = cfg.qkv_bias.then(|| fused(b, &format!("{at}.qkv.bias"), &[q + 2 * kv], &stacked("bias"), Init::Zeros));
     let mut qkv = b.linear(h, weight, bias);
-    if cfg.family == Family::Qwen3 {
+    if cfg.qk_norm == QkNorm::Heads {
         let gain_q = b.param(&format!("{at}.q_norm.weight"), &[cfg.head_dim], Init::Ones);
         let gain_k = b.param(&format!("{at}.k_norm.weight"), &[cfg.head_dim], Init::Ones);
         qkv = b.head_norm(qkv, gain_q, gain_k, heads, cfg.norm_eps);
@@ -99,30 +211,25 @@ fn fused(b: &mut ForwardBuilder, name: &str, shape: &[usize], parts: &[(String, 
     b.fused_param(name, shape, &parts, init)
 }
 
-impl ModelConfig {
-    /// Geometry of the attention of one layer.
-    pub fn attention(&self, batch: BatchShape, layer: usize) -> Attention {
-        Attention {
-            n_heads: self.n_heads,
-            n_kv_heads: self.n_kv_heads,
-            head_dim: self.head_dim,
-            seq_len: batch.seq_len,
-            window: self.windows[layer],
-            scale: 1.0 / (self.head_dim as f32).sqrt(),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> ModelConfig {
+        ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap()
     }
 
-    /// Contents of the constant of this name and shape; `None` if the model has no such constant.
-    ///
-    /// `rope_table`: `[2, P, D/2]`, cosines then sines. Angles are computed in f32 as PyTorch does, so that long
-    /// positions round alike.
-    pub fn constant(&self, name: &str, shape: &[usize]) -> Option<Vec<f32>> {
-        if name != ROPE_TABLE {
-            return None;
-        }
-        let n_positions = shape.get(1).copied()?;
-        let frequencies: Vec<f32> = self.rope_frequencies().iter().map(|f| *f as f32).collect();
-        let angles = || (0..n_positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
-        Some(angles().map(|a| f64::from(a).cos() as f32).chain(angles().map(|a| f64::from(a).sin() as f32)).collect())
+    const SIZES: &str = r#""vocab_size": 512, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256"#;
+
+    #[test]
+    fn a_window_holds_for_mistral_but_for_qwen_only_when_asked() {
+        let of = |family: &str, keys: &str| {
+            parse(&format!(r#"{{"model_type": "{family}", {SIZES}, "sliding_window": 16{keys}}}"#)).windows
+        };
+
+        assert_eq!(of("mistral", ""), [Some(16), Some(16)]);
+        assert_eq!(of("qwen2", r#", "use_sliding_window": false"#), [None, None]);
+        assert_eq!(of("qwen2", r#", "use_sliding_window": true, "max_window_layers": 1"#), [None, Some(16)]);
     }
 }

@@ -1,9 +1,95 @@
 //! GPT-2: layer norm, learned positions, GELU, weights stored `[in, out]`. Source: Radford et al. 2019.
 
-use super::{BatchShape, ForwardBuilder, Head, ModelConfig, Tensor};
+use super::config::check_layers;
+use super::hf_config::need;
+use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, QkNorm, RopeScaling, Tensor};
 use crate::program::{Init, Program};
 
-pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {
+pub(super) static FAMILY: Family = Family {
+    model_type: "gpt2",
+    architecture: "GPT2LMHeadModel",
+    prefix: "transformer.",
+    keys: &[KEYS, DESCRIPTION],
+    linears: &["c_attn", "c_proj", "c_fc"],
+    parse,
+    forward,
+};
+
+/// Each size has GPT-2's own name and the one that other families use.
+const KEYS: &[&str] = &[
+    "activation_function",
+    "hidden_size",
+    "initializer_range",
+    "layer_norm_epsilon",
+    "max_position_embeddings",
+    "n_embd",
+    "n_head",
+    "n_inner",
+    "n_layer",
+    "n_positions",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "scale_attn_by_inverse_layer_idx",
+    "scale_attn_weights",
+    "tie_word_embeddings",
+];
+
+/// Keys that do not change how it trains here.
+const DESCRIPTION: &[&str] = &[
+    "add_cross_attention",
+    "attn_pdrop",
+    "embd_pdrop",
+    "reorder_and_upcast_attn",
+    "resid_pdrop",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+];
+
+fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
+    let act = hf.text("activation_function")?.unwrap_or("gelu_new");
+    if act != "gelu_new" && act != "gelu_pytorch_tanh" {
+        return Err(ModelError::value("activation_function", act, "gpt2 uses gelu_new"));
+    }
+    if hf.flag("scale_attn_by_inverse_layer_idx")? == Some(true) {
+        return Err(ModelError::value("scale_attn_by_inverse_layer_idx", true, "only false is"));
+    }
+    if hf.flag("scale_attn_weights")? == Some(false) {
+        return Err(ModelError::value("scale_attn_weights", false, "only true is"));
+    }
+    let size = |own, other| Ok::<_, ModelError>(hf.size(own)?.or(hf.size(other)?));
+    let hidden_size = need("n_embd", &FAMILY, size("n_embd", "hidden_size")?)?;
+    let n_heads = need("n_head", &FAMILY, size("n_head", "num_attention_heads")?)?;
+    let n_layers = check_layers("n_layer", need("n_layer", &FAMILY, size("n_layer", "num_hidden_layers")?)?)?;
+    if n_heads == 0 || hidden_size % n_heads != 0 {
+        return Err(ModelError::value("n_head", n_heads, format!("it must divide n_embd {hidden_size}")));
+    }
+    Ok(ModelConfig {
+        family: &FAMILY,
+        vocab_size: need("vocab_size", &FAMILY, hf.size("vocab_size")?)?,
+        hidden_size,
+        intermediate_size: hf.size("n_inner")?.unwrap_or(hidden_size.saturating_mul(4)),
+        n_layers,
+        n_heads,
+        n_kv_heads: n_heads,
+        head_dim: hidden_size / n_heads,
+        max_positions: size("n_positions", "max_position_embeddings")?.unwrap_or(1024),
+        norm_eps: hf.float("layer_norm_epsilon")?.unwrap_or(1e-5),
+        rope_theta: 0.0,
+        rope_scaling: RopeScaling::None,
+        tie_embeddings: hf.flag("tie_word_embeddings")?.unwrap_or(true),
+        qkv_bias: true,
+        o_bias: true,
+        mlp_bias: true,
+        qk_norm: QkNorm::None,
+        windows: vec![None; n_layers],
+        init_std: hf.float("initializer_range")?.unwrap_or(0.02),
+    })
+}
+
+fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {
     let mut b = ForwardBuilder::new(batch);
     let (c, v) = (cfg.hidden_size, cfg.vocab_size);
     let weights = Init::Normal { std: cfg.init_std };

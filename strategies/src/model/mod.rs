@@ -1,14 +1,32 @@
 //! Model descriptions and the forward programs they yield.
+//!
+//! A family is one file ([`Family`]: how it reads its `config.json`, what its linear layers are called, its forward
+//! program with the names of its tensors) and one entry of [`FAMILIES`]. Relatives of Llama share [`decoder`], which
+//! knows no family: they differ in the fields of [`ModelConfig`].
 
 pub mod builder;
+mod config;
 mod decoder;
+mod error;
+mod family;
+mod hf_config;
+mod rope;
+
 mod gpt2;
-pub mod hf_config;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
 
 pub use builder::{ForwardBuilder, Tensor};
-pub use hf_config::{Family, HfConfig, ModelConfig, ModelError, RopeScaling, SUPPORTED};
+pub use config::{ModelConfig, QkNorm};
+pub use error::ModelError;
+pub use family::{Family, keys};
+pub use hf_config::HfConfig;
+pub use rope::RopeScaling;
 
-use crate::program::Program;
+/// Every family that we build.
+pub static FAMILIES: &[&Family] = &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY];
 
 /// Size of one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,20 +51,4 @@ pub enum Head {
     Logits,
     /// At the summed negative log-likelihood.
     Loss,
-}
-
-impl ModelConfig {
-    /// The single-device forward program of one microbatch.
-    ///
-    /// # Errors
-    /// When a row is longer than the positions the model has.
-    pub fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
-        if batch.seq_len > self.max_positions {
-            return Err(ModelError::TooLong { seq_len: batch.seq_len, max_positions: self.max_positions });
-        }
-        Ok(match self.family {
-            Family::Gpt2 => gpt2::forward(self, batch, head),
-            _ => decoder::forward(self, batch, head),
-        })
-    }
 }

@@ -76,12 +76,19 @@ struct Target {
 
 /// Names of all linear modules, in order of appearance, without repetition.
 fn linear_modules(program: &Program) -> Vec<String> {
+    let is_table = |instr: &Instr, param: &Param| {
+        matches!(instr.op, Op::Embedding { .. }) && instr.reads.get(1) == Some(&param.value)
+    };
     let mut names: Vec<String> = Vec::new();
     for instr in &program.instrs {
         let Some(param) = weight_of(program, instr) else { continue };
+        // A head that shares the embedding's weight is no module of its own.
+        if program.instrs.iter().any(|other| is_table(other, param)) {
+            continue;
+        }
         for part in &param.parts {
             let name = module_name(&part.name).to_string();
-            if !names.contains(&name) && name != "wte" && name != "embed_tokens" {
+            if !names.contains(&name) {
                 names.push(name);
             }
         }

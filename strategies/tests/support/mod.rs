@@ -1,9 +1,10 @@
 //! Small models and the replay of a layout.
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
-use phalanx_strategies::model::{HfConfig, ModelConfig};
+use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
+use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::memory::{Place, Region};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
@@ -13,18 +14,25 @@ use phalanx_strategies::program::{Op, ValueId};
 use proptest::prelude::*;
 
 pub fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
-    let json = if family == "gpt2" {
-        format!(
-            r#"{{"model_type": "gpt2", "vocab_size": 50, "n_embd": 32, "n_head": 4, "n_layer": {layers}, "n_positions": 64}}"#
-        )
-    } else {
-        format!(
-            r#"{{"model_type": "{family}", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
-            "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": {kv_heads},
-            "max_position_embeddings": 64, "tie_word_embeddings": {tied}}}"#
-        )
-    };
+    // Every family reads these names; GPT-2 has no heads of keys and values that queries share.
+    let json = format!(
+        r#"{{"model_type": "{family}", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
+        "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": {kv_heads},
+        "max_position_embeddings": 64, "tie_word_embeddings": {tied}}}"#
+    );
     ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
+}
+
+/// Any family, by name.
+pub fn families() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(FAMILIES.iter().map(|f| f.model_type).collect::<Vec<_>>())
+}
+
+/// Adapters on the first two linear layers of a family's blocks, which may be parts of one product, and on the last.
+pub fn adapters(family: &str) -> LoraSpec {
+    let linears = Family::named(family).unwrap().linears;
+    let targets = linears[..2].iter().chain(linears.last());
+    LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(ToString::to_string).collect() }
 }
 
 pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -> StepSpec {

@@ -3,7 +3,7 @@
 use phalanx_cpu::{CpuMachine, scratch_bytes};
 use phalanx_device::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
-use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, RopeScaling};
+use phalanx_strategies::model::{BatchShape, FAMILIES, Family, Head, HfConfig, ModelConfig, RopeScaling};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
@@ -11,6 +11,7 @@ use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Hyper, Init, Kind, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use proptest::prelude::*;
+use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Tensors by the name of their parameter.
@@ -45,7 +46,7 @@ pub struct Data {
 
 /// Every family, with biases, grouped heads, windows, tied heads and adapters where it can have them.
 pub fn cases() -> impl Strategy<Value = Case> {
-    let family = prop::sample::select(vec![Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Gpt2]);
+    let family = prop::sample::select(FAMILIES.to_vec());
     let shape = (1usize..=2, prop::sample::select(vec![1usize, 2, 4]), any::<bool>(), prop::option::of(2usize..9));
     let cut = (6usize..=14, 1usize..=2, 1usize..=3);
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
@@ -66,38 +67,28 @@ pub fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-fn small_model(family: Family, n_layers: usize, n_kv_heads: usize, tied: bool, window: Option<usize>) -> ModelConfig {
-    let gpt2 = family == Family::Gpt2;
+/// Read from a `config.json`, so that every family sets what is its own; numbers are far from their defaults, so that a
+/// term that is left out shows.
+fn small_model(family: &Family, n_layers: usize, n_kv_heads: usize, tied: bool, window: Option<usize>) -> ModelConfig {
+    let keys = json!({
+        "model_type": family.model_type, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20,
+        "n_inner": 20, "num_hidden_layers": n_layers, "num_attention_heads": 4, "num_key_value_heads": n_kv_heads,
+        "max_position_embeddings": 32, "rope_theta": 100.0, "rms_norm_eps": 1e-5, "initializer_range": 0.3,
+        "tie_word_embeddings": tied, "attention_bias": tied, "mlp_bias": tied,
+    });
+    let hf: HfConfig = serde_json::from_value(keys).expect("an object");
     ModelConfig {
-        family,
-        vocab_size: VOCABULARY,
-        hidden_size: 24,
-        intermediate_size: 20,
-        n_layers,
-        n_heads: 4,
-        n_kv_heads: if gpt2 { 4 } else { n_kv_heads },
-        head_dim: 6,
-        max_positions: 32,
-        norm_eps: 1e-5,
-        rope_theta: 100.0,
         rope_scaling: if n_layers == 2 { RopeScaling::Linear { factor: 2.0 } } else { RopeScaling::None },
-        tie_embeddings: tied,
-        qkv_bias: family == Family::Qwen2,
-        // Llama can have these; its `attention_bias` and `mlp_bias` are otherwise off.
-        o_bias: family == Family::Llama && tied,
-        mlp_bias: family == Family::Llama && tied,
         windows: (0..n_layers).map(|layer| window.filter(|_| layer == 0)).collect(),
-        init_std: 0.3,
+        ..ModelConfig::try_from(&hf).expect("every family reads these keys")
     }
 }
 
 /// Adapters on some of a family's layers: alone, and beside each other in one fused projection.
-pub fn adapters(family: Family) -> LoraSpec {
-    let names: &[&str] = match family {
-        Family::Gpt2 => &["c_attn", "c_proj"],
-        _ => &["q_proj", "v_proj", "o_proj", "down_proj", "up_proj"],
-    };
-    LoraSpec { rank: 3, alpha: 3.0, target_modules: names.iter().map(|n| (*n).to_string()).collect() }
+pub fn adapters(family: &Family) -> LoraSpec {
+    let left_out = ["k_proj", "gate_proj", "c_fc"];
+    let targets = family.linears.iter().filter(|name| !left_out.contains(name));
+    LoraSpec { rank: 3, alpha: 3.0, target_modules: targets.map(ToString::to_string).collect() }
 }
 
 impl Case {

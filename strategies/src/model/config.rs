@@ -1,0 +1,156 @@
+//! The description of a model that we can build, whatever its family.
+
+use super::rope::RopeScaling;
+use super::{BatchShape, Family, Head, HfConfig, ModelError};
+use crate::program::{Attention, Program};
+
+/// A model that we can build.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// What knows the structure of the model.
+    pub family: &'static Family,
+    /// Tokens of the vocabulary, `V`.
+    pub vocab_size: usize,
+    /// Width of the residual stream, `C`.
+    pub hidden_size: usize,
+    /// Width of the feed-forward part, `F`.
+    pub intermediate_size: usize,
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Query heads, `H`.
+    pub n_heads: usize,
+    /// Key/value heads, `K`.
+    pub n_kv_heads: usize,
+    /// Width of a head, `D`.
+    pub head_dim: usize,
+    /// Longest row.
+    pub max_positions: usize,
+    /// Added to the variance in norms.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Stretching of the rotary frequencies.
+    pub rope_scaling: RopeScaling,
+    /// Head shares the embedding's weight.
+    pub tie_embeddings: bool,
+    /// Bias on q, k and v.
+    pub qkv_bias: bool,
+    /// Bias on the attention output.
+    pub o_bias: bool,
+    /// Biases in the feed-forward part.
+    pub mlp_bias: bool,
+    /// Norm of queries and keys.
+    pub qk_norm: QkNorm,
+    /// Sliding window of each layer.
+    pub windows: Vec<Option<usize>>,
+    /// Standard deviation of weights that start from scratch.
+    pub init_std: f32,
+}
+
+/// Norm of queries and keys before they are rotated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    #[default]
+    None,
+    /// RMS norm of each head, with one gain for all heads of queries and one for all of keys.
+    Heads,
+}
+
+impl TryFrom<&HfConfig> for ModelConfig {
+    type Error = ModelError;
+
+    fn try_from(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
+        (Family::of(hf)?.parse)(hf)?.check()
+    }
+}
+
+/// More layers than any model has; each costs memory before anything of a model is there.
+const LAYERS_MAX: usize = 1 << 16;
+
+/// The number of layers, refused before a list of as many is made.
+pub(super) fn check_layers(field: &'static str, n_layers: usize) -> Result<usize, ModelError> {
+    if (1..=LAYERS_MAX).contains(&n_layers) {
+        return Ok(n_layers);
+    }
+    Err(ModelError::value(field, n_layers, format!("it must lie between 1 and {LAYERS_MAX}")))
+}
+
+impl ModelConfig {
+    fn check(self) -> Result<ModelConfig, ModelError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.n_layers),
+            ("num_attention_heads", self.n_heads),
+            ("num_key_value_heads", self.n_kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_positions),
+        ];
+        if let Some((field, found)) = sizes.into_iter().find(|(_, n)| *n == 0 || *n > 1 << 28) {
+            return Err(ModelError::value(field, found, "it must lie between 1 and 268435456"));
+        }
+        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            let expected = format!("it must divide num_attention_heads {}", self.n_heads);
+            return Err(ModelError::value("num_key_value_heads", self.n_kv_heads, expected));
+        }
+        Ok(self)
+    }
+
+    /// The single-device forward program of one microbatch.
+    ///
+    /// # Errors
+    /// When a row is longer than the positions the model has.
+    pub fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
+        if batch.seq_len > self.max_positions {
+            return Err(ModelError::TooLong { seq_len: batch.seq_len, max_positions: self.max_positions });
+        }
+        Ok((self.family.forward)(self, batch, head))
+    }
+
+    /// Geometry of the attention of one layer.
+    pub fn attention(&self, batch: BatchShape, layer: usize) -> Attention {
+        Attention {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            seq_len: batch.seq_len,
+            window: self.windows[layer],
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<ModelConfig, ModelError> {
+        ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap())
+    }
+
+    const LLAMA: &str = r#"{"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 172,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}"#;
+
+    #[test]
+    fn layers_beyond_any_model_are_refused_before_they_take_memory() {
+        let json = LLAMA.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 9223372036854775807");
+        let gpt2 =
+            r#"{"model_type": "gpt2", "n_embd": 9223372036854775800, "n_head": 4, "n_layer": 1, "vocab_size": 5}"#;
+
+        let refused = parse(&json).unwrap_err().to_string();
+
+        assert!(refused.ends_with("it must lie between 1 and 65536"), "{refused}");
+        assert!(parse(gpt2).is_err());
+    }
+
+    #[test]
+    fn key_value_heads_must_divide_query_heads() {
+        let json = LLAMA.replace("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3");
+
+        let err = parse(&json).unwrap_err().to_string();
+
+        assert_eq!(err, "`num_key_value_heads: 3` is not supported; it must divide num_attention_heads 4");
+    }
+}

@@ -1,0 +1,47 @@
+//! Why a model cannot be built.
+
+use super::family::supported;
+use std::fmt;
+
+/// Why a `config.json` cannot be used.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ModelError {
+    /// An architecture we do not build.
+    #[error("architecture `{found}` is not supported; supported are {}", supported())]
+    Unsupported {
+        /// Its `model_type`.
+        found: String,
+    },
+    /// A field the family needs.
+    #[error("`{field}` is missing from the model configuration of a {family}")]
+    Missing {
+        /// Name of the field.
+        field: &'static str,
+        /// Family that needs it.
+        family: &'static str,
+    },
+    /// A field whose value we cannot honour.
+    #[error("`{field}: {found}` is not supported; {expected}")]
+    Value {
+        /// Name of the field.
+        field: &'static str,
+        /// What was found.
+        found: String,
+        /// What would fit.
+        expected: String,
+    },
+    /// Rows longer than the model's positions.
+    #[error("sequence_len {seq_len} exceeds the model's max_position_embeddings {max_positions}")]
+    TooLong {
+        /// Tokens of a row.
+        seq_len: usize,
+        /// Positions of the model.
+        max_positions: usize,
+    },
+}
+
+impl ModelError {
+    pub(super) fn value(field: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> ModelError {
+        ModelError::Value { field, found: found.to_string(), expected: expected.into() }
+    }
+}

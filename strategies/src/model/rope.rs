@@ -1,0 +1,120 @@
+//! Rotary positions: how a configuration stretches their frequencies, and the table of angles.
+
+use super::{HfConfig, ModelConfig, ModelError};
+
+/// Name of the constant that holds the rotary table, `[2, P, D/2]`: cosines, then sines.
+pub(super) const ROPE_TABLE: &str = "rope_table";
+
+/// How rotary frequencies are stretched for long contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions divided by a factor. Source: Chen et al. 2023 (arXiv:2306.15595).
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Llama 3: low frequencies divided by a factor, high ones kept, a ramp between. Source: Dubey et al. 2024
+    /// (arXiv:2407.21783), with the constants of the released configuration files.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` count as low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` count as high frequencies.
+        high_freq_factor: f64,
+        /// Context length of the base model.
+        original_max_positions: usize,
+    },
+}
+
+/// The base of the frequencies: in `rope_parameters`, the new form, or beside `rope_scaling`, the old one.
+pub(super) fn theta(hf: &HfConfig) -> Result<f64, ModelError> {
+    let within =
+        |key| Ok::<_, ModelError>(hf.section(key)?.map(|rope| rope.number("rope_theta")).transpose()?.flatten());
+    let found = within("rope_parameters")?.or(hf.number("rope_theta")?).or(within("rope_scaling")?);
+    Ok(found.unwrap_or(10_000.0))
+}
+
+/// How the frequencies are stretched, in either form.
+pub(super) fn scaling(hf: &HfConfig) -> Result<RopeScaling, ModelError> {
+    let (new, old) = (hf.section("rope_parameters")?, hf.section("rope_scaling")?);
+    let Some(rope) = new.or(old) else { return Ok(RopeScaling::None) };
+    let missing = |field| ModelError::Missing { field, family: "model with scaled rotary embedding" };
+    let number = |key| rope.number(key)?.ok_or(missing(key));
+    match rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default") {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
+        "llama3" => Ok(RopeScaling::Llama3 {
+            factor: number("factor")?,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_max_positions: rope
+                .size("original_max_position_embeddings")?
+                .ok_or(missing("original_max_position_embeddings"))?,
+        }),
+        other => Err(ModelError::value("rope_type", other, "supported are default, linear, llama3")),
+    }
+}
+
+impl ModelConfig {
+    /// Rotary angle per position of each of the `D / 2` pairs.
+    pub fn rope_frequencies(&self) -> Vec<f64> {
+        let half = self.head_dim / 2;
+        let base = (0..half).map(|i| self.rope_theta.powf(-2.0 * i as f64 / self.head_dim as f64));
+        match self.rope_scaling {
+            RopeScaling::None => base.collect(),
+            RopeScaling::Linear { factor } => base.map(|f| f / factor).collect(),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                let original = original_max_positions as f64;
+                let stretch = |f: f64| {
+                    let wavelength = 2.0 * std::f64::consts::PI / f;
+                    let position = original / wavelength - low_freq_factor;
+                    let kept = (position / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                    f * kept + f / factor * (1.0 - kept)
+                };
+                base.map(stretch).collect()
+            }
+        }
+    }
+
+    /// Contents of the constant of this name and shape; `None` if the model has no such constant.
+    ///
+    /// `rope_table`: `[2, P, D/2]`, cosines then sines. Angles are computed in f32 as PyTorch does, so that long
+    /// positions round alike.
+    pub fn constant(&self, name: &str, shape: &[usize]) -> Option<Vec<f32>> {
+        if name != ROPE_TABLE {
+            return None;
+        }
+        let n_positions = shape.get(1).copied()?;
+        let frequencies: Vec<f32> = self.rope_frequencies().iter().map(|f| *f as f32).collect();
+        let angles = || (0..n_positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
+        Some(angles().map(|a| f64::from(a).cos() as f32).chain(angles().map(|a| f64::from(a).sin() as f32)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(rope: &str) -> ModelConfig {
+        let json = format!(
+            r#"{{"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 172,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256, {rope}}}"#
+        );
+        ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn old_and_new_rope_forms_mean_the_same() {
+        let scaling = r#""factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64"#;
+
+        let old = parse(&format!(r#""rope_theta": 500000.0, "rope_scaling": {{"type": "llama3", {scaling}}}"#));
+        let new = parse(&format!(r#""rope_parameters": {{"rope_theta": 500000.0, "rope_type": "llama3", {scaling}}}"#));
+
+        assert_eq!(old, new);
+        assert!(old.rope_theta == 500_000.0 && matches!(old.rope_scaling, RopeScaling::Llama3 { .. }));
+    }
+}
