@@ -4,12 +4,13 @@
 mod support;
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Axis, Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use support::{any_parallel, assert_no_live_buffer_is_overwritten, families, model, spec};
 
 fn any_mesh() -> impl Strategy<Value = Mesh> {
@@ -52,6 +53,36 @@ proptest! {
 
             assert_no_live_buffer_is_overwritten(&step);
             assert_no_live_buffer_is_overwritten(&eval);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Also where several tensor-parallel ranks hold a key/value head, in a tensor of its own or packed with others.
+    #[test]
+    fn every_element_of_a_model_is_saved_by_one_rank(
+        family in families(), kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
+        mesh in any_mesh(),
+    ) {
+        let lora = adapters.then(|| support::adapters(family));
+        let spec = StepSpec { lora, ..spec(2, Precision::F32, Recompute::None) };
+        let mut saved: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+
+        for rank in 0..mesh.size() {
+            let place = Place { mesh, rank };
+            let (step, _) = compile((family, 6, kv_heads, tied), &spec, place);
+            let owned = step.program.params.iter().filter(|p| p.owned && place.on(Axis::DpReplicate) == 0);
+            for held in owned.flat_map(|p| p.boxes(&p.updated)).filter(|held| held.owned) {
+                let times = saved.entry(held.name.clone()).or_insert_with(|| vec![0; held.shape.iter().product()]);
+                held.rows().for_each(|(i, at)| times[i..i + at.len()].iter_mut().for_each(|n| *n += 1));
+            }
+        }
+
+        let forward = model(family, 6, kv_heads, tied).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+        for part in forward.params.iter().flat_map(|p| &p.parts) {
+            prop_assert!(saved.get(&part.name).is_some_and(|times| times.iter().all(|n| *n == 1)), "{}", part.name);
         }
     }
 }

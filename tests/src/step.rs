@@ -31,6 +31,7 @@ pub fn bench_model() -> ModelConfig {
         o_bias: false,
         mlp_bias: false,
         qk_norm: QkNorm::None,
+        packed_projections: false,
         windows: vec![None; 6],
         init_std: 0.02,
     }

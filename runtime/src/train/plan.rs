@@ -324,6 +324,9 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
         default("bos_token_id", tokenizer.bos_id().map(|id| json!(id)));
         default("eos_token_id", tokenizer.eos_id().map(|id| json!(id)));
         default("torch_dtype", Some(json!("float32")));
+        // A model from scratch pads with no token of its own; the one that transformers assumes for a family may lie
+        // beyond a smaller vocabulary.
+        default("pad_token_id", Some(Value::Null));
     }
     let family = serde_json::from_value::<HfConfig>(described.clone()).ok().and_then(|hf| Family::of(&hf).ok());
     if let (Some(family), Some(keys)) = (family, described.as_object_mut()) {

@@ -41,6 +41,8 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Norm of queries and keys.
     pub qk_norm: QkNorm,
+    /// Projections that read the same input are one tensor of the model file: `qkv_proj` and `gate_up_proj`.
+    pub packed_projections: bool,
     /// Sliding window of each layer.
     pub windows: Vec<Option<usize>>,
     /// Standard deviation of weights that start from scratch.

@@ -70,6 +70,7 @@ pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfi
         o_bias: attention_bias,
         mlp_bias: hf.flag("mlp_bias")?.unwrap_or(false),
         qk_norm: QkNorm::None,
+        packed_projections: false,
         windows: windows(hf, None, 0, n_layers)?,
         init_std: hf.float("initializer_range")?.unwrap_or(0.02),
     })
@@ -176,9 +177,7 @@ fn attention(
     let heads = cfg.attention(batch, layer);
     let (q, kv) = (heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim);
     let weights = Init::Normal { std: cfg.init_std };
-    let stacked = |kind: &str| [("q", q), ("k", kv), ("v", kv)].map(|(p, n)| (format!("{at}.{p}_proj.{kind}"), n));
-    let weight = fused(b, &format!("{at}.qkv.weight"), &[q + 2 * kv, cfg.hidden_size], &stacked("weight"), weights);
-    let bias = cfg.qkv_bias.then(|| fused(b, &format!("{at}.qkv.bias"), &[q + 2 * kv], &stacked("bias"), Init::Zeros));
+    let (weight, bias) = projections(b, cfg, &at, "qkv", &[("q", q), ("k", kv), ("v", kv)], cfg.qkv_bias);
     let mut qkv = b.linear(h, weight, bias);
     if cfg.qk_norm == QkNorm::Heads {
         let gain_q = b.param(&format!("{at}.q_norm.weight"), &[cfg.head_dim], Init::Ones);
@@ -196,9 +195,7 @@ fn feed_forward(b: &mut ForwardBuilder, cfg: &ModelConfig, layer: usize, h: Tens
     let at = format!("model.layers.{layer}.mlp");
     let (c, f) = (cfg.hidden_size, cfg.intermediate_size);
     let weights = Init::Normal { std: cfg.init_std };
-    let stacked = |kind: &str| ["gate", "up"].map(|p| (format!("{at}.{p}_proj.{kind}"), f));
-    let weight = fused(b, &format!("{at}.gate_up.weight"), &[2 * f, c], &stacked("weight"), weights);
-    let bias = cfg.mlp_bias.then(|| fused(b, &format!("{at}.gate_up.bias"), &[2 * f], &stacked("bias"), Init::Zeros));
+    let (weight, bias) = projections(b, cfg, &at, "gate_up", &[("gate", f), ("up", f)], cfg.mlp_bias);
     let gate_up = b.linear(h, weight, bias);
     let a = b.swiglu(gate_up);
     let weight = b.param(&format!("{at}.down_proj.weight"), &[c, f], weights);
@@ -206,9 +203,26 @@ fn feed_forward(b: &mut ForwardBuilder, cfg: &ModelConfig, layer: usize, h: Tens
     b.linear(a, weight, bias)
 }
 
-fn fused(b: &mut ForwardBuilder, name: &str, shape: &[usize], parts: &[(String, usize)], init: Init) -> Tensor {
-    let parts: Vec<(&str, usize)> = parts.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
-    b.fused_param(name, shape, &parts, init)
+/// The weight, and the bias if there is one, of projections that read the same input: one parameter, so that they run as
+/// one product, and in the model file a tensor for each of `parts` or one for all of them.
+fn projections(
+    b: &mut ForwardBuilder,
+    cfg: &ModelConfig,
+    at: &str,
+    name: &str,
+    parts: &[(&str, usize)],
+    bias: bool,
+) -> (Tensor, Option<Tensor>) {
+    let n_out = parts.iter().map(|(_, rows)| rows).sum();
+    let all = [(name, n_out)];
+    let parts = if cfg.packed_projections { &all[..] } else { parts };
+    let mut param = |kind: &str, shape: &[usize], init: Init| {
+        let names: Vec<String> = parts.iter().map(|(part, _)| format!("{at}.{part}_proj.{kind}")).collect();
+        let stacked: Vec<(&str, usize)> = names.iter().zip(parts).map(|(name, (_, n))| (name.as_str(), *n)).collect();
+        b.fused_param(&format!("{at}.{name}.{kind}"), shape, &stacked, init)
+    };
+    let weight = param("weight", &[n_out, cfg.hidden_size], Init::Normal { std: cfg.init_std });
+    (weight, bias.then(|| param("bias", &[n_out], Init::Zeros)))
 }
 
 #[cfg(test)]

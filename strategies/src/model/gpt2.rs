@@ -84,6 +84,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         o_bias: true,
         mlp_bias: true,
         qk_norm: QkNorm::None,
+        packed_projections: true,
         windows: vec![None; n_layers],
         init_std: hf.float("initializer_range")?.unwrap_or(0.02),
     })

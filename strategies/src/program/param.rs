@@ -31,7 +31,8 @@ pub struct ParamPart {
     /// Dim that tensor parallelism cuts.
     pub dim: usize,
     /// What this rank has of that dim, ascending, and lying one after the other in the parameter; all of it if it is
-    /// not cut. A packed tensor (GPT-2's `c_attn`) has a range each for queries, keys and values.
+    /// not cut. A packed tensor (GPT-2's `c_attn`, Phi-3's `qkv_proj`) has a range each for queries, keys and values, or
+    /// a part each where this rank does not answer for all of them.
     pub ranges: Vec<Range<usize>>,
     /// Whether this rank answers for it: of several tensor-parallel ranks that hold the same key/value head, one.
     pub owned: bool,

@@ -182,8 +182,7 @@ impl<'a> Search<'a> {
         if self.program.param_of(param).is_none() {
             return Err(self.refuse(param, "it is no parameter"));
         }
-        let n_parts = self.program.param_of(param).map_or(0, |p| p.parts.len());
-        if pieces.iter().any(|p| p.copied) && (dim > 0 || n_parts != pieces.len()) {
+        if pieces.iter().any(|p| p.copied) && dim > 0 {
             return Err(self.refuse(param, "its packed key/value heads are fewer than the ranks"));
         }
         let cut = (dim, pieces);

@@ -4,8 +4,8 @@ use super::regions::{Cut, Piece, inside};
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
 use crate::program::{
-    Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Program, Role,
-    Site, TokenSlice, ValueId, VocabShard,
+    Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Param, ParamPart,
+    Program, Role, Site, TokenSlice, ValueId, VocabShard,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -277,9 +277,10 @@ impl Rewrite<'_> {
 }
 
 /// Of the ranks that hold a key/value head the first answers for it.
-fn disown_copies(param: &mut crate::program::Param, pieces: &[Piece]) {
-    // Projections of queries, keys and values are tensors of their own; where they are packed into one, copies are
-    // refused when regions are found.
+fn disown_copies(param: &mut Param, pieces: &[Piece]) {
+    // Queries, keys and values may be packed into one tensor, of which this rank then answers for some ranges only.
+    let of_range = |part: &ParamPart, range: &Range<usize>| ParamPart { ranges: vec![range.clone()], ..part.clone() };
+    param.parts = param.parts.iter().flat_map(|part| part.ranges.iter().map(|r| of_range(part, r))).collect();
     for (part, piece) in param.parts.iter_mut().zip(pieces) {
         part.owned = !piece.copied;
     }
