@@ -33,6 +33,10 @@ fn few_cells() -> Vec<Cell> {
     ]
 }
 
+/// Adapters on every linear layer of a block.
+const LORA: &[(&str, &str)] =
+    &[("adapter", "lora"), ("lora_r", "3"), ("lora_alpha", "6"), ("lora_target_linear", "true")];
+
 /// Trains the cells in a ring of checkpoints and refuses every one that is not as one rank.
 fn check(task: &Task, cells: &[Cell], tolerance: &Tolerance) -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -87,6 +91,13 @@ fn windows_of_attention_reach_across_context_parallel_ranks() -> Result<()> {
     check(&Task::plain(Shape::Mistral), &cells, &Tolerance::F32)
 }
 
+/// Four ranks hold two key/value heads that lie in one tensor with the queries.
+#[test]
+fn packed_projections_train_as_on_one_rank() -> Result<()> {
+    check(&Task::plain(Shape::Phi3), &few_cells(), &Tolerance::F32)?;
+    check(&Task { shape: Shape::Phi3, extra: LORA }, &[mesh(1, 1, 1, 1, 4), mesh(2, 1, 2, 1, 2)], &Tolerance::F32)
+}
+
 #[test]
 fn rows_of_one_document_train_as_on_one_rank_like_packed_ones() -> Result<()> {
     let task = Task { shape: Shape::Llama, extra: &[("sample_packing", "false")] };
@@ -108,8 +119,6 @@ fn fp16_is_within_its_rounding_of_one_rank() -> Result<()> {
 
 #[test]
 fn adapters_train_as_on_one_rank() -> Result<()> {
-    const LORA: &[(&str, &str)] =
-        &[("adapter", "lora"), ("lora_r", "3"), ("lora_alpha", "6"), ("lora_target_linear", "true")];
     check(&Task { shape: Shape::Llama, extra: LORA }, &few_cells(), &Tolerance::F32)?;
     check(&Task { shape: Shape::Gpt2, extra: LORA }, &few_cells(), &Tolerance::F32)
 }

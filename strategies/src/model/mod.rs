@@ -15,6 +15,7 @@ mod rope;
 mod gpt2;
 mod llama;
 mod mistral;
+mod phi3;
 mod qwen2;
 mod qwen3;
 
@@ -26,7 +27,8 @@ pub use hf_config::HfConfig;
 pub use rope::RopeScaling;
 
 /// Every family that we build.
-pub static FAMILIES: &[&Family] = &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY];
+pub static FAMILIES: &[&Family] =
+    &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY, &phi3::FAMILY];
 
 /// Size of one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,8 @@ pub enum Shape {
     Qwen3,
     /// A window of attention that ends inside a chunk, and one that spans several.
     Mistral,
+    /// Projections packed into one tensor, and a window of attention.
+    Phi3,
 }
 
 impl Shape {
@@ -65,9 +67,23 @@ impl Shape {
                 ("model.max_position_embeddings", "32"),
                 ("model.initializer_range", "0.1"),
             ],
+            Shape::Phi3 => PHI3,
         }
     }
 }
+
+const PHI3: &[(&str, &str)] = &[
+    ("model.model_type", "phi3"),
+    ("model.hidden_size", "32"),
+    ("model.intermediate_size", "53"),
+    ("model.num_hidden_layers", "8"),
+    ("model.num_attention_heads", "4"),
+    // Fewer than the tensor-parallel ranks of some cells, which then hold the same parts of a packed tensor.
+    ("model.num_key_value_heads", "2"),
+    ("model.sliding_window", "20"),
+    ("model.max_position_embeddings", "32"),
+    ("model.initializer_range", "0.1"),
+];
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,6 +92,7 @@ impl fmt::Display for Shape {
             Shape::Gpt2 => "GPT-2",
             Shape::Qwen3 => "Qwen3",
             Shape::Mistral => "Mistral",
+            Shape::Phi3 => "Phi-3",
         })
     }
 }
