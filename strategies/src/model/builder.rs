@@ -20,7 +20,7 @@
 use super::BatchShape;
 use crate::program::{
     ActivationFn, Attention, Binding, DType, Hyper, Init, Kind, MatMul, NormKind, Op, Param, ParamPart, Phase, Program,
-    Role, Site, ValueId,
+    QkColumns, QkNorm, Role, Site, ValueId,
 };
 
 /// A value under construction.
@@ -146,6 +146,15 @@ impl ForwardBuilder {
         let rstd = self.program.add_value("qk_rstd", &rstd_shape, DType::F32, Kind::Activation);
         self.push(Op::HeadNorm { heads, eps }, vec![qkv, gain_q, gain_k], vec![y, rstd]);
         y
+    }
+
+    /// RMS norm over all queries of packed `qkv` and over all of its keys, gains `[H D]` and `[K D]`.
+    pub fn qk_norm(&mut self, qkv: Tensor, gain_q: Tensor, gain_k: Tensor, eps: f32) -> Tensor {
+        let shape = self.program.value(qkv).shape.clone();
+        let columns = QkColumns { q: self.columns(gain_q), k: self.columns(gain_k) };
+        let squares = self.emit("qk_squares", Op::QkSquares(columns), vec![qkv], &[shape[0], 2]);
+        let norm = QkNorm { columns, summed: columns, eps };
+        self.emit("qk_norm", Op::QkNorm(norm), vec![qkv, gain_q, gain_k, squares], &shape)
     }
 
     /// Rotary embedding of packed `qkv` with the `[2, P, D/2]` table of cosines and sines.

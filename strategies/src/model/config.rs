@@ -39,6 +39,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Biases in the feed-forward part.
     pub mlp_bias: bool,
+    /// Where the norms of a block stand.
+    pub norm_placement: NormPlacement,
     /// Norm of queries and keys.
     pub qk_norm: QkNorm,
     /// Projections that read the same input are one tensor of the model file: `qkv_proj` and `gate_up_proj`.
@@ -57,6 +59,18 @@ pub enum QkNorm {
     None,
     /// RMS norm of each head, with one gain for all heads of queries and one for all of keys.
     Heads,
+    /// RMS norm over all heads of queries together, and over all of keys.
+    Projections,
+}
+
+/// Where the norm of an attention or a feed-forward part stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// On what the part reads: `x + part(norm(x))`.
+    #[default]
+    Before,
+    /// On what the part adds to the residual stream: `x + norm(part(x))`.
+    Behind,
 }
 
 impl TryFrom<&HfConfig> for ModelConfig {

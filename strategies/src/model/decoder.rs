@@ -6,7 +6,9 @@
 use super::config::check_layers;
 use super::hf_config::need;
 use super::rope::{self, ROPE_TABLE};
-use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, QkNorm, Tensor};
+use super::{
+    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, NormPlacement, QkNorm, Tensor,
+};
 use crate::program::{Init, Program};
 
 /// What precedes the names of all tensors but the head's.
@@ -69,6 +71,7 @@ pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfi
         qkv_bias: attention_bias,
         o_bias: attention_bias,
         mlp_bias: hf.flag("mlp_bias")?.unwrap_or(false),
+        norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
         packed_projections: false,
         windows: windows(hf, None, 0, n_layers)?,
@@ -152,17 +155,35 @@ fn block(
     x: Tensor,
     rope: Tensor,
 ) -> Tensor {
-    let h = input_norm(b, cfg, &format!("model.layers.{layer}.input_layernorm.weight"), x);
-    let y = attention(b, cfg, batch, layer, h, rope);
-    let x = b.add(x, y);
-    let h = input_norm(b, cfg, &format!("model.layers.{layer}.post_attention_layernorm.weight"), x);
-    let y = feed_forward(b, cfg, layer, h);
-    b.add(x, y)
+    let norms = match cfg.norm_placement {
+        NormPlacement::Before => ["input_layernorm", "post_attention_layernorm"],
+        NormPlacement::Behind => ["post_attention_layernorm", "post_feedforward_layernorm"],
+    };
+    let [attention_norm, feed_forward_norm] = norms.map(|norm| format!("model.layers.{layer}.{norm}.weight"));
+    let x = residual(b, cfg, &attention_norm, x, |b, h| attention(b, cfg, batch, layer, h, rope));
+    residual(b, cfg, &feed_forward_norm, x, |b, h| feed_forward(b, cfg, layer, h))
 }
 
-fn input_norm(b: &mut ForwardBuilder, cfg: &ModelConfig, name: &str, x: Tensor) -> Tensor {
-    let gain = b.param(name, &[cfg.hidden_size], Init::Ones);
-    b.rms_norm(x, gain, cfg.norm_eps)
+/// `x + part(norm(x))`, or `x + norm(part(x))`.
+fn residual(
+    b: &mut ForwardBuilder,
+    cfg: &ModelConfig,
+    norm: &str,
+    x: Tensor,
+    part: impl Fn(&mut ForwardBuilder, Tensor) -> Tensor,
+) -> Tensor {
+    let gain = b.param(norm, &[cfg.hidden_size], Init::Ones);
+    let y = match cfg.norm_placement {
+        NormPlacement::Before => {
+            let h = b.rms_norm(x, gain, cfg.norm_eps);
+            part(b, h)
+        }
+        NormPlacement::Behind => {
+            let y = part(b, x);
+            b.rms_norm(y, gain, cfg.norm_eps)
+        }
+    };
+    b.add(x, y)
 }
 
 fn attention(
@@ -179,10 +200,19 @@ fn attention(
     let weights = Init::Normal { std: cfg.init_std };
     let (weight, bias) = projections(b, cfg, &at, "qkv", &[("q", q), ("k", kv), ("v", kv)], cfg.qkv_bias);
     let mut qkv = b.linear(h, weight, bias);
-    if cfg.qk_norm == QkNorm::Heads {
-        let gain_q = b.param(&format!("{at}.q_norm.weight"), &[cfg.head_dim], Init::Ones);
-        let gain_k = b.param(&format!("{at}.k_norm.weight"), &[cfg.head_dim], Init::Ones);
-        qkv = b.head_norm(qkv, gain_q, gain_k, heads, cfg.norm_eps);
+    let mut gains = |of_q, of_k| {
+        [("q", of_q), ("k", of_k)].map(|(p, n)| b.param(&format!("{at}.{p}_norm.weight"), &[n], Init::Ones))
+    };
+    match cfg.qk_norm {
+        QkNorm::None => {}
+        QkNorm::Heads => {
+            let [gain_q, gain_k] = gains(cfg.head_dim, cfg.head_dim);
+            qkv = b.head_norm(qkv, gain_q, gain_k, heads, cfg.norm_eps);
+        }
+        QkNorm::Projections => {
+            let [gain_q, gain_k] = gains(q, kv);
+            qkv = b.qk_norm(qkv, gain_q, gain_k, cfg.norm_eps);
+        }
     }
     let qkv = b.rotary(qkv, rope, heads);
     let o = b.attention(qkv, heads);

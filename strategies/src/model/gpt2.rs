@@ -2,7 +2,10 @@
 
 use super::config::check_layers;
 use super::hf_config::need;
-use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, QkNorm, RopeScaling, Tensor};
+use super::{
+    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, NormPlacement, QkNorm, RopeScaling,
+    Tensor,
+};
 use crate::program::{Init, Program};
 
 pub(super) static FAMILY: Family = Family {
@@ -83,6 +86,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         qkv_bias: true,
         o_bias: true,
         mlp_bias: true,
+        norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
         packed_projections: true,
         windows: vec![None; n_layers],

@@ -10,7 +10,7 @@
 
 use crate::program::{
     AttentionPart, Binding, Collective, CollectiveKind, Columns, DType, Instr, Kind, MatMul, NormKind, Op, Phase,
-    Program, Role, Site, ValueId,
+    Program, QkColumns, QkNorm, Role, Site, ValueId,
 };
 use std::collections::BTreeMap;
 
@@ -197,6 +197,8 @@ impl Backward {
                 self.give_params(gains, &writes[1..]);
                 self.give(qkv, writes[0]);
             }
+            Op::QkSquares(columns) => self.qk_squares(instr, *columns, dy),
+            Op::QkNorm(norm) => self.qk_norm(instr, *norm, dy),
             Op::Rotary { heads, inverse } => {
                 let op = Op::Rotary { heads: *heads, inverse: !inverse };
                 self.simple(op, instr.reads[0], vec![dy, instr.reads[1], instr.reads[2]]);
@@ -393,6 +395,28 @@ impl Backward {
         if self.needs[x.0 as usize] {
             self.give(x, writes[0]);
         }
+    }
+
+    fn qk_squares(&mut self, instr: &Instr, columns: QkColumns, dy: ValueId) {
+        let qkv = instr.reads[0];
+        if self.needs[qkv.0 as usize] {
+            let carried = self.take(qkv);
+            let reads = [qkv, dy].into_iter().chain(carried).collect();
+            let dqkv = self.grad_of(qkv);
+            self.emit(Op::QkSquaresBackward { columns, residual: carried.is_some() }, reads, &[dqkv]);
+            self.give(qkv, dqkv);
+        }
+    }
+
+    fn qk_norm(&mut self, instr: &Instr, norm: QkNorm, dy: ValueId) {
+        let (qkv, gains, squares) = (instr.reads[0], &instr.reads[1..3], instr.reads[3]);
+        let carried: Vec<ValueId> = gains.iter().filter_map(|g| self.take(*g)).collect();
+        let reads = [qkv, gains[0], gains[1], squares, dy].into_iter().chain(carried.iter().copied()).collect();
+        let writes = [qkv, squares, gains[0], gains[1]].map(|v| self.grad_of(v));
+        self.emit(Op::QkNormBackward { norm, residual: !carried.is_empty() }, reads, &writes);
+        self.give_params(gains, &writes[2..]);
+        self.give(squares, writes[1]);
+        self.give(qkv, writes[0]);
     }
 
     fn give_params(&mut self, params: &[ValueId], grads: &[ValueId]) {

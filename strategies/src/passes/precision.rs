@@ -40,7 +40,12 @@ pub fn precision(program: &mut Program, precision: Precision) {
                 *m = MatMul { compute, ..*m };
                 m.residual.then(|| instr.reads[instr.reads.len() - 1])
             }
-            Op::Norm { .. } | Op::HeadNorm { .. } | Op::Rotary { .. } | Op::Attention(_) | Op::Activation(_) => None,
+            Op::Norm { .. }
+            | Op::HeadNorm { .. }
+            | Op::QkNorm(_)
+            | Op::Rotary { .. }
+            | Op::Attention(_)
+            | Op::Activation(_) => None,
             _ => continue,
         };
         let y = instr.writes[0];

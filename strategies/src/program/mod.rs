@@ -14,7 +14,9 @@ pub mod param;
 
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
-pub use op::{ActivationFn, Attention, AttentionPart, Columns, Compute, MatMul, NormKind, Op, VocabShard};
+pub use op::{
+    ActivationFn, Attention, AttentionPart, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm, VocabShard,
+};
 pub use param::{GradSum, Init, Param, ParamPart};
 
 use crate::mesh::Place;

@@ -115,6 +115,26 @@ impl Attention {
     }
 }
 
+/// Columns of packed qkv that hold queries and keys; those behind them hold values, as many as keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QkColumns {
+    /// Columns of queries, the first ones.
+    pub q: usize,
+    /// Columns of keys, which follow.
+    pub k: usize,
+}
+
+/// RMS norm over all queries of a token, and over all of its keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNorm {
+    /// Columns that are here.
+    pub columns: QkColumns,
+    /// Columns whose squares are summed: those of all tensor-parallel ranks, each as often as ranks hold it.
+    pub summed: QkColumns,
+    /// Added to the mean of the squares.
+    pub eps: f32,
+}
+
 /// Attention between the tokens of context-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionPart {
@@ -196,6 +216,26 @@ pub enum Op {
     HeadNormBackward {
         /// Geometry of the packed heads.
         heads: Attention,
+        /// Previous gradients are added to those of the gains.
+        residual: bool,
+    },
+    /// `[qkv] -> [squares [N, 2]]`: of each token, the sum of squares of its queries and that of its keys, f32.
+    QkSquares(QkColumns),
+    /// `[qkv, dsquares [N, 2], (dqkv0)] -> [dqkv]`.
+    QkSquaresBackward {
+        /// Columns of queries and keys.
+        columns: QkColumns,
+        /// A previous gradient is added.
+        residual: bool,
+    },
+    /// `[qkv, gain_q [H D], gain_k [K D], squares [N, 2]] -> [qkv']`: RMS norm over all queries of a token, and over all of
+    /// its keys, whose squares [`Op::QkSquares`] sums. Source: OLMo Team 2024, OLMo 2 (arXiv:2501.00656).
+    QkNorm(QkNorm),
+    /// `[qkv, gain_q, gain_k, squares, dqkv', (dgain_q0, dgain_k0)] -> [dqkv, dsquares [N, 2], dgain_q, dgain_k]`: the
+    /// gradient of qkv for given squares, and that of the squares.
+    QkNormBackward {
+        /// The norm.
+        norm: QkNorm,
         /// Previous gradients are added to those of the gains.
         residual: bool,
     },
@@ -355,6 +395,10 @@ impl Op {
             Op::NormBackward { .. } => "norm_backward",
             Op::HeadNorm { .. } => "head_norm",
             Op::HeadNormBackward { .. } => "head_norm_backward",
+            Op::QkSquares(_) => "qk_squares",
+            Op::QkSquaresBackward { .. } => "qk_squares_backward",
+            Op::QkNorm(_) => "qk_norm",
+            Op::QkNormBackward { .. } => "qk_norm_backward",
             Op::Rotary { inverse: false, .. } => "rotary",
             Op::Rotary { inverse: true, .. } => "rotary_backward",
             Op::Attention(_) => "attention",
@@ -392,7 +436,9 @@ impl Op {
     pub fn in_place_pairs(&self, n_reads: usize) -> Vec<(usize, usize)> {
         let last = n_reads.wrapping_sub(1);
         match self {
-            Op::Embedding { residual: true, .. } | Op::EmbeddingBackward { residual: true, .. } => vec![(2, 0)],
+            Op::Embedding { residual: true, .. }
+            | Op::EmbeddingBackward { residual: true, .. }
+            | Op::QkSquaresBackward { residual: true, .. } => vec![(2, 0)],
             Op::MatMul(m) if m.residual => vec![(last, 0)],
             Op::ColumnSum { residual: true, .. } => vec![(1, 0)],
             // Only the residuals: a row of `dy` is reduced before the row of `dx` is written, but `dy` may be narrower.
@@ -405,6 +451,7 @@ impl Op {
                 x.into_iter().chain(params).collect()
             }
             Op::HeadNormBackward { residual: true, .. } => vec![(5, 1), (6, 2)],
+            Op::QkNormBackward { residual: true, .. } => vec![(5, 2), (6, 3)],
             Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
             Op::AddBias | Op::Paste { .. } => vec![(0, 0)],

@@ -3,7 +3,7 @@
 use crate::mesh::Place;
 use crate::program::{
     ActivationFn, Attention, AttentionPart, Collective, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind,
-    Op, Program, Value, VocabShard,
+    Op, Program, QkColumns, QkNorm, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -20,13 +20,14 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::NormBackward { kind, residual_x, residual_params } => s.norm_backward(*kind, *residual_x, *residual_params),
         Op::HeadNorm { heads, .. } => s.head_norm(heads),
         Op::HeadNormBackward { heads, residual } => s.head_norm_backward(heads, *residual),
+        Op::QkSquares(_) | Op::QkSquaresBackward { .. } | Op::QkNorm(_) | Op::QkNormBackward { .. } => s.qk(&instr.op),
         Op::Rotary { heads, .. } => s.rotary(heads),
         Op::Attention(a) => s.attention(a),
         Op::AttentionBackward(a) => s.attention_backward(a),
         Op::Activation(f) => s.activation(*f, false),
         Op::ActivationBackward(f) => s.activation(*f, true),
         Op::Add => s.count(2, 1).and_then(|()| s.same_shape(&[reads[0], reads[1], writes[0]])),
-        Op::Cast => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
+        Op::Cast | Op::Enter { .. } => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
         Op::CrossEntropy { residual, gradient, vocab } => s.cross_entropy(*residual, *gradient, *vocab),
         Op::CrossEntropyStats(_) => s.cross_entropy_stats(),
         Op::SplitColumns => s.split(reads.first(), &writes),
@@ -36,9 +37,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
             s.attention_part_backward(part, *carried_q, *carried_kv)
         }
         Op::AddBias => s.add_bias(),
-        Op::Enter { .. } => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
-        Op::Slice { start } => s.slice(*start, false),
-        Op::Paste { start } => s.slice(*start, true),
+        Op::Slice { start } | Op::Paste { start } => s.slice(*start, matches!(instr.op, Op::Paste { .. })),
         Op::Sum => {
             s.count(reads.len(), 1)?;
             reads.iter().try_for_each(|v| s.shape(v, &v.shape, Some(DType::F64)))?;
@@ -226,6 +225,66 @@ impl Signature<'_> {
         gains.iter().try_for_each(|g| self.shape(g, &[heads.head_dim], Some(DType::F32)))?;
         self.shape(self.reads[3], &[n, heads.n_heads + heads.n_kv_heads], Some(DType::F32))?;
         self.same_shape(&[self.reads[0], self.reads[4], self.writes[0]])
+    }
+
+    fn qk(&self, op: &Op) -> Result<(), String> {
+        match op {
+            Op::QkSquares(columns) => self.qk_squares(columns),
+            Op::QkSquaresBackward { columns, residual } => self.qk_squares_backward(columns, *residual),
+            Op::QkNorm(norm) => self.qk_norm(norm),
+            Op::QkNormBackward { norm, residual } => self.qk_norm_backward(norm, *residual),
+            other => Err(format!("{} is no norm of queries and keys", other.name())),
+        }
+    }
+
+    /// Tokens of packed qkv whose columns are these.
+    fn qk_tokens(&self, columns: &QkColumns) -> Result<usize, String> {
+        let (n, c) = self.matrix(self.reads[0])?;
+        if c == columns.q + 2 * columns.k {
+            return Ok(n);
+        }
+        Err(format!("{c} columns are not {} of queries and {} each of keys and values", columns.q, columns.k))
+    }
+
+    fn qk_squares(&self, columns: &QkColumns) -> Result<(), String> {
+        self.count(1, 1)?;
+        let n = self.qk_tokens(columns)?;
+        self.shape(self.writes[0], &[n, 2], Some(DType::F32))
+    }
+
+    fn qk_squares_backward(&self, columns: &QkColumns, residual: bool) -> Result<(), String> {
+        self.count(2 + usize::from(residual), 1)?;
+        let n = self.qk_tokens(columns)?;
+        self.shape(self.reads[1], &[n, 2], Some(DType::F32))?;
+        let dtype = Some(self.reads[0].dtype);
+        let gradients = self.reads[2..].iter().chain(self.writes);
+        gradients.into_iter().try_for_each(|v| self.shape(v, &self.reads[0].shape, dtype))
+    }
+
+    fn qk_norm(&self, norm: &QkNorm) -> Result<(), String> {
+        self.count(4, 1)?;
+        let n = self.qk_tokens(&norm.columns)?;
+        self.gains(norm, &[self.reads[1], self.reads[2]])?;
+        self.shape(self.reads[3], &[n, 2], Some(DType::F32))?;
+        self.shape(self.writes[0], &self.reads[0].shape, Some(self.reads[0].dtype))
+    }
+
+    fn qk_norm_backward(&self, norm: &QkNorm, residual: bool) -> Result<(), String> {
+        self.count(5 + 2 * usize::from(residual), 4)?;
+        let n = self.qk_tokens(&norm.columns)?;
+        for gains in [&self.reads[1..3], &self.reads[5..], &self.writes[2..]] {
+            self.gains(norm, gains)?;
+        }
+        self.shape(self.reads[3], &[n, 2], Some(DType::F32))?;
+        self.shape(self.writes[1], &[n, 2], Some(DType::F32))?;
+        let (shape, dtype) = (&self.reads[0].shape, Some(self.reads[0].dtype));
+        self.shape(self.reads[4], shape, dtype).and_then(|()| self.shape(self.writes[0], shape, dtype))
+    }
+
+    /// Gains of queries and of keys, or their gradients.
+    fn gains(&self, norm: &QkNorm, gains: &[&Value]) -> Result<(), String> {
+        let extents = [norm.columns.q, norm.columns.k];
+        gains.iter().zip(extents).try_for_each(|(g, extent)| self.shape(g, &[extent], Some(DType::F32)))
     }
 
     fn rotary(&self, heads: &Attention) -> Result<(), String> {

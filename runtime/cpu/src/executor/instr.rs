@@ -6,7 +6,7 @@ use super::product::product;
 use super::{CpuMachine, ExecError, OpaqueModel};
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
-    head_norm, layer_norm, optimizer, reduce, rms_norm, rotary,
+    head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary,
 };
 use half::{bf16, f16};
 use phalanx_device::float::Float;
@@ -14,7 +14,8 @@ use phalanx_device::groups::Groups;
 use phalanx_device::{ElementType, Operand, RawBuffer};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{
-    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, ValueId, VocabShard,
+    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, QkColumns, QkNorm, ValueId,
+    VocabShard,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -255,6 +256,17 @@ impl Operands<'_> {
                 Op::HeadNormBackward { heads, residual } => {
                     with_element!(self.reads[0].dtype, T => self.head_norm_backward::<T>(heads_of(heads), *residual));
                 }
+                Op::QkSquares(columns) => {
+                    let (qkv, squares) = (self.reads[0], self.writes[0].slice_mut());
+                    with_element!(qkv.dtype, T => qk_norm::qk_squares::<T>(*columns, qkv.slice(), squares));
+                }
+                Op::QkSquaresBackward { columns, residual } => {
+                    with_element!(self.reads[0].dtype, T => self.qk_squares_backward::<T>(*columns, *residual));
+                }
+                Op::QkNorm(norm) => with_element!(self.reads[0].dtype, T => self.qk_norm::<T>(*norm)),
+                Op::QkNormBackward { norm, residual } => {
+                    with_element!(self.reads[0].dtype, T => self.qk_norm_backward::<T>(*norm, *residual));
+                }
                 Op::Rotary { heads, inverse } => {
                     copy(self.reads[0], self.writes[0]);
                     let (positions, table) = (self.reads[1].slice(), self.reads[2].slice());
@@ -391,6 +403,45 @@ impl Operands<'_> {
                     );
                 }
             });
+        }
+    }
+
+    unsafe fn qk_squares_backward<T: Float>(&mut self, columns: QkColumns, residual: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[2], self.writes[0]);
+            } else {
+                self.writes[0].slice_mut::<T>().fill(T::ZERO);
+            }
+            let (qkv, dsquares, dqkv) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.writes[0].slice_mut());
+            qk_norm::qk_squares_backward(columns, qkv, dsquares, dqkv);
+        }
+    }
+
+    unsafe fn qk_norm<T: Float>(&mut self, norm: QkNorm) {
+        // SAFETY: see the impl block.
+        unsafe {
+            let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
+            qk_norm::qk_norm(norm, qkv, gain_q, gain_k, self.reads[3].slice(), self.writes[0].slice_mut::<T>());
+        }
+    }
+
+    unsafe fn qk_norm_backward<T: Float>(&mut self, norm: QkNorm, residual: bool) {
+        // SAFETY: see the impl block.
+        unsafe {
+            if residual {
+                copy(self.reads[5], self.writes[2]);
+                copy(self.reads[6], self.writes[3]);
+            }
+            let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
+            let (squares, dy) = (self.reads[3].slice(), self.reads[4].slice::<T>());
+            let (dqkv, dsquares) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
+            let (dgain_q, dgain_k) = (self.writes[2].slice_mut(), self.writes[3].slice_mut());
+            let scratch = f32s(self.scratch);
+            qk_norm::qk_norm_backward(
+                norm, qkv, gain_q, gain_k, squares, dy, dqkv, dsquares, dgain_q, dgain_k, residual, scratch,
+            );
         }
     }
 

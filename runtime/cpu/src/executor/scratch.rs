@@ -5,7 +5,7 @@ use super::parts::{index_bytes, shape_of_part};
 use super::product::product_scratch;
 use crate::available_threads;
 use crate::kernels::attention_part::{attention_part_backward_scratch_len, attention_part_scratch_len};
-use crate::kernels::{attention, attention_backward, head_norm, layer_norm, reduce, rms_norm};
+use crate::kernels::{attention, attention_backward, head_norm, layer_norm, qk_norm, reduce, rms_norm};
 use phalanx_strategies::program::{Instr, NormKind, Op, Program};
 
 /// Bytes of working space of one instruction.
@@ -22,6 +22,7 @@ pub fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
             f32s(layer_norm::layer_norm_backward_scratch_len(value(0).n_columns()))
         }
         Op::HeadNormBackward { heads, .. } => f32s(head_norm::head_norm_backward_scratch_len(heads_of(heads))),
+        Op::QkNormBackward { norm, .. } => f32s(qk_norm::qk_norm_backward_scratch_len(norm.columns)),
         Op::Attention(a) => f32s(attention::attention_scratch_len(&shape_of(a), available_threads())),
         Op::AttentionBackward(a) => {
             f32s(attention_backward::attention_backward_scratch_len(&shape_of(a), available_threads()))

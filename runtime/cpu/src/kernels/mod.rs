@@ -27,6 +27,7 @@ pub mod layer_norm;
 mod math;
 pub mod optimizer;
 mod parallel;
+pub mod qk_norm;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;

@@ -7,7 +7,7 @@
 use super::{TpError, heads_fit};
 use crate::mesh::Axis;
 use crate::program::collective::part;
-use crate::program::{ActivationFn, Attention, MatMul, Op, Program, Role, ValueId};
+use crate::program::{ActivationFn, Attention, MatMul, Op, Program, QkColumns, Role, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -139,13 +139,21 @@ impl<'a> Search<'a> {
 
     /// Cuts what makes `v` along its columns.
     fn cut_outputs(&mut self, v: ValueId, pieces: &Pieces) -> Result<(), TpError> {
-        if self.readers[v.0 as usize].len() > 1 {
+        // A statistic of it is summed over the ranks.
+        let is_statistic = |i: &&usize| matches!(self.program.instrs[**i].op, Op::QkSquares(_));
+        if self.readers[v.0 as usize].iter().filter(|i| !is_statistic(i)).count() > 1 {
             return Err(self.refuse(v, "it is read more than once"));
         }
         let Some(writer) = self.writer[v.0 as usize] else { return Err(self.refuse(v, "no product makes it")) };
         let instr = &self.program.instrs[writer];
         match instr.op {
             Op::Rotary { .. } | Op::HeadNorm { .. } => self.cut_outputs(instr.reads[0], pieces)?,
+            Op::QkNorm(norm) => {
+                let QkColumns { q, k } = norm.columns;
+                self.cut_param(instr.reads[1], 0, inside(pieces, 0..q))?;
+                self.cut_param(instr.reads[2], 0, inside(pieces, q..q + k))?;
+                self.cut_outputs(instr.reads[0], pieces)?;
+            }
             Op::MatMul(m) => {
                 let here = match m.c_columns {
                     Some(c) => inside(pieces, c.start..c.start + c.len),

@@ -5,7 +5,7 @@ use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
 use crate::program::{
     Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Param, ParamPart,
-    Program, Role, Site, TokenSlice, ValueId, VocabShard,
+    Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -125,6 +125,13 @@ impl Rewrite<'_> {
                 instr.reads[1..3].iter().for_each(|gain| self.sum_gradient(*gain));
                 self.program.push(Op::HeadNorm { heads: local, eps }, instr.reads, instr.writes, instr.site);
             }
+            Op::QkSquares(columns) => self.qk_squares(&instr, columns),
+            Op::QkNorm(norm) => {
+                let columns = self.local_qk(norm.columns, instr.reads[0]);
+                let summed = QkColumns { q: columns.q * self.tp, k: columns.k * self.tp };
+                let op = Op::QkNorm(QkNorm { columns, summed, ..norm });
+                self.program.push(op, instr.reads, instr.writes, instr.site);
+            }
             Op::Activation(_) => self.program.instrs.push(instr),
             _ => {
                 if self.sequence_parallel {
@@ -137,6 +144,24 @@ impl Rewrite<'_> {
 
     fn local_heads(&self, a: Attention) -> Attention {
         Attention { n_heads: a.n_heads / self.tp, n_kv_heads: (a.n_kv_heads / self.tp).max(1), ..a }
+    }
+
+    /// Columns of queries and keys that are here. Keys that several ranks hold are there several times.
+    fn local_qk(&self, all: QkColumns, qkv: ValueId) -> QkColumns {
+        let pieces = &self.cut.columns[&qkv];
+        QkColumns { q: extent(&inside(pieces, 0..all.q)), k: extent(&inside(pieces, all.q..all.q + all.k)) }
+    }
+
+    /// The heads of all ranks have a part of the sum of squares, and of its gradient.
+    fn qk_squares(&mut self, instr: &Instr, columns: QkColumns) {
+        let (qkv, squares) = (instr.reads[0], instr.writes[0]);
+        let n = self.program.value(qkv).n_rows();
+        self.program.values[squares.0 as usize].shape = vec![n, 2];
+        let (partial, sum) = (self.like(squares, n), self.like(squares, n));
+        let op = Op::QkSquares(self.local_qk(columns, qkv));
+        self.program.push(op, vec![qkv], vec![partial], instr.site);
+        self.collective(CollectiveKind::AllReduce, 2, partial, sum, instr.site);
+        self.program.push(Op::Enter { group: GROUP }, vec![sum], vec![squares], instr.site);
     }
 
     /// An operation between regions works on this rank's tokens only: its inputs are cut, and its parameters have a part
