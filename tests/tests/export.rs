@@ -37,6 +37,7 @@ fn families() -> Vec<Value> {
         decoder("qwen2", json!({"tie_word_embeddings": true})),
         decoder("qwen3", json!({"head_dim": 16})),
         decoder("phi3", json!({"sliding_window": 9})),
+        decoder("olmo2", json!({"attention_bias": true})),
         json!({"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64}),
     ]
 }

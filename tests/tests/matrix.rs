@@ -98,6 +98,17 @@ fn packed_projections_train_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Phi3, extra: LORA }, &[mesh(1, 1, 1, 1, 4), mesh(2, 1, 2, 1, 2)], &Tolerance::F32)
 }
 
+/// The norm over all heads sums squares over the tensor-parallel ranks, of which two hold the same key/value head.
+#[test]
+fn norms_over_all_heads_train_as_on_one_rank() -> Result<()> {
+    check(&Task::plain(Shape::Olmo2), &few_cells(), &Tolerance::F32)?;
+    check(&Task { shape: Shape::Olmo2, extra: LORA }, &[mesh(1, 1, 1, 1, 4), mesh(2, 1, 2, 1, 2)], &Tolerance::F32)?;
+    let extra = &[("gradient_checkpointing", "full")];
+    check(&Task { shape: Shape::Olmo2, extra }, &[mesh(1, 1, 1, 1, 2), mesh(1, 1, 1, 2, 2)], &Tolerance::F32)?;
+    let cells = [mesh(1, 1, 1, 1, 2), Cell { sequence_parallel: true, ..mesh(1, 1, 2, 1, 2) }];
+    check(&Task { shape: Shape::Olmo2, extra: &[("bf16", "true")] }, &cells, &BF16)
+}
+
 #[test]
 fn rows_of_one_document_train_as_on_one_rank_like_packed_ones() -> Result<()> {
     let task = Task { shape: Shape::Llama, extra: &[("sample_packing", "false")] };

@@ -15,6 +15,7 @@ mod rope;
 mod gpt2;
 mod llama;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -28,7 +29,7 @@ pub use rope::RopeScaling;
 
 /// Every family that we build.
 pub static FAMILIES: &[&Family] =
-    &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY, &phi3::FAMILY];
+    &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY, &phi3::FAMILY, &olmo2::FAMILY];
 
 /// Size of one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,6 +15,8 @@ pub enum Shape {
     Mistral,
     /// Projections packed into one tensor, and a window of attention.
     Phi3,
+    /// Norms behind the parts of a block, and over all heads of queries and of keys.
+    Olmo2,
 }
 
 impl Shape {
@@ -68,6 +70,7 @@ impl Shape {
                 ("model.initializer_range", "0.1"),
             ],
             Shape::Phi3 => PHI3,
+            Shape::Olmo2 => OLMO2,
         }
     }
 }
@@ -85,6 +88,17 @@ const PHI3: &[(&str, &str)] = &[
     ("model.initializer_range", "0.1"),
 ];
 
+const OLMO2: &[(&str, &str)] = &[
+    ("model.model_type", "olmo2"),
+    ("model.hidden_size", "32"),
+    ("model.intermediate_size", "54"),
+    ("model.num_hidden_layers", "8"),
+    ("model.num_attention_heads", "4"),
+    ("model.num_key_value_heads", "2"),
+    ("model.max_position_embeddings", "32"),
+    ("model.initializer_range", "0.1"),
+];
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -93,6 +107,7 @@ impl fmt::Display for Shape {
             Shape::Qwen3 => "Qwen3",
             Shape::Mistral => "Mistral",
             Shape::Phi3 => "Phi-3",
+            Shape::Olmo2 => "OLMo 2",
         })
     }
 }
