@@ -3,7 +3,9 @@
 use phalanx_cpu::{CpuMachine, scratch_bytes};
 use phalanx_device::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
-use phalanx_strategies::model::{BatchShape, Family, Head, ModelConfig, NormPlacement, QkNorm, RopeScaling};
+use phalanx_strategies::model::{
+    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
+};
 use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -30,6 +32,7 @@ pub fn bench_model() -> ModelConfig {
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
+        multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
         packed_projections: false,

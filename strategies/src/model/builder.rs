@@ -186,6 +186,15 @@ impl ForwardBuilder {
         self.emit("gelu", Op::Activation(ActivationFn::GeluTanh), vec![x], &shape)
     }
 
+    /// `factor x`; `x` itself where the factor is 1.
+    pub fn scale(&mut self, x: Tensor, factor: f32) -> Tensor {
+        if factor == 1.0 {
+            return x;
+        }
+        let shape = self.program.value(x).shape.clone();
+        self.emit("scaled", Op::Scale { factor }, vec![x], &shape)
+    }
+
     /// Elementwise sum.
     pub fn add(&mut self, a: Tensor, b: Tensor) -> Tensor {
         let shape = self.program.value(a).shape.clone();

@@ -39,6 +39,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Biases in the feed-forward part.
     pub mlp_bias: bool,
+    /// Factors of values on their way.
+    pub multipliers: Multipliers,
     /// Where the norms of a block stand.
     pub norm_placement: NormPlacement,
     /// Norm of queries and keys.
@@ -49,6 +51,25 @@ pub struct ModelConfig {
     pub windows: Vec<Option<usize>>,
     /// Standard deviation of weights that start from scratch.
     pub init_std: f32,
+}
+
+/// Factors of a decoder's values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Multipliers {
+    /// Of the embeddings.
+    pub embedding: f32,
+    /// Of what attention and feed-forward parts add to the residual stream.
+    pub residual: f32,
+    /// Of the scores of attention; `None`: `1 / sqrt(D)`.
+    pub attention: Option<f32>,
+    /// Of the logits.
+    pub logits: f32,
+}
+
+impl Default for Multipliers {
+    fn default() -> Multipliers {
+        Multipliers { embedding: 1.0, residual: 1.0, attention: None, logits: 1.0 }
+    }
 }
 
 /// Norm of queries and keys before they are rotated.
@@ -133,7 +154,7 @@ impl ModelConfig {
             head_dim: self.head_dim,
             seq_len: batch.seq_len,
             window: self.windows[layer],
-            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            scale: self.multipliers.attention.unwrap_or(1.0 / (self.head_dim as f32).sqrt()),
         }
     }
 }

@@ -7,7 +7,8 @@ use super::config::check_layers;
 use super::hf_config::need;
 use super::rope::{self, ROPE_TABLE};
 use super::{
-    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, NormPlacement, QkNorm, Tensor,
+    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
+    Tensor,
 };
 use crate::program::{Init, Program};
 
@@ -71,6 +72,7 @@ pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfi
         qkv_bias: attention_bias,
         o_bias: attention_bias,
         mlp_bias: hf.flag("mlp_bias")?.unwrap_or(false),
+        multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
         packed_projections: false,
@@ -131,7 +133,8 @@ pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Progr
     let weights = Init::Normal { std: cfg.init_std };
     let table = b.param("model.embed_tokens.weight", &[v, c], weights);
     let rope = b.constant(ROPE_TABLE, &[2, batch.seq_len, cfg.head_dim / 2]);
-    let mut x = b.embed_ids(table, None);
+    let x = b.embed_ids(table, None);
+    let mut x = b.scale(x, cfg.multipliers.embedding);
     for layer in 0..cfg.n_layers {
         b.block(Some(layer as u32));
         x = block(&mut b, cfg, batch, layer, x, rope);
@@ -141,6 +144,7 @@ pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Progr
     let h = b.rms_norm(x, gain, cfg.norm_eps);
     let head_weight = if cfg.tie_embeddings { table } else { b.param("lm_head.weight", &[v, c], weights) };
     let logits = b.linear(h, head_weight, None);
+    let logits = b.scale(logits, cfg.multipliers.logits);
     match head {
         Head::Logits => b.finish_logits(logits),
         Head::Loss => b.finish_loss(logits),
@@ -183,6 +187,7 @@ fn residual(
             b.rms_norm(y, gain, cfg.norm_eps)
         }
     };
+    let y = b.scale(y, cfg.multipliers.residual);
     b.add(x, y)
 }
 

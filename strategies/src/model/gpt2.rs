@@ -3,8 +3,8 @@
 use super::config::check_layers;
 use super::hf_config::need;
 use super::{
-    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, NormPlacement, QkNorm, RopeScaling,
-    Tensor,
+    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
+    RopeScaling, Tensor,
 };
 use crate::program::{Init, Program};
 
@@ -86,6 +86,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         qkv_bias: true,
         o_bias: true,
         mlp_bias: true,
+        multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
         packed_projections: true,

@@ -21,7 +21,7 @@ mod qwen2;
 mod qwen3;
 
 pub use builder::{ForwardBuilder, Tensor};
-pub use config::{ModelConfig, NormPlacement, QkNorm};
+pub use config::{ModelConfig, Multipliers, NormPlacement, QkNorm};
 pub use error::ModelError;
 pub use family::{Family, keys};
 pub use hf_config::HfConfig;

@@ -213,6 +213,7 @@ impl Backward {
             Op::SplitColumns => self.split_columns(instr, dy),
             Op::AttentionPart(part) => self.attention_part(instr, *part, dy),
             Op::Add => instr.reads.iter().for_each(|x| self.give(*x, dy)),
+            Op::Scale { factor } => self.simple(Op::Scale { factor: *factor }, instr.reads[0], vec![dy]),
             Op::AddBias => {
                 self.give(instr.reads[0], dy);
                 self.bias(instr.reads[1], None, dy);

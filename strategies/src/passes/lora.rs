@@ -59,7 +59,7 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
         program.instrs.push(instr);
         for target in targets {
             let (Some(x), Some(before)) = (x, y) else { continue };
-            y = Some(adapt(program, spec, &target, x, before, site));
+            y = Some(adapt(program, &target, x, before, site));
         }
         if let (Some(original), Some(y)) = (original, y) {
             renamed[original.0 as usize] = y;
@@ -72,6 +72,9 @@ struct Target {
     /// `model.layers.0.self_attn.q_proj`.
     module: String,
     columns: Columns,
+    rank: usize,
+    /// Factor of the update: `alpha / rank`, times the factor of the base's own product.
+    factor: f32,
 }
 
 /// Names of all linear modules, in order of appearance, without repetition.
@@ -116,39 +119,28 @@ fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> 
         let len = if m.trans_b { part.rows() } else { program.value(param.value).n_columns() };
         if spec.target_modules.iter().any(|t| t == module_name(&part.name)) {
             let module = part.name.trim_end_matches(".weight").to_string();
-            targets.push(Target { module, columns: Columns { start, len } });
+            let factor = m.alpha * spec.alpha / spec.rank as f32;
+            targets.push(Target { module, columns: Columns { start, len }, rank: spec.rank, factor });
         }
         start += len;
     }
     targets
 }
 
-/// Emits `u = x A^T; z = y + alpha/r u B^T` and returns `z`.
-fn adapt(
-    program: &mut Program,
-    spec: &LoraSpec,
-    target: &Target,
-    x: ValueId,
-    y: ValueId,
-    site: crate::program::Site,
-) -> ValueId {
+/// Emits `u = x A^T; z = y + factor u B^T` and returns `z`.
+fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: crate::program::Site) -> ValueId {
     let (n, n_in, n_out) = (program.value(x).n_rows(), program.value(x).n_columns(), program.value(y).n_columns());
     let std = 1.0 / (n_in as f32).sqrt();
-    let a = adapter(program, &format!("{}.lora_A.weight", target.module), &[spec.rank, n_in], Init::Normal { std });
+    let a = adapter(program, &format!("{}.lora_A.weight", target.module), &[target.rank, n_in], Init::Normal { std });
     let b =
-        adapter(program, &format!("{}.lora_B.weight", target.module), &[target.columns.len, spec.rank], Init::Zeros);
-    let u = program.add_value("lora.down", &[n, spec.rank], DType::F32, Kind::Activation);
+        adapter(program, &format!("{}.lora_B.weight", target.module), &[target.columns.len, target.rank], Init::Zeros);
+    let u = program.add_value("lora.down", &[n, target.rank], DType::F32, Kind::Activation);
     let kind = program.value(y).kind;
     program.values[y.0 as usize].kind = Kind::Activation;
     let z = program.add_value("lora.up", &[n, n_out], DType::F32, kind);
     program.bindings.iter_mut().filter(|bound| bound.value == y).for_each(|bound| bound.value = z);
     program.push(Op::MatMul(MatMul::nt()), vec![x, a], vec![u], site);
-    let up = MatMul {
-        residual: true,
-        alpha: spec.alpha / spec.rank as f32,
-        c_columns: Some(target.columns),
-        ..MatMul::nt()
-    };
+    let up = MatMul { residual: true, alpha: target.factor, c_columns: Some(target.columns), ..MatMul::nt() };
     program.push(Op::MatMul(up), vec![u, b, y], vec![z], site);
     z
 }

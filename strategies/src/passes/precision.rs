@@ -31,7 +31,7 @@ pub fn precision(program: &mut Program, precision: Precision) {
     let wide = read_as_f32(program);
     for i in 0..program.instrs.len() {
         let instr = &mut program.instrs[i];
-        if matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Enter { .. } | Op::SplitColumns) {
+        if matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Scale { .. } | Op::Enter { .. } | Op::SplitColumns) {
             follow_operands(program, i);
             continue;
         }
@@ -73,12 +73,15 @@ fn follow_operands(program: &mut Program, i: usize) {
 fn read_as_f32(program: &Program) -> Vec<bool> {
     let mut wide = vec![false; program.values.len()];
     for instr in program.instrs.iter().rev() {
-        let passes_on = matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Enter { .. });
+        let passes_on = matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Scale { .. } | Op::Enter { .. });
         if matches!(instr.op, Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) | Op::Add | Op::Embedding { .. }) {
             instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
         } else if passes_on && instr.writes.iter().any(|v| wide[v.0 as usize]) {
             // A sum over ranks is as wide as its terms.
             instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
+        } else if matches!(instr.op, Op::MatMul(MatMul { residual: true, .. })) && wide[instr.writes[0].0 as usize] {
+            // So is a product to which an adapter adds.
+            wide[instr.reads[instr.reads.len() - 1].0 as usize] = true;
         }
     }
     wide

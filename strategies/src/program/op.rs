@@ -274,6 +274,11 @@ pub enum Op {
     ActivationBackward(ActivationFn),
     /// `[a, b] -> [a + b]`.
     Add,
+    /// `[x] -> [factor x]`.
+    Scale {
+        /// The factor.
+        factor: f32,
+    },
     /// `[x [N, C], bias [C]] -> [x + bias]`.
     AddBias,
     /// `[x] -> [x]`: where a tensor-parallel region begins. Nothing happens to the value; its gradient, of which every
@@ -410,6 +415,7 @@ impl Op {
             Op::Activation(_) => "activation",
             Op::ActivationBackward(_) => "activation_backward",
             Op::Add => "add",
+            Op::Scale { .. } => "scale",
             Op::AddBias => "add_bias",
             Op::Enter { .. } => "enter",
             Op::Slice { .. } => "slice",
@@ -454,7 +460,7 @@ impl Op {
             Op::QkNormBackward { residual: true, .. } => vec![(5, 2), (6, 3)],
             Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
-            Op::AddBias | Op::Paste { .. } => vec![(0, 0)],
+            Op::AddBias | Op::Scale { .. } | Op::Paste { .. } => vec![(0, 0)],
             Op::AttentionPart(AttentionPart { carried: true, .. }) => vec![(3, 0), (4, 1)],
             Op::AttentionPartBackward { carried_q, carried_kv, .. } => {
                 let q = carried_q.then_some((6, 0));

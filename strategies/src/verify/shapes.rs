@@ -36,6 +36,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::AttentionPartBackward { part, carried_q, carried_kv } => {
             s.attention_part_backward(part, *carried_q, *carried_kv)
         }
+        Op::Scale { .. } => s.scale(),
         Op::AddBias => s.add_bias(),
         Op::Slice { start } | Op::Paste { start } => s.slice(*start, matches!(instr.op, Op::Paste { .. })),
         Op::Sum => {
@@ -406,6 +407,11 @@ impl Signature<'_> {
         dq.into_iter().try_for_each(|v| self.shape(v, &o, Some(DType::F32)))?;
         let dkv = self.reads[6 + usize::from(q)..].iter().chain(&self.writes[1..]);
         dkv.into_iter().try_for_each(|v| self.shape(v, &self.reads[1].shape, Some(DType::F32)))
+    }
+
+    fn scale(&self) -> Result<(), String> {
+        self.count(1, 1)?;
+        self.shape(self.writes[0], &self.reads[0].shape, Some(self.reads[0].dtype))
     }
 
     fn add_bias(&self) -> Result<(), String> {

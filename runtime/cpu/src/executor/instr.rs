@@ -294,6 +294,12 @@ impl Operands<'_> {
                         self.attention_part_backward::<T>(part, *carried_q, *carried_kv);
                     });
                 }
+                Op::Scale { factor } => {
+                    copy(self.reads[0], self.writes[0]);
+                    with_element!(self.writes[0].dtype, T => {
+                        elementwise::scale::<T>(self.writes[0].slice_mut(), *factor);
+                    });
+                }
                 Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),

@@ -63,7 +63,7 @@ pub fn cast<X: Float, Y: Float>(x: &[X], out: &mut [Y]) {
 }
 
 /// `x *= factor`.
-pub fn scale(x: &mut [f32], factor: f32) {
+pub fn scale<X: Float>(x: &mut [X], factor: f32) {
     x.par_chunks_mut(CHUNK).for_each(|x| scale_chunk(x, factor));
 }
 
@@ -92,9 +92,9 @@ simd! {
 }
 
 simd! {
-    fn scale_chunk(x: &mut [f32], factor: f32) {
+    fn scale_chunk<X: Float>(x: &mut [X], factor: f32) {
         for x in x {
-            *x *= factor;
+            *x = X::from_f32(x.to_f32() * factor);
         }
     }
 }

@@ -147,7 +147,7 @@ impl<'a> Search<'a> {
         let Some(writer) = self.writer[v.0 as usize] else { return Err(self.refuse(v, "no product makes it")) };
         let instr = &self.program.instrs[writer];
         match instr.op {
-            Op::Rotary { .. } | Op::HeadNorm { .. } => self.cut_outputs(instr.reads[0], pieces)?,
+            Op::Rotary { .. } | Op::HeadNorm { .. } | Op::Scale { .. } => self.cut_outputs(instr.reads[0], pieces)?,
             Op::QkNorm(norm) => {
                 let QkColumns { q, k } = norm.columns;
                 self.cut_param(instr.reads[1], 0, inside(pieces, 0..q))?;
