@@ -5,7 +5,8 @@ mod support;
 
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
-use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::fuse::fuse;
+use phalanx_strategies::passes::lora::{LoraSpec, lora};
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -44,6 +45,28 @@ proptest! {
         let updates = step.program.instrs.iter().filter(|i| matches!(i.op, Op::AdamW { .. })).count();
         prop_assert_eq!(updates, step.program.params.len());
     }
+}
+
+#[test]
+fn an_adapter_beside_a_scaled_product_takes_the_factor_over() {
+    let json = r#"{"model_type": "granite", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "residual_multiplier": 0.25}"#;
+    let config = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap();
+    let mut program = config.forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let target_modules = vec!["q_proj".to_string(), "o_proj".to_string()];
+
+    fuse(&mut program);
+    lora(&mut program, &LoraSpec { rank: 2, alpha: 6.0, target_modules }).unwrap();
+
+    let factors = |module: &str| -> Vec<f32> {
+        let name = format!("{module}.lora_B.weight");
+        let of = |instr: &Instr| match instr.op {
+            Op::MatMul(m) if program.value(instr.reads[1]).name.ends_with(&name) => Some(m.alpha),
+            _ => None,
+        };
+        program.instrs.iter().filter_map(of).collect()
+    };
+    assert_eq!((factors("q_proj"), factors("o_proj")), (vec![3.0; 3], vec![0.75; 3]));
 }
 
 #[test]

@@ -38,6 +38,13 @@ fn families() -> Vec<Value> {
         decoder("qwen3", json!({"head_dim": 16})),
         decoder("phi3", json!({"sliding_window": 9})),
         decoder("olmo2", json!({"attention_bias": true})),
+        decoder(
+            "granite",
+            json!({
+                "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4,
+                "logits_scaling": 2.0, "attention_bias": true, "mlp_bias": true,
+            }),
+        ),
         json!({"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64}),
     ]
 }

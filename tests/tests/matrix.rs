@@ -110,6 +110,12 @@ fn norms_over_all_heads_train_as_on_one_rank() -> Result<()> {
 }
 
 #[test]
+fn scaled_values_train_as_on_one_rank() -> Result<()> {
+    check(&Task::plain(Shape::Granite), &few_cells(), &Tolerance::F32)?;
+    check(&Task { shape: Shape::Granite, extra: LORA }, &[mesh(1, 1, 1, 1, 4), mesh(2, 1, 2, 1, 2)], &Tolerance::F32)
+}
+
+#[test]
 fn rows_of_one_document_train_as_on_one_rank_like_packed_ones() -> Result<()> {
     let task = Task { shape: Shape::Llama, extra: &[("sample_packing", "false")] };
     let cells = [mesh(1, 1, 1, 4, 1), Cell { cp_comm: "allgather", ..mesh(1, 2, 1, 2, 2) }];

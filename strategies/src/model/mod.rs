@@ -13,6 +13,7 @@ mod hf_config;
 mod rope;
 
 mod gpt2;
+mod granite;
 mod llama;
 mod mistral;
 mod olmo2;
@@ -28,8 +29,16 @@ pub use hf_config::HfConfig;
 pub use rope::RopeScaling;
 
 /// Every family that we build.
-pub static FAMILIES: &[&Family] =
-    &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY, &phi3::FAMILY, &olmo2::FAMILY];
+pub static FAMILIES: &[&Family] = &[
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gpt2::FAMILY,
+    &phi3::FAMILY,
+    &olmo2::FAMILY,
+    &granite::FAMILY,
+];
 
 /// Size of one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

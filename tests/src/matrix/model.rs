@@ -17,6 +17,8 @@ pub enum Shape {
     Phi3,
     /// Norms behind the parts of a block, and over all heads of queries and of keys.
     Olmo2,
+    /// Factors on embeddings, scores, the residual stream and logits, behind biases too.
+    Granite,
 }
 
 impl Shape {
@@ -71,6 +73,7 @@ impl Shape {
             ],
             Shape::Phi3 => PHI3,
             Shape::Olmo2 => OLMO2,
+            Shape::Granite => GRANITE,
         }
     }
 }
@@ -99,6 +102,22 @@ const OLMO2: &[(&str, &str)] = &[
     ("model.initializer_range", "0.1"),
 ];
 
+const GRANITE: &[(&str, &str)] = &[
+    ("model.model_type", "granite"),
+    ("model.hidden_size", "32"),
+    ("model.intermediate_size", "54"),
+    ("model.num_hidden_layers", "8"),
+    ("model.num_attention_heads", "4"),
+    ("model.num_key_value_heads", "2"),
+    ("model.max_position_embeddings", "32"),
+    ("model.initializer_range", "0.1"),
+    ("model.embedding_multiplier", "3"),
+    ("model.attention_multiplier", "0.2"),
+    ("model.residual_multiplier", "0.4"),
+    ("model.logits_scaling", "2"),
+    ("model.attention_bias", "true"),
+];
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -108,6 +127,7 @@ impl fmt::Display for Shape {
             Shape::Mistral => "Mistral",
             Shape::Phi3 => "Phi-3",
             Shape::Olmo2 => "OLMo 2",
+            Shape::Granite => "Granite",
         })
     }
 }

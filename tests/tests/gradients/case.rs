@@ -75,6 +75,7 @@ fn small_model(family: &Family, n_layers: usize, n_kv_heads: usize, tied: bool, 
         "n_inner": 20, "num_hidden_layers": n_layers, "num_attention_heads": 4, "num_key_value_heads": n_kv_heads,
         "max_position_embeddings": 32, "rope_theta": 100.0, "rms_norm_eps": 1e-5, "initializer_range": 0.3,
         "tie_word_embeddings": tied, "attention_bias": tied, "mlp_bias": tied,
+        "embedding_multiplier": 1.5, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 1.25,
     });
     let hf: HfConfig = serde_json::from_value(keys).expect("an object");
     ModelConfig {
