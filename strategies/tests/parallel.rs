@@ -76,7 +76,7 @@ proptest! {
             let owned = step.program.params.iter().filter(|p| p.owned && place.on(Axis::DpReplicate) == 0);
             for held in owned.flat_map(|p| p.boxes(&p.updated)).filter(|held| held.owned) {
                 let times = saved.entry(held.name.clone()).or_insert_with(|| vec![0; held.shape.iter().product()]);
-                held.rows().for_each(|(i, at)| times[i..i + at.len()].iter_mut().for_each(|n| *n += 1));
+                held.runs().for_each(|(i, at)| times[i..i + at.len()].iter_mut().for_each(|n| *n += 1));
             }
         }
 
