@@ -7,7 +7,8 @@
 
 use anyhow::{Context, Result, ensure};
 use phalanx_actors::quic::link::{Link, LinkConfig};
-use phalanx_actors::quic::listener::{Inbound, Listener, ListenerConfig};
+use phalanx_actors::quic::listener::{Listener, ListenerConfig};
+use phalanx_actors::transport::{Downlink, Inbound, Uplink};
 use phalanx_actors::trust::authority::{Authority, Validity};
 use phalanx_actors::trust::name::Role;
 use phalanx_strategies::elastic::commit::Promise;

@@ -182,6 +182,11 @@ impl Guardian {
         addr
     }
 
+    /// Runs a task beside the actors; its panic ends the thread under this name. To be called on the thread.
+    pub fn spawn(&self, name: &str, task: impl Future<Output = ()> + 'static) {
+        self.watch(name, task);
+    }
+
     fn watch(&self, name: &str, task: impl Future<Output = ()> + 'static) {
         let (name, panicked) = (name.to_owned(), self.panicked.clone());
         let task = tokio::task::spawn_local(task);

@@ -34,8 +34,8 @@ pub struct Settings {
     pub job: JobId,
     /// Which candidate this one is; no two are the same.
     pub candidate: u32,
-    /// The lease, and since when it has been so, if that was watched before.
-    pub watched: Option<(Lease, Instant)>,
+    /// The lease that it holds already, and when that was asked for; without one it waits as a candidate.
+    pub holds: Option<(Lease, Instant)>,
     /// What the user allows.
     pub policy: Policy,
     /// All timeouts.
@@ -169,7 +169,11 @@ pub const MAILBOX_LEN: usize = 2_048;
 impl Coordinator {
     /// A candidate.
     pub fn new(settings: Settings, store: SharedStore, outlets: Outlets) -> Coordinator {
-        let succession = Succession::new(now(), settings.candidate, settings.timing).having_seen(settings.watched);
+        let Settings { candidate, timing, holds, .. } = settings;
+        let succession = match holds {
+            Some((lease, asked)) => Succession::holding(now(), candidate, timing, lease, asked),
+            None => Succession::new(now(), candidate, timing),
+        };
         Coordinator {
             settings,
             store,

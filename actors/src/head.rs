@@ -4,74 +4,81 @@ use crate::control::{ControlThread, RunError};
 use crate::coordinator::{Coordinator, Outlets, ReportArrived, SendOrder, Settings};
 use crate::events::Event;
 use crate::operator::{self, Answer, Request};
-use crate::quic::listener::Inbound;
 use crate::store::SharedStore;
+use crate::transport::{Downlink, Inbound, Inbox};
 use crate::wire;
 use actix::{Actor, Addr, Context, Handler};
-use phalanx_strategies::elastic::identity::NodeId;
-use phalanx_strategies::elastic::message::{Order, Report};
-use phalanx_strategies::mesh::Mesh;
+use phalanx_strategies::elastic::message::Report;
 use std::fmt;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 /// Handle of a coordinator.
 #[derive(Clone, Debug)]
 pub struct Head {
     thread: ControlThread,
     coordinator: Addr<Coordinator>,
-    fits: Fits,
+    admission: Admission,
 }
 
-/// Whether a job can run on a mesh at all, or why not: what a coordinator, which does not know the model, cannot tell.
+/// Whether a job can do at all what is asked of it, or why not: what a coordinator, which does not know the model, cannot
+/// tell.
 #[derive(Clone)]
-pub struct Fits(Arc<dyn Fn(Mesh) -> Result<(), String> + Send + Sync>);
+pub struct Admission(Arc<Check>);
 
-impl Fits {
-    /// `check` may take its time: it runs on a thread of its own.
-    pub fn new(check: impl Fn(Mesh) -> Result<(), String> + Send + Sync + 'static) -> Fits {
-        Fits(Arc::new(check))
+type Check = dyn Fn(&Request) -> Result<(), String> + Send + Sync;
+
+impl Admission {
+    /// `check` may take its time: it runs on a thread of its own. It is asked about other meshes and about nodes that are to
+    /// leave.
+    pub fn new(check: impl Fn(&Request) -> Result<(), String> + Send + Sync + 'static) -> Admission {
+        Admission(Arc::new(check))
     }
 
-    async fn check(&self, mesh: Mesh) -> Result<(), String> {
+    async fn check(&self, request: &Request) -> Result<(), String> {
+        if !matches!(request, Request::Resize(_) | Request::Drain(_)) {
+            return Ok(());
+        }
         let (tell, told) = oneshot::channel();
-        let check = Arc::clone(&self.0);
-        let thread = std::thread::Builder::new().name("phalanx-fits".into());
-        let started = thread.spawn(move || tell.send(check(mesh)));
-        started.map_err(|error| format!("{mesh} could not be checked: {error}"))?;
-        told.await.unwrap_or_else(|_| Err(format!("{mesh} could not be checked")))
+        let (check, request) = (Arc::clone(&self.0), request.clone());
+        let thread = std::thread::Builder::new().name("phalanx-admission".into());
+        let started = thread.spawn(move || tell.send(check(&request)));
+        started.map_err(|error| format!("the request could not be checked: {error}"))?;
+        told.await.unwrap_or_else(|_| Err("the request could not be checked".into()))
     }
 }
 
-impl fmt::Debug for Fits {
+impl fmt::Debug for Admission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fits")
+        f.write_str("Admission")
     }
 }
 
 /// Orders that wait for the transport; one for each of so many nodes may be given at once.
 const ORDERS_MAX: usize = 2_048;
 
-/// Gives what it gets to a function: the way out of the actors.
-struct Outlet<F>(F, usize);
+/// Gives orders to the transport.
+struct Outlet(Arc<dyn Downlink>);
 
-impl<F: Unpin + 'static> Actor for Outlet<F> {
+impl Actor for Outlet {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        ctx.set_mailbox_capacity(self.1);
+        ctx.set_mailbox_capacity(ORDERS_MAX);
     }
 }
 
-impl<F: FnMut(NodeId, &Order) + Unpin + 'static> Handler<SendOrder> for Outlet<F> {
+impl Handler<SendOrder> for Outlet {
     type Result = ();
 
     fn handle(&mut self, SendOrder { node, order }: SendOrder, _: &mut Context<Self>) {
-        (self.0)(node, &order);
+        if let Err(error) = self.0.order(node, &order) {
+            tracing::debug!(%node, %error, "an order was not sent; the node's next report asks for it again");
+        }
     }
 }
 
-/// As [`Outlet`], for what happens.
+/// Gives events to a function.
 struct Scribe<F>(F);
 
 impl<F: Unpin + 'static> Actor for Scribe<F> {
@@ -87,8 +94,8 @@ impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for Scribe<F> {
 }
 
 impl Head {
-    /// Starts a candidate on `thread`. `orders` sends an order to a node and may lose it; `events` is told what happens.
-    /// Neither may block. Meshes that are asked for have to pass `fits` first.
+    /// Starts a candidate on `thread` that sends orders through `downlink`. `events` is called with what happens and must
+    /// not block. What is asked has to pass `admission` first. What comes in is taken up by [`Head::serve`].
     ///
     /// # Errors
     /// When the thread has ended.
@@ -96,18 +103,18 @@ impl Head {
         thread: &ControlThread,
         settings: Settings,
         store: SharedStore,
-        fits: Fits,
-        orders: impl FnMut(NodeId, &Order) + Send + Unpin + 'static,
+        admission: Admission,
+        downlink: Arc<dyn Downlink>,
         events: impl FnMut(&Event) + Send + Unpin + 'static,
     ) -> Result<Head, RunError> {
         let start = move |guardian: crate::control::Guardian| async move {
-            let orders = guardian.start("transport to the nodes", |_| Outlet(orders, ORDERS_MAX)).recipient();
+            let orders = guardian.start("transport to the nodes", |_| Outlet(downlink)).recipient();
             let events = guardian.start("writer of events", |_| Scribe(events)).recipient();
             let outlets = Outlets { orders, events };
             guardian.start("coordinator", |_| Coordinator::new(settings, store, outlets))
         };
         let coordinator = thread.run(start).await?;
-        Ok(Head { thread: thread.clone(), coordinator, fits })
+        Ok(Head { thread: thread.clone(), coordinator, admission })
     }
 
     /// A node's report has arrived. One that finds no room is lost; the next one says it all again.
@@ -119,27 +126,24 @@ impl Head {
 
     /// Asks something.
     pub async fn ask(&self, request: Request) -> Answer {
-        if let Request::Resize(mesh) = &request
-            && let Err(why) = self.fits.check(*mesh).await
-        {
+        if let Err(why) = self.admission.check(&request).await {
             return Answer::Refused(why);
         }
         operator::answer(&self.coordinator, request).await
     }
 
-    /// Serves what comes in through a listener, until that is closed.
+    /// From now on serves what comes in through this transport, until that is closed. There may be several.
     ///
     /// # Errors
     /// When the thread has ended.
-    pub async fn serve(&self, mut inbound: mpsc::Receiver<Inbound>) -> Result<(), RunError> {
+    pub async fn serve(&self, mut inbox: Inbox) -> Result<(), RunError> {
         let head = self.clone();
-        self.thread
-            .run(move |_| async move {
-                while let Some(inbound) = inbound.recv().await {
-                    head.take(inbound).await;
-                }
-            })
-            .await
+        let serving = async move {
+            while let Some(inbound) = inbox.recv().await {
+                head.take(inbound).await;
+            }
+        };
+        self.thread.run(move |guardian| async move { guardian.spawn("receiver of reports", serving) }).await
     }
 
     async fn take(&self, inbound: Inbound) {
@@ -163,7 +167,7 @@ impl Head {
                     }
                 });
             }
-            Inbound::Connected { node, boot, peer } => tracing::info!(%node, %boot, %peer, "a node is connected"),
+            Inbound::Connected { node, boot, peer } => tracing::info!(%node, %boot, ?peer, "a node is connected"),
             Inbound::Disconnected { node, boot, why } => tracing::info!(%node, %boot, %why, "a node is not connected"),
         }
     }

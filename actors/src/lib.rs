@@ -4,7 +4,8 @@
 //! Code map, in the order in which a message passes:
 //! - [`wire`]: the only place that encodes; versions, limits, exact lengths;
 //! - [`trust`]: who may take part: the job's certificate authority, tokens, the join string, credentials;
-//! - [`quic`]: the sockets: the coordinator's listener and the node's link to it;
+//! - [`transport`]: the seam between coordinator and nodes; [`quic`] is the one across machines: the coordinator's listener and
+//!   the node's link to it; `transport::in_process` is the one inside a process;
 //! - [`control`]: the one thread of all control actors of a process, and what becomes of a panic;
 //! - [`coordinator`]: the shell around the machines that decide; [`store`] is what survives it, [`events`] what it tells;
 //! - [`supervisor`]: the shell around the machine of a node; holds no device state;
@@ -33,5 +34,6 @@ pub mod quic;
 pub mod rank;
 pub mod store;
 pub mod supervisor;
+pub mod transport;
 pub mod trust;
 pub mod wire;

@@ -3,11 +3,13 @@
 use crate::control::{ControlThread, RunError};
 use crate::supervisor::{
     DrainNode, Kill, MAILBOX_LEN, OrderArrived, Outlets, SendReport, Settings, Shutdown, Spawn, Supervisor, Tell, Word,
-    WorkerExited, WorkerStarted,
+    WorkerExited, WorkerStarted, WorkerUnfit,
 };
+use crate::transport::{NotSent, Uplink};
 use actix::{Actor, Addr, Context, Handler, Message};
 use phalanx_strategies::elastic::identity::Worker;
 use phalanx_strategies::elastic::message::{MemberReport, Order, Report};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// What the supervisor wants done with processes.
@@ -23,19 +25,9 @@ pub enum Process {
     Shutdown,
 }
 
-/// A report on its way to the coordinators.
-#[derive(Clone, Debug)]
-pub enum Letter {
-    /// It says nothing new but how far ranks are.
-    Heartbeat(Report),
-    /// It is to arrive.
-    News(Report),
-}
-
 /// Handle of a supervisor.
 #[derive(Clone, Debug)]
 pub struct Node {
-    thread: ControlThread,
     supervisor: Addr<Supervisor>,
 }
 
@@ -69,23 +61,29 @@ commands! {
     Shutdown: Shutdown => Process::Shutdown,
 }
 
-/// Tells heartbeats from news and gives them to a function.
-struct Courier<F> {
-    send: F,
+/// Tells heartbeats from news and gives them to the transport.
+struct Courier {
+    uplink: Arc<dyn Uplink>,
     last: Option<Report>,
 }
 
-impl<F: Unpin + 'static> Actor for Courier<F> {
+impl Actor for Courier {
     type Context = Context<Self>;
 }
 
-impl<F: FnMut(Letter) + Unpin + 'static> Handler<SendReport> for Courier<F> {
+impl Handler<SendReport> for Courier {
     type Result = ();
 
     fn handle(&mut self, SendReport(report): SendReport, _: &mut Context<Self>) {
         let is_news = self.last.as_ref().is_none_or(|last| gist(last) != gist(&report));
-        self.last = Some(report.clone());
-        (self.send)(if is_news { Letter::News(report) } else { Letter::Heartbeat(report) });
+        let sent = if is_news { self.uplink.news(&report) } else { self.uplink.heartbeat(&report) };
+        match sent {
+            // What was not sent is news still.
+            Err(NotSent::Full) => tracing::debug!("a report found no room; the next one repeats it"),
+            Err(NotSent::Closed) => tracing::debug!("a report was not sent: the connection is closed"),
+            Err(error) => tracing::error!(%error, "a report cannot be sent"),
+            Ok(()) => self.last = Some(report),
+        }
     }
 }
 
@@ -101,20 +99,21 @@ fn gist(report: &Report) -> Report {
 }
 
 impl Node {
-    /// Starts a supervisor on `thread`. `letters` sends to whichever coordinator there is and may lose heartbeats;
-    /// `processes` does what is to be done with processes. Neither may block.
+    /// Starts a supervisor on `thread` that reports through `uplink`, obeys `orders` and calls `processes` with what is to be
+    /// done with processes, which must not block.
     ///
     /// # Errors
     /// When the thread has ended.
     pub async fn start(
         thread: &ControlThread,
         settings: Settings,
-        letters: impl FnMut(Letter) + Send + Unpin + 'static,
+        uplink: Arc<dyn Uplink>,
+        mut orders: mpsc::Receiver<Order>,
         processes: impl FnMut(Process) + Send + Unpin + 'static,
     ) -> Result<Node, RunError> {
         let start = move |guardian: crate::control::Guardian| async move {
             let processes = guardian.start("way out to the processes", |_| Processes(processes));
-            let courier = guardian.start("transport to the coordinators", |_| Courier { send: letters, last: None });
+            let courier = guardian.start("transport to the coordinators", |_| Courier { uplink, last: None });
             let outlets = Outlets {
                 spawn: processes.clone().recipient(),
                 kill: processes.clone().recipient(),
@@ -122,32 +121,18 @@ impl Node {
                 reports: courier.recipient(),
                 shutdown: processes.recipient(),
             };
-            guardian.start("supervisor", |_| Supervisor::new(settings, outlets))
+            let supervisor = guardian.start("supervisor", |_| Supervisor::new(settings, outlets));
+            let obeys = supervisor.clone();
+            guardian.spawn("receiver of orders", async move {
+                while let Some(order) = orders.recv().await {
+                    // Waits while the mailbox is full, so that newer orders replace older ones at the coordinator.
+                    let _ = obeys.send(OrderArrived(order)).await;
+                }
+            });
+            supervisor
         };
         let supervisor = thread.run(start).await?;
-        Ok(Node { thread: thread.clone(), supervisor })
-    }
-
-    /// A coordinator's order; one that finds no room is given again.
-    pub fn order(&self, order: Order) {
-        if let Err(error) = self.supervisor.try_send(OrderArrived(order)) {
-            tracing::debug!(%error, "an order was not taken; it will be given again");
-        }
-    }
-
-    /// Takes up orders as they come in, until their sender is gone.
-    ///
-    /// # Errors
-    /// When the thread has ended.
-    pub async fn obey(&self, mut orders: mpsc::Receiver<Order>) -> Result<(), RunError> {
-        let supervisor = self.supervisor.clone();
-        self.thread
-            .run(move |_| async move {
-                while let Some(order) = orders.recv().await {
-                    let _ = supervisor.send(OrderArrived(order)).await;
-                }
-            })
-            .await
+        Ok(Node { supervisor })
     }
 
     /// A process is up and says this. Whether there was room for it; if not, it is to be said again.
@@ -160,6 +145,12 @@ impl Node {
     #[must_use]
     pub fn exited(&self, worker: Worker) -> bool {
         self.say(WorkerExited(worker))
+    }
+
+    /// A process that has not begun cannot, and no successor could; as [`Node::started`].
+    #[must_use]
+    pub fn cannot_start(&self, worker: Worker, reason: String) -> bool {
+        self.say(WorkerUnfit { worker, reason })
     }
 
     /// A process gives a sign of life; if there is no room for it, the next one will do.

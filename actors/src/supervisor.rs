@@ -78,6 +78,15 @@ pub struct WorkerStarted(pub MemberReport);
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerExited(pub Worker);
 
+/// A process that has not begun says that it cannot, and that no successor could.
+#[derive(Clone, Debug)]
+pub struct WorkerUnfit {
+    /// Which.
+    pub worker: Worker,
+    /// Why.
+    pub reason: String,
+}
+
 /// A process gives a sign of life.
 #[derive(Clone, Debug)]
 pub struct Word(pub MemberReport);
@@ -94,7 +103,19 @@ macro_rules! notifications {
     };
 }
 
-notifications!(Spawn, Kill, Tell, SendReport, Shutdown, OrderArrived, WorkerStarted, WorkerExited, Word, DrainNode);
+notifications!(
+    Spawn,
+    Kill,
+    Tell,
+    SendReport,
+    Shutdown,
+    OrderArrived,
+    WorkerStarted,
+    WorkerUnfit,
+    WorkerExited,
+    Word,
+    DrainNode
+);
 
 /// See the [module](self).
 pub struct Supervisor {
@@ -184,6 +205,15 @@ impl Handler<WorkerExited> for Supervisor {
 
     fn handle(&mut self, WorkerExited(worker): WorkerExited, ctx: &mut Context<Self>) {
         self.machine.handle_exited(now(), worker);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<WorkerUnfit> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, WorkerUnfit { worker, reason }: WorkerUnfit, ctx: &mut Context<Self>) {
+        self.machine.handle_unfit(now(), worker, &reason);
         self.drive(ctx);
     }
 }

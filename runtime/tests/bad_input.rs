@@ -2,7 +2,9 @@
 
 mod support;
 
-use support::{Project, flip};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use support::{Project, flip, ranks_of};
 
 #[test]
 fn an_unknown_key_suggests_the_nearest() {
@@ -135,14 +137,20 @@ fn a_full_disk_leaves_the_previous_checkpoint_and_says_so() {
     let p = Project::new();
     p.train(&["--max_steps", "5"]).succeeds();
     let before = p.checkpoints("out");
-    // No file may grow beyond 64 KiB: a shard of this model does not fit, its metrics do.
-    let script = format!(
-        "ulimit -f 64; trap '' XFSZ; exec {} train job.yaml --max_steps 10 --resume_from_checkpoint auto",
-        env!("CARGO_BIN_EXE_phalanx")
-    );
-    let full = std::process::Command::new("bash").args(["-c", &script]).current_dir(p.dir.path()).output().unwrap();
+    let long = "--max_steps 1000000 --gradient_accumulation_steps 64 --save_steps none --resume_from_checkpoint auto";
+    let script = format!("trap '' XFSZ; exec {} train job.yaml {long}", env!("CARGO_BIN_EXE_phalanx"));
+    let mut full = Command::new("bash");
+    full.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut full = full.spawn().unwrap();
+    let mut said = BufReader::new(full.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    assert!(said.any(|line| line.starts_with("step     6")), "it goes on from step 5");
 
-    let full = support::Run::of(full);
+    // From now on no file may grow beyond 64 KiB: a shard of this model does not fit, its metrics do.
+    ranks_of(full.id()).into_iter().for_each(|rank| limit_file_size(rank, 64 << 10));
+    p.run(&["save", "job.yaml"]).succeeds();
+    said.for_each(drop);
+    let full = support::Run::of(full.wait_with_output().unwrap());
+
     assert_ne!(full.code, Some(0), "{}", full.stdout);
     assert!(full.stderr.contains("rank-00000-0000.safetensors"), "{}", full.stderr);
     assert_eq!(p.checkpoints("out"), before, "the failed save left nothing, and the previous checkpoint is there");
@@ -168,4 +176,13 @@ fn an_export_never_overwrites_what_is_not_an_export() {
     assert_eq!(std::fs::read_to_string(p.path("precious/notes.txt")).unwrap(), "mine");
     p.run(&["export", "out", "copy"]).succeeds();
     assert_eq!(std::fs::read(p.path("copy/model.safetensors")).unwrap(), p.model_bytes("out"));
+}
+
+/// Lets a process write no file beyond this size.
+#[allow(unsafe_code)] // the standard library sets no limits
+fn limit_file_size(pid: u32, bytes: u64) {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: `limit` lives until the call returns; the old limit is not asked for.
+    let set = unsafe { libc::prlimit(pid as i32, libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut()) };
+    assert_eq!(set, 0, "process {pid} is there");
 }

@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Project, Run};
+use support::{Project, Run, command_line, ranks_of};
 
 /// The loss of a mesh differs from that of one rank by no more than sums in another order make it.
 const LOSS_TOLERANCE: f64 = 2e-5;
@@ -49,14 +49,7 @@ impl Watched {
 
     /// Process ids of its ranks, by rank.
     fn ranks(&self) -> Vec<u32> {
-        let parent = format!("PPid:\t{}\n", self.child.id());
-        let is_rank =
-            |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default().contains(&parent);
-        let pids = std::fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok());
-        let mut ranks: Vec<(String, u32)> = pids.filter(is_rank).map(|pid| (command_line(pid), pid)).collect();
-        ranks.retain(|(command, _)| command.contains("rank --worker"));
-        ranks.sort();
-        ranks.into_iter().map(|(_, pid)| pid).collect()
+        ranks_of(self.child.id())
     }
 
     fn end(mut self) -> Run {
@@ -65,10 +58,6 @@ impl Watched {
         run.stdout = rest.join("\n");
         run
     }
-}
-
-fn command_line(pid: u32) -> String {
-    String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).replace('\0', " ")
 }
 
 #[allow(unsafe_code)] // the standard library sends no signals
@@ -128,6 +117,30 @@ fn killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run() {
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     let incidents = events.lines().filter(|line| line.contains("\"why\":\"Died\"")).count();
     assert!((1..=3).contains(&incidents), "a kill while another is dealt with belongs to its incident: {events}");
+}
+
+#[test]
+fn killed_single_rank_goes_on_from_its_last_checkpoint_and_the_weights_equal_an_undisturbed_run() {
+    let p = Project::new();
+    let once = ["--gradient_accumulation_steps", "1", "--max_steps", "300", "--save_steps", "20"];
+    let job = [&once[..], &EXACT[..]].concat();
+    p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
+
+    let mut run = Watched::start(&p, &job);
+    run.until("step    50");
+    let ranks = run.ranks();
+    assert_eq!(ranks.len(), 1, "the rank is a process of its own");
+    signal(ranks[0], libc::SIGKILL);
+    let run = run.end();
+
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
+    assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    let events: Vec<serde_json::Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let died = events.iter().filter(|event| event["why"] == "Died");
+    let begins: Vec<u64> = died.map(|incident| incident["first_step"].as_u64().unwrap()).collect();
+    assert!(matches!(begins[..], [first] if first > 20 && first % 20 == 1), "from a checkpoint: {begins:?}");
 }
 
 #[test]
@@ -218,19 +231,27 @@ fn doubled(p: &Project) -> usize {
 }
 
 #[test]
-fn a_run_that_is_stopped_by_its_operator_is_saved() {
+fn run_of_any_number_of_ranks_answers_its_operator_and_is_saved_when_stopped() {
+    for (mesh, n_ranks) in [(&FOUR[..], 4), (&[][..], 1)] {
+        answers_and_stops(mesh, n_ranks);
+    }
+}
+
+fn answers_and_stops(mesh: &[&str], n_ranks: usize) {
     let p = Project::new();
-    let mut run = Watched::start(&p, &[&["--max_steps", "1000000"], &FOUR[..]].concat());
+    let mut run = Watched::start(&p, &[&["--max_steps", "1000000"], mesh].concat());
     run.until("step     1");
 
     let status = p.run(&["status", "job.yaml", "--json"]).succeeds();
     let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
     let ranks = status["nodes"][0]["workers"].as_array().unwrap();
     p.run(&["resize", "job.yaml", "--dp_shard_size", "0"]).refuses(&["dp_shard"]);
+    p.run(&["resize", "job.yaml", "--dp_replicate_size", "5"]).refuses(&["rank processes", "all on this machine"]);
+    p.run(&["drain", "job.yaml", "0"]).refuses(&["one machine"]);
     p.run(&["stop", "job.yaml"]).succeeds();
     let run = run.end();
 
-    assert_eq!(ranks.len(), 4, "{status}");
+    assert_eq!(ranks.len(), n_ranks, "{status}");
     assert!(ranks.iter().all(|rank| rank["pid"].as_u64() > Some(1)), "{status}");
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     let steps = p.metrics("out").len();

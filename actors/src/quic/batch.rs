@@ -5,7 +5,8 @@
 //! are full the listener's thread rests for a moment before it sleeps: what arrives meanwhile is read at once. News of
 //! a large job is late by at most that moment; in a small one nothing waits.
 
-use super::listener::{Inbound, Shared};
+use super::listener::Shared;
+use crate::transport::Inbound;
 use phalanx_strategies::elastic::message::Report;
 use phalanx_strategies::elastic::timing::Timing;
 use std::convert::Infallible;

@@ -4,6 +4,7 @@ use super::dial::{self, Sockets};
 use super::enrol::{self, NODE, Renew};
 use super::frame::{self, Code, End};
 use super::{QuicError, transport};
+use crate::transport::{NotSent, Uplink};
 use crate::trust::credential::Credential;
 use crate::trust::join::Address;
 use crate::trust::tls;
@@ -13,6 +14,7 @@ use phalanx_strategies::elastic::message::{Order, Report};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use std::convert::Infallible;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -126,38 +128,44 @@ impl Link {
         Ok((link, orders, side.run(closed)))
     }
 
-    /// Sends a sign of life, which may get lost; there will be another one.
-    ///
-    /// # Errors
-    /// When it is too long to be sent at all.
-    pub fn heartbeat(&self, report: &Report) -> Result<(), WireError> {
-        let letter = Letter { number: report.number, frame: wire::encode(report)?.into() };
-        self.outbox.heartbeat.send_replace(letter);
-        Ok(())
-    }
-
-    /// Sends a report that is to arrive, at once; instead of an older one that could not be sent yet.
-    ///
-    /// # Errors
-    /// When it is too long to be sent at all.
-    pub fn news(&self, report: &Report) -> Result<(), WireError> {
-        let letter = Letter { number: report.number, frame: wire::encode(report)?.into() };
-        self.outbox.news.send_replace(letter);
-        Ok(())
-    }
-
     /// How it is, now and from now on.
     pub fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
     }
+}
 
-    /// Says good-bye. If it has a thread, waits until that is sent: not for an event loop.
-    pub fn close(&self) {
+impl Uplink for Link {
+    /// Fails only when the report is too long to be sent at all.
+    fn heartbeat(&self, report: &Report) -> Result<(), NotSent> {
+        self.outbox.heartbeat.send_replace(Letter::of(report)?);
+        Ok(())
+    }
+
+    /// Fails only when the report is too long to be sent at all.
+    fn news(&self, report: &Report) -> Result<(), NotSent> {
+        self.outbox.news.send_replace(Letter::of(report)?);
+        Ok(())
+    }
+
+    /// If the side has a thread, waits until the end is sent.
+    fn close(&self) {
         self.close.send_replace(true);
         let thread = self.thread.lock().expect("nobody panics while joining").take();
         if let Some(Err(panic)) = thread.map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
         }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("state", &*self.state.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl Letter {
+    fn of(report: &Report) -> Result<Letter, WireError> {
+        Ok(Letter { number: report.number, frame: wire::encode(report)?.into() })
     }
 }
 

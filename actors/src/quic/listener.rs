@@ -4,6 +4,7 @@ use super::batch::{self, Basket};
 use super::complaint::Complaints;
 use super::frame::{self, Code};
 use super::{QuicError, accept, transport};
+use crate::transport::{Downlink, Inbound, NotSent};
 use crate::trust::authority::{Authority, Validity};
 use crate::trust::credential::{Applicant, Grant};
 use crate::trust::join::{Address, JoinString};
@@ -14,18 +15,19 @@ use crate::trust::{Fingerprint, TrustError, tls};
 use crate::wire::{self, WireError};
 use bytes::Bytes;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
-use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::message::Order;
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Connection, Endpoint, ServerConfig, TokioRuntime};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 /// The name of the operator's credential in the coordinator's directory.
 pub const OPERATOR: &str = "operator";
@@ -68,54 +70,6 @@ impl ListenerConfig {
             n_events_max: 4096,
         }
     }
-}
-
-/// What comes in.
-#[derive(Debug)]
-pub enum Inbound {
-    /// A node is connected. If it was already, this connection has taken the place of that one.
-    Connected {
-        /// Which.
-        node: NodeId,
-        /// Which start of it.
-        boot: Incarnation,
-        /// From where.
-        peer: SocketAddr,
-    },
-    /// A node has news. That it is the one that the report names has been checked (`Q-2`).
-    Report(Report),
-    /// Nodes give signs of life, which are reports like others; some milliseconds' worth of them.
-    Heartbeats(Vec<Report>),
-    /// A node is no longer connected. It may come back; whether it is lost is not for the network to say.
-    Disconnected {
-        /// Which.
-        node: NodeId,
-        /// Which start of it.
-        boot: Incarnation,
-        /// Why.
-        why: String,
-    },
-    /// An operator asks.
-    Request {
-        /// The frame of a [`wire::Kind::Request`].
-        frame: Vec<u8>,
-        /// Takes the frame of a [`wire::Kind::Answer`]. If it is dropped the operator is told that there is none.
-        answer: oneshot::Sender<Vec<u8>>,
-    },
-}
-
-/// Where it comes in.
-pub type Inbox = mpsc::Receiver<Inbound>;
-
-/// Why an order was not sent. The machines give it again when the node reports.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotSent {
-    /// There is nobody to send it to.
-    #[error("{0} is not connected")]
-    NotConnected(NodeId),
-    /// It is too long.
-    #[error(transparent)]
-    Wire(#[from] WireError),
 }
 
 /// Handle of the coordinator's side. When the last clone is dropped the side is closed.
@@ -218,12 +172,11 @@ impl Listener {
     pub fn revoke(&self, token: TokenId) -> Result<(), TrustError> {
         self.shared.register().revoke(token)
     }
+}
 
+impl Downlink for Listener {
     /// Sends an order to a node, instead of an older one that could not be sent yet.
-    ///
-    /// # Errors
-    /// When it cannot be sent. Success means that it is on its way, not that it has arrived.
-    pub fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent> {
+    fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent> {
         let frame = self.shared.encode(order)?;
         let nodes = self.shared.nodes();
         let connected = nodes.get(&node).ok_or(NotSent::NotConnected(node))?;
@@ -231,15 +184,20 @@ impl Listener {
         Ok(())
     }
 
-    /// The nodes that are connected, and which start of them.
-    pub fn connected(&self) -> Vec<(NodeId, Incarnation)> {
+    fn connected(&self) -> Vec<(NodeId, Incarnation)> {
         self.shared.nodes().iter().map(|(node, connected)| (*node, connected.boot)).collect()
     }
 
-    /// Says good-bye to all and waits until the port is free: not for an event loop.
-    pub fn close(&self) {
+    /// Also waits until the port is free.
+    fn close(&self) {
         self.closer.say_goodbye();
         self.closer.join();
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
@@ -388,7 +346,7 @@ async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
 }
 
 /// Tells a peer why it is not served, and the log that it was not.
-pub(super) fn refuse(shared: &Shared, connection: &Connection, code: Code, log: &dyn std::fmt::Display, why: &str) {
+pub(super) fn refuse(shared: &Shared, connection: &Connection, code: Code, log: &dyn fmt::Display, why: &str) {
     shared.complaints.refused(connection.remote_address(), log);
     frame::close(connection, code, why);
 }

@@ -60,7 +60,7 @@ pub(crate) mod fuzzing {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// Why a side of the control plane does not come about.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

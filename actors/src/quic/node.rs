@@ -2,7 +2,8 @@
 
 use super::enrol::Renew;
 use super::frame::{self, Code, End, Violation};
-use super::listener::{self, Connected, Inbound, Shared};
+use super::listener::{self, Connected, Shared};
+use crate::transport::Inbound;
 use crate::trust::name::{Certified, Name, Role};
 use crate::wire;
 use bytes::Bytes;
@@ -30,7 +31,7 @@ pub(super) async fn serve(
     tracing::info!(%node, %boot, %peer, "a node is connected");
     let lifetime = certified.not_after.duration_since(SystemTime::now()).unwrap_or_default();
     // Nobody listens only while the process ends.
-    let _ = shared.inbound.send(Inbound::Connected { node, boot, peer }).await;
+    let _ = shared.inbound.send(Inbound::Connected { node, boot, peer: Some(peer) }).await;
     let speaker = Speaker { shared, name: certified.name };
     let end = tokio::select! {
         end = heartbeats(&speaker, &connection) => end,

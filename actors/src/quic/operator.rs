@@ -1,7 +1,8 @@
 //! An operator's connection, as the coordinator serves it.
 
 use super::frame::{self, Code, End};
-use super::listener::{self, Inbound, Shared};
+use super::listener::{self, Shared};
+use crate::transport::Inbound;
 use crate::trust::name::Certified;
 use crate::wire::{self, Kind};
 use quinn::{Connection, RecvStream, SendStream};

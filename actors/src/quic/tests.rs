@@ -1,6 +1,6 @@
 //! End to end on loopback, with real sockets, handshakes and files.
 
-mod fixture;
+pub(crate) mod fixture;
 mod flow;
 mod hostile;
 mod joining;

@@ -93,13 +93,8 @@ impl Job {
 
     pub fn add_candidate(&mut self) {
         let candidate = self.coordinators.len() as u32;
-        let settings = coordinator::Settings {
-            job: JOB,
-            candidate,
-            watched: None,
-            policy: self.policy,
-            timing: Timing::default(),
-        };
+        let settings =
+            coordinator::Settings { job: JOB, candidate, holds: None, policy: self.policy, timing: Timing::default() };
         let outlets =
             coordinator::Outlets { orders: self.network.clone().recipient(), events: self.events.clone().recipient() };
         let coordinator = Coordinator::new(settings, self.store.clone(), outlets).start();

@@ -3,7 +3,7 @@
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::Control;
-use crate::coordinate::local::elastic;
+use crate::coordinate::head::{Here, lead_alone};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::events::{Event, Report};
@@ -27,9 +27,7 @@ use std::sync::Arc;
 pub(crate) enum Ranks {
     /// Threads of this process.
     Threads,
-    /// Processes of this program where there are several; one alone is a thread.
-    Several(PathBuf),
-    /// Processes of this program, however many there are.
+    /// Processes of this program.
     Processes(PathBuf),
 }
 
@@ -78,8 +76,7 @@ impl<'a> Checked<'a> {
         }
         let program = match ranks {
             Ranks::Processes(program) => Some(program.as_path()),
-            Ranks::Several(program) if mesh.size() > 1 => Some(program.as_path()),
-            Ranks::Several(_) | Ranks::Threads => None,
+            Ranks::Threads => None,
         };
         if user.is_some() && program.is_some() {
             return Err(JobError::Unusable(
@@ -109,7 +106,9 @@ impl<'a> Checked<'a> {
         config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
         if let Some(program) = program {
             drop((data, programs));
-            return elastic(config, model, program, control, on_event);
+            let n_slots = mesh.size() as u32 + config.elastic.spare_ranks as u32;
+            let here = Here { program: program.to_owned(), n_slots, advertise: None };
+            return lead_alone(config, model, here, control, on_event);
         }
         let extras = extras(config, &model, &tokenizer)?;
         let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };

@@ -60,10 +60,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         asked.stop();
         say("\nthe job ends after this step, saved; once more to end this process at once");
     })?;
-    serve(&config, &model, &how, &control, &|| false, &mut |told| match told {
+    let outcome = serve(&config, &model, &how, &control, &|| false, &mut |told| match told {
         Told::StandsBy => say("another one coordinates this job; this one takes over if it dies"),
         Told::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
         Told::Event(event) => say(sentence(&event)),
-    })?;
-    Ok(())
+    });
+    outcome.status.map(drop)
 }

@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     };
     let program = program.path().to_owned();
     let report = match &place {
-        None => start::run(&config, None, &Ranks::Several(program), &control, &mut on_event).map(Some),
+        None => start::run(&config, None, &Ranks::Processes(program), &control, &mut on_event).map(Some),
         Some(place) => {
             let (n_slots, patience) = (n_slots(&config)?, args.cluster.patience());
             Muster { config: &config, place, program, n_slots, patience }.run(&control, &mut on_event)

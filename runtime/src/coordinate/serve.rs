@@ -5,22 +5,22 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::coordinate::event_log::EventLog;
-use crate::coordinate::standby;
-use crate::coordinate::standby::Watched;
+use crate::coordinate::standby::{self, Watched};
 use crate::error::{JobError, unusable};
 use crate::node::welcome::Welcome;
-use crate::train::fit::fits;
+use crate::train::fit::{fits, fits_here};
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
 use crate::train::saving::Saving;
-use phalanx_actors::control::{ControlThread, block_on};
+use phalanx_actors::control::{ControlThread, RunError, block_on};
 use phalanx_actors::coordinator::Settings;
 use phalanx_actors::events::{Event, What};
-use phalanx_actors::head::{Fits, Head};
+use phalanx_actors::head::{Admission, Head};
 use phalanx_actors::operator::{Answer, Request};
-use phalanx_actors::quic::listener::{Inbox, Listener, ListenerConfig};
+use phalanx_actors::quic::listener::{Listener, ListenerConfig};
 use phalanx_actors::store::directory::Directory;
 use phalanx_actors::store::{SharedStore, Store};
+use phalanx_actors::transport::{Downlink, Inbox};
 use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::Address;
 use phalanx_storage::checkpoint::reader::Checkpoint;
@@ -28,13 +28,15 @@ use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
+use phalanx_strategies::elastic::succession::Lease;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Folder of a job in which its coordinators keep what they know.
 pub(crate) const CONTROL: &str = "control";
@@ -62,8 +64,90 @@ pub(crate) enum Told {
     Event(Event),
 }
 
-/// Coordinates a job to its end; returns what it was then, unless another coordinator has taken over. Asks `is_abandoned`
-/// often: once it is, the job is stopped, and not waited for when no node is left.
+/// What a coordinator begins with: the job's number, the lease under which it leads, and the job's store.
+pub(super) struct Term {
+    job: JobId,
+    store: Directory,
+    candidate: u32,
+    /// When it was asked for.
+    lease: (Lease, Instant),
+    /// The checkpoint from which the job begins, if there is one: its step and its folder.
+    pub(super) start_from: Option<(u64, PathBuf)>,
+}
+
+impl Term {
+    /// The job that it coordinates.
+    pub(super) const fn job(&self) -> JobId {
+        self.job
+    }
+}
+
+/// What the store may hold of an earlier run of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Earlier {
+    /// A job whose ranks may be alive: this coordinator goes on with it.
+    MayLive,
+    /// Nothing but checkpoints: its ranks died with it.
+    IsOver,
+}
+
+/// Which candidate coordinates a job of this machine alone. No other candidate has this number, and no two such jobs have the
+/// same folder at the same time, so that a lease of this holder is of a process that has ended.
+const ALONE: u32 = 0;
+
+/// Takes over a job of several machines, once nobody else coordinates it; none if nobody needs this coordinator.
+fn take_over(
+    config: &JobConfig,
+    is_over: &dyn Fn() -> bool,
+    stands_by: &mut dyn FnMut(),
+) -> Result<Option<Term>, JobError> {
+    let folder = config.output.output_dir.join(CONTROL);
+    let store = Directory::open(&folder.join("store")).map_err(unusable)?;
+    // Processes of two machines may have the same number.
+    let candidate = (job_id().0 as u32).max(ALONE + 1);
+    loop {
+        let seen = match standby::wait(&store, &config.elastic.timing(), is_over, stands_by)? {
+            Watched::Vacant(lease) => lease,
+            Watched::NotNeeded => return Ok(None),
+        };
+        let Some(lease) = claim(&store, seen, candidate)? else { continue };
+        let start_from = begin(config, &folder, &store, lease.0, Earlier::MayLive, &mut |warning| {
+            tracing::warn!("{warning}");
+        })?;
+        let job = job_of(&folder)?;
+        return Ok(Some(Term { job, store, candidate, lease, start_from }));
+    }
+}
+
+/// Begins a job of this machine alone, in a folder that this process has locked.
+///
+/// # Errors
+/// When a coordinator of several machines works in the folder, or the store or a checkpoint cannot be used.
+pub(super) fn begin_alone(config: &JobConfig, warn: &mut dyn FnMut(String)) -> Result<Term, JobError> {
+    let folder = config.output.output_dir.join(CONTROL);
+    let store = Directory::open(&folder.join("store")).map_err(unusable)?;
+    let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
+    let mut seen = store.read_lease().map_err(unusable)?;
+    if seen.holder != ALONE && store.read_record().map_err(unusable)?.ending.is_none() {
+        let is_alive = std::cell::Cell::new(false);
+        let watched = standby::wait(&store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
+        let Watched::Vacant(lease) = watched else { return Err(in_use()) };
+        seen = lease;
+    }
+    let lease = claim(&store, seen, ALONE)?.ok_or_else(in_use)?;
+    let start_from = begin(config, &folder, &store, lease.0, Earlier::IsOver, warn)?;
+    let job = job_of(&folder)?;
+    Ok(Term { job, store, candidate: ALONE, lease, start_from })
+}
+
+/// Takes the lease for the next term, unless another candidate was faster.
+fn claim(store: &Directory, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
+    let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
+    Ok(store.replace_lease(seen, lease).map_err(unusable)?.ok().map(|lease| (lease, asked)))
+}
+
+/// Coordinates a job of several machines to its end; returns what it was then, unless another coordinator has taken over.
+/// Asks `is_abandoned` often: once it is, the job is stopped, and not waited for when no node is left.
 pub(crate) fn serve(
     config: &JobConfig,
     model: &ModelPlan,
@@ -71,135 +155,193 @@ pub(crate) fn serve(
     control: &Control,
     is_abandoned: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(Told),
-) -> Result<Option<Box<Status>>, JobError> {
-    let folder = config.output.output_dir.join(CONTROL);
-    let store = Directory::open(&folder.join("store")).map_err(unusable)?;
-    let timing = config.elastic.timing();
+) -> Coordinated {
+    let served = try_serve(config, model, serve, control, is_abandoned, tell);
+    served.unwrap_or_else(|error| Coordinated { status: Err(error), nodes_told: false })
+}
+
+fn try_serve(
+    config: &JobConfig,
+    model: &ModelPlan,
+    serve: &Serve,
+    control: &Control,
+    is_abandoned: &dyn Fn() -> bool,
+    tell: &mut dyn FnMut(Told),
+) -> Result<Coordinated, JobError> {
     let stops = || control.stops() || is_abandoned();
-    let watched = match standby::wait(&store, &timing, &stops, &mut || tell(Told::StandsBy))? {
-        Watched::Vacant(lease, since) => Some((lease, since)),
-        Watched::NotNeeded => return Ok(None),
+    let Some(term) = take_over(config, &stops, &mut || tell(Told::StandsBy))? else {
+        return Ok(Coordinated { status: Ok(None), nodes_told: false });
     };
-    let found = begin(config, &folder, &store)?;
-    let job = job_of(&folder)?;
-    let (listener, inbound) = listen(config, serve.listen, job, found)?;
+    let (listener, inbox) = listen(config, serve.listen, &term)?;
     let addresses =
         if serve.advertise.is_empty() { vec![Address::from(listener.address())] } else { serve.advertise.clone() };
     let addresses: Vec<Address> = addresses
         .into_iter()
         .map(|a| if a.port == 0 { Address { port: listener.address().port(), ..a } } else { a })
         .collect();
-    let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    write(&folder.join(ADDRESS), text.join(",").as_bytes())?;
+    write_address(config, &addresses)?;
     let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
     tell(Told::Join(invitation.to_string()));
-    let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
-    let fits = fits_of(config, model);
-    // Processes of two machines may have the same number.
-    let candidate = job_id().0 as u32;
-    let settings = Settings { job, candidate, watched, policy, timing };
     let thread = ControlThread::start("phalanx-control").map_err(|e| unusable(format!("no thread: {e}")))?;
-    let (happened, events) = channel();
-    let head = {
-        let listener = listener.clone();
-        let orders = move |node, order: &_| {
-            if let Err(error) = listener.order(node, order) {
-                tracing::debug!(%error, "an order was not sent");
-            }
-        };
-        let store: SharedStore = Arc::new(store);
-        let started = Head::start(&thread, settings, store, fits, orders, move |event: &Event| {
-            let _ = happened.send(event.clone());
-        });
-        block_on(started).map_err(unusable)?.map_err(unusable)?
-    };
-    let server = head.clone();
-    let serving = std::thread::Builder::new()
-        .name("phalanx-serving".into())
-        .spawn(move || block_on(server.serve(inbound)))
-        .map_err(unusable)?;
-    control.open();
-    let log = EventLog::open(&config.output.output_dir)?;
-    let following = Following { head, thread: &thread, listener: &listener, events, log, ending: None };
-    let outcome = following.follow(control, is_abandoned, tell);
-    control.close();
+    let admission = admission(config, model, None);
+    let coordinating = Coordinating::start(config, model, term, &thread, admission, Arc::new(listener), vec![inbox])?;
+    let outcome = coordinating.follow(control, is_abandoned, tell);
     thread.stop();
-    listener.close();
-    let _ = serving.join();
-    outcome
+    Ok(outcome)
 }
 
-/// What meshes the job could run on.
-fn fits_of(config: &JobConfig, model: &ModelPlan) -> Fits {
+/// Opens the operator's door to a job of this machine alone. Nobody can join there: no token is given out.
+pub(super) fn listen_alone(config: &JobConfig, term: &Term) -> Result<(Listener, Inbox), JobError> {
+    let (listener, inbox) = listen(config, (Ipv4Addr::LOCALHOST, 0).into(), term)?;
+    write_address(config, &[Address::from(listener.address())])?;
+    Ok((listener, inbox))
+}
+
+/// What can be asked of a job: of meshes, those that it could run on. One whose ranks are all on this machine has a number of
+/// them, which no mesh may exceed, and no other machine to leave its state to.
+pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Option<u32>) -> Admission {
     let (model, evaluates) = (model.clone(), config.data.val_set_size != ValSetSize::Nothing);
-    Fits::new(move |mesh| fits(&model, mesh, evaluates).map(drop).map_err(|error| error.to_string()))
+    Admission::new(move |request| match (request, n_slots_alone) {
+        (Request::Resize(mesh), None) => fits(&model, *mesh, evaluates).map(drop).map_err(|error| error.to_string()),
+        (Request::Resize(mesh), Some(n_slots)) => {
+            fits_here(&model, *mesh, evaluates, n_slots).map_err(|error| error.to_string())
+        }
+        (Request::Drain(_), Some(_)) => {
+            Err("the job runs on one machine, which has no other to leave its state to; stopping it saves it".into())
+        }
+        _ => Ok(()),
+    })
+}
+
+fn write_address(config: &JobConfig, addresses: &[Address]) -> Result<(), JobError> {
+    let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    write(&config.output.output_dir.join(CONTROL).join(ADDRESS), text.join(",").as_bytes())
 }
 
 /// Opens the coordinator's side to nodes and operators.
-fn listen(
-    config: &JobConfig,
-    at: SocketAddr,
-    job: JobId,
-    start_from: Option<(u64, PathBuf)>,
-) -> Result<(Listener, Inbox), JobError> {
+fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
     let folder = config.output.output_dir.join(CONTROL);
-    let authority = Authority::open(&folder, job).map_err(unusable)?;
+    let authority = Authority::open(&folder, term.job).map_err(unusable)?;
     let secret = authority.secret("tensors between ranks").to_vec();
     drop(authority);
-    let welcome = Welcome { yaml: config.to_yaml(), secret, start_from };
+    let welcome = Welcome { yaml: config.to_yaml(), secret, start_from: term.start_from.clone() };
     let settings = ListenerConfig {
         listen: at,
         timing: config.elastic.timing(),
         welcome: serde_json::to_vec(&welcome).map_err(unusable)?,
-        ..ListenerConfig::new(&folder, job)
+        ..ListenerConfig::new(&folder, term.job)
     };
     Listener::start(settings).map_err(unusable)
 }
 
-/// A job that is coordinated.
-struct Following<'a> {
+/// A job that this process coordinates.
+pub(super) struct Coordinating<'a> {
     head: Head,
     thread: &'a ControlThread,
-    listener: &'a Listener,
+    downlink: Arc<dyn Downlink>,
     events: Receiver<Event>,
     log: EventLog,
     ending: Option<Ending>,
+    /// Whether all nodes know that the job is over.
+    nodes_told: bool,
 }
 
-impl Following<'_> {
-    fn follow(
+/// How the coordination of a job ended.
+pub(crate) struct Coordinated {
+    /// What the job was then; none if another coordinator has taken over.
+    pub(crate) status: Result<Option<Box<Status>>, JobError>,
+    /// Whether all nodes know that the job is over, and end by themselves.
+    pub(super) nodes_told: bool,
+}
+
+impl<'a> Coordinating<'a> {
+    /// Starts the coordinator of `term` on `thread`. Orders leave through `downlink`; reports and requests come in through
+    /// `inboxes`.
+    ///
+    /// # Errors
+    /// When the thread has ended, or the job's files cannot be written.
+    pub(super) fn start(
+        config: &JobConfig,
+        model: &ModelPlan,
+        term: Term,
+        thread: &'a ControlThread,
+        admission: Admission,
+        downlink: Arc<dyn Downlink>,
+        inboxes: Vec<Inbox>,
+    ) -> Result<Coordinating<'a>, JobError> {
+        let log = EventLog::open(&config.output.output_dir)?;
+        let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
+        let Term { job, store, candidate, lease, .. } = term;
+        let settings = Settings { job, candidate, holds: Some(lease), policy, timing: config.elastic.timing() };
+        let (happened, events) = channel();
+        let store: SharedStore = Arc::new(store);
+        let starting = async {
+            let tell = move |event: &Event| {
+                let _ = happened.send(event.clone());
+            };
+            let head = Head::start(thread, settings, store, admission, Arc::clone(&downlink), tell).await?;
+            for inbox in inboxes {
+                head.serve(inbox).await?;
+            }
+            Ok::<Head, RunError>(head)
+        };
+        let head = block_on(starting).map_err(unusable)?.map_err(unusable)?;
+        Ok(Coordinating { head, thread, downlink, events, log, ending: None, nodes_told: false })
+    }
+
+    /// Follows the job to its end, then closes the transport to its nodes.
+    pub(super) fn follow(
         mut self,
         control: &Control,
         is_abandoned: &dyn Fn() -> bool,
         tell: &mut dyn FnMut(Told),
+    ) -> Coordinated {
+        let status = self.run(control, is_abandoned, tell);
+        control.close();
+        self.downlink.close();
+        Coordinated { status, nodes_told: self.nodes_told }
+    }
+
+    fn run(
+        &mut self,
+        control: &Control,
+        is_abandoned: &dyn Fn() -> bool,
+        tell: &mut dyn FnMut(Told),
     ) -> Result<Option<Box<Status>>, JobError> {
-        let mut is_stopping = false;
+        let (mut is_stopping, mut is_open, mut n_saves) = (false, false, 0);
         loop {
             let is_abandoned = is_abandoned();
-            if !is_stopping && (control.stops() || is_abandoned) {
-                is_stopping = true;
+            if is_open && !is_stopping && (control.stops() || is_abandoned) {
                 let answer = self.ask(Request::Stop)?;
+                // A coordinator that has just lost its lease is asked again once it has it back.
+                is_stopping = answer == Answer::Done;
                 tracing::info!(?answer, "asked to stop");
             }
-            if is_abandoned && self.listener.connected().is_empty() {
+            if is_open && n_saves < control.saves.load(Ordering::Acquire) && self.ask(Request::Save)? == Answer::Done {
+                n_saves += 1;
+            }
+            if is_abandoned && self.downlink.connected().is_empty() {
                 return Err(JobError::JobFailed("no node is left".into()));
             }
             while let Some((request, answer)) = control.next_asked() {
                 // Whoever asked may have gone.
                 let _ = answer.send(self.ask(request)?);
             }
-            if let Some(Err(panicked)) = poll_end(self.thread) {
-                return Err(JobError::JobFailed(panicked));
+            if let Some(Err(panicked)) = self.thread.has_ended() {
+                return Err(JobError::JobFailed(panicked.to_string()));
             }
             match self.events.recv_timeout(LOOK) {
                 Ok(event) => {
                     self.log.write(&event)?;
-                    if let What::Ended { ending } = &event.what {
-                        self.ending = Some(ending.clone());
+                    match &event.what {
+                        // It answers from now on.
+                        What::Leads if !std::mem::replace(&mut is_open, true) => control.open(),
+                        What::Ended { ending } => self.ending = Some(ending.clone()),
+                        What::NodesTold => self.nodes_told = true,
+                        _ => {}
                     }
-                    let is_over = event.what == What::NodesTold;
                     tell(Told::Event(event));
-                    if is_over {
+                    if self.nodes_told {
                         break;
                     }
                 }
@@ -225,35 +367,38 @@ impl Following<'_> {
 /// How often it is looked whether somebody asks for something.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The end of a thread, if it has come.
-fn poll_end(thread: &ControlThread) -> Option<Result<(), String>> {
-    let end = thread.has_ended()?;
-    Some(end.map_err(|panicked| panicked.to_string()))
-}
-
-/// Prepares the store: a job that has ended begins anew, from its last checkpoint if it is to. Returns what it begins from.
-fn begin(config: &JobConfig, control: &Path, store: &Directory) -> Result<Option<(u64, PathBuf)>, JobError> {
+/// Prepares the store: a job that is over begins anew, from its last checkpoint if it is to. Returns what it begins from.
+fn begin(
+    config: &JobConfig,
+    control: &Path,
+    store: &Directory,
+    lease: Lease,
+    earlier: Earlier,
+    warn: &mut dyn FnMut(String),
+) -> Result<Option<(u64, PathBuf)>, JobError> {
     let output = &config.output;
-    let mut record = store.read_record().map_err(unusable)?;
-    if record.ending.is_some() {
+    let found = store.read_record().map_err(unusable)?;
+    let is_over = earlier == Earlier::IsOver || found.ending.is_some();
+    if is_over {
         // A later run of the job; who took part in the earlier one has nothing to do with it.
-        let lease = store.read_lease().map_err(unusable)?;
-        record = Record { term: lease.term, generation: record.generation, ..Record::default() };
-        store.write_record(&record).map_err(unusable)?;
         forget_job(control)?;
-    }
-    if record.formation.is_some() {
+    } else if found.formation.is_some() {
         return Ok(None);
     }
-    let saving = Saving::new(output, Vec::new());
-    let (resume, warnings) = saving.find(&output.resume_from_checkpoint)?;
-    warnings.into_iter().for_each(|warning| tracing::warn!("{warning}"));
-    let Some(path) = resume else { return Ok(None) };
-    let id = Checkpoint::open(&path)?.id().clone();
-    record.checkpoint = snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) };
-    record.generation = record.generation.max(Generation(id.generation));
+    let kept = if is_over { Record { generation: found.generation, ..Record::default() } } else { found };
+    let mut record = Record { term: lease.term, ..kept };
+    let (resume, warnings) = Saving::new(output, Vec::new()).find(&output.resume_from_checkpoint)?;
+    warnings.into_iter().for_each(warn);
+    let mut start_from = None;
+    if let Some(path) = resume {
+        let id = Checkpoint::open(&path)?.id().clone();
+        record.checkpoint = snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) };
+        record.generation = record.generation.max(Generation(id.generation));
+        start_from = Some((id.step, path));
+    }
+    // A later term has its own record, and this coordinator will find out that it does not lead.
     store.write_record(&record).map_err(unusable)?;
-    Ok(Some((id.step, path)))
+    Ok(start_from)
 }
 
 /// File of the control folder that holds the number of the job.
@@ -287,7 +432,7 @@ fn forget_job(control: &Path) -> Result<(), JobError> {
 }
 
 /// Writes a file, which is on the disk under its name when this returns.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
+fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
     let beside = path.with_extension("new");
     let written = || {
         let mut file = File::create(&beside)?;
@@ -300,8 +445,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
     written().map_err(|source| JobError::Io { action: "write", path: path.to_owned(), source })
 }
 
-/// The number of a job of this process.
-pub(crate) fn job_id() -> JobId {
+/// A number for a new job.
+fn job_id() -> JobId {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     JobId(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32)
 }

@@ -13,8 +13,8 @@ use std::time::Instant;
 /// How the waiting has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
-    /// Nobody coordinates; the lease, and since when it is so.
-    Vacant(Lease, Instant),
+    /// Nobody coordinates; the lease is the last one that somebody held.
+    Vacant(Lease),
     /// The job has ended under the other coordinator, or this one was asked to stop.
     NotNeeded,
 }
@@ -47,7 +47,7 @@ pub(crate) fn wait(
         }
     }
     let has_ended = is_alive && store.read_record().map_err(unusable)?.ending.is_some();
-    Ok(if has_ended { Watched::NotNeeded } else { Watched::Vacant(seen, since) })
+    Ok(if has_ended { Watched::NotNeeded } else { Watched::Vacant(seen) })
 }
 
 #[cfg(test)]
@@ -90,16 +90,15 @@ mod tests {
     fn where_nobody_ever_coordinated_it_begins_at_once() {
         let watched = wait(&Memory::default(), &timing(), &|| false, &mut || panic!("there is nobody")).unwrap();
 
-        assert!(matches!(watched, Watched::Vacant(lease, _) if lease == Lease::default()));
+        assert_eq!(watched, Watched::Vacant(Lease::default()));
     }
 
     #[test]
     fn a_lease_that_is_renewed_is_waited_for_until_it_is_not() {
         let (watched, begin, n_said) = renewed(&Memory::default(), 9, || {});
 
-        let Watched::Vacant(found, since) = watched.unwrap() else { panic!("nobody has ended the job") };
-        assert_eq!((found, n_said), (lease(9), 1));
-        assert!(since >= begin + 9 * timing().lease_renewal && since.elapsed() >= timing().lease);
+        assert_eq!((watched.unwrap(), n_said), (Watched::Vacant(lease(9)), 1));
+        assert!(begin.elapsed() >= 9 * timing().lease_renewal + timing().lease);
     }
 
     #[test]

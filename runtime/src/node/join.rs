@@ -4,23 +4,26 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::error::{JobError, unusable};
 use crate::events::{Event, Report};
-use crate::node::processes::Node as Processes;
-use crate::node::processes::NodeEvent;
+use crate::node::chorus::EventSink;
+use crate::node::failures::FailureReports;
+use crate::node::processes::{Node as Processes, NodeEvent};
 use crate::node::welcome::Welcome;
 use crate::rank::words::Begin;
-use crate::train::plan;
+use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::prepare_data;
 use phalanx_actors::control::{ControlThread, block_on};
-use phalanx_actors::node::{Letter, Node, Process};
+use phalanx_actors::node::{Node, Process};
 use phalanx_actors::quic::enrol::enrol;
 use phalanx_actors::quic::link::{Link, LinkConfig};
 use phalanx_actors::supervisor::Settings;
+use phalanx_actors::transport::Uplink;
 use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::JoinString;
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_cpu::available_threads;
 use phalanx_cpu::matmul::peak_flops;
-use phalanx_strategies::elastic::identity::Worker;
+use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
+use phalanx_strategies::elastic::message::Order;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::passes::precision::Precision;
 use std::collections::VecDeque;
@@ -29,8 +32,10 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// How a machine takes part.
 pub(crate) struct JoinAs {
@@ -71,12 +76,39 @@ pub(crate) fn enter(join: &JoinString, dir: &Path) -> Result<Credential, JobErro
     block_on(enrol(join, dir, &Timing::default())).map_err(unusable)?.map_err(unusable)
 }
 
-/// Takes part until the job is over, or this node is released. Returns what the leader reported, if it was here.
+/// What a node knows when its part of a job is over.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// What the leader reported, if it was here.
+    pub(crate) report: Option<Report>,
+    /// Why ranks of this node could not begin or go on: if the job has failed, in the words of the rank.
+    pub(crate) failure: Option<JobError>,
+}
+
+/// A node of a job, and the transport to its coordinator.
+pub(crate) struct Part {
+    pub(crate) job: JobId,
+    pub(crate) node: NodeId,
+    pub(crate) boot: Incarnation,
+    pub(crate) welcome: Welcome,
+    /// Rank processes.
+    pub(crate) n_slots: u32,
+    /// Threads of each.
+    pub(crate) n_threads: usize,
+    /// Where ranks of other nodes reach those of this one; nowhere if there are no other nodes.
+    pub(crate) listen: Option<IpAddr>,
+    /// The program of ranks.
+    pub(crate) program: PathBuf,
+    pub(crate) uplink: Arc<dyn Uplink>,
+    pub(crate) orders: mpsc::Receiver<Order>,
+}
+
+/// Takes part in a job of another machine until it is over, or this node is released.
 pub(crate) fn join(
     how: JoinAs,
     leaves: &dyn Fn() -> Leave,
     on_event: &mut (dyn FnMut(&Event) + Send),
-) -> Result<Option<Report>, JobError> {
+) -> Result<Outcome, JobError> {
     let credential = how.credential;
     let Name { job, role: Role::Node { node, boot } } = credential.certified().name else {
         return Err(unusable("the coordinator's certificate is not one of a node"));
@@ -92,65 +124,86 @@ pub(crate) fn join(
     let listen = how.advertise.or_else(|| towards(&how.join)).ok_or_else(|| {
         unusable("no address at which ranks of other nodes could reach those of this one; name one with --advertise")
     })?;
-    let n_slots = how.n_slots;
-    let begin = Begin {
-        job,
-        worker: Worker::default(),
-        seat: (config.parallel.mesh()?, 0),
-        seat_bytes: 0,
-        n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / n_slots as usize).max(1)),
-        yaml: welcome.yaml,
-        listen: Some(listen),
-        secret: welcome.secret,
-        peak_flops: peak_flops(model.spec.precision == Precision::Bf16),
-        start_from: welcome.start_from,
-        timing,
-    };
-    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-    let mut processes = Processes::new(node, how.program, model, evaluates, begin, n_slots)?;
-
     let settings = LinkConfig { addresses: how.join.addresses.clone(), dir: how.dir, timing, n_orders_max: ORDERS_MAX };
     let (link, orders) = Link::start(settings, credential).map_err(unusable)?;
+    let part = Part {
+        job,
+        node,
+        boot,
+        welcome,
+        n_slots: how.n_slots,
+        n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / how.n_slots as usize).max(1)),
+        listen: Some(listen),
+        program: how.program,
+        uplink: Arc::new(link),
+        orders,
+    };
     let thread = ControlThread::start("phalanx-control").map_err(unusable)?;
-    let (commands, taken) = channel();
-    let (waker, wakened) = UnixStream::pair().map_err(unusable)?;
-    for end in [&waker, &wakened] {
-        end.set_nonblocking(true).map_err(unusable)?;
-    }
-    processes.wake_on(OwnedFd::from(wakened.try_clone().map_err(unusable)?));
-    let supervisor = {
-        let link = link.clone();
-        let letters = move |letter| {
-            let sent = match &letter {
-                Letter::Heartbeat(report) => link.heartbeat(report),
-                Letter::News(report) => link.news(report),
-            };
-            if let Err(error) = sent {
-                tracing::error!(%error, "a report cannot be sent");
-            }
+    let outcome = part.take(&config, model, &thread, leaves, on_event);
+    thread.stop();
+    outcome
+}
+
+impl Part {
+    /// Takes part until the job is over, or this node is released. The supervisor runs on `thread`, the ranks are children of
+    /// the thread that calls.
+    pub(crate) fn take(
+        self,
+        config: &JobConfig,
+        model: ModelPlan,
+        thread: &ControlThread,
+        leaves: &dyn Fn() -> Leave,
+        on_event: &mut (dyn FnMut(&Event) + Send),
+    ) -> Result<Outcome, JobError> {
+        let Part { job, node, boot, welcome, n_slots, .. } = self;
+        let timing = config.elastic.timing();
+        let begin = Begin {
+            job,
+            worker: Worker::default(),
+            seat: (config.parallel.mesh()?, 0),
+            seat_bytes: 0,
+            n_threads: self.n_threads,
+            yaml: welcome.yaml,
+            listen: self.listen,
+            secret: welcome.secret,
+            peak_flops: peak_flops(model.spec.precision == Precision::Bf16),
+            start_from: welcome.start_from,
+            timing,
         };
+        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+        let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots)?;
+        let (commands, taken) = channel();
+        let (waker, wakened) = UnixStream::pair().map_err(unusable)?;
+        for end in [&waker, &wakened] {
+            end.set_nonblocking(true).map_err(unusable)?;
+        }
+        processes.wake_on(OwnedFd::from(wakened.try_clone().map_err(unusable)?));
         let wake = move |command| {
             let _ = commands.send(command);
             // A full socket wakes as well as a fuller one.
             let _ = (&waker).write(&[1]);
         };
         let settings = Settings { job, node, boot, n_slots, timing };
-        block_on(Node::start(&thread, settings, letters, wake)).map_err(unusable)?.map_err(unusable)?
-    };
-    let obeying = {
-        let supervisor = supervisor.clone();
-        let obey = move || block_on(supervisor.obey(orders));
-        std::thread::Builder::new().name("phalanx-orders".into()).spawn(obey).map_err(unusable)?
-    };
-    let mut hall =
-        Hall { processes, supervisor, commands: taken, wakened, unsaid: VecDeque::new(), drained: false, report: None };
-    let outcome = hall.follow(&thread, leaves, on_event);
-    let report = hall.report.take();
-    // What was said last is on its way before this node says good-bye.
-    link.close();
-    thread.stop();
-    let _ = obeying.join();
-    outcome.map(|()| report)
+        let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.orders, wake);
+        let supervisor = block_on(starting).map_err(unusable)?.map_err(unusable)?;
+        let is_alone = self.listen.is_none();
+        let mut hall = Hall {
+            processes,
+            supervisor,
+            commands: taken,
+            wakened,
+            unsaid: VecDeque::new(),
+            drained: false,
+            sink: EventSink::new(is_alone),
+            failures: FailureReports::default(),
+            report: None,
+        };
+        let outcome = hall.follow(thread, leaves, on_event);
+        hall.sink.rest(on_event);
+        // What was said last is on its way before this node says good-bye.
+        self.uplink.close();
+        outcome.map(|()| Outcome { report: hall.report.take(), failure: hall.failures.take() })
+    }
 }
 
 /// The address of this machine from which the coordinator is reached.
@@ -173,6 +226,8 @@ struct Hall {
     /// What the supervisor had no room for.
     unsaid: VecDeque<NodeEvent>,
     drained: bool,
+    sink: EventSink,
+    failures: FailureReports,
     report: Option<Report>,
 }
 
@@ -223,22 +278,43 @@ impl Hall {
                 let mut bytes = [0; 64];
                 while (&self.wakened).read(&mut bytes).is_ok_and(|n| n > 0) {}
             }
-            NodeEvent::Happened { rank: 0, event, .. } => on_event(&event),
-            NodeEvent::Happened { .. } => {}
+            NodeEvent::Happened { generation, rank, event } => self.sink.hear(generation, rank, event, on_event),
             NodeEvent::Done(report) => self.report = Some(report),
-            NodeEvent::Failed(worker, excuse) => on_event(&Event::Note(format!("{worker}: {}", excuse.text))),
-            NodeEvent::Line(worker, text) => on_event(&Event::Note(format!("{worker}: {text}"))),
+            NodeEvent::Failed(worker, excuse) => {
+                if !self.sink.is_alone {
+                    on_event(&Event::Note(format!("{worker}: {}", excuse.text)));
+                }
+                // Any other process would find the same in the input, also if this one has not begun.
+                if excuse.is_input {
+                    self.say_or_keep(NodeEvent::Failed(worker, excuse.clone()));
+                }
+                self.failures.failed(worker, excuse);
+            }
+            NodeEvent::Line(worker, text) => {
+                on_event(&Event::Note(format!("{worker}: {text}")));
+                self.failures.line(text);
+            }
             NodeEvent::Word(word) => drop(self.supervisor.word(word)),
             event => {
-                if let NodeEvent::Exited(worker, ending, false) = &event {
-                    tracing::warn!(%worker, %ending, "a rank ended before it had begun");
+                match &event {
+                    NodeEvent::Started(_) => self.failures.started(),
+                    NodeEvent::Exited(worker, ending, false) => {
+                        on_event(&Event::Note(format!("{worker} {ending} before it had begun")));
+                        self.failures.ended_unborn(*worker, *ending);
+                    }
+                    _ => {}
                 }
-                if !self.unsaid.is_empty() || !self.say(&event) {
-                    self.unsaid.push_back(event);
-                }
+                self.say_or_keep(event);
             }
         }
         Ok(())
+    }
+
+    /// Tells the supervisor, now or once it has room for it.
+    fn say_or_keep(&mut self, event: NodeEvent) {
+        if !self.unsaid.is_empty() || !self.say(&event) {
+            self.unsaid.push_back(event);
+        }
     }
 
     /// Tells the supervisor; whether it had room.
@@ -246,6 +322,7 @@ impl Hall {
         match event {
             NodeEvent::Started(word) => self.supervisor.started(word.clone()),
             NodeEvent::Exited(worker, ..) => self.supervisor.exited(*worker),
+            NodeEvent::Failed(worker, excuse) => self.supervisor.cannot_start(*worker, excuse.text.clone()),
             _ => true,
         }
     }

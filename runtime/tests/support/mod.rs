@@ -142,6 +142,23 @@ impl Run {
     }
 }
 
+/// The rank processes of a launcher, by slot.
+pub fn ranks_of(launcher: u32) -> Vec<u32> {
+    let parent = format!("PPid:\t{launcher}\n");
+    let is_child =
+        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default().contains(&parent);
+    let pids = std::fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok());
+    let mut ranks: Vec<(String, u32)> = pids.filter(is_child).map(|pid| (command_line(pid), pid)).collect();
+    ranks.retain(|(command, _)| command.contains("rank --worker"));
+    ranks.sort();
+    ranks.into_iter().map(|(_, pid)| pid).collect()
+}
+
+/// How a process was started; empty once it has ended.
+pub fn command_line(pid: u32) -> String {
+    String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).replace('\0', " ")
+}
+
 /// Changes one byte of a file.
 pub fn flip(path: &Path, at: impl Fn(usize) -> usize) {
     let mut bytes = std::fs::read(path).unwrap();

@@ -65,10 +65,11 @@ impl Succession {
         Succession { me, timing, seen: None, leads: false, next: now, commands: VecDeque::new() }
     }
 
-    /// The same, if the lease was watched before and has been so since then.
-    #[must_use]
-    pub fn having_seen(self, seen: Option<(Lease, Instant)>) -> Succession {
-        Succession { seen, ..self }
+    /// A candidate that already holds this lease, which it asked for at `asked`: it leads from the beginning.
+    pub fn holding(now: Instant, me: u32, timing: Timing, lease: Lease, asked: Instant) -> Succession {
+        let mut candidate = Succession::new(now, me, timing);
+        candidate.handle_written(now, asked, Ok(lease));
+        candidate
     }
 
     /// Whether this one coordinates.
@@ -216,6 +217,20 @@ mod tests {
     #[test]
     fn a_leader_that_renews_is_never_replaced() {
         assert_eq!(run(3, &[], 20, 5).len(), 1);
+    }
+
+    // L-1, L-3
+    #[test]
+    fn candidate_that_holds_the_lease_leads_at_once_and_renews_it() {
+        let start = Instant::now();
+        let lease = Lease { term: Term(4), holder: 2, beat: 0 };
+        let mut leader = Succession::holding(start, 2, Timing::default(), lease, start);
+
+        let first = leader.poll_command();
+        leader.handle_timeout(start + Timing::default().lease_renewal);
+
+        assert_eq!(first, Some(Command::Lead(Term(4))));
+        assert_eq!(leader.poll_command(), Some(Command::Write { old: lease, new: Lease { beat: 1, ..lease } }));
     }
 
     // L-3

@@ -10,8 +10,11 @@
 //!   once all its processes are gone; it says so in a last report.
 //! - `V-6` Processes that end before their first word are started again ever more slowly.
 //! - `V-7` If the supervisor itself was asleep, that is not its ranks' silence.
+//! - `V-8` A process that cannot begin for a reason that any successor would find too, such as the user's input, has no
+//!   successor; its reason is reported at once, and ends the job.
 
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
+use super::member::{Member, Schedule};
 use super::message::{MemberPhase, MemberReport, Order, OrderId, Report, Stage};
 use super::timing::Timing;
 use std::collections::VecDeque;
@@ -115,6 +118,15 @@ impl Supervisor {
             self.commands.push_back(Command::Tell(word.worker, order.clone()));
         }
         self.report(now);
+    }
+
+    /// A process that has not given its first word cannot begin, and no successor could (`V-8`). What has begun says so itself.
+    pub fn handle_unfit(&mut self, now: Instant, worker: Worker, reason: &str) {
+        if self.slot(worker).is_some_and(|slot| slot.word.is_none()) {
+            let mut member = Member::new(self.job, worker, None, Schedule::default());
+            member.handle_failed(reason);
+            self.handle_started(now, member.report());
+        }
     }
 
     /// A process is gone; the kernel says so.
@@ -341,7 +353,6 @@ impl Slot {
 mod tests {
     use super::*;
     use crate::elastic::identity::{Generation, Term};
-    use crate::elastic::member::{Member, Schedule};
     use crate::elastic::message::Wishes;
     use crate::elastic::shadow::Shard;
     use std::time::Duration;
@@ -537,6 +548,35 @@ mod tests {
         let commands = drain(&mut supervisor);
         assert_eq!(commands.last(), Some(&Command::Shutdown));
         assert!(reports(commands)[0].draining);
+    }
+
+    // V-8
+    #[test]
+    fn process_that_cannot_begin_is_reported_with_its_reason_and_not_restarted() {
+        let now = Instant::now();
+        let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
+        let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
+
+        supervisor.handle_unfit(now, worker, "no such model");
+        supervisor.handle_exited(now, worker);
+        supervisor.handle_timeout(now + Duration::from_secs(10));
+
+        let commands = drain(&mut supervisor);
+        assert!(commands.iter().all(|command| !matches!(command, Command::Spawn(_))), "{commands:?}");
+        let reported = &reports(commands)[0].members[0];
+        assert_eq!((reported.worker, reported.failure.as_deref()), (worker, Some("no such model")));
+    }
+
+    // V-8
+    #[test]
+    fn process_that_has_begun_is_not_called_unfit() {
+        let now = Instant::now();
+        let (mut supervisor, worker, _) = started(now);
+
+        supervisor.handle_unfit(now, worker, "no such model");
+        supervisor.handle_exited(now, worker);
+
+        assert!(drain(&mut supervisor).iter().any(|command| matches!(command, Command::Spawn(_))));
     }
 
     // V-6

@@ -3,8 +3,9 @@
 use crate::quic::dial::{self, Sockets};
 use crate::quic::enrol::{NODE, enrol};
 use crate::quic::link::{Link, LinkConfig};
-use crate::quic::listener::{Inbound, Listener, ListenerConfig};
+use crate::quic::listener::{Listener, ListenerConfig};
 use crate::quic::{QuicError, transport};
+use crate::transport::{Downlink, Inbound};
 use crate::trust::credential::Credential;
 use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
@@ -24,13 +25,13 @@ use tokio::sync::mpsc::Receiver;
 use tokio::sync::mpsc::error::TryRecvError;
 use tracing_subscriber::fmt::MakeWriter;
 
-pub(super) const JOB: JobId = JobId(7);
-pub(super) const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const JOB: JobId = JobId(7);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 /// How long a test waits for what must happen; it happens in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Waits by condition.
-pub(super) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = condition() {
@@ -42,25 +43,25 @@ pub(super) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> 
 }
 
 /// Runs a future of the client's side.
-pub(super) fn wait<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("it takes too long") })
 }
 
 /// A coordinator.
-pub(super) struct Coordinator {
-    pub(super) listener: Listener,
-    pub(super) events: Receiver<Inbound>,
-    pub(super) dir: Arc<TempDir>,
+pub(crate) struct Coordinator {
+    pub(crate) listener: Listener,
+    pub(crate) events: Receiver<Inbound>,
+    pub(crate) dir: Arc<TempDir>,
     config: ListenerConfig,
 }
 
 impl Coordinator {
-    pub(super) fn new() -> Coordinator {
+    pub(crate) fn new() -> Coordinator {
         Coordinator::with(|_| {})
     }
 
-    pub(super) fn with(change: impl FnOnce(&mut ListenerConfig)) -> Coordinator {
+    pub(crate) fn with(change: impl FnOnce(&mut ListenerConfig)) -> Coordinator {
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let mut config = ListenerConfig::new(dir.path(), JOB);
         config.listen = (own_address(), 0).into();
@@ -77,22 +78,22 @@ impl Coordinator {
     }
 
     /// Ends it and starts it again from its directory, at the same address.
-    pub(super) fn restart(self) -> Coordinator {
+    pub(crate) fn restart(self) -> Coordinator {
         let listen = self.listener.address();
         self.listener.close();
         Coordinator::start(ListenerConfig { listen, ..self.config }, self.dir)
     }
 
-    pub(super) fn addresses(&self) -> Vec<Address> {
+    pub(crate) fn addresses(&self) -> Vec<Address> {
         vec![self.listener.address().into()]
     }
 
-    pub(super) fn invite(&self) -> JoinString {
+    pub(crate) fn invite(&self) -> JoinString {
         self.listener.invite(self.addresses(), HOUR, 100).unwrap()
     }
 
     /// The first event that is asked for; others are forgotten.
-    pub(super) fn event<T>(&mut self, what: &str, mut pick: impl FnMut(Inbound) -> Option<T>) -> T {
+    pub(crate) fn event<T>(&mut self, what: &str, mut pick: impl FnMut(Inbound) -> Option<T>) -> T {
         until(what, || match self.events.try_recv() {
             Ok(event) => pick(event),
             Err(TryRecvError::Empty) => None,
@@ -100,7 +101,7 @@ impl Coordinator {
         })
     }
 
-    pub(super) fn report(&mut self) -> Report {
+    pub(crate) fn report(&mut self) -> Report {
         self.event("a report", |event| match event {
             Inbound::Report(report) => Some(report),
             Inbound::Heartbeats(mut reports) => reports.pop(),
@@ -108,7 +109,7 @@ impl Coordinator {
         })
     }
 
-    pub(super) fn connected(&mut self) -> (NodeId, Incarnation) {
+    pub(crate) fn connected(&mut self) -> (NodeId, Incarnation) {
         self.event("a connection", |event| match event {
             Inbound::Connected { node, boot, .. } => Some((node, boot)),
             _ => None,
@@ -116,7 +117,7 @@ impl Coordinator {
     }
 
     /// What has come in and nobody has asked for.
-    pub(super) fn drain(&mut self) -> Vec<Inbound> {
+    pub(crate) fn drain(&mut self) -> Vec<Inbound> {
         std::iter::from_fn(|| self.events.try_recv().ok()).collect()
     }
 }
@@ -130,28 +131,28 @@ fn own_address() -> Ipv4Addr {
 }
 
 /// A machine that may become a node.
-pub(super) struct Machine {
-    pub(super) dir: TempDir,
+pub(crate) struct Machine {
+    pub(crate) dir: TempDir,
 }
 
 impl Machine {
-    pub(super) fn new() -> Machine {
+    pub(crate) fn new() -> Machine {
         Machine { dir: tempfile::tempdir().unwrap() }
     }
 
-    pub(super) fn enrol(&self, join: &JoinString) -> Result<Credential, QuicError> {
+    pub(crate) fn enrol(&self, join: &JoinString) -> Result<Credential, QuicError> {
         wait(enrol(join, self.dir.path(), &Timing::default()))
     }
 
-    pub(super) fn kept(&self) -> Credential {
+    pub(crate) fn kept(&self) -> Credential {
         Credential::load(self.dir.path(), NODE).unwrap().unwrap()
     }
 
-    pub(super) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<Order>) {
+    pub(crate) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<Order>) {
         self.link_within(Timing::default(), addresses, credential)
     }
 
-    pub(super) fn link_within(
+    pub(crate) fn link_within(
         &self,
         timing: Timing,
         addresses: Vec<Address>,
@@ -162,7 +163,7 @@ impl Machine {
     }
 }
 
-pub(super) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
+pub(crate) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
     match credential.certified().name.role {
         Role::Node { node, boot } => (node, boot),
         other => panic!("expected a node, found {other:?}"),
@@ -170,7 +171,7 @@ pub(super) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
 }
 
 /// A report of a node, with a number to know it by.
-pub(super) fn report(credential: &Credential, number: u64) -> Report {
+pub(crate) fn report(credential: &Credential, number: u64) -> Report {
     let (node, boot) = seat(credential);
     Report {
         job: JOB,
@@ -185,35 +186,35 @@ pub(super) fn report(credential: &Credential, number: u64) -> Report {
 }
 
 /// An order with a generation to know it by.
-pub(super) fn order(generation: u64) -> Order {
+pub(crate) fn order(generation: u64) -> Order {
     let id = OrderId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
     Order { job: JOB, id, formation: None, evict: Vec::new(), wishes: Wishes::default(), release: None }
 }
 
-pub(super) fn next_order(orders: &mut Receiver<Order>) -> Order {
+pub(crate) fn next_order(orders: &mut Receiver<Order>) -> Order {
     until("an order", || orders.try_recv().ok())
 }
 
 /// A connection of a member that says what a test wants it to say.
-pub(super) async fn connect(addresses: &[Address], credential: &Credential) -> Result<Connection, QuicError> {
+pub(crate) async fn connect(addresses: &[Address], credential: &Credential) -> Result<Connection, QuicError> {
     dial(addresses, tls::member(credential, tls::MEMBER).unwrap()).await
 }
 
 /// A connection with whatever TLS.
-pub(super) async fn dial(addresses: &[Address], tls: rustls::ClientConfig) -> Result<Connection, QuicError> {
+pub(crate) async fn dial(addresses: &[Address], tls: rustls::ClientConfig) -> Result<Connection, QuicError> {
     let config = dial::client(tls, transport::member(&Timing::default()));
     dial::dial(&Sockets::default(), addresses, &config, PATIENCE).await
 }
 
 /// Forwards datagrams to a server, unless it is cut.
-pub(super) struct Cable {
-    pub(super) address: SocketAddr,
+pub(crate) struct Cable {
+    pub(crate) address: SocketAddr,
     cut: Arc<AtomicBool>,
     end: Arc<AtomicBool>,
 }
 
 impl Cable {
-    pub(super) fn to(server: SocketAddr) -> Cable {
+    pub(crate) fn to(server: SocketAddr) -> Cable {
         let front = UdpSocket::bind("127.0.0.1:0").unwrap();
         front.set_nonblocking(true).unwrap();
         let address = front.local_addr().unwrap();
@@ -223,7 +224,7 @@ impl Cable {
         Cable { address, cut, end }
     }
 
-    pub(super) fn cut(&self, cut: bool) {
+    pub(crate) fn cut(&self, cut: bool) {
         self.cut.store(cut, Ordering::SeqCst);
     }
 }
@@ -261,24 +262,24 @@ fn forward(front: &UdpSocket, server: SocketAddr, cut: &AtomicBool, end: &Atomic
 
 /// The log of what is started while it is there.
 #[derive(Clone, Default)]
-pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
     /// Begins to keep the log of this thread and of those that it starts.
-    pub(super) fn start() -> (Log, tracing::subscriber::DefaultGuard) {
+    pub(crate) fn start() -> (Log, tracing::subscriber::DefaultGuard) {
         let log = Log::default();
         let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
         (log, tracing::subscriber::set_default(subscriber))
     }
 
     /// The lines about refused peers.
-    pub(super) fn refusals(&self) -> Vec<String> {
+    pub(crate) fn refusals(&self) -> Vec<String> {
         let bytes = self.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap().lines().filter(|line| line.contains("refused")).map(str::to_owned).collect()
     }
 
     /// The one line about a refused peer, once it is there.
-    pub(super) fn refusal(&self) -> String {
+    pub(crate) fn refusal(&self) -> String {
         let mut lines = until("a refusal in the log", || Some(self.refusals()).filter(|lines| !lines.is_empty()));
         assert_eq!(lines.len(), 1, "{lines:#?}");
         lines.remove(0)

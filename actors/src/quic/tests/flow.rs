@@ -4,7 +4,8 @@ use super::fixture::{Cable, Coordinator, HOUR, JOB, Machine, next_order, order, 
 use crate::quic::QuicError;
 use crate::quic::ask::Operator;
 use crate::quic::link::{Link, LinkState};
-use crate::quic::listener::{Inbound, Listener, NotSent, OPERATOR};
+use crate::quic::listener::{Listener, OPERATOR};
+use crate::transport::{Downlink, Inbound, NotSent, Uplink};
 use crate::trust::credential::Credential;
 use crate::wire::{self, Kind, Message};
 use phalanx_strategies::elastic::identity::{Generation, MemberId, NodeId, Step, Worker};

@@ -2,7 +2,7 @@
 
 use super::fixture::{Coordinator, HOUR, Log, Machine, connect, dial, next_order, order, report, seat, until, wait};
 use crate::quic::link::Link;
-use crate::quic::listener::Inbound;
+use crate::transport::{Downlink, Inbound, Uplink};
 use crate::trust::authority::{Authority, Validity};
 use crate::trust::credential::{Credential, Grant};
 use crate::trust::name::Role;

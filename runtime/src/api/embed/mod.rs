@@ -22,8 +22,8 @@
 //! ```
 //!
 //! What a host can rely on:
-//! - **E-1** Nothing here waits on the host's event loop: a job has threads of its own, one of them for its actors if it
-//!   has several machines, and its tensors are in other processes.
+//! - **E-1** Nothing here waits on the host's event loop: a job has threads of its own, one of them for its
+//!   actors, and its tensors are in other processes.
 //! - **E-2** There is no global state: no variable of the environment is written or needed, no handler of signals or panics
 //!   is installed in the host, and any number of jobs and runtimes run side by side. A folder has one job at a time.
 //! - **E-3** A panic in a thread of a job is the error with which that job ends.

@@ -7,9 +7,51 @@
 use crate::events::{Event, StepMetrics};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Events of the ranks of this node, on their way to whoever follows the job.
+pub(super) struct EventSink {
+    /// Whether all ranks of the job are here, so that what they measure can be merged.
+    pub(super) is_alone: bool,
+    /// Of ranks of this world.
+    generation: u64,
+    chorus: Chorus,
+}
+
+impl EventSink {
+    pub(super) fn new(is_alone: bool) -> EventSink {
+        EventSink { is_alone, generation: 0, chorus: Chorus::default() }
+    }
+
+    pub(super) fn hear(&mut self, generation: u64, rank: u32, event: Event, on_event: &mut (dyn FnMut(&Event) + Send)) {
+        if !self.is_alone {
+            // The leader alone tells; what ranks of other nodes measured is not known here.
+            if rank == 0 {
+                on_event(&event);
+            }
+            return;
+        }
+        if generation > self.generation {
+            self.rest(on_event);
+            (self.generation, self.chorus) = (generation, Chorus::default());
+        }
+        if generation == self.generation {
+            self.chorus.hear(rank, event);
+        }
+        while let Some(event) = self.chorus.next() {
+            on_event(&event);
+        }
+    }
+
+    /// Tells what waited for ranks that say no more.
+    pub(super) fn rest(&mut self, on_event: &mut (dyn FnMut(&Event) + Send)) {
+        while let Some(event) = self.chorus.next_as_it_is() {
+            on_event(&event);
+        }
+    }
+}
+
 /// Puts the events of ranks together.
 #[derive(Debug, Default)]
-pub(crate) struct Chorus {
+struct Chorus {
     /// How many ranks tell of a step, as the leader says when it starts.
     n_ranks: usize,
     /// The last step that was done before they began.
@@ -22,7 +64,7 @@ pub(crate) struct Chorus {
 
 impl Chorus {
     /// Takes what a rank says.
-    pub(crate) fn hear(&mut self, rank: u32, event: Event) {
+    fn hear(&mut self, rank: u32, event: Event) {
         match event {
             event if rank == 0 => {
                 if let Event::Started(started) = &event {
@@ -36,7 +78,7 @@ impl Chorus {
     }
 
     /// The next event of the run.
-    pub(crate) fn next(&mut self) -> Option<Event> {
+    fn next(&mut self) -> Option<Event> {
         if let Event::Step(m) = self.events.front()?
             && m.step > self.first_step
             && self.steps.get(&m.step).map_or(0, Vec::len) + 1 < self.n_ranks
@@ -47,11 +89,12 @@ impl Chorus {
     }
 
     /// As [`Chorus::next`], without waiting for ranks that say no more.
-    pub(crate) fn next_as_it_is(&mut self) -> Option<Event> {
+    fn next_as_it_is(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         let Event::Step(m) = event else { return Some(event) };
         let others = self.steps.remove(&m.step).unwrap_or_default();
-        Some(Event::Step(merged(m, &others)))
+        // Nothing is to be merged where there is one rank, nor compared.
+        Some(Event::Step(if others.is_empty() { m } else { merged(m, &others) }))
     }
 }
 
@@ -93,26 +136,25 @@ mod tests {
         })
     }
 
+    /// Starts a world of so many ranks; returns how many events that reported.
+    fn begun_sink(sink: &mut EventSink, generation: u64, n_ranks: usize) -> usize {
+        reported(sink, generation, 0, Event::Started(started(n_ranks, 0))).len()
+    }
+
     /// Ranks of a world that begins after this step.
     fn begun(n_ranks: usize, first_step: u64) -> Chorus {
-        let (n_rows, buffer_bytes) = ((1, 0), vec![1; n_ranks]);
-        let (mesh, total_steps, n_threads) = (Mesh { dp_replicate: n_ranks, ..Mesh::ONE }, 100, 1);
-        let (n_trainable, n_params, resumed_from) = (1, 1, None);
-        let started = Started {
-            mesh,
-            first_step,
-            total_steps,
-            n_trainable,
-            n_params,
-            n_rows,
-            buffer_bytes,
-            n_threads,
-            resumed_from,
-        };
+        let started = started(n_ranks, first_step);
         let mut chorus = Chorus::default();
         chorus.hear(0, Event::Started(started.clone()));
         assert_eq!(chorus.next(), Some(Event::Started(started)));
         chorus
+    }
+
+    fn started(n_ranks: usize, first_step: u64) -> Started {
+        let (n_rows, buffer_bytes) = ((1, 0), vec![1; n_ranks]);
+        let (mesh, total_steps, n_threads) = (Mesh { dp_replicate: n_ranks, ..Mesh::ONE }, 100, 1);
+        let (n_trainable, n_params, resumed_from) = (1, 1, None);
+        Started { mesh, first_step, total_steps, n_trainable, n_params, n_rows, buffer_bytes, n_threads, resumed_from }
     }
 
     #[test]
@@ -150,5 +192,45 @@ mod tests {
 
         assert_eq!(chorus.next(), None);
         assert!(matches!(chorus.next_as_it_is(), Some(Event::Step(m)) if m.step == 4 && m.memory_bytes == 10));
+    }
+
+    #[test]
+    fn step_of_a_single_rank_is_reported_as_the_rank_measured_it() {
+        let mut chorus = begun(1, 0);
+        let Event::Step(measured) = step(1, 10, 0.0) else { panic!("it is a step") };
+        let measured = StepMetrics { collective_pct: None, ..measured };
+
+        chorus.hear(0, Event::Step(measured.clone()));
+
+        assert_eq!(chorus.next(), Some(Event::Step(measured)));
+    }
+
+    fn reported(sink: &mut EventSink, generation: u64, rank: u32, event: Event) -> Vec<Event> {
+        let mut events = vec![];
+        sink.hear(generation, rank, event, &mut |event| events.push(event.clone()));
+        events
+    }
+
+    #[test]
+    fn new_world_flushes_what_waited_for_ranks_of_the_old_one() {
+        let mut sink = EventSink::new(true);
+        let waiting = begun_sink(&mut sink, 1, 2);
+
+        let at_once = reported(&mut sink, 1, 0, step(1, 10, 0.0));
+        let late = reported(&mut sink, 2, 0, Event::Note("next".into()));
+        let stale = reported(&mut sink, 1, 1, step(1, 10, 0.0));
+
+        assert_eq!((waiting, at_once.len(), stale.len()), (1, 0, 0));
+        assert_eq!(late, [step(1, 10, 0.0), Event::Note("next".into())]);
+    }
+
+    #[test]
+    fn node_of_several_reports_the_leader_alone_and_waits_for_nobody() {
+        let mut sink = EventSink::new(false);
+
+        let leader = reported(&mut sink, 1, 0, step(1, 10, 0.0));
+        let other = reported(&mut sink, 1, 1, step(1, 10, 0.0));
+
+        assert_eq!((leader, other), (vec![step(1, 10, 0.0)], vec![]));
     }
 }

@@ -1,0 +1,127 @@
+//! The transport inside one process: bounded channels, no sockets, no certificates.
+//!
+//! It has one node, which is connected from the beginning until one of the ends closes. A message that finds a channel
+//! full is refused; the machines repeat it with their next heartbeat.
+
+use super::{Downlink, Inbound, Inbox, NotSent, Uplink};
+use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
+use phalanx_strategies::elastic::message::{Order, Report};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+/// The coordinator's end. The connection ends when it is closed or dropped.
+#[derive(Debug)]
+pub struct CoordinatorEnd {
+    node: NodeId,
+    boot: Incarnation,
+    orders: Mutex<Option<mpsc::Sender<Order>>>,
+    is_open: Arc<AtomicBool>,
+}
+
+/// The node's end. The connection ends when it is closed or dropped.
+#[derive(Debug)]
+pub struct NodeEnd {
+    node: NodeId,
+    boot: Incarnation,
+    inbound: Mutex<Option<mpsc::Sender<Inbound>>>,
+    /// Until one of the ends closes.
+    is_open: Arc<AtomicBool>,
+}
+
+/// Both ends of a connection to a node of this process.
+#[derive(Debug)]
+pub struct Pair {
+    /// Sends orders.
+    pub coordinator: CoordinatorEnd,
+    /// What the coordinator receives.
+    pub inbox: Inbox,
+    /// Sends reports.
+    pub node: NodeEnd,
+    /// What the node receives.
+    pub orders: mpsc::Receiver<Order>,
+}
+
+/// Connects a coordinator with a node of its own process. At most `n_max` messages wait in each direction.
+///
+/// # Panics
+/// When `n_max` is zero.
+#[must_use]
+pub fn connect(node: NodeId, boot: Incarnation, n_max: usize) -> Pair {
+    let (tx, orders) = mpsc::channel(n_max);
+    // One more, so that the first report does not find the channel full.
+    let (inbound, inbox) = mpsc::channel(n_max + 1);
+    let connected = Inbound::Connected { node, boot, peer: None };
+    inbound.try_send(connected).expect("the channel is empty and its receiver is alive");
+    let is_open = Arc::new(AtomicBool::new(true));
+    Pair {
+        coordinator: CoordinatorEnd { node, boot, orders: Mutex::new(Some(tx)), is_open: Arc::clone(&is_open) },
+        inbox,
+        node: NodeEnd { node, boot, inbound: Mutex::new(Some(inbound)), is_open },
+        orders,
+    }
+}
+
+impl Downlink for CoordinatorEnd {
+    fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent> {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = node == self.node && self.is_open.load(Ordering::Acquire);
+        let orders = orders.as_ref().filter(|_| is_there).ok_or(NotSent::NotConnected(node))?;
+        orders.try_send(order.clone()).map_err(|error| match error {
+            TrySendError::Full(_) => NotSent::Full,
+            TrySendError::Closed(_) => NotSent::NotConnected(node),
+        })
+    }
+
+    fn connected(&self) -> Vec<(NodeId, Incarnation)> {
+        let is_open = self.is_open.load(Ordering::Acquire);
+        is_open.then_some((self.node, self.boot)).into_iter().collect()
+    }
+
+    fn close(&self) {
+        self.is_open.store(false, Ordering::Release);
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+impl Drop for CoordinatorEnd {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl NodeEnd {
+    fn send(&self, message: Inbound) -> Result<(), NotSent> {
+        let inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
+        inbound.as_ref().ok_or(NotSent::Closed)?.try_send(message).map_err(|error| match error {
+            TrySendError::Full(_) => NotSent::Full,
+            TrySendError::Closed(_) => NotSent::Closed,
+        })
+    }
+}
+
+impl Uplink for NodeEnd {
+    fn heartbeat(&self, report: &Report) -> Result<(), NotSent> {
+        self.send(Inbound::Heartbeats(vec![report.clone()]))
+    }
+
+    fn news(&self, report: &Report) -> Result<(), NotSent> {
+        self.send(Inbound::Report(report.clone()))
+    }
+
+    fn close(&self) {
+        self.is_open.store(false, Ordering::Release);
+        let why = "the node has closed the connection".to_owned();
+        let gone = Inbound::Disconnected { node: self.node, boot: self.boot, why };
+        // A coordinator that reads nothing learns it from the end of the reports.
+        let _ = self.send(gone);
+        self.inbound.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+impl Drop for NodeEnd {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,218 @@
+//! One body of tests for every transport.
+
+use super::{Downlink, Inbound, Inbox, NotSent, Uplink, in_process};
+use crate::quic::tests::fixture::{Coordinator, JOB, Machine, order, seat, until};
+use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
+use phalanx_strategies::elastic::message::{Order, OrderId, Report};
+use std::any::Any;
+use tokio::sync::mpsc;
+
+/// A coordinator and one node that a transport connects.
+struct Both {
+    name: &'static str,
+    node: (NodeId, Incarnation),
+    downlink: Box<dyn Downlink>,
+    inbox: Inbox,
+    uplink: Box<dyn Uplink>,
+    orders: mpsc::Receiver<Order>,
+    /// What the transport needs as long as it lives.
+    _keep: Box<dyn Any>,
+}
+
+fn transports() -> [Both; 2] {
+    let node = (NodeId(3), Incarnation(9));
+    let pair = in_process::connect(node.0, node.1, 4);
+    let in_process = Both {
+        name: "in-process",
+        node,
+        downlink: Box::new(pair.coordinator),
+        inbox: pair.inbox,
+        uplink: Box::new(pair.node),
+        orders: pair.orders,
+        _keep: Box::new(()),
+    };
+    let coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (link, orders) = machine.link(coordinator.addresses(), credential.clone());
+    let quic = Both {
+        name: "QUIC",
+        node: seat(&credential),
+        downlink: Box::new(coordinator.listener),
+        inbox: coordinator.events,
+        uplink: Box::new(link),
+        orders,
+        _keep: Box::new((machine, coordinator.dir)),
+    };
+    [in_process, quic]
+}
+
+impl Both {
+    fn report(&self, number: u64) -> Report {
+        let ((node, boot), order) = (self.node, OrderId::default());
+        Report { job: JOB, node, boot, number, order, draining: false, n_stillborn: 0, members: vec![] }
+    }
+
+    /// The next event of the coordinator's end for which `pick` has a use.
+    fn next<T>(&mut self, what: &str, mut pick: impl FnMut(Inbound) -> Option<T>) -> T {
+        let what = format!("{what} over {}", self.name);
+        until(&what, || self.inbox.try_recv().ok().and_then(&mut pick))
+    }
+
+    fn next_report(&mut self) -> Report {
+        self.next("a report", |inbound| match inbound {
+            Inbound::Report(report) => Some(report),
+            Inbound::Heartbeats(mut reports) => reports.pop(),
+            _ => None,
+        })
+    }
+
+    fn until_connected(&mut self) -> (NodeId, Incarnation) {
+        self.next("a connection", |inbound| match inbound {
+            Inbound::Connected { node, boot, .. } => Some((node, boot)),
+            _ => None,
+        })
+    }
+
+    fn until_disconnected(&mut self) -> (NodeId, Incarnation) {
+        self.next("the end", |inbound| match inbound {
+            Inbound::Disconnected { node, boot, .. } => Some((node, boot)),
+            _ => None,
+        })
+    }
+}
+
+// TP-1, TP-3
+#[test]
+fn reports_and_orders_arrive_over_every_transport() {
+    for mut both in transports() {
+        assert_eq!(both.until_connected(), both.node, "{}", both.name);
+        assert_eq!(both.downlink.connected(), [both.node], "{}", both.name);
+
+        both.uplink.news(&both.report(1)).unwrap();
+        assert_eq!(both.next_report(), both.report(1), "{}", both.name);
+        both.uplink.heartbeat(&both.report(2)).unwrap();
+        assert_eq!(both.next_report(), both.report(2), "{}", both.name);
+        both.downlink.order(both.node.0, &order(5)).unwrap();
+        assert_eq!(until("an order", || both.orders.try_recv().ok()), order(5), "{}", both.name);
+    }
+}
+
+// TP-1, TP-2
+#[test]
+fn newest_order_arrives_in_sequence_at_a_node_that_reads_late_over_every_transport() {
+    for mut both in transports() {
+        both.until_connected();
+
+        for generation in 1..=500 {
+            // A refused order is repeated below, as a coordinator does after the next report.
+            let _ = both.downlink.order(both.node.0, &order(generation));
+        }
+        let mut taken = vec![];
+        until("the newest order", || {
+            let next = both.orders.try_recv().ok().map(|order| order.id.generation.0);
+            let is_idle = next.is_none();
+            taken.extend(next);
+            if is_idle && taken.last().is_some_and(|last| *last < 500) {
+                let _ = both.downlink.order(both.node.0, &order(500));
+            }
+            (taken.last() == Some(&500)).then_some(())
+        });
+
+        assert!(taken.is_sorted(), "{}: {taken:?}", both.name);
+        assert!(taken.len() < 500, "{}: {} orders waited, so there is no bound", both.name, taken.len());
+    }
+}
+
+// TP-2
+#[test]
+fn reports_that_nobody_reads_do_not_block_and_the_newest_arrives_over_every_transport() {
+    for mut both in transports() {
+        both.until_connected();
+
+        for number in 1..=20_000 {
+            let _ = both.uplink.news(&both.report(number));
+        }
+        let mut read: Vec<u64> = vec![];
+        let newest = until("the newest report", || {
+            match both.inbox.try_recv() {
+                Ok(Inbound::Report(report)) => read.push(report.number),
+                Ok(_) => {}
+                // The node repeats itself with each heartbeat.
+                Err(_) => drop(both.uplink.news(&both.report(20_001))),
+            }
+            read.last().copied().filter(|number| *number >= 20_000)
+        });
+
+        assert!(newest >= 20_000 && read.is_sorted(), "{}: {newest}", both.name);
+        assert!(read.len() < 20_000, "{}: {} reports waited, so there is no bound", both.name, read.len());
+    }
+}
+
+// TP-3
+#[test]
+fn order_for_an_unknown_node_is_refused_over_every_transport() {
+    for mut both in transports() {
+        both.until_connected();
+
+        let outcome = both.downlink.order(NodeId(77), &order(1));
+
+        assert_eq!(outcome, Err(NotSent::NotConnected(NodeId(77))), "{}", both.name);
+    }
+}
+
+// TP-3
+#[test]
+fn node_that_closes_its_end_disconnects_and_gets_no_more_orders_over_every_transport() {
+    for mut both in transports() {
+        both.until_connected();
+
+        both.uplink.close();
+        let gone = both.until_disconnected();
+
+        assert_eq!(gone, both.node, "{}", both.name);
+        until("no connection", || both.downlink.connected().is_empty().then_some(()));
+        assert!(both.downlink.order(both.node.0, &order(1)).is_err(), "{}", both.name);
+    }
+}
+
+// TP-4
+#[test]
+fn nothing_of_a_node_arrives_after_its_good_bye_over_every_transport() {
+    for mut both in transports() {
+        both.until_connected();
+
+        both.uplink.news(&both.report(1)).unwrap();
+        both.uplink.close();
+        // QUIC may look for another coordinator, but this one is not to hear of it.
+        let _ = both.uplink.news(&both.report(2));
+        both.until_disconnected();
+
+        assert!(both.inbox.try_recv().is_err(), "{}", both.name);
+    }
+}
+
+#[test]
+fn last_report_of_a_node_in_the_same_process_arrives_before_its_good_bye() {
+    let [mut both, _] = transports();
+    both.until_connected();
+
+    both.uplink.news(&both.report(1)).unwrap();
+    drop(std::mem::replace(&mut both.uplink, Box::new(in_process::connect(NodeId(0), Incarnation(0), 1).node)));
+
+    assert_eq!(both.next_report(), both.report(1));
+    assert_eq!(both.until_disconnected(), both.node);
+}
+
+#[test]
+fn coordinator_that_closes_its_end_ends_the_orders_of_a_node_in_its_process() {
+    let [mut both, _] = transports();
+    both.until_connected();
+    both.downlink.order(both.node.0, &order(1)).unwrap();
+
+    both.downlink.close();
+
+    assert_eq!(both.orders.blocking_recv(), Some(order(1)), "what was sent before arrives");
+    assert_eq!(both.orders.blocking_recv(), None);
+    assert_eq!(both.downlink.order(both.node.0, &order(2)), Err(NotSent::NotConnected(both.node.0)));
+}
