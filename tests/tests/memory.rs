@@ -126,7 +126,10 @@ fn is_saved(checkpoints: &Path) -> bool {
 /// system may drop them, and while one rank exports the checkpoint, the others still have their state.
 fn family_bytes(parent: &Child) -> u64 {
     let pid = parent.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    // Each thread has children of its own.
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children: Vec<String> =
+        threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default()).collect();
     let of = |pid: &str| {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
         let kib = |name: &str| {
@@ -135,7 +138,7 @@ fn family_bytes(parent: &Child) -> u64 {
         };
         (kib("Pss_Anon:") + kib("Pss_Shmem:")) * 1024
     };
-    children.split_whitespace().map(of).sum::<u64>() + of(&pid.to_string())
+    children.iter().flat_map(|of_thread| of_thread.split_whitespace()).map(of).sum::<u64>() + of(&pid.to_string())
 }
 
 #[test]
