@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Project, Run};
@@ -170,9 +169,7 @@ fn launcher_of_torch() -> Option<Vec<String>> {
 #[test]
 fn nodes_that_torchrun_itself_starts_train_as_one_machine_does() {
     let Some(torchrun) = launcher_of_torch() else {
-        // Not `eprintln!`, which the harness keeps to itself where a test passes.
-        let _ = std::io::stderr().write_all(b"skipped: nodes_that_torchrun_itself_starts: torchrun is not installed\n");
-        return;
+        return phalanx_needs::skip(phalanx_needs::Need::Torchrun, "torchrun is not installed");
     };
     let p = Project::new();
     let straight = straight(&p);

@@ -1,8 +1,9 @@
 //! A job over machines between which nothing passes any more, in one direction: network namespaces on one bridge, in which
-//! what one sends to another is addressed to nobody. Where there are no namespaces to be had it says so and tests nothing.
+//! what one sends to another is addressed to nobody. Where this process may not create namespaces, the tests are skipped.
 
 mod support;
 
+use phalanx_needs::{Need, skip};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::Project;
@@ -22,13 +23,13 @@ impl Network {
         let network = Network { names };
         for name in &network.names {
             if !ip(&["netns", "add", name]) {
-                eprintln!("SKIPPED: `ip netns add` is refused, so partitions are not tested here");
+                skip(Need::NetworkNamespaces, "`ip netns add` is refused");
                 return None;
             }
         }
         let made = network.connect();
         if made.is_none() {
-            eprintln!("SKIPPED: no virtual network can be made, so partitions are not tested here");
+            skip(Need::NetworkNamespaces, "a bridge or a virtual link is refused");
         }
         made.map(|()| network)
     }

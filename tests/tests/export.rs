@@ -1,11 +1,12 @@
 //! What training exports is a model directory that transformers loads and with which it computes the same.
 //!
-//! The comparison runs in a Python that has transformers: the one that `PHALANX_PYTHON` names, or `python3`. Where it has
-//! not, the test says so and is skipped.
+//! The comparison runs in a Python that has transformers: the one that `PHALANX_PYTHON` names, or `python3`. Where it does
+//! not, the test is skipped.
 
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::Job;
 use phalanx::api::generate::with_generator;
+use phalanx_needs::{Need, skip};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,14 +88,14 @@ fn transformers_computes_the_same_from_every_familys_export() -> Result<()> {
         let output = match Command::new(&python).arg(script).args([&model, &expected]).output() {
             Ok(output) => output,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                println!("SKIPPED the comparison with transformers: there is no `{python}`");
+                skip(Need::Transformers, format_args!("there is no `{python}`"));
                 return Ok(());
             }
             Err(error) => bail!("{python}: {error}"),
         };
         let said = String::from_utf8_lossy(&output.stdout);
         if output.status.code() == Some(SKIPPED) {
-            println!("SKIPPED the comparison with transformers: {}", said.trim());
+            skip(Need::Transformers, format_args!("{python}: {}", said.trim()));
             return Ok(());
         }
         println!("{name}: {}", said.trim());

@@ -1,6 +1,7 @@
 //! What a run takes is what its layout says, and its steps allocate nothing besides: measured in processes of their own.
 
 use anyhow::{Context, Result, ensure};
+use phalanx_needs::{Need, skip};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -144,9 +145,8 @@ fn family_bytes(parent: &Child) -> u64 {
 #[test]
 fn steps_allocate_nothing_in_any_precision_on_any_number_of_threads() -> Result<()> {
     if phalanx_cpu::matmul::engine_name(false) == "gemm crate" {
-        println!(
-            "SKIPPED: without AVX-512 the products are those of the gemm crate, which keeps workspaces of its own"
-        );
+        let why = "without AVX-512 the products are those of the gemm crate, which keeps workspaces of its own";
+        skip(Need::Avx512, why);
         return Ok(());
     }
     for threads in ["1", "2"] {

@@ -277,3 +277,20 @@ fn a_circle_is_found_and_a_tree_has_none() {
     assert_eq!(circle(&tree), None);
     assert_eq!(circle(&round), Some(vec!["b".to_owned(), "c".to_owned()]));
 }
+
+/// A printed line that begins with the word, written so that this line is none.
+const PRINTED_SKIP: &str = concat!("ln!(", "\"skip");
+
+#[test]
+fn tests_report_skips_by_the_crate_for_it() -> Result<()> {
+    for file in all_files()? {
+        let text = fs::read_to_string(root().join(&file))?.to_lowercase();
+        let dense: String = text.split_whitespace().collect();
+        ensure!(
+            !dense.contains(PRINTED_SKIP),
+            "{}: a printed skip is lost when the test passes; call phalanx_needs::skip",
+            file.display()
+        );
+    }
+    Ok(())
+}

@@ -63,20 +63,12 @@ fn lines(texts: &[&str]) -> String {
     texts.iter().map(|text| format!("{}\n", serde_json::json!({ "text": text }))).collect()
 }
 
-fn shared(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
-    path.exists().then_some(path).or_else(|| {
-        println!("skipped: {name} is not there");
-        None
-    })
-}
-
-// reference/stories260k.json, "batch_order": tokens of the whole file, BOS first, cut into rows of seq; micro-batch k takes
-// rows k*batch to (k+1)*batch; batch*(seq-1) predictions.
+// numbers/tiny-llama2.json, "batch_order": tokens of the whole file, BOS first, cut into rows of seq; step t takes rows
+// t*batch to (t+1)*batch; batch*(seq-1) predictions.
 #[test]
 fn unshuffled_rows_follow_the_reference_batch_order() {
-    let (Some(model), Some(data)) = (shared("models/stories260k"), shared("data/tinystories.txt")) else { return };
-    let Some(reference) = shared("reference/stories260k.json") else { return };
+    let [model, data, reference] =
+        ["models/tiny-llama2", "text.txt", "numbers/tiny-llama2.json"].map(phalanx_needs::reference);
     let reference: serde_json::Value = serde_json::from_slice(&std::fs::read(reference).unwrap()).unwrap();
     let seq = reference["hyperparameters"]["seq"].as_u64().unwrap() as usize;
     let n_rows = reference["hyperparameters"]["batch"].as_u64().unwrap();
@@ -103,8 +95,7 @@ fn unshuffled_rows_follow_the_reference_batch_order() {
     let window: Vec<i32> =
         reference["logits"]["input_ids"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect();
     let at = whole.windows(window.len()).position(|ids| ids == window);
-    println!("reference logits are for the tokens of the file from {at:?} on");
-    assert!(at.is_some());
+    assert!(at.is_some(), "the reference logits are of a prompt that is not in the text");
 }
 
 #[test]
@@ -144,7 +135,7 @@ fn unpacked_documents_have_rows_of_their_own() {
 
 #[test]
 fn seed_tasks_train_on_their_outputs() {
-    let Some(data) = shared("data/alpaca_seed_tasks.jsonl") else { return };
+    let Some(data) = phalanx_needs::shared("data/alpaca_seed_tasks.jsonl") else { return };
     let files = Files::new(&[]);
     let config = DataConfig {
         sample_packing: true,

@@ -104,7 +104,6 @@ fn seam(open: &[Piece], next: &[Piece], border: usize) -> Option<(usize, usize)>
 mod tests {
     use super::*;
     use crate::data::tokenizer::Tokenizer;
-    use std::path::Path;
 
     fn in_pieces(tokenizer: &Tokenizer, text: &str, cut: Cut) -> Vec<u32> {
         let mut ids = Vec::new();
@@ -121,28 +120,18 @@ mod tests {
         ids
     }
 
-    fn shared(name: &str) -> Option<std::path::PathBuf> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
-        path.exists().then_some(path).or_else(|| {
-            println!("skipped: {name} is not there");
-            None
-        })
-    }
-
     #[test]
     fn pieces_join_to_the_encoding_of_the_whole_text() {
-        let (Some(model), Some(data)) = (shared("models/stories260k"), shared("data/tinyshakespeare.txt")) else {
-            return;
-        };
-        let tokenizer = Tokenizer::from_dir(&model).unwrap();
-        let text: String =
-            std::fs::read_to_string(data).unwrap().chars().take(200_000).collect::<String>() + "naïve — 語";
-        let whole = tokenizer.encode(&text).unwrap();
+        let text = std::fs::read_to_string(phalanx_needs::reference("text.txt")).unwrap().repeat(25) + "naïve — 語";
+        for model in ["models/tiny-llama2", "models/tiny-llama3"] {
+            let tokenizer = Tokenizer::from_dir(&phalanx_needs::reference(model)).unwrap();
+            let whole = tokenizer.encode(&text).unwrap();
 
-        for chunk_bytes in [1000, 4099, 65_536] {
-            let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes, overlap_bytes: 300 });
+            for chunk_bytes in [1000, 4099, 65_536] {
+                let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes, overlap_bytes: 300 });
 
-            assert!(joined == whole, "chunks of {chunk_bytes} bytes give other tokens than the whole");
+                assert!(joined == whole, "{model}: chunks of {chunk_bytes} bytes give other tokens than the whole");
+            }
         }
     }
 
@@ -160,13 +149,15 @@ mod tests {
 
     #[test]
     fn text_on_which_no_seam_agrees_is_tokenised_whole() {
-        let Some(model) = shared("models/stories260k") else { return };
-        let tokenizer = Tokenizer::from_dir(&model).unwrap();
-        let text = format!("{}{}", "One day a little girl went out to play. ".repeat(30), "e".repeat(5001));
+        // Its vocabulary has "ll", so a piece that begins one letter earlier or later pairs all the letters otherwise.
+        let tokenizer = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama3")).unwrap();
+        let text = format!("{}{}", "One day a little girl went out to play. ".repeat(30), "l".repeat(5001));
 
-        let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes: 600, overlap_bytes: 9 });
+        for overlap_bytes in [9, 10] {
+            let joined = in_pieces(&tokenizer, &text, Cut { chunk_bytes: 600, overlap_bytes });
 
-        assert!(joined == tokenizer.encode(&text).unwrap());
+            assert!(joined == tokenizer.encode(&text).unwrap(), "overlap of {overlap_bytes} bytes");
+        }
     }
 
     #[test]

@@ -325,10 +325,7 @@ mod tests {
 
     #[test]
     fn masks_follow_the_tokens_of_a_subword_vocabulary() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/stories260k");
-        if !model.exists() {
-            return println!("skipped: {} is not there", model.display());
-        }
+        let model = phalanx_needs::reference("models/tiny-llama2");
         let tokenizer = Tokenizer::from_dir(&model).unwrap();
         let learnt = |kind, line: &str| {
             let file = records_with(&tokenizer, kind, line).unwrap();
@@ -362,10 +359,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_are_refused_by_a_text_tokenizer_only() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/stories260k");
-        if !model.exists() {
-            return println!("skipped: {} is not there", model.display());
-        }
+        let model = phalanx_needs::reference("models/tiny-llama2");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data.txt");
         std::fs::write(&path, b"abc\xffdef").unwrap();

@@ -29,6 +29,8 @@ pub enum Need {
     Shared,
     /// A Python with PyTorch and transformers.
     Transformers,
+    /// The launcher of PyTorch.
+    Torchrun,
     /// AVX-512 with the subsets F, BW, VL and DQ.
     Avx512,
     /// AVX-512 with products of bf16 pairs.
@@ -40,14 +42,22 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 6] =
-        [Need::Shared, Need::Transformers, Need::Avx512, Need::Avx512Bf16, Need::Amx, Need::NetworkNamespaces];
+    const ALL: [Need; 7] = [
+        Need::Shared,
+        Need::Transformers,
+        Need::Torchrun,
+        Need::Avx512,
+        Need::Avx512Bf16,
+        Need::Amx,
+        Need::NetworkNamespaces,
+    ];
 
     /// How [`NO_SKIP`] spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Need::Shared => "shared",
             Need::Transformers => "transformers",
+            Need::Torchrun => "torchrun",
             Need::Avx512 => "avx512",
             Need::Avx512Bf16 => "avx512_bf16",
             Need::Amx => "amx",

@@ -1,6 +1,7 @@
 //! Every engine against the same product in f64, over random shapes, layouts, storage types and epilogues.
 
 use half::{bf16, f16};
+use phalanx_needs::{Need, skip};
 use proptest::prelude::*;
 
 use super::driver::{self, Threads};
@@ -194,7 +195,7 @@ impl Case {
     }
 }
 
-/// The engines that this CPU can run; prints those it cannot.
+/// The engines that this CPU can run; the calling test counts as skipped where it cannot run all.
 fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Portable { round: false }, Engine::Portable { round: true }];
     #[cfg(target_arch = "x86_64")]
@@ -202,17 +203,17 @@ fn engines() -> Vec<Engine> {
         if super::lanes::available() {
             engines.extend([Engine::Avx512 { round: false }, Engine::Avx512 { round: true }]);
         } else {
-            println!("skipped: this CPU has no AVX-512");
+            skip(Need::Avx512, "this CPU has no AVX-512");
         }
         if super::amx::available() {
             engines.push(Engine::Amx);
         } else {
-            println!("skipped: this CPU has no AMX");
+            skip(Need::Amx, "this CPU has no AMX, or the kernel does not permit it");
         }
         if super::avx512_bf16::available() {
             engines.push(Engine::Avx512Bf16);
         } else {
-            println!("skipped: this CPU has no AVX-512 BF16");
+            skip(Need::Avx512Bf16, "this CPU has no AVX-512 products of bf16 pairs");
         }
     }
     engines

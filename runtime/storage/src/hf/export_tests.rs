@@ -119,11 +119,7 @@ fn file_names_that_leave_the_directory_are_refused_and_nothing_remains() {
 
 #[test]
 fn the_tokenizer_of_a_reference_model_travels_with_the_export() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/stories260k");
-    if !model.is_dir() {
-        println!("skipped: {} is absent", model.display());
-        return;
-    }
+    let model = phalanx_needs::reference("models/tiny-llama2");
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");
     let files = read_tokenizer_files(&model).unwrap();
