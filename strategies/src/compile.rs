@@ -1,6 +1,7 @@
 //! From a forward program to the program of a step: the passes in their order.
 
 use crate::mesh::{Axis, Place};
+use crate::optimizer::OptimizerSpec;
 use crate::passes::accumulate::{Chunk, accumulate};
 use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
 use crate::passes::clip::{clip, complete_loss};
@@ -14,7 +15,7 @@ use crate::passes::fuse::fuse;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
 use crate::passes::offload::offload;
-use crate::passes::optimizer::{OptimizerSpec, optimizer};
+use crate::passes::optimizer::optimizer;
 use crate::passes::overlap::overlap;
 use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};

@@ -3,6 +3,7 @@
 //! Code map, in the order in which a job passes through it:
 //! - [`model`]: a Hugging Face configuration or the user's own builder calls become a forward [`program`].
 //! - [`passes`]: rewrite it, one idea a file; [`compile`] applies them in order.
+//! - [`optimizer`]: how gradients change the weights.
 //! - [`mesh`]: how ranks are arranged, and which of them form groups.
 //! - [`tree`]: the order in which reproducible runs sum.
 //! - [`verify`]: refuses an ill-formed program before a buffer exists.
@@ -26,6 +27,7 @@ pub mod elastic;
 pub mod loss_scale;
 pub mod mesh;
 pub mod model;
+pub mod optimizer;
 pub mod passes;
 pub mod pipeline;
 pub mod plan;

@@ -6,7 +6,7 @@ use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
     BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
 };
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Hyper, Init, Kind, Op, Role, ValueId};
@@ -72,7 +72,7 @@ impl BenchProgram {
             precision: if bf16 { Precision::Bf16 } else { Precision::F32 },
             recompute: Recompute::None,
             lora: None,
-            optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
+            optimizer: OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }),
             max_grad_norm: None,
             offload_optimizer: false,
             parallel: Parallel::default(),
@@ -159,12 +159,11 @@ impl BenchStep {
 
     fn prepare(&mut self) {
         self.step += 1;
-        let (bc1, bc2) = self.spec.optimizer.bias_corrections(self.step);
+        let of_rule = self.spec.optimizer.scalars(self.step);
         let hyper = self.compiled.program.bound(Role::Hyper).next().expect("the scalars are bound");
         let hyper = self.machine.write::<f64>(&self.compiled, hyper);
         hyper[Hyper::LEARNING_RATE] = 3e-4;
-        hyper[Hyper::BIAS_CORRECTION_1] = bc1;
-        hyper[Hyper::BIAS_CORRECTION_2] = bc2;
+        hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
         hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / self.batch.n_tokens() as f64;
         hyper[Hyper::LOSS_SCALE] = 1.0;
     }

@@ -9,6 +9,7 @@ use phalanx_cpu::kernels::{
     Heads, activation, cross_entropy, elementwise, embedding, optimizer, reduce, rms_norm, rotary,
 };
 use phalanx_device::float::Float;
+use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use std::hint::black_box;
 
 const ROWS: usize = 4;
@@ -141,18 +142,11 @@ fn loss_and_embedding(criterion: &mut Criterion) {
 fn whole_buffers(criterion: &mut Criterion) {
     let n = 1 << 22;
     let (mut p, mut m, mut v, g) = (values::<f32>(n), vec![0.0; n], vec![0.0; n], values::<f32>(n));
-    let update = optimizer::AdamW {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.01,
-        bias_correction1: 0.1,
-        bias_correction2: 0.001,
-        grad_scale: 1.0,
-    };
-    criterion
-        .bench_function("adamw/4Mi", |b| b.iter(|| optimizer::adamw(black_box(&mut p), &mut m, &mut v, &g, &update)));
+    let rule = OptimizerSpec::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
+    let step = optimizer::Step { lr: 1e-3, scalars: rule.scalars(1), grad_scale: 1.0 };
+    criterion.bench_function("adamw/4Mi", |b| {
+        b.iter(|| optimizer::update(&rule, black_box(&mut p), &mut [&mut m, &mut v], &g, &step));
+    });
     criterion.bench_function("sum_squares/4Mi", |b| b.iter(|| reduce::sum_squares(black_box(&g))));
     criterion.bench_function("add_assign/4Mi", |b| b.iter(|| elementwise::add_assign(black_box(&mut p), &g)));
 }

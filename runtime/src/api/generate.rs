@@ -11,7 +11,7 @@ use phalanx_device::groups::Groups;
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::Role;
@@ -169,7 +169,7 @@ fn forward(model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled,
         precision: Precision::F32,
         recompute: Recompute::None,
         lora: None,
-        optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: OptimizerSpec::Sgd(Sgd::default()),
         max_grad_norm: None,
         offload_optimizer: false,
         parallel: Parallel::default(),

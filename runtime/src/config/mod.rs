@@ -146,7 +146,6 @@ impl JobConfig {
         self.model.validate()?;
         self.data.validate()?;
         self.schedule.validate()?;
-        self.optimizer.validate()?;
         self.precision.validate()?;
         self.adapter.validate()?;
         self.parallel.validate()?;

@@ -1,38 +1,41 @@
 //! How gradients change the weights.
+//!
+//! The rules, and the keys of their hyperparameters, are those that [`phalanx_strategies::optimizer`] registers.
 
 use super::error::ConfigError;
-use super::section::{choices, section};
-use super::setting::{BELOW_ONE, NOT_NEGATIVE, POSITIVE};
+use super::section::{KeyDoc, Section, section, show};
+use super::setting::{self, Setting};
+use super::source::At;
+use phalanx_strategies::optimizer::{AdamW, OptimizerSpec, Range};
+use serde_yaml_ng::{Mapping, Value};
+
+/// The optimizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerSection {
+    /// The rule that turns gradients into changes of the weights, with its hyperparameters.
+    pub rule: OptimizerSpec,
+    /// Keep the state of the optimizer outside the memory of the device: on a CPU, in a file below `output_dir`.
+    pub offload_optimizer: bool,
+    /// The norm of all gradients is cut to this; 0 or none leaves gradients as they are.
+    pub max_grad_norm: Option<f64>,
+}
 
 section! {
-    /// The optimizer.
-    pub struct OptimizerSection {
-        /// The rule that turns gradients into changes of the weights.
-        pub optimizer: OptimizerKind = OptimizerKind::AdamW;
-        /// Decoupled weight decay (AdamW) or an L2 term in the gradient (SGD); biases and norms are exempt.
-        pub weight_decay: f64 = 0.0 => NOT_NEGATIVE;
-        /// AdamW: decay of the average of gradients.
-        pub adam_beta1: f64 = 0.9 => BELOW_ONE;
-        /// AdamW: decay of the average of squared gradients.
-        pub adam_beta2: f64 = 0.999 => BELOW_ONE;
-        /// AdamW: added to the denominator.
-        pub adam_epsilon: f64 = 1e-8 => POSITIVE;
-        /// SGD: share of the last change that is kept; 0 is plain gradient descent.
-        pub momentum: f64 = 0.0 => BELOW_ONE;
+    /// What applies to every rule.
+    pub struct AnyRule {
         /// Keep the state of the optimizer outside the memory of the device: on a CPU, in a file below `output_dir`.
         pub offload_optimizer: bool = false;
         /// The norm of all gradients is cut to this; 0 or none leaves gradients as they are.
-        pub max_grad_norm: Option<f64> = Some(1.0) => NOT_NEGATIVE;
+        pub max_grad_norm: Option<f64> = Some(1.0) => setting::NOT_NEGATIVE;
     }
 }
 
-choices! {
-    /// The rule that turns gradients into changes of the weights.
-    pub enum OptimizerKind {
-        /// Adam with decoupled weight decay (Loshchilov and Hutter 2019); all spellings are the same kernel here.
-        AdamW = "adamw" | "adamw_torch" | "adamw_torch_fused";
-        /// Stochastic gradient descent, with momentum if set.
-        Sgd = "sgd";
+/// The key that names the rule.
+const RULE: &str = "optimizer";
+
+impl Default for OptimizerSection {
+    fn default() -> Self {
+        Self::with(OptimizerSpec::AdamW(AdamW::default()), AnyRule::default())
     }
 }
 
@@ -42,21 +45,152 @@ impl OptimizerSection {
         self.max_grad_norm.filter(|&norm| norm > 0.0)
     }
 
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let default = Self::default();
-        let changed = [
-            ("adam_beta1", self.adam_beta1 != default.adam_beta1, OptimizerKind::AdamW),
-            ("adam_beta2", self.adam_beta2 != default.adam_beta2, OptimizerKind::AdamW),
-            ("adam_epsilon", self.adam_epsilon != default.adam_epsilon, OptimizerKind::AdamW),
-            ("momentum", self.momentum != default.momentum, OptimizerKind::Sgd),
-        ];
-        match changed.iter().find(|(_, changed, owner)| *changed && *owner != self.optimizer) {
-            Some((key, _, owner)) => Err(ConfigError::Conflict {
-                first: (*key).into(),
-                second: "optimizer".into(),
-                why: format!("`{}` does not use it, `{}` does", self.optimizer.word(), owner.word()),
-            }),
-            None => Ok(()),
+    fn with(rule: OptimizerSpec, any_rule: AnyRule) -> Self {
+        let AnyRule { offload_optimizer, max_grad_norm } = any_rule;
+        Self { rule, offload_optimizer, max_grad_norm }
+    }
+
+    fn any_rule(&self) -> AnyRule {
+        AnyRule { offload_optimizer: self.offload_optimizer, max_grad_norm: self.max_grad_norm }
+    }
+}
+
+impl Section for OptimizerSection {
+    fn keys() -> Vec<KeyDoc> {
+        let default = Self::default().rule;
+        let rules = OptimizerSpec::all();
+        let choices: Vec<String> = rules.iter().map(|r| format!("`{}`, {}", r.name(), r.summary())).collect();
+        let rule = KeyDoc {
+            key: RULE,
+            aliases: &[],
+            doc: format!("The rule that turns gradients into changes of the weights: {}.", choices.join("; ")),
+            default: default.name().into(),
+            fits: words(),
+        };
+        let hyperparameters = Key::all().into_iter().map(|key| key.doc());
+        std::iter::once(rule).chain(hyperparameters).chain(AnyRule::keys()).collect()
+    }
+
+    fn read_section(keys: &Mapping, at: &At<'_>) -> Result<Self, ConfigError> {
+        let mut rule = Self::default().rule;
+        if let Some(word) = given(keys, RULE) {
+            let named = word.as_str().and_then(OptimizerSpec::named);
+            rule = named.ok_or_else(|| at.key(RULE).mismatch(word, words()))?;
+        }
+        for key in Key::all() {
+            let Some(value) = given(keys, key.name) else { continue };
+            key.read_into(&mut rule, value, &at.key(key.name))?;
+        }
+        Ok(Self::with(rule, AnyRule::read_section(keys, at)?))
+    }
+
+    /// Keys that the rule does not use stand there, too, with their defaults.
+    fn write_section(&self, keys: &mut Mapping) {
+        keys.insert(RULE.into(), self.rule.name().into());
+        for key in Key::all() {
+            let value = self.rule.get(key.name).unwrap_or(key.uses[0].default);
+            keys.insert(key.name.into(), value.write());
+        }
+        self.any_rule().write_section(keys);
+    }
+}
+
+/// A key of hyperparameters, which several rules may use.
+struct Key {
+    name: &'static str,
+    uses: Vec<Use>,
+}
+
+/// What a key is for one rule.
+struct Use {
+    rule: &'static str,
+    doc: &'static str,
+    range: Range,
+    default: f64,
+}
+
+impl Key {
+    /// The keys of all rules, in the order in which they are registered.
+    fn all() -> Vec<Key> {
+        let mut keys: Vec<Key> = Vec::new();
+        for mut optimizer in OptimizerSpec::all() {
+            let rule = optimizer.name();
+            for h in optimizer.hyperparameters() {
+                let used = Use { rule, doc: h.doc, range: h.range, default: *h.value };
+                match keys.iter_mut().find(|key| key.name == h.key) {
+                    Some(key) => key.uses.push(used),
+                    None => keys.push(Key { name: h.key, uses: vec![used] }),
+                }
+            }
+        }
+        keys
+    }
+
+    /// Rules that mean the same by the key share an entry; a default that is not the first rule's is told.
+    fn doc(&self) -> KeyDoc {
+        let first = &self.uses[0];
+        let mut meanings: Vec<(String, Vec<String>)> = Vec::new();
+        for used in &self.uses {
+            let differs = used.default != first.default;
+            let default = if differs { format!(", by default {}", show(&used.default.write())) } else { String::new() };
+            let meaning = format!("{}{default}", used.doc);
+            let rule = format!("`{}`", used.rule);
+            match meanings.iter_mut().find(|(known, _)| *known == meaning) {
+                Some((_, rules)) => rules.push(rule),
+                None => meanings.push((meaning, vec![rule])),
+            }
+        }
+        let entries: Vec<String> =
+            meanings.into_iter().map(|(meaning, rules)| format!("{}: {meaning}", rules.join(", "))).collect();
+        KeyDoc {
+            key: self.name,
+            aliases: &[],
+            doc: format!("{}.", entries.join("; ")),
+            default: show(&first.default.write()),
+            fits: fits(first.range),
         }
     }
+
+    /// Sets the hyperparameter of a rule. A rule that does not use the key takes a default of it only.
+    fn read_into(&self, rule: &mut OptimizerSpec, value: &Value, at: &At<'_>) -> Result<(), ConfigError> {
+        let number = f64::read(value, at)?;
+        let used = self.uses.iter().find(|used| used.rule == rule.name());
+        let range = used.unwrap_or(&self.uses[0]).range;
+        if !range.holds(number) {
+            return Err(at.mismatch(value, fits(range)));
+        }
+        if rule.set(self.name, number) || self.uses.iter().any(|used| used.default == number) {
+            return Ok(());
+        }
+        let users: Vec<String> = self.uses.iter().map(|used| format!("`{}`", used.rule)).collect();
+        Err(ConfigError::Conflict {
+            first: self.name.into(),
+            second: RULE.into(),
+            why: format!(
+                "`{}` does not use it, {} {}",
+                rule.name(),
+                users.join(" and "),
+                if users.len() > 1 { "do" } else { "does" }
+            ),
+        })
+    }
+}
+
+fn given<'a>(keys: &'a Mapping, key: &str) -> Option<&'a Value> {
+    keys.get(key).filter(|value| !value.is_null())
+}
+
+/// The words that name a rule, for messages and help.
+fn words() -> String {
+    let all: Vec<&str> = OptimizerSpec::all().iter().flat_map(OptimizerSpec::words).copied().collect();
+    format!("one of {}", all.join(", "))
+}
+
+fn fits(range: Range) -> String {
+    let range = match range {
+        Range::NotNegative => setting::NOT_NEGATIVE,
+        Range::Positive => setting::POSITIVE,
+        Range::BelowOne => setting::BELOW_ONE,
+    };
+    range.fits.into()
 }

@@ -7,7 +7,6 @@ use proptest::prelude::*;
 
 use super::datasets::{DatasetType, ValSetSize};
 use super::model::{ModelSource, Tokenizer};
-use super::optimizer::OptimizerKind;
 use super::output::Resume;
 use super::precision::{Bf16, GradientCheckpointing, Precision};
 use super::schedule::LrScheduler;
@@ -76,7 +75,7 @@ save_total_limit: none
     assert_eq!((job.schedule.max_steps, job.schedule.num_epochs), (None, Some(3.0)));
     assert_eq!(job.sequences_per_step(), 8);
     assert_eq!(job.data.val_set_size, ValSetSize::Share(0.05));
-    assert_eq!(job.optimizer.optimizer, OptimizerKind::AdamW);
+    assert_eq!(job.optimizer.rule.name(), "adamw");
     assert_eq!(job.precision.bf16, Bf16::Auto);
     assert_eq!(job.precision.gradient_checkpointing, GradientCheckpointing::Full);
     assert_eq!(job.output.resume_from_checkpoint, Resume::Auto);

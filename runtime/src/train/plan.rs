@@ -5,7 +5,6 @@ use crate::config::JobConfig;
 use crate::config::adapter::LoraTargets;
 use crate::config::datasets::{self, ValSetSize};
 use crate::config::model::{self, ModelSource};
-use crate::config::optimizer::OptimizerKind;
 use crate::config::precision::{Bf16, GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
 use crate::data::config as data;
@@ -20,7 +19,6 @@ use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{BatchShape, Family, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::lora::LoraSpec;
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::Program;
@@ -292,15 +290,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
                 LoraTargets::AllLinear => model.known().map(block_linears).unwrap_or_default(),
             },
         }),
-        optimizer: match o.optimizer {
-            OptimizerKind::AdamW => OptimizerSpec::AdamW {
-                beta1: o.adam_beta1,
-                beta2: o.adam_beta2,
-                eps: o.adam_epsilon,
-                weight_decay: o.weight_decay,
-            },
-            OptimizerKind::Sgd => OptimizerSpec::Sgd { momentum: o.momentum, weight_decay: o.weight_decay },
-        },
+        optimizer: o.rule,
         max_grad_norm: o.clip_norm(),
         offload_optimizer: o.offload_optimizer,
         parallel: config.parallel.parallel(config.microbatches_per_step()),

@@ -42,7 +42,7 @@ impl Programs {
 /// Bytes of all that updates change: trained weights, and what the optimizer keeps for each.
 pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
     let n_trained = whole_model(&plan.forward()?, &plan.spec).1 as u64;
-    Ok(n_trained * size_of::<f32>() as u64 * (1 + plan.spec.optimizer.state_names().len() as u64))
+    Ok(n_trained * size_of::<f32>() as u64 * (1 + plan.spec.optimizer.state().len() as u64))
 }
 
 /// Elements of all parameters and of the trained ones, adapters included.

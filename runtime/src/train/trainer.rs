@@ -415,13 +415,12 @@ impl<'a> Trainer<'a> {
 
     fn write_hyper(&mut self, predicted_tokens: u64) {
         let c = &self.programs.train;
-        let (bc1, bc2) = self.plan.spec.optimizer.bias_corrections(self.state.n_updates + 1);
+        let of_rule = self.plan.spec.optimizer.scalars(self.state.n_updates + 1);
         let scale = self.state.loss_scale.scale;
         if let Some(value) = c.program.bound(Role::Hyper).next() {
             let hyper = self.machine.write::<f64>(c, value);
             hyper[Hyper::LEARNING_RATE] = self.run.schedule.learning_rate(self.state.step);
-            hyper[Hyper::BIAS_CORRECTION_1] = bc1;
-            hyper[Hyper::BIAS_CORRECTION_2] = bc2;
+            hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
             hyper[Hyper::LOSS_GRAD_SCALE] = scale / predicted_tokens.max(1) as f64;
             hyper[Hyper::LOSS_SCALE] = scale;
         }

@@ -86,16 +86,11 @@ fn is_saved_here(c: &Compiled, param: &Param) -> bool {
 fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
     let mut found = Vec::new();
     for instr in &c.program.instrs {
-        let n_state = match instr.op {
-            Op::AdamW { .. } => 3,
-            Op::Sgd { .. } => 2,
-            _ => continue,
-        };
-        let Some(param) = c.program.param_of(instr.reads[0]).filter(|p| wanted(p)) else { continue };
-        let param_name = &c.program.value(param.value).name;
-        for state in &instr.reads[1..n_state] {
-            let slot = c.program.value(*state).name.trim_end_matches(param_name.as_str()).to_string();
-            found.extend(tensors(param, *state, &param.updated, 0, &slot));
+        let Op::Update(update) = instr.op else { continue };
+        let of = update.operands(&instr.reads);
+        let Some(param) = c.program.param_of(*of.param).filter(|p| wanted(p)) else { continue };
+        for (slot, state) in update.rule.state().iter().zip(of.state) {
+            found.extend(tensors(param, *state, &param.updated, 0, &format!("{slot}.")));
         }
     }
     found

@@ -9,7 +9,7 @@ use phalanx_storage::hf::layout::{Entry, encode_header, read_header};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig};
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ fn compile(config: &Value, place: Place) -> (ModelConfig, Compiled) {
         precision: Precision::F32,
         recompute: Recompute::None,
         lora: None,
-        optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: OptimizerSpec::Sgd(Sgd::default()),
         max_grad_norm: None,
         offload_optimizer: false,
         parallel: Parallel::default(),

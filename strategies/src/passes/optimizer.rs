@@ -1,49 +1,7 @@
 //! The parameter update: one fused instruction for each trainable parameter.
 
-use crate::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, ValueId};
-use serde::{Deserialize, Serialize};
-
-/// Optimizer and its fixed hyperparameters; the learning rate comes with each step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", tag = "name")]
-pub enum OptimizerSpec {
-    /// Adam with decoupled weight decay. Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
-    AdamW {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the second moment.
-        eps: f64,
-        /// Weight decay of parameters with two or more dims.
-        weight_decay: f64,
-    },
-    /// Stochastic gradient descent with momentum, in PyTorch's form.
-    Sgd {
-        /// Decay of the momentum buffer.
-        momentum: f64,
-        /// L2 penalty of parameters with two or more dims.
-        weight_decay: f64,
-    },
-}
-
-impl OptimizerSpec {
-    /// Names of the state tensors it keeps for each parameter.
-    pub const fn state_names(&self) -> &'static [&'static str] {
-        match self {
-            OptimizerSpec::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            OptimizerSpec::Sgd { .. } => &["momentum_buffer"],
-        }
-    }
-
-    /// `(1 - beta1^t, 1 - beta2^t)` at update `t`, counted from 1.
-    pub fn bias_corrections(&self, t: u64) -> (f64, f64) {
-        match self {
-            OptimizerSpec::AdamW { beta1, beta2, .. } => (1.0 - beta1.powf(t as f64), 1.0 - beta2.powf(t as f64)),
-            OptimizerSpec::Sgd { .. } => (1.0, 1.0),
-        }
-    }
-}
+use crate::optimizer::OptimizerSpec;
+use crate::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, Update, ValueId};
 
 /// Appends the update of every parameter in `grads`.
 pub fn optimizer(program: &mut Program, grads: &[(usize, ValueId)], coefficient: ValueId, spec: &OptimizerSpec) {
@@ -57,23 +15,13 @@ pub fn optimizer(program: &mut Program, grads: &[(usize, ValueId)], coefficient:
         let whole = updated.len() == param.shape.iter().product::<usize>();
         let shape = if whole { param.shape.clone() } else { vec![updated.len()] };
         let mut state = vec![param.value];
-        for slot in spec.state_names() {
+        for slot in spec.state() {
             state.push(program.add_value(format!("{slot}.{name}"), &shape, DType::F32, Kind::OptimizerState));
         }
+        let rule = if param.decay { *spec } else { spec.without_decay() };
+        let update = Update { rule, first: updated.start - held.start, n_state: spec.state().len() };
         let reads = state.iter().copied().chain([*grad, hyper, coefficient]).collect();
-        program.push(update(spec, param.decay, updated.start - held.start), reads, state, site);
-    }
-}
-
-fn update(spec: &OptimizerSpec, decay: bool, first: usize) -> Op {
-    let factor = if decay { 1.0 } else { 0.0 };
-    match *spec {
-        OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => {
-            Op::AdamW { first, beta1, beta2, eps, weight_decay: weight_decay * factor }
-        }
-        OptimizerSpec::Sgd { momentum, weight_decay } => {
-            Op::Sgd { first, momentum, weight_decay: weight_decay * factor }
-        }
+        program.push(Op::Update(update), reads, state, site);
     }
 }
 

@@ -7,23 +7,24 @@
 //! Source: Schneider 1990, Implementing Fault-Tolerant Services Using the State Machine Approach, §2.
 
 use super::commit::Turn;
-use crate::program::{Binding, Instr, Kind, Op, Param, Program, Role, Value, ValueId};
+use crate::program::{Binding, Instr, Kind, Op, Param, Program, Role, Update, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// The gradients that the updates of a step read.
 pub fn log(step: &Program, turn: &Turn) -> Vec<ValueId> {
-    step.instrs[turn.update()].iter().map(|update| operands(update)[0]).collect()
+    updates(step, turn).map(|(update, instr)| *update.operands(&instr.reads).grad).collect()
 }
 
 /// The factor by which the updates of a step scale gradients, if it has any updates.
 pub fn coefficient(step: &Program, turn: &Turn) -> Option<ValueId> {
-    step.instrs[turn.update()].first().map(|update| operands(update)[2])
+    updates(step, turn).next().map(|(update, instr)| *update.operands(&instr.reads).coefficient)
 }
 
-/// Updates read the gradient, the step's scalars and the clipping coefficient behind the state.
-fn operands(update: &Instr) -> [ValueId; 3] {
-    let n = update.reads.len();
-    [update.reads[n - 3], update.reads[n - 2], update.reads[n - 1]]
+fn updates<'a>(step: &'a Program, turn: &Turn) -> impl Iterator<Item = (Update, &'a Instr)> {
+    step.instrs[turn.update()].iter().map(|instr| match instr.op {
+        Op::Update(update) => (update, instr),
+        _ => unreachable!("what does not update state is computed before or after all updates"),
+    })
 }
 
 /// The updates of a rank's step alone. Of each parameter the shadow holds what the rank updates.
@@ -36,35 +37,28 @@ pub fn shadow(step: &Program, turn: &Turn) -> Program {
             program.add_value(name, shape, dtype, kind)
         })
     };
-    for update in &step.instrs[turn.update()] {
-        let param = step.param_of(update.reads[0]).expect("an update begins with its parameter").clone();
-        let [grad, hyper, coefficient] = operands(update);
-        let n_state = update.reads.len() - 3;
-        let shape = &step.value(grad).shape;
-        let mut reads = Vec::with_capacity(update.reads.len());
-        for state in &update.reads[..n_state] {
+    for (update, instr) in updates(step, turn) {
+        let of = update.operands(&instr.reads);
+        let param = step.param_of(*of.param).expect("an update begins with its parameter").clone();
+        let shape = &step.value(*of.grad).shape;
+        let mut reads = Vec::with_capacity(instr.reads.len());
+        for state in std::iter::once(of.param).chain(of.state) {
             reads.push(copy(&mut program, *state, shape, step.value(*state).kind));
         }
         let state = reads.clone();
-        for (value, role) in [(grad, Role::Gradient), (hyper, Role::Hyper), (coefficient, Role::ClipCoefficient)] {
-            let shape = &step.value(value).shape;
-            let input = copy(&mut program, value, shape, Kind::Input);
+        for (value, role) in
+            [(of.grad, Role::Gradient), (of.hyper, Role::Hyper), (of.coefficient, Role::ClipCoefficient)]
+        {
+            let shape = &step.value(*value).shape;
+            let input = copy(&mut program, *value, shape, Kind::Input);
             reads.push(input);
             if role == Role::Gradient || program.bound(role).next().is_none() {
                 program.bindings.push(Binding::new(role, input));
             }
         }
-        program.push(from_its_start(&update.op), reads, state.clone(), update.site);
+        // Here the parameter holds nothing else.
+        program.push(Op::Update(Update { first: 0, ..update }), reads, state.clone(), instr.site);
         program.params.push(Param { value: state[0], held: param.updated.clone(), ..param });
     }
     program
-}
-
-/// The same update of a parameter that holds nothing else.
-fn from_its_start(op: &Op) -> Op {
-    match op.clone() {
-        Op::AdamW { beta1, beta2, eps, weight_decay, .. } => Op::AdamW { first: 0, beta1, beta2, eps, weight_decay },
-        Op::Sgd { momentum, weight_decay, .. } => Op::Sgd { first: 0, momentum, weight_decay },
-        other => other,
-    }
 }

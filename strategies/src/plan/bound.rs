@@ -21,7 +21,7 @@ use crate::pipeline::ScheduleKind;
 use crate::world::Kind;
 use serde::Serialize;
 
-/// Bytes of an element of parameters, of gradients, and of each of the optimizer's two moments.
+/// Bytes of an element of parameters, of gradients, and of each tensor of the optimizer's state.
 const MASTER_BYTES: f64 = 4.0;
 
 /// What a candidate takes at least.
@@ -231,14 +231,16 @@ impl<'a> MeshBound<'a> {
         (n_before as f64 * scatter, scatter + replicas)
     }
 
-    /// Parameter, both moments read and written, gradient read; then others get the parts that they have not updated.
+    /// Parameter and state read and written, gradient read; then others get the parts that they have not updated.
     fn update_seconds(&self, candidate: &Candidate) -> f64 {
         let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
         let gather = match candidate.zero {
             ZeroStage::Zero1 => collective_seconds(self.hardware, Kind::AllGather, trained, self.shards),
             _ => 0.0,
         };
-        trained / self.mesh.shards() as f64 * 7.0 / self.hardware.streaming("adamw") + gather
+        let streams = 3.0 + 2.0 * self.workload.optimizer.state().len() as f64;
+        let rate = self.hardware.streaming(self.workload.optimizer.name());
+        trained / self.mesh.shards() as f64 * streams / rate + gather
     }
 
     /// State of the mean stage; activations of the first, or of one microbatch and its logits on the last. Gradients are
@@ -250,7 +252,8 @@ impl<'a> MeshBound<'a> {
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
         // Gradients that no later microbatch adds to are scattered as they come.
         let scattered = if candidate.n_microbatches == 1 { ZeroStage::Zero1 } else { ZeroStage::Zero2 };
-        let (gradients, moments) = (1.0 / over(scattered), 2.0 / over(ZeroStage::Zero1));
+        let n_state = w.optimizer.state().len() as f64;
+        let (gradients, moments) = (1.0 / over(scattered), n_state / over(ZeroStage::Zero1));
         let state = |n_params: f64, with_gradients: bool| {
             let trained = moments + if with_gradients { gradients } else { 0.0 };
             let of_each = 1.0 / over(ZeroStage::Zero2) + self.trained_fraction() * trained;

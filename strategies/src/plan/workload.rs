@@ -3,6 +3,7 @@
 use crate::compile::{CompileError, StepSpec, compile_step};
 use crate::cost::instr_cost;
 use crate::model::{BatchShape, ModelConfig};
+use crate::optimizer::OptimizerSpec;
 use crate::passes::memory::ALIGN_BYTES;
 use crate::passes::precision::Precision;
 use crate::passes::recompute::Recompute;
@@ -34,6 +35,8 @@ pub struct Workload {
     pub head_params: usize,
     /// Parameters that are trained, adapters included; all of them unless some are frozen.
     pub trainable_params: usize,
+    /// The update.
+    pub optimizer: OptimizerSpec,
     /// Tokens of a row.
     pub seq_len: usize,
     /// Rows of a step, over all ranks.
@@ -95,6 +98,7 @@ impl Workload {
             embedding_params,
             head_params,
             trainable_params: step.n_trainable(),
+            optimizer: spec.optimizer,
             seq_len: batch.seq_len,
             global_batch_rows,
             compute: if spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },

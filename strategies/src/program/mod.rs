@@ -15,11 +15,13 @@ pub mod param;
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
 pub use op::{
-    ActivationFn, Attention, AttentionPart, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm, VocabShard,
+    ActivationFn, Attention, AttentionPart, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm, Update,
+    VocabShard,
 };
 pub use param::{GradSum, Init, Param, ParamPart};
 
 use crate::mesh::Place;
+use crate::optimizer::N_SCALARS;
 
 /// Index of a value in [`Program::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -164,16 +166,15 @@ pub struct Hyper;
 impl Hyper {
     /// Learning rate of this step.
     pub const LEARNING_RATE: usize = 0;
-    /// `1 - beta1^t`.
-    pub const BIAS_CORRECTION_1: usize = 1;
-    /// `1 - beta2^t`.
-    pub const BIAS_CORRECTION_2: usize = 2;
+    /// First of the scalars that the optimizer derives from the number of the update:
+    /// [`crate::optimizer::OptimizerSpec::scalars`].
+    pub const RULE: usize = 1;
     /// Factor of the loss gradient: loss scale / number of predicted tokens in the global batch.
-    pub const LOSS_GRAD_SCALE: usize = 3;
+    pub const LOSS_GRAD_SCALE: usize = Hyper::RULE + N_SCALARS;
     /// Loss scale of fp16; 1 otherwise.
-    pub const LOSS_SCALE: usize = 4;
+    pub const LOSS_SCALE: usize = Hyper::LOSS_GRAD_SCALE + 1;
     /// Number of scalars.
-    pub const LEN: usize = 5;
+    pub const LEN: usize = Hyper::LOSS_SCALE + 1;
 }
 
 /// A value that the host writes before, or reads after, the program runs.

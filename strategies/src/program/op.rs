@@ -7,6 +7,7 @@
 use super::DType;
 use super::collective::{Collective, CollectiveKind};
 use crate::mesh::Group;
+use crate::optimizer::OptimizerSpec;
 
 /// Precision in which a matrix product multiplies; sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +160,50 @@ pub struct VocabShard {
     pub first: usize,
     /// Ranks that share the vocabulary.
     pub n_shards: usize,
+}
+
+/// The update of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// How.
+    pub rule: OptimizerSpec,
+    /// First element of the parameter that is updated.
+    pub first: usize,
+    /// Tensors of the optimizer's state.
+    pub n_state: usize,
+}
+
+/// Operands of an [`Update`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateOperands<'a, T> {
+    /// The parameter.
+    pub param: &'a T,
+    /// State of the optimizer, in the order of [`OptimizerSpec::state`].
+    pub state: &'a [T],
+    /// The reduced gradient.
+    pub grad: &'a T,
+    /// The scalars of the step.
+    pub hyper: &'a T,
+    /// The factor of the gradient.
+    pub coefficient: &'a T,
+}
+
+impl Update {
+    /// Number of operands.
+    pub const fn n_reads(&self) -> usize {
+        self.n_state + 4
+    }
+
+    /// Takes a list of operands apart.
+    ///
+    /// # Panics
+    /// If it is not of [`Update::n_reads`].
+    pub fn operands<'a, T>(&self, reads: &'a [T]) -> UpdateOperands<'a, T> {
+        let (param, rest) = reads.split_first().expect("an update begins with its parameter");
+        let (state, rest) = rest.split_at(self.n_state);
+        let [grad, hyper, coefficient] = rest else { panic!("{} operands, {} fit", reads.len(), self.n_reads()) };
+        UpdateOperands { param, state, grad, hyper, coefficient }
+    }
 }
 
 /// One operation. Operands are listed as `[reads] -> [writes]`.
@@ -358,29 +403,9 @@ pub enum Op {
         /// Largest norm that is left alone.
         max_norm: Option<f64>,
     },
-    /// `[p, m, v, g, hyper, coefficient] -> [p, m, v]`, where `m`, `v` and `g` may be of a run of the elements of `p`.
-    /// Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
-    AdamW {
-        /// First element of `p` that is updated.
-        first: usize,
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the second moment.
-        eps: f64,
-        /// Decoupled weight decay.
-        weight_decay: f64,
-    },
-    /// `[p, momentum, g, hyper, coefficient] -> [p, momentum]`. Source: Sutskever et al. 2013, in PyTorch's form.
-    Sgd {
-        /// First element of `p` that is updated.
-        first: usize,
-        /// Decay of the momentum buffer.
-        momentum: f64,
-        /// L2 penalty added to the gradient.
-        weight_decay: f64,
-    },
+    /// `[p, state…, g, hyper, coefficient] -> [p, state…]`: what an optimizer makes of a gradient, where `state` and `g` may
+    /// be of a run of the elements of `p`; see [`crate::optimizer`].
+    Update(Update),
     /// `[buffers…] -> [results…]`: begins a collective; see [`CollectiveKind`]. Operands and results may not be touched
     /// before the matching await.
     Start(Collective),
@@ -390,7 +415,7 @@ pub enum Op {
 
 impl Op {
     /// Name for people: error messages, traces, tables.
-    pub const fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Op::Embedding { .. } => "embedding",
             Op::EmbeddingBackward { .. } => "embedding_backward",
@@ -430,8 +455,7 @@ impl Op {
             Op::Opaque { .. } => "opaque",
             Op::SumSquares { .. } => "sum_squares",
             Op::ClipCoefficient { .. } => "clip_coefficient",
-            Op::AdamW { .. } => "adamw",
-            Op::Sgd { .. } => "sgd",
+            Op::Update(update) => update.rule.name(),
             Op::Start(_) => "start",
             Op::Await(_) => "await",
         }
@@ -474,8 +498,7 @@ impl Op {
                 let (first, n_grads) = (n_inputs + n_params + 1, if *gradient { *n_params } else { 0 });
                 (0..=n_grads).map(|i| (first + i, i)).collect()
             }
-            Op::AdamW { .. } => vec![(0, 0), (1, 1), (2, 2)],
-            Op::Sgd { .. } => vec![(0, 0), (1, 1)],
+            Op::Update(update) => (0..=update.n_state).map(|i| (i, i)).collect(),
             Op::Start(Collective { kind: CollectiveKind::AllReduce | CollectiveKind::Broadcast { .. }, .. }) => {
                 (0..n_reads).map(|i| (i, i)).collect()
             }

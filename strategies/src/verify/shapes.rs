@@ -1,9 +1,10 @@
 //! Operands and results of each operation: how many, which shapes, which element types.
 
 use crate::mesh::Place;
+use crate::program::op::UpdateOperands;
 use crate::program::{
     ActivationFn, Attention, AttentionPart, Collective, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind,
-    Op, Program, QkColumns, QkNorm, Value, VocabShard,
+    Op, Program, QkColumns, QkNorm, Update, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -71,8 +72,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
             s.scalar(writes[0])
         }
         Op::ClipCoefficient { .. } => s.clip(),
-        Op::AdamW { first, .. } => s.update(3, *first),
-        Op::Sgd { first, .. } => s.update(2, *first),
+        Op::Update(update) => s.update(update),
         Op::Start(c) => s.collective(c, &program.place),
         Op::Await(_) => s.count(reads.len(), 0),
     }
@@ -459,20 +459,19 @@ impl Signature<'_> {
         self.writes.iter().try_for_each(|s| self.scalar(s))
     }
 
-    fn update(&self, n_state: usize, first: usize) -> Result<(), String> {
-        self.count(n_state + 3, n_state)?;
-        let n = self.reads[n_state].n_elements();
-        self.run(self.reads[0], first, n)?;
-        for v in &self.reads[..=n_state] {
+    fn update(&self, update: &Update) -> Result<(), String> {
+        self.count(update.n_reads(), 1 + update.n_state)?;
+        let UpdateOperands { param, state, grad, hyper, coefficient } = update.operands(self.reads);
+        let n = grad.n_elements();
+        self.run(param, update.first, n)?;
+        for v in state.iter().chain([param, grad]) {
             self.shape(v, &v.shape, Some(DType::F32))?;
         }
-        for v in &self.reads[1..=n_state] {
-            if v.n_elements() != n {
-                return Err(format!("`{}` has {} elements, {n} fit", v.name, v.n_elements()));
-            }
+        if let Some(v) = state.iter().find(|v| v.n_elements() != n) {
+            return Err(format!("`{}` has {} elements, {n} fit", v.name, v.n_elements()));
         }
-        self.hyper(self.reads[n_state + 1])?;
-        self.scalar(self.reads[n_state + 2])?;
+        self.hyper(hyper)?;
+        self.scalar(coefficient)?;
         self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(DType::F32)))
     }
 

@@ -2,11 +2,11 @@
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
+use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::memory::{Place, Region};
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
@@ -41,7 +41,7 @@ pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -
         precision,
         recompute,
         lora: None,
-        optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        optimizer: OptimizerSpec::AdamW(AdamW { beta2: 0.95, weight_decay: 0.1, ..AdamW::default() }),
         max_grad_norm: Some(1.0),
         offload_optimizer: false,
         parallel: Parallel::default(),

@@ -4,8 +4,8 @@ use phalanx_cpu::{CpuMachine, scratch_bytes};
 use phalanx_device::groups::Groups;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, FAMILIES, Family, Head, HfConfig, ModelConfig, RopeScaling};
+use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::lora::LoraSpec;
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Hyper, Init, Kind, Role, ValueId};
@@ -100,7 +100,7 @@ impl Case {
             recompute: self.recompute,
             lora: self.lora.clone(),
             // Without momentum the buffer is the gradient itself, bit for bit.
-            optimizer: OptimizerSpec::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            optimizer: OptimizerSpec::Sgd(Sgd::default()),
             max_grad_norm: None,
             offload_optimizer: false,
             parallel: Parallel::default(),

@@ -172,7 +172,7 @@ proptest! {
         in_test(verify(&program).is_ok(), || "the whole program is refused".into())?;
         for i in 0..program.instrs.len() {
             // Parameters are there without their update.
-            if matches!(program.instrs[i].op, Op::Sgd { .. }) {
+            if matches!(program.instrs[i].op, Op::Update(_)) {
                 continue;
             }
             let mut broken = program.clone();

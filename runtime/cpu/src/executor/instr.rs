@@ -13,9 +13,10 @@ use phalanx_device::float::Float;
 use phalanx_device::groups::Groups;
 use phalanx_device::{ElementType, Operand, RawBuffer};
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::program::op::UpdateOperands;
 use phalanx_strategies::program::{
-    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, QkColumns, QkNorm, ValueId,
-    VocabShard,
+    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, QkColumns, QkNorm, Update,
+    ValueId, VocabShard,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -68,6 +69,9 @@ pub(super) struct Operands<'a> {
     /// In which order a tree is summed, for an instruction that sums one.
     sum_plan: Option<Arc<SumPlan>>,
 }
+
+/// Tensors of state that an optimizer keeps for a parameter at most.
+const MAX_STATE: usize = 4;
 
 /// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
 pub(super) const MAX_OPERANDS: usize = 24;
@@ -316,10 +320,7 @@ impl Operands<'_> {
                     self.writes[0].slice_mut::<f64>()[0] =
                         with_element!(g.dtype, T => reduce::sum_squares::<T>(&g.slice()[first..first + len]));
                 }
-                Op::AdamW { first, beta1, beta2, eps, weight_decay } => {
-                    self.adamw(*first, *beta1, *beta2, *eps, *weight_decay);
-                }
-                Op::Sgd { first, momentum, weight_decay } => self.sgd(*first, *momentum, *weight_decay),
+                Op::Update(update) => self.update(update),
                 Op::ClipCoefficient { .. }
                 | Op::Opaque { .. }
                 | Op::Sum
@@ -580,38 +581,21 @@ impl Operands<'_> {
         }
     }
 
-    unsafe fn adamw(&mut self, first: usize, beta1: f64, beta2: f64, eps: f64, weight_decay: f64) {
-        // SAFETY: results 0 to 2 are operands 0 to 2, of which no other slice is made; gradient and scalars lie apart.
+    unsafe fn update(&mut self, update: &Update) {
+        let UpdateOperands { grad, hyper, coefficient, .. } = update.operands(self.reads);
+        // SAFETY: results are the parameter and the state, of which no other slice is made; gradient and scalars lie apart.
         unsafe {
-            let (hyper, coefficient) = (self.reads[4].slice::<f64>(), self.reads[5].slice::<f64>()[0]);
-            let update = optimizer::AdamW {
+            let hyper = hyper.slice::<f64>();
+            let step = optimizer::Step {
                 lr: hyper[Hyper::LEARNING_RATE],
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-                bias_correction1: hyper[Hyper::BIAS_CORRECTION_1],
-                bias_correction2: hyper[Hyper::BIAS_CORRECTION_2],
-                grad_scale: coefficient,
+                scalars: std::array::from_fn(|i| hyper[Hyper::RULE + i]),
+                grad_scale: coefficient.slice::<f64>()[0],
             };
-            let (p, m, v) = (self.writes[0].slice_mut(), self.writes[1].slice_mut(), self.writes[2].slice_mut());
-            optimizer::adamw(&mut p[first..first + m.len()], m, v, self.reads[3].slice(), &update);
-        }
-    }
-
-    unsafe fn sgd(&mut self, first: usize, momentum: f64, weight_decay: f64) {
-        // SAFETY: results 0 and 1 are operands 0 and 1, of which no other slice is made; gradient and scalars lie apart.
-        unsafe {
-            let (hyper, coefficient) = (self.reads[3].slice::<f64>(), self.reads[4].slice::<f64>()[0]);
-            let update = optimizer::Sgd {
-                lr: hyper[Hyper::LEARNING_RATE],
-                momentum,
-                weight_decay,
-                nesterov: false,
-                grad_scale: coefficient,
-            };
-            let (p, buffer) = (self.writes[0].slice_mut(), self.writes[1].slice_mut());
-            optimizer::sgd(&mut p[first..first + buffer.len()], buffer, self.reads[2].slice(), &update);
+            let (g, p) = (grad.slice(), self.writes[0].slice_mut());
+            let mut state: [&mut [f32]; MAX_STATE] = Default::default();
+            self.writes[1..].iter().zip(&mut state).for_each(|(w, s)| *s = w.slice_mut());
+            let p = &mut p[update.first..update.first + g.len()];
+            optimizer::update(&update.rule, p, &mut state[..update.n_state], g, &step);
         }
     }
 }

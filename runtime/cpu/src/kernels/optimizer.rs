@@ -1,82 +1,62 @@
-//! Parameter updates, each in one pass over memory.
+//! Parameter updates, each in one pass over memory: of each rule ([`phalanx_strategies::optimizer`]) the arithmetic, and its
+//! place in [`update`].
 
 use super::parallel::CHUNK;
 use super::simd::simd;
+use phalanx_strategies::optimizer::{AdamW, N_SCALARS, OptimizerSpec, Sgd};
 use rayon::prelude::*;
 
-/// Scalars of one AdamW update.
+/// Scalars of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
+pub struct Step {
     /// Learning rate.
     pub lr: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// `1 - beta1^t`.
-    pub bias_correction1: f64,
-    /// `1 - beta2^t`.
-    pub bias_correction2: f64,
+    /// Of the rule: [`OptimizerSpec::scalars`].
+    pub scalars: [f64; N_SCALARS],
     /// Factor of the gradient: clipping and loss scale.
     pub grad_scale: f64,
 }
 
-/// Scalars of one SGD update, in PyTorch's form.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sgd {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay of the momentum buffer.
-    pub momentum: f64,
-    /// L2 penalty: `weight_decay p` is added to the gradient.
-    pub weight_decay: f64,
-    /// Look ahead: the step is `g + momentum * buffer`.
-    pub nesterov: bool,
-    /// Factor of the gradient: clipping and loss scale.
-    pub grad_scale: f64,
+/// Changes `p` and the state as the rule says. A `grad_scale` that is not finite (the gradient overflowed) leaves
+/// everything as it is.
+///
+/// # Shapes
+/// `p`, each of `state`, `g`: equal.
+///
+/// # Panics
+/// If shapes differ, or the rule has not as many tensors of state.
+pub fn update(rule: &OptimizerSpec, p: &mut [f32], state: &mut [&mut [f32]], g: &[f32], step: &Step) {
+    assert!(state.iter().all(|s| s.len() == p.len()) && g.len() == p.len());
+    if !step.grad_scale.is_finite() {
+        return;
+    }
+    match (rule, state) {
+        (OptimizerSpec::AdamW(rule), [m, v]) => adamw(p, m, v, g, rule, step),
+        (OptimizerSpec::Sgd(rule), [buffer]) => sgd(p, buffer, g, rule, step),
+        (_, state) => unreachable!("{} with {} tensors of state", rule.name(), state.len()),
+    }
 }
 
 /// With `g' = grad_scale g`: `m = beta1 m + (1 - beta1) g'`, `v = beta2 v + (1 - beta2) g'²`,
 /// `p = p (1 - lr weight_decay) - lr / bc1 m / (sqrt(v / bc2) + eps)`.
 /// Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
-///
-/// A `grad_scale` that is not finite (the gradient overflowed) leaves everything as it is.
-///
-/// # Shapes
-/// `p, m, v, g`: equal.
-pub fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], update: &AdamW) {
-    assert!(p.len() == m.len() && p.len() == v.len() && p.len() == g.len());
-    if !update.grad_scale.is_finite() {
-        return;
-    }
+fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], rule: &AdamW, step: &Step) {
     let state = m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK));
     let tasks = p.par_chunks_mut(CHUNK).zip(g.par_chunks(CHUNK)).zip(state);
-    tasks.for_each(|((p, g), (m, v))| adamw_chunk(p, m, v, g, update));
+    tasks.for_each(|((p, g), (m, v))| adamw_chunk(p, m, v, g, rule, step));
 }
 
 /// With `g' = grad_scale g + weight_decay p`: `buffer = momentum buffer + g'`, `p = p - lr buffer`.
 /// Source: Sutskever et al. 2013, in PyTorch's form: a zero buffer gives PyTorch's first step.
-///
-/// A `grad_scale` that is not finite leaves everything as it is.
-///
-/// # Shapes
-/// `p, buffer, g`: equal.
-pub fn sgd(p: &mut [f32], buffer: &mut [f32], g: &[f32], update: &Sgd) {
-    assert!(p.len() == buffer.len() && p.len() == g.len());
-    if !update.grad_scale.is_finite() {
-        return;
-    }
+fn sgd(p: &mut [f32], buffer: &mut [f32], g: &[f32], rule: &Sgd, step: &Step) {
     let tasks = p.par_chunks_mut(CHUNK).zip(g.par_chunks(CHUNK)).zip(buffer.par_chunks_mut(CHUNK));
-    tasks.for_each(|((p, g), buffer)| sgd_chunk(p, buffer, g, update));
+    tasks.for_each(|((p, g), buffer)| sgd_chunk(p, buffer, g, rule, step));
 }
 
 simd! {
-    fn adamw_chunk(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], update: &AdamW) {
-        let AdamW { lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2, grad_scale } = *update;
+    fn adamw_chunk(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], rule: &AdamW, step: &Step) {
+        let AdamW { beta1, beta2, eps, weight_decay } = *rule;
+        let Step { lr, scalars: [bias_correction1, bias_correction2], grad_scale } = *step;
         let (keep1, take1, keep2, take2) = (beta1 as f32, (1.0 - beta1) as f32, beta2 as f32, (1.0 - beta2) as f32);
         let (scale, decay, eps) = (grad_scale as f32, (1.0 - lr * weight_decay) as f32, eps as f32);
         let (step, inverse_root) = ((lr / bias_correction1) as f32, (1.0 / bias_correction2.sqrt()) as f32);
@@ -90,14 +70,13 @@ simd! {
 }
 
 simd! {
-    fn sgd_chunk(p: &mut [f32], buffer: &mut [f32], g: &[f32], update: &Sgd) {
-        let (lr, momentum) = (update.lr as f32, update.momentum as f32);
-        let (decay, scale) = (update.weight_decay as f32, update.grad_scale as f32);
-        let (of_gradient, of_buffer) = if update.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+    fn sgd_chunk(p: &mut [f32], buffer: &mut [f32], g: &[f32], rule: &Sgd, step: &Step) {
+        let (lr, momentum) = (step.lr as f32, rule.momentum as f32);
+        let (decay, scale) = (rule.weight_decay as f32, step.grad_scale as f32);
         for ((p, buffer), g) in p.iter_mut().zip(buffer).zip(g) {
             let g = g * scale + decay * *p;
             *buffer = momentum * *buffer + g;
-            *p -= lr * (of_gradient * g + of_buffer * *buffer);
+            *p -= lr * *buffer;
         }
     }
 }
@@ -109,30 +88,25 @@ mod tests {
 
     const N: usize = 1000;
 
+    fn step(lr: f64, rule: &OptimizerSpec, t: u64) -> Step {
+        Step { lr, scalars: rule.scalars(t), grad_scale: 0.5 }
+    }
+
     #[test]
     fn adamw_follows_its_definition_for_several_steps() {
+        let rule = OptimizerSpec::AdamW(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
         let (mut p, mut m, mut v) = (random(N, 1), vec![0.0; N], vec![0.0; N]);
         let (mut expected, mut em, mut ev) = (wide(&p), vec![0.0; N], vec![0.0; N]);
 
         for t in 1..=5 {
-            let g = random(N, 10 + t as u64);
-            let (bias_correction1, bias_correction2) = (1.0 - 0.9f64.powi(t), 1.0 - 0.95f64.powi(t));
-            let update = AdamW {
-                lr: 1e-2,
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-                bias_correction1,
-                bias_correction2,
-                grad_scale: 0.5,
-            };
-            adamw(&mut p, &mut m, &mut v, &g, &update);
+            let g = random(N, 10 + t);
+            let bias_corrections = (1.0 - 0.9f64.powi(t as i32), 1.0 - 0.95f64.powi(t as i32));
+            update(&rule, &mut p, &mut [&mut m, &mut v], &g, &step(1e-2, &rule, t));
             for (i, g) in wide(&g).iter().map(|g| 0.5 * g).enumerate() {
                 em[i] = 0.9 * em[i] + 0.1 * g;
                 ev[i] = 0.95 * ev[i] + 0.05 * g * g;
-                let root = (ev[i] / bias_correction2).sqrt() + 1e-8;
-                expected[i] = expected[i] * (1.0 - 1e-2 * 0.1) - 1e-2 * em[i] / bias_correction1 / root;
+                let root = (ev[i] / bias_corrections.1).sqrt() + 1e-8;
+                expected[i] = expected[i] * (1.0 - 1e-2 * 0.1) - 1e-2 * em[i] / bias_corrections.0 / root;
             }
         }
 
@@ -143,46 +117,35 @@ mod tests {
 
     #[test]
     fn sgd_follows_its_definition_for_several_steps() {
-        for nesterov in [false, true] {
-            let (mut p, mut buffer) = (random(N, 1), vec![0.0; N]);
-            let (mut expected, mut expected_buffer) = (wide(&p), vec![0.0; N]);
-            let update = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, nesterov, grad_scale: 0.5 };
+        let rule = OptimizerSpec::Sgd(Sgd { momentum: 0.9, weight_decay: 0.01 });
+        let (mut p, mut buffer) = (random(N, 1), vec![0.0; N]);
+        let (mut expected, mut expected_buffer) = (wide(&p), vec![0.0; N]);
 
-            for t in 0..4 {
-                let g = random(N, 20 + t);
-                sgd(&mut p, &mut buffer, &g, &update);
-                for (i, g) in wide(&g).iter().enumerate() {
-                    let g = 0.5 * g + 0.01 * expected[i];
-                    expected_buffer[i] = 0.9 * expected_buffer[i] + g;
-                    let step = if nesterov { g + 0.9 * expected_buffer[i] } else { expected_buffer[i] };
-                    expected[i] -= 0.1 * step;
-                }
+        for t in 1..=4 {
+            let g = random(N, 20 + t);
+            update(&rule, &mut p, &mut [&mut buffer], &g, &step(0.1, &rule, t));
+            for (i, g) in wide(&g).iter().enumerate() {
+                let g = 0.5 * g + 0.01 * expected[i];
+                expected_buffer[i] = 0.9 * expected_buffer[i] + g;
+                expected[i] -= 0.1 * expected_buffer[i];
             }
-
-            close(&p, &expected, 1e-6);
-            close(&buffer, &expected_buffer, 1e-6);
         }
+
+        close(&p, &expected, 1e-6);
+        close(&buffer, &expected_buffer, 1e-6);
     }
 
     #[test]
     fn overflowed_gradients_leave_everything_as_it_is() {
         let before = random(N, 2);
-        let (mut p, mut m, mut v) = (before.clone(), before.clone(), before.clone());
-        let sgd_update = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, nesterov: false, grad_scale: f64::NAN };
-        let update = AdamW {
-            lr: 0.1,
-            beta1: 0.9,
-            beta2: 0.99,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            bias_correction1: 1.0,
-            bias_correction2: 1.0,
-            grad_scale: f64::NAN,
-        };
+        for rule in OptimizerSpec::all() {
+            let mut p = before.clone();
+            let mut state = vec![before.clone(); rule.state().len()];
+            let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
 
-        adamw(&mut p, &mut m, &mut v, &before, &update);
-        sgd(&mut p, &mut m, &before, &sgd_update);
+            update(&rule, &mut p, &mut slices, &before, &Step { grad_scale: f64::NAN, ..step(0.1, &rule, 1) });
 
-        assert!(p == before && m == before && v == before);
+            assert!(p == before && state.iter().all(|s| *s == before), "{}", rule.name());
+        }
     }
 }

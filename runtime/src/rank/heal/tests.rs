@@ -10,7 +10,7 @@ use phalanx_device::world::{World, WorldId};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place as Seat};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
-use phalanx_strategies::passes::optimizer::OptimizerSpec;
+use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use serde_json::json;
@@ -33,7 +33,7 @@ pub(in crate::rank) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
         precision: Precision::F32,
         recompute: Recompute::None,
         lora: None,
-        optimizer: OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 },
+        optimizer: OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }),
         max_grad_norm: None,
         offload_optimizer: false,
         parallel: Parallel::default(),

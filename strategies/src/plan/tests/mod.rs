@@ -5,6 +5,7 @@ mod costs;
 mod searches;
 
 use super::*;
+use crate::optimizer::{AdamW, OptimizerSpec};
 use crate::plan::workload::Kept;
 use crate::program::Compute;
 
@@ -26,6 +27,7 @@ fn llama_70b(global_batch_rows: usize) -> Workload {
         embedding_params: 128_256 * 8192,
         head_params: 128_256 * 8192,
         trainable_params: 80 * 855_654_400 + 2 * 128_256 * 8192,
+        optimizer: OptimizerSpec::AdamW(AdamW::default()),
         seq_len: 8192,
         global_batch_rows,
         compute: Compute::Bf16,
@@ -55,6 +57,7 @@ fn small(global_batch_rows: usize) -> Workload {
         embedding_params: 50_257 * 768,
         head_params: 0,
         trainable_params: 12 * 7_087_872 + 50_257 * 768,
+        optimizer: OptimizerSpec::AdamW(AdamW::default()),
         seq_len: 1024,
         global_batch_rows,
         compute: Compute::Bf16,

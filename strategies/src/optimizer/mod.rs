@@ -1,0 +1,212 @@
+//! Optimizers: the rules that turn gradients into changes of the weights.
+//!
+//! An optimizer is three things: its rule (a file of this folder), its kernel (in the device crate), and its entry in the
+//! registration below. Everything else follows from the rule: configuration keys and their validation, instructions and
+//! their shapes, memory, sharding, names in checkpoints, shadows, and the bounds of the planner.
+//!
+//! State is f32, like the parameters.
+//!
+//! Deliberately absent: arithmetic on elements, which is the kernel's; and the learning rate, which comes with each step.
+
+mod adamw;
+mod sgd;
+
+pub use adamw::AdamW;
+pub use sgd::Sgd;
+
+/// What the rest of the system has to know about an optimizer. Its fields are its hyperparameters.
+pub trait Rule {
+    /// Words for it in a configuration; the first is its name.
+    fn words(&self) -> &'static [&'static str];
+
+    /// What it is, for the key reference.
+    fn summary(&self) -> &'static str;
+
+    /// The configuration keys that it uses, each with its value here.
+    fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>>;
+
+    /// Names of its state tensors, each with the shape of the parameter.
+    fn state(&self) -> &'static [&'static str];
+
+    /// What the kernel needs that changes from update to update, besides the learning rate; `t` counts updates from 1.
+    fn scalars(&self, t: u64) -> [f64; N_SCALARS] {
+        let _ = t;
+        [1.0; N_SCALARS]
+    }
+}
+
+/// Scalars that a rule derives from the number of the update.
+pub const N_SCALARS: usize = 2;
+
+/// A configuration key of a rule.
+#[derive(Debug)]
+pub struct Hyperparameter<'a> {
+    /// The key. Rules may share one, with different defaults.
+    pub key: &'static str,
+    /// What it means for this rule.
+    pub doc: &'static str,
+    /// The values that fit.
+    pub range: Range,
+    /// The value.
+    pub value: &'a mut f64,
+}
+
+/// The values that fit a hyperparameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// 0 and above.
+    NotNegative,
+    /// Above 0.
+    Positive,
+    /// 0 and above, below 1.
+    BelowOne,
+}
+
+impl Range {
+    /// Whether a value fits.
+    pub fn holds(self, value: f64) -> bool {
+        match self {
+            Range::NotNegative => value >= 0.0 && value.is_finite(),
+            Range::Positive => value > 0.0 && value.is_finite(),
+            Range::BelowOne => (0.0..1.0).contains(&value),
+        }
+    }
+}
+
+/// The key that is zero for parameters exempt from weight decay.
+const WEIGHT_DECAY: &str = "weight_decay";
+
+/// Makes the enum of all optimizers.
+macro_rules! optimizers {
+    ($($(#[doc = $doc:literal])+ $Rule:ident,)+) => {
+        /// An optimizer and its hyperparameters.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum OptimizerSpec {
+            $($(#[doc = $doc])+ $Rule($Rule),)+
+        }
+
+        impl OptimizerSpec {
+            /// Every optimizer with its defaults.
+            pub fn all() -> Vec<OptimizerSpec> {
+                vec![$(OptimizerSpec::$Rule($Rule::default()),)+]
+            }
+
+            fn rule(&self) -> &dyn Rule {
+                match self {
+                    $(OptimizerSpec::$Rule(rule) => rule,)+
+                }
+            }
+
+            fn rule_mut(&mut self) -> &mut dyn Rule {
+                match self {
+                    $(OptimizerSpec::$Rule(rule) => rule,)+
+                }
+            }
+        }
+    };
+}
+
+// The registration.
+optimizers! {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+impl OptimizerSpec {
+    /// The optimizer that a configuration means by `word`, with its defaults.
+    pub fn named(word: &str) -> Option<OptimizerSpec> {
+        OptimizerSpec::all().into_iter().find(|o| o.words().contains(&word))
+    }
+
+    /// See [`Rule::words`].
+    pub fn words(&self) -> &'static [&'static str] {
+        self.rule().words()
+    }
+
+    /// Its name: the first of its words.
+    pub fn name(&self) -> &'static str {
+        self.words()[0]
+    }
+
+    /// See [`Rule::summary`].
+    pub fn summary(&self) -> &'static str {
+        self.rule().summary()
+    }
+
+    /// See [`Rule::hyperparameters`].
+    pub fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>> {
+        self.rule_mut().hyperparameters()
+    }
+
+    /// The value of a key, if this optimizer uses it.
+    pub fn get(mut self, key: &str) -> Option<f64> {
+        self.hyperparameters().into_iter().find(|h| h.key == key).map(|h| *h.value)
+    }
+
+    /// Sets a key. Returns whether this optimizer uses it.
+    pub fn set(&mut self, key: &str, value: f64) -> bool {
+        let found = self.hyperparameters().into_iter().find(|h| h.key == key);
+        found.map(|h| *h.value = value).is_some()
+    }
+
+    /// See [`Rule::state`].
+    pub fn state(&self) -> &'static [&'static str] {
+        self.rule().state()
+    }
+
+    /// See [`Rule::scalars`].
+    pub fn scalars(&self, t: u64) -> [f64; N_SCALARS] {
+        self.rule().scalars(t)
+    }
+
+    /// The same for a parameter that is exempt from weight decay.
+    #[must_use]
+    pub fn without_decay(mut self) -> OptimizerSpec {
+        self.set(WEIGHT_DECAY, 0.0);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_word_names_one_optimizer() {
+        let words: Vec<&str> = OptimizerSpec::all().iter().flat_map(OptimizerSpec::words).copied().collect();
+
+        assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len(), "{words:?}");
+        for word in words {
+            assert!(OptimizerSpec::named(word).is_some_and(|o| o.words().contains(&word)), "{word}");
+        }
+        assert_eq!(OptimizerSpec::named("adam_of_tomorrow"), None);
+    }
+
+    #[test]
+    fn every_hyperparameter_is_read_and_written_by_its_key_and_its_default_fits() {
+        for mut optimizer in OptimizerSpec::all() {
+            let list: Vec<(&str, Range, f64)> =
+                optimizer.hyperparameters().into_iter().map(|h| (h.key, h.range, *h.value)).collect();
+            for (i, (key, range, default)) in list.iter().enumerate() {
+                assert!(range.holds(*default), "{} {key}", optimizer.name());
+                let value = 0.25 + i as f64 / 64.0;
+                assert!(optimizer.set(key, value));
+                assert_eq!(optimizer.get(key), Some(value), "{} {key}", optimizer.name());
+            }
+            assert!(!optimizer.set("of_no_rule", 1.0));
+            assert_eq!(optimizer.get("of_no_rule"), None);
+        }
+    }
+
+    #[test]
+    fn exemption_from_decay_changes_nothing_else() {
+        let with = AdamW { weight_decay: 0.1, ..AdamW::default() };
+
+        let without = OptimizerSpec::AdamW(with).without_decay();
+
+        assert_eq!(without, OptimizerSpec::AdamW(AdamW { weight_decay: 0.0, ..with }));
+    }
+}
