@@ -2,6 +2,7 @@
 
 mod support;
 
+use phalanx_strategies::optimizer::OptimizerSpec;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -42,15 +43,18 @@ fn an_interrupted_run_saves_and_its_resumption_equals_the_straight_run_bit_for_b
 
 #[test]
 fn resuming_from_a_named_checkpoint_repeats_the_rest_bit_for_bit() {
-    let p = Project::new();
-    p.train(&["--output_dir", "straight", "--save_total_limit", "none"]).succeeds();
-    let tenth = p.checkpoints("straight").into_iter().find(|c| c.display().to_string().contains("step-0000000010"));
-    let tenth = tenth.unwrap().display().to_string();
+    for optimizer in OptimizerSpec::all() {
+        let p = Project::new();
+        let keys = ["--optimizer", optimizer.name(), "--learning_rate", "2e-3"];
+        p.train(&[&keys[..], &["--output_dir", "straight", "--save_total_limit", "none"]].concat()).succeeds();
+        let tenth = p.checkpoints("straight").into_iter().find(|c| c.display().to_string().contains("step-0000000010"));
+        let tenth = tenth.unwrap().display().to_string();
 
-    p.train(&["--output_dir", "again", "--resume_from_checkpoint", &tenth]).succeeds();
+        p.train(&[&keys[..], &["--output_dir", "again", "--resume_from_checkpoint", &tenth]].concat()).succeeds();
 
-    assert_eq!(p.metrics("again"), p.metrics("straight")[10..]);
-    assert_eq!(p.model_bytes("again"), p.model_bytes("straight"));
+        assert_eq!(p.metrics("again"), p.metrics("straight")[10..], "{}", optimizer.name());
+        assert_eq!(p.model_bytes("again"), p.model_bytes("straight"), "{}", optimizer.name());
+    }
 }
 
 #[test]

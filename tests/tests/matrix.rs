@@ -154,6 +154,17 @@ fn sgd_with_momentum_trains_as_on_one_rank() -> Result<()> {
     check(&task, &few_cells(), &Tolerance::F32)
 }
 
+/// Every element moves by the learning rate, whichever way its averaged gradient points, so the rate is a tenth of AdamW's:
+/// an element whose gradient is noise then moves the loss by as little.
+#[test]
+fn lion_trains_as_on_one_rank() -> Result<()> {
+    for shape in Shape::ALL {
+        let task = Task { shape, extra: &[("optimizer", "lion"), ("learning_rate", "1e-4")] };
+        check(&task, &few_cells(), &Tolerance::F32)?;
+    }
+    Ok(())
+}
+
 /// 13 validation rows, which no number of ranks divides.
 #[test]
 fn validation_losses_are_equal_on_every_mesh() -> Result<()> {

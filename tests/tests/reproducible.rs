@@ -61,6 +61,28 @@ fn every_arrangement_ends_with_the_bits_of_one_rank() {
 }
 
 #[test]
+fn lion_ends_with_the_bits_of_one_rank() {
+    const EXTRA: &[(&str, &str)] = &[("reproducible", "true"), ("optimizer", "lion"), ("learning_rate", "1e-4")];
+    let cells = [
+        cell(mesh(1, 2, 1), 3, "1f1b"),
+        cell(mesh(1, 1, 2), 1, "1f1b"),
+        cell(mesh(1, 1, 3), 3, "1f1b"),
+        cell(mesh(2, 1, 2), 2, "interleaved"),
+    ];
+    for shape in Shape::ALL {
+        let task = Task { shape, extra: EXTRA };
+        let dir = tempfile::tempdir().unwrap();
+        let alone = bits(&task, &Cell::ALONE, dir.path());
+        for cell in &cells {
+            let theirs = bits(&task, cell, dir.path());
+
+            assert_eq!(theirs.1, alone.1, "{shape} {cell}: losses and norms");
+            assert!(theirs.0 == alone.0, "{shape} {cell}: weights");
+        }
+    }
+}
+
+#[test]
 fn with_as_many_tensor_parallel_ranks_every_arrangement_of_the_others_ends_with_the_same_bits() {
     let with_tp = |tp: usize, cell: Cell, sequence_parallel: bool| Cell {
         mesh: Mesh { tp, ..cell.mesh },

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use phalanx_strategies::model::{HfConfig, ModelConfig, ModelError};
+use phalanx_strategies::optimizer::{Lion, OptimizerSpec, Range};
 use proptest::prelude::*;
 
 use super::datasets::{DatasetType, ValSetSize};
@@ -137,6 +138,29 @@ fn a_wrong_type_is_named_with_what_was_found_and_what_fits() {
 }
 
 #[test]
+fn each_rule_has_its_own_default_of_a_key_that_rules_share() {
+    let rule = |lines: &str| load(&format!("{MINIMAL}{lines}\n")).unwrap().optimizer.rule;
+
+    assert_eq!(rule("optimizer: lion"), OptimizerSpec::Lion(Lion::default()));
+    assert_eq!(rule("optimizer: lion_pytorch").get("adam_beta2"), Some(0.99));
+    assert_eq!(rule("optimizer: lion\nadam_beta2: 0.999").get("adam_beta2"), Some(0.999));
+    assert_eq!(rule("optimizer: adamw").get("adam_beta2"), Some(0.999));
+    let doc = reference().into_iter().find(|doc| doc.key == "adam_beta2").unwrap();
+    assert!(doc.doc.contains("`lion`: decay of the average of gradients, by default 0.99"), "{}", doc.doc);
+}
+
+#[test]
+fn every_rule_reads_back_equal() {
+    for mut rule in OptimizerSpec::all() {
+        rule.hyperparameters().into_iter().filter(|h| h.range == Range::BelowOne).for_each(|h| *h.value = 0.625);
+        let mut job = load(MINIMAL).unwrap();
+        job.optimizer.rule = rule;
+
+        assert_eq!(load(&job.to_yaml()).unwrap(), job, "{}", rule.name());
+    }
+}
+
+#[test]
 fn wrong_types_inside_lists_are_named_by_position() {
     let text = MINIMAL.replace("type: alpaca", "type: alpaca\n    roles_to_train: [user, 3]");
     assert_eq!(load(&text).unwrap_err().to_string(), "`datasets[0].roles_to_train[1]` is 3, but must be a text");
@@ -168,6 +192,7 @@ fn relations_that_do_not_hold_name_both_keys() {
         ("warmup_steps: 11", "warmup_steps", "max_steps"),
         ("momentum: 0.9", "momentum", "optimizer"),
         ("optimizer: sgd\nadam_beta1: 0.8", "adam_beta1", "optimizer"),
+        ("optimizer: lion\nadam_epsilon: 1e-6", "adam_epsilon", "optimizer"),
         ("initial_loss_scale: 2.0", "initial_loss_scale", "fp16"),
         ("fp16: true\nloss_scale: 8\ninitial_loss_scale: 2", "loss_scale", "initial_loss_scale"),
     ] {

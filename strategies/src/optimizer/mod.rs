@@ -9,9 +9,11 @@
 //! Deliberately absent: arithmetic on elements, which is the kernel's; and the learning rate, which comes with each step.
 
 mod adamw;
+mod lion;
 mod sgd;
 
 pub use adamw::AdamW;
+pub use lion::Lion;
 pub use sgd::Sgd;
 
 /// What the rest of the system has to know about an optimizer. Its fields are its hyperparameters.
@@ -112,6 +114,8 @@ optimizers! {
     AdamW,
     /// Stochastic gradient descent with momentum.
     Sgd,
+    /// The sign of averaged gradients.
+    Lion,
 }
 
 impl OptimizerSpec {

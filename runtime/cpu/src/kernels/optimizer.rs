@@ -3,7 +3,7 @@
 
 use super::parallel::CHUNK;
 use super::simd::simd;
-use phalanx_strategies::optimizer::{AdamW, N_SCALARS, OptimizerSpec, Sgd};
+use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, Sgd};
 use rayon::prelude::*;
 
 /// Scalars of one update.
@@ -33,6 +33,7 @@ pub fn update(rule: &OptimizerSpec, p: &mut [f32], state: &mut [&mut [f32]], g: 
     match (rule, state) {
         (OptimizerSpec::AdamW(rule), [m, v]) => adamw(p, m, v, g, rule, step),
         (OptimizerSpec::Sgd(rule), [buffer]) => sgd(p, buffer, g, rule, step),
+        (OptimizerSpec::Lion(rule), [m]) => lion(p, m, g, rule, step),
         (_, state) => unreachable!("{} with {} tensors of state", rule.name(), state.len()),
     }
 }
@@ -51,6 +52,14 @@ fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], rule: &AdamW, s
 fn sgd(p: &mut [f32], buffer: &mut [f32], g: &[f32], rule: &Sgd, step: &Step) {
     let tasks = p.par_chunks_mut(CHUNK).zip(g.par_chunks(CHUNK)).zip(buffer.par_chunks_mut(CHUNK));
     tasks.for_each(|((p, g), buffer)| sgd_chunk(p, buffer, g, rule, step));
+}
+
+/// With `g' = grad_scale g`: `p = p (1 - lr weight_decay) - lr sign(beta1 m + (1 - beta1) g')`,
+/// `m = beta2 m + (1 - beta2) g'`, where the sign of 0 is 0.
+/// Source: Chen et al. 2023, algorithm 2 (arXiv:2302.06675).
+fn lion(p: &mut [f32], m: &mut [f32], g: &[f32], rule: &Lion, step: &Step) {
+    let tasks = p.par_chunks_mut(CHUNK).zip(g.par_chunks(CHUNK)).zip(m.par_chunks_mut(CHUNK));
+    tasks.for_each(|((p, g), m)| lion_chunk(p, m, g, rule, step));
 }
 
 simd! {
@@ -77,6 +86,21 @@ simd! {
             let g = g * scale + decay * *p;
             *buffer = momentum * *buffer + g;
             *p -= lr * *buffer;
+        }
+    }
+}
+
+simd! {
+    fn lion_chunk(p: &mut [f32], m: &mut [f32], g: &[f32], rule: &Lion, step: &Step) {
+        let Lion { beta1, beta2, weight_decay } = *rule;
+        let (keep1, take1, keep2, take2) = (beta1 as f32, (1.0 - beta1) as f32, beta2 as f32, (1.0 - beta2) as f32);
+        let (lr, scale, decay) = (step.lr as f32, step.grad_scale as f32, (1.0 - step.lr * weight_decay) as f32);
+        for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
+            let g = g * scale;
+            let direction = keep1 * *m + take1 * g;
+            let change = if direction == 0.0 { 0.0 } else { lr.copysign(direction) };
+            *p = *p * decay - change;
+            *m = keep2 * *m + take2 * g;
         }
     }
 }
@@ -133,6 +157,29 @@ mod tests {
 
         close(&p, &expected, 1e-6);
         close(&buffer, &expected_buffer, 1e-6);
+    }
+
+    #[test]
+    fn lion_follows_its_definition_for_several_steps_and_rests_where_nothing_pulls() {
+        let rule = OptimizerSpec::Lion(Lion { beta1: 0.8, beta2: 0.95, weight_decay: 0.1 });
+        let (mut p, mut m) = (random(N, 1), vec![0.0; N]);
+        let (mut expected, mut em) = (wide(&p), vec![0.0f64; N]);
+
+        for t in 1..=5 {
+            let mut g = random(N, 30 + t);
+            g[7] = 0.0;
+            update(&rule, &mut p, &mut [&mut m], &g, &step(1e-2, &rule, t));
+            for (i, g) in wide(&g).iter().map(|g| 0.5 * g).enumerate() {
+                let direction = 0.8 * em[i] + 0.2 * g;
+                let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
+                expected[i] = expected[i] * (1.0 - 1e-2 * 0.1) - 1e-2 * sign;
+                em[i] = 0.95 * em[i] + 0.05 * g;
+            }
+        }
+
+        close(&p, &expected, 1e-6);
+        close(&m, &em, 1e-6);
+        assert_eq!(m[7], 0.0);
     }
 
     #[test]
