@@ -6,10 +6,8 @@ use crate::data::tokenizer::TokenizerError;
 use crate::frontend::UserModelError;
 use crate::launch::error::LaunchError;
 use crate::units::human_bytes;
-use phalanx_cpu::thread::ThreadError;
-use phalanx_cpu::{AllocError, ExecError};
-use phalanx_device::CollectiveError;
 use phalanx_device::groups::GroupError;
+use phalanx_device::{AllocError, CollectiveError, ExecError, ThreadError};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::hf::error::HfError;
 use phalanx_strategies::compile::CompileError;
@@ -36,6 +34,9 @@ pub enum JobError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Sampler(#[from] SamplerError),
+    /// The configuration asks for a device that this build has no code for.
+    #[error("`device` is {device}, which this build of phalanx cannot use; auto or cpu would fit")]
+    BackendUnavailable { device: &'static str },
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// The programs of the ranks do not fit together.

@@ -8,6 +8,7 @@
 //!   token cache, batches. [`frontend`]: models that users write, in dfdx or otherwise. [`launch`]: rank processes of one
 //!   machine, started, spoken to and watched.
 //! - [`error`], [`events`], `control`, [`units`]: why a job cannot go on, what it reports, what can be asked of it.
+//! - [`devices`]: which device trains.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - `rank`: a rank process. `node`: a machine with its rank processes. `coordinate`: the coordinator of a job.
 //! - [`api`]: jobs for other programs. [`cli`]: the command line.
@@ -20,6 +21,7 @@ pub mod config;
 pub(crate) mod control;
 pub(crate) mod coordinate;
 pub mod data;
+pub mod devices;
 pub mod error;
 pub mod events;
 pub mod frontend;

@@ -23,6 +23,15 @@ fn a_value_of_the_wrong_type_says_what_fits() {
 }
 
 #[test]
+fn device_that_this_build_cannot_use_is_refused_with_those_that_it_can() {
+    let p = Project::new();
+    p.train(&["--device", "cuda"]).refuses(&["`device` is cuda", "this build", "auto or cpu"]);
+    p.train(&["--device", "tpu"]).refuses(&["device", "tpu", "auto, cpu, cuda"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+    p.train(&["--device", "cpu", "--max_steps", "1"]).succeeds();
+}
+
+#[test]
 fn missing_files_are_named() {
     let p = Project::new();
     p.run(&["train", "jobb.yaml"]).refuses(&["jobb.yaml"]);

@@ -24,7 +24,8 @@ use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::shadow::shadow;
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::pipeline::{ScheduleKind, Slot, Work, order};
-use crate::program::{Instr, Program, Role};
+use crate::program::{Program, Role};
+use crate::target::Target;
 use crate::verify::{VerifyError, verify};
 
 /// Everything that decides the program of a training step, besides the model.
@@ -134,6 +135,9 @@ pub enum CompileError {
     /// The program cannot be differentiated.
     #[error(transparent)]
     Backward(#[from] BackwardError),
+    /// The device multiplies bfloat16 weights only, and no pass keeps such copies yet.
+    #[error("the device reads bfloat16 copies of the weights, which no pass of the compiler makes")]
+    HalfCopies,
     /// A pass or a model built an ill-formed program.
     #[error("the compiled program is ill-formed: {0}")]
     Verify(#[from] VerifyError),
@@ -164,15 +168,11 @@ pub struct Compiled {
 
 /// Compiles the training step of a forward program that ends at a loss.
 ///
-/// `scratch_bytes` is the machine's answer to how much working space an instruction needs.
+/// `target` is the device that will run it.
 ///
 /// # Errors
 /// See [`CompileError`].
-pub fn compile_step(
-    mut forward: Program,
-    spec: &StepSpec,
-    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
-) -> Result<Compiled, CompileError> {
+pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
     let (place, parallel) = (forward.place, &spec.parallel);
     let needs = needs_grad(&forward)?;
@@ -215,18 +215,14 @@ pub fn compile_step(
         offload(&mut program);
     }
     let messages = parallel.schedule(&place).messages_in_flight(place.mesh.pp, spec.n_microbatches);
-    finish(program, messages, scratch_bytes)
+    finish(program, messages, target)
 }
 
 /// Compiles a forward program for evaluation: the same weights and the same numbers, no gradients.
 ///
 /// # Errors
 /// See [`CompileError`].
-pub fn compile_forward(
-    mut forward: Program,
-    spec: &StepSpec,
-    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
-) -> Result<Compiled, CompileError> {
+pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
     erase(&mut forward);
     let (place, parallel) = (forward.place, &spec.parallel);
@@ -242,20 +238,17 @@ pub fn compile_forward(
     if program.bound(Role::Logits).next().is_none() {
         complete_loss(&mut program);
     }
-    finish(program, 1, scratch_bytes)
+    finish(program, 1, target)
 }
 
 /// Compiles what a rank runs that keeps a copy of the state of the rank of `step`.
 ///
 /// # Errors
 /// [`CompileError::Verify`], if a pass built an ill-formed program.
-pub fn compile_shadow(
-    step: &Compiled,
-    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
-) -> Result<Compiled, CompileError> {
+pub fn compile_shadow(step: &Compiled, target: &dyn Target) -> Result<Compiled, CompileError> {
     let program = shadow(&step.program, &step.turn);
     verify(&program)?;
-    let layout = memory(&program, scratch_bytes);
+    let layout = memory(&program, target);
     let end = program.instrs.len();
     Ok(Compiled { program, layout, turn: Turn { update: 0, spread: end, end } })
 }
@@ -275,15 +268,14 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     Ok(())
 }
 
-fn finish(
-    mut program: Program,
-    messages: usize,
-    scratch_bytes: impl Fn(&Program, &Instr) -> usize,
-) -> Result<Compiled, CompileError> {
+fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<Compiled, CompileError> {
+    if target.half_copies() {
+        return Err(CompileError::HalfCopies);
+    }
     overlap(&mut program, messages);
     let turn = commit(&mut program);
     compact(&mut program);
     verify(&program)?;
-    let layout = memory(&program, scratch_bytes);
+    let layout = memory(&program, target);
     Ok(Compiled { program, layout, turn })
 }

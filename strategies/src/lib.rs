@@ -11,6 +11,7 @@
 //! - [`pipeline`]: the order in which pipeline stages run their microbatches.
 //! - [`world`]: refuses ranks whose collectives do not fit or can deadlock, and simulates a step's time.
 //! - [`boxes`]: boxes of tensors: the one index of checkpoints, ranks' memory and what travels between ranks.
+//! - [`target`]: what the compiler asks of the device that runs a program.
 //! - [`trace`]: the programs of all ranks become a world.
 //! - [`plan`]: which of all arrangements trains a model fastest on given machines.
 //! - [`elastic`]: how the job survives the loss and arrival of ranks, machines and coordinators.
@@ -18,7 +19,7 @@
 //!   functions of the step.
 //!
 //! Deliberately absent: clocks, threads, tasks, sockets, files, devices. Whatever depends on the machine (how much
-//! working space a kernel needs, how fast it is) is passed in.
+//! working space a kernel needs, how it aligns buffers, how fast it is) is passed in.
 
 pub mod boxes;
 pub mod compile;
@@ -35,6 +36,7 @@ pub mod program;
 pub mod rng;
 pub mod sampler;
 pub mod schedule;
+pub mod target;
 pub mod trace;
 pub mod tree;
 pub mod verify;

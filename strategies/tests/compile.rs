@@ -3,7 +3,7 @@
 #[allow(dead_code)] // ranks share nothing here
 mod support;
 
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::compile::{CompileError, Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::fuse::fuse;
 use phalanx_strategies::passes::lora::{LoraSpec, lora};
@@ -13,6 +13,7 @@ use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{
     Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site,
 };
+use phalanx_strategies::target::{Nowhere, Target};
 use proptest::prelude::*;
 use support::{assert_no_live_buffer_is_overwritten, families, model, spec};
 
@@ -30,8 +31,8 @@ proptest! {
         let forward = model(family, layers, kv_heads, tied)
             .forward(BatchShape { n_rows: rows, seq_len: 16 }, Head::Loss).unwrap();
 
-        let step = compile_step(forward.clone(), &spec(n, precision, recompute), |_, _| 100).unwrap();
-        let eval = compile_forward(forward, &spec(n, precision, recompute), |_, _| 0).unwrap();
+        let step = compile_step(forward.clone(), &spec(n, precision, recompute), &Nowhere { scratch_bytes: 100 }).unwrap();
+        let eval = compile_forward(forward, &spec(n, precision, recompute), &Nowhere::default()).unwrap();
 
         assert_no_live_buffer_is_overwritten(&step);
         assert_no_live_buffer_is_overwritten(&eval);
@@ -45,6 +46,54 @@ proptest! {
         let updates = step.program.instrs.iter().filter(|i| matches!(i.op, Op::Update(_))).count();
         prop_assert_eq!(updates, step.program.params.len());
     }
+}
+
+/// A device with buffers at multiples of `align` bytes.
+struct Aligned {
+    align: usize,
+    half_copies: bool,
+}
+
+impl Target for Aligned {
+    fn scratch_bytes(&self, _: &Program, _: &Instr) -> usize {
+        100
+    }
+
+    fn align(&self) -> usize {
+        self.align
+    }
+
+    fn half_copies(&self) -> bool {
+        self.half_copies
+    }
+}
+
+#[test]
+fn every_buffer_lies_at_a_multiple_of_the_alignment_that_the_target_asks_for() {
+    let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let compile = |align| {
+        let spec = spec(2, Precision::Bf16, Recompute::Selective);
+        compile_step(forward.clone(), &spec, &Aligned { align, half_copies: false }).unwrap()
+    };
+
+    let (loose, tight) = (compile(64), compile(1024));
+
+    assert_no_live_buffer_is_overwritten(&tight);
+    let offsets =
+        |c: &Compiled| c.layout.places.iter().flatten().map(|p| p.offset).chain([c.layout.scratch.0]).collect();
+    let at_multiple = |offsets: Vec<usize>| offsets.iter().all(|offset| offset.is_multiple_of(1024));
+    assert!(at_multiple(offsets(&tight)) && !at_multiple(offsets(&loose)));
+    assert!(tight.layout.total_bytes() > loose.layout.total_bytes());
+}
+
+#[test]
+fn a_target_that_asks_for_half_width_weights_is_refused_while_no_pass_makes_them() {
+    let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let target = Aligned { align: 64, half_copies: true };
+
+    let refused = compile_step(forward, &spec(1, Precision::Bf16, Recompute::None), &target);
+
+    assert_eq!(refused.unwrap_err(), CompileError::HalfCopies);
 }
 
 #[test]
@@ -73,7 +122,7 @@ fn an_adapter_beside_a_scaled_product_takes_the_factor_over() {
 fn recomputation_trades_instructions_for_memory() {
     let compile = |recompute| {
         let forward = model("llama", 6, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
-        compile_step(forward, &spec(1, Precision::F32, recompute), |_, _| 0).unwrap()
+        compile_step(forward, &spec(1, Precision::F32, recompute), &Nowhere::default()).unwrap()
     };
     let (none, selective, full) = (compile(Recompute::None), compile(Recompute::Selective), compile(Recompute::Full));
     let bytes = |c: &Compiled| c.layout.bytes(Region::Work);
@@ -94,7 +143,7 @@ fn recomputation_trades_instructions_for_memory() {
 fn half_width_activations_take_less_memory_and_leave_parameters_alone() {
     let compile = |precision| {
         let forward = model("llama", 4, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
-        compile_step(forward, &spec(1, precision, Recompute::None), |_, _| 0).unwrap()
+        compile_step(forward, &spec(1, precision, Recompute::None), &Nowhere::default()).unwrap()
     };
     let (f32, bf16) = (compile(Precision::F32), compile(Precision::Bf16));
     assert!(bf16.layout.bytes(Region::Work) < f32.layout.bytes(Region::Work) * 3 / 4);
@@ -107,9 +156,12 @@ fn adapters_train_themselves_only_and_need_no_gradient_of_the_base() {
     let targets = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets };
 
-    let step =
-        compile_step(forward, &StepSpec { lora: Some(lora), ..spec(2, Precision::F32, Recompute::Full) }, |_, _| 0)
-            .unwrap();
+    let step = compile_step(
+        forward,
+        &StepSpec { lora: Some(lora), ..spec(2, Precision::F32, Recompute::Full) },
+        &Nowhere::default(),
+    )
+    .unwrap();
 
     assert_no_live_buffer_is_overwritten(&step);
     let p = &step.program;
@@ -129,9 +181,12 @@ fn adapters_train_themselves_only_and_need_no_gradient_of_the_base() {
 fn an_unknown_adapter_target_lists_the_modules_of_the_model() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()] };
-    let err =
-        compile_step(forward, &StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) }, |_, _| 0)
-            .unwrap_err();
+    let err = compile_step(
+        forward,
+        &StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) },
+        &Nowhere::default(),
+    )
+    .unwrap_err();
     assert_eq!(
         err.to_string(),
         "lora_target_modules names `query`, which this model does not have; it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
@@ -147,7 +202,8 @@ fn a_large_model_compiles_in_milliseconds() {
     let mut times = Vec::new();
     for _ in 0..5 {
         let started = std::time::Instant::now();
-        let step = compile_step(forward.clone(), &spec(8, Precision::Bf16, Recompute::Full), |_, _| 0).unwrap();
+        let step =
+            compile_step(forward.clone(), &spec(8, Precision::Bf16, Recompute::Full), &Nowhere::default()).unwrap();
         times.push(started.elapsed());
         assert_eq!(step.program.n_params(), 70_553_706_496);
     }
@@ -186,7 +242,8 @@ fn user_defined() -> Program {
 #[test]
 fn a_user_defined_model_accumulates_clips_and_updates_like_any_other() {
     for n in 1..4 {
-        let step = compile_step(user_defined(), &spec(n, Precision::F32, Recompute::None), |_, _| 0).unwrap();
+        let step =
+            compile_step(user_defined(), &spec(n, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
 
         assert_no_live_buffer_is_overwritten(&step);
         let p = &step.program;
@@ -217,7 +274,7 @@ fn a_user_defined_model_accumulates_clips_and_updates_like_any_other() {
 
 #[test]
 fn evaluating_a_user_defined_model_computes_no_gradients() {
-    let eval = compile_forward(user_defined(), &spec(2, Precision::F32, Recompute::None), |_, _| 0).unwrap();
+    let eval = compile_forward(user_defined(), &spec(2, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
 
     let [instr] = eval.program.instrs.as_slice() else { panic!("{} instructions", eval.program.instrs.len()) };
     assert!(matches!(instr.op, Op::Opaque { gradient: false, .. }));

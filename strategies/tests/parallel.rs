@@ -9,6 +9,7 @@ use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
+use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use support::{any_parallel, assert_no_live_buffer_is_overwritten, families, model, spec};
@@ -30,8 +31,8 @@ fn compile(
         forward.place = place;
         forward
     };
-    let step = compile_step(forward(), spec, |_, _| 100).unwrap();
-    (step, compile_forward(forward(), spec, |_, _| 0).unwrap())
+    let step = compile_step(forward(), spec, &Nowhere { scratch_bytes: 100 }).unwrap();
+    (step, compile_forward(forward(), spec, &Nowhere::default()).unwrap())
 }
 
 proptest! {
@@ -92,7 +93,7 @@ fn error(family: &str, kv_heads: usize, mesh: Mesh, parallel: Parallel) -> Strin
     let mut forward = model(family, 3, kv_heads, false).forward(batch, Head::Loss).unwrap();
     forward.place = Place { mesh, rank: 0 };
     let spec = StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) };
-    compile_step(forward, &spec, |_, _| 0).unwrap_err().to_string()
+    compile_step(forward, &spec, &Nowhere::default()).unwrap_err().to_string()
 }
 
 #[test]

@@ -13,6 +13,7 @@ use phalanx_strategies::plan::bound::{Bound, MeshBound};
 use phalanx_strategies::plan::cost::{post_duration, trace_on};
 use phalanx_strategies::plan::workload::input_bytes;
 use phalanx_strategies::plan::{Candidate, Evaluation, Hardware, MeshSizes, Workload};
+use phalanx_strategies::target::Nowhere;
 use phalanx_strategies::trace::{Ranks, world};
 use phalanx_strategies::world::{Links, WorldError};
 use proptest::prelude::*;
@@ -83,7 +84,7 @@ impl Case {
         let all = world(self.candidate.mesh.into(), Ranks::OfEachStage, |place: Place| {
             let mut forward = self.model.forward(batch, Head::Loss).unwrap();
             forward.place = place;
-            let compiled = compile_step(forward, &spec, |_, _| 0).unwrap();
+            let compiled = compile_step(forward, &spec, &Nowhere::default()).unwrap();
             let own = compiled.layout.total_bytes() as u64;
             if own > bytes {
                 (bytes, inputs) = (own, input_bytes(&compiled.program));

@@ -14,6 +14,7 @@ use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::held::HeldBox;
+use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use support::{any_parallel, families, model, spec};
@@ -29,7 +30,7 @@ fn updated(model_of: Model, spec: &StepSpec, place: Place) -> Vec<HeldBox> {
     let batch = BatchShape { n_rows: 1, seq_len: 24 };
     let mut forward = model(family, layers, kv_heads, tied).forward(batch, Head::Loss).unwrap();
     forward.place = place;
-    let program = compile_step(forward, spec, |_, _| 0).unwrap().program;
+    let program = compile_step(forward, spec, &Nowhere::default()).unwrap().program;
     let trained = program.params.iter().filter(|param| param.trainable);
     trained.flat_map(|param| param.boxes(&param.updated)).collect()
 }

@@ -11,6 +11,7 @@ use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::pipeline::ScheduleKind;
 use phalanx_strategies::program::{Instr, Op, Program, Role, ValueId};
+use phalanx_strategies::target::Nowhere;
 use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
 use phalanx_strategies::world::{Collective, Links, Mover, Post, Rank, Step, Tensor, WorldError};
 use proptest::prelude::*;
@@ -60,7 +61,7 @@ impl Case {
     }
 
     fn compiled(&self, rank: usize) -> Compiled {
-        compile_step(self.forward(rank), &self.spec, |_, _| 0).unwrap()
+        compile_step(self.forward(rank), &self.spec, &Nowhere::default()).unwrap()
     }
 
     fn step(&self, rank: usize) -> Program {
@@ -68,7 +69,7 @@ impl Case {
     }
 
     fn evaluation(&self, rank: usize) -> Program {
-        compile_forward(self.forward(rank), &self.spec, |_, _| 0).unwrap().program
+        compile_forward(self.forward(rank), &self.spec, &Nowhere::default()).unwrap().program
     }
 
     fn verify(&self, compile: impl Fn(&Case, usize) -> Program) -> Result<(), WorldError> {
@@ -133,7 +134,7 @@ proptest! {
     fn a_shadow_makes_the_updates_of_its_rank_on_what_that_one_updates(case in any_case()) {
         for rank in 0..case.mesh.size() {
             let step = case.compiled(rank);
-            let shadow = compile_shadow(&step, |_, _| 0).unwrap();
+            let shadow = compile_shadow(&step, &Nowhere::default()).unwrap();
 
             let grads: Vec<ValueId> = shadow.program.bound(Role::Gradient).collect();
             let shapes = |program: &Program, grads: &[ValueId]| -> Vec<Vec<usize>> {
@@ -327,7 +328,7 @@ fn a_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
         let begin = Instant::now();
         let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8192 }, Head::Loss).unwrap();
         forward.place = Place { mesh, rank };
-        let compiled = compile_step(forward, &spec, |_, _| 0).unwrap();
+        let compiled = compile_step(forward, &spec, &Nowhere::default()).unwrap();
         (begin.elapsed(), compiled.program.instrs.len())
     };
 

@@ -5,13 +5,14 @@ use phalanx_tests::step::BenchStep;
 
 fn main() {
     // All of it on the device thread: a step is measured where steps run.
-    phalanx_cpu::on_device_thread(2, || {
-        let mut criterion = Criterion::default().sample_size(10).configure_from_args();
-        for (name, bf16) in [("step/f32", false), ("step/bf16", true)] {
-            let mut step = BenchStep::new(bf16);
-            criterion.bench_function(name, |b| b.iter(|| step.run()));
-        }
-        criterion.final_summary();
-    })
-    .expect("two threads start");
+    phalanx::devices::host()
+        .on_device_thread(2, || {
+            let mut criterion = Criterion::default().sample_size(10).configure_from_args();
+            for (name, bf16) in [("step/f32", false), ("step/bf16", true)] {
+                let mut step = BenchStep::new(bf16);
+                criterion.bench_function(name, |b| b.iter(|| step.run()));
+            }
+            criterion.final_summary();
+        })
+        .expect("two threads start");
 }

@@ -1,7 +1,8 @@
 //! The benchmark step: d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, AdamW.
 
-use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx::devices;
 use phalanx_device::groups::Groups;
+use phalanx_device::{Backing, Machine, Run};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
     BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
@@ -52,7 +53,7 @@ pub struct BenchProgram {
 
 /// A compiled step with random weights and tokens.
 pub struct BenchStep {
-    machine: CpuMachine,
+    machine: Box<dyn Machine>,
     compiled: Compiled,
     step: u64,
     spec: StepSpec,
@@ -78,7 +79,7 @@ impl BenchProgram {
             parallel: Parallel::default(),
         };
         let forward = model.forward(batch, Head::Loss).expect("the rows fit the positions");
-        let compiled = compile_step(forward, &spec, scratch_bytes).expect("the step compiles");
+        let compiled = compile_step(forward, &spec, devices::host().target()).expect("the step compiles");
         BenchProgram { model, compiled, spec, batch }
     }
 
@@ -93,32 +94,34 @@ impl BenchProgram {
     /// If the system has not the memory.
     pub fn allocate(self) -> BenchStep {
         let BenchProgram { model, compiled, spec, batch } = self;
-        let mut machine = CpuMachine::new(&[&compiled]).expect("memory for the step");
+        let mut machine = devices::host().machine(&[&compiled], &Backing::default()).expect("memory for the step");
         let rng = CounterRng::new(7);
         for p in &compiled.program.params {
             let stream = rng.fork_named(&p.parts[0].name);
-            for (i, x) in machine.write::<f32>(&compiled, p.value).iter_mut().enumerate() {
-                *x = match p.init {
-                    Init::Normal { std } => std * stream.normal(i as u64) as f32,
-                    Init::Ones => 1.0,
-                    Init::Zeros => 0.0,
-                };
-            }
+            machine.fill(&compiled, p.value, 0..compiled.program.value(p.value).n_elements(), |first, run| {
+                for (i, x) in (first..).zip(run) {
+                    *x = match p.init {
+                        Init::Normal { std } => std * stream.normal(i as u64) as f32,
+                        Init::Ones => 1.0,
+                        Init::Zeros => 0.0,
+                    };
+                }
+            });
         }
         for (i, v) in compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {
             let table = model.constant(&v.name, &v.shape).expect("the model knows its tables");
-            machine.write::<f32>(&compiled, ValueId(i as u32)).copy_from_slice(&table);
+            machine.write(&compiled, ValueId(i as u32), 0, &table);
         }
         for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
             let value = compiled.program.bound(role).next().expect("the input is bound");
             let stream = rng.fork_named(&format!("{role:?}"));
-            for (i, x) in machine.write::<i32>(&compiled, value).iter_mut().enumerate() {
-                *x = match role {
-                    Role::Positions => (i % batch.seq_len) as i32,
-                    Role::DocStart => 0,
-                    _ => (stream.bits(i as u64) % model.vocab_size as u64) as i32,
-                };
-            }
+            let token = |i: usize| match role {
+                Role::Positions => (i % batch.seq_len) as i32,
+                Role::DocStart => 0,
+                _ => (stream.bits(i as u64) % model.vocab_size as u64) as i32,
+            };
+            let tokens: Vec<i32> = (0..compiled.program.value(value).n_elements()).map(token).collect();
+            machine.write(&compiled, value, 0, &tokens);
         }
         BenchStep { machine, compiled, step: 0, spec, batch }
     }
@@ -142,7 +145,7 @@ impl BenchStep {
             [(Role::Ids, ids), (Role::Labels, labels), (Role::Positions, positions), (Role::DocStart, doc_start)];
         for (role, column) in columns {
             let value = self.compiled.program.bound(role).next().expect("the input is bound");
-            self.machine.write::<i32>(&self.compiled, value).copy_from_slice(column);
+            self.machine.write(&self.compiled, value, 0, column);
         }
     }
 
@@ -152,20 +155,21 @@ impl BenchStep {
     /// Never: the program has no operation that can fail.
     pub fn run(&mut self) -> f64 {
         self.prepare();
-        self.machine.run(&self.compiled, &mut [], &mut Groups::none()).expect("the step runs");
+        self.machine.run_all(&self.compiled, &mut Groups::none()).expect("the step runs");
         let loss = self.compiled.program.bound(Role::LossSum).next().expect("the loss is bound");
-        self.machine.read::<f64>(&self.compiled, loss)[0] / self.batch.n_tokens() as f64
+        self.machine.first::<f64>(&self.compiled, loss) / self.batch.n_tokens() as f64
     }
 
     fn prepare(&mut self) {
         self.step += 1;
         let of_rule = self.spec.optimizer.scalars(self.step);
         let hyper = self.compiled.program.bound(Role::Hyper).next().expect("the scalars are bound");
-        let hyper = self.machine.write::<f64>(&self.compiled, hyper);
-        hyper[Hyper::LEARNING_RATE] = 3e-4;
-        hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
-        hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / self.batch.n_tokens() as f64;
-        hyper[Hyper::LOSS_SCALE] = 1.0;
+        let mut scalars = [0.0; Hyper::LEN];
+        scalars[Hyper::LEARNING_RATE] = 3e-4;
+        scalars[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
+        scalars[Hyper::LOSS_GRAD_SCALE] = 1.0 / self.batch.n_tokens() as f64;
+        scalars[Hyper::LOSS_SCALE] = 1.0;
+        self.machine.write(&self.compiled, hyper, 0, &scalars);
     }
 
     /// Prints where the time of a step goes: median of `n` runs by operation and shape of its result.
@@ -177,7 +181,9 @@ impl BenchStep {
         for _ in 0..n {
             self.prepare();
             let mut timings = Vec::new();
-            self.machine.run_timed(&self.compiled, &mut [], &mut Groups::none(), &mut timings).expect("the step runs");
+            let mut groups = Groups::none();
+            let with = &mut Run { timings: Some(&mut timings), ..Run::with(&mut groups) };
+            self.machine.run(&self.compiled, 0..self.compiled.program.instrs.len(), with).expect("the step runs");
             runs.push(timings);
         }
         let mut by_kind: BTreeMap<String, (f64, usize)> = BTreeMap::new();

@@ -144,7 +144,7 @@ fn family_bytes(parent: &Child) -> u64 {
 
 #[test]
 fn steps_allocate_nothing_in_any_precision_on_any_number_of_threads() -> Result<()> {
-    if phalanx_cpu::matmul::engine_name(false) == "gemm crate" {
+    if phalanx::devices::host().engine(false) == "gemm crate" {
         let why = "without AVX-512 the products are those of the gemm crate, which keeps workspaces of its own";
         skip(Need::Avx512, why);
         return Ok(());

@@ -20,7 +20,7 @@ const CRATES: [&str; 10] = [
 ];
 
 /// The folders and top-level files of the front crate, from the ground floor up: an import leads downwards or stays.
-const FLOORS: [&str; 14] = [
+const FLOORS: [&str; 15] = [
     "units",
     "config",
     "data",
@@ -29,6 +29,7 @@ const FLOORS: [&str; 14] = [
     "error",
     "events",
     "control",
+    "devices",
     "train",
     "rank",
     "node",
@@ -292,5 +293,26 @@ fn tests_report_skips_by_the_crate_for_it() -> Result<()> {
             file.display()
         );
     }
+    Ok(())
+}
+
+/// The one file outside the crate of the CPU device that names it, and the folder that offers its kernels to users' models.
+const NAME_THE_CPU: [&str; 2] = ["runtime/src/devices.rs", "runtime/src/frontend/"];
+
+#[test]
+fn one_file_outside_its_crate_names_the_cpu_device() -> Result<()> {
+    let (crate_name, device) = (["phalanx", "cpu"].join("_"), ["Cpu", "Device"].concat());
+    let mut found = Vec::new();
+    for file in all_files()?.into_iter().filter(|file| !file.starts_with("runtime/cpu")) {
+        let text = fs::read_to_string(root().join(&file))?;
+        if text.contains(&crate_name) || text.contains(&device) {
+            found.push(file.display().to_string());
+        }
+    }
+
+    let allowed = |file: &String| NAME_THE_CPU.iter().any(|prefix| file.starts_with(prefix));
+    ensure!(found.iter().any(|file| file == NAME_THE_CPU[0]), "{} names no device", NAME_THE_CPU[0]);
+    found.retain(|file| !allowed(file));
+    ensure!(found.is_empty(), "these name the CPU device or its crate: {found:?}");
     Ok(())
 }

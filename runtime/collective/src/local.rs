@@ -11,7 +11,7 @@ use super::reduce;
 use phalanx_device::communicator::{Collective, Progress, Ticket};
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::error::CollectiveError;
-use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream, check};
+use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream, check_on_host};
 use phalanx_device::parts::part;
 use phalanx_device::world::World;
 
@@ -213,7 +213,7 @@ impl Collective for LocalCollective {
         if let Some(reason) = &self.world.lock().aborted {
             return Err(CollectiveError::aborted(reason.clone()));
         }
-        if let Err(error) = check(operation, operands, self.position, self.size()) {
+        if let Err(error) = check_on_host(operation, operands, self.position, self.size()) {
             self.abort(&format!("rank {}: {error}", self.members[self.position as usize]));
             return Err(error);
         }

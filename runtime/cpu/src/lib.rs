@@ -2,10 +2,10 @@
 //!
 //! Kernels work on raw row-major buffers whose shapes were checked by the compiler; none allocates.
 
-pub mod executor;
+mod device;
+mod executor;
 pub mod kernels;
 pub mod matmul;
-pub mod thread;
+mod thread;
 
-pub use executor::{AllocError, Backing, CpuMachine, ExecError, OpaqueModel, scratch_bytes};
-pub use thread::{available_threads, on_device_thread};
+pub use device::CpuDevice;

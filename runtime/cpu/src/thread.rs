@@ -1,26 +1,10 @@
 //! The device thread: the one thread on which programs run, and the pool it leads.
 
+use phalanx_device::ThreadError;
 use std::sync::OnceLock;
 
-/// Why a device thread could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum ThreadError {
-    /// The system refused a thread.
-    #[error("cannot start the device thread")]
-    Spawn(#[source] std::io::Error),
-    /// The system refused the pool's threads.
-    #[error("cannot start {n_threads} compute threads")]
-    Pool {
-        /// How many were wanted.
-        n_threads: usize,
-        /// The pool's reason.
-        #[source]
-        source: rayon::ThreadPoolBuildError,
-    },
-}
-
 /// Cores this process may use.
-pub fn available_threads() -> usize {
+pub(crate) fn available_threads() -> usize {
     // Asked once: the answer takes a dozen system calls, and compiling asks for every attention.
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -33,7 +17,7 @@ pub fn available_threads() -> usize {
 ///
 /// # Errors
 /// When the system refuses the threads.
-pub fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, ThreadError> {
+pub(crate) fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, ThreadError> {
     std::thread::scope(|scope| {
         let lead = || {
             let pool = rayon::ThreadPoolBuilder::new()
@@ -41,7 +25,7 @@ pub fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() -> R + Se
                 .use_current_thread()
                 .thread_name(|i| format!("compute-{i}"))
                 .build()
-                .map_err(|source| ThreadError::Pool { n_threads, source })?;
+                .map_err(|source| ThreadError::Pool { n_threads, source: source.into() })?;
             // A thread's first attempt to steal work registers it with the queues' memory reclamation, which allocates.
             // That comes at any step, the thousandth perhaps; here it comes before the first.
             pool.broadcast(|_| drop(crossbeam_epoch::pin()));

@@ -79,7 +79,8 @@ pub trait Collective: Send {
     /// fails, memory of an arena may be read and written by peers until they have noticed as well.
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError>;
 
-    /// Waits until this member's part of the operation is done: results are in place and operands may be used again.
+    /// Waits until this member's part of the operation is done: results are in place, and operands may be used again, for
+    /// what the machine runs next. Where operands are in memory of the host, they are so for everybody.
     /// Tickets of one stream may be finished in any order.
     ///
     /// # Errors

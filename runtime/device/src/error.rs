@@ -49,6 +49,18 @@ pub enum CollectiveError {
         /// The alignment that is needed.
         bytes: usize,
     },
+    /// A buffer lies in the memory of a device, which this communicator does not reach.
+    #[error(
+        "{kind:?}: {side} lies in the memory of device {device}, and this communicator reaches that of the host only"
+    )]
+    NotOnHost {
+        /// The operation.
+        kind: OperationKind,
+        /// `send` or `recv`.
+        side: &'static str,
+        /// Number of the device.
+        device: u32,
+    },
     /// What is read and what is written share memory in a way that the operation does not allow.
     #[error("{kind:?}: send and recv overlap")]
     Overlap {

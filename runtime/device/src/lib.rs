@@ -1,5 +1,7 @@
 //! The seam: what the rest of the runtime asks of a device, and of the groups in which devices sum and exchange tensors.
 //!
+//! - [`device`], [`machine`]: a device, and the machines that it makes: buffers, and what runs programs over them. [`span`]
+//!   lends runs of their memory; [`thread`]: why there is no thread for them.
 //! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold.
 //! - [`world`], [`operation`], [`communicator`]: the ranks of a world, what a member of a group asks for, and the trait
 //!   through which it asks. [`parts`] cuts a whole among members; [`descriptor`] describes an operation, so that members
@@ -12,17 +14,24 @@
 
 pub mod communicator;
 pub mod descriptor;
+pub mod device;
 pub mod element;
 pub mod error;
 pub mod float;
 pub mod groups;
+pub mod machine;
 pub mod operation;
 pub mod parts;
 pub mod pulse;
 pub mod shared_memory;
+pub mod span;
+pub mod thread;
 pub mod world;
 
 pub use communicator::{Collective, Progress, SliceOperations, Ticket};
+pub use device::Device;
 pub use element::{Element, ElementType};
 pub use error::CollectiveError;
-pub use operation::{Operand, Operation, OperationKind, RawBuffer, Stream};
+pub use machine::{AllocError, Backing, ExecError, Machine, OpaqueModel, Run, Timings};
+pub use operation::{Operand, Operation, OperationKind, RawBuffer, Space, Stream};
+pub use thread::ThreadError;

@@ -90,40 +90,64 @@ pub struct Operation {
     pub unit: usize,
 }
 
+/// In which memory an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// That of the host.
+    Host,
+    /// That of a device, by its number on this machine; the host must not dereference it.
+    Device(u32),
+}
+
 /// Memory, by address and length: what a pointer and a length are, but free to move between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawBuffer {
     address: usize,
     bytes: usize,
+    space: Space,
 }
 
 impl RawBuffer {
     /// No memory.
-    pub const EMPTY: RawBuffer = RawBuffer { address: 0, bytes: 0 };
+    pub const EMPTY: RawBuffer = RawBuffer { address: 0, bytes: 0, space: Space::Host };
 
-    /// `bytes` bytes at `start`.
+    /// `bytes` bytes of the host at `start`.
     pub fn new(start: *mut u8, bytes: usize) -> RawBuffer {
-        RawBuffer { address: start.expose_provenance(), bytes }
+        RawBuffer { address: start.expose_provenance(), bytes, space: Space::Host }
+    }
+
+    /// `bytes` bytes in the memory of a device.
+    pub const fn on_device(address: usize, bytes: usize, device: u32) -> RawBuffer {
+        RawBuffer { address, bytes, space: Space::Device(device) }
     }
 
     /// The memory of a slice that is only read: good for [`Operand::send`] alone.
     pub fn of<T: Element>(values: &[T]) -> RawBuffer {
-        RawBuffer { address: values.as_ptr().expose_provenance(), bytes: size_of_val(values) }
+        RawBuffer { address: values.as_ptr().expose_provenance(), bytes: size_of_val(values), space: Space::Host }
     }
 
     /// The memory of a slice.
     pub fn of_mut<T: Element>(values: &mut [T]) -> RawBuffer {
-        RawBuffer { address: values.as_mut_ptr().expose_provenance(), bytes: size_of_val(values) }
+        RawBuffer { address: values.as_mut_ptr().expose_provenance(), bytes: size_of_val(values), space: Space::Host }
     }
 
     /// First byte.
+    ///
+    /// # Panics
+    /// If it is not in the memory of the host.
     pub fn start(self) -> *mut u8 {
+        assert_eq!(self.space, Space::Host, "the host does not reach this memory");
         std::ptr::with_exposed_provenance_mut(self.address)
     }
 
     /// Address of the first byte.
     pub fn address(self) -> usize {
         self.address
+    }
+
+    /// In which memory it is.
+    pub const fn space(self) -> Space {
+        self.space
     }
 
     /// Length in bytes.
@@ -133,7 +157,8 @@ impl RawBuffer {
 
     /// Whether the two share a byte.
     pub fn overlaps(self, other: RawBuffer) -> bool {
-        self.bytes > 0
+        self.space == other.space
+            && self.bytes > 0
             && other.bytes > 0
             && self.address < other.address + other.bytes
             && other.address < self.address + self.bytes
@@ -145,7 +170,7 @@ impl RawBuffer {
     /// If they do not lie in it.
     pub fn slice(self, range: Range<usize>) -> RawBuffer {
         assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of a buffer of {}", self.bytes);
-        RawBuffer { address: self.address + range.start, bytes: range.len() }
+        RawBuffer { address: self.address + range.start, bytes: range.len(), ..self }
     }
 }
 
@@ -269,6 +294,24 @@ pub fn check(operation: &Operation, operands: &[Operand], position: u32, size: u
     operands.iter().try_for_each(|operand| operand.check(operation, position, size))
 }
 
+/// As [`check`], by a communicator that reads and writes memory of the host only.
+///
+/// # Errors
+/// As [`check`]; [`CollectiveError::NotOnHost`].
+pub fn check_on_host(
+    operation: &Operation,
+    operands: &[Operand],
+    position: u32,
+    size: u32,
+) -> Result<(), CollectiveError> {
+    for (side, buffer) in operands.iter().flat_map(|operand| [("send", operand.send), ("recv", operand.recv)]) {
+        if let Space::Device(device) = buffer.space {
+            return Err(CollectiveError::NotOnHost { kind: operation.kind, side, device });
+        }
+    }
+    check(operation, operands, position, size)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,7 +320,7 @@ mod tests {
 
     /// Elements `range` of memory at an address that nobody reads.
     fn at(range: Range<usize>) -> RawBuffer {
-        RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH }
+        RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH, space: Space::Host }
     }
 
     /// How the member at position 1 of 2 fares with ten elements in blocks of two: its part is `6..10` or, rounded down,
@@ -318,7 +361,7 @@ mod tests {
     #[test]
     fn buffers_of_a_wrong_length_or_alignment_are_named() {
         let kind = OperationKind::Send { to: 0 };
-        let odd = RawBuffer { address: 4097, bytes: 10 * WIDTH };
+        let odd = RawBuffer { address: 4097, bytes: 10 * WIDTH, space: Space::Host };
 
         let short = outcome(kind, at(0..9), RawBuffer::EMPTY);
         let unaligned = outcome(kind, odd, RawBuffer::EMPTY);

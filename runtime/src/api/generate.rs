@@ -3,11 +3,13 @@
 //! Each token runs the whole prefix through a forward program of the next power-of-two length: no cache of keys and
 //! values, which serving needs and a look does not.
 
+use crate::config::precision::DeviceChoice;
 use crate::data::tokenizer::Tokenizer;
+use crate::devices;
 use crate::error::JobError;
 use crate::train::{plan, weights};
-use phalanx_cpu::{CpuMachine, available_threads, on_device_thread, scratch_bytes};
 use phalanx_device::groups::Groups;
+use phalanx_device::{Backing, Device, Machine};
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
@@ -41,9 +43,11 @@ impl Sampling {
 pub struct Generator {
     model: ModelConfig,
     tokenizer: Tokenizer,
-    machine: CpuMachine,
+    machine: Box<dyn Machine>,
     /// Forward programs of growing length.
     programs: Vec<Compiled>,
+    /// A copy of the last logits, where the host does not reach them.
+    logits: Vec<f32>,
 }
 
 const SHORTEST: usize = 64;
@@ -54,6 +58,10 @@ impl Generator {
     /// # Errors
     /// When the directory is not a model that we can run.
     pub fn load(dir: &Path, max_len: usize) -> Result<Generator, JobError> {
+        Generator::load_on(&*devices::of(DeviceChoice::Auto)?, dir, max_len)
+    }
+
+    pub(super) fn load_on(device: &dyn Device, dir: &Path, max_len: usize) -> Result<Generator, JobError> {
         let path = dir.join("config.json");
         let model = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
         let tokenizer = Tokenizer::from_dir(dir)?;
@@ -61,16 +69,16 @@ impl Generator {
         let mut programs = Vec::new();
         let mut len = SHORTEST.min(longest);
         loop {
-            programs.push(forward(&model, len, &path)?);
+            programs.push(forward(device, &model, len, &path)?);
             if len == longest {
                 break;
             }
             len = (2 * len).min(longest);
         }
-        let mut machine = CpuMachine::new(&programs.iter().collect::<Vec<_>>())?;
+        let mut machine = device.machine(&programs.iter().collect::<Vec<_>>(), &Backing::default())?;
         let source = TensorSource::open(dir)?;
-        weights::initialise(&mut machine, &programs[0], Some(&model), 0, Some(&source))?;
-        Ok(Generator { model, tokenizer, machine, programs })
+        weights::initialise(&mut *machine, &programs[0], Some(&model), 0, Some(&source))?;
+        Ok(Generator { model, tokenizer, machine, programs, logits: Vec::new() })
     }
 
     /// The model's tokenizer.
@@ -102,23 +110,31 @@ impl Generator {
                 return Err(JobError::Unusable(format!("token {id} at {i} is not below the model's vocab_size {v}")));
             }
         }
-        let machine = &mut self.machine;
+        let machine = &mut *self.machine;
         for role in [Role::Ids, Role::Positions, Role::DocStart] {
             let Some(value) = c.program.bound(role).next() else { continue };
-            for (i, x) in machine.write::<i32>(c, value).iter_mut().enumerate() {
-                *x = match role {
-                    Role::Ids => ids.get(i).copied().unwrap_or(0) as i32,
-                    Role::Positions => i as i32,
-                    _ => 0,
-                };
-            }
+            let token = |i: usize| match role {
+                Role::Ids => ids.get(i).copied().unwrap_or(0) as i32,
+                Role::Positions => i as i32,
+                _ => 0,
+            };
+            let tokens: Vec<i32> = (0..c.program.value(value).n_elements()).map(token).collect();
+            machine.write(c, value, 0, &tokens);
         }
         // The tables of a program depend on its length, and all programs share one place for them.
         weights::fill_constants(machine, c, Some(&self.model));
-        machine.run(c, &mut [], &mut Groups::none())?;
+        machine.run_all(c, &mut Groups::none())?;
         let logits = c.program.bound(Role::Logits).next();
         let logits = logits.ok_or_else(|| JobError::Unusable("the program has no logits".into()))?;
-        Ok(&machine.read::<f32>(c, logits)[..ids.len() * self.model.vocab_size])
+        let wanted = 0..ids.len() * self.model.vocab_size;
+        Ok(match machine.host(c, logits) {
+            Some(bytes) => &bytemuck::cast_slice(bytes)[wanted],
+            None => {
+                self.logits.resize(wanted.len(), 0.0);
+                machine.get(c, logits, 0, bytemuck::cast_slice_mut(&mut self.logits));
+                &self.logits
+            }
+        })
     }
 
     /// Continues `ids` by at most `max_new` tokens, calling `on_token` for each; ends behind an end-of-text token, when
@@ -160,10 +176,12 @@ pub fn with_generator<R: Send>(
     n_threads: Option<usize>,
     work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
 ) -> Result<R, JobError> {
-    on_device_thread(n_threads.unwrap_or_else(available_threads), || work(&mut Generator::load(dir, max_len)?))?
+    let device = devices::of(DeviceChoice::Auto)?;
+    let n_threads = n_threads.unwrap_or_else(|| device.available_threads());
+    device.on_device_thread(n_threads, || work(&mut Generator::load_on(&*device, dir, max_len)?))?
 }
 
-fn forward(model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled, JobError> {
+fn forward(device: &dyn Device, model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled, JobError> {
     let spec = StepSpec {
         n_microbatches: 1,
         precision: Precision::F32,
@@ -177,7 +195,7 @@ fn forward(model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled,
     let program = model
         .forward(BatchShape { n_rows: 1, seq_len }, Head::Logits)
         .map_err(|source| JobError::Model { path: path.display().to_string(), source })?;
-    Ok(compile_forward(program, &spec, scratch_bytes)?)
+    Ok(compile_forward(program, &spec, device.target())?)
 }
 
 /// The next token, given a uniform variate.

@@ -107,7 +107,7 @@ impl Job {
         let thread = std::thread::Builder::new()
             .name("phalanx-job".into())
             .spawn(work)
-            .map_err(|e| JobError::Thread(phalanx_cpu::thread::ThreadError::Spawn(e)))?;
+            .map_err(|e| JobError::Thread(phalanx_device::ThreadError::Spawn(e)))?;
         Ok(JobHandle { control, events: rx, thread })
     }
 }

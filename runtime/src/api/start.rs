@@ -17,7 +17,6 @@ use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
-use phalanx_cpu::available_threads;
 use phalanx_strategies::mesh::{Mesh, Place};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -117,7 +116,11 @@ impl<'a> Checked<'a> {
             let world = shared_world(&plan, &programs)?;
             return run.threads(&programs, &plan, &world, on_event);
         }
-        let n_threads = config.precision.threads.unwrap_or_else(available_threads);
+        let n_threads = config.precision.threads.unwrap_or_else(|| model.device.available_threads());
         run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
     }
 }
+
+#[cfg(test)]
+#[path = "start_tests.rs"]
+mod tests;

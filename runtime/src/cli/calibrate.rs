@@ -4,7 +4,6 @@ use super::probe::{Sample, Work, samples, small};
 use crate::config::JobConfig;
 use crate::error::JobError;
 use crate::train::plan::ModelPlan;
-use phalanx_cpu::available_threads;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::ModelConfig;
@@ -28,7 +27,7 @@ pub(super) fn this_machine(
     if n_ranks > LOCAL_RANKS_MAX as usize {
         return Err(JobError::Unusable(format!("{n_ranks} ranks; at most {LOCAL_RANKS_MAX} fit one machine")));
     }
-    let n_threads = config.precision.threads.unwrap_or_else(|| (available_threads() / n_ranks).max(1));
+    let n_threads = config.precision.threads.unwrap_or_else(|| (plan.device.available_threads() / n_ranks).max(1));
     let probe = small(plan, model);
     let n_measured = n_ranks.min(RANKS_MAX);
     let mut all = samples(&probe, Mesh { dp_shard: n_measured, ..Mesh::ONE }, n_threads)?;

@@ -1,10 +1,10 @@
 //! `phalanx env`.
 
 use super::say;
+use crate::config::precision::DeviceChoice;
+use crate::devices;
 use crate::error::JobError;
 use crate::units::human_bytes;
-use phalanx_cpu::available_threads;
-use phalanx_cpu::matmul::{engine_name, fast_bf16, peak_flops};
 use serde_json::json;
 
 #[derive(Debug, clap::Args)]
@@ -19,8 +19,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let mut system = system.map_err(|e| JobError::Unusable(format!("cannot ask the system: {e}")))?;
     system.refresh_memory();
     system.refresh_cpu_all();
-    let n_threads = available_threads();
-    let (f32_peak, bf16_peak) = phalanx_cpu::on_device_thread(n_threads, || (peak_flops(false), peak_flops(true)))?;
+    let device = devices::of(DeviceChoice::Auto)?;
+    let n_threads = device.available_threads();
+    let peaks = || (device.peak_flops(false), device.peak_flops(true));
+    let (f32_peak, bf16_peak) = device.on_device_thread(n_threads, peaks)?;
     let cpu = system.cpus().first().map_or(String::new(), |c| c.brand().trim().to_string());
     let facts = json!({
         "phalanx": env!("CARGO_PKG_VERSION"),
@@ -28,12 +30,13 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "kernel": sysinfo::System::kernel_version().unwrap_or_default(),
         "arch": std::env::consts::ARCH,
         "cpu": cpu,
+        "device": device.name(),
         "threads": n_threads,
         "memory_bytes": system.total_memory(),
         "memory_available_bytes": system.available_memory(),
-        "f32_products": engine_name(false),
-        "bf16_products": engine_name(true),
-        "bf16_fast": fast_bf16(),
+        "f32_products": device.engine(false),
+        "bf16_products": device.engine(true),
+        "bf16_fast": device.has_fast_bf16(),
         "f32_gflops": (f32_peak / 1e9).round(),
         "bf16_gflops": (bf16_peak / 1e9).round(),
         "dfdx": cfg!(feature = "dfdx"),

@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
     // Where replicas are, nobody keeps copies besides; where nodes are, they may be replicas of nobody.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
-    let shadow_bytes = if shadows { Shadow::bytes(&forecast.programs.train)? } else { 0 };
+    let shadow_bytes = if shadows { Shadow::bytes(&*plan.device, &forecast.programs.train)? } else { 0 };
     let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };

@@ -8,8 +8,7 @@ use crate::train::programs::Programs;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::shared_world;
 use crate::train::weights;
-use phalanx_cpu::executor::Timings;
-use phalanx_cpu::{Backing, CpuMachine, on_device_thread};
+use phalanx_device::{Backing, Machine, Run, Timings};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::cost::{Cost, instr_cost};
 use phalanx_strategies::mesh::{Mesh, Place};
@@ -93,7 +92,7 @@ pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<
                 let alone = mesh.size() == 1;
                 let join = || if alone { Ok(Team::alone()) } else { team.join(world, rank as u32) };
                 let measure = || measure(plan, programs, join()?);
-                let outcome = on_device_thread(n_threads, measure).map_err(JobError::from).flatten();
+                let outcome = plan.device.on_device_thread(n_threads, measure).map_err(JobError::from).flatten();
                 outcome.inspect_err(|error| world.control().abort(&format!("rank {rank}: {error}")))
             })
         };
@@ -107,22 +106,24 @@ pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<
 /// Runs the steps of one rank.
 fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<Timings>, JobError> {
     let c = &programs.train;
-    let mut machine = CpuMachine::on(&[c], &Backing { shared: team.memory(), offload_dir: None })?;
-    weights::initialise(&mut machine, c, plan.model.known(), 0, None)?;
-    fill_inputs(&mut machine, c, plan);
+    let mut machine = plan.device.machine(&[c], &Backing { shared: team.memory(), offload_dir: None })?;
+    weights::initialise(&mut *machine, c, plan.model.known(), 0, None)?;
+    fill_inputs(&mut *machine, c, plan);
     let mut steps = Vec::new();
     for _ in 0..N_FIRST + N_STEPS {
         // All begin together.
         team.sum(0)?;
         let mut timings = Timings::with_capacity(c.program.instrs.len());
-        machine.run_timed(c, &mut [], &mut team.groups, &mut timings)?;
+        let with = &mut Run { timings: Some(&mut timings), ..Run::with(&mut team.groups) };
+        machine.run(c, 0..c.program.instrs.len(), with)?;
+        machine.settle()?;
         steps.push(timings);
     }
     Ok(steps.split_off(N_FIRST))
 }
 
 /// Tokens all over the vocabulary, and the scalars of a first step.
-fn fill_inputs(machine: &mut CpuMachine, c: &Compiled, plan: &ModelPlan) {
+fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
     let (vocabulary, seq_len) = (plan.model.vocab_size(), plan.batch.seq_len);
     for b in &c.program.bindings {
         let token = |i: usize| match b.role {
@@ -132,13 +133,14 @@ fn fill_inputs(machine: &mut CpuMachine, c: &Compiled, plan: &ModelPlan) {
         };
         match b.role {
             Role::Ids | Role::Labels | Role::Positions | Role::DocStart => {
-                machine.write::<i32>(c, b.value).iter_mut().enumerate().for_each(|(i, x)| *x = token(i));
+                let tokens: Vec<i32> = (0..c.program.value(b.value).n_elements()).map(token).collect();
+                machine.write(c, b.value, 0, &tokens);
             }
             Role::Hyper => {
-                let hyper = machine.write::<f64>(c, b.value);
-                hyper.fill(1.0);
+                let mut hyper = [1.0; Hyper::LEN];
                 hyper[Hyper::LEARNING_RATE] = 1e-6;
                 hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / plan.batch.n_tokens() as f64;
+                machine.write(c, b.value, 0, &hyper);
             }
             _ => {}
         }

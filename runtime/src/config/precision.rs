@@ -1,11 +1,11 @@
-//! In which number formats a step computes, what it keeps for the backward pass, and with how many threads.
+//! On which device and in which number formats a step computes, what it keeps for the backward pass, and with how many threads.
 
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, POSITIVE};
 
 section! {
-    /// Number formats, memory and threads.
+    /// Number formats, device, memory and threads.
     pub struct PrecisionSection {
         /// Activations and matrix products in bfloat16, weights and sums in f32; auto: where the machine multiplies it fast.
         pub bf16: Bf16 = Bf16::Off;
@@ -21,6 +21,8 @@ section! {
         pub min_loss_scale: f64 = 1.0 => POSITIVE;
         /// Recompute activations in the backward pass: false keeps all, selective keeps the input of each layer and its attention output, true or full keeps the input only.
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
+        /// The device that computes: cpu, or auto for the fastest that this build can use.
+        pub device: DeviceChoice = DeviceChoice::Auto;
         /// Threads that compute; without it, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
     }
@@ -35,6 +37,18 @@ choices! {
         On = "true" | "full";
         /// Where the machine has fast bfloat16 matrix products.
         Auto = "auto";
+    }
+}
+
+choices! {
+    /// The device that computes.
+    pub enum DeviceChoice {
+        /// The fastest that this build can use.
+        Auto = "auto";
+        /// The processors of the machine.
+        Cpu = "cpu";
+        /// NVIDIA GPUs.
+        Cuda = "cuda";
     }
 }
 

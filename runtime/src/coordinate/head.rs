@@ -18,7 +18,6 @@ use phalanx_actors::events::What;
 use phalanx_actors::transport::Downlink;
 use phalanx_actors::transport::in_process::{Pair, connect};
 use phalanx_actors::trust::join::JoinString;
-use phalanx_cpu::available_threads;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use phalanx_strategies::elastic::incident::Why;
@@ -92,7 +91,7 @@ pub(crate) fn lead_alone(
         boot,
         welcome: Welcome { yaml: config.to_yaml(), secret: Vec::new(), start_from: term.start_from.clone() },
         n_slots: here.n_slots,
-        n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / mesh.size()).max(1)),
+        n_threads: config.precision.threads.unwrap_or_else(|| (model.device.available_threads() / mesh.size()).max(1)),
         listen: None,
         program: here.program,
         uplink: Arc::new(uplink),

@@ -1,7 +1,6 @@
 //! A model that the user wrote, as a job sees it: a table of parameters and one opaque operation.
 
-use phalanx_cpu::OpaqueModel;
-use phalanx_cpu::thread::ThreadError;
+use phalanx_device::{OpaqueModel, ThreadError};
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::program::{
     Binding, DType, Hyper, Init, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId,

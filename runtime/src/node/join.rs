@@ -20,8 +20,6 @@ use phalanx_actors::transport::Uplink;
 use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::JoinString;
 use phalanx_actors::trust::name::{Name, Role};
-use phalanx_cpu::available_threads;
-use phalanx_cpu::matmul::peak_flops;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::Order;
 use phalanx_strategies::elastic::timing::Timing;
@@ -132,7 +130,10 @@ pub(crate) fn join(
         boot,
         welcome,
         n_slots: how.n_slots,
-        n_threads: config.precision.threads.unwrap_or_else(|| (available_threads() / how.n_slots as usize).max(1)),
+        n_threads: config
+            .precision
+            .threads
+            .unwrap_or_else(|| (model.device.available_threads() / how.n_slots as usize).max(1)),
         listen: Some(listen),
         program: how.program,
         uplink: Arc::new(link),
@@ -166,7 +167,7 @@ impl Part {
             yaml: welcome.yaml,
             listen: self.listen,
             secret: welcome.secret,
-            peak_flops: peak_flops(model.spec.precision == Precision::Bf16),
+            peak_flops: model.device.peak_flops(model.spec.precision == Precision::Bf16),
             start_from: welcome.start_from,
             timing,
         };

@@ -17,7 +17,6 @@ use crate::train::shadow::Shadow;
 use crate::train::team::TeamPlan;
 use phalanx_collective::shm::passing::send_world;
 use phalanx_collective::shm::world::ShmWorld;
-use phalanx_cpu::CpuMachine;
 use phalanx_device::world::WorldId;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Worker};
 use phalanx_strategies::elastic::message::{Formation, MemberReport, Order, Stage};
@@ -353,7 +352,7 @@ impl Node {
     fn needs_of(&mut self, mesh: Mesh, rank: usize) -> Result<&Needs, JobError> {
         if !self.needs.contains_key(&(mesh, rank)) {
             let programs = Programs::compile(&self.model, Place { mesh, rank }, self.evaluates)?;
-            let (own, shadow) = (CpuMachine::shared_bytes(&programs.all()), Shadow::bytes(&programs.train)?);
+            let (own, shadow) = (programs.shared_bytes(), Shadow::bytes(&*self.model.device, &programs.train)?);
             let lasting = Arc::new(Lasting::of(&programs));
             self.needs.insert((mesh, rank), Needs { own: own as u64, shadow: shadow as u64, lasting });
         }

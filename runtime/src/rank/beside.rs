@@ -10,7 +10,7 @@ use crate::train::lesson::Lesson;
 use crate::train::links::Links;
 use crate::train::team::{Joined, Team};
 use crate::train::trainer::learning::Learning;
-use phalanx_device::RawBuffer;
+use phalanx_device::span::Stretch;
 use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::{Formation, Learner};
 use phalanx_strategies::elastic::recovery::shared;
@@ -104,7 +104,7 @@ impl<'a> Device<'a> {
 
 /// What a rank sends to those who learn from it, as they have agreed on: to each of them one thing after the other.
 pub(crate) fn lessons(seat: &Seat<'_>, links: &mut Links, asked: Vec<(u32, Places)>) -> Vec<Lesson> {
-    let mut runs: BTreeMap<u32, Vec<RawBuffer>> = BTreeMap::new();
+    let mut runs: BTreeMap<u32, Vec<Stretch>> = BTreeMap::new();
     for (to, places) in asked {
         let held = seat.holdings().find(|(shard, _)| *shard == places.held);
         let (_, holding) = held.expect("one is asked for what one holds in this world");

@@ -32,11 +32,10 @@ use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::passing::receive_world;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_collective::tcp::connect::TcpConfig;
-use phalanx_cpu::CpuMachine;
-use phalanx_device::CollectiveError;
 use phalanx_device::pulse::Pulse;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::WorldId;
+use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
@@ -108,7 +107,7 @@ impl Seat<'_> {
         let own = self.memory.shards.first().map(|shard| (*shard, Holding { compiled, machine }));
         let shadows = self.trainer.shadows().iter();
         let all =
-            own.into_iter().chain(shadows.map(|s| (s.shard, Holding { compiled: &s.compiled, machine: &s.machine })));
+            own.into_iter().chain(shadows.map(|s| (s.shard, Holding { compiled: &s.compiled, machine: &*s.machine })));
         all.filter(|(shard, _)| self.has.contains(shard))
     }
 
@@ -122,7 +121,7 @@ impl Seat<'_> {
         let ((compiled, machine), shadows) = self.trainer.memories_mut();
         let own = self.memory.shards.first().map(|shard| (*shard, Wanting { compiled, machine }));
         let shadows = shadows.iter_mut();
-        own.into_iter().chain(shadows.map(|s| (s.shard, Wanting { compiled: &s.compiled, machine: &mut s.machine })))
+        own.into_iter().chain(shadows.map(|s| (s.shard, Wanting { compiled: &s.compiled, machine: &mut *s.machine })))
     }
 }
 
@@ -302,13 +301,14 @@ impl<'a> Device<'a> {
 
     /// Shadows of these shards, behind the memory of the rank's own programs.
     fn shadows(&self, mesh: Mesh, shards: &[Shard], memory: &Arena, own: &Programs) -> Result<Vec<Shadow>, JobError> {
-        let mut first = CpuMachine::shared_bytes(&own.all());
+        let device = &*self.model.device;
+        let mut first = own.shared_bytes();
         let mut shadows = Vec::new();
         for shard in shards {
             let of = owner(&mesh, *shard);
             let step = Programs::compile(self.model, Place { mesh, rank: of }, false)?.train;
-            let shadow = Shadow::new(*shard, of as u32, &step, memory, first)?;
-            first += CpuMachine::bytes_within(&[&shadow.compiled]);
+            let shadow = Shadow::new(device, *shard, of as u32, &step, memory, first)?;
+            first += device.shadow_bytes(&[&shadow.compiled]);
             shadows.push(shadow);
         }
         Ok(shadows)
@@ -402,7 +402,7 @@ impl<'a> Device<'a> {
     fn initialise(
         &self,
         c: &Compiled,
-        machine: &mut CpuMachine,
+        machine: &mut dyn Machine,
         wanted: impl Fn(&phalanx_strategies::program::Param) -> bool,
     ) -> Result<(), JobError> {
         let source = self.model.weights.as_deref().map(TensorSource::open).transpose()?;
@@ -420,7 +420,7 @@ impl<'a> Device<'a> {
             let (c, machine) = seat.trainer.memory_mut();
             self.initialise(c, machine, |_| true)?;
             for shadow in seat.trainer.shadows_mut() {
-                self.initialise(&shadow.compiled, &mut shadow.machine, |_| true)?;
+                self.initialise(&shadow.compiled, &mut *shadow.machine, |_| true)?;
             }
             return Ok(());
         }
@@ -434,7 +434,7 @@ impl<'a> Device<'a> {
             self.tell(seat, Event::Note(format!("changed since the checkpoint was saved: {}", changed.join(", "))));
         }
         for shadow in seat.trainer.shadows_mut() {
-            saving.restore_updated(&path, &mut shadow.machine, &shadow.compiled)?;
+            saving.restore_updated(&path, &mut *shadow.machine, &shadow.compiled)?;
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ use crate::rank::lacking::{Lacking, Named, Piece, found, share_of};
 use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
 use crate::train::weights::{Tensor, updated_state};
-use phalanx_cpu::CpuMachine;
-use phalanx_device::RawBuffer;
+use phalanx_device::Machine;
+use phalanx_device::span::{Room, Source, Stretch, copy};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::recovery::Share;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -25,13 +25,13 @@ use std::ops::Range;
 #[derive(Clone, Copy)]
 pub(crate) struct Holding<'a> {
     pub(crate) compiled: &'a Compiled,
-    pub(crate) machine: &'a CpuMachine,
+    pub(crate) machine: &'a dyn Machine,
 }
 
 /// State in memory that is to be filled.
 pub(crate) struct Wanting<'a> {
     pub(crate) compiled: &'a Compiled,
-    pub(crate) machine: &'a mut CpuMachine,
+    pub(crate) machine: &'a mut dyn Machine,
 }
 
 /// What a receiver asks a sender for.
@@ -70,7 +70,7 @@ pub(crate) struct Places {
 }
 
 /// By member, what it is to send.
-type RunsOf = BTreeMap<u32, Vec<RawBuffer>>;
+type RunsOf = BTreeMap<u32, Vec<Stretch>>;
 
 /// Whence state comes.
 enum From {
@@ -170,7 +170,7 @@ impl<'a> Healing<'a> {
         for (to, held, places) in &gives {
             flows.entry(*to).or_default().sends.extend(runs(&holds[held].0, places));
         }
-        let mut copies = Vec::new();
+        let mut copies: Vec<(Vec<Source<'_>>, Vec<Room<'_>>)> = Vec::new();
         for (from, rooms) in rooms_of(&mut lacks, &takes)? {
             match from {
                 From::Member(from) => flows.entry(*from).or_default().receives.extend(rooms),
@@ -178,7 +178,7 @@ impl<'a> Healing<'a> {
             }
         }
         // Last, since nobody waits for it.
-        links.flow(flows, || copies.into_iter().for_each(|(from, to)| copy(from, to)))?;
+        links.flow(flows, || copies.iter().for_each(|(from, to)| copy(from, to)))?;
         lacking.map_or(Ok(state), |(shard, n)| Err(in_no_memory(shard, n)))
     }
 
@@ -195,7 +195,7 @@ impl<'a> Healing<'a> {
         let mut runs = RunsOf::new();
         for (from, rooms) in rooms_of(&mut lacks, &takes)? {
             if let From::Member(from) = from {
-                runs.entry(*from).or_default().extend(rooms.into_iter().map(RawBuffer::of_mut));
+                runs.entry(*from).or_default().extend(rooms.iter().map(Room::stretch));
             }
         }
         Ok((runs, state))
@@ -204,8 +204,8 @@ impl<'a> Healing<'a> {
 
 impl Places {
     /// The elements there.
-    pub(crate) fn runs(&self, holding: &Holding<'_>) -> Vec<RawBuffer> {
-        runs(holding, &self.places).map(RawBuffer::of).collect()
+    pub(crate) fn runs(&self, holding: &Holding<'_>) -> Vec<Stretch> {
+        runs(holding, &self.places).map(|run| run.stretch()).collect()
     }
 }
 
@@ -218,12 +218,13 @@ fn still_lacking(lacks: &Lacks<'_>) -> Option<(Shard, usize)> {
 fn rooms_of<'r>(
     lacks: &'r mut Lacks<'_>,
     takes: &'r [Take],
-) -> Result<impl Iterator<Item = (&'r From, Vec<&'r mut [f32]>)>, JobError> {
-    let mut of_shards: BTreeMap<Shard, std::vec::IntoIter<&mut [f32]>> = BTreeMap::new();
+) -> Result<impl Iterator<Item = (&'r From, Vec<Room<'r>>)>, JobError> {
+    let mut of_shards: BTreeMap<Shard, std::vec::IntoIter<Room<'r>>> = BTreeMap::new();
     for (shard, (wanting, _)) in lacks {
         let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
-        let places: Vec<&Place> = of_shard.flat_map(|(.., places)| places).collect();
-        of_shards.insert(*shard, rooms(wanting, &places).ok_or_else(|| overlap(*shard))?.into_iter());
+        let places: Vec<Place> = of_shard.flat_map(|(.., places)| places).cloned().collect();
+        let rooms = wanting.machine.rooms(wanting.compiled, &places).ok_or_else(|| overlap(*shard))?;
+        of_shards.insert(*shard, rooms.into_iter());
     }
     Ok(takes.iter().map(move |(from, shard, places)| {
         let of_shard = of_shards.get_mut(shard).expect("who takes something lacks it");
@@ -258,49 +259,9 @@ fn places(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Place> + use<>
 }
 
 /// The elements at these places.
-fn runs<'a>(from: &Holding<'a>, places: &[Place]) -> impl Iterator<Item = &'a [f32]> {
+fn runs<'a>(from: &Holding<'a>, places: &[Place]) -> impl Iterator<Item = Source<'a>> {
     let Holding { compiled, machine } = *from;
-    places.iter().map(move |(value, run)| &machine.read::<f32>(compiled, *value)[run.clone()])
-}
-
-/// The memory of these places, in their order; none if two of them have an element in common.
-fn rooms<'a>(to: &'a mut Wanting<'_>, places: &[&Place]) -> Option<Vec<&'a mut [f32]>> {
-    let mut sorted: Vec<usize> = (0..places.len()).collect();
-    sorted.sort_unstable_by_key(|i| (places[*i].0, places[*i].1.start));
-    let mut values: Vec<ValueId> = sorted.iter().map(|i| places[*i].0).collect();
-    values.dedup();
-    let mut memory = values.iter().zip(to.machine.write_all::<f32>(to.compiled, &values));
-    let (mut value, mut rest, mut at) = (None, &mut [][..], 0);
-    let mut found: Vec<(usize, &mut [f32])> = Vec::with_capacity(places.len());
-    for i in sorted {
-        let (of, run) = &places[i];
-        if value != Some(*of) {
-            let (next, elements) = memory.next()?;
-            (value, rest, at) = (Some(*next), elements, 0);
-        }
-        let (_, behind) = std::mem::take(&mut rest).split_at_mut_checked(run.start.checked_sub(at)?)?;
-        let (room, behind) = behind.split_at_mut_checked(run.len())?;
-        found.push((i, room));
-        (rest, at) = (behind, run.end);
-    }
-    found.sort_unstable_by_key(|(i, _)| *i);
-    Some(found.into_iter().map(|(_, room)| room).collect())
-}
-
-/// Copies elements that are cut into runs in one way to where they are cut in another.
-fn copy(from: Vec<&[f32]>, to: Vec<&mut [f32]>) {
-    let (mut runs, mut rest) = (from.into_iter(), &[][..]);
-    for mut room in to {
-        while !room.is_empty() {
-            if rest.is_empty() {
-                rest = runs.next().expect("both sides of a piece have as many elements");
-            }
-            let n = rest.len().min(room.len());
-            let (now, later) = std::mem::take(&mut room).split_at_mut(n);
-            now.copy_from_slice(&rest[..n]);
-            (room, rest) = (later, &rest[n..]);
-        }
-    }
+    places.iter().map(move |(value, run)| machine.source(compiled, *value, run.clone()))
 }
 
 /// For fuzz targets.

@@ -17,8 +17,7 @@ use crate::train::preparation::{extras, prepare_data};
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
 use phalanx_collective::tcp::connect::TcpConfig;
-use phalanx_cpu::on_device_thread;
-use phalanx_cpu::thread::ThreadError;
+use phalanx_device::ThreadError;
 use phalanx_device::pulse::Pulse;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
@@ -91,7 +90,7 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         // Before it says its first word: then others may wait for it.
         let (warm, memories) = Warm::new(&begin, &passage, &model, evaluates, config.output.seed)?;
-        on_device_thread(begin.n_threads, || {
+        model.device.on_device_thread(begin.n_threads, || {
             let mut device = Device {
                 cell: Arc::clone(&cell),
                 control,

@@ -6,7 +6,6 @@
 
 use crate::train::programs::Programs;
 use crate::train::weights::{Tensor, lasting};
-use phalanx_cpu::CpuMachine;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::passes::memory::Place;
@@ -32,7 +31,7 @@ pub(crate) struct Lasting {
 
 impl Lasting {
     pub(crate) fn of(programs: &Programs) -> Lasting {
-        Lasting { tensors: lasting(&programs.train), regions: CpuMachine::lasting_regions(&programs.all()) }
+        Lasting { tensors: lasting(&programs.train), regions: programs.device.lasting_regions(&programs.all()) }
     }
 }
 
@@ -57,13 +56,14 @@ impl SeatMemory {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::devices;
     use crate::rank::heal::tests::{assert_filled, compiled, fill};
     use phalanx_collective::shm::world::ShmWorld;
-    use phalanx_cpu::Backing;
     use phalanx_device::world::{World, WorldId};
+    use phalanx_device::{Backing, Machine};
 
     fn programs(mesh: Mesh, rank: usize) -> Programs {
-        Programs { train: compiled(mesh, rank), eval: None, n_params: (1, 1) }
+        Programs { train: compiled(mesh, rank), eval: None, n_params: (1, 1), device: devices::host() }
     }
 
     /// The memory of a rank that holds its own shard and those of these others.
@@ -100,7 +100,7 @@ pub(crate) mod tests {
     #[test]
     fn what_outlasts_a_step_is_there_for_the_programs_of_the_next_mesh_and_nothing_was_copied() {
         let (two, alone) = (programs(replicas(2), 1), programs(replicas(1), 1));
-        let bytes = CpuMachine::shared_bytes(&two.all()).max(CpuMachine::shared_bytes(&alone.all())) as u64;
+        let bytes = two.shared_bytes().max(alone.shared_bytes()) as u64;
         let id = WorldId { job: 1, generation: 1, incarnation: 1 };
         let world = ShmWorld::create(&World::of_one_group(id, 1).unwrap(), &[bytes], 4096).unwrap();
         let member = world.join(0).unwrap();
@@ -108,17 +108,17 @@ pub(crate) mod tests {
         // SAFETY: of the two machines below the first has ended when the second begins.
         let arena = unsafe { member.arena() };
         let backing = Backing { shared: Some(&arena), offload_dir: None };
-        let mut machine = CpuMachine::on(&two.all(), &backing).unwrap();
-        fill(&mut machine, &two.train);
-        let at = |machine: &CpuMachine, c: &phalanx_strategies::compile::Compiled| {
+        let mut machine = two.device.machine(&two.all(), &backing).unwrap();
+        fill(&mut *machine, &two.train);
+        let at = |machine: &dyn Machine, c: &phalanx_strategies::compile::Compiled| {
             let first = crate::train::weights::updated_state(c).remove(0);
-            machine.read::<f32>(c, first.value).as_ptr()
+            machine.place(c, first.value)
         };
-        let was_at = at(&machine, &two.train);
+        let was_at = at(&*machine, &two.train);
 
         let machine = machine.succeed(&alone.all(), &backing).unwrap();
 
-        assert_filled(&machine, &alone.train);
-        assert_eq!(at(&machine, &alone.train), was_at);
+        assert_filled(&*machine, &alone.train);
+        assert_eq!(at(&*machine, &alone.train), was_at);
     }
 }

@@ -10,7 +10,7 @@ use crate::train::plan::ModelPlan;
 use crate::train::programs::Programs;
 use crate::train::weights;
 use phalanx_collective::shm::passing::receive_world;
-use phalanx_cpu::CpuMachine;
+use phalanx_device::Machine;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// See the [module](self).
 pub(crate) struct Warm {
-    pub(crate) machine: CpuMachine,
+    pub(crate) machine: Box<dyn Machine>,
     /// Of which seat.
     memory: SeatMemory,
     /// What of it is shared.
@@ -51,14 +51,14 @@ impl Warm {
         #[allow(unsafe_code)] // Clones of an arena name the same memory.
         // SAFETY: the machine made here is the only one in this memory until the device takes it over or drops it.
         let shared = unsafe { member.arena() };
-        let mut machine = CpuMachine::warm(&programs.all(), &shared)?;
+        let mut machine = model.device.warm(&programs.all(), &shared)?;
         let c = &programs.train;
         let mut frozen = c.program.params.iter().filter(|param| !param.trainable);
         let is_filled = frozen.all(|param| machine.has(c, param.value));
         if is_filled {
             let source = model.weights.as_deref().map(TensorSource::open).transpose()?;
             let is_frozen = |param: &phalanx_strategies::program::Param| !param.trainable;
-            weights::initialise_some(&mut machine, c, model.model.known(), seed, source.as_ref(), is_frozen)?;
+            weights::initialise_some(&mut *machine, c, model.model.known(), seed, source.as_ref(), is_frozen)?;
         }
         let memory = SeatMemory::new(mesh, rank, &[Shard::of(&mesh, rank)], Arc::new(Lasting::of(&programs)));
         Ok((Warm { machine, memory, shared, is_filled }, world.arenas().to_vec()))

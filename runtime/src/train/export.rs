@@ -5,12 +5,13 @@ use super::plan;
 use super::saving::read;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
+use crate::devices;
 use crate::error::JobError;
-use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx_device::{Backing, Machine};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};
 use phalanx_storage::hf::dtype::Dtype;
-use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, export_model};
+use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, export_model};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::program::Op;
@@ -23,7 +24,7 @@ pub(crate) const GENERATION_JSON: &str = "generation_config.json";
 
 /// Where the weights of an export are.
 pub(crate) struct ExportFrom<'a> {
-    pub(crate) machine: &'a CpuMachine,
+    pub(crate) machine: &'a dyn Machine,
     pub(crate) compiled: &'a Compiled,
 }
 
@@ -40,9 +41,9 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
         return export_lora(dir, from, &tensors, &job);
     }
     tensors.retain(|t| !is_adapter(t));
-    let values = |t: &Tensor| weights::elements(from.machine, from.compiled, t);
+    let shown: Vec<Shown<'_>> = tensors.iter().map(|t| shown(from, t)).collect();
     let list: Vec<ExportTensor<'_>> =
-        tensors.iter().map(|t| ExportTensor { name: &t.name, shape: &t.shape, values: values(t) }).collect();
+        tensors.iter().zip(&shown).map(|(t, shown)| export_tensor(&t.name, t, shown)).collect();
     let config = json_extra(extras, CONFIG_JSON)?
         .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
     let generation = json_extra(extras, GENERATION_JSON)?;
@@ -61,6 +62,18 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
     Ok(())
 }
 
+/// Shows the values of a tensor.
+type Shown<'a> = Box<Show<'a>>;
+
+fn shown<'a>(from: &ExportFrom<'a>, tensor: &'a Tensor) -> Shown<'a> {
+    let ExportFrom { machine, compiled } = *from;
+    Box::new(move |see| weights::visit(machine, compiled, tensor, &mut *see))
+}
+
+fn export_tensor<'a>(name: &'a str, tensor: &'a Tensor, shown: &'a Shown<'_>) -> ExportTensor<'a> {
+    ExportTensor { name, shape: &tensor.shape, values: Values::Shown(tensor.held.n_elements(), &**shown) }
+}
+
 /// Writes the model of a checkpoint; with `merge`, adapters are added into the weights that they adapt.
 ///
 /// # Errors
@@ -77,30 +90,31 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
     let forward =
         model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
-    // However many ranks trained it, one exports it.
+    // However many ranks trained it, and on whatever, one exports it here.
+    let device = devices::host();
     let spec = StepSpec {
         n_microbatches: 1,
         offload_optimizer: false,
         parallel: Parallel::default(),
-        ..plan::step_spec(&job, &model)
+        ..plan::step_spec(&job, &model, &*device)
     };
-    let compiled = compile_step(forward, &spec, scratch_bytes)?;
-    let mut machine = CpuMachine::new(&[&compiled])?;
+    let compiled = compile_step(forward, &spec, device.target())?;
+    let mut machine = device.machine(&[&compiled], &Backing::default())?;
     for tensor in weights::parameters(&compiled) {
-        read(&opened, &tensor, &mut machine, &compiled)?;
+        read(&opened, &tensor, &mut *machine, &compiled)?;
     }
     if merge {
         let lora = job
             .adapter
             .lora()
             .ok_or_else(|| JobError::Unusable("--merge: this run trained no adapter; export it without".into()))?;
-        merge_adapters(&mut machine, &compiled, lora.alpha / lora.rank as f64);
+        merge_adapters(&mut *machine, &compiled, lora.alpha / lora.rank as f64);
     }
-    export_as(dir, &ExportFrom { machine: &machine, compiled: &compiled }, &extras, merge)
+    export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
 }
 
 /// `W += scale B A` for each adapter (`W^T` where the file stores `[in, out]`), summed in f64.
-fn merge_adapters(machine: &mut CpuMachine, c: &Compiled, scale: f64) {
+fn merge_adapters(machine: &mut dyn Machine, c: &Compiled, scale: f64) {
     let tensors = weights::parameters(c);
     let find = |name: &str| tensors.iter().find(|t| t.name == name);
     for b in tensors.iter().filter(|t| t.name.ends_with(".lora_B.weight")) {
@@ -109,18 +123,17 @@ fn merge_adapters(machine: &mut CpuMachine, c: &Compiled, scale: f64) {
             continue;
         };
         let (n_out, rank, n_in) = (b.shape[0], b.shape[1], a.shape[1]);
-        let a_values = weights::elements(machine, c, a).to_vec();
-        let b_values = weights::elements(machine, c, b).to_vec();
+        let a_values = weights::elements(machine, c, a).into_owned();
+        let b_values = weights::elements(machine, c, b).into_owned();
         let transposed = is_stored_in_out(c, w);
-        let values = &mut machine.write::<f32>(c, w.value)[w.elements.clone()];
-        for o in 0..n_out {
-            for i in 0..n_in {
+        machine.edit(c, w.value, w.elements.clone(), |first, values: &mut [f32]| {
+            for (at, value) in (first..).zip(values) {
+                let (o, i) = if transposed { (at % n_out, at / n_out) } else { (at / n_in, at % n_in) };
                 let sum: f64 =
                     (0..rank).map(|r| f64::from(b_values[o * rank + r]) * f64::from(a_values[r * n_in + i])).sum();
-                let at = if transposed { i * n_out + o } else { o * n_in + i };
-                values[at] = (f64::from(values[at]) + scale * sum) as f32;
+                *value = (f64::from(*value) + scale * sum) as f32;
             }
-        }
+        });
     }
 }
 
@@ -156,15 +169,9 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
         adapters.iter().filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned)).collect();
     modules.sort();
     modules.dedup();
-    let list: Vec<ExportTensor<'_>> = adapters
-        .iter()
-        .zip(&names)
-        .map(|(t, name)| ExportTensor {
-            name,
-            shape: &t.shape,
-            values: weights::elements(from.machine, from.compiled, t),
-        })
-        .collect();
+    let shown: Vec<Shown<'_>> = adapters.iter().map(|t| shown(from, t)).collect();
+    let list: Vec<ExportTensor<'_>> =
+        adapters.iter().zip(&names).zip(&shown).map(|((t, name), shown)| export_tensor(name, t, shown)).collect();
     let base = job.model.base_model.as_ref().map_or(String::new(), |p| p.display().to_string());
     export_adapter(
         dir,

@@ -1,6 +1,7 @@
 //! One direction of what passes between a member and a peer: an operation for each [`CHUNK`] of elements, wherever these lie.
 #![allow(unsafe_code)] // What a lane stands for is lent to it by whoever lets it pass: see [`Lane::start`].
 
+use phalanx_device::span::Stretch;
 use phalanx_device::{Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,16 +13,16 @@ pub(super) const UNDER_WAY: usize = 2;
 
 /// One direction of a flow: an operation for each [`CHUNK`] of elements, of which two are under way, since memory that is
 /// not shared passes through little that is. Both sides cut the flow at the same elements, however these lie in their
-/// memory; those of a chunk that lie together are not copied for it.
+/// memory; those of a chunk that lie together where the host reaches them are not copied for it.
 pub(super) struct Lane {
     kind: OperationKind,
-    chunks: Vec<Vec<RawBuffer>>,
+    chunks: Vec<Vec<Stretch>>,
     together: [Vec<f32>; UNDER_WAY],
     under_way: VecDeque<Ticket>,
 }
 
 impl Lane {
-    pub(super) fn new(kind: OperationKind, runs: Vec<RawBuffer>) -> Lane {
+    pub(super) fn new(kind: OperationKind, runs: Vec<Stretch>) -> Lane {
         Lane { kind, chunks: chunks(runs), together: Default::default(), under_way: VecDeque::new() }
     }
 
@@ -40,8 +41,8 @@ impl Lane {
     pub(super) unsafe fn start(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
         let sends = self.sends();
         let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
-        let buffer = match chunk[..] {
-            [alone] => alone,
+        let buffer = match &chunk[..] {
+            [alone] if alone.is_on_host() => alone.buffer(),
             _ => gathered(chunk, &mut self.together[i % UNDER_WAY], sends),
         };
         let (send, recv) = if sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
@@ -57,7 +58,7 @@ impl Lane {
     pub(super) fn finish(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
         let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
         group.finish(self.under_way.pop_front().expect("it was started"))?;
-        if !self.sends() && chunk.len() > 1 {
+        if !self.sends() && is_gathered(chunk) {
             scatter(&self.together[i % UNDER_WAY], chunk);
         }
         Ok(())
@@ -92,9 +93,9 @@ impl Lane {
 }
 
 /// Runs of memory, cut so that each list of them has [`CHUNK`] elements; the last one may have fewer.
-fn chunks(runs: Vec<RawBuffer>) -> Vec<Vec<RawBuffer>> {
+fn chunks(runs: Vec<Stretch>) -> Vec<Vec<Stretch>> {
     const BYTES: usize = CHUNK * size_of::<f32>();
-    let mut chunks: Vec<Vec<RawBuffer>> = Vec::new();
+    let mut chunks: Vec<Vec<Stretch>> = Vec::new();
     let mut room = 0;
     for run in runs {
         let mut at = 0;
@@ -104,36 +105,41 @@ fn chunks(runs: Vec<RawBuffer>) -> Vec<Vec<RawBuffer>> {
                 room = BYTES;
             }
             let n = room.min(run.bytes() - at);
-            chunks.last_mut().expect("there is room in one").push(RawBuffer::new(run.start().wrapping_add(at), n));
+            chunks.last_mut().expect("there is room in one").push(run.slice(at..at + n));
             (at, room) = (at + n, room - n);
         }
     }
     chunks
 }
 
+/// Whether a chunk passes by way of a buffer.
+fn is_gathered(chunk: &[Stretch]) -> bool {
+    !matches!(chunk, [alone] if alone.is_on_host())
+}
+
 /// A buffer as long as all of these runs; with their elements, if these are to be sent.
-fn gathered(runs: &[RawBuffer], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
+fn gathered(runs: &[Stretch], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
     buffer.clear();
     buffer.resize(runs.iter().map(|run| run.bytes()).sum::<usize>() / size_of::<f32>(), 0.0);
     if sends {
         let mut at = 0;
         for run in runs {
-            let to = buffer[at..].as_mut_ptr().cast::<u8>();
-            // SAFETY: the flow has borrowed the run, and the buffer has room for all runs.
-            unsafe { std::ptr::copy_nonoverlapping(run.start(), to, run.bytes()) };
-            at += run.bytes() / size_of::<f32>();
+            let n = run.bytes() / size_of::<f32>();
+            // SAFETY: the run is lent for reading: see [`Lane::start`].
+            unsafe { run.read(bytemuck::cast_slice_mut(&mut buffer[at..at + n])) };
+            at += n;
         }
     }
     RawBuffer::of_mut(buffer)
 }
 
 /// Puts what has come where it belongs.
-fn scatter(buffer: &[f32], runs: &[RawBuffer]) {
+fn scatter(buffer: &[f32], runs: &[Stretch]) {
     let mut at = 0;
     for run in runs {
-        let from = buffer[at..].as_ptr().cast::<u8>();
-        // SAFETY: the flow has borrowed the run, and the buffer was made as long as all runs.
-        unsafe { std::ptr::copy_nonoverlapping(from, run.start(), run.bytes()) };
-        at += run.bytes() / size_of::<f32>();
+        let n = run.bytes() / size_of::<f32>();
+        // SAFETY: the run is lent for writing: see [`Lane::start`].
+        unsafe { run.write(bytemuck::cast_slice(&buffer[at..at + n])) };
+        at += n;
     }
 }

@@ -146,8 +146,9 @@ mod tests {
     use super::super::lane::CHUNK;
     use super::super::links::{Links, STAGING_BYTES};
     use phalanx_collective::shm::world::ShmWorld;
+    use phalanx_device::Collective;
+    use phalanx_device::span::{Room, Source};
     use phalanx_device::world::{World, WorldId};
-    use phalanx_device::{Collective, RawBuffer};
     use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
@@ -183,7 +184,7 @@ mod tests {
         let teach = |me: u32, outcome: std::sync::mpsc::Sender<(u64, Vec<f32>)>| {
             let mut links = links(&world, me, N);
             let mut state: Vec<f32> = (0..LEN).map(first).collect();
-            let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(RawBuffer::of).collect();
+            let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(|run| Source::from(run).stretch()).collect();
             // SAFETY: `state` outlives the lessons, and is written only between the parts of them.
             let mut lessons = [unsafe { links.lesson(N - 1, true, runs) }];
             for step in 1u64.. {
@@ -213,7 +214,7 @@ mod tests {
             let mut state = vec![f32::NAN; LEN];
             let mut lessons = Vec::new();
             for from in 0..N - 1 {
-                let run = RawBuffer::of_mut(&mut state[half(from)]);
+                let run = Room::from(&mut state[half(from)]).stretch();
                 // SAFETY: `state` outlives the lessons, whose halves lie apart, and is touched only between the parts of them.
                 lessons.push(unsafe { links.lesson(from, false, vec![run]) });
             }

@@ -10,6 +10,7 @@ use super::lesson::Lesson;
 use crate::error::JobError;
 use phalanx_device::operation::OPERANDS_MAX;
 use phalanx_device::pulse::Pulse;
+use phalanx_device::span::{Room, Source, Stretch};
 use phalanx_device::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
 };
@@ -23,6 +24,10 @@ use std::sync::{Mutex, PoisonError};
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 /// Peers that are served at once, by a thread each.
 const FLOWS_MAX: usize = 8;
+/// Bytes of one operation of an exchange where tensors lie in memory that members share: as many as they have.
+pub(crate) const WHOLE: usize = usize::MAX;
+/// The same where the host does not reach them: what is staged fits the room for flows, which nothing else uses meanwhile.
+pub(crate) const STAGED: usize = CHUNK * size_of::<f32>();
 /// Room for operands that lie outside the shared regions: what of flows is under way at once; votes, messages, gradients for
 /// shadows.
 pub(crate) const STAGING_BYTES: u64 = (1 << 20) + (FLOWS_MAX * UNDER_WAY * CHUNK * size_of::<f32>()) as u64;
@@ -34,19 +39,16 @@ pub(crate) struct Links {
     pulse: Pulse,
 }
 
-/// Elements that pass between a member and a peer, in each direction one slice after the other. The peer receives and
+/// Elements that pass between a member and a peer, in each direction one run after the other. The peer receives and
 /// sends as many.
 #[derive(Default)]
 pub(crate) struct Flow<'a> {
-    pub(crate) sends: Vec<&'a [f32]>,
-    pub(crate) receives: Vec<&'a mut [f32]>,
+    pub(crate) sends: Vec<Source<'a>>,
+    pub(crate) receives: Vec<Room<'a>>,
 }
 
 /// Tensors to or from a peer.
 type Tensors<T> = (u32, Vec<T>);
-
-/// One direction of an exchange: with whom, whether this member sends, and the tensors.
-type Direction = (u32, bool, Vec<Operand>);
 
 impl Links {
     pub(crate) fn new(peers: BTreeMap<u32, Box<dyn Collective>>) -> Links {
@@ -136,7 +138,7 @@ impl Links {
     /// # Safety
     /// What the runs stand for stays where it is as long as the lesson is there. Nobody writes to what is sent while
     /// [`Links::teach`] works, and nobody reads or writes where it comes while [`Links::learn`] does.
-    pub(crate) unsafe fn lesson(&mut self, peer: u32, sends: bool, runs: Vec<RawBuffer>) -> Lesson {
+    pub(crate) unsafe fn lesson(&mut self, peer: u32, sends: bool, runs: Vec<Stretch>) -> Lesson {
         let there = 1 - self.peer(peer).position();
         let kind = if sends { OperationKind::Send { to: there } } else { OperationKind::Recv { from: there } };
         Lesson::new(peer, Lane::new(kind, runs))
@@ -173,76 +175,182 @@ impl Links {
         Ok(number[0])
     }
 
-    /// Sends and receives all of these at once; peers do the same the other way round. Whole tensors need room: they lie in
-    /// the memory that members share.
+    /// Sends and receives all of these at once, in operations of at most `bytes_max`; peers do the same the other way round,
+    /// with the same `bytes_max`. Whole tensors need room where they do not lie in the memory that members share.
     pub(crate) fn exchange(
         &mut self,
-        sends: &[Tensors<&[f32]>],
-        receives: &mut [Tensors<&mut [f32]>],
+        sends: &[Tensors<Source<'_>>],
+        receives: &[Tensors<Room<'_>>],
+        bytes_max: usize,
     ) -> Result<(), CollectiveError> {
         let pulse = self.pulse.clone();
         let _waits = pulse.during(At::Waits(Wait::default()));
-        let mut all: Vec<Direction> = Vec::new();
-        let operand = |send, recv, n_elements| Operand { send, recv, dtype: ElementType::F32, n_elements };
-        for (to, tensors) in sends {
-            let of = |t: &&[f32]| operand(RawBuffer::of(t), RawBuffer::EMPTY, t.len());
-            all.push((*to, true, tensors.iter().map(of).collect()));
-        }
-        for (from, tensors) in receives {
-            let of = |t: &mut &mut [f32]| operand(RawBuffer::EMPTY, RawBuffer::of_mut(t), t.len());
-            all.push((*from, false, tensors.iter_mut().map(of).collect()));
-        }
+        let to = |(peer, tensors): &Tensors<Source<'_>>| {
+            Direction::new(*peer, true, tensors.iter().map(Source::stretch).collect(), bytes_max)
+        };
+        let from = |(peer, tensors): &Tensors<Room<'_>>| {
+            Direction::new(*peer, false, tensors.iter().map(Room::stretch).collect(), bytes_max)
+        };
+        let mut all: Vec<Direction> = sends.iter().map(to).chain(receives.iter().map(from)).collect();
         let mut under_way = VecDeque::new();
-        // SAFETY: the slices are borrowed until this returns. Before that everything that was started is finished: after a
+        // SAFETY: the tensors are lent until this returns. Before that everything that was started is finished: after a
         // failure by the lines below, which abort the world first, and in an aborted world no communicator touches operands.
-        let outcome = unsafe { self.pass_all(&all, &mut under_way) };
+        let outcome = unsafe { self.pass_all(&mut all, &mut under_way) };
         if let Err(error) = &outcome {
             // A peer would wait for what was refused here.
-            all.iter().for_each(|(peer, ..)| self.peer(*peer).abort(&error.to_string()));
-            under_way.into_iter().for_each(|(peer, ticket)| drop(self.peer(peer).finish(ticket)));
+            all.iter().for_each(|direction| self.peer(direction.peer).abort(&error.to_string()));
+            under_way.into_iter().for_each(|Started { at, ticket, .. }| drop(self.peer(all[at].peer).finish(ticket)));
         }
         outcome
     }
 
-    /// Starts and finishes all of these, in operations of at most [`OPERANDS_MAX`] tensors. Of each direction two are under
-    /// way at a time, so that no number of tensors is too large for a communicator.
+    /// Starts and finishes all of these. Of each direction two operations are under way at a time, so that no number of
+    /// tensors is too large for a communicator.
     ///
     /// # Safety
     /// The tensors are lent until every ticket in `under_way` is finished.
     unsafe fn pass_all(
         &mut self,
-        all: &[Direction],
-        under_way: &mut VecDeque<(u32, Ticket)>,
+        all: &mut [Direction],
+        under_way: &mut VecDeque<Started>,
     ) -> Result<(), CollectiveError> {
-        let n_rounds = all.iter().map(|(.., operands)| operands.len().div_ceil(OPERANDS_MAX)).max().unwrap_or(0);
+        let n_rounds = all.iter().map(|direction| direction.operations.len()).max().unwrap_or(0);
         for round in 0..n_rounds {
             let n_before = under_way.len();
-            for (peer, sends, operands) in all {
-                let Some(operands) = operands.chunks(OPERANDS_MAX).nth(round) else { continue };
-                let group = self.peer(*peer);
+            for (at, direction) in all.iter_mut().enumerate().filter(|(_, d)| round < d.operations.len()) {
+                let group = self.peer(direction.peer);
                 let there = 1 - group.position();
-                let kind = if *sends { OperationKind::Send { to: there } } else { OperationKind::Recv { from: there } };
-                // SAFETY: the caller's contract.
-                let ticket = unsafe { group.start(&Operation { kind, sequence: 0, unit: 1 }, operands) }?;
-                under_way.push_back((*peer, ticket));
+                let kind = if direction.sends {
+                    OperationKind::Send { to: there }
+                } else {
+                    OperationKind::Recv { from: there }
+                };
+                // SAFETY: the caller's contract; what was staged two rounds before is finished.
+                let ticket = unsafe {
+                    let operands = direction.operands(round);
+                    group.start(&Operation { kind, sequence: 0, unit: 1 }, &operands)
+                }?;
+                under_way.push_back(Started { at, round, ticket });
             }
-            self.finish_first(n_before, under_way)?;
+            self.finish_first(n_before, all, under_way)?;
         }
-        self.finish_first(under_way.len(), under_way)
+        self.finish_first(under_way.len(), all, under_way)
     }
 
-    fn finish_first(&mut self, n: usize, under_way: &mut VecDeque<(u32, Ticket)>) -> Result<(), CollectiveError> {
-        under_way.drain(..n).try_for_each(|(peer, ticket)| self.peer(peer).finish(ticket))
+    fn finish_first(
+        &mut self,
+        n: usize,
+        all: &[Direction],
+        under_way: &mut VecDeque<Started>,
+    ) -> Result<(), CollectiveError> {
+        for _ in 0..n {
+            let Some(Started { at, round, ticket }) = under_way.pop_front() else { break };
+            self.peer(all[at].peer).finish(ticket)?;
+            // SAFETY: the tensors are lent to whoever has started them.
+            unsafe { all[at].came(round) };
+        }
+        Ok(())
     }
+}
+
+/// An operation of an exchange: which direction's, and which one of that.
+struct Started {
+    at: usize,
+    round: usize,
+    ticket: Ticket,
+}
+
+/// One direction of an exchange: with whom, whether this member sends, and the tensors of each operation. Both ends cut
+/// tensors of the same lengths into the same operations, wherever these lie.
+struct Direction {
+    peer: u32,
+    sends: bool,
+    operations: Vec<Vec<Stretch>>,
+    /// For what the host does not reach.
+    staging: [Vec<f32>; UNDER_WAY],
+}
+
+impl Direction {
+    fn new(peer: u32, sends: bool, tensors: Vec<Stretch>, bytes_max: usize) -> Direction {
+        let mut operations: Vec<Vec<Stretch>> = Vec::new();
+        let mut room = 0;
+        for tensor in tensors {
+            let mut at = 0;
+            loop {
+                let is_full = |operation: &Vec<Stretch>| room == 0 || operation.len() == OPERANDS_MAX;
+                if operations.last().is_none_or(is_full) {
+                    operations.push(Vec::new());
+                    room = bytes_max;
+                }
+                let n = room.min(tensor.bytes() - at);
+                operations.last_mut().expect("there is room in one").push(tensor.slice(at..at + n));
+                (at, room) = (at + n, room - n);
+                if at == tensor.bytes() {
+                    break;
+                }
+            }
+        }
+        Direction { peer, sends, operations, staging: Default::default() }
+    }
+
+    /// The operands of an operation. Those that the host does not reach are staged.
+    ///
+    /// # Safety
+    /// The tensors are lent, and the operation two before is finished.
+    unsafe fn operands(&mut self, round: usize) -> Vec<Operand> {
+        let operation = &self.operations[round];
+        let staging = &mut self.staging[round % UNDER_WAY];
+        staging.resize(staged(operation).map(Stretch::bytes).sum::<usize>() / size_of::<f32>(), 0.0);
+        let mut rest = &mut staging[..];
+        let mut operands = Vec::with_capacity(operation.len());
+        for tensor in operation {
+            let n_elements = tensor.bytes() / size_of::<f32>();
+            let buffer = if tensor.is_on_host() {
+                tensor.buffer()
+            } else {
+                let (room, behind) = std::mem::take(&mut rest).split_at_mut(n_elements);
+                rest = behind;
+                if self.sends {
+                    // SAFETY: the caller's contract.
+                    unsafe { tensor.read(bytemuck::cast_slice_mut(room)) };
+                }
+                RawBuffer::of_mut(room)
+            };
+            let (send, recv) = if self.sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
+            operands.push(Operand { send, recv, dtype: ElementType::F32, n_elements });
+        }
+        operands
+    }
+
+    /// An operation is finished: what was staged for it goes where it belongs.
+    ///
+    /// # Safety
+    /// The tensors are lent.
+    unsafe fn came(&self, round: usize) {
+        if self.sends {
+            return;
+        }
+        let mut rest = &self.staging[round % UNDER_WAY][..];
+        for tensor in staged(&self.operations[round]) {
+            let (came, behind) = rest.split_at(tensor.bytes() / size_of::<f32>());
+            // SAFETY: the caller's contract.
+            unsafe { tensor.write(bytemuck::cast_slice(came)) };
+            rest = behind;
+        }
+    }
+}
+
+fn staged(operation: &[Stretch]) -> impl Iterator<Item = &Stretch> {
+    operation.iter().filter(|tensor| !tensor.is_on_host())
 }
 
 /// Sends and receives what passes between this member and a peer. Neither direction waits for the other: whoever waits for
 /// one does its share of both.
 fn both_ways(group: &mut dyn Collective, flow: Flow<'_>, pulse: &Pulse) -> Result<(), CollectiveError> {
-    let Flow { sends, mut receives } = flow;
+    let Flow { sends, receives } = flow;
     let there = 1 - group.position();
-    let sent = sends.iter().map(|slice| RawBuffer::of(slice)).collect();
-    let received = receives.iter_mut().map(|slice| RawBuffer::of_mut(slice)).collect();
+    let sent = sends.iter().map(Source::stretch).collect();
+    let received = receives.iter().map(Room::stretch).collect();
     let mut lanes =
         [Lane::new(OperationKind::Send { to: there }, sent), Lane::new(OperationKind::Recv { from: there }, received)];
     let outcome = pass(group, &mut lanes, pulse);
@@ -304,8 +412,9 @@ mod tests {
             let mut came: BTreeMap<u32, Vec<f32>> =
                 peers().map(|peer| (peer, vec![-1.0; values(peer, me).len()])).collect();
             let mut served = false;
-            let flows =
-                came.iter_mut().map(|(peer, to)| (*peer, Flow { sends: vec![&sent[peer]], receives: vec![to] }));
+            let flows = came.iter_mut().map(|(peer, to)| {
+                (*peer, Flow { sends: vec![Source::from(&sent[peer][..])], receives: vec![Room::from(&mut to[..])] })
+            });
             links.flow_on(n_threads, flows.collect(), || served = true).unwrap();
             assert!(served && came.into_iter().all(|(peer, came)| came == values(peer, me)), "member {me}");
         };
@@ -336,9 +445,12 @@ mod tests {
         let (values, mut room) = (vec![1.0; 3 * CHUNK], vec![0.0; 3 * CHUNK]);
 
         std::thread::scope(|scope| {
-            let receives = scope
-                .spawn(|| links(1).flow([(0, Flow { receives: vec![&mut room], ..Flow::default() })].into(), || ()));
-            let sent = links(0).flow([(1, Flow { sends: vec![&values], ..Flow::default() })].into(), || ());
+            let receives = scope.spawn(|| {
+                links(1)
+                    .flow([(0, Flow { receives: vec![Room::from(&mut room[..])], ..Flow::default() })].into(), || ())
+            });
+            let sent =
+                links(0).flow([(1, Flow { sends: vec![Source::from(&values[..])], ..Flow::default() })].into(), || ());
             assert!(matches!(sent, Err(CollectiveError::StagingFull { .. })), "{sent:?}");
             assert!(matches!(receives.join().unwrap(), Err(CollectiveError::Aborted { .. })));
         });
@@ -357,13 +469,11 @@ mod tests {
         let exchange = |me: u32| {
             let sent: Vec<[f32; 3]> = (0..N).map(|i| [me as f32, i as f32, 7.0]).collect();
             let mut came = vec![[-1.0f32; 3]; N];
-            let sends = [(1 - me, sent.iter().map(|tensor| &tensor[..]).collect())];
             // One side receives fewer tensors, since the other one sends fewer.
-            let n_here = if me == 0 { N } else { 3 };
-            let n_there = if me == 0 { 3 } else { N };
-            let sends = sends.map(|(to, tensors): (u32, Vec<&[f32]>)| (to, tensors[..n_there].to_vec()));
-            let mut receives = [(1 - me, came[..n_here].iter_mut().map(|tensor| &mut tensor[..]).collect())];
-            link(&world, me).exchange(&sends, &mut receives).unwrap();
+            let (n_here, n_there) = if me == 0 { (N, 3) } else { (3, N) };
+            let sends = [(1 - me, sent[..n_there].iter().map(|tensor| Source::from(&tensor[..])).collect())];
+            let receives = [(1 - me, came[..n_here].iter_mut().map(|tensor| Room::from(&mut tensor[..])).collect())];
+            link(&world, me).exchange(&sends, &receives, WHOLE).unwrap();
             assert!(
                 came[..n_here].iter().enumerate().all(|(i, t)| *t == [(1 - me) as f32, i as f32, 7.0]),
                 "member {me}"
@@ -384,7 +494,8 @@ mod tests {
         let (aborted, is_aborted) = channel::<()>();
         std::thread::scope(|scope| {
             let (world, room) = (&world, &mut room);
-            let peer = scope.spawn(move || link(world, 0).exchange(&[], &mut [(1, vec![room])]));
+            let peer =
+                scope.spawn(move || link(world, 0).exchange(&[], &[(1, vec![Room::from(&mut room[..])])], WHOLE));
             scope.spawn(move || {
                 if is_aborted.recv_timeout(Duration::from_secs(20)).is_err() {
                     world.control().abort("the peer waits although its tensor was refused");
@@ -392,17 +503,48 @@ mod tests {
             });
 
             let mut link = link(world, 1);
-            let refused = link.exchange(&[(0, vec![&large[..]])], &mut []);
+            let refused = link.exchange(&[(0, vec![Source::from(&large[..])])], &[], WHOLE);
 
             assert!(matches!(refused, Err(CollectiveError::StagingFull { .. })), "{refused:?}");
             let received = peer.join().unwrap().unwrap_err().to_string();
             assert!(received.contains("staging"), "the peer learns why: {received}");
-            let after = link.exchange(&[(0, vec![&small[..]])], &mut []);
+            let after = link.exchange(&[(0, vec![Source::from(&small[..])])], &[], WHOLE);
             assert!(matches!(after, Err(CollectiveError::Aborted { .. })), "{after:?}");
             let progress = link.peers[&0].progress();
             assert_eq!(progress.entered, progress.finished, "nothing is left under way");
             drop(aborted);
         });
+    }
+
+    proptest! {
+        #[test]
+        fn operations_of_an_exchange_are_its_tensors_in_order_and_none_is_too_large(
+            lengths in prop::collection::vec(prop::sample::select(vec![0, 4, 1 << 10, STAGED, 3 * STAGED + 4]), 0..1200),
+        ) {
+            // SAFETY: nobody looks at what lies there.
+            let source = |bytes: usize| unsafe { Source::new(RawBuffer::on_device(1 << 40, bytes, 0), None) };
+            let tensors: Vec<Stretch> = lengths.iter().map(|n| source(*n).stretch()).collect();
+
+            let Direction { operations, .. } = Direction::new(1, true, tensors, STAGED);
+
+            let bytes = |operation: &Vec<Stretch>| operation.iter().map(Stretch::bytes).sum::<usize>();
+            prop_assert!(operations.iter().all(|o| o.len() <= OPERANDS_MAX && bytes(o) <= STAGED));
+            // Pieces of a tensor follow each other; the next tensor begins where all of them do.
+            let mut pieces = operations.iter().flatten();
+            for n in lengths {
+                let mut at = 0;
+                while at < n || n == 0 {
+                    let piece = pieces.next().unwrap();
+                    prop_assert_eq!(piece.buffer().address(), (1 << 40) + at);
+                    at += piece.bytes();
+                    if n == 0 {
+                        break;
+                    }
+                }
+                prop_assert_eq!(at, n);
+            }
+            prop_assert!(pieces.next().is_none());
+        }
     }
 
     /// Elements of runs of these lengths.
@@ -433,10 +575,10 @@ mod tests {
             let (mut here, mut there) = (values.clone(), vec![-1.0; n]);
             std::thread::scope(|scope| {
                 let sends = scope.spawn(|| {
-                    let sends = cut(&mut here, &sent).into_iter().map(|run| &*run).collect();
+                    let sends = cut(&mut here, &sent).into_iter().map(|run| Source::from(&*run)).collect();
                     links(0).flow([(1, Flow { sends, ..Flow::default() })].into(), || ())
                 });
-                let receives = cut(&mut there, &received);
+                let receives = cut(&mut there, &received).into_iter().map(Room::from).collect();
                 links(1).flow([(0, Flow { receives, ..Flow::default() })].into(), || ()).unwrap();
                 sends.join().unwrap().unwrap();
             });

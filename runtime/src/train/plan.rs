@@ -10,9 +10,10 @@ use crate::config::schedule::LrScheduler;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
+use crate::devices;
 use crate::error::JobError;
 use crate::frontend::UserModel;
-use phalanx_cpu::matmul::fast_bf16;
+use phalanx_device::Device;
 use phalanx_storage::hf::source::read_json;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
@@ -25,6 +26,7 @@ use phalanx_strategies::program::Program;
 use phalanx_strategies::schedule::{Schedule, Shape};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The model of a job and how a step computes; needs no data.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub struct ModelPlan {
     pub n_microbatches: usize,
     /// How a step computes on the mesh of the configuration.
     pub spec: StepSpec,
+    /// What computes it.
+    pub device: Arc<dyn Device>,
 }
 
 impl ModelPlan {
@@ -163,8 +167,9 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let spec = step_spec(config, &model);
-    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec })
+    let device = devices::of(config.precision.device)?;
+    let spec = step_spec(config, &model, &*device);
+    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec, device })
 }
 
 const USER_DEFINED_ELSEWHERE: &str =
@@ -182,8 +187,17 @@ pub(crate) fn user_plan(config: &JobConfig, tokenizer: &Tokenizer, user: &UserMo
     let model = Architecture::User(User(table));
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let spec = step_spec(config, &model);
-    Ok(ModelPlan { model, hf_config, weights: None, batch, n_microbatches: config.microbatches_per_step(), spec })
+    let device = devices::of(config.precision.device)?;
+    let spec = step_spec(config, &model, &*device);
+    Ok(ModelPlan {
+        model,
+        hf_config,
+        weights: None,
+        batch,
+        n_microbatches: config.microbatches_per_step(),
+        spec,
+        device,
+    })
 }
 
 /// Whether a configuration says that the model is user-defined, and asks for nothing that does not apply to such a
@@ -267,12 +281,12 @@ fn loss_scale(config: &JobConfig) -> LossScale {
     }
 }
 
-pub(crate) fn step_spec(config: &JobConfig, model: &Architecture) -> StepSpec {
+pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn Device) -> StepSpec {
     let o = &config.optimizer;
     StepSpec {
         n_microbatches: config.microbatches_per_rank(),
         // `bf16: auto` leaves a user-defined model in the precision in which it is written.
-        precision: match config.precision.precision(fast_bf16() && model.known().is_some()) {
+        precision: match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
             ConfigPrecision::F32 => Precision::F32,
             ConfigPrecision::Bf16 => Precision::Bf16,
             ConfigPrecision::Fp16 => Precision::F16,

@@ -2,11 +2,12 @@
 
 use super::plan::ModelPlan;
 use crate::error::JobError;
-use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx_device::Device;
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::mesh::Place;
 use phalanx_strategies::passes::lora::lora;
 use phalanx_strategies::program::Program;
+use std::sync::Arc;
 
 /// The programs of a run.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub(crate) struct Programs {
     pub(crate) eval: Option<Compiled>,
     /// Elements of all parameters of the model, and of those that are trained, however ranks share them.
     pub(crate) n_params: (usize, usize),
+    /// For which they were compiled.
+    pub(crate) device: Arc<dyn Device>,
 }
 
 impl Programs {
@@ -23,10 +26,10 @@ impl Programs {
     pub(crate) fn compile(plan: &ModelPlan, place: Place, evaluates: bool) -> Result<Programs, JobError> {
         let mut forward = plan.forward()?;
         forward.place = place;
-        let spec = plan.spec_on(place.mesh);
-        let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, scratch_bytes)).transpose()?;
+        let (spec, device) = (plan.spec_on(place.mesh), Arc::clone(&plan.device));
+        let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, device.target())).transpose()?;
         let n_params = whole_model(&forward, &spec);
-        Ok(Programs { train: compile_step(forward, &spec, scratch_bytes)?, eval, n_params })
+        Ok(Programs { train: compile_step(forward, &spec, device.target())?, eval, n_params, device })
     }
 
     pub(crate) fn all(&self) -> Vec<&Compiled> {
@@ -35,7 +38,12 @@ impl Programs {
 
     /// Bytes that a machine for them allocates.
     pub(crate) fn bytes(&self) -> u64 {
-        CpuMachine::bytes_for(&self.all()) as u64
+        self.device.bytes_for(&self.all()) as u64
+    }
+
+    /// Bytes of these that ranks of a machine share.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.device.shared_bytes(&self.all())
     }
 }
 

@@ -6,8 +6,9 @@ use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::config::output::{OutputSection, Resume};
 use crate::error::JobError;
-use phalanx_cpu::CpuMachine;
+use phalanx_device::Machine;
 use phalanx_device::pulse::Pulse;
+use phalanx_device::span::STAGING_BYTES;
 use phalanx_storage::checkpoint::background::Snapshot;
 use phalanx_storage::checkpoint::catalog::{Skipped, latest_valid, list};
 use phalanx_storage::checkpoint::error::CheckpointError;
@@ -146,7 +147,7 @@ impl Saving {
     /// When this rank or another cannot write its part.
     pub(crate) fn save(
         &self,
-        machine: &CpuMachine,
+        machine: &dyn Machine,
         c: &Compiled,
         state: &TrainerState,
         team: &mut Team,
@@ -184,7 +185,7 @@ impl Saving {
     /// If a save is under way; see [`Saving::wait`].
     pub(crate) fn begin(
         &mut self,
-        machine: &CpuMachine,
+        machine: &dyn Machine,
         c: &Compiled,
         state: &TrainerState,
         team: &Team,
@@ -193,9 +194,14 @@ impl Saving {
         let warmed = self.warming.take().and_then(|thread| thread.join().ok());
         let mut snapshot = warmed.unwrap_or_else(|| std::mem::take(&mut self.spare));
         snapshot.clear();
-        let boxes = boxes(machine, c);
         snapshot.reserve(snapshot_bytes(c));
-        boxes.iter().for_each(|b| snapshot.add(&b.piece()));
+        for tensor in saved(c) {
+            let (name, shape, region) = (tensor.name.clone(), tensor.shape.clone(), tensor.held.region.clone());
+            let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]) };
+            snapshot.add_from(&header.piece(), |append| {
+                weights::visit(machine, c, &tensor, |run| append(bytemuck::cast_slice(run)));
+            });
+        }
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
         let writer = CheckpointWriter::at(&self.root)?;
         self.ongoing = Some(Ongoing::begin(&writer, self.meta(state, team), seat(team), snapshot, self.keep)?);
@@ -265,7 +271,7 @@ impl Saving {
     }
 
     /// Fills what the updates of a program change from a checkpoint of this job.
-    pub(crate) fn restore_updated(&self, path: &Path, machine: &mut CpuMachine, c: &Compiled) -> Result<(), JobError> {
+    pub(crate) fn restore_updated(&self, path: &Path, machine: &mut dyn Machine, c: &Compiled) -> Result<(), JobError> {
         let checkpoint = Checkpoint::open_lazily(path)?;
         Ok(weights::updated_state(c).iter().try_for_each(|tensor| {
             self.pulse.tick();
@@ -276,7 +282,7 @@ impl Saving {
     pub(crate) fn restore(
         &self,
         path: &Path,
-        machine: &mut CpuMachine,
+        machine: &mut dyn Machine,
         c: &Compiled,
     ) -> Result<(TrainerState, Vec<String>), JobError> {
         // Each rank verifies what it reads; whoever chose this checkpoint has verified the whole.
@@ -303,19 +309,21 @@ impl Saving {
 }
 
 /// All that a checkpoint holds of this rank's memory.
-fn boxes<'a>(machine: &'a CpuMachine, c: &Compiled) -> Vec<SavedBox<'a>> {
-    let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
-    let boxes = saved.map(|t| {
+fn boxes<'a>(machine: &'a dyn Machine, c: &Compiled) -> Vec<SavedBox<'a>> {
+    let of = |t: Tensor| {
         let values = weights::packed(machine, c, &t);
         SavedBox { name: t.name, shape: t.shape, region: t.held.region, values }
-    });
-    boxes.collect()
+    };
+    saved(c).map(of).collect()
+}
+
+fn saved(c: &Compiled) -> impl Iterator<Item = Tensor> {
+    weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c))
 }
 
 /// Bytes of a rank's copy of its state while a checkpoint is written beside training.
 pub(crate) fn snapshot_bytes(c: &Compiled) -> usize {
-    let saved = weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c));
-    saved.map(|t| t.held.n_elements() * size_of::<f32>()).sum()
+    saved(c).map(|t| t.held.n_elements() * size_of::<f32>()).sum()
 }
 
 const fn seat(team: &Team) -> Seat {
@@ -347,16 +355,38 @@ pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
 pub(crate) fn read(
     checkpoint: &Checkpoint,
     tensor: &Tensor,
-    machine: &mut CpuMachine,
+    machine: &mut dyn Machine,
     c: &Compiled,
 ) -> Result<(), CheckpointError> {
-    let region = &tensor.held.region;
-    if tensor.elements.len() == tensor.held.n_elements() {
-        let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-        return checkpoint.read_into(&tensor.name, region, bytemuck::cast_slice_mut(elements));
+    let held = &tensor.held;
+    if let Some(bytes) = machine.host_mut(c, tensor.value).filter(|_| tensor.elements.len() == held.n_elements()) {
+        let width = size_of::<f32>();
+        let to = &mut bytes[tensor.elements.start * width..tensor.elements.end * width];
+        return checkpoint.read_into(&tensor.name, &held.region, to);
     }
-    let mut values = vec![0.0f32; tensor.held.n_elements()];
-    checkpoint.read_into(&tensor.name, region, bytemuck::cast_slice_mut(&mut values))?;
-    weights::unpack(machine, c, tensor, &values);
+    let mut staging = Vec::new();
+    for slab in slabs(&held.region) {
+        staging.resize(slab.n_elements(), 0.0f32);
+        checkpoint.read_into(&tensor.name, &slab, bytemuck::cast_slice_mut(&mut staging))?;
+        let mut first = 0;
+        for run in held.runs_of(&slab) {
+            machine.write(c, tensor.value, run.start, &staging[first..first + run.len()]);
+            first += run.len();
+        }
+    }
     Ok(())
+}
+
+/// A box as boxes of whole rows of its first dim, each as large as the staging buffer at most unless one row is larger.
+fn slabs(region: &TensorBox) -> Vec<TensorBox> {
+    let Some(n_rows) = region.extent.first().copied() else { return vec![region.clone()] };
+    let row_bytes = region.extent[1..].iter().product::<usize>().max(1) * size_of::<f32>();
+    let n_at_once = (STAGING_BYTES / row_bytes).max(1);
+    let slab = |first: usize| {
+        let mut slab = region.clone();
+        slab.offset[0] += first;
+        slab.extent[0] = n_at_once.min(n_rows - first);
+        slab
+    };
+    (0..n_rows).step_by(n_at_once).map(slab).collect()
 }

@@ -1,12 +1,13 @@
 //! A copy of another rank's state, kept up to date by the same updates.
 
-use phalanx_cpu::{CpuMachine, scratch_bytes};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
+use phalanx_device::span::Room;
+use phalanx_device::{Device, Machine, Run};
 use phalanx_strategies::compile::{CompileError, Compiled, compile_shadow};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::passes::shadow::coefficient;
-use phalanx_strategies::program::{Role, ValueId};
+use phalanx_strategies::program::{Hyper, Role};
 
 use crate::error::JobError;
 
@@ -17,37 +18,42 @@ pub(crate) struct Shadow {
     /// The rank that it stands for, whose gradients it gets.
     pub(crate) of: u32,
     pub(crate) compiled: Compiled,
-    pub(crate) machine: CpuMachine,
+    pub(crate) machine: Box<dyn Machine>,
 }
 
 impl Shadow {
     /// A shadow of the rank that runs `step`, with nothing in it, in shared memory from `first` on: gradients come there
     /// without a copy.
     pub(crate) fn new(
+        device: &dyn Device,
         shard: Shard,
         of: u32,
         step: &Compiled,
         memory: &Arena,
         first: usize,
     ) -> Result<Shadow, CompileError> {
-        let compiled = compile_shadow(step, scratch_bytes)?;
-        let machine = CpuMachine::within(&[&compiled], memory, first);
+        let compiled = compile_shadow(step, device.target())?;
+        let machine = device.shadow(&[&compiled], memory, first);
         Ok(Shadow { shard, of, compiled, machine })
     }
 
     /// Bytes of shared memory that a shadow of the rank that runs `step` takes.
-    pub(crate) fn bytes(step: &Compiled) -> Result<usize, CompileError> {
-        Ok(CpuMachine::bytes_within(&[&compile_shadow(step, scratch_bytes)?]))
+    pub(crate) fn bytes(device: &dyn Device, step: &Compiled) -> Result<usize, CompileError> {
+        Ok(device.shadow_bytes(&[&compile_shadow(step, device.target())?]))
     }
 
     /// Where the gradients go, in the order in which they come.
-    pub(crate) fn gradients(&mut self) -> Vec<&mut [f32]> {
-        let values: Vec<ValueId> = self.compiled.program.bound(Role::Gradient).collect();
-        self.machine.write_all(&self.compiled, &values)
+    ///
+    /// # Panics
+    /// Never: a verified program has its gradients apart.
+    pub(crate) fn gradients(&mut self) -> Vec<Room<'_>> {
+        let p = &self.compiled.program;
+        let whole: Vec<_> = p.bound(Role::Gradient).map(|grad| (grad, 0..p.value(grad).n_elements())).collect();
+        self.machine.rooms(&self.compiled, &whole).expect("gradients lie apart")
     }
 
     /// Makes the update, with the scalars of the rank that holds it: they are the same on all.
-    pub(crate) fn update(&mut self, holder: &CpuMachine, step: &Compiled, alone: &mut Groups) -> Result<(), JobError> {
+    pub(crate) fn update(&mut self, holder: &dyn Machine, step: &Compiled, alone: &mut Groups) -> Result<(), JobError> {
         let c = &self.compiled;
         let scalars = [
             (c.program.bound(Role::Hyper).next(), step.program.bound(Role::Hyper).next()),
@@ -55,8 +61,10 @@ impl Shadow {
         ];
         for (to, from) in scalars {
             let (Some(to), Some(from)) = (to, from) else { continue };
-            self.machine.write::<f64>(c, to).copy_from_slice(holder.read::<f64>(step, from));
+            let scalars = &mut [0.0; Hyper::LEN][..step.program.value(from).n_elements()];
+            holder.get(step, from, 0, bytemuck::cast_slice_mut(scalars));
+            self.machine.write(c, to, 0, scalars);
         }
-        Ok(self.machine.run_part(c, c.turn.update(), &mut [], alone)?)
+        Ok(self.machine.run(c, c.turn.update(), &mut Run::with(alone))?)
     }
 }

@@ -1,7 +1,7 @@
 //! One microbatch on the host, from where it goes to the inputs that a rank's program has.
 
 use crate::data::rows::{BatchMut, Rows};
-use phalanx_cpu::CpuMachine;
+use phalanx_device::Machine;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::passes::context_parallel::chunks;
@@ -84,7 +84,7 @@ impl Staging {
     }
 
     /// Copies what is there to a program's inputs.
-    pub(super) fn copy_to(&self, machine: &mut CpuMachine, c: &Compiled, inputs: &Inputs) {
+    pub(super) fn copy_to(&self, machine: &mut dyn Machine, c: &Compiled, inputs: &Inputs) {
         for b in inputs {
             let tokens = match b.role {
                 Role::Ids => &self.own.ids,
@@ -93,7 +93,7 @@ impl Staging {
                 _ => &self.own.doc_start,
             };
             let slice = b.slice.map_or(0..tokens.len(), |s| part(tokens.len(), 1, s.of, s.index));
-            machine.write::<i32>(c, b.value).copy_from_slice(&tokens[slice]);
+            machine.write(c, b.value, 0, &tokens[slice]);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::team::Team;
 use crate::error::JobError;
-use phalanx_cpu::executor::Timings;
+use phalanx_device::Timings;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::trace::Trace;
 use phalanx_strategies::world::Rank;

@@ -15,8 +15,6 @@ use crate::frontend::UserModel;
 use crate::train::programs::Programs;
 use crate::train::trainer::{TrainData, Trainer};
 use phalanx_collective::shm::world::ShmWorld;
-use phalanx_cpu::matmul::peak_flops;
-use phalanx_cpu::{CpuMachine, available_threads, on_device_thread};
 use phalanx_device::CollectiveError;
 use phalanx_device::world::WorldId;
 use phalanx_strategies::passes::precision::Precision;
@@ -27,7 +25,7 @@ use std::sync::Arc;
 /// The shared memory of all ranks: of each the regions in which peers read and write.
 pub(crate) fn shared_world(plan: &TeamPlan, programs: &[impl Borrow<Programs>]) -> Result<ShmWorld, JobError> {
     let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
-    let arena_bytes: Vec<u64> = programs.iter().map(|p| CpuMachine::shared_bytes(&p.borrow().all()) as u64).collect();
+    let arena_bytes: Vec<u64> = programs.iter().map(|p| p.borrow().shared_bytes() as u64).collect();
     Ok(ShmWorld::create(&plan.world(id)?, &arena_bytes, STAGING_BYTES)?)
 }
 
@@ -56,7 +54,7 @@ impl Run<'_> {
         let saving = Saving::new(&self.config.output, self.extras.clone());
         let Run { config, model, data, user, .. } = *self;
         let session = Session { config, model, programs, data, saving, n_threads, user };
-        on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
+        model.device.on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
     }
 
     /// Runs all ranks in this process. The first one that fails takes the others with it.
@@ -67,7 +65,8 @@ impl Run<'_> {
         world: &ShmWorld,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
-        let n_threads = self.config.precision.threads.unwrap_or_else(|| (available_threads() / ranks.len()).max(1));
+        let available = self.model.device.available_threads();
+        let n_threads = self.config.precision.threads.unwrap_or((available / ranks.len()).max(1));
         let outcomes: Vec<Result<Report, JobError>> = std::thread::scope(|scope| {
             let mut handles = Vec::new();
             let mut listener = Some(on_event);
@@ -134,7 +133,10 @@ impl Session<'_> {
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // The yardstick is for the rank whose steps are reported.
-        let peak = if leads { peak_flops(self.model.spec.precision == Precision::Bf16) } else { f64::INFINITY };
+        let peak = match leads {
+            true => self.model.device.peak_flops(self.model.spec.precision == Precision::Bf16),
+            false => f64::INFINITY,
+        };
         let models = self.user.iter().map(|user| user.start(self.model.batch)).collect::<Result<Vec<_>, _>>()?;
         let programs = Arc::clone(self.programs);
         let mut trainer = Trainer::new(self.model, run, programs, sampler, models, team, &out.output_dir, peak)?;

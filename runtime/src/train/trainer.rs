@@ -3,7 +3,7 @@
 pub(crate) mod learning;
 
 use self::learning::{Learning, Teaching};
-use super::links::Links;
+use super::links::{Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
 use super::programs::Programs;
 use super::saving::{Saved, Saving, TrainerState};
@@ -17,9 +17,10 @@ use crate::data::rows::Rows;
 use crate::error::JobError;
 use crate::events::{EvalMetrics, Event, Started, StepMetrics};
 use crate::frontend::UserParam;
-use phalanx_cpu::{Backing, CpuMachine, OpaqueModel};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
+use phalanx_device::span::{Room, Source};
+use phalanx_device::{Backing, Machine, OpaqueModel, Run};
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
@@ -28,7 +29,7 @@ use phalanx_strategies::elastic::message::Wishes;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::passes::shadow::log;
-use phalanx_strategies::program::{Hyper, Phase, Role};
+use phalanx_strategies::program::{Hyper, Phase, Role, ValueId};
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
 use std::io::Read;
@@ -75,7 +76,7 @@ pub(crate) struct Trainer<'a> {
     plan: &'a ModelPlan,
     run: RunPlan,
     programs: Arc<Programs>,
-    machine: CpuMachine,
+    machine: Box<dyn Machine>,
     models: Vec<Box<dyn OpaqueModel>>,
     team: Team,
     /// For what needs no other rank.
@@ -147,7 +148,7 @@ impl<'a> Trainer<'a> {
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
         let backing = Backing { shared: team.memory(), offload_dir: Some(output_dir) };
-        let machine = CpuMachine::on(&programs.all(), &backing)?;
+        let machine = programs.device.machine(&programs.all(), &backing)?;
         let mesh = team.place.mesh;
         let n_rows = plan.batch.n_rows * plan.n_microbatches;
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
@@ -188,21 +189,21 @@ impl<'a> Trainer<'a> {
             // A user's parameter is one tensor, of the same place in both tables.
             let of = |p: &phalanx_strategies::program::Param| p.value == tensor.value;
             let Some(index) = c.program.params.iter().position(of) else { continue };
-            weights::unpack_from_whole(&mut self.machine, c, &tensor, &params[index].values);
+            weights::unpack_from_whole(&mut *self.machine, c, &tensor, &params[index].values);
         }
     }
 
     /// Fills the weights from the base model or from scratch.
     pub(crate) fn initialise(&mut self, seed: u64) -> Result<(), JobError> {
         let source = self.plan.weights.as_deref().map(TensorSource::open).transpose()?;
-        weights::initialise(&mut self.machine, &self.programs.train, self.plan.model.known(), seed, source.as_ref())?;
+        weights::initialise(&mut *self.machine, &self.programs.train, self.plan.model.known(), seed, source.as_ref())?;
         Ok(())
     }
 
     /// Fills weights, optimizer state and position from a checkpoint; returns the keys of the configuration that have
     /// changed since.
     pub(crate) fn restore(&mut self, saving: &Saving, path: &std::path::Path) -> Result<Vec<String>, JobError> {
-        let (state, changed) = saving.restore(path, &mut self.machine, &self.programs.train)?;
+        let (state, changed) = saving.restore(path, &mut *self.machine, &self.programs.train)?;
         self.state = state;
         Ok(changed)
     }
@@ -256,7 +257,7 @@ impl<'a> Trainer<'a> {
                     let saved = self.save(saving)?;
                     emit_saved(Some(saved), emit)?;
                 } else {
-                    saving.begin(&self.machine, &self.programs.train, &self.state, &self.team)?;
+                    saving.begin(&*self.machine, &self.programs.train, &self.state, &self.team)?;
                 }
             }
             let saves = last || stop || asked || due(data.save_steps, self.state.step);
@@ -307,17 +308,23 @@ impl<'a> Trainer<'a> {
         }
         let known = if followers.is_empty() { Vec::new() } else { self.known_of_step(outcome) };
         let c = &self.programs.train;
-        let own: Vec<&[f32]> =
-            log(&c.program, &c.turn).into_iter().map(|grad| self.machine.read::<f32>(c, grad)).collect();
+        let bytes_max = self.exchanged_at_once();
+        let whole = |grad: ValueId| self.machine.source(c, grad, 0..c.program.value(grad).n_elements());
+        let own: Vec<Source<'_>> = log(&c.program, &c.turn).into_iter().map(whole).collect();
         let to_heirs = self.heirs.iter().map(|heir| (*heir, own.clone()));
         let to_followers = followers.iter().map(|follower| {
-            let known = follower.leads.then(|| bytemuck::cast_slice::<f64, f32>(&known));
-            (follower.member, known.into_iter().chain(own.iter().copied()).collect())
+            let known = follower.leads.then(|| Source::from(bytemuck::cast_slice::<f64, f32>(&known)));
+            (follower.member, known.into_iter().chain(own.iter().cloned()).collect())
         });
-        let sends: Vec<(u32, Vec<&[f32]>)> = to_heirs.chain(to_followers).collect();
-        let mut receives: Vec<(u32, Vec<&mut [f32]>)> =
+        let sends: Vec<(u32, Vec<Source<'_>>)> = to_heirs.chain(to_followers).collect();
+        let receives: Vec<(u32, Vec<Room<'_>>)> =
             self.shadows.iter_mut().map(|shadow| (shadow.of, shadow.gradients())).collect();
-        Ok(self.links.exchange(&sends, &mut receives)?)
+        Ok(self.links.exchange(&sends, &receives, bytes_max)?)
+    }
+
+    /// Bytes of gradients that pass in one operation: the ranks of a world have devices of one kind.
+    pub(crate) fn exchanged_at_once(&self) -> usize {
+        if self.machine.memory().is_none() { WHOLE } else { STAGED }
     }
 
     /// Whether more checkpoints were asked for than before.
@@ -345,7 +352,7 @@ impl<'a> Trainer<'a> {
                 // One more than this rank has, to stay in step with ranks that have it.
                 self.staging.ignore(0);
             }
-            self.staging.copy_to(&mut self.machine, &self.programs.train, inputs);
+            self.staging.copy_to(&mut *self.machine, &self.programs.train, inputs);
         }
         let data_wait_s = start.elapsed().as_secs_f64();
         self.write_hyper(predicted_tokens);
@@ -354,15 +361,17 @@ impl<'a> Trainer<'a> {
         let (machine, models, groups) = (&mut self.machine, &mut self.models, &mut self.team.groups);
         let trace = self.trace.as_mut().filter(|trace| trace.step == self.state.step);
         // What updates change is not touched meanwhile, so it can be sent.
-        let (ran, taught) = self.links.teach(&mut self.teaching.lessons, || match trace {
-            None => machine.run_part(c, c.turn.prepare(), models, groups),
-            Some(trace) => machine.run_part_timed(c, c.turn.prepare(), models, groups, trace.begin()),
+        let (ran, taught) = self.links.teach(&mut self.teaching.lessons, || {
+            let timings = trace.map(StepTrace::begin);
+            machine.run(c, c.turn.prepare(), &mut Run { groups, models, timings })?;
+            // Whoever votes for a step has computed it.
+            machine.settle()
         });
         ran?;
         taught?;
         let outcome = Outcome {
-            loss_sum: scalar(&self.machine, c, Role::LossSum),
-            grad_norm: scalar(&self.machine, c, Role::GradNorm),
+            loss_sum: scalar(&*self.machine, c, Role::LossSum),
+            grad_norm: scalar(&*self.machine, c, Role::GradNorm),
             predicted_tokens,
             data_wait_s,
             collective_s: self.team.groups.take_waited().as_secs_f64(),
@@ -383,13 +392,9 @@ impl<'a> Trainer<'a> {
             self.settled = Some(self.metrics(step, &outcome));
         }
         let groups = &mut self.team.groups;
-        match self.trace.as_mut().filter(|trace| trace.step == step) {
-            None => self.machine.run_part(c, c.turn.spread(), &mut self.models, groups)?,
-            Some(trace) => {
-                self.machine.run_part_timed(c, c.turn.spread(), &mut self.models, groups, trace.go_on())?;
-            }
-        }
-        outcome.collective_s += groups.take_waited().as_secs_f64();
+        let timings = self.trace.as_mut().filter(|trace| trace.step == step).map(StepTrace::go_on);
+        self.machine.run(c, c.turn.spread(), &mut Run { groups, models: &mut self.models, timings })?;
+        outcome.collective_s += self.team.groups.take_waited().as_secs_f64();
         Ok(outcome)
     }
 
@@ -401,14 +406,10 @@ impl<'a> Trainer<'a> {
     fn update_alone(&mut self) -> Result<Outcome, JobError> {
         let (next, outcome) = self.open.take().expect("a step is prepared before it is applied");
         let c = &self.programs.train;
-        let alone = &mut self.alone;
-        match self.trace.as_mut().filter(|trace| trace.step == self.state.step) {
-            None => self.machine.run_part(c, c.turn.update(), &mut self.models, alone)?,
-            Some(trace) => {
-                self.machine.run_part_timed(c, c.turn.update(), &mut self.models, alone, trace.go_on())?;
-            }
-        }
-        self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&self.machine, c, alone))?;
+        let (groups, models) = (&mut self.alone, &mut self.models[..]);
+        let timings = self.trace.as_mut().filter(|trace| trace.step == self.state.step).map(StepTrace::go_on);
+        self.machine.run(c, c.turn.update(), &mut Run { groups, models, timings })?;
+        self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&*self.machine, c, &mut self.alone))?;
         self.state = next;
         Ok(outcome)
     }
@@ -418,11 +419,12 @@ impl<'a> Trainer<'a> {
         let of_rule = self.plan.spec.optimizer.scalars(self.state.n_updates + 1);
         let scale = self.state.loss_scale.scale;
         if let Some(value) = c.program.bound(Role::Hyper).next() {
-            let hyper = self.machine.write::<f64>(c, value);
+            let mut hyper = [0.0; Hyper::LEN];
             hyper[Hyper::LEARNING_RATE] = self.run.schedule.learning_rate(self.state.step);
             hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
             hyper[Hyper::LOSS_GRAD_SCALE] = scale / predicted_tokens.max(1) as f64;
             hyper[Hyper::LOSS_SCALE] = scale;
+            self.machine.write(c, value, 0, &hyper);
         }
     }
 
@@ -447,12 +449,12 @@ impl<'a> Trainer<'a> {
     /// pass, whose gradient is not.
     fn first_non_finite(&self) -> String {
         let c = &self.programs.train;
-        if let Some(name) = weights::first_non_finite(&self.machine, c) {
+        if let Some(name) = weights::first_non_finite(&*self.machine, c) {
             return format!("the weights {name}");
         }
         let sums = c.program.bindings.iter().filter(|b| b.role == Role::GradSumSquares);
         let mut bad: Vec<usize> = sums
-            .filter(|b| !self.machine.read::<f64>(c, b.value)[0].is_finite())
+            .filter(|b| !self.machine.first::<f64>(c, b.value).is_finite())
             .map(|b| b.microbatch as usize)
             .collect();
         bad.sort_by_key(|p| std::cmp::Reverse(first_read(c, *p)));
@@ -500,10 +502,11 @@ impl<'a> Trainer<'a> {
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
                 self.staging.fill(rows, &indices, place.on(Axis::Cp));
                 self.staging.ignore(own.iter().filter(|i| **i < end).count());
-                self.staging.copy_to(&mut self.machine, c, inputs);
+                self.staging.copy_to(&mut *self.machine, c, inputs);
             }
-            self.machine.run(c, &mut self.models, &mut self.team.groups)?;
-            loss_sum += scalar(&self.machine, c, Role::LossSum);
+            let with = &mut Run { groups: &mut self.team.groups, models: &mut self.models, timings: None };
+            self.machine.run(c, 0..c.program.instrs.len(), with)?;
+            loss_sum += scalar(&*self.machine, c, Role::LossSum);
         }
         let eval_loss = loss_sum / predicted.max(1) as f64;
         Ok(EvalMetrics {
@@ -562,7 +565,7 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     /// As [`Trainer::follow`].
-    pub(crate) fn take_over(&mut self, before: CpuMachine, output_dir: &Path) -> Result<(), JobError> {
+    pub(crate) fn take_over(&mut self, before: Box<dyn Machine>, output_dir: &Path) -> Result<(), JobError> {
         let backing = Backing { shared: self.team.memory(), offload_dir: Some(output_dir) };
         self.machine = before.succeed(&self.programs.all(), &backing)?;
         Ok(())
@@ -581,22 +584,22 @@ impl<'a> Trainer<'a> {
 
     fn bytes_in_shared(&self) -> usize {
         let machines = std::iter::once(&self.machine).chain(self.shadows.iter().map(|shadow| &shadow.machine));
-        machines.map(CpuMachine::bytes_in_shared).sum()
+        machines.map(|machine| machine.bytes_in_shared()).sum()
     }
 
     /// Where its state lies.
-    pub(crate) fn memory(&self) -> (&Compiled, &CpuMachine) {
-        (&self.programs.train, &self.machine)
+    pub(crate) fn memory(&self) -> (&Compiled, &dyn Machine) {
+        (&self.programs.train, &*self.machine)
     }
 
     /// As [`Trainer::memory`], to be filled.
-    pub(crate) fn memory_mut(&mut self) -> (&Compiled, &mut CpuMachine) {
-        (&self.programs.train, &mut self.machine)
+    pub(crate) fn memory_mut(&mut self) -> (&Compiled, &mut dyn Machine) {
+        (&self.programs.train, &mut *self.machine)
     }
 
     /// The same, beside its shadows.
-    pub(crate) fn memories_mut(&mut self) -> ((&Compiled, &mut CpuMachine), &mut [Shadow]) {
-        ((&self.programs.train, &mut self.machine), &mut self.shadows)
+    pub(crate) fn memories_mut(&mut self) -> ((&Compiled, &mut dyn Machine), &mut [Shadow]) {
+        ((&self.programs.train, &mut *self.machine), &mut self.shadows)
     }
 
     pub(crate) fn shadows(&self) -> &[Shadow] {
@@ -633,7 +636,8 @@ impl<'a> Trainer<'a> {
     pub(crate) fn begin(&mut self, generation: Generation, n_saves: u64) -> Result<(), JobError> {
         let c = &self.programs.train;
         (self.generation, self.n_saves) = (generation, n_saves);
-        Ok(self.machine.run_part(c, c.turn.spread(), &mut self.models, &mut self.team.groups)?)
+        let with = &mut Run { groups: &mut self.team.groups, models: &mut self.models, timings: None };
+        Ok(self.machine.run(c, c.turn.spread(), with)?)
     }
 
     /// What the run is, as it starts or goes on.
@@ -659,7 +663,7 @@ impl<'a> Trainer<'a> {
 
     /// Makes what was trained a checkpoint, while nothing trains.
     pub(crate) fn save(&mut self, saving: &Saving) -> Result<Saved, JobError> {
-        saving.save(&self.machine, &self.programs.train, &self.state, &mut self.team)
+        saving.save(&*self.machine, &self.programs.train, &self.state, &mut self.team)
     }
 
     pub(crate) const fn n_ranks(&self) -> usize {
@@ -689,8 +693,8 @@ fn due(every: Option<u64>, step: u64) -> bool {
     every.is_some_and(|n| step.is_multiple_of(n))
 }
 
-fn scalar(machine: &CpuMachine, c: &Compiled, role: Role) -> f64 {
-    c.program.bound(role).next().map_or(f64::NAN, |v| machine.read::<f64>(c, v)[0])
+fn scalar(machine: &dyn Machine, c: &Compiled, role: Role) -> f64 {
+    c.program.bound(role).next().map_or(f64::NAN, |v| machine.first::<f64>(c, v))
 }
 
 /// Index of the first instruction that reads a parameter: the backward pass comes to it in reverse.

@@ -1,6 +1,6 @@
 //! Parameters and optimizer state as the tensors of a model file: names, shapes, and their bytes in the machine.
 
-use phalanx_cpu::CpuMachine;
+use phalanx_device::Machine;
 use phalanx_storage::hf::error::HfError;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
@@ -12,6 +12,7 @@ use phalanx_strategies::program::{Init, Kind, Op, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use rayon::prelude::*;
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::ops::Range;
 
 /// What a rank holds of a tensor of a model file: a box of it, whole on a rank alone.
@@ -111,7 +112,7 @@ fn tensors(param: &Param, value: ValueId, run: &Range<usize>, first: usize, pref
 /// # Errors
 /// When a tensor is missing, has another shape, or is not finite.
 pub(crate) fn initialise(
-    machine: &mut CpuMachine,
+    machine: &mut dyn Machine,
     c: &Compiled,
     model: Option<&ModelConfig>,
     seed: u64,
@@ -122,7 +123,7 @@ pub(crate) fn initialise(
 
 /// As [`initialise`], of the parameters that are `wanted` only.
 pub(crate) fn initialise_some(
-    machine: &mut CpuMachine,
+    machine: &mut dyn Machine,
     c: &Compiled,
     model: Option<&ModelConfig>,
     seed: u64,
@@ -135,7 +136,7 @@ pub(crate) fn initialise_some(
         let adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
         match source {
             Some(source) if !adapter => load(machine, c, param, source, prefix)?,
-            _ => draw(machine.write(c, param.value), param, rng),
+            _ => draw(machine, c, param, rng),
         }
     }
     fill_constants(machine, c, model);
@@ -146,18 +147,18 @@ pub(crate) fn initialise_some(
 }
 
 /// Fills the model's tables.
-pub(crate) fn fill_constants(machine: &mut CpuMachine, c: &Compiled, model: Option<&ModelConfig>) {
+pub(crate) fn fill_constants(machine: &mut dyn Machine, c: &Compiled, model: Option<&ModelConfig>) {
     for (i, value) in c.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {
         let contents = model.and_then(|m| m.constant(&value.name, &value.shape));
         if let Some(contents) = contents {
-            machine.write::<f32>(c, ValueId(i as u32)).copy_from_slice(&contents);
+            machine.write(c, ValueId(i as u32), 0, &contents);
         }
     }
 }
 
 /// Reads what the parameter holds and nothing else: a run of the file for each run of it that lies together in memory.
 fn load(
-    machine: &mut CpuMachine,
+    machine: &mut dyn Machine,
     c: &Compiled,
     param: &Param,
     source: &TensorSource,
@@ -166,15 +167,38 @@ fn load(
     for tensor in tensors(param, param.value, &param.held, 0, "") {
         let name = name_in(source, &tensor.name, prefix);
         source.check_shape(name, &tensor.shape)?;
-        let elements = &mut machine.write::<f32>(c, param.value)[tensor.elements.clone()];
-        source.read_runs_into(name, tensor.runs(), elements)?;
+        let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
+        machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {
+            source.read_runs_into(name, within(&runs, first..first + out.len()), out)
+        })?;
     }
     Ok(())
 }
 
-/// Calls `of` for each run of a box's elements with the index of its first element in the whole tensor.
-fn fill(tensor: &Tensor, elements: &mut [f32], of: impl Fn(usize, &mut [f32]) + Sync) {
-    tensor.runs().for_each(|(index, at)| of(index, &mut elements[at]));
+/// What of these runs lies in a piece of a tensor's elements, its places told from the start of the piece.
+fn within(runs: &[(usize, Range<usize>)], piece: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    runs.iter().filter_map(move |(index, at)| {
+        let (start, end) = (at.start.max(piece.start), at.end.min(piece.end));
+        (start < end).then(|| (index + start - at.start, start - piece.start..end - piece.start))
+    })
+}
+
+/// Has `of` write all of a box, run by run, told the index of the first element of each in the whole tensor.
+fn fill(machine: &mut dyn Machine, c: &Compiled, tensor: &Tensor, of: impl Fn(usize, &mut [f32])) {
+    for (index, at) in tensor.held.runs() {
+        machine.fill(c, tensor.value, at, |from, run| of(index + from, run));
+    }
+}
+
+/// Shows all of a box to `see`, in row-major order.
+pub(crate) fn visit(machine: &dyn Machine, c: &Compiled, tensor: &Tensor, mut see: impl FnMut(&[f32])) {
+    for (_, at) in tensor.held.runs() {
+        let seen: Result<(), Infallible> = machine.visit(c, tensor.value, at, |run| {
+            see(run);
+            Ok(())
+        });
+        seen.unwrap_or_else(|never| match never {});
+    }
 }
 
 /// Files written from a model without its head, such as those of GPT-2 on the hub, lack the family's prefix.
@@ -185,15 +209,14 @@ fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
 
 /// Element `i` of a tensor depends on (seed, its name, i in the whole tensor) only: neither on the number of threads nor
 /// on how projections are stacked or ranks share them.
-fn draw(out: &mut [f32], param: &Param, rng: CounterRng) {
+fn draw(machine: &mut dyn Machine, c: &Compiled, param: &Param, rng: CounterRng) {
     for tensor in tensors(param, param.value, &param.held, 0, "") {
-        let elements = &mut out[tensor.elements.clone()];
         match param.init {
-            Init::Zeros => fill(&tensor, elements, |_, run| run.fill(0.0)),
-            Init::Ones => fill(&tensor, elements, |_, run| run.fill(1.0)),
+            Init::Zeros => fill(machine, c, &tensor, |_, run| run.fill(0.0)),
+            Init::Ones => fill(machine, c, &tensor, |_, run| run.fill(1.0)),
             Init::Normal { std } => {
                 let stream = rng.fork_named(&tensor.name);
-                fill(&tensor, elements, |index, run| {
+                fill(machine, c, &tensor, |index, run| {
                     run.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
                         *x = std * stream.normal((index + i) as u64) as f32;
                     });
@@ -203,40 +226,30 @@ fn draw(out: &mut [f32], param: &Param, rng: CounterRng) {
     }
 }
 
-/// Elements of one tensor, in row-major order.
-pub(crate) fn packed<'a>(machine: &'a CpuMachine, c: &Compiled, tensor: &Tensor) -> Cow<'a, [f32]> {
-    let values = elements(machine, c, tensor);
-    if values.len() == tensor.held.n_elements() {
-        return Cow::Borrowed(values);
+/// Elements of one tensor, row after row.
+pub(crate) fn packed<'a>(machine: &'a dyn Machine, c: &Compiled, tensor: &Tensor) -> Cow<'a, [f32]> {
+    if tensor.elements.len() == tensor.held.n_elements() {
+        return elements(machine, c, tensor);
     }
-    Cow::Owned(tensor.runs().flat_map(|(_, at)| &values[at]).copied().collect())
+    let mut packed = Vec::with_capacity(tensor.held.n_elements());
+    visit(machine, c, tensor, |run| packed.extend_from_slice(run));
+    Cow::Owned(packed)
 }
 
 /// Takes a box out of the whole tensor.
-pub(crate) fn unpack_from_whole(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, whole: &[f32]) {
-    let elements = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-    fill(tensor, elements, |index, run| run.copy_from_slice(&whole[index..index + run.len()]));
+pub(crate) fn unpack_from_whole(machine: &mut dyn Machine, c: &Compiled, tensor: &Tensor, whole: &[f32]) {
+    fill(machine, c, tensor, |index, run| run.copy_from_slice(&whole[index..index + run.len()]));
 }
 
-/// Puts the elements of a box, in row-major order, where they belong.
-pub(crate) fn unpack(machine: &mut CpuMachine, c: &Compiled, tensor: &Tensor, values: &[f32]) {
-    let to = &mut machine.write::<f32>(c, tensor.value)[tensor.elements.clone()];
-    let mut rest = values;
-    for (_, at) in tensor.runs() {
-        let (run, behind) = rest.split_at(at.len());
-        to[at].copy_from_slice(run);
-        rest = behind;
-    }
-}
-
-/// Elements of one tensor.
-pub(crate) fn elements<'a>(machine: &'a CpuMachine, c: &Compiled, tensor: &Tensor) -> &'a [f32] {
-    &machine.read::<f32>(c, tensor.value)[tensor.elements.clone()]
+/// Elements of one tensor, with what lies between its rows.
+pub(crate) fn elements<'a>(machine: &'a dyn Machine, c: &Compiled, tensor: &Tensor) -> Cow<'a, [f32]> {
+    machine.elements(c, tensor.value, tensor.elements.clone())
 }
 
 /// The first parameter that holds a NaN or an infinity.
-pub(crate) fn first_non_finite(machine: &CpuMachine, c: &Compiled) -> Option<String> {
-    let bad = |t: &Tensor| elements(machine, c, t).par_iter().any(|x| !x.is_finite());
+pub(crate) fn first_non_finite(machine: &dyn Machine, c: &Compiled) -> Option<String> {
+    let is_finite = |run: &[f32]| if run.par_iter().all(|x| x.is_finite()) { Ok(()) } else { Err(()) };
+    let bad = |t: &Tensor| machine.visit(c, t.value, t.elements.clone(), is_finite).is_err();
     parameters(c).into_iter().find(bad).map(|t| t.name)
 }
 

@@ -2,9 +2,10 @@
 //! pages have digests, the pages of what it holds.
 
 use super::*;
-use phalanx_cpu::scratch_bytes;
+use crate::devices;
+use phalanx_device::{Backing, Device};
 use phalanx_storage::hf::dtype::Dtype;
-use phalanx_storage::hf::export::{Export, ExportTensor, export_model};
+use phalanx_storage::hf::export::{Export, ExportTensor, Values, export_model};
 use phalanx_storage::hf::layout::{Entry, encode_header, read_header};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place};
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-fn compile(config: &Value, place: Place) -> (ModelConfig, Compiled) {
+fn compile(device: &dyn Device, config: &Value, place: Place) -> (ModelConfig, Compiled) {
     let parsed: HfConfig = serde_json::from_value(config.clone()).unwrap();
     let model = ModelConfig::try_from(&parsed).unwrap();
     let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8 }, Head::Loss).unwrap();
@@ -31,7 +32,7 @@ fn compile(config: &Value, place: Place) -> (ModelConfig, Compiled) {
         offload_optimizer: false,
         parallel: Parallel::default(),
     };
-    (model, compile_step(forward, &spec, scratch_bytes).unwrap())
+    (model, compile_step(forward, &spec, device.target()).unwrap())
 }
 
 /// Element `i` of a tensor; whole numbers, so that they survive in bf16.
@@ -63,7 +64,8 @@ fn exported_dir(whole: &Compiled) -> tempfile::TempDir {
             (t.name, t.shape, values)
         })
         .collect();
-    let tensors: Vec<_> = owned.iter().map(|(name, shape, values)| ExportTensor { name, shape, values }).collect();
+    let tensors: Vec<_> =
+        owned.iter().map(|(name, shape, values)| ExportTensor { name, shape, values: Values::Here(values) }).collect();
     let config = json!({});
     let root = tempfile::tempdir().unwrap();
     let export = Export {
@@ -92,19 +94,20 @@ struct Loaded {
 
 /// Loads the model on each rank, compares every element, and returns what each read, and all bytes of weights.
 fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u64) {
-    let (_, whole) = compile(config, Place::default());
+    let device = &*devices::host();
+    let (_, whole) = compile(device, config, Place::default());
     let all: usize = parameters(&whole).iter().map(|t| t.shape.iter().product::<usize>()).sum();
     let load = |rank: usize| {
-        let (model, c) = compile(config, Place { mesh, rank });
-        let mut machine = CpuMachine::new(&[&c]).unwrap();
+        let (model, c) = compile(device, config, Place { mesh, rank });
+        let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
         let source = TensorSource::open(dir).unwrap();
         let opened = source.bytes_read();
 
-        initialise(&mut machine, &c, Some(&model), 1, Some(&source)).unwrap();
+        initialise(&mut *machine, &c, Some(&model), 1, Some(&source)).unwrap();
 
         let mut held = 0;
         for tensor in parameters(&c) {
-            let values = elements(&machine, &c, &tensor);
+            let values = elements(&*machine, &c, &tensor);
             for (index, at) in tensor.runs() {
                 for (i, at) in at.enumerate() {
                     let expected = element(&tensor.name, index + i);
@@ -120,7 +123,7 @@ fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u
 
 /// Loads a file from elsewhere; returns the bytes that each rank read behind the header, and all bytes of weights.
 fn load_foreign(config: &Value, mesh: Mesh) -> (Vec<u64>, u64) {
-    let dir = foreign_dir(&compile(config, Place::default()).1);
+    let dir = foreign_dir(&compile(&*devices::host(), config, Place::default()).1);
     let (loaded, all) = load_on_every_rank(config, mesh, dir.path());
     let len = std::fs::metadata(dir.path().join("model.safetensors")).unwrap().len();
     for (rank, loaded) in loaded.iter().enumerate() {
@@ -202,7 +205,7 @@ fn rank_reads_the_pages_of_an_export_that_hold_its_weights_and_the_digests_of_th
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1001,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
     });
-    let root = exported_dir(&compile(&config, Place::default()).1);
+    let root = exported_dir(&compile(&*devices::host(), &config, Place::default()).1);
     let dir = root.path().join("model");
     assert!(dir.join("model.safetensors.index.json").is_file(), "there are several files");
     let meshes =

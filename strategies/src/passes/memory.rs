@@ -8,10 +8,8 @@
 //! coalesce.
 
 use crate::program::{Instr, Kind, Op, Program, Stream, Value, ValueId};
+use crate::target::{ALIGN_BYTES, Target};
 use std::collections::BTreeMap;
-
-/// Alignment of every buffer: a cache line, and the width of a vector register.
-pub const ALIGN_BYTES: usize = 64;
 
 /// Memory that lives and dies together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,7 +31,7 @@ pub enum Region {
 pub struct Place {
     /// Which memory.
     pub region: Region,
-    /// Bytes from its start; a multiple of [`ALIGN_BYTES`].
+    /// Bytes from its start; a multiple of the target's alignment.
     pub offset: usize,
 }
 
@@ -77,27 +75,32 @@ impl Layout {
     }
 }
 
-/// Places every value. `scratch_bytes` says how much working space an instruction needs on the machine that runs it.
-pub fn memory(program: &Program, scratch_bytes: impl Fn(&Program, &Instr) -> usize) -> Layout {
+/// Places every value for the device that runs the program.
+///
+/// # Panics
+/// If the target's alignment is not a power of two of at least [`ALIGN_BYTES`].
+pub fn memory(program: &Program, target: &dyn Target) -> Layout {
+    let align = target.align();
+    assert!(align.is_power_of_two() && align >= ALIGN_BYTES, "buffers cannot be aligned to {align} bytes");
     let mut places: Vec<Option<Place>> = vec![None; program.values.len()];
     let mut region_bytes = BTreeMap::new();
     for region in [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants] {
         let mut offset = 0;
         for (i, value) in program.values.iter().enumerate().filter(|(_, v)| region_of(v) == region) {
             places[i] = Some(Place { region, offset });
-            offset += padded(value);
+            offset += padded(value, align);
         }
         region_bytes.insert(region, offset);
     }
-    let mut work = Work::new(program);
+    let mut work = Work::new(program, align);
     for (i, instr) in program.instrs.iter().enumerate() {
         work.step(program, i, instr);
     }
     for (place, offset) in places.iter_mut().zip(&work.offsets) {
         *place = place.or(offset.map(|offset| Place { region: Region::Work, offset }));
     }
-    let scratch = program.instrs.iter().map(|i| scratch_bytes(program, i)).max().unwrap_or(0);
-    let scratch = scratch.next_multiple_of(ALIGN_BYTES);
+    let scratch = program.instrs.iter().map(|i| target.scratch_bytes(program, i)).max().unwrap_or(0);
+    let scratch = scratch.next_multiple_of(align);
     region_bytes.insert(Region::Work, work.free.high_water + scratch);
     let live = work.peak.gradients + work.peak.activations + work.peak.inputs;
     let fragmentation = work.free.high_water - live;
@@ -115,11 +118,12 @@ fn region_of(value: &Value) -> Region {
     }
 }
 
-fn padded(value: &Value) -> usize {
-    value.size_bytes().max(1).next_multiple_of(ALIGN_BYTES)
+fn padded(value: &Value, align: usize) -> usize {
+    value.size_bytes().max(1).next_multiple_of(align)
 }
 
 struct Work {
+    align: usize,
     offsets: Vec<Option<usize>>,
     /// Index of the last instruction that touches each value; inputs and outputs stay to the end.
     last_use: Vec<usize>,
@@ -133,7 +137,7 @@ struct Work {
 }
 
 impl Work {
-    fn new(program: &Program) -> Work {
+    fn new(program: &Program, align: usize) -> Work {
         let mut last_use = vec![0; program.values.len()];
         let mut awaited_at = BTreeMap::new();
         for (i, instr) in program.instrs.iter().enumerate() {
@@ -143,6 +147,7 @@ impl Work {
             }
         }
         let mut work = Work {
+            align,
             offsets: vec![None; program.values.len()],
             last_use,
             awaited_at,
@@ -166,7 +171,7 @@ impl Work {
             let (old, new) = (instr.reads[r], instr.writes[w]);
             if self.may_take_over(program, i, instr, old, new) && !taken_over.contains(&old) {
                 self.offsets[new.0 as usize] = self.offsets[old.0 as usize];
-                self.retag(program.value(old).kind, program.value(new).kind, padded(program.value(old)));
+                self.retag(program.value(old).kind, program.value(new).kind, padded(program.value(old), self.align));
                 taken_over.push(old);
             }
         }
@@ -189,8 +194,8 @@ impl Work {
             let value = program.value(v);
             let ends = self.last_use[v.0 as usize] == i && region_of(value) == Region::Work;
             if let Some(offset) = self.offsets[v.0 as usize].filter(|_| ends && !taken_over.contains(&v)) {
-                self.free.release(offset, padded(value));
-                *self.tag(value.kind) -= padded(value);
+                self.free.release(offset, padded(value, self.align));
+                *self.tag(value.kind) -= padded(value, self.align);
             }
         }
     }
@@ -217,8 +222,8 @@ impl Work {
     fn allocate(&mut self, program: &Program, v: ValueId) {
         let value = program.value(v);
         if self.offsets[v.0 as usize].is_none() {
-            self.offsets[v.0 as usize] = Some(self.free.take(padded(value)));
-            *self.tag(value.kind) += padded(value);
+            self.offsets[v.0 as usize] = Some(self.free.take(padded(value, self.align)));
+            *self.tag(value.kind) += padded(value, self.align);
         }
     }
 

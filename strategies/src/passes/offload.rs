@@ -17,6 +17,7 @@ mod tests {
     use super::*;
     use crate::passes::memory::{Region, memory};
     use crate::program::{DType, Op, Phase, Site};
+    use crate::target::Nowhere;
 
     #[test]
     fn state_leaves_the_device_and_nothing_else_does() {
@@ -27,7 +28,7 @@ mod tests {
         program.push(Op::Add, vec![p, m], vec![m], site);
 
         offload(&mut program);
-        let layout = memory(&program, |_, _| 0);
+        let layout = memory(&program, &Nowhere::default());
 
         assert_eq!(layout.bytes(Region::OptimizerState), 0);
         assert!(layout.bytes(Region::Offloaded) >= 400 && layout.bytes(Region::Parameters) >= 400);

@@ -4,10 +4,10 @@ use crate::compile::{CompileError, StepSpec, compile_step};
 use crate::cost::instr_cost;
 use crate::model::{BatchShape, ModelConfig};
 use crate::optimizer::OptimizerSpec;
-use crate::passes::memory::ALIGN_BYTES;
 use crate::passes::precision::Precision;
 use crate::passes::recompute::Recompute;
 use crate::program::{Compute, Kind, Op, Phase, Program, ValueId};
+use crate::target::{ALIGN_BYTES, Nowhere};
 use std::collections::BTreeSet;
 
 /// The model and its batch, as far as a plan depends on them.
@@ -78,7 +78,7 @@ impl Workload {
     ) -> Result<Workload, CompileError> {
         let compile = |recompute| {
             let plain = StepSpec { recompute, n_microbatches: 1, ..spec.clone() };
-            compile_step(forward.clone(), &plain, |_, _| 0).map(|compiled| compiled.program)
+            compile_step(forward.clone(), &plain, &Nowhere::default()).map(|compiled| compiled.program)
         };
         let step = compile(Recompute::None)?;
         let keeps = |step: &Program| kept_bytes(step, model, batch.n_tokens(), spec.parallel.sequence_parallel);

@@ -124,6 +124,6 @@ fn main() -> Result<()> {
     drop(std::hint::black_box(vec![1u8; 100]));
     ensure!(N_ALLOCATIONS.load(Ordering::SeqCst) > before, "the allocator does not count");
 
-    println!("{}", phalanx_cpu::on_device_thread(n_threads, || allocations_of_steps(bf16, &rows))??);
+    println!("{}", phalanx::devices::host().on_device_thread(n_threads, || allocations_of_steps(bf16, &rows))??);
     Ok(())
 }

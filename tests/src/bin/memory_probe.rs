@@ -15,7 +15,9 @@ fn main() -> ExitCode {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[1..] {
         ["measure-step", precision, rows] => {
             let n_rows = rows.parse().expect("ROWS is a number");
-            phalanx_cpu::on_device_thread(2, || measure_step(precision == "bf16", n_rows)).expect("two threads start");
+            phalanx::devices::host()
+                .on_device_thread(2, || measure_step(precision == "bf16", n_rows))
+                .expect("two threads start");
             ExitCode::SUCCESS
         }
         ["measure-job", yaml] => match measure_job(Path::new(yaml)) {

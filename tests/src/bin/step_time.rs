@@ -10,7 +10,7 @@ fn main() {
     let bf16 = args.get(1).is_some_and(|m| m == "bf16");
     let n_steps: usize = args.get(2).and_then(|n| n.parse().ok()).unwrap_or(12);
     let profile = args.iter().any(|a| a == "--profile");
-    phalanx_cpu::on_device_thread(2, || run(bf16, n_steps, profile)).expect("two threads start");
+    phalanx::devices::host().on_device_thread(2, || run(bf16, n_steps, profile)).expect("two threads start");
 }
 
 fn run(bf16: bool, n_steps: usize, profile: bool) {

@@ -1,7 +1,8 @@
 //! A small random model with its data, and machines that compute its loss and its gradient.
 
-use phalanx_cpu::{CpuMachine, scratch_bytes};
+use phalanx::devices;
 use phalanx_device::groups::Groups;
+use phalanx_device::{Backing, Machine};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, FAMILIES, Family, Head, HfConfig, ModelConfig, RopeScaling};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
@@ -149,7 +150,7 @@ impl Case {
     }
 
     pub fn compile_train(&self) -> Compiled {
-        compile_step(self.forward(), &self.spec(), scratch_bytes).expect("every case compiles")
+        compile_step(self.forward(), &self.spec(), devices::host().target()).expect("every case compiles")
     }
 
     fn forward(&self) -> phalanx_strategies::program::Program {
@@ -160,7 +161,7 @@ impl Case {
 
 /// A compiled case on a machine.
 pub struct Bench {
-    machine: CpuMachine,
+    machine: Box<dyn Machine>,
     pub train: Compiled,
     eval: Compiled,
     scale: f64,
@@ -173,13 +174,14 @@ impl Bench {
 
     /// With a training program that a test has changed.
     pub fn with_program(case: &Case, train: Compiled) -> Bench {
-        let eval = compile_forward(case.forward(), &case.spec(), scratch_bytes).expect("every case compiles");
-        let mut machine = CpuMachine::new(&[&train, &eval]).expect("a small model fits");
+        let eval =
+            compile_forward(case.forward(), &case.spec(), devices::host().target()).expect("every case compiles");
+        let mut machine = devices::host().machine(&[&train, &eval], &Backing::default()).expect("a small model fits");
         for compiled in [&train, &eval] {
             let constants = compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant);
             for (i, v) in constants {
                 let table = case.model.constant(&v.name, &v.shape).expect("the model knows its tables");
-                machine.write::<f32>(compiled, ValueId(i as u32)).copy_from_slice(&table);
+                machine.write(compiled, ValueId(i as u32), 0, &table);
             }
         }
         let mut bench = Bench { machine, train, eval, scale: 1.0 };
@@ -191,14 +193,14 @@ impl Bench {
     pub fn set_weights(&mut self, weights: &Tensors) {
         for p in &self.train.program.params {
             let name = &self.train.program.value(p.value).name;
-            self.machine.write::<f32>(&self.train, p.value).copy_from_slice(&weights[name]);
+            self.machine.write(&self.train, p.value, 0, &weights[name]);
         }
     }
 
     pub fn weights(&self) -> Tensors {
         let of = |p: &phalanx_strategies::program::Param| {
             let name = self.train.program.value(p.value).name.clone();
-            (name, self.machine.read::<f32>(&self.train, p.value).to_vec())
+            (name, self.machine.read(&self.train, p.value))
         };
         self.train.program.params.iter().map(of).collect()
     }
@@ -209,14 +211,13 @@ impl Bench {
         let train = self.train.clone();
         self.fill(&train, data, 0);
         let hyper = train.program.bound(Role::Hyper).next().expect("a step has scalars");
-        let hyper = self.machine.write::<f64>(&train, hyper);
-        hyper.copy_from_slice(&[lr, 1.0, 1.0, self.scale, 1.0]);
+        self.machine.write(&train, hyper, 0, &[lr, 1.0, 1.0, self.scale, 1.0]);
         assert_eq!((Hyper::LEARNING_RATE, Hyper::LOSS_GRAD_SCALE, Hyper::LOSS_SCALE), (0, 3, 4));
-        self.machine.run(&train, &mut [], &mut Groups::none()).expect("the step runs");
+        self.machine.run_all(&train, &mut Groups::none()).expect("the step runs");
         let mut grads = Tensors::new();
         for (i, v) in train.program.values.iter().enumerate() {
             if let Some(name) = v.name.strip_prefix("momentum_buffer.") {
-                grads.insert(name.into(), self.machine.read::<f32>(&train, ValueId(i as u32)).to_vec());
+                grads.insert(name.into(), self.machine.read(&train, ValueId(i as u32)));
             }
         }
         (self.loss_of(&train) * self.scale, grads)
@@ -231,7 +232,7 @@ impl Bench {
         let mut sum = 0.0;
         for first in (0..data.ids.len()).step_by(n) {
             self.fill(&eval, data, first);
-            self.machine.run(&eval, &mut [], &mut Groups::none()).expect("the forward program runs");
+            self.machine.run_all(&eval, &mut Groups::none()).expect("the forward program runs");
             sum += self.loss_of(&eval);
         }
         sum * scale
@@ -239,7 +240,7 @@ impl Bench {
 
     fn loss_of(&self, compiled: &Compiled) -> f64 {
         let loss = compiled.program.bound(Role::LossSum).next().expect("the program ends at a loss");
-        self.machine.read::<f64>(compiled, loss)[0]
+        self.machine.first::<f64>(compiled, loss)
     }
 
     /// Writes the tokens from `first` on to every microbatch of the program.
@@ -253,9 +254,9 @@ impl Bench {
         for (role, column) in columns {
             let mut at = first;
             for value in compiled.program.bound(role) {
-                let to = self.machine.write::<i32>(compiled, value);
-                to.copy_from_slice(&column[at..at + to.len()]);
-                at += to.len();
+                let n = compiled.program.value(value).n_elements();
+                self.machine.write(compiled, value, 0, &column[at..at + n]);
+                at += n;
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::shm::world::{ShmRank, ShmWorld};
 use crate::tcp::collective::{TcpCollective, TcpRank};
 use crate::tcp::connect::TcpConfig;
 use phalanx_device::descriptor::Descriptor;
-use phalanx_device::operation::check;
+use phalanx_device::operation::check_on_host;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
 
@@ -189,7 +189,8 @@ impl Collective for HierarchicalCollective {
         let is_staged = operation.kind == OperationKind::AllReduce && flat::bytes_of(operands) > DIRECT_BYTES;
         let mut state = lock(&self.state);
         let started = if is_staged {
-            check(operation, operands, self.position, self.size).and_then(|()| state.start_sum(operation, operands))
+            check_on_host(operation, operands, self.position, self.size)
+                .and_then(|()| state.start_sum(operation, operands))
         } else {
             // SAFETY: the caller's promise.
             unsafe { state.all.start(operation, operands) }

@@ -10,7 +10,7 @@ use super::plane::Plane;
 use super::queue::Queue;
 use crate::engine::{Advance, Engine, lock};
 use phalanx_device::communicator::Waiting;
-use phalanx_device::operation::check;
+use phalanx_device::operation::check_on_host;
 use phalanx_device::{Collective, CollectiveError, Operand, Operation, Progress, Stream, Ticket};
 
 /// One group of ranks of one machine, seen from one member.
@@ -171,8 +171,8 @@ impl Collective for ShmCollective {
         if let Some(aborted) = self.plane.control.aborted() {
             return Err(aborted);
         }
-        let started =
-            check(operation, operands, self.position, self.size).and_then(|()| self.start_checked(operation, operands));
+        let started = check_on_host(operation, operands, self.position, self.size)
+            .and_then(|()| self.start_checked(operation, operands));
         match &started {
             Ok(_) => {
                 self.progress.entered += 1;

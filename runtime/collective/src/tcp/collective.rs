@@ -11,7 +11,7 @@ use crate::bell::Bell;
 use crate::engine::{Engine, HasBell, lock};
 use crate::shm::control::Control;
 use phalanx_device::descriptor::Descriptor;
-use phalanx_device::operation::check;
+use phalanx_device::operation::check_on_host;
 use phalanx_device::world::World;
 use phalanx_device::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
 
@@ -190,7 +190,7 @@ impl Collective for TcpCollective {
             self.member.plane.let_go(&aborted);
             return Err(aborted);
         }
-        let started = check(operation, operands, self.position, self.size())
+        let started = check_on_host(operation, operands, self.position, self.size())
             .and_then(|()| self.start_checked(operation, operands, Descriptor::of(operation, operands)));
         match &started {
             Ok(_) => self.progress.entered += 1,

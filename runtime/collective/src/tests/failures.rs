@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use super::{ID, Rank, with_failures};
 use phalanx_device::world::World;
-use phalanx_device::{CollectiveError, SliceOperations};
+use phalanx_device::{CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations};
 
 /// What each rank of a world got, over one implementation after the other.
 fn errors_of(
@@ -72,6 +72,28 @@ fn ranks_that_disagree_about_the_type_do_not_mix_bits() {
     });
 
     assert_all_name(&errors, ["rank 0 issued", "rank 1 issued"]);
+}
+
+#[test]
+fn transports_of_the_host_refuse_memory_of_a_device_by_name() {
+    let errors = errors_of(2, &|rank| {
+        let (there, kind) = match rank.rank {
+            0 => (RawBuffer::EMPTY, OperationKind::Send { to: 1 }),
+            _ => (rank.memory.alloc(40), OperationKind::Recv { from: 0 }),
+        };
+        let here = if rank.rank == 0 { RawBuffer::on_device(4096, 40, 3) } else { RawBuffer::EMPTY };
+        let operand = Operand { send: here, recv: there, dtype: ElementType::F32, n_elements: 10 };
+        let operation = Operation { kind, sequence: 0, unit: 1 };
+        // SAFETY: what is received lives as long as the rank, and what would be sent is refused.
+        let ticket = unsafe { rank.group(0).start(&operation, &[operand]) }?;
+        rank.group(0).finish(ticket)
+    });
+
+    let refused = CollectiveError::NotOnHost { kind: OperationKind::Send { to: 1 }, side: "send", device: 3 };
+    for of_ranks in errors {
+        assert_eq!(of_ranks[0], refused);
+        assert!(of_ranks[1].to_string().contains(&refused.to_string()), "the peer learns why: {}", of_ranks[1]);
+    }
 }
 
 #[test]

@@ -2,21 +2,11 @@
 //! offloaded, or a part of what a rank shares with its peers.
 
 use memmap2::{MmapMut, MmapOptions};
+use phalanx_device::AllocError;
 use phalanx_device::shared_memory::Arena as SharedArena;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-
-/// Not enough memory for a region.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot allocate {bytes} bytes for the program's buffers")]
-pub struct AllocError {
-    /// Size of the region.
-    pub bytes: usize,
-    /// The system's reason.
-    #[source]
-    pub source: std::io::Error,
-}
 
 /// Page-aligned memory of a fixed size.
 #[derive(Debug)]

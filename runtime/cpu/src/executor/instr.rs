@@ -1,9 +1,9 @@
 //! One instruction: its buffers, and the kernel that runs it.
 
+use super::CpuMachine;
 use super::buffer::Buffer;
 use super::parts::SumPlan;
 use super::product::product;
-use super::{CpuMachine, ExecError, OpaqueModel};
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
     head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary,
@@ -11,7 +11,7 @@ use crate::kernels::{
 use half::{bf16, f16};
 use phalanx_device::float::Float;
 use phalanx_device::groups::Groups;
-use phalanx_device::{ElementType, Operand, RawBuffer};
+use phalanx_device::{ElementType, ExecError, OpaqueModel, Operand, RawBuffer};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::op::UpdateOperands;
 use phalanx_strategies::program::{

@@ -9,82 +9,31 @@
 mod arena;
 mod buffer;
 mod instr;
+mod machine;
 mod parts;
 mod product;
 mod scratch;
 
-pub use arena::AllocError;
-pub use scratch::scratch_bytes;
+pub(crate) use scratch::scratch_bytes;
 
 use arena::Arena;
 use buffer::Buffer;
 use bytemuck::Pod;
 use parts::SumPlan;
-use phalanx_device::groups::{GroupError, Groups};
+use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena as SharedArena;
+use phalanx_device::{AllocError, Backing, ExecError, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::program::{Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// A user-defined model: one opaque operation of the program.
-pub trait OpaqueModel {
-    /// Computes the summed loss of a microbatch and its gradients times `grad_scale`.
-    ///
-    /// `inputs` are the i32 inputs of the microbatch; `params` and `grads` follow the trained parameters of the table.
-    /// Without gradients to compute `grads` is empty. With `accumulate`, gradients are added to what `grads` holds.
-    ///
-    /// # Errors
-    /// Whatever the model reports, as one sentence.
-    fn step(
-        &mut self,
-        inputs: &[&[i32]],
-        params: &[&[f32]],
-        grad_scale: f64,
-        grads: &mut [&mut [f32]],
-        accumulate: bool,
-    ) -> Result<f64, String>;
-}
-
-/// Why a program stopped.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ExecError {
-    /// A user-defined model failed.
-    #[error("user-defined model {model}: {reason}")]
-    Opaque {
-        /// Its number.
-        model: u32,
-        /// What it said.
-        reason: String,
-    },
-    /// A collective failed.
-    #[error(transparent)]
-    Collective(#[from] GroupError),
-    /// The world for which the program ran is over.
-    #[error("the world is over for which this was computed")]
-    Left,
-}
-
-/// Memory for the regions of a machine, where it is not the machine's own.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Backing<'a> {
-    /// For what lives within a step, and other regions that hold operands of collectives; at least
-    /// [`CpuMachine::shared_bytes`], which no other machine uses at the same time, as whoever took the arena promised.
-    pub shared: Option<&'a SharedArena>,
-    /// Folder of the file that holds what is offloaded.
-    pub offload_dir: Option<&'a Path>,
-}
-
-/// How long each instruction took in a run.
-pub type Timings = Vec<Duration>;
+use std::time::Instant;
 
 /// The buffers of one or more programs over the same parameters.
 #[derive(Debug)]
-pub struct CpuMachine {
+pub(crate) struct CpuMachine {
     arenas: BTreeMap<Region, Arena>,
     /// Orders of sums along a tree, by leaves and ranks, once they were needed.
     sum_plans: BTreeMap<(usize, usize), Arc<SumPlan>>,
@@ -95,19 +44,11 @@ impl CpuMachine {
     /// programs, since they share them.
     ///
     /// # Errors
-    /// When the system has not enough memory.
-    pub fn new(programs: &[&Compiled]) -> Result<CpuMachine, AllocError> {
-        CpuMachine::on(programs, &Backing::default())
-    }
-
-    /// As [`CpuMachine::new`], in the given memory.
-    ///
-    /// # Errors
     /// When the system has not enough memory, or the folder for offloaded state cannot be written.
     ///
     /// # Panics
     /// If `backing.shared` is too small.
-    pub fn on(programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
+    pub(crate) fn on(programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
         CpuMachine::new_with(programs, backing, BTreeMap::new())
     }
 
@@ -119,7 +60,7 @@ impl CpuMachine {
     ///
     /// # Panics
     /// As [`CpuMachine::on`].
-    pub fn warm(programs: &[&Compiled], shared: &SharedArena) -> Result<CpuMachine, AllocError> {
+    pub(crate) fn warm(programs: &[&Compiled], shared: &SharedArena) -> Result<CpuMachine, AllocError> {
         let mut machine = CpuMachine::on(programs, &Backing { shared: Some(shared), offload_dir: None })?;
         machine.arenas.remove(&Region::Offloaded);
         let lasts = machine.arenas.iter().filter(|(region, _)| LASTING.contains(region));
@@ -128,7 +69,7 @@ impl CpuMachine {
     }
 
     /// Whether it has room for this value.
-    pub fn has(&self, c: &Compiled, v: ValueId) -> bool {
+    fn has(&self, c: &Compiled, v: ValueId) -> bool {
         c.layout.places[v.0 as usize].is_some_and(|place| self.arenas.contains_key(&place.region))
     }
 
@@ -140,7 +81,7 @@ impl CpuMachine {
     ///
     /// # Panics
     /// As [`CpuMachine::on`].
-    pub fn succeed(self, programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
+    fn succeed(self, programs: &[&Compiled], backing: &Backing<'_>) -> Result<CpuMachine, AllocError> {
         let lasts = |region: &Region, _: &mut Arena| LASTING.contains(region);
         CpuMachine::new_with(programs, backing, { self.arenas }.extract_if(.., lasts).collect())
     }
@@ -171,11 +112,11 @@ impl CpuMachine {
         Ok(CpuMachine { arenas, sum_plans: BTreeMap::new() })
     }
 
-    /// As [`CpuMachine::new`], with all regions in shared memory, from `first` on: see [`CpuMachine::bytes_within`].
+    /// As [`CpuMachine::on`], with all regions in shared memory, from `first` on: see [`CpuMachine::bytes_within`].
     ///
     /// # Panics
     /// If there is not so much of it.
-    pub fn within(programs: &[&Compiled], memory: &SharedArena, first: usize) -> CpuMachine {
+    pub(crate) fn within(programs: &[&Compiled], memory: &SharedArena, first: usize) -> CpuMachine {
         let mut offset = first;
         let region = |region| {
             let bytes = region_bytes(programs, region);
@@ -187,7 +128,7 @@ impl CpuMachine {
     }
 
     /// Bytes of shared memory that [`CpuMachine::within`] takes.
-    pub fn bytes_within(programs: &[&Compiled]) -> usize {
+    pub(crate) fn bytes_within(programs: &[&Compiled]) -> usize {
         REGIONS.into_iter().map(|region| Arena::shared_bytes(region_bytes(programs, region))).sum()
     }
 
@@ -195,7 +136,7 @@ impl CpuMachine {
     ///
     /// # Panics
     /// If `memory` is smaller.
-    pub fn remap(&mut self, memory: &SharedArena) {
+    fn remap(&mut self, memory: &SharedArena) {
         for arena in self.arenas.values_mut() {
             if let Arena::Shared { offset, bytes, .. } = arena {
                 *arena = Arena::within(memory, *offset, *bytes);
@@ -204,29 +145,29 @@ impl CpuMachine {
     }
 
     /// Bytes that a machine for these programs allocates, known before it exists: [`CpuMachine::allocated_bytes`].
-    pub fn bytes_for(programs: &[&Compiled]) -> usize {
+    pub(crate) fn bytes_for(programs: &[&Compiled]) -> usize {
         REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
     }
 
     /// Bytes of all regions as they were allocated, those in shared memory and in a file included.
-    pub fn allocated_bytes(&self) -> usize {
+    fn allocated_bytes(&self) -> usize {
         self.arenas.values().map(Arena::len).sum()
     }
 
     /// Bytes of the regions that lie in shared memory where a machine gets any.
-    pub fn shared_bytes(programs: &[&Compiled]) -> usize {
+    pub(crate) fn shared_bytes(programs: &[&Compiled]) -> usize {
         let of_region = |region: Region| Arena::shared_bytes(region_bytes(programs, region));
         shared_regions(programs).into_iter().map(of_region).sum()
     }
 
     /// The regions of what outlasts a step: bytes, and whether they lie in shared memory where a machine gets any.
-    pub fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
+    pub(crate) fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
         let is_shared = shared_regions(programs);
         LASTING.map(|region| (region_bytes(programs, region), is_shared.contains(&region)))
     }
 
     /// Bytes of all regions in shared memory.
-    pub fn bytes_in_shared(&self) -> usize {
+    fn bytes_in_shared(&self) -> usize {
         self.arenas.values().filter(|arena| matches!(arena, Arena::Shared { .. })).map(Arena::len).sum()
     }
 
@@ -234,7 +175,7 @@ impl CpuMachine {
     ///
     /// # Panics
     /// If `T` is not as wide as the value's elements, or the value has no place.
-    pub fn read<T: Pod>(&self, c: &Compiled, v: ValueId) -> &[T] {
+    fn read<T: Pod>(&self, c: &Compiled, v: ValueId) -> &[T] {
         let buffer = self.checked::<T>(c, v);
         // SAFETY: no program runs on this machine while `self` is borrowed, and writers borrow it mutably. Where the value lies
         // in a shared arena, whoever took that promised that no other machine in it is used meanwhile (`SharedArena::new`).
@@ -245,89 +186,21 @@ impl CpuMachine {
     ///
     /// # Panics
     /// As [`CpuMachine::read`].
-    pub fn write<T: Pod>(&mut self, c: &Compiled, v: ValueId) -> &mut [T] {
+    fn write<T: Pod>(&mut self, c: &Compiled, v: ValueId) -> &mut [T] {
         let buffer = self.checked::<T>(c, v);
         // SAFETY: `self` is borrowed mutably; other machines in a shared arena are not used meanwhile, as in `read`.
         unsafe { buffer.slice_mut() }
     }
 
-    /// The elements of several values at once, to be written by the host.
-    ///
-    /// # Panics
-    /// As [`CpuMachine::read`]; and if two of the values share memory.
-    pub fn write_all<T: Pod>(&mut self, c: &Compiled, values: &[ValueId]) -> Vec<&mut [T]> {
-        let buffers: Vec<Buffer> = values.iter().map(|v| self.checked::<T>(c, *v)).collect();
-        let mut runs: Vec<(usize, usize)> =
-            buffers.iter().map(|b| (b.ptr.addr(), b.ptr.addr() + b.len() * size_of::<T>())).collect();
-        runs.sort_unstable();
-        assert!(runs.windows(2).all(|pair| pair[0].1 <= pair[1].0), "values that are written together lie apart");
-        // SAFETY: as in `write`, and by the assertion no two of the slices share an element.
-        buffers.into_iter().map(|buffer| unsafe { buffer.slice_mut() }).collect()
-    }
-
-    /// Runs a program once, on the threads of the current rayon pool, with the groups that its rank belongs to.
-    ///
-    /// # Errors
-    /// See [`ExecError`]; parameters and optimizer state are unchanged then, since updates come last.
-    pub fn run(
-        &mut self,
-        c: &Compiled,
-        models: &mut [Box<dyn OpaqueModel>],
-        groups: &mut Groups,
-    ) -> Result<(), ExecError> {
-        self.run_part(c, 0..c.program.instrs.len(), models, groups)
-    }
-
-    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::Turn`] for those that make sense.
-    ///
-    /// # Errors
-    /// See [`ExecError`].
-    pub fn run_part(
-        &mut self,
-        c: &Compiled,
-        part: Range<usize>,
-        models: &mut [Box<dyn OpaqueModel>],
-        groups: &mut Groups,
-    ) -> Result<(), ExecError> {
+    /// Runs a range of a program's instructions on the threads of the current rayon pool.
+    fn run_part(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
         for i in part {
-            self.exec(c, i, models, groups)?;
-            end_of_instruction(groups)?;
-        }
-        Ok(())
-    }
-
-    /// Runs a program once and measures every instruction into `timings`, one entry each.
-    ///
-    /// # Errors
-    /// As [`CpuMachine::run`].
-    pub fn run_timed(
-        &mut self,
-        c: &Compiled,
-        models: &mut [Box<dyn OpaqueModel>],
-        groups: &mut Groups,
-        timings: &mut Timings,
-    ) -> Result<(), ExecError> {
-        timings.clear();
-        self.run_part_timed(c, 0..c.program.instrs.len(), models, groups, timings)
-    }
-
-    /// As [`CpuMachine::run_part`], adding the time of every instruction to `timings`.
-    ///
-    /// # Errors
-    /// As [`CpuMachine::run_part`].
-    pub fn run_part_timed(
-        &mut self,
-        c: &Compiled,
-        part: Range<usize>,
-        models: &mut [Box<dyn OpaqueModel>],
-        groups: &mut Groups,
-        timings: &mut Timings,
-    ) -> Result<(), ExecError> {
-        for i in part {
-            let start = Instant::now();
-            self.exec(c, i, models, groups)?;
-            timings.push(start.elapsed());
-            end_of_instruction(groups)?;
+            let start = with.timings.is_some().then(Instant::now);
+            self.exec(c, i, with.models, with.groups)?;
+            if let (Some(timings), Some(start)) = (&mut with.timings, start) {
+                timings.push(start.elapsed());
+            }
+            end_of_instruction(with.groups)?;
         }
         Ok(())
     }

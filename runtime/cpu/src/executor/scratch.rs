@@ -1,15 +1,15 @@
-//! Working space that each instruction needs on this machine, for the compiler's static allocation.
+//! What the compiler asks of this machine: the working space that each instruction needs.
 
 use super::instr::{heads_of, shape_of};
 use super::parts::{index_bytes, shape_of_part};
 use super::product::product_scratch;
-use crate::available_threads;
 use crate::kernels::attention_part::{attention_part_backward_scratch_len, attention_part_scratch_len};
 use crate::kernels::{attention, attention_backward, head_norm, layer_norm, qk_norm, reduce, rms_norm};
+use crate::thread::available_threads;
 use phalanx_strategies::program::{Instr, NormKind, Op, Program};
 
 /// Bytes of working space of one instruction.
-pub fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
+pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
     let value = |i: usize| p.value(instr.reads[i]);
     let f32s = |n: usize| n * size_of::<f32>();
     match &instr.op {

@@ -233,7 +233,7 @@ fn spawn(output_dir: &Path, work: Box<Work>) -> Result<(watch::Receiver<bool>, R
         drop(under_way);
     };
     let spawned = std::thread::Builder::new().name("phalanx-job".into()).spawn(run);
-    spawned.map_err(|e| JobError::Thread(phalanx_cpu::thread::ThreadError::Spawn(e)))?;
+    spawned.map_err(|e| JobError::Thread(phalanx_device::ThreadError::Spawn(e)))?;
     Ok((is_under_way, job))
 }
 

@@ -6,7 +6,7 @@ use crate::frontend::user_model::check;
 use crate::frontend::{UserModel, UserModelError, UserParam};
 use dfdx::nn::tensor_collection::TensorCollection;
 use dfdx::prelude::{Cpu, CpuError, OwnedTape, Rank0, Tensor};
-use phalanx_cpu::OpaqueModel;
+use phalanx_device::OpaqueModel;
 use phalanx_strategies::model::BatchShape;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

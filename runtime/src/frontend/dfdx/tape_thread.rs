@@ -3,7 +3,7 @@
 
 use super::model::{Batch, Loss, Tape};
 use dfdx::prelude::{AsArray, Backward, Cpu, Gradients};
-use phalanx_cpu::thread::ThreadError;
+use phalanx_device::ThreadError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -52,7 +52,7 @@ impl<M: Send + 'static> TapeThread<M> {
                 .build();
             let pool = match pool {
                 Ok(pool) => pool,
-                Err(source) => return drop(ready_tx.send(Err(ThreadError::Pool { n_threads, source }))),
+                Err(source) => return drop(ready_tx.send(Err(ThreadError::Pool { n_threads, source: source.into() }))),
             };
             drop(ready_tx.send(Ok(())));
             pool.install(|| {

@@ -1,18 +1,23 @@
 #![allow(unsafe_code)] // Lessons are lent memory.
 
 use super::*;
-use crate::train::links::STAGING_BYTES;
+use crate::devices::{self, remote::both};
+use crate::train::links::{STAGED, STAGING_BYTES};
+use crate::train::shadow::Shadow;
+use crate::train::weights::elements;
 use phalanx_collective::shm::control::Control;
 use phalanx_collective::shm::world::ShmWorld;
-use phalanx_cpu::scratch_bytes;
-use phalanx_device::Collective;
+use phalanx_device::groups::Groups;
 use phalanx_device::world::{World, WorldId};
+use phalanx_device::{Backing, Collective, Device, Run};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, Place as Seat};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::passes::shadow::{coefficient, log};
+use phalanx_strategies::program::{Hyper, Role};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -38,7 +43,7 @@ pub(in crate::rank) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
         offload_optimizer: false,
         parallel: Parallel::default(),
     };
-    compile_step(forward, &spec, scratch_bytes).unwrap()
+    compile_step(forward, &spec, devices::host().target()).unwrap()
 }
 
 /// The state of a rank: each element is told by its tensor and its index there, however that is cut.
@@ -53,21 +58,27 @@ fn state_of(compiled: &Compiled) -> Vec<(ValueId, usize, f32)> {
     updated_state(compiled).into_iter().flat_map(all).collect()
 }
 
-pub(in crate::rank) fn fill(machine: &mut CpuMachine, compiled: &Compiled) {
+pub(in crate::rank) fn fill(machine: &mut dyn Machine, compiled: &Compiled) {
     for (value, at, element) in state_of(compiled) {
-        machine.write::<f32>(compiled, value)[at] = element;
+        machine.write(compiled, value, at, &[element]);
     }
 }
 
-fn filled(compiled: &Compiled) -> CpuMachine {
-    let mut machine = CpuMachine::new(&[compiled]).unwrap();
-    fill(&mut machine, compiled);
+fn room(on: &dyn Device, compiled: &Compiled) -> Box<dyn Machine> {
+    on.machine(&[compiled], &Backing::default()).unwrap()
+}
+
+fn filled(on: &dyn Device, compiled: &Compiled) -> Box<dyn Machine> {
+    let mut machine = room(on, compiled);
+    fill(&mut *machine, compiled);
     machine
 }
 
-pub(in crate::rank) fn assert_filled(machine: &CpuMachine, compiled: &Compiled) {
+pub(in crate::rank) fn assert_filled(machine: &dyn Machine, compiled: &Compiled) {
+    let mut values: BTreeMap<ValueId, Vec<f32>> = BTreeMap::new();
     for (value, at, element) in state_of(compiled) {
-        assert_eq!(machine.read::<f32>(compiled, value)[at], element, "{value:?} {at}");
+        let elements = values.entry(value).or_insert_with(|| machine.read(compiled, value));
+        assert_eq!(elements[at], element, "{value:?} {at}");
     }
 }
 
@@ -112,6 +123,12 @@ fn n_elements(places: &[Place]) -> usize {
 /// Member 0 holds two shards that 3 lacks, which asks for the later one first.
 #[test]
 fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for() {
+    both().iter().for_each(|on| {
+        what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for_on(&**on)
+    });
+}
+
+fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for_on(on: &dyn Device) {
     let shards @ [first, second] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     assert!(first < second);
     let compiled = [0, 1].map(|rank| compiled(MESH, rank));
@@ -121,8 +138,8 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
         let _ends = ends.clone();
         scope.spawn(|| {
             let _ends = ends.clone();
-            let held = [0, 1].map(|i| filled(&compiled[i]));
-            let holdings = [0, 1].map(|i| Holding { compiled: &compiled[i], machine: &held[i] });
+            let held = [0, 1].map(|i| filled(on, &compiled[i]));
+            let holdings = [0, 1].map(|i| Holding { compiled: &compiled[i], machine: &*held[i] });
             let mut healing = Healing::default();
             shards.iter().zip(holdings).for_each(|(shard, held)| healing.holds(*shard, held, trainer_state(7)));
             let asked = [1, 0].map(|i| healing.answer(&mut links_0, 3, shards[i]).unwrap().runs(&holdings[i]));
@@ -133,10 +150,10 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
             }
         });
 
-        let mut rooms = [0, 1].map(|i| CpuMachine::new(&[&compiled[i]]).unwrap());
+        let mut rooms = [0, 1].map(|i| room(on, &compiled[i]));
         let mut healing = Healing::default();
         for (i, machine) in rooms.iter_mut().enumerate() {
-            healing.lacks(shards[i], Wanting { compiled: &compiled[i], machine });
+            healing.lacks(shards[i], Wanting { compiled: &compiled[i], machine: &mut **machine });
         }
         [1, 0].into_iter().for_each(|i| healing.ask(&mut links_3, &[0], shards[i]).unwrap());
         let (runs, state) = healing.lessons().unwrap();
@@ -147,13 +164,19 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
         while !lessons[0].is_over() {
             links_3.learn(&mut lessons).unwrap();
         }
-        rooms.iter().zip(&compiled).for_each(|(room, compiled)| assert_filled(room, compiled));
+        rooms.iter().zip(&compiled).for_each(|(room, compiled)| assert_filled(&**room, compiled));
     });
 }
 
 /// Member 0 has a shard in the memory of an old seat, takes it along to a new one, and teaches 3 from there.
 #[test]
 fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before() {
+    both()
+        .iter()
+        .for_each(|on| what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before_on(&**on));
+}
+
+fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before_on(on: &dyn Device) {
     let meshes = [Mesh { dp_replicate: 2, tp: 2, ..MESH }, Mesh { tp: 2, ..MESH }];
     let [before, now] = meshes.map(|mesh| compiled(mesh, 1));
     let [shard, same] = meshes.map(|mesh| Shard::of(&mesh, 1));
@@ -165,14 +188,14 @@ fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_befo
         let _ends = ends.clone();
         scope.spawn(|| {
             let _ends = ends.clone();
-            let (held, mut room) = (filled(&before), CpuMachine::new(&[&now]).unwrap());
+            let (held, mut room) = (filled(on, &before), room(on, &now));
             let mut healing = Healing::default();
-            healing.lacks(shard, Wanting { compiled: &now, machine: &mut room });
-            healing.holds(shard, Holding { compiled: &before, machine: &held }, trainer_state(7));
+            healing.lacks(shard, Wanting { compiled: &now, machine: &mut *room });
+            healing.holds(shard, Holding { compiled: &before, machine: &*held }, trainer_state(7));
             healing.find(shard, shard);
             let promised = healing.promise(&mut links_0, 3, shard).unwrap();
             healing.carry_out(&mut links_0).unwrap();
-            let runs = promised.runs(&Holding { compiled: &now, machine: &room });
+            let runs = promised.runs(&Holding { compiled: &now, machine: &*room });
             // SAFETY: the room outlives the lesson, and nobody writes it.
             let mut lessons = [unsafe { links_0.lesson(3, true, runs) }];
             while !lessons[0].is_over() {
@@ -180,9 +203,9 @@ fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_befo
             }
         });
 
-        let mut room = CpuMachine::new(&[&now]).unwrap();
+        let mut room = room(on, &now);
         let mut healing = Healing::default();
-        healing.lacks(shard, Wanting { compiled: &now, machine: &mut room });
+        healing.lacks(shard, Wanting { compiled: &now, machine: &mut *room });
         healing.ask(&mut links_3, &[0], shard).unwrap();
         let (runs, _) = healing.lessons().unwrap();
         // SAFETY: the room outlives the lesson, and is looked at when it is over.
@@ -191,18 +214,24 @@ fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_befo
         while !lessons[0].is_over() {
             links_3.learn(&mut lessons).unwrap();
         }
-        assert_filled(&room, &now);
+        assert_filled(&*room, &now);
     });
 }
 
 /// Members 0, 1 and 2 hold what 3 lacks; 3 holds what 0 lacks.
 #[test]
 fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile() {
+    both()
+        .iter()
+        .for_each(|on| a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile_on(&**on));
+}
+
+fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile_on(on: &dyn Device) {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
     let ([mut links_0, mut links_1, mut links_2, mut links_3], ends) = links();
 
-    let gives = |links: &mut Links, machine: &CpuMachine, room: Option<&mut CpuMachine>| {
+    let gives = |links: &mut Links, machine: &dyn Machine, room: Option<&mut dyn Machine>| {
         let _ends = ends.clone();
         let mut healing = Healing::default();
         healing.holds(shard, Holding { compiled: &compiled, machine }, trainer_state(7));
@@ -221,23 +250,23 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
         let _ends = ends.clone();
         let first = scope.spawn(|| {
             let _ends = ends.clone();
-            let mut room = CpuMachine::new(&[&other_compiled]).unwrap();
-            let n = gives(&mut links_0, &filled(&compiled), Some(&mut room));
-            assert_filled(&room, &other_compiled);
+            let mut room = room(on, &other_compiled);
+            let n = gives(&mut links_0, &*filled(on, &compiled), Some(&mut *room));
+            assert_filled(&*room, &other_compiled);
             n
         });
-        let second = scope.spawn(|| gives(&mut links_1, &filled(&compiled), None));
-        let third = scope.spawn(|| gives(&mut links_2, &filled(&compiled), None));
+        let second = scope.spawn(|| gives(&mut links_1, &*filled(on, &compiled), None));
+        let third = scope.spawn(|| gives(&mut links_2, &*filled(on, &compiled), None));
 
-        let (held, mut room) = (filled(&other_compiled), CpuMachine::new(&[&compiled]).unwrap());
+        let (held, mut room) = (filled(on, &other_compiled), room(on, &compiled));
         let mut healing = Healing::default();
-        healing.holds(other, Holding { compiled: &other_compiled, machine: &held }, trainer_state(7));
-        healing.lacks(shard, Wanting { compiled: &compiled, machine: &mut room });
+        healing.holds(other, Holding { compiled: &other_compiled, machine: &*held }, trainer_state(7));
+        healing.lacks(shard, Wanting { compiled: &compiled, machine: &mut *room });
         let asked = healing.answer(&mut links_3, 0, other).unwrap();
         healing.gives(0, asked);
         healing.ask(&mut links_3, &[0, 1, 2], shard).unwrap();
         assert_eq!(healing.carry_out(&mut links_3).unwrap(), Some(trainer_state(7)));
-        assert_filled(&room, &compiled);
+        assert_filled(&*room, &compiled);
         [first, second, third].map(|member| member.join().unwrap())
     });
 
@@ -248,6 +277,10 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
 
 #[test]
 fn what_nobody_has_is_told_and_others_get_what_they_were_promised() {
+    both().iter().for_each(|on| what_nobody_has_is_told_and_others_get_what_they_were_promised_on(&**on));
+}
+
+fn what_nobody_has_is_told_and_others_get_what_they_were_promised_on(on: &dyn Device) {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
     let ([mut links_0, _, _, mut links_3], ends) = links();
@@ -257,16 +290,16 @@ fn what_nobody_has_is_told_and_others_get_what_they_were_promised() {
         let gives = scope.spawn(|| {
             let _ends = ends.clone();
             let mut healing = Healing::default();
-            let machine = filled(&compiled);
-            healing.holds(shard, Holding { compiled: &compiled, machine: &machine }, trainer_state(7));
+            let machine = filled(on, &compiled);
+            healing.holds(shard, Holding { compiled: &compiled, machine: &*machine }, trainer_state(7));
             let asked = healing.answer(&mut links_0, 3, shard).unwrap();
             healing.gives(3, asked);
             healing.carry_out(&mut links_0)
         });
         // The other half of the same tensors.
-        let mut room = CpuMachine::new(&[&other_compiled]).unwrap();
+        let mut room = room(on, &other_compiled);
         let mut healing = Healing::default();
-        healing.lacks(other, Wanting { compiled: &other_compiled, machine: &mut room });
+        healing.lacks(other, Wanting { compiled: &other_compiled, machine: &mut *room });
         healing.ask(&mut links_3, &[0], other).unwrap();
         let lacks = healing.carry_out(&mut links_3);
 
@@ -277,19 +310,87 @@ fn what_nobody_has_is_told_and_others_get_what_they_were_promised() {
 
 #[test]
 fn a_member_takes_what_it_holds_itself_however_that_is_cut() {
+    both().iter().for_each(|on| a_member_takes_what_it_holds_itself_however_that_is_cut_on(&**on));
+}
+
+fn a_member_takes_what_it_holds_itself_however_that_is_cut_on(on: &dyn Device) {
     let halves = [0, 1].map(|rank| compiled(MESH, rank));
-    let held = halves.each_ref().map(filled);
+    let held = halves.each_ref().map(|half| filled(on, half));
     let whole = compiled(Mesh::ONE, 0);
-    let mut room = CpuMachine::new(&[&whole]).unwrap();
+    let mut room = room(on, &whole);
     let mut healing = Healing::default();
-    healing.lacks(Shard::WHOLE, Wanting { compiled: &whole, machine: &mut room });
+    healing.lacks(Shard::WHOLE, Wanting { compiled: &whole, machine: &mut *room });
     for (rank, (compiled, machine)) in halves.iter().zip(&held).enumerate() {
-        healing.holds(Shard::of(&MESH, rank), Holding { compiled, machine }, trainer_state(3));
+        healing.holds(Shard::of(&MESH, rank), Holding { compiled, machine: &**machine }, trainer_state(3));
         healing.find(Shard::of(&MESH, rank), Shard::WHOLE);
     }
 
     let state = healing.carry_out(&mut Links::default()).unwrap();
 
     assert_eq!(state, Some(trainer_state(3)));
-    assert_filled(&room, &whole);
+    assert_filled(&*room, &whole);
+}
+
+/// What the owner of a shard and its shadow make of the same gradients, on devices that may differ.
+fn owner_and_shadow(
+    owner_on: &dyn Device,
+    shadow_on: &dyn Device,
+    bytes_max: usize,
+) -> [BTreeMap<String, Vec<u32>>; 2] {
+    let shard = Shard::of(&MESH, 1);
+    let c = compiled(MESH, 1);
+    let mut owner = filled(owner_on, &c);
+    let gradients = log(&c.program, &c.turn);
+    for (k, grad) in gradients.iter().enumerate() {
+        owner.fill(&c, *grad, 0..c.program.value(*grad).n_elements(), |first, run| {
+            (first..).zip(run).for_each(|(i, x)| *x = ((i * 7 + k) % 13) as f32 - 6.0);
+        });
+    }
+    let hyper = c.program.bound(Role::Hyper).next().unwrap();
+    let mut scalars = [0.5; Hyper::LEN];
+    scalars[Hyper::LOSS_SCALE] = 1.0;
+    owner.write(&c, hyper, 0, &scalars);
+    if let Some(factor) = coefficient(&c.program, &c.turn) {
+        owner.write(&c, factor, 0, &[0.25]);
+    }
+    let id = WorldId { job: 1, generation: 1, incarnation: 1 };
+    let bytes = Shadow::bytes(shadow_on, &c).unwrap() as u64;
+    let world = ShmWorld::create(&World::of_one_group(id, 1).unwrap(), &[bytes], 4096).unwrap();
+    let member = world.join(0).unwrap();
+    // SAFETY: the shadow's machine is the only one in this memory.
+    let memory = unsafe { member.arena() };
+    let mut shadow = Shadow::new(shadow_on, shard, 1, &c, &memory, 0).unwrap();
+    fill(&mut *shadow.machine, &shadow.compiled);
+
+    let ([mut links_0, _, _, mut links_3], ends) = links();
+    std::thread::scope(|scope| {
+        let _ends = ends.clone();
+        let own = |grad: &ValueId| owner.source(&c, *grad, 0..c.program.value(*grad).n_elements());
+        let sends = [(3, gradients.iter().map(own).collect::<Vec<_>>())];
+        let ends = ends.clone();
+        scope.spawn(move || {
+            let _ends = ends;
+            links_0.exchange(&sends, &[], bytes_max).unwrap();
+        });
+        links_3.exchange(&[], &[(0, shadow.gradients())], bytes_max).unwrap();
+    });
+    shadow.update(&*owner, &c, &mut Groups::none()).unwrap();
+    owner.run(&c, c.turn.update(), &mut Run::with(&mut Groups::none())).unwrap();
+
+    let state = |machine: &dyn Machine, c: &Compiled| {
+        let bits = |t: &Tensor| elements(machine, c, t).iter().map(|x| x.to_bits()).collect();
+        updated_state(c).iter().map(|t| (format!("{} {:?}", t.name, t.held.region.offset), bits(t))).collect()
+    };
+    [state(&*owner, &c), state(&*shadow.machine, &shadow.compiled)]
+}
+
+#[test]
+fn shadow_has_the_state_of_its_owner_wherever_both_lie() {
+    let expected = owner_and_shadow(&*devices::host(), &*devices::host(), STAGED);
+    assert!(expected[0] == expected[1] && expected[0].len() > 10);
+    for owner_on in both() {
+        for shadow_on in both() {
+            assert!(owner_and_shadow(&*owner_on, &*shadow_on, STAGED) == expected, "{owner_on:?} {shadow_on:?}");
+        }
+    }
 }

@@ -11,8 +11,9 @@ use super::{Outcome, Trainer};
 use crate::error::JobError;
 use crate::train::lesson::Lesson;
 use crate::train::links::Links;
+use phalanx_device::span::Room;
 use phalanx_strategies::passes::shadow::{coefficient, log};
-use phalanx_strategies::program::Role;
+use phalanx_strategies::program::{Role, ValueId};
 
 /// Somebody who learns from the gradients of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,20 +87,24 @@ impl Trainer<'_> {
     fn gradients_of_others(&mut self) -> Result<Outcome, JobError> {
         let c = &self.programs.train;
         let (gradients, hyper) = (log(&c.program, &c.turn), c.program.bound(Role::Hyper).next());
-        let mut scalars = vec![0.0; N_KNOWN + hyper.map_or(0, |hyper| self.machine.read::<f64>(c, hyper).len())];
-        let own = std::iter::once(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars));
-        let own = own.chain(self.machine.write_all(c, &gradients)).collect();
+        let bytes_max = self.exchanged_at_once();
+        let n_elements = |v: ValueId| c.program.value(v).n_elements();
+        let mut scalars = vec![0.0; N_KNOWN + hyper.map_or(0, n_elements)];
+        let own = std::iter::once(Room::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
+        let whole: Vec<_> = gradients.into_iter().map(|grad| (grad, 0..n_elements(grad))).collect();
+        let own = own.chain(self.machine.rooms(c, &whole).expect("gradients lie apart")).collect();
         let copies = self.shadows.iter_mut().map(|shadow| shadow.gradients());
         let tutors = self.learning.tutors.iter().copied();
-        let mut receives: Vec<(u32, Vec<&mut [f32]>)> = tutors.zip(std::iter::once(own).chain(copies)).collect();
-        self.links.exchange(&[], &mut receives)?;
+        let receives: Vec<(u32, Vec<Room<'_>>)> = tutors.zip(std::iter::once(own).chain(copies)).collect();
+        self.links.exchange(&[], &receives, bytes_max)?;
+        drop(receives);
         let (known, of_update) = scalars.split_at(N_KNOWN);
         let [loss_sum, grad_norm, predicted_tokens, factor] = known.try_into().expect("there are so many");
         if let Some(hyper) = hyper {
-            self.machine.write::<f64>(c, hyper).copy_from_slice(of_update);
+            self.machine.write(c, hyper, 0, of_update);
         }
         if let Some(coefficient) = coefficient(&c.program, &c.turn) {
-            self.machine.write::<f64>(c, coefficient)[0] = factor;
+            self.machine.write(c, coefficient, 0, &[factor]);
         }
         let predicted_tokens = predicted_tokens as u64;
         let (data_wait_s, collective_s, step_s) = (0.0, 0.0, 0.0);
@@ -109,11 +114,11 @@ impl Trainer<'_> {
     /// What those that learn from this rank get beside its gradients.
     pub(super) fn known_of_step(&self, outcome: &Outcome) -> Vec<f64> {
         let c = &self.programs.train;
-        let factor = coefficient(&c.program, &c.turn).map_or(0.0, |factor| self.machine.read::<f64>(c, factor)[0]);
+        let factor = coefficient(&c.program, &c.turn).map_or(0.0, |factor| self.machine.first::<f64>(c, factor));
         let Outcome { loss_sum, grad_norm, predicted_tokens, .. } = *outcome;
         let known: [f64; N_KNOWN] = [loss_sum, grad_norm, predicted_tokens as f64, factor];
         let hyper = c.program.bound(Role::Hyper).next().map(|hyper| self.machine.read::<f64>(c, hyper));
-        known.into_iter().chain(hyper.into_iter().flatten().copied()).collect()
+        known.into_iter().chain(hyper.into_iter().flatten()).collect()
     }
 
     /// Waits until those that this rank leads have the gradients of the step that is open, those of other ranks included.

@@ -55,8 +55,13 @@ impl Snapshot {
 
     /// Adds a copy of a box of a tensor.
     pub fn add(&mut self, piece: &Piece<'_>) {
+        self.add_from(piece, |append| append(piece.bytes));
+    }
+
+    /// As [`Snapshot::add`], of a box whose bytes come one run after the other; those of `piece` do not matter.
+    pub fn add_from(&mut self, piece: &Piece<'_>, copy: impl FnOnce(&mut dyn FnMut(&[u8]))) {
         let start = self.bytes.len();
-        super::snapshot_memory::append(&mut self.bytes, piece.bytes);
+        copy(&mut |run| super::snapshot_memory::append(&mut self.bytes, run));
         self.pieces.push(OwnedPiece {
             name: piece.name.to_owned(),
             dtype: piece.dtype,

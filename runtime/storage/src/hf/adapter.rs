@@ -83,6 +83,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hf::export::Values;
     use crate::hf::source::{TensorSource, read_json};
 
     #[test]
@@ -92,8 +93,8 @@ mod tests {
         let module = "model.layers.0.self_attn.q_proj";
         let names = [adapter_tensor_name(module, LoraMatrix::A), adapter_tensor_name(module, LoraMatrix::B)];
         let tensors = [
-            ExportTensor { name: &names[0], shape: &[1, 3], values: &a },
-            ExportTensor { name: &names[1], shape: &[2, 1], values: &b },
+            ExportTensor { name: &names[0], shape: &[1, 3], values: Values::Here(&a) },
+            ExportTensor { name: &names[1], shape: &[2, 1], values: Values::Here(&b) },
         ];
         let targets = ["q_proj".to_owned()];
         let mut adapter = AdapterExport {

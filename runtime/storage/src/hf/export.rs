@@ -32,6 +32,40 @@ const TOKENIZER_FILES: &[&str] = &[
     "merges.txt",
 ];
 
+/// Shows values, one run after the other.
+pub type Show<'a> = dyn Fn(&mut dyn FnMut(&[f32])) + 'a;
+
+/// The values of a tensor, row-major.
+#[derive(Clone, Copy)]
+pub enum Values<'a> {
+    /// In memory of the host.
+    Here(&'a [f32]),
+    /// So many, shown one run after the other, each time the same.
+    Shown(usize, &'a Show<'a>),
+}
+
+impl std::fmt::Debug for Values<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} values", self.len())
+    }
+}
+
+impl Values<'_> {
+    const fn len(&self) -> usize {
+        match self {
+            Values::Here(values) => values.len(),
+            Values::Shown(n, _) => *n,
+        }
+    }
+
+    fn visit(&self, see: &mut dyn FnMut(&[f32])) {
+        match self {
+            Values::Here(values) => see(values),
+            Values::Shown(_, show) => show(see),
+        }
+    }
+}
+
 /// A tensor to write.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportTensor<'a> {
@@ -39,8 +73,8 @@ pub struct ExportTensor<'a> {
     pub name: &'a str,
     /// Its shape.
     pub shape: &'a [usize],
-    /// Its values, row-major.
-    pub values: &'a [f32],
+    /// Its values.
+    pub values: Values<'a>,
 }
 
 /// Everything of a model directory.
@@ -123,9 +157,14 @@ pub(super) fn check_tensors(tensors: &[ExportTensor<'_>], dtype: Dtype) -> Resul
             ));
         }
         let fits = |x: &f32| x.abs() < limit;
-        if !tensor.values.iter().fold(true, |all, x| all & fits(x)) {
-            let position = tensor.values.iter().position(|x| !fits(x)).unwrap_or_default();
-            let value = tensor.values[position];
+        let (mut first, mut found) = (0, None);
+        tensor.values.visit(&mut |run| {
+            if found.is_none() && !run.iter().fold(true, |all, x| all & fits(x)) {
+                found = run.iter().position(|x| !fits(x)).map(|at| (first + at, run[at]));
+            }
+            first += run.len();
+        });
+        if let Some((position, value)) = found {
             return Err(bad(tensor.name, format!("{value} at position {position} is not a finite {}", dtype.name())));
         }
     }
@@ -161,7 +200,17 @@ pub(super) fn write_json(staging: &mut Staging, name: &str, value: &Value) -> Re
     })
 }
 
-fn write_values(file: &mut impl Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
+fn write_values(file: &mut impl Write, values: Values<'_>, dtype: Dtype) -> io::Result<()> {
+    let mut outcome = Ok(());
+    values.visit(&mut |run| {
+        if outcome.is_ok() {
+            outcome = write_run(file, run, dtype);
+        }
+    });
+    outcome
+}
+
+fn write_run(file: &mut impl Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
     if dtype == Dtype::F32 {
         return file.write_all(bytemuck::cast_slice(values));
     }

@@ -7,7 +7,10 @@ const A: [f32; 4] = [1.0, -2.0, 0.5, 65504.0];
 const B: [f32; 3] = [0.25, 0.0, -1.0];
 
 fn tensors() -> [ExportTensor<'static>; 2] {
-    [ExportTensor { name: "a", shape: &[2, 2], values: &A }, ExportTensor { name: "b", shape: &[3], values: &B }]
+    [
+        ExportTensor { name: "a", shape: &[2, 2], values: Values::Here(&A) },
+        ExportTensor { name: "b", shape: &[3], values: Values::Here(&B) },
+    ]
 }
 
 fn export<'a>(config: &'a Value, tensors: &'a [ExportTensor<'a>], dtype: Dtype) -> Export<'a> {
@@ -94,7 +97,7 @@ fn tensors_that_no_reader_would_accept_are_refused_before_anything_is_written() 
         assert!(!dir.exists());
         message
     };
-    let one = |values| [ExportTensor { name: "w", shape: &[1], values }];
+    let one = |values| [ExportTensor { name: "w", shape: &[1], values: Values::Here(values) }];
 
     assert!(refused(&one(&[f32::NAN]), Dtype::F32).contains("NaN at position 0 is not a finite F32"));
     assert!(refused(&one(&[70000.0]), Dtype::F16).contains("not a finite F16"));

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::hf::dtype::Dtype;
-use crate::hf::export::{Export, ExportTensor, export_model};
+use crate::hf::export::{Export, ExportTensor, Values, export_model};
 use crate::hf::layout::encode_header;
 use crate::hf::source::TensorSource;
 
@@ -29,8 +29,8 @@ fn exported(dtype: Dtype) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let [a, b] = [0, 1].map(values);
     let tensors = [
-        ExportTensor { name: "a", shape: &N[..1], values: &a },
-        ExportTensor { name: "b", shape: &N[1..], values: &b },
+        ExportTensor { name: "a", shape: &N[..1], values: Values::Here(&a) },
+        ExportTensor { name: "b", shape: &N[1..], values: Values::Here(&b) },
     ];
     let config = json!({});
     let export = Export {

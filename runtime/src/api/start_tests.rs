@@ -1,0 +1,118 @@
+//! Runs on a device whose memory the host does not reach have the bits of those on the host.
+
+use super::*;
+use crate::api::generate::Generator;
+use crate::devices::remote::both;
+use phalanx_device::Device;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// A model of two layers whose table of tokens is longer than what is staged at once.
+fn config(dir: &Path, max_steps: usize, keys: &str) -> JobConfig {
+    let text: String = (0..300).map(|i| format!("The {i}th hoplite holds the line. ")).collect();
+    fs::write(dir.join("text.txt"), text).unwrap();
+    let dir = dir.display();
+    let yaml = format!(
+        "\
+model:
+  model_type: llama
+  vocab_size: 9001
+  hidden_size: 128
+  intermediate_size: 96
+  num_hidden_layers: 2
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  max_position_embeddings: 64
+tokenizer: bytes
+datasets:
+  - path: {dir}/text.txt
+    type: completion
+val_set_size: 4
+sequence_len: 32
+micro_batch_size: 2
+max_steps: {max_steps}
+save_steps: 2
+learning_rate: 1e-3
+threads: 1
+resume_from_checkpoint: auto
+output_dir: {dir}/out
+{keys}"
+    );
+    JobConfig::from_yaml_str(&yaml, &[]).unwrap()
+}
+
+/// Trains on a device; returns the bits of all losses.
+fn train(device: &Arc<dyn Device>, config: &JobConfig) -> Vec<(u64, u64)> {
+    let ranks = Ranks::Threads;
+    let mut job = Checked::new(config, None, &ranks).unwrap();
+    job.model.device = Arc::clone(device);
+    let compile = |rank| Programs::compile(&job.model, Place { mesh: job.mesh, rank }, true).map(Arc::new).unwrap();
+    job.programs = (0..job.mesh.size()).map(compile).collect();
+    let mut losses = Vec::new();
+    let mut on_event = |event: &Event| match event {
+        Event::Step(step) => losses.push((step.step, step.loss.to_bits())),
+        Event::Eval(eval) => losses.push((eval.step, eval.eval_loss.to_bits())),
+        _ => {}
+    };
+
+    let report = job.run(&Control::default(), &mut on_event).unwrap();
+
+    assert!(report.finished && report.model_dir.is_some());
+    losses
+}
+
+/// All tensors in files below a folder.
+fn tensors_in(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>, root: &Path) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            tensors_in(&path, files, root);
+        } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+            files.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn run_has_the_same_bits_wherever_its_state_lies() {
+    for keys in
+        ["", "dp_shard_size: 2\n", "tensor_parallel_size: 2\n", "adapter: lora\nlora_r: 4\nlora_target_linear: true\n"]
+    {
+        let mut runs = Vec::new();
+        for device in both() {
+            let dir = tempfile::tempdir().unwrap();
+            // The second run goes on from the last checkpoint of the first.
+            let mut losses = train(&device, &config(dir.path(), 3, keys));
+            losses.extend(train(&device, &config(dir.path(), 5, keys)));
+            let mut files = BTreeMap::new();
+            tensors_in(&dir.path().join("out"), &mut files, dir.path());
+            runs.push((device.name(), losses, files));
+        }
+
+        let [(_, losses, files), (name, remote_losses, remote_files)] = &runs[..] else { panic!("two devices") };
+        assert_eq!(*name, "remote");
+        assert!(losses.iter().any(|(step, _)| *step == 5) && files.len() > 2, "{keys}: {losses:?}");
+        assert_eq!(losses, remote_losses, "{keys}");
+        assert!(files.keys().eq(remote_files.keys()), "{keys}");
+        for (path, bytes) in files {
+            assert!(remote_files[path] == *bytes, "{keys}: {}", path.display());
+        }
+    }
+}
+
+#[test]
+fn generated_text_has_the_same_logits_wherever_the_model_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    let [host, remote] = both();
+    train(&host, &config(dir.path(), 1, ""));
+
+    let logits = |device: &Arc<dyn Device>| {
+        let mut generator = Generator::load_on(&**device, &dir.path().join("out/model"), 64).unwrap();
+        let logits = generator.all_logits(&[72, 111, 108, 100]).unwrap();
+        logits.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+    };
+
+    let (here, there) = (logits(&host), logits(&remote));
+    assert_eq!(here.len(), 4 * 9001);
+    assert!(here == there);
+}

@@ -1,0 +1,239 @@
+//! A device for tests whose memory the host does not reach. It computes as the host does, so results have the same bits;
+//! but `host` is never there, and its addresses are none of the host's: to dereference one ends the process.
+#![allow(unsafe_code)] // It is a machine.
+
+use phalanx_device::shared_memory::Arena;
+use phalanx_device::span::Memory;
+use phalanx_device::{AllocError, Backing, Device, ExecError, Machine, RawBuffer, Run, Space, ThreadError};
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::program::ValueId;
+use phalanx_strategies::target::Target;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Set in every address: processors refuse such.
+const FAR: usize = 1 << 63;
+const DEVICE: u32 = 7;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Remote {
+    host: Arc<dyn Device>,
+    memory: Arc<RemoteMemory>,
+}
+
+impl Remote {
+    pub(crate) fn new() -> Remote {
+        Remote { host: super::host(), memory: Arc::new(RemoteMemory) }
+    }
+
+    fn far(&self, inner: Box<dyn Machine>) -> Box<dyn Machine> {
+        Box::new(RemoteMachine { inner, memory: Arc::clone(&self.memory) })
+    }
+}
+
+#[derive(Debug)]
+struct RemoteMemory;
+
+impl RemoteMemory {
+    fn reach(&self, buffer: RawBuffer) -> *mut u8 {
+        assert_eq!(buffer.space(), Space::Device(DEVICE));
+        std::ptr::with_exposed_provenance_mut(buffer.address() & !FAR)
+    }
+}
+
+impl Memory for RemoteMemory {
+    unsafe fn read(&self, from: RawBuffer, to: &mut [u8]) {
+        // SAFETY: the caller's promise; the machine has exposed its addresses.
+        unsafe { std::ptr::copy_nonoverlapping(self.reach(from).cast_const(), to.as_mut_ptr(), to.len()) };
+    }
+
+    unsafe fn write(&self, to: RawBuffer, from: &[u8]) {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.reach(to), from.len()) };
+    }
+}
+
+#[derive(Debug)]
+struct RemoteMachine {
+    inner: Box<dyn Machine>,
+    memory: Arc<RemoteMemory>,
+}
+
+// SAFETY: all is as the inner machine has it; `RemoteMemory` takes from addresses what `place` adds.
+unsafe impl Machine for RemoteMachine {
+    fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
+        self.inner.run(c, part, with)
+    }
+
+    fn settle(&mut self) -> Result<(), ExecError> {
+        self.inner.settle()
+    }
+
+    fn get(&self, c: &Compiled, v: ValueId, at: usize, to: &mut [u8]) {
+        self.inner.get(c, v, at, to);
+    }
+
+    fn put(&mut self, c: &Compiled, v: ValueId, at: usize, from: &[u8]) {
+        self.inner.put(c, v, at, from);
+    }
+
+    fn host(&self, _: &Compiled, _: ValueId) -> Option<&[u8]> {
+        None
+    }
+
+    fn host_mut(&mut self, _: &Compiled, _: ValueId) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn place(&self, c: &Compiled, v: ValueId) -> RawBuffer {
+        let here = self.inner.place(c, v);
+        RawBuffer::on_device(here.address() | FAR, here.bytes(), DEVICE)
+    }
+
+    fn memory(&self) -> Option<Arc<dyn Memory>> {
+        Some(self.memory.clone())
+    }
+
+    fn has(&self, c: &Compiled, v: ValueId) -> bool {
+        self.inner.has(c, v)
+    }
+
+    fn allocated_bytes(&self) -> usize {
+        self.inner.allocated_bytes()
+    }
+
+    fn bytes_in_shared(&self) -> usize {
+        self.inner.bytes_in_shared()
+    }
+
+    fn remap(&mut self, memory: &Arena) {
+        self.inner.remap(memory);
+    }
+
+    fn succeed(self: Box<Self>, programs: &[&Compiled], on: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
+        let RemoteMachine { inner, memory } = *self;
+        Ok(Box::new(RemoteMachine { inner: inner.succeed(programs, on)?, memory }))
+    }
+}
+
+impl Device for Remote {
+    fn name(&self) -> &'static str {
+        "remote"
+    }
+
+    fn target(&self) -> &dyn Target {
+        self.host.target()
+    }
+
+    fn machine(&self, programs: &[&Compiled], on: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
+        Ok(self.far(self.host.machine(programs, on)?))
+    }
+
+    fn warm(&self, programs: &[&Compiled], shared: &Arena) -> Result<Box<dyn Machine>, AllocError> {
+        Ok(self.far(self.host.warm(programs, shared)?))
+    }
+
+    fn shadow(&self, programs: &[&Compiled], memory: &Arena, first: usize) -> Box<dyn Machine> {
+        self.far(self.host.shadow(programs, memory, first))
+    }
+
+    fn bytes_for(&self, programs: &[&Compiled]) -> usize {
+        self.host.bytes_for(programs)
+    }
+
+    fn shared_bytes(&self, programs: &[&Compiled]) -> usize {
+        self.host.shared_bytes(programs)
+    }
+
+    fn shadow_bytes(&self, programs: &[&Compiled]) -> usize {
+        self.host.shadow_bytes(programs)
+    }
+
+    fn lasting_regions(&self, programs: &[&Compiled]) -> [(usize, bool); 3] {
+        self.host.lasting_regions(programs)
+    }
+
+    fn peak_flops(&self, _: bool) -> f64 {
+        1.0
+    }
+
+    fn has_fast_bf16(&self) -> bool {
+        self.host.has_fast_bf16()
+    }
+
+    fn engine(&self, bf16: bool) -> &'static str {
+        self.host.engine(bf16)
+    }
+
+    fn available_threads(&self) -> usize {
+        self.host.available_threads()
+    }
+
+    fn lead(&self, n_threads: usize, work: Box<dyn FnOnce() + Send + '_>) -> Result<(), ThreadError> {
+        self.host.lead(n_threads, work)
+    }
+}
+
+/// The host, and a device whose memory it does not reach.
+pub(crate) fn both() -> [Arc<dyn Device>; 2] {
+    [super::host(), Arc::new(Remote::new())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_device::span::STAGING_BYTES;
+    use phalanx_strategies::passes::commit::Turn;
+    use phalanx_strategies::passes::memory::memory;
+    use phalanx_strategies::program::{DType, Kind, Program};
+    use std::convert::Infallible;
+
+    /// A value of more than twice what is staged at once, and one behind it.
+    fn program(target: &dyn Target) -> (Compiled, ValueId, usize) {
+        let n = 2 * STAGING_BYTES / size_of::<f32>() + 1000;
+        let mut program = Program::default();
+        let v = program.add_value("w", &[n], DType::F32, Kind::Parameter);
+        program.add_value("behind", &[16], DType::F32, Kind::Parameter);
+        let layout = memory(&program, target);
+        (Compiled { program, layout, turn: Turn { update: 0, spread: 0, end: 0 } }, v, n)
+    }
+
+    #[test]
+    fn elements_are_read_and_written_in_pieces_where_the_host_does_not_reach_them() {
+        for device in both() {
+            let (c, v, n) = program(device.target());
+            let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
+            let (mut n_pieces, run) = (0, 5..n - 3);
+
+            machine.fill(&c, v, run.clone(), |first, to| {
+                (first..).zip(to).for_each(|(i, x)| *x = i as f32);
+            });
+            machine.edit(&c, v, 7..n - 5, |_, to: &mut [f32]| to.iter_mut().for_each(|x| *x += 1.0));
+            let mut seen: Vec<f32> = Vec::new();
+            let visited: Result<(), Infallible> = machine.visit(&c, v, 0..n, |piece| {
+                n_pieces += 1;
+                seen.extend_from_slice(piece);
+                Ok(())
+            });
+
+            visited.unwrap();
+            let edited = |i: usize| f32::from(u8::from((7..n - 5).contains(&i)));
+            let expected = |i: usize| if run.contains(&i) { (i - 5) as f32 + edited(i) } else { 0.0 };
+            assert!(seen.iter().enumerate().all(|(i, x)| *x == expected(i)) && seen.len() == n);
+            assert_eq!(n_pieces, if device.name() == "remote" { 3 } else { 1 });
+            assert_eq!(machine.read::<f32>(&c, ValueId(1)), [0.0; 16]);
+        }
+    }
+
+    #[test]
+    fn rooms_that_share_a_byte_are_refused() {
+        for device in both() {
+            let (c, v, _) = program(device.target());
+            let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
+
+            assert!(machine.rooms(&c, &[(v, 0..10), (v, 10..20), (ValueId(1), 0..16), (v, 4..4)]).is_some());
+            assert!(machine.rooms(&c, &[(v, 0..10), (v, 20..30), (v, 9..10)]).is_none());
+        }
+    }
+}

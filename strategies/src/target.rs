@@ -1,0 +1,35 @@
+//! What the compiler asks of the device for which it compiles.
+
+use crate::program::{Instr, Program};
+
+/// Least alignment of every buffer: a cache line, and the width of a vector register.
+pub const ALIGN_BYTES: usize = 64;
+
+/// A device as the compiler sees it: facts that decide where buffers lie, none that decide what is computed.
+pub trait Target {
+    /// Bytes of working space that an instruction of this program needs.
+    fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize;
+
+    /// Alignment of every buffer: a power of two, at least [`ALIGN_BYTES`].
+    fn align(&self) -> usize {
+        ALIGN_BYTES
+    }
+
+    /// Whether products read bfloat16 copies of the weights, since the device cannot round while it multiplies.
+    fn half_copies(&self) -> bool {
+        false
+    }
+}
+
+/// A target that is no device: for programs that are counted or checked, and never run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nowhere {
+    /// Working space of every instruction, in bytes.
+    pub scratch_bytes: usize,
+}
+
+impl Target for Nowhere {
+    fn scratch_bytes(&self, _: &Program, _: &Instr) -> usize {
+        self.scratch_bytes
+    }
+}
