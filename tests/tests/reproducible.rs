@@ -23,26 +23,40 @@ fn cell(mesh: Mesh, zero: usize, schedule: &'static str) -> Cell {
     Cell { mesh, zero, schedule, ..Cell::ALONE }
 }
 
+/// Every mesh of 2 to 8 ranks along these axes. Stages of ZeRO and schedules of pipelines take turns.
 fn arrangements() -> Vec<Cell> {
-    vec![
-        cell(mesh(1, 2, 1), 3, "1f1b"),
-        cell(mesh(1, 3, 1), 3, "1f1b"),
-        cell(mesh(1, 5, 1), 3, "1f1b"),
-        cell(mesh(1, 8, 1), 3, "1f1b"),
-        cell(mesh(1, 1, 2), 1, "1f1b"),
-        cell(mesh(1, 1, 3), 2, "1f1b"),
-        cell(mesh(1, 1, 5), 3, "1f1b"),
-        cell(mesh(1, 1, 8), 3, "1f1b"),
-        cell(mesh(2, 1, 1), 3, "zero_bubble"),
-        cell(mesh(3, 1, 1), 3, "1f1b"),
-        cell(mesh(4, 1, 1), 3, "interleaved"),
-        cell(mesh(5, 1, 1), 3, "gpipe"),
-        cell(mesh(1, 2, 3), 3, "1f1b"),
-        cell(mesh(2, 3, 1), 3, "1f1b"),
-        cell(mesh(2, 1, 3), 3, "zero_bubble"),
-        cell(mesh(2, 2, 2), 2, "interleaved"),
-        cell(mesh(4, 1, 2), 1, "1f1b"),
-    ]
+    let mut cells = Vec::new();
+    for pp in 1..=8 {
+        for dp_replicate in 1..=8 / pp {
+            for dp_shard in 1..=8 / (pp * dp_replicate) {
+                let i = cells.len();
+                let zero = if dp_shard > 1 { 1 + i % 3 } else { 3 };
+                let schedule = match i % 4 {
+                    _ if pp == 1 => "1f1b",
+                    0 => "gpipe",
+                    1 => "zero_bubble",
+                    // Two runs of layers a stage, and as many microbatches as fill it.
+                    2 if pp <= 4 && 8 % (pp * dp_replicate * dp_shard) == 0 => "interleaved",
+                    _ => "1f1b",
+                };
+                cells.push(cell(mesh(pp, dp_replicate, dp_shard), zero, schedule));
+            }
+        }
+    }
+    cells.retain(|cell| cell.mesh.size() > 1);
+    cells
+}
+
+#[test]
+fn arrangements_are_all_meshes_of_two_to_eight_ranks_and_differ_in_what_their_axes_do() {
+    let cells = arrangements();
+
+    assert_eq!(cells.len(), 37);
+    assert!((2..=8).all(|n| cells.iter().any(|cell| cell.mesh.size() == n)));
+    for schedule in ["1f1b", "gpipe", "interleaved", "zero_bubble"] {
+        assert!(cells.iter().any(|cell| cell.mesh.pp > 1 && cell.schedule == schedule), "{schedule}");
+    }
+    assert!((1..=3).all(|zero| cells.iter().any(|cell| cell.mesh.dp_shard > 1 && cell.zero == zero)));
 }
 
 #[test]
