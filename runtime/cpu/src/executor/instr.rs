@@ -414,7 +414,7 @@ impl Operands<'_> {
     }
 
     unsafe fn qk_squares_backward<T: Float>(&mut self, columns: QkColumns, residual: bool) {
-        // SAFETY: see the impl block.
+        // SAFETY: `dqkv` may be the residual (operand 2), which nothing reads after `copy`; the others lie apart and are only read.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
@@ -427,7 +427,7 @@ impl Operands<'_> {
     }
 
     unsafe fn qk_norm<T: Float>(&mut self, norm: QkNorm) {
-        // SAFETY: see the impl block.
+        // SAFETY: the result lies apart from all operands (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
             qk_norm::qk_norm(norm, qkv, gain_q, gain_k, self.reads[3].slice(), self.writes[0].slice_mut::<T>());
@@ -435,7 +435,7 @@ impl Operands<'_> {
     }
 
     unsafe fn qk_norm_backward<T: Float>(&mut self, norm: QkNorm, residual: bool) {
-        // SAFETY: see the impl block.
+        // SAFETY: results 2 and 3 may be operands 5 and 6, which nothing reads after `copy`; all others lie apart.
         unsafe {
             if residual {
                 copy(self.reads[5], self.writes[2]);
