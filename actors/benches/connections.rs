@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p phalanx-actors --bench connections -- [NODES] [DETECTION_TIME_MS …]`; default 1,000 nodes at the
 //! default detection time. The nodes are real links, each with its certificate and socket, in a second process, so that
-//! what is measured is the coordinator alone. They share a thread: on loopback whoever sends pays for waking whoever
-//! receives, which on a network nobody does. Linux only.
+//! what is measured is the coordinator alone. They share a thread: on loopback the sender pays for waking the receiver,
+//! which does not happen on a network. Linux only.
 
 use anyhow::{Context, Result, ensure};
 use phalanx_actors::quic::link::{Link, LinkConfig};
@@ -11,9 +11,9 @@ use phalanx_actors::quic::listener::{Listener, ListenerConfig};
 use phalanx_actors::transport::{Downlink, Inbound, Uplink};
 use phalanx_actors::trust::authority::{Authority, Validity};
 use phalanx_actors::trust::name::Role;
-use phalanx_strategies::elastic::commit::Promise;
+use phalanx_strategies::elastic::commit::CommitState;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Worker};
-use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, OrderId, Report};
+use phalanx_strategies::elastic::message::{DesiredStateId, MemberPhase, MemberReport, Report};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use phalanx_strategies::elastic::timing::Timing;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -108,7 +108,7 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     Ok(())
 }
 
-/// The other process: links of as many nodes, each of which says the same again and again.
+/// The other process: links of as many nodes, each of which repeats the same report.
 fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<()> {
     let timing = Timing::derive(Duration::from_millis(detection_ms));
     let authority = Authority::open(dir, JOB)?;
@@ -118,10 +118,15 @@ fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<(
         let mut links = Vec::new();
         for id in 0..n_nodes {
             let (node, boot) = (NodeId(id), Incarnation(1 << 41));
-            let config =
-                LinkConfig { addresses: vec![address.parse()?], dir: dir.to_path_buf(), timing, n_orders_max: 1 };
-            let (link, orders) = Link::spawn(config, authority.credential(Role::Node { node, boot }, validity)?)?;
-            links.push((link, orders, report(node, boot)));
+            let config = LinkConfig {
+                addresses: vec![address.parse()?],
+                dir: dir.to_path_buf(),
+                timing,
+                n_desired_states_max: 1,
+            };
+            let (link, desired_states) =
+                Link::spawn(config, authority.credential(Role::Node { node, boot }, validity)?)?;
+            links.push((link, desired_states, report(node, boot)));
             tokio::task::yield_now().await;
         }
         // Nodes are not in step with each other: each has its own moment within the interval.
@@ -138,7 +143,7 @@ fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<(
     })
 }
 
-/// What the node of a large machine says while all is well.
+/// The report of a large node without incidents.
 fn report(node: NodeId, boot: Incarnation) -> Report {
     let cut = Cut { n_stages: 2, n_tensors: 2, n_parts: 4_000 };
     let shard = |part| Shard { stage: 1, tensor: 1, part: part % cut.n_parts, cut };
@@ -152,13 +157,22 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         entered: Step(70_000),
         progress: Default::default(),
         broken: None,
-        promise: Promise { entered: Generation(12), applied: None, voted: None },
+        commit_state: CommitState { entered: Generation(12), applied: None, voted: None },
         holds: vec![shard(node.0 * RANKS_PER_NODE + slot), shard(slot)],
         saved: None,
         failure: None,
     };
     let members = (0..RANKS_PER_NODE).map(member).collect();
-    Report { job: JOB, node, boot, number: 0, order: OrderId::default(), draining: false, n_stillborn: 0, members }
+    Report {
+        job: JOB,
+        node,
+        boot,
+        number: 0,
+        desired_state: DesiredStateId::default(),
+        draining: false,
+        n_failed_starts: 0,
+        members,
+    }
 }
 
 /// Seconds of CPU that the process has used.

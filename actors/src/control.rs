@@ -1,13 +1,14 @@
 //! One OS thread for all control actors of a job in this process.
 //!
 //! Invariants:
-//! - `T-1` Actors of one thread run one at a time; nothing on it blocks.
-//! - `T-2` A panic in any of its actors, or in what it was asked to run, ends the whole thread: there is never half a
-//!   process. The first cause is kept and told to everyone who asks.
-//! - `T-3` There is no `System` and no global state: several threads may live side by side, each with its own actors.
+//! - `CONTROL-1` Actors of one thread run one at a time; nothing on it blocks.
+//! - `CONTROL-2` A panic in any of its actors, or in what it was asked to run, ends the whole thread: there is never
+//!   half a process. The first cause is kept and told to everyone who asks.
+//! - `CONTROL-3` There is no `System` and no global state: several threads may live side by side, each with its own
+//!   actors.
 //!
-//! The thread ends when it is told to [stop](ControlThread::stop), when the last handle is dropped, or by `T-2`. All of
-//! its actors are dropped with it.
+//! The thread ends when it is told to [stop](ControlThread::stop), when the last handle is dropped, or by `CONTROL-2`.
+//! All of its actors are dropped with it.
 
 use actix::{Actor, Addr, AsyncContext, Context};
 use std::any::Any;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
-/// Handle of a thread of actors. It may be cloned, sent and shared; the last one that is dropped ends the thread.
+/// Handle of a thread of actors. It is `Clone + Send + Sync`; dropping the last clone ends the thread.
 #[derive(Clone, Debug)]
 pub struct ControlThread {
     jobs: mpsc::Sender<Job>,
@@ -51,7 +52,7 @@ pub enum RunError {
     Panicked(#[from] Panicked),
 }
 
-/// Starts actors on the thread that it belongs to and notices their panics (`T-2`).
+/// Starts actors on the thread that it belongs to and notices their panics (`CONTROL-2`).
 #[derive(Clone, Debug)]
 pub struct Guardian {
     panicked: mpsc::Sender<Panicked>,
@@ -59,7 +60,7 @@ pub struct Guardian {
 
 type Job = Box<dyn FnOnce(Guardian) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// Requests that wait to be run; whoever asks for more waits.
+/// Capacity of the request queue; further callers wait.
 const JOBS_MAX: usize = 64;
 
 /// How long the end waits for a file that is being written.
@@ -94,7 +95,7 @@ impl ControlThread {
             if let Err(panicked) = &end {
                 tracing::error!(%panicked, "the control thread ends");
             }
-            // Actors are gone before anybody hears of the end.
+            // Actors are dropped before the end is announced.
             drop(actors);
             runtime.shutdown_timeout(STORE_PATIENCE);
             ending.send_replace(Some(end));
@@ -114,7 +115,7 @@ impl ControlThread {
         let (reply, answer) = oneshot::channel();
         let job: Job = Box::new(move |guardian| {
             Box::pin(async move {
-                // Whoever asked may have gone; then nobody needs the answer.
+                // The receiver may be gone.
                 let _ = reply.send(job(guardian).await);
             })
         });
@@ -241,7 +242,7 @@ mod tests {
         thread.run(move |guardian| async move { guardian.start(name, |_| Counter(0)) }).await.unwrap()
     }
 
-    // T-2
+    // CONTROL-2
     #[tokio::test]
     async fn a_panicking_actor_ends_its_thread_with_the_cause_and_all_its_siblings() {
         let thread = ControlThread::start("control").unwrap();
@@ -257,7 +258,7 @@ mod tests {
         assert_eq!(thread.run(|_| async {}).await, Err(RunError::Panicked(cause)));
     }
 
-    // T-2
+    // CONTROL-2
     #[tokio::test]
     async fn a_panic_in_what_a_thread_is_asked_to_run_ends_it() {
         let thread = ControlThread::start("control").unwrap();
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!((cause.actor.as_str(), cause.message.as_str()), ("request", "no actor was created"));
     }
 
-    // T-3
+    // CONTROL-3
     #[tokio::test]
     async fn one_thread_ends_and_another_goes_on() {
         let (first, second) = (ControlThread::start("first").unwrap(), ControlThread::start("second").unwrap());

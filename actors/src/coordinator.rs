@@ -1,15 +1,17 @@
 //! The actor shell of a candidate for coordinator: owns the clock, the timer, the store and the ways out; decides nothing.
 //!
 //! Every process that may coordinate runs one. It waits as a candidate, leads once it has won the lease, and answers
-//! requests of the operator only then. Messages that nobody waits for are sent with `try_send`: the protocol is
-//! level-triggered, so that whatever a full mailbox turns away is said again.
+//! requests of the operator only then. Messages without an awaited answer are sent with `try_send`: the protocol is
+//! level-triggered, so a message dropped by a full mailbox is repeated.
 //!
 //! Invariants:
-//! - `CA-1` What the store answers is given to the term that asked, or to nobody.
-//! - `CA-2` The store is used in `spawn_blocking`; a write of a record that failed is tried again until it is answered.
-//! - `CA-3` A request is answered once it is durable, or once this candidate cannot see to that any more.
+//! - `COORDINATOR-ACTOR-1` An answer of the store is delivered to the term that asked, or dropped.
+//! - `COORDINATOR-ACTOR-2` The store is used in `spawn_blocking`; a write of a record that failed is tried again until
+//!   it is answered.
+//! - `COORDINATOR-ACTOR-3` A request is answered once it is durable, or once this candidate can no longer make it
+//!   durable.
 
-use crate::events::{Event, What, World};
+use crate::events::{Event, What, WorldEvent};
 use crate::store::{SharedStore, StoreError};
 use actix::{
     Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
@@ -18,7 +20,7 @@ use phalanx_strategies::elastic::coordinator as machine;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Term};
 use phalanx_strategies::elastic::mesh_choice::{Policy, ResizeError};
-use phalanx_strategies::elastic::message::{Order, Record, Report, Stage};
+use phalanx_strategies::elastic::message::{DesiredState, Record, Report, Stage};
 use phalanx_strategies::elastic::succession::{self, Lease, Succession};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
@@ -46,18 +48,18 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct Outlets {
     /// The transport to the nodes.
-    pub orders: Recipient<SendOrder>,
-    /// Who writes down and prints what happens.
+    pub desired_states: Recipient<SendDesiredState>,
+    /// Receiver of events.
     pub events: Recipient<Event>,
 }
 
 /// Send this to a node; it need not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SendOrder {
+pub struct SendDesiredState {
     /// To whom.
     pub node: NodeId,
     /// What.
-    pub order: Order,
+    pub desired_state: DesiredState,
 }
 
 /// A node's report has arrived.
@@ -91,7 +93,7 @@ pub struct Leave;
 /// Why a request has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Another one coordinates, or nobody does yet.
+    /// Another candidate leads, or none does yet.
     #[error("this coordinator does not lead the job")]
     NotLeading,
     /// Too many requests wait for the store.
@@ -102,7 +104,7 @@ pub enum RequestError {
     Resize(#[from] ResizeError),
 }
 
-impl Message for SendOrder {
+impl Message for SendDesiredState {
     type Result = ();
 }
 
@@ -144,7 +146,7 @@ pub struct Coordinator {
     term: Option<Term>,
     /// The machine of that term, once the record is read.
     leader: Option<Leader>,
-    /// Who waits for the answer to a request.
+    /// Waiters for the answer to a request.
     waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
     timer: SpawnHandle,
 }
@@ -239,15 +241,15 @@ impl Coordinator {
 
     fn lead(&mut self, command: machine::Command, ctx: &mut Context<Self>) {
         match command {
-            machine::Command::Send(node, order) => {
-                self.announce(&order, ctx);
-                if let Err(error) = self.outlets.orders.try_send(SendOrder { node, order }) {
-                    tracing::debug!(%node, %error, "an order was not sent; the node's next report asks for it again");
+            machine::Command::Send(node, desired_state) => {
+                self.announce(&desired_state, ctx);
+                if let Err(error) = self.outlets.desired_states.try_send(SendDesiredState { node, desired_state }) {
+                    tracing::debug!(%node, %error, "a desired state was not sent; the next report of the node requests it again");
                 }
             }
             machine::Command::Persist(record) => self.persist(record, ctx),
             machine::Command::Resumed(timeline) => {
-                tracing::info!(%timeline, "members train again");
+                tracing::info!(%timeline, "training resumed");
                 self.tell(What::Incident((&timeline).into()), ctx);
             }
             machine::Command::Saved(checkpoint) => self.tell(What::Checkpoint(checkpoint), ctx),
@@ -258,16 +260,16 @@ impl Coordinator {
         }
     }
 
-    /// Tells of a world when its first order leaves.
-    fn announce(&mut self, order: &Order, ctx: &mut Context<Self>) {
-        let (Some(leader), Some(formation)) = (&mut self.leader, &order.formation) else { return };
-        if order.id.stage == Stage::Form && formation.generation > leader.announced {
-            leader.announced = formation.generation;
-            self.tell(What::World(World::from(&**formation)), ctx);
+    /// Tells of a world when its first desired state leaves.
+    fn announce(&mut self, desired_state: &DesiredState, ctx: &mut Context<Self>) {
+        let (Some(leader), Some(world_plan)) = (&mut self.leader, &desired_state.world_plan) else { return };
+        if desired_state.id.stage == Stage::Form && world_plan.generation > leader.announced {
+            leader.announced = world_plan.generation;
+            self.tell(What::World(WorldEvent::from(&**world_plan)), ctx);
         }
     }
 
-    /// `CA-1`
+    /// `COORDINATOR-ACTOR-1`
     fn read_record(&mut self, term: Term, ctx: &mut Context<Self>) {
         self.ask_store(
             ctx,
@@ -279,7 +281,7 @@ impl Coordinator {
                 match record {
                     Ok(record) => actor.begin(term, record, ctx),
                     Err(error) => {
-                        tracing::error!(%error, "the record cannot be read; it is tried again");
+                        tracing::error!(%error, "cannot read the record; retrying");
                         let pause = actor.settings.timing.lease_renewal;
                         ctx.run_later(pause, move |actor, ctx| actor.read_record(term, ctx));
                     }
@@ -300,7 +302,7 @@ impl Coordinator {
     fn lease_read(&mut self, result: Result<Lease, StoreError>, ctx: &mut Context<Self>) {
         match result {
             Ok(lease) => self.succession.handle_lease(now(), lease),
-            Err(error) => tracing::warn!(%error, "the lease cannot be read; it is tried again"),
+            Err(error) => tracing::warn!(%error, "cannot read the lease; retrying"),
         }
         self.drive(ctx);
     }
@@ -309,11 +311,11 @@ impl Coordinator {
         match result {
             Ok(result) => self.succession.handle_written(now(), asked, result),
             // Whether it was written is seen at the next try.
-            Err(error) => tracing::warn!(%error, "the lease cannot be written; it is tried again"),
+            Err(error) => tracing::warn!(%error, "cannot write the lease; retrying"),
         }
     }
 
-    /// `CA-1`, `CA-2`
+    /// `COORDINATOR-ACTOR-1`, `COORDINATOR-ACTOR-2`
     fn persist(&mut self, record: Record, ctx: &mut Context<Self>) {
         let (term, again) = (record.term, record.clone());
         self.ask_store(
@@ -325,7 +327,7 @@ impl Coordinator {
                 match result {
                     Ok(accepted) => leader.machine.handle_persisted(now(), accepted),
                     Err(error) => {
-                        tracing::error!(%error, "the record cannot be written; it is tried again");
+                        tracing::error!(%error, "cannot write the record; retrying");
                         ctx.run_later(pause, move |actor, ctx| {
                             if actor.leader.as_ref().is_some_and(|leader| leader.term == term) {
                                 actor.persist(again, ctx);
@@ -360,7 +362,7 @@ impl Coordinator {
         let told = self.outlets.events.send(Event::now(term, what));
         ctx.spawn(told.into_actor(self).map(|told, _, _| {
             if let Err(error) = told {
-                tracing::warn!(%error, "an event was not written down");
+                tracing::warn!(%error, "an event was not logged");
             }
         }));
     }
@@ -388,7 +390,7 @@ impl Coordinator {
         Box::pin(async { answer.await.unwrap_or(Err(RequestError::NotLeading)) })
     }
 
-    /// `CA-3`
+    /// `COORDINATOR-ACTOR-3`
     fn answer(&mut self) {
         let answer = match self.leader().map(|machine| machine.is_durable()) {
             Ok(false) => return,
@@ -477,7 +479,7 @@ impl Handler<Leave> for Coordinator {
     type Result = ();
 
     fn handle(&mut self, _: Leave, ctx: &mut Context<Self>) {
-        // Without this it would go on though nobody has its address: its timer keeps it.
+        // Without this it would keep running without an address, because of its timer.
         ctx.stop();
     }
 }

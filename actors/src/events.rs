@@ -1,37 +1,37 @@
-//! What happens to a job, as lines for people and programs: one JSON object each in `events.jsonl`.
+//! Events of a job; each is one JSON object per line in `events.jsonl`.
 
 use actix::Message;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::incident::{Cause, Culprit, Phase, Timeline, Why};
-use phalanx_strategies::elastic::message::{Ending, Formation};
+use phalanx_strategies::elastic::message::{Ending, WorldPlan};
 use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Something that happened, and when.
+/// An event and its time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Milliseconds since 1970, by the clock of the coordinator's machine.
     pub unix_ms: u64,
-    /// In whose term.
+    /// Term of the coordinator.
     pub term: Term,
     /// What happened.
     #[serde(flatten)]
     pub what: What,
 }
 
-/// What happened to a job.
+/// The kinds of events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "event")]
 pub enum What {
-    /// A coordinator has begun its term.
+    /// A coordinator has started its term.
     Leads,
-    /// A coordinator has ended it without an end of the job.
+    /// A coordinator has stopped while the job continues.
     StepsDown,
-    /// The world has changed: these members heal.
-    World(World),
-    /// An incident is over: members train again.
+    /// A new world has been formed.
+    World(WorldEvent),
+    /// An incident is over: training has resumed.
     Incident(IncidentLine),
     /// A checkpoint is complete.
     Checkpoint(Checkpoint),
@@ -40,49 +40,49 @@ pub enum What {
         /// How.
         ending: Ending,
     },
-    /// All nodes that can be heard know that it is over.
+    /// All reachable nodes know that the job is over.
     NodesTold,
 }
 
-/// A world, for people.
+/// A new world, as an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct World {
+pub struct WorldEvent {
     /// Its number.
     pub generation: Generation,
     /// Its shape.
     pub mesh: Mesh,
-    /// The step that it goes on from.
+    /// The step from which it continues.
     pub step: Step,
-    /// Who sits where; a rank is a position.
-    pub seats: Vec<Worker>,
-    /// Who has no seat yet and catches up while the others train.
+    /// The worker of each rank, by position.
+    pub ranks: Vec<Worker>,
+    /// Members without a rank that catch up while the others train.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub learners: Vec<Worker>,
-    /// Who has no seat and helps to heal.
+    pub catching_up: Vec<Worker>,
+    /// Members without a rank that send state.
     pub guests: Vec<Worker>,
 }
 
-/// An incident that is over, for people and programs.
+/// A finished incident.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IncidentLine {
     /// The world that trains again.
     pub generation: Generation,
-    /// What began it, as a sentence.
+    /// The root cause, as a sentence.
     pub cause: String,
-    /// What there is to say about it.
+    /// Details.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// The worker that it began with, if it was one.
+    /// The worker at its origin, if any.
     pub worker: Option<Worker>,
-    /// The node that it began with, if it was one.
+    /// The node at its origin, if any.
     pub node: Option<NodeId>,
-    /// What that one did.
+    /// Kind of the root cause.
     pub why: Why,
-    /// What else happened before it was over.
+    /// Further causes until it was over.
     pub also: Vec<String>,
-    /// How long each phase took.
+    /// Duration of each phase.
     pub phases_ms: PhasesMs,
-    /// From the last sign of health to training.
+    /// From the last heartbeat to resumed training.
     pub total_ms: f64,
     /// The first step that the new world commits.
     pub first_step: Step,
@@ -91,7 +91,7 @@ pub struct IncidentLine {
 /// How long each phase of an incident took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhasesMs {
-    /// From the last sign of health to the news.
+    /// From the last heartbeat to detection.
     pub detect: f64,
     /// Until the end of the generation was durable.
     pub agree: f64,
@@ -153,21 +153,21 @@ impl From<&Timeline> for IncidentLine {
     }
 }
 
-impl From<&Formation> for World {
-    fn from(formation: &Formation) -> World {
-        World {
-            generation: formation.generation,
-            mesh: formation.mesh,
-            step: formation.base.step,
-            seats: formation.seats.clone(),
-            learners: formation.learners.iter().map(|learner| learner.worker).collect(),
-            guests: formation.guests.clone(),
+impl From<&WorldPlan> for WorldEvent {
+    fn from(world_plan: &WorldPlan) -> WorldEvent {
+        WorldEvent {
+            generation: world_plan.generation,
+            mesh: world_plan.mesh,
+            step: world_plan.base.step,
+            ranks: world_plan.assignments.clone(),
+            catching_up: world_plan.catching_up.iter().map(|catch_up| catch_up.worker).collect(),
+            guests: world_plan.guests.clone(),
         }
     }
 }
 
 fn ms(duration: Duration) -> f64 {
-    // Microseconds are all that anybody can use of it.
+    // Microsecond precision suffices.
     duration.as_micros() as f64 / 1e3
 }
 

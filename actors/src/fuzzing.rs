@@ -7,7 +7,7 @@ use crate::trust::authority::{read_key, requested_key};
 use crate::trust::credential::Grant;
 use crate::trust::{join, register};
 use crate::wire::{self, Kind, Message};
-use phalanx_strategies::elastic::message::{Order, Record, Report};
+use phalanx_strategies::elastic::message::{DesiredState, Record, Report};
 use phalanx_strategies::elastic::succession::Lease;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,8 +15,16 @@ use serde::de::DeserializeOwned;
 pub use crate::fuzz::cases;
 
 /// All kinds of frames.
-pub const KINDS: [Kind; 8] =
-    [Kind::Report, Kind::Order, Kind::Join, Kind::Grant, Kind::Renew, Kind::Request, Kind::Answer, Kind::Register];
+pub const KINDS: [Kind; 8] = [
+    Kind::Report,
+    Kind::DesiredState,
+    Kind::Join,
+    Kind::Grant,
+    Kind::Renew,
+    Kind::Request,
+    Kind::Answer,
+    Kind::Register,
+];
 
 /// Decodes a frame as if this kind were expected, and encodes it again.
 pub fn frame_again(expected: Kind, frame: &[u8]) -> Option<Vec<u8>> {
@@ -26,7 +34,7 @@ pub fn frame_again(expected: Kind, frame: &[u8]) -> Option<Vec<u8>> {
     }
     match expected {
         Kind::Report => again::<Report>(frame),
-        Kind::Order => again::<Order>(frame),
+        Kind::DesiredState => again::<DesiredState>(frame),
         Kind::Join => again::<Join>(frame),
         Kind::Grant => again::<Grant>(frame),
         Kind::Renew => again::<Renew>(frame),

@@ -11,7 +11,8 @@
 //! - [`supervisor`]: the shell around the machine of a node; holds no device state;
 //! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`mesh_group`]: the controls of each of its
 //!   groups, for one generation;
-//! - [`head`], [`node`]: both for programs without actors of their own; [`operator`]: what can be asked of a job.
+//! - [`coordinator_handle`], [`node`]: both for programs without actors of their own; [`operator`]: what can be asked
+//!   of a job.
 //!
 //! Writing a checkpoint is no actor: it blocks, and what its writers must agree on they settle at the boundaries of steps
 //! (`phalanx`'s `train::background`).
@@ -20,13 +21,13 @@
 
 pub mod control;
 pub mod coordinator;
+pub mod coordinator_handle;
 pub mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzz;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod head;
 pub mod mesh_group;
 pub mod node;
 pub mod operator;

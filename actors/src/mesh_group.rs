@@ -1,7 +1,8 @@
 //! One group of ranks of a world, seen from one of them: the actor that owns its communicator's controls for one generation.
 //!
-//! The device thread drives the collectives of the group; a message for each would be two changes of threads. What must
-//! not wait for the device is done here: the group is aborted, and whoever asks learns who has not entered a collective.
+//! The device thread drives the collectives of the group; a message for each would be two changes of threads.
+//! Operations that must not wait for the device are done here: aborting the group, and reporting which ranks have not
+//! entered a collective.
 
 use actix::{Actor, Context, Handler, Message, MessageResult};
 use phalanx_strategies::mesh::Axes;
@@ -17,7 +18,7 @@ pub struct Watermark {
 }
 
 /// What can be done with a communicator while its device is anywhere.
-pub trait Communicator: Send {
+pub trait GroupControl: Send {
     /// Over which axes its members lie; none for the group of all ranks.
     fn axes(&self) -> Axes;
 
@@ -30,18 +31,19 @@ pub trait Communicator: Send {
     /// How far each member is, by position; nothing of members whose memory cannot be seen from here.
     fn watermarks(&self) -> Vec<Option<Watermark>>;
 
-    /// Whoever waits in the group returns at once, here and at all members that share its memory or connections.
+    /// Aborts the group: every wait in it returns at once, here and at all members that share its memory or
+    /// connections.
     fn abort(&self, reason: &str);
 }
 
 /// See the [module](self).
-pub struct MeshGroup(Box<dyn Communicator>);
+pub struct MeshGroup(Box<dyn GroupControl>);
 
-/// Let nobody wait any longer.
+/// Abort the group.
 #[derive(Clone, Debug)]
 pub struct Abort(pub String);
 
-/// Ask who has not entered the collective that this rank has entered last.
+/// Asks which ranks have not entered the collective that this rank entered last.
 #[derive(Clone, Copy, Debug)]
 pub struct WhoIsMissing;
 
@@ -66,8 +68,8 @@ impl Message for WhoIsMissing {
 
 impl MeshGroup {
     /// The actor of this communicator.
-    pub fn new(communicator: Box<dyn Communicator>) -> MeshGroup {
-        MeshGroup(communicator)
+    pub fn new(group_control: Box<dyn GroupControl>) -> MeshGroup {
+        MeshGroup(group_control)
     }
 
     fn missing(&self) -> Option<Missing> {
@@ -122,7 +124,7 @@ pub(crate) mod tests {
     use phalanx_strategies::mesh::Axis;
     use std::sync::{Arc, Mutex};
 
-    /// A group over dp_shard of which somebody else sets the watermarks and sees the abort.
+    /// A group over dp_shard whose watermarks the test sets and whose abort it observes.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct Fake {
         pub(crate) rank: u32,
@@ -131,7 +133,7 @@ pub(crate) mod tests {
         pub(crate) aborted: Arc<Mutex<Vec<String>>>,
     }
 
-    impl Communicator for Fake {
+    impl GroupControl for Fake {
         fn axes(&self) -> Axes {
             Axes::of(&[Axis::DpShard])
         }
@@ -161,7 +163,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn those_behind_this_rank_are_named_and_those_that_cannot_be_seen_are_not() {
+    fn ranks_behind_are_named_and_invisible_ranks_are_not() {
         assert_eq!(
             missing(&[Some(15), Some(14), Some(15), Some(15)]).unwrap(),
             "rank 5 has not entered collective #14 on dp_shard"

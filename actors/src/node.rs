@@ -1,37 +1,37 @@
-//! A supervisor on its control thread, for programs that have no actors of their own.
+//! Handle of a supervisor that runs on its own control thread, for programs without actors.
 
 use crate::control::{ControlThread, RunError};
 use crate::supervisor::{
-    DrainNode, Kill, MAILBOX_LEN, OrderArrived, Outlets, SendReport, Settings, Shutdown, Spawn, Supervisor, Tell, Word,
-    WorkerExited, WorkerStarted, WorkerUnfit,
+    DesiredStateArrived, DrainNode, Kill, MAILBOX_LEN, Outlets, SendReport, Settings, Shutdown, Spawn, StatusReport,
+    Supervisor, Tell, WorkerExited, WorkerStarted, WorkerUnfit,
 };
 use crate::transport::{NotSent, Uplink};
 use actix::{Actor, Addr, Context, Handler, Message};
 use phalanx_strategies::elastic::identity::Worker;
-use phalanx_strategies::elastic::message::{MemberReport, Order, Report};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What the supervisor wants done with processes.
+/// Commands of the supervisor for processes.
 #[derive(Clone, Debug)]
 pub enum Process {
     /// Start one; answer with [`Node::started`], or with [`Node::exited`].
     Spawn(Worker),
     /// Kill one, or the start of one; answer with [`Node::exited`].
     Kill(Worker),
-    /// Pass an order on to one.
-    Tell(Worker, Order),
+    /// Pass a desired state on to one.
+    Tell(Worker, DesiredState),
     /// None is left and none will be started.
     Shutdown,
 }
 
-/// Handle of a supervisor.
+/// Handle of a supervisor's actor.
 #[derive(Clone, Debug)]
 pub struct Node {
     supervisor: Addr<Supervisor>,
 }
 
-/// Gives commands to a function: the way out of the actors.
+/// An actor that passes commands to a function.
 struct Processes<F>(F);
 
 impl<F: Unpin + 'static> Actor for Processes<F> {
@@ -57,21 +57,21 @@ macro_rules! commands {
 commands! {
     Spawn: Spawn(worker) => Process::Spawn(worker),
     Kill: Kill(worker) => Process::Kill(worker),
-    Tell: Tell { worker, order } => Process::Tell(worker, order),
+    Tell: Tell { worker, desired_state } => Process::Tell(worker, desired_state),
     Shutdown: Shutdown => Process::Shutdown,
 }
 
 /// Tells heartbeats from news and gives them to the transport.
-struct Courier {
+struct UplinkActor {
     uplink: Arc<dyn Uplink>,
     last: Option<Report>,
 }
 
-impl Actor for Courier {
+impl Actor for UplinkActor {
     type Context = Context<Self>;
 }
 
-impl Handler<SendReport> for Courier {
+impl Handler<SendReport> for UplinkActor {
     type Result = ();
 
     fn handle(&mut self, SendReport(report): SendReport, _: &mut Context<Self>) {
@@ -81,26 +81,26 @@ impl Handler<SendReport> for Courier {
             // What was not sent is news still.
             Err(NotSent::Full) => tracing::debug!("a report found no room; the next one repeats it"),
             Err(NotSent::Closed) => tracing::debug!("a report was not sent: the connection is closed"),
-            Err(error) => tracing::error!(%error, "a report cannot be sent"),
+            Err(error) => tracing::error!(%error, "cannot send a report"),
             Ok(()) => self.last = Some(report),
         }
     }
 }
 
-/// A report without what changes as steps go by.
+/// A report without the fields that change in every step.
 fn gist(report: &Report) -> Report {
     let members = report.members.iter().map(|member| MemberReport {
         entered: Default::default(),
         progress: Default::default(),
-        promise: Default::default(),
+        commit_state: Default::default(),
         ..member.clone()
     });
     Report { number: 0, members: members.collect(), ..report.clone() }
 }
 
 impl Node {
-    /// Starts a supervisor on `thread` that reports through `uplink`, obeys `orders` and calls `processes` with what is to be
-    /// done with processes, which must not block.
+    /// Starts a supervisor on `thread` that reports through `uplink`, obeys `desired_states` and calls `processes` with
+    /// what is to be done with processes, which must not block.
     ///
     /// # Errors
     /// When the thread has ended.
@@ -108,25 +108,26 @@ impl Node {
         thread: &ControlThread,
         settings: Settings,
         uplink: Arc<dyn Uplink>,
-        mut orders: mpsc::Receiver<Order>,
+        mut desired_states: mpsc::Receiver<DesiredState>,
         processes: impl FnMut(Process) + Send + Unpin + 'static,
     ) -> Result<Node, RunError> {
         let start = move |guardian: crate::control::Guardian| async move {
             let processes = guardian.start("way out to the processes", |_| Processes(processes));
-            let courier = guardian.start("transport to the coordinators", |_| Courier { uplink, last: None });
+            let uplink_actor = guardian.start("transport to the coordinators", |_| UplinkActor { uplink, last: None });
             let outlets = Outlets {
                 spawn: processes.clone().recipient(),
                 kill: processes.clone().recipient(),
                 tell: processes.clone().recipient(),
-                reports: courier.recipient(),
+                reports: uplink_actor.recipient(),
                 shutdown: processes.recipient(),
             };
             let supervisor = guardian.start("supervisor", |_| Supervisor::new(settings, outlets));
             let obeys = supervisor.clone();
-            guardian.spawn("receiver of orders", async move {
-                while let Some(order) = orders.recv().await {
-                    // Waits while the mailbox is full, so that newer orders replace older ones at the coordinator.
-                    let _ = obeys.send(OrderArrived(order)).await;
+            guardian.spawn("receiver of desired states", async move {
+                while let Some(desired_state) = desired_states.recv().await {
+                    // Waits while the mailbox is full, so that newer desired states replace older ones at the
+                    // coordinator.
+                    let _ = obeys.send(DesiredStateArrived(desired_state)).await;
                 }
             });
             supervisor
@@ -135,10 +136,10 @@ impl Node {
         Ok(Node { supervisor })
     }
 
-    /// A process is up and says this. Whether there was room for it; if not, it is to be said again.
+    /// Delivers a process's first report. Returns whether the mailbox had room; if not, call it again.
     #[must_use]
-    pub fn started(&self, word: MemberReport) -> bool {
-        self.say(WorkerStarted(word))
+    pub fn started(&self, status_report: MemberReport) -> bool {
+        self.say(WorkerStarted(status_report))
     }
 
     /// A process is gone; as [`Node::started`].
@@ -153,9 +154,9 @@ impl Node {
         self.say(WorkerUnfit { worker, reason })
     }
 
-    /// A process gives a sign of life; if there is no room for it, the next one will do.
-    pub fn word(&self, word: MemberReport) -> bool {
-        self.say(Word(word))
+    /// A process gives a heartbeat; if there is no room for it, the next one will do.
+    pub fn status_report(&self, status_report: MemberReport) -> bool {
+        self.say(StatusReport(status_report))
     }
 
     /// The machine is about to be taken away.

@@ -1,4 +1,4 @@
-//! What an operator asks of a running job, and the answers.
+//! Operator requests to a running job, and the answers.
 
 use crate::coordinator::{Coordinator, Drain, GetStatus, RequestError, Resize, Save, Stop};
 use crate::wire::{Kind, Message};
@@ -8,29 +8,29 @@ use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// What the job is doing.
+    /// Status of the job.
     Status,
-    /// To leave and release a node.
+    /// Drain and release a node.
     Drain(NodeId),
-    /// For another mesh.
+    /// Change the mesh.
     Resize(Mesh),
-    /// For a checkpoint.
+    /// Write a checkpoint.
     Save,
-    /// To end after a step, with a checkpoint.
+    /// Stop after the current step, with a checkpoint.
     Stop,
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// What the job is doing.
+    /// Status of the job.
     Status(Box<Status>),
-    /// It is durable and will be done.
+    /// The request is durable and will be carried out.
     Done,
-    /// It has no effect, and why.
+    /// The request was rejected, for this reason.
     Refused(String),
 }
 

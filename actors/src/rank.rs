@@ -1,64 +1,64 @@
-//! The actor shell of a rank: takes orders and gives signs of life, whatever the device is doing, and keeps a
-//! [`MeshGroup`] for each group of the world that the device is in.
+//! The actor of a rank: handles desired states and sends heartbeats whatever the device is doing, and keeps a
+//! [`MeshGroup`] for each group of the device's world.
 //!
-//! What the rank decides is the machine `phalanx_strategies::elastic::member`. It lies on a [`Desk`] that the device thread
-//! shares: between the halves of a step the device asks it twice, and must have the answer before it goes on.
+//! Decisions are made by the state machine `phalanx_strategies::elastic::member`, which lies behind a [`RankPort`]
+//! shared with the device thread: the device queries it twice per step and needs the answer at once.
 //!
 //! Invariants:
-//! - `K-1` When a world is left, all its groups are aborted, also those that are only told of afterwards.
-//! - `K-2` A rank that waits for others for long says who they are, once for each group of a world and the same others.
+//! - `RANK-ACTOR-1` Leaving a world aborts all its process groups, including groups created after the abort.
+//! - `RANK-ACTOR-2` A rank that waits long for peers reports them, once per group and set of peers.
 
 use crate::control::{ControlThread, Guardian};
-use crate::mesh_group::{Abort, Communicator, MeshGroup, Missing, WhoIsMissing};
+use crate::mesh_group::{Abort, GroupControl, MeshGroup, Missing, WhoIsMissing};
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 use phalanx_strategies::elastic::identity::Generation;
-use phalanx_strategies::elastic::message::Order;
+use phalanx_strategies::elastic::message::DesiredState;
 use phalanx_strategies::elastic::progress::{At, Progress};
 use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a rank and its device thread share. Nothing here waits for the device.
-pub trait Desk: Send + Sync + 'static {
-    /// Takes up an order, or refuses one that is stale.
-    fn order(&self, order: &Order);
+/// State shared by a rank actor and its device thread. No method waits for the device.
+pub trait RankPort: Send + Sync + 'static {
+    /// Applies a desired state, or rejects a stale one.
+    fn apply_desired_state(&self, desired_state: &DesiredState);
 
-    /// Tells the supervisor where the rank is.
+    /// Sends a status report to the supervisor.
     fn say(&self);
 
-    /// How the device gets on.
+    /// Progress of the device.
     fn progress(&self) -> Progress;
 
-    /// The latest world that it was told of.
+    /// The latest generation announced to it.
     fn generation(&self) -> Generation;
 
-    /// Others have been waited for for a while.
+    /// Reports the peers that the device has been waiting for.
     fn waits_for(&self, missing: &[Missing]);
 }
 
-/// How a rank shows that it is alive.
+/// Intervals of a rank's heartbeats and reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Life {
-    /// Time between two signs of life.
+    /// Time between two heartbeats.
     pub interval: Duration,
-    /// So long it waits for others before it says for whom.
+    /// How long the device waits for peers before the rank reports them.
     pub patience: Duration,
 }
 
 /// See the [module](self).
 pub struct Rank {
-    desk: Arc<dyn Desk>,
+    port: Arc<dyn RankPort>,
     life: Life,
     guardian: Guardian,
-    /// The world of which the device has told.
+    /// The world that the device has joined.
     world: Option<(Generation, Vec<Addr<MeshGroup>>)>,
-    /// Where the device has been waiting, and since when.
+    /// What the device waits for, and since when.
     waits: Option<(Progress, Instant)>,
-    /// What was said of this world.
+    /// Missing ranks that have been reported for this world.
     said: Vec<(Axes, Vec<u32>)>,
 }
 
-/// Handle of a rank, for other threads. With the last one its thread ends.
+/// Handle of a rank's actor, for other threads. Dropping the last one ends its thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
     /// Kept for as long as there is a handle.
@@ -66,15 +66,15 @@ pub struct Handle {
     rank: Addr<Rank>,
 }
 
-struct OrderArrived(Order);
+struct DesiredStateArrived(DesiredState);
 
 /// The device has joined a world.
 struct Entered {
     generation: Generation,
-    groups: Vec<Box<dyn Communicator>>,
+    groups: Vec<Box<dyn GroupControl>>,
 }
 
-/// Its machine has left all worlds before this one.
+/// The rank has left all earlier worlds.
 struct Left(Generation);
 
 macro_rules! notifications {
@@ -85,41 +85,41 @@ macro_rules! notifications {
     };
 }
 
-notifications!(OrderArrived, Entered, Left);
+notifications!(DesiredStateArrived, Entered, Left);
 
 impl Handle {
     /// Starts the actor of a rank on a thread of its own.
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub async fn start(desk: Arc<dyn Desk>, life: Life) -> std::io::Result<Handle> {
+    pub async fn start(port: Arc<dyn RankPort>, life: Life) -> std::io::Result<Handle> {
         let thread = ControlThread::start("rank")?;
         let start = move |guardian: Guardian| async move {
-            let rank = Rank { desk, life, guardian: guardian.clone(), world: None, waits: None, said: vec![] };
+            let rank = Rank { port, life, guardian: guardian.clone(), world: None, waits: None, said: vec![] };
             guardian.start("rank", |_| rank)
         };
         let rank = thread.run(start).await.map_err(std::io::Error::other)?;
         Ok(Handle { _thread: thread, rank })
     }
 
-    /// An order has come.
-    pub fn order(&self, order: Order) {
-        self.rank.do_send(OrderArrived(order));
+    /// Delivers a desired state.
+    pub fn apply_desired_state(&self, desired_state: DesiredState) {
+        self.rank.do_send(DesiredStateArrived(desired_state));
     }
 
     /// The device has joined the world of this generation, and has these groups there.
-    pub fn entered(&self, generation: Generation, groups: Vec<Box<dyn Communicator>>) {
+    pub fn entered(&self, generation: Generation, groups: Vec<Box<dyn GroupControl>>) {
         self.rank.do_send(Entered { generation, groups });
     }
 
-    /// Its machine has left all worlds before this generation.
+    /// The rank has left all worlds before this generation.
     pub fn left(&self, generation: Generation) {
         self.rank.do_send(Left(generation));
     }
 }
 
 impl Rank {
-    /// Aborts the groups of a world that is over (`K-1`).
+    /// Aborts the groups of an ended world (`RANK-ACTOR-1`).
     fn leave(&mut self, generation: Generation) {
         if let Some((_, groups)) = self.world.take_if(|(before, _)| *before < generation) {
             for group in groups {
@@ -128,9 +128,9 @@ impl Rank {
         }
     }
 
-    /// Says for whom the device waits, if it has waited for long (`K-2`).
-    fn look(&mut self, ctx: &mut Context<Self>) {
-        let (now, progress) = (Instant::now(), self.desk.progress());
+    /// Reports the peers that the device waits for, if it has waited long (`RANK-ACTOR-2`).
+    fn report_waits(&mut self, ctx: &mut Context<Self>) {
+        let (now, progress) = (Instant::now(), self.port.progress());
         if self.waits.is_none_or(|(before, _)| before != progress) {
             self.waits = matches!(progress.at, At::Waits(_)).then_some((progress, now));
         }
@@ -152,7 +152,7 @@ impl Rank {
             .retain(|missing| !self.said.iter().any(|(axes, ranks)| (*axes, ranks) == (missing.axes, &missing.ranks)));
         self.said.extend(missing.iter().map(|missing| (missing.axes, missing.ranks.clone())));
         if !missing.is_empty() {
-            self.desk.waits_for(&missing);
+            self.port.waits_for(&missing);
         }
     }
 }
@@ -161,19 +161,19 @@ impl Actor for Rank {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        self.desk.say();
+        self.port.say();
         ctx.run_interval(self.life.interval, |rank, ctx| {
-            rank.desk.say();
-            rank.look(ctx);
+            rank.port.say();
+            rank.report_waits(ctx);
         });
     }
 }
 
-impl Handler<OrderArrived> for Rank {
+impl Handler<DesiredStateArrived> for Rank {
     type Result = ();
 
-    fn handle(&mut self, OrderArrived(order): OrderArrived, _: &mut Context<Self>) {
-        self.desk.order(&order);
+    fn handle(&mut self, DesiredStateArrived(desired_state): DesiredStateArrived, _: &mut Context<Self>) {
+        self.port.apply_desired_state(&desired_state);
     }
 }
 
@@ -185,7 +185,7 @@ impl Handler<Entered> for Rank {
         let groups = groups.into_iter().map(start).collect();
         self.leave(generation);
         (self.world, self.said) = (Some((generation, groups)), Vec::new());
-        self.leave(self.desk.generation());
+        self.leave(self.port.generation());
     }
 }
 
@@ -202,12 +202,12 @@ mod tests {
     use super::*;
     use crate::mesh_group::tests::Fake;
     use phalanx_strategies::elastic::identity::{JobId, Term};
-    use phalanx_strategies::elastic::message::{OrderId, Stage, Wishes};
+    use phalanx_strategies::elastic::message::{DesiredStateId, Requests, Stage};
     use phalanx_strategies::elastic::progress::Wait;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-    /// A desk that only notes what happens; its device waits at a place that the test moves.
+    /// A port that only notes what happens; its device waits at a place that the test moves.
     #[derive(Default)]
     struct Notes {
         generation: AtomicU64,
@@ -216,9 +216,9 @@ mod tests {
         missing: Mutex<Vec<String>>,
     }
 
-    impl Desk for Notes {
-        fn order(&self, order: &Order) {
-            self.generation.store(order.id.generation.0, Ordering::SeqCst);
+    impl RankPort for Notes {
+        fn apply_desired_state(&self, desired_state: &DesiredState) {
+            self.generation.store(desired_state.id.generation.0, Ordering::SeqCst);
         }
 
         fn say(&self) {
@@ -243,9 +243,16 @@ mod tests {
         Fake { rank: 0, members: vec![0, 1], entered: Arc::new(Mutex::new(entered)), ..Fake::default() }
     }
 
-    fn order(generation: u64) -> Order {
-        let id = OrderId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-        Order { job: JobId(1), id, formation: None, evict: vec![], wishes: Wishes::default(), release: None }
+    fn desired_state(generation: u64) -> DesiredState {
+        let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
+        DesiredState {
+            job: JobId(1),
+            id,
+            world_plan: None,
+            evict: vec![],
+            requests: Requests::default(),
+            release: None,
+        }
     }
 
     async fn start(patience: Duration) -> (Arc<Notes>, Handle) {
@@ -263,15 +270,15 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
     }
 
-    // K-1
+    // RANK-ACTOR-1
     #[tokio::test]
     async fn all_groups_of_a_world_that_is_left_are_aborted_and_none_of_the_next() {
         let (notes, rank) = start(Duration::from_secs(600)).await;
         let (first, second, next) = (group(&[0, 0]), group(&[0, 0]), group(&[0, 0]));
-        rank.order(order(1));
+        rank.apply_desired_state(desired_state(1));
         rank.entered(Generation(1), vec![Box::new(first.clone()), Box::new(second.clone())]);
 
-        rank.order(order(2));
+        rank.apply_desired_state(desired_state(2));
         rank.left(Generation(2));
         rank.entered(Generation(2), vec![Box::new(next.clone())]);
 
@@ -281,12 +288,12 @@ mod tests {
         assert!(next.aborted.lock().unwrap().is_empty());
     }
 
-    // K-1
+    // RANK-ACTOR-1
     #[tokio::test]
-    async fn a_world_that_is_over_before_its_groups_are_told_of_is_aborted() {
+    async fn groups_that_arrive_after_their_world_ended_are_aborted() {
         let (_, rank) = start(Duration::from_secs(600)).await;
         let late = group(&[0, 0]);
-        rank.order(order(2));
+        rank.apply_desired_state(desired_state(2));
         rank.left(Generation(2));
 
         rank.entered(Generation(1), vec![Box::new(late.clone())]);
@@ -294,9 +301,9 @@ mod tests {
         until(|| !late.aborted.lock().unwrap().is_empty()).await;
     }
 
-    // K-2
+    // RANK-ACTOR-2
     #[tokio::test]
-    async fn who_has_not_come_is_said_once_after_a_while_and_again_if_it_is_another() {
+    async fn absent_ranks_are_reported_once_and_again_when_they_change() {
         let (notes, rank) = start(Duration::from_millis(20)).await;
         let waited_for = group(&[7, 6]);
         rank.entered(Generation(1), vec![Box::new(waited_for.clone())]);
@@ -314,7 +321,7 @@ mod tests {
         assert_eq!(notes.missing.lock().unwrap()[1], "rank 2 has not entered collective #8 on dp_shard");
     }
 
-    // K-2
+    // RANK-ACTOR-2
     #[tokio::test]
     async fn a_device_that_gets_on_is_not_asked_whom_it_waits_for() {
         let (notes, rank) = start(Duration::from_secs(600)).await;

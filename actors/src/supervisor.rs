@@ -1,12 +1,12 @@
 //! The actor shell of a node's supervisor: owns the clock, the timer and the ways out; decides nothing.
 //!
-//! Processes are started, killed and spoken to by another actor, which answers with [`WorkerStarted`], [`Word`] and
-//! [`WorkerExited`]. What goes to it must not be lost and keeps its order, so that a full mailbox is waited for; what
-//! goes to the coordinator may be lost, since the next report says it all again.
+//! Processes are started, killed and spoken to by another actor, which answers with [`WorkerStarted`], [`StatusReport`]
+//! and [`WorkerExited`]. Messages to it must not be lost or reordered, so a full mailbox is awaited; messages to the
+//! coordinator may be lost, since the next report repeats them.
 
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
-use phalanx_strategies::elastic::message::{MemberReport, Order, Report};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use phalanx_strategies::elastic::supervisor as machine;
 use phalanx_strategies::elastic::timing::Timing;
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub struct Outlets {
     pub tell: Recipient<Tell>,
     /// The transport to the coordinators.
     pub reports: Recipient<SendReport>,
-    /// Who ends this process once nothing is left to supervise.
+    /// Receiver of the shutdown, once nothing is left to supervise.
     pub shutdown: Recipient<Shutdown>,
 }
 
@@ -49,13 +49,13 @@ pub struct Spawn(pub Worker);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kill(pub Worker);
 
-/// Pass an order on to a process.
+/// Pass a desired state on to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tell {
     /// To whom.
     pub worker: Worker,
     /// What.
-    pub order: Order,
+    pub desired_state: DesiredState,
 }
 
 /// Send this to every coordinator that can be reached; it need not arrive.
@@ -66,15 +66,15 @@ pub struct SendReport(pub Report);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown;
 
-/// A coordinator's order has arrived.
+/// A coordinator's desired state has arrived.
 #[derive(Clone, Debug)]
-pub struct OrderArrived(pub Order);
+pub struct DesiredStateArrived(pub DesiredState);
 
-/// A process is up and says this.
+/// A process's first status report.
 #[derive(Clone, Debug)]
 pub struct WorkerStarted(pub MemberReport);
 
-/// A process is gone; the kernel says so.
+/// A process has exited, as reported by the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerExited(pub Worker);
 
@@ -87,9 +87,9 @@ pub struct WorkerUnfit {
     pub reason: String,
 }
 
-/// A process gives a sign of life.
+/// A process gives a heartbeat.
 #[derive(Clone, Debug)]
-pub struct Word(pub MemberReport);
+pub struct StatusReport(pub MemberReport);
 
 /// The machine is about to be taken away.
 #[derive(Clone, Copy, Debug)]
@@ -109,11 +109,11 @@ notifications!(
     Tell,
     SendReport,
     Shutdown,
-    OrderArrived,
+    DesiredStateArrived,
     WorkerStarted,
     WorkerUnfit,
     WorkerExited,
-    Word,
+    StatusReport,
     DrainNode
 );
 
@@ -124,7 +124,7 @@ pub struct Supervisor {
     timer: SpawnHandle,
 }
 
-/// Words of processes and orders that wait to be handled.
+/// Words of processes and desired states that wait to be handled.
 pub const MAILBOX_LEN: usize = 256;
 
 impl Supervisor {
@@ -146,7 +146,9 @@ impl Supervisor {
                 }
                 machine::Command::Spawn(worker) => self.pass_on(&self.outlets.spawn, Spawn(worker), ctx),
                 machine::Command::Kill(worker) => self.pass_on(&self.outlets.kill, Kill(worker), ctx),
-                machine::Command::Tell(worker, order) => self.pass_on(&self.outlets.tell, Tell { worker, order }, ctx),
+                machine::Command::Tell(worker, desired_state) => {
+                    self.pass_on(&self.outlets.tell, Tell { worker, desired_state }, ctx)
+                }
                 machine::Command::Shutdown => self.pass_on(&self.outlets.shutdown, Shutdown, ctx),
             }
         }
@@ -165,7 +167,7 @@ impl Supervisor {
     {
         ctx.spawn(to.send(message).into_actor(self).map(|passed, _, _| {
             if let Err(error) = passed {
-                tracing::warn!(%error, "what processes were to be told is lost with the actor that tells them");
+                tracing::warn!(%error, "messages to processes are lost because their actor has stopped");
             }
         }));
     }
@@ -180,12 +182,12 @@ impl Actor for Supervisor {
     }
 }
 
-impl Handler<OrderArrived> for Supervisor {
+impl Handler<DesiredStateArrived> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, OrderArrived(order): OrderArrived, ctx: &mut Context<Self>) {
-        if let Err(stale) = self.machine.handle_order(now(), order) {
-            tracing::debug!("an order {stale}; it is refused");
+    fn handle(&mut self, DesiredStateArrived(desired_state): DesiredStateArrived, ctx: &mut Context<Self>) {
+        if let Err(stale) = self.machine.handle_desired_state(now(), desired_state) {
+            tracing::debug!("a desired state {stale}; it is refused");
         }
         self.drive(ctx);
     }
@@ -194,8 +196,8 @@ impl Handler<OrderArrived> for Supervisor {
 impl Handler<WorkerStarted> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, WorkerStarted(word): WorkerStarted, ctx: &mut Context<Self>) {
-        self.machine.handle_started(now(), word);
+    fn handle(&mut self, WorkerStarted(status_report): WorkerStarted, ctx: &mut Context<Self>) {
+        self.machine.handle_started(now(), status_report);
         self.drive(ctx);
     }
 }
@@ -218,11 +220,11 @@ impl Handler<WorkerUnfit> for Supervisor {
     }
 }
 
-impl Handler<Word> for Supervisor {
+impl Handler<StatusReport> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, Word(word): Word, ctx: &mut Context<Self>) {
-        self.machine.handle_word(now(), word);
+    fn handle(&mut self, StatusReport(status_report): StatusReport, ctx: &mut Context<Self>) {
+        self.machine.handle_status_report(now(), status_report);
         self.drive(ctx);
     }
 }

@@ -1,19 +1,19 @@
 //! The only place that turns messages into bytes and back.
 //!
 //! A frame is four bytes of envelope (two of magic, protocol version, kind) and a body in bincode's standard
-//! configuration. A frame is as long as what carries it (a stream, a datagram, a file), so that no length travels
-//! that could lie; whoever reads one stops at [`Kind::limit`].
+//! configuration. A frame is as long as its carrier (a stream, a datagram, a file), so no length field is needed;
+//! readers stop at [`Kind::limit`].
 //!
 //! Invariants:
-//! - `W-1` Bytes of strangers give a message or an error; they never panic and never take more memory than a small
+//! - `WIRE-1` Bytes of strangers give a message or an error; they never panic and never take more memory than a small
 //!   multiple of the limit of their kind. bincode counts *decoded* bytes against the limit, and a vector takes memory
 //!   as its elements arrive.
-//! - `W-2` A frame has one meaning: another version, another kind and bytes left over are errors.
-//! - `W-3` The bytes of a version do not change; a change of any message is another version.
-//! - `W-4` What is decoded does not contradict itself: see [`Message::check`].
+//! - `WIRE-2` A frame has one meaning: another version, another kind and bytes left over are errors.
+//! - `WIRE-3` The bytes of a version do not change; a change of any message is another version.
+//! - `WIRE-4` What is decoded does not contradict itself: see [`Message::check`].
 
-use phalanx_strategies::elastic::message::{Order, Report};
-use phalanx_strategies::elastic::sound::Unsound;
+use phalanx_strategies::elastic::message::{DesiredState, Report};
+use phalanx_strategies::elastic::validate::InvalidMessage;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -27,9 +27,9 @@ const ENVELOPE_BYTES: usize = 4;
 const STRANGER_BYTES_MAX: usize = 4 << 10;
 /// What one peer may make us decode. A report of 64 ranks with eight shards each takes 22 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// What a coordinator may make a node decode. The formation of 10,000 ranks, each of which fetches six pieces, takes
+/// What a coordinator may make a node decode. The world plan of 10,000 ranks, each of which fetches six pieces, takes
 /// 4.9 MiB decoded (see the test); twice that is room for bigger worlds and still nothing to a machine that trains.
-const ORDER_BYTES_MAX: usize = 12 << 20;
+const DESIRED_STATE_BYTES_MAX: usize = 12 << 20;
 
 /// What a frame holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,18 +38,18 @@ pub enum Kind {
     /// From a node to the coordinator: all that it knows.
     Report = 1,
     /// From the coordinator to a node: all that it wants.
-    Order = 2,
+    DesiredState = 2,
     /// From a machine that wants to be a node.
     Join = 3,
     /// To a node: its certificate.
     Grant = 4,
     /// From a node whose certificate is about to expire.
     Renew = 5,
-    /// From an operator; whoever answers it defines the body.
+    /// From an operator; the receiver defines the body.
     Request = 6,
     /// To an operator; likewise.
     Answer = 7,
-    /// A file: who has joined and with which tokens others may.
+    /// A file: joined nodes and valid tokens.
     Register = 8,
 }
 
@@ -59,7 +59,7 @@ impl Kind {
         match self {
             Kind::Join | Kind::Renew => STRANGER_BYTES_MAX,
             Kind::Report | Kind::Grant | Kind::Request | Kind::Answer => MESSAGE_BYTES_MAX,
-            Kind::Order | Kind::Register => ORDER_BYTES_MAX,
+            Kind::DesiredState | Kind::Register => DESIRED_STATE_BYTES_MAX,
         }
     }
 }
@@ -68,7 +68,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Kind::Report => "a report",
-            Kind::Order => "an order",
+            Kind::DesiredState => "a desired state",
             Kind::Join => "a join",
             Kind::Grant => "a grant",
             Kind::Renew => "a renewal",
@@ -84,11 +84,11 @@ pub trait Message: Serialize + DeserializeOwned {
     /// What its frames say that they hold.
     const KIND: Kind;
 
-    /// Whether its fields fit each other (`W-4`); the error says which do not.
+    /// Validates relations between its fields (`WIRE-4`).
     ///
     /// # Errors
-    /// When nobody who keeps to the protocol sends it.
-    fn check(&self) -> Result<(), Unsound> {
+    /// When no conforming peer would send it.
+    fn check(&self) -> Result<(), InvalidMessage> {
         Ok(())
     }
 }
@@ -96,16 +96,16 @@ pub trait Message: Serialize + DeserializeOwned {
 impl Message for Report {
     const KIND: Kind = Kind::Report;
 
-    fn check(&self) -> Result<(), Unsound> {
+    fn check(&self) -> Result<(), InvalidMessage> {
         Report::check(self)
     }
 }
 
-impl Message for Order {
-    const KIND: Kind = Kind::Order;
+impl Message for DesiredState {
+    const KIND: Kind = Kind::DesiredState;
 
-    fn check(&self) -> Result<(), Unsound> {
-        Order::check(self)
+    fn check(&self) -> Result<(), InvalidMessage> {
+        DesiredState::check(self)
     }
 }
 
@@ -127,7 +127,7 @@ pub enum WireError {
         expected: Kind,
         /// How many bytes it may have.
         limit: usize,
-        /// How many there are.
+        /// Found length.
         found: usize,
     },
     /// They are not of this protocol.
@@ -164,11 +164,11 @@ pub enum WireError {
     },
     /// It contradicts itself.
     #[error("{expected} cannot be: {found}")]
-    Unsound {
+    InvalidMessage {
         /// What it should be.
         expected: Kind,
         /// How.
-        found: Unsound,
+        found: InvalidMessage,
     },
     /// The message ends before the bytes do.
     #[error("expected {expected}, found {found} bytes after it")]
@@ -195,7 +195,7 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, WireError> {
     Ok(frame)
 }
 
-/// The message in a frame (`W-1`, `W-2`).
+/// The message in a frame (`WIRE-1`, `WIRE-2`).
 ///
 /// # Errors
 /// Whatever is wrong with it.
@@ -207,7 +207,7 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
     let decoded = match expected.limit() {
         STRANGER_BYTES_MAX => bincode::serde::decode_from_slice(body, config.with_limit::<STRANGER_BYTES_MAX>()),
         MESSAGE_BYTES_MAX => bincode::serde::decode_from_slice(body, config.with_limit::<MESSAGE_BYTES_MAX>()),
-        _ => bincode::serde::decode_from_slice(body, config.with_limit::<ORDER_BYTES_MAX>()),
+        _ => bincode::serde::decode_from_slice(body, config.with_limit::<DESIRED_STATE_BYTES_MAX>()),
     };
     let (message, n_read): (M, usize) =
         decoded.map_err(|err| WireError::Malformed { expected, why: err.to_string() })?;
@@ -215,7 +215,7 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
         0 => {}
         found => return Err(WireError::Trailing { expected, found }),
     }
-    message.check().map_err(|found| WireError::Unsound { expected, found })?;
+    message.check().map_err(|found| WireError::InvalidMessage { expected, found })?;
     Ok(message)
 }
 

@@ -35,7 +35,7 @@ struct Sim {
     /// Ranks of the job; drawn from the seed if absent.
     #[arg(long)]
     ranks: Option<u32>,
-    /// Kills so many ranks at once instead of drawing faults.
+    /// Kills this many ranks at once instead of drawing faults.
     #[arg(long, requires = "ranks")]
     kill: Option<u32>,
     /// Faults to inject instead of those drawn (JSON, as printed for a failing seed).
@@ -130,13 +130,13 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
         Ok(())
     })?;
     println!(
-        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with learners, of whom {} had all when they got \
-         their seat, {} events in {:.1?}; {} failed",
+        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with catching-up members, of whom {} had all when they got \
+         their rank, {} events in {:.1?}; {} failed",
         to - from,
         totals.n_incidents,
         totals.n_rollbacks,
-        totals.n_courses,
-        totals.n_learnt,
+        totals.n_catch_up_plans,
+        totals.n_caught_up,
         totals.n_events,
         began.elapsed(),
         failed.len()
@@ -153,22 +153,22 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
 struct Totals {
     n_incidents: u64,
     n_rollbacks: u64,
-    n_courses: u64,
-    n_learnt: u64,
+    n_catch_up_plans: u64,
+    n_caught_up: u64,
     n_events: u64,
 }
 
 impl Totals {
     fn of(outcome: &Outcome) -> Totals {
-        let Outcome { n_rollbacks, n_courses, n_learnt, n_events, .. } = *outcome;
-        Totals { n_incidents: outcome.incidents.len() as u64, n_rollbacks, n_courses, n_learnt, n_events }
+        let Outcome { n_rollbacks, n_catch_up_plans, n_caught_up, n_events, .. } = *outcome;
+        Totals { n_incidents: outcome.incidents.len() as u64, n_rollbacks, n_catch_up_plans, n_caught_up, n_events }
     }
 
     fn add(&mut self, other: &Totals) {
         self.n_incidents += other.n_incidents;
         self.n_rollbacks += other.n_rollbacks;
-        self.n_courses += other.n_courses;
-        self.n_learnt += other.n_learnt;
+        self.n_catch_up_plans += other.n_catch_up_plans;
+        self.n_caught_up += other.n_caught_up;
         self.n_events += other.n_events;
     }
 }
@@ -186,16 +186,16 @@ fn print(config: &Config, outcome: &Outcome, began: Instant) {
         if config.reproducible { "reproducible" } else { "fast" }
     );
     // Faults may be thousands; each incident is of interest.
-    let struck = outcome.struck.iter().take(FAULTS_SHOWN);
-    let faults = struck.map(|(at, planned)| (*at, format!("fault     {}", describe(&planned.fault))));
+    let injected = outcome.injected.iter().take(FAULTS_SHOWN);
+    let faults = injected.map(|(at, planned)| (*at, format!("fault     {}", describe(&planned.fault))));
     let incidents = outcome.incidents.iter().map(|(at, timeline)| (*at, format!("resumed   {timeline}")));
     let mut lines: Vec<(u64, String)> = faults.chain(incidents).collect();
     lines.sort_by_key(|(at, _)| *at);
     for (at, line) in lines {
         println!("{:>9.3} s  {line}", at as f64 / 1e3);
     }
-    if outcome.struck.len() > FAULTS_SHOWN {
-        println!("             and {} more faults", outcome.struck.len() - FAULTS_SHOWN);
+    if outcome.injected.len() > FAULTS_SHOWN {
+        println!("             and {} more faults", outcome.injected.len() - FAULTS_SHOWN);
     }
     println!(
         "{} after {}, {} terms, {} returns to a checkpoint; {} events, {:.1} s of virtual time in {:.2?}; trace {:016x}",

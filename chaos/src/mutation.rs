@@ -1,40 +1,40 @@
-//! Deliberately broken shells around the machines: what the simulator must catch, or it tests nothing.
+//! Mutations: deliberately broken shells around the state machines, which the simulator must detect.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// One rule that is broken.
+/// One broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Mutation {
-    /// What ranks are told of an old generation is passed off as of their own.
+    /// Messages of an old generation are delivered as if they were of the current one.
     AcceptStaleGeneration,
     /// A step is called committed when more than half of the members have voted.
     CommitOnMajority,
     /// The store and the nodes do not compare terms.
     ForgetFencing,
-    /// A shadow lives where the rank lives that it stands for.
+    /// A shadow is placed on the node of the rank that it copies.
     ShadowsAtHome,
-    /// Reports do not tell of votes.
+    /// Reports omit votes.
     ForgetVotes,
-    /// The coordinator takes a record for durable that it has only begun to write.
+    /// The coordinator treats a record as durable before the write has finished.
     TrustUnsyncedWrites,
-    /// State is freed when a new seat is taken, not when the new world runs.
+    /// State is freed when a member takes its new rank, not when the new world runs.
     FreeStateEarly,
-    /// A rank acts on what it has been told that the operator wants, whatever the others have been told.
+    /// A rank acts on an operator request without the agreement of the other ranks.
     ActOnHearsay,
     /// Ranks start at the first row of the global batch.
     SameRowsForAll,
-    /// Of several sources that share a piece of state, the last one is taken to have had nothing.
+    /// The share of the last of several sources is skipped.
     SkipTheLastShare,
-    /// A member is taken to be in its world as soon as it is told of it.
+    /// A member counts as joined as soon as the world is announced to it.
     ReadyOnTheWay,
-    /// A learner says that it has caught up before the last part of the state has come.
-    LearntTooSoon,
-    /// What a learner has is not updated before the rest has come.
-    SkipALesson,
-    /// Nobody waits until learners have the gradients of a step.
-    LeaveLearnersBehind,
+    /// A member reports that it has caught up before the last part of the state has arrived.
+    CaughtUpTooSoon,
+    /// A catching-up member does not update the received part of the state.
+    SkipACatchUpPart,
+    /// The vote does not wait until catching-up members have the gradients.
+    LeaveCatchingUpBehind,
 }
 
 impl Mutation {
@@ -51,8 +51,8 @@ impl Mutation {
         Mutation::SameRowsForAll,
         Mutation::SkipTheLastShare,
         Mutation::ReadyOnTheWay,
-        Mutation::LearntTooSoon,
-        Mutation::SkipALesson,
-        Mutation::LeaveLearnersBehind,
+        Mutation::CaughtUpTooSoon,
+        Mutation::SkipACatchUpPart,
+        Mutation::LeaveCatchingUpBehind,
     ];
 }

@@ -58,7 +58,7 @@ pub enum Fault {
     },
     /// Nothing that the coordinators send arrives at a node.
     MuteTo {
-        /// Which node hears nothing.
+        /// The isolated node.
         node: NodeId,
         /// For how long.
         for_ms: u64,
@@ -108,7 +108,7 @@ pub enum Fault {
     },
 }
 
-/// A fault and when it strikes.
+/// A fault and when it is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planned {
     /// Not before this virtual time.
@@ -130,7 +130,7 @@ pub struct Plan(pub Vec<Planned>);
 const CLASSES: u64 = 9;
 
 impl Plan {
-    /// The plan of a seed for so many nodes, each with so many ranks, within so much time.
+    /// The fault plan of a seed, for a number of nodes and ranks per node, within a duration.
     pub fn random(seed: u64, n_nodes: u32, n_slots: u32, span_ms: u64) -> Plan {
         let mut dice = Dice::new(seed, "plan");
         let classes: Vec<u64> = (0..CLASSES).filter(|_| dice.percent(45)).collect();

@@ -34,9 +34,9 @@ fn run_seeds(seeds: Range<u64>) -> Vec<Outcome> {
 }
 
 #[test]
-fn six_thousand_seeds_keep_every_promise_and_reach_what_is_rare() {
+fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
     let began = Instant::now();
-    // So many that somebody is stuck, too.
+    // Enough seeds to reach stuck members as well.
     let outcomes = run_seeds(0..6_000);
 
     let failed: Vec<_> = outcomes.iter().filter_map(|o| Some((o.seed, o.violation.as_ref()?))).collect();
@@ -48,23 +48,23 @@ fn six_thousand_seeds_keep_every_promise_and_reach_what_is_rare() {
     for why in [Died, Silent, Hangs, Straggles, Stuck, Unreachable, Drains, Grows, Started] {
         assert!(causes.contains(&why), "no incident in which somebody {why:?}");
     }
-    let phases: BTreeSet<Activity> = outcomes.iter().flat_map(|o| &o.struck).filter_map(|(_, p)| p.during).collect();
+    let phases: BTreeSet<Activity> = outcomes.iter().flat_map(|o| &o.injected).filter_map(|(_, p)| p.during).collect();
     for phase in [Activity::TakingOver, Activity::Stopping, Activity::Regrouping, Activity::Healing] {
         assert!(phases.contains(&phase), "no second failure while {phase:?}");
     }
     assert!(outcomes.iter().any(|o| o.n_rollbacks > 0), "never lost more than memory can replace");
     assert!(outcomes.iter().any(|o| o.n_terms > 2), "no coordinator was succeeded twice");
-    let n_courses: u64 = outcomes.iter().map(|o| o.n_courses).sum();
-    let n_learnt: u64 = outcomes.iter().map(|o| o.n_learnt).sum();
+    let n_catch_up_plans: u64 = outcomes.iter().map(|o| o.n_catch_up_plans).sum();
+    let n_caught_up: u64 = outcomes.iter().map(|o| o.n_caught_up).sum();
     assert!(
-        n_courses > 1_000 && n_learnt > 1_000,
-        "{n_courses} worlds in which some learnt, {n_learnt} had learnt all"
+        n_catch_up_plans > 1_000 && n_caught_up > 1_000,
+        "{n_catch_up_plans} worlds in which some learnt, {n_caught_up} had learnt all"
     );
 }
 
 /// Each was the only one of many thousands that found its mistake.
 #[test]
-fn seeds_that_once_found_a_mistake_keep_every_promise() {
+fn regression_seeds_violate_no_invariant() {
     for seed in [
         9_674, 19_089, 19_929, 26_943, 54_628, 59_395, 92_820, 92_851, 24_147, 27_048, 27_649, 107_052, 155_525,
         175_592,
@@ -133,16 +133,16 @@ fn ten_thousand_ranks_lose_a_hundred_and_regroup_within_a_second() {
     };
 
     assert_eq!(outcome.violation, None);
-    assert_eq!((outcome.struck.len(), outcome.n_rollbacks), (100, 0));
+    assert_eq!((outcome.injected.len(), outcome.n_rollbacks), (100, 0));
     let (_, incident) = outcome.incidents.last().unwrap();
     assert!(matches!(incident.cause.culprit, Culprit::Worker(_)) && incident.cause.why == Why::Died);
     assert!(incident.total() <= Duration::from_secs(1), "{incident}");
     assert!(times.iter().any(|time| *time <= Duration::from_secs(10)), "took {times:?}");
 }
 
-// A world that is durable and of which nobody was told has committed nothing, whoever is lost with it.
+// A durable world that was never announced has committed nothing, whichever members are lost.
 #[test]
-fn a_coordinator_that_dies_while_a_smaller_mesh_is_formed_costs_no_step_if_a_node_is_lost_too() {
+fn no_step_is_lost_when_the_coordinator_and_a_node_die_while_a_smaller_mesh_forms() {
     let planned = |at_ms, during, fault| Planned { at_ms, during, fault };
     let plan = Plan(vec![
         planned(5_344, None, Fault::Reshape { pp: 1, dp_replicate: 1, dp_shard: 1, tp: 2 }),

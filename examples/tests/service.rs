@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Steps take some milliseconds: whoever follows thousands of them a second misses some, and what is said between them.
+/// Steps take some milliseconds, because a reader of thousands of steps per second would miss events.
 const YAML: &str = "\
 model:
   model_type: llama
@@ -134,7 +134,7 @@ fn a_job_is_started_followed_through_a_kill_saved_and_stopped_over_http() {
     let step = |events: &mut Events, n: u64| events.until("step", |m| m["step"].as_u64() >= Some(n))["step"].as_u64();
     step(&mut events, 3);
     let (_, shown) = service.ask("GET", "/jobs/1", "");
-    let pids: Vec<u64> = shown["status"]["nodes"][0]["workers"]
+    let pids: Vec<u64> = shown["status"]["nodes"][0]["ranks"]
         .as_array()
         .unwrap()
         .iter()

@@ -46,7 +46,7 @@ fn main() -> anyhow::Result<()> {
     };
     let mut ratios = Vec::new();
     for round in 0..n_rounds {
-        // Who begins takes turns too, since machines get slower and faster.
+        // The first variant alternates too, since the machine's speed drifts.
         let first_bare = (round % 2 == 0).then(|| run_bare(round)).transpose()?;
         let elastic = run_elastic(round)?;
         let bare = first_bare.map_or_else(|| run_bare(round), Ok)?;

@@ -1,4 +1,4 @@
-//! What can be asked of a run from outside, and the desk at which its coordinator takes such questions.
+//! Requests to a run from outside, and the queue from which its coordinator takes them.
 
 use phalanx_actors::operator::{Answer, Request};
 use std::collections::VecDeque;
@@ -6,47 +6,47 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// What can be asked of a run from outside.
+/// Requests to a run from outside.
 #[derive(Debug, Default)]
 pub struct Control {
     pub(crate) stop: AtomicBool,
-    /// How often it was asked for.
+    /// Number of requests.
     pub(crate) saves: AtomicU64,
-    /// The world that is to come to rest between two steps.
+    /// Generation of the world to pause between two steps.
     pub(crate) pause: AtomicU64,
-    desk: Mutex<Desk>,
+    request_queue: Mutex<RequestQueue>,
 }
 
-/// Why a question to a job has no answer.
+/// Why a request to a job has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// Its data is being prepared.
+    /// The job is preparing its data.
     #[error("the job has no ranks yet: it is preparing its data")]
     NotYet,
     /// It has ended.
     #[error("the job has ended")]
     Ended,
-    /// Nobody has taken up what was asked before.
-    #[error("the job has {0} questions to answer before this one; ask again later")]
+    /// Too many requests are waiting.
+    #[error("{0} requests are waiting already; try again later")]
     Busy(usize),
-    /// Its coordinator says no.
+    /// Its coordinator rejected the request.
     #[error("{0}")]
     Refused(String),
 }
 
-/// A question that waits, and where its answer goes.
+/// A waiting request and the channel for its answer.
 pub(crate) type Asked = (Request, oneshot::Sender<Answer>);
 
-/// Who is there to answer.
+/// The queue of waiting requests.
 #[derive(Debug, Default)]
-enum Desk {
+enum RequestQueue {
     #[default]
     NotYet,
     Open(VecDeque<Asked>),
     Ended,
 }
 
-/// Questions that may wait; a coordinator takes them up many times a second.
+/// Capacity of the queue; a coordinator drains it many times a second.
 const ASKED_MAX: usize = 64;
 
 impl Control {
@@ -60,18 +60,18 @@ impl Control {
         self.saves.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether the run shall stop.
+    /// Whether a stop is requested.
     pub(crate) fn stops(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Puts a question to the coordinator of the run; the answer comes, or the sender is dropped because the run ends.
+    /// Queues a request for the coordinator; the sender is dropped if the run ends before the answer.
     pub(crate) fn ask(&self, request: Request) -> Result<oneshot::Receiver<Answer>, AskError> {
-        match &mut *self.desk() {
-            Desk::NotYet => Err(AskError::NotYet),
-            Desk::Ended => Err(AskError::Ended),
-            Desk::Open(asked) if asked.len() >= ASKED_MAX => Err(AskError::Busy(asked.len())),
-            Desk::Open(asked) => {
+        match &mut *self.request_queue() {
+            RequestQueue::NotYet => Err(AskError::NotYet),
+            RequestQueue::Ended => Err(AskError::Ended),
+            RequestQueue::Open(asked) if asked.len() >= ASKED_MAX => Err(AskError::Busy(asked.len())),
+            RequestQueue::Open(asked) => {
                 let (tx, rx) = oneshot::channel();
                 asked.push_back((request, tx));
                 Ok(rx)
@@ -79,27 +79,27 @@ impl Control {
         }
     }
 
-    /// A coordinator is there.
+    /// Opens the queue for a coordinator.
     pub(crate) fn open(&self) {
-        *self.desk() = Desk::Open(VecDeque::new());
+        *self.request_queue() = RequestQueue::Open(VecDeque::new());
     }
 
-    /// There is none any more; who waits for an answer hears that there is none.
+    /// Closes the queue; waiting requests fail.
     pub(crate) fn close(&self) {
-        *self.desk() = Desk::Ended;
+        *self.request_queue() = RequestQueue::Ended;
     }
 
-    /// The question that waits longest.
+    /// Takes the oldest waiting request.
     pub(crate) fn next_asked(&self) -> Option<Asked> {
-        match &mut *self.desk() {
-            Desk::Open(asked) => asked.pop_front(),
-            Desk::NotYet | Desk::Ended => None,
+        match &mut *self.request_queue() {
+            RequestQueue::Open(asked) => asked.pop_front(),
+            RequestQueue::NotYet | RequestQueue::Ended => None,
         }
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk> {
+    fn request_queue(&self) -> MutexGuard<'_, RequestQueue> {
         // Every change is one assignment or one push: a panic leaves nothing half done.
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.request_queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_taken_in_turn_while_somebody_is_there_to_answer() {
+    fn requests_are_served_in_sequence_while_a_coordinator_is_open() {
         let control = Control::default();
 
         assert_eq!(control.ask(Request::Save).unwrap_err(), AskError::NotYet);

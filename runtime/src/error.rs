@@ -41,7 +41,7 @@ pub enum JobError {
     Compile(#[from] CompileError),
     /// The programs of the ranks do not fit together.
     #[error(transparent)]
-    World(#[from] phalanx_strategies::world::WorldError),
+    WorldTraces(#[from] phalanx_strategies::world::WorldError),
     #[error(transparent)]
     Alloc(#[from] AllocError),
     #[error(transparent)]
@@ -146,7 +146,7 @@ impl JobError {
     pub const fn is_input(&self) -> bool {
         match self {
             JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
-            JobError::World(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
+            JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             _ => true,

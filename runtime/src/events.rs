@@ -104,7 +104,7 @@ pub struct StepMetrics {
     /// Share of the step spent in collectives, percent; of one rank none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_pct: Option<f64>,
-    /// The rank that the others waited for: the one that spent least time in collectives.
+    /// The slowest rank: the one that spent the least time in collectives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest_rank: Option<u32>,
 }

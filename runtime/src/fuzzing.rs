@@ -2,8 +2,8 @@
 
 use crate::data::record::RecordReader;
 use crate::data::token_cache::TokenFile;
-use crate::node::welcome::Welcome;
-use crate::rank::words::{FromRank, ToRank};
+use crate::node::bootstrap::JobBootstrap;
+use crate::rank::rank_messages::{FromRank, ToRank};
 use crate::train::architecture::Architecture;
 use crate::train::saving::TrainerState;
 use phalanx_actors::events;
@@ -28,7 +28,7 @@ pub fn json_again(json: &[u8]) -> Vec<(&'static str, String)> {
     let all = [
         ("to a rank", again::<ToRank>(json)),
         ("from a rank", again::<FromRank>(json)),
-        ("welcome", again::<Welcome>(json)),
+        ("bootstrap", again::<JobBootstrap>(json)),
         ("trainer.json", again::<TrainerState>(json)),
         ("event", again::<events::Event>(json)),
     ];

@@ -234,7 +234,7 @@ fn a_cluster_that_takes_all_nodes_away_gets_a_saved_job_that_goes_on_later() {
 }
 
 #[test]
-fn variables_that_make_no_sense_and_nodes_that_do_not_come_are_refused_in_a_sentence() {
+fn invalid_variables_and_absent_nodes_are_refused_in_one_sentence() {
     let p = Project::new();
     let run = |args: &[&str], variables: Vec<(&str, String)>| {
         let mut command = p.command(&[&["train"], args, &["job.yaml"], &JOB[..]].concat());

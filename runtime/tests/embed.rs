@@ -60,7 +60,7 @@ async fn end(job: &RunningJob) -> Outcome {
 
 async fn pids(job: &RunningJob) -> Vec<u32> {
     let status = job.status().await.unwrap();
-    status.nodes.iter().flat_map(|node| &node.workers).filter_map(|worker| worker.pid).collect()
+    status.nodes.iter().flat_map(|node| &node.ranks).filter_map(|worker| worker.pid).collect()
 }
 
 fn kill(pid: u32) {
@@ -68,7 +68,7 @@ fn kill(pid: u32) {
 }
 
 #[tokio::test]
-async fn a_killed_rank_is_replaced_under_the_eyes_of_its_host_and_leaves_no_trace_in_the_weights() {
+async fn host_sees_a_killed_rank_replaced_and_the_weights_are_unchanged() {
     let p = Project::new();
     let keys = [&EXACT[..], &TWO[..], &["--max_steps", "60"]].concat();
     p.train(&[&keys[..], &["--output_dir", "straight"]].concat()).succeeds();
@@ -144,7 +144,7 @@ async fn two_jobs_run_side_by_side_and_a_folder_has_one() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_before_a_job_starts_or_as_its_end() {
+async fn errors_are_reported_before_the_job_starts_or_as_its_end() {
     let p = Project::new();
 
     let misfit = runtime().start(job(&p, &["--tensor_parallel_size", "3"])).await.unwrap_err();

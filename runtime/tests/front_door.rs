@@ -33,7 +33,7 @@ fn a_run_leaves_metrics_events_checkpoint_and_model_and_its_loss_falls() {
 }
 
 #[test]
-fn estimate_tells_memory_parameters_arithmetic_and_time_as_a_table_and_as_json() {
+fn estimate_prints_memory_parameters_arithmetic_and_time_as_table_and_json() {
     let p = Project::new();
 
     let table = p.run(&["estimate", "job.yaml"]).succeeds().stdout;
@@ -117,7 +117,7 @@ fn init_writes_a_file_that_trains_and_never_replaces_one() {
 }
 
 #[test]
-fn dropout_of_a_model_that_is_not_applied_is_said() {
+fn unused_dropout_of_a_model_is_reported() {
     let p = Project::new();
     let run = p.train(&["--max_steps", "2", "--model.attention_dropout", "0.1"]).succeeds();
     assert!(run.stdout.contains("attention_dropout is not applied"), "{}", run.stdout);

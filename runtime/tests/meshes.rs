@@ -5,7 +5,7 @@ mod support;
 
 use phalanx_strategies::mesh::{Axis, Mesh};
 use support::Project;
-use support::job::{Job as Nodes, Places};
+use support::job::{Addresses, Job as Nodes};
 
 const STEPS: usize = 8;
 /// Ten times the worst difference of the matrix (README): a loss in nats, a gradient norm relative.
@@ -81,8 +81,8 @@ fn on_one_machine(p: &Project, mesh: Mesh, extra: &[&str]) -> (Metrics, Vec<u8>)
 fn on_two_nodes(p: &Project, mesh: Mesh, extra: &[&str]) -> (Metrics, Vec<u8>) {
     let keys = keys(mesh);
     let overrides: Vec<&str> = [&JOB[..], extra].concat().into_iter().chain(keys.iter().map(String::as_str)).collect();
-    let places = Places { ranks_per_node: N_RANKS / 2, ..Places::default() };
-    let weights = Nodes::start_at(p, 2, &overrides, places).finish();
+    let addresses = Addresses { ranks_per_node: N_RANKS / 2, ..Addresses::default() };
+    let weights = Nodes::start_at(p, 2, &overrides, addresses).finish();
     (p.metrics("out"), weights)
 }
 

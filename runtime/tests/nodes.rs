@@ -6,10 +6,10 @@ mod support;
 use serde_json::Value;
 use std::time::Duration;
 use support::Project;
-use support::job::{JOB, Job, Places, reaches, signal, until};
+use support::job::{Addresses, JOB, Job, reaches, signal, until};
 
 #[test]
-fn nodes_and_coordinator_may_die_and_ranks_may_hang_without_a_trace_in_the_weights() {
+fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
     let p = Project::new();
     p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();
     let mut job = Job::start(&p, 2);
@@ -38,7 +38,7 @@ fn a_standby_at_another_address_takes_over_from_a_coordinator_that_dies() {
     p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();
     let [here, there] = free_addresses();
     let advertise = Some(format!("{here},{there}"));
-    let mut job = Job::start_at(&p, 2, &[], Places { listen: here, advertise, ..Places::default() });
+    let mut job = Job::start_at(&p, 2, &[], Addresses { listen: here, advertise, ..Addresses::default() });
 
     job.until_step(10);
     job.replace_coordinator(&there);
@@ -69,7 +69,7 @@ fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
         let status = p.run(&["status", "out", "--json"]);
         let status: Value = serde_json::from_str(&status.stdout).ok()?;
         let nodes = status["nodes"].as_array()?;
-        (nodes.iter().filter(|node| node["workers"][0]["pid"].is_u64()).count() == 3).then_some(())
+        (nodes.iter().filter(|node| node["ranks"][0]["pid"].is_u64()).count() == 3).then_some(())
     });
 
     signal(job.nodes[1].id(), libc::SIGTERM);
@@ -109,13 +109,13 @@ fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
 }
 
 #[test]
-fn ranks_that_go_to_a_smaller_world_and_back_to_other_seats_keep_no_trace_of_what_was_in_their_memory() {
+fn ranks_returning_from_a_smaller_world_keep_no_trace_of_recycled_memory() {
     let p = Project::new();
     // Three cut nothing here into equal parts.
     let three = ["--dp_shard_size", "3", "--elastic.replace_patience", "0", "--max_steps", "4000"];
     p.train(&[&JOB[..], &three, &["--output_dir", "straight"]].concat()).succeeds();
-    let job = Job::start_at(&p, 1, &three, Places { ranks_per_node: 3, ..Places::default() });
-    // Worlds of so many that have trained.
+    let job = Job::start_at(&p, 1, &three, Addresses { ranks_per_node: 3, ..Addresses::default() });
+    // Worlds of this size that have trained.
     let n_worlds = |n_ranks: u64| {
         let text = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap_or_default();
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -146,7 +146,7 @@ fn ranks_that_go_to_a_smaller_world_and_back_to_other_seats_keep_no_trace_of_wha
 }
 
 #[test]
-fn who_has_no_token_of_the_job_is_refused() {
+fn node_without_a_join_token_is_refused() {
     let p = Project::new();
     let job = Job::start(&p, 0);
     let (head, address) = job.join.rsplit_once('@').unwrap();
@@ -159,17 +159,17 @@ fn who_has_no_token_of_the_job_is_refused() {
 #[test]
 fn a_rank_for_which_all_others_wait_is_relieved_by_a_spare_process() {
     let p = Project::new();
-    // Steps that last longer than the pauses of who is slow: it is seen only while it runs.
+    // Steps longer than the straggler's pauses: it is observed only while it runs.
     let sizes = [("hidden_size: 32", "hidden_size: 192"), ("intermediate_size: 64", "intermediate_size: 512")];
     let larger = sizes.iter().fold(support::YAML.to_owned(), |yaml, (from, to)| yaml.replace(from, to));
     p.write("job.yaml", &larger);
     // A member is looked at for twenty times as long before it is called slow.
     let quick = ["--elastic.detection_time", "0.8", "--microbatches_per_step", "8"];
     p.train(&[&JOB[..], &quick, &["--output_dir", "straight"]].concat()).succeeds();
-    let job = Job::start_at(&p, 1, &quick, Places { ranks_per_node: 3, ..Places::default() });
+    let job = Job::start_at(&p, 1, &quick, Addresses { ranks_per_node: 3, ..Addresses::default() });
     job.until_step(10);
     let status: Value = serde_json::from_str(&p.run(&["status", "out", "--json"]).stdout).unwrap();
-    let workers = status["nodes"][0]["workers"].as_array().unwrap();
+    let workers = status["nodes"][0]["ranks"].as_array().unwrap();
     let of_rank_1 = workers.iter().find(|worker| worker["rank"] == 1).expect("two train");
     let (slot, pid) = (&of_rank_1["member"]["slot"], of_rank_1["pid"].as_u64().unwrap() as u32);
 

@@ -7,7 +7,7 @@ use phalanx_needs::{Need, skip};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::Project;
-use support::job::{JOB, Job, Places, until};
+use support::job::{Addresses, JOB, Job, until};
 
 /// Three machines on one network: the coordinator's, and two nodes.
 struct Network {
@@ -56,13 +56,13 @@ impl Network {
         Some(())
     }
 
-    fn places(&self) -> Places {
+    fn addresses(&self) -> Addresses {
         let nodes = self.names[1..].to_vec();
         let coordinator = Some(self.names[COORDINATOR].clone());
-        Places { listen: "10.7.7.1:0".into(), coordinator, nodes, ..Places::default() }
+        Addresses { listen: "10.7.7.1:0".into(), coordinator, nodes, ..Addresses::default() }
     }
 
-    /// Nothing that one machine sends reaches the other any more.
+    /// Drops all packets from one machine to the other.
     fn cut(&self, from: usize, to: usize) {
         let nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "net"];
         let there = address(to);
@@ -109,7 +109,7 @@ fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
     let p = Project::new();
     let Some(network) = Network::new(what) else { return };
     p.train(&[&JOB[..], &long, &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
-    let job = Job::start_at(&p, 2, &long, network.places());
+    let job = Job::start_at(&p, 2, &long, network.addresses());
     let until_mesh = |n: u64| {
         until("a mesh", || {
             let status = network.status(&p)?;
@@ -140,5 +140,5 @@ fn a_node_that_is_not_heard_any_more_is_done_without_and_comes_back() {
 #[test]
 fn of_two_nodes_that_cannot_reach_each_other_one_is_left_out_for_a_while() {
     // They are tried again after five seconds, in which a fast machine makes five thousand steps.
-    survives("rift", 1, 2, "8000");
+    survives("partition", 1, 2, "8000");
 }

@@ -142,7 +142,7 @@ fn the_plans_of_ranks_of_this_machine_train_and_take_the_memory_they_say() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused_in_one_sentence() {
+fn impossible_plan_is_refused_in_one_sentence() {
     let p = Project::new();
     let plan = |args: &[&str]| p.run(&[&["plan", "job.yaml", "--gpu", "cpu"], args].concat());
 

@@ -95,7 +95,7 @@ fn four_rank_processes_give_the_losses_of_one_rank() {
 const EXACT: [&str; 4] = ["--reproducible", "true", "--microbatches_per_step", "4"];
 
 #[test]
-fn killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run() {
+fn killed_ranks_are_replaced_and_the_weights_equal_an_undisturbed_run() {
     let p = Project::new();
     // Enough that a busy machine, on which this test may hear of a step late, is not done by then.
     let once = ["--gradient_accumulation_steps", "1", "--max_steps", "300"];
@@ -173,7 +173,7 @@ const DOUBLED_MIN: usize = 3;
 fn a_second_failure_at_any_moment_of_a_recovery_leaves_no_trace() {
     let p = Project::new();
     let once = ["--gradient_accumulation_steps", "1", "--max_steps", "1000", "--save_steps", "none"];
-    // Steps that take a few milliseconds, so that the job is not over before it has been struck often enough.
+    // Steps that take a few milliseconds, so that the job is not over before it has been hit often enough.
     let slow = ["--model.hidden_size", "128", "--learning_rate", "1e-3", "--dp_replicate_size", "3"];
     let job = [&once[..], &EXACT[..], &slow[..]].concat();
     p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
@@ -198,7 +198,7 @@ fn a_second_failure_at_any_moment_of_a_recovery_leaves_no_trace() {
         }
         signal(ranks[i % 3], libc::SIGKILL);
         std::thread::sleep(Duration::from_millis(ms));
-        // Another one, or the one that comes in the first one's place.
+        // A second rank, or the replacement of the first.
         let next = if i % 2 == 0 {
             Some(ranks[(i + 1) % 3])
         } else {
@@ -244,7 +244,7 @@ fn answers_and_stops(mesh: &[&str], n_ranks: usize) {
 
     let status = p.run(&["status", "job.yaml", "--json"]).succeeds();
     let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
-    let ranks = status["nodes"][0]["workers"].as_array().unwrap();
+    let ranks = status["nodes"][0]["ranks"].as_array().unwrap();
     p.run(&["resize", "job.yaml", "--dp_shard_size", "0"]).refuses(&["dp_shard"]);
     p.run(&["resize", "job.yaml", "--dp_replicate_size", "5"]).refuses(&["rank processes", "all on this machine"]);
     p.run(&["drain", "job.yaml", "0"]).refuses(&["one machine"]);
@@ -295,7 +295,7 @@ fn an_interrupted_mesh_saves_and_another_mesh_goes_on() {
 }
 
 #[test]
-fn what_a_rank_fails_of_is_what_the_run_fails_of() {
+fn run_fails_with_the_error_of_its_failed_rank() {
     let p = Project::new();
 
     let diverged = ["--learning_rate", "1e30", "--max_grad_norm", "none", "--warmup_steps", "0"];

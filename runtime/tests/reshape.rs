@@ -1,5 +1,5 @@
-//! A job that runs becomes another mesh, and another one, of any combination: no step is lost, and what it learns is what
-//! a job learns that is left alone.
+//! A job that runs becomes another mesh, and another one, of any combination: no step is lost, and what it catches up
+//! is what a job learns that is left alone.
 
 mod support;
 
@@ -68,7 +68,7 @@ async fn steps_in(job: &RunningJob, mesh: Mesh) -> u64 {
                 && status.mesh == Some(mesh)
                 && status.blocked.is_none()
             {
-                let entered = status.nodes.iter().flat_map(|node| &node.workers).map(|worker| worker.entered.0).max();
+                let entered = status.nodes.iter().flat_map(|node| &node.ranks).map(|worker| worker.entered.0).max();
                 let now = entered.unwrap_or_default();
                 if now >= *first.get_or_insert(now) + STEPS {
                     return now;
@@ -134,7 +134,7 @@ async fn left_alone(p: &Project, overrides: &[&str], n_steps: usize) -> Vec<(u64
 const SHARDS: Mesh = Mesh { dp_shard: 4, ..Mesh::ONE };
 
 #[tokio::test]
-async fn a_job_goes_through_meshes_of_all_axes_and_learns_what_one_that_is_left_alone_learns() {
+async fn job_resized_along_every_axis_has_the_losses_of_an_undisturbed_job() {
     let p = Project::new();
     let chain = [
         SHARDS,

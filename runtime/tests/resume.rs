@@ -1,4 +1,4 @@
-//! A run that is interrupted ends with the bits of one that was not.
+//! An interrupted run ends with the bits of an uninterrupted one.
 
 mod support;
 
@@ -152,7 +152,7 @@ fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
 }
 
 #[test]
-fn what_several_ranks_save_beside_training_is_the_state_of_the_step_that_it_names() {
+fn background_save_of_several_ranks_holds_the_state_of_its_named_step() {
     let p = Project::new();
     let shared = ["--dp_shard_size", "2", "--save_steps", "1", "--save_total_limit", "none"];
     let straight = p.train(&[&shared[..], &["--output_dir", "straight"]].concat()).succeeds();

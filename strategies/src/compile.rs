@@ -1,11 +1,11 @@
 //! From a forward program to the program of a step: the passes in their order.
 
-use crate::mesh::{Axis, Place};
+use crate::mesh::{Axis, MeshRank};
 use crate::optimizer::OptimizerSpec;
 use crate::passes::accumulate::{Chunk, accumulate};
 use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
 use crate::passes::clip::{clip, complete_loss};
-use crate::passes::commit::{Turn, commit};
+use crate::passes::commit::{StepPhases, commit};
 use crate::passes::compact::compact;
 use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens};
 use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microbatch};
@@ -85,8 +85,8 @@ impl Default for Parallel {
 
 impl Parallel {
     /// One stage has nothing to schedule.
-    fn schedule(&self, place: &Place) -> ScheduleKind {
-        if place.mesh.pp == 1 { ScheduleKind::OneF1B } else { self.schedule }
+    fn schedule(&self, mesh_rank: &MeshRank) -> ScheduleKind {
+        if mesh_rank.mesh.pp == 1 { ScheduleKind::OneF1B } else { self.schedule }
     }
 
     /// Shards begin at multiples of so many elements; in reproducible runs at blocks of the norm.
@@ -94,8 +94,8 @@ impl Parallel {
         if self.logical_shards.is_some() { BLOCK } else { UNIT }
     }
 
-    fn chunks(&self, place: &Place) -> usize {
-        self.schedule(place).n_chunks()
+    fn chunks(&self, mesh_rank: &MeshRank) -> usize {
+        self.schedule(mesh_rank).n_chunks()
     }
 }
 
@@ -143,9 +143,9 @@ pub enum CompileError {
     Verify(#[from] VerifyError),
 }
 
-fn check_reproducible(parallel: &Parallel, place: &Place) -> Result<(), CompileError> {
+fn check_reproducible(parallel: &Parallel, mesh_rank: &MeshRank) -> Result<(), CompileError> {
     let Some(n) = parallel.logical_shards else { return Ok(()) };
-    let (mesh, data_ranks) = (place.mesh, place.mesh.data_ranks());
+    let (mesh, data_ranks) = (mesh_rank.mesh, mesh_rank.mesh.data_ranks());
     if mesh.cp > 1 {
         return Err(CompileError::ReproducibleAxis { cp: mesh.cp });
     }
@@ -163,7 +163,7 @@ pub struct Compiled {
     /// Where its values lie.
     pub layout: Layout,
     /// Where it begins to change state.
-    pub turn: Turn,
+    pub phases: StepPhases,
 }
 
 /// Compiles the training step of a forward program that ends at a loss.
@@ -174,11 +174,11 @@ pub struct Compiled {
 /// See [`CompileError`].
 pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
-    let (place, parallel) = (forward.place, &spec.parallel);
+    let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);
     let needs = needs_grad(&forward)?;
-    check_reproducible(parallel, &place)?;
+    check_reproducible(parallel, &mesh_rank)?;
     let apart = parallel.logical_shards.is_some();
-    let grads = !apart && !reduces_each_microbatch(parallel.zero_stage, place.group_size(SHARDS));
+    let grads = !apart && !reduces_each_microbatch(parallel.zero_stage, mesh_rank.group_size(SHARDS));
     let differentiate = |chunk: &Program, carry| -> Result<Differentiated, CompileError> {
         let mut both = backward(chunk, &needs, carry)?;
         erase(&mut both.program);
@@ -186,11 +186,11 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
         Ok(both)
     };
     let mut chunks = Vec::new();
-    for chunk in pipeline(&forward, parallel.chunks(&place))? {
+    for chunk in pipeline(&forward, parallel.chunks(&mesh_rank))? {
         let rest = differentiate(&chunk, Carry { loss: !apart, grads, apart })?;
         chunks.push(Chunk { first: differentiate(&chunk, Carry { apart, ..Carry::NOTHING })?, rest });
     }
-    let order = order(parallel.schedule(&place), place.mesh.pp, place.on(Axis::Pp), spec.n_microbatches);
+    let order = order(parallel.schedule(&mesh_rank), mesh_rank.mesh.pp, mesh_rank.on(Axis::Pp), spec.n_microbatches);
     let step = accumulate(&forward, &chunks, &order);
     let mut program = step.program;
     fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, parallel.shard_unit());
@@ -214,7 +214,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
     if spec.offload_optimizer {
         offload(&mut program);
     }
-    let messages = parallel.schedule(&place).messages_in_flight(place.mesh.pp, spec.n_microbatches);
+    let messages = parallel.schedule(&mesh_rank).messages_in_flight(mesh_rank.mesh.pp, spec.n_microbatches);
     finish(program, messages, target)
 }
 
@@ -225,9 +225,9 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
 pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
     erase(&mut forward);
-    let (place, parallel) = (forward.place, &spec.parallel);
+    let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);
     let mut chunks = Vec::new();
-    for program in pipeline(&forward, parallel.chunks(&place))? {
+    for program in pipeline(&forward, parallel.chunks(&mesh_rank))? {
         let alone = Differentiated { program, grads: vec![], carried_grads: vec![], carried_loss: None };
         chunks.push(Chunk { first: alone.clone(), rest: alone });
     }
@@ -246,11 +246,11 @@ pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Targe
 /// # Errors
 /// [`CompileError::Verify`], if a pass built an ill-formed program.
 pub fn compile_shadow(step: &Compiled, target: &dyn Target) -> Result<Compiled, CompileError> {
-    let program = shadow(&step.program, &step.turn);
+    let program = shadow(&step.program, &step.phases);
     verify(&program)?;
     let layout = memory(&program, target);
     let end = program.instrs.len();
-    Ok(Compiled { program, layout, turn: Turn { update: 0, spread: end, end } })
+    Ok(Compiled { program, layout, phases: StepPhases { apply: 0, gather: end, end } })
 }
 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
@@ -273,9 +273,9 @@ fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<
         return Err(CompileError::HalfCopies);
     }
     overlap(&mut program, messages);
-    let turn = commit(&mut program);
+    let phases = commit(&mut program);
     compact(&mut program);
     verify(&program)?;
     let layout = memory(&program, target);
-    Ok(Compiled { program, layout, turn })
+    Ok(Compiled { program, layout, phases })
 }

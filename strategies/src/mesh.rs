@@ -1,8 +1,8 @@
 //! The mesh: how the ranks of a world are arranged along the five axes, and which of them form groups.
 //!
 //! Invariants:
-//! - `G-1` Ranks are the row-major positions of the mesh, `pp` outermost and `tp` innermost.
-//! - `G-2` The groups of one kind partition the world; a rank's position in its group is the order of ranks.
+//! - `MESH-1` Ranks are the row-major positions of the mesh, `pp` outermost and `tp` innermost.
+//! - `MESH-2` The groups of one kind partition the world; a rank's position in its group is the order of ranks.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -93,7 +93,7 @@ impl fmt::Display for Axes {
 pub struct Group {
     /// The axes.
     pub axes: Axes,
-    /// Only so many neighbours: the group is cut into runs of this length. Tensor-parallel ranks that hold the same
+    /// Only this many neighbours: the group is cut into runs of this length. Tensor-parallel ranks that hold the same
     /// key/value head are such a run.
     pub run: Option<u32>,
 }
@@ -278,23 +278,23 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// A rank of a mesh: for whom a program is.
+/// A rank of a mesh, for which a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct MeshRank {
     /// The mesh.
     pub mesh: Mesh,
     /// The rank.
     pub rank: usize,
 }
 
-impl Default for Place {
+impl Default for MeshRank {
     /// The only rank.
-    fn default() -> Place {
-        Place { mesh: Mesh::ONE, rank: 0 }
+    fn default() -> MeshRank {
+        MeshRank { mesh: Mesh::ONE, rank: 0 }
     }
 }
 
-impl Place {
+impl MeshRank {
     /// Where it stands on an axis.
     pub fn on(&self, axis: Axis) -> usize {
         self.mesh.coord(self.rank).on(axis)
@@ -355,7 +355,7 @@ mod tests {
     }
 
     proptest! {
-        // G-1
+        // MESH-1
         #[test]
         fn a_rank_is_where_it_stands(mesh in any_mesh()) {
             for rank in 0..mesh.size() {
@@ -363,7 +363,7 @@ mod tests {
             }
         }
 
-        // G-2
+        // MESH-2
         #[test]
         fn groups_partition_the_world_in_order_of_rank(mesh in any_mesh(), bits in 1u8..32) {
             let group = Group { axes: Axes(bits), run: None };

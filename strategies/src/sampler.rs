@@ -1,11 +1,11 @@
 //! Which rows of the data set a step trains on: a function of (seed, step), never of rank or world size.
 //!
 //! Invariants:
-//! - `S-1` Each epoch visits each row exactly once.
-//! - `S-2` The rows of a step depend on seed, step, global batch size and row count only, so a resumed job needs the step
-//!   and nothing else, and a rescaled job sees the same data.
-//! - `S-3` Neighbouring steps take neighbouring positions of one endless sequence: no row is dropped at the end of an epoch,
-//!   a step there takes its remaining rows from the next one.
+//! - `SAMPLER-1` Each epoch visits each row exactly once.
+//! - `SAMPLER-2` The rows of a step depend on seed, step, global batch size and row count only, so a resumed job needs
+//!   the step and nothing else, and a rescaled job sees the same data.
+//! - `SAMPLER-3` Neighbouring steps take neighbouring positions of one endless sequence: no row is dropped at the end
+//!   of an epoch, a step there takes its remaining rows from the next one.
 //!
 //! An epoch's order is a keyed bijection evaluated per position, so it costs no memory however many rows there are.
 //! Source: Luby and Rackoff 1988, "How to construct pseudorandom permutations from pseudorandom functions" (Feistel network);
@@ -184,7 +184,7 @@ mod tests {
             prop_assert_eq!(images, (0..n).collect::<Vec<_>>());
         }
 
-        // S-1
+        // SAMPLER-1
         #[test]
         fn every_epoch_visits_every_row_exactly_once(n in 1u64..200, batch in 1u64..50, seed: u64, shuffle: bool) {
             let sampler = Sampler::new(seed, n, batch, shuffle).unwrap();
@@ -198,7 +198,7 @@ mod tests {
             }
         }
 
-        // S-2
+        // SAMPLER-2
         #[test]
         fn resumed_sequence_equals_the_uninterrupted_one(n in 1u64..200, batch in 1u64..50, seed: u64, stop in 0u64..40) {
             let uninterrupted = sequence(&Sampler::new(seed, n, batch, true).unwrap(), 0..40);
@@ -209,7 +209,7 @@ mod tests {
             prop_assert_eq!(resumed, uninterrupted);
         }
 
-        // S-2
+        // SAMPLER-2
         #[test]
         fn rows_of_a_step_do_not_depend_on_how_ranks_divide_it(n in 1u64..200, seed: u64, step in 0u64..100, world in 1usize..12) {
             let sampler = Sampler::new(seed, n, 24, true).unwrap();
@@ -225,7 +225,7 @@ mod tests {
             prop_assert_eq!(gathered, whole);
         }
 
-        // S-3
+        // SAMPLER-3
         #[test]
         fn sequence_does_not_depend_on_the_batch_size(n in 1u64..200, batch in 1u64..30, seed: u64) {
             let one_by_one = sequence(&Sampler::new(seed, n, 1, true).unwrap(), 0..batch * 10);

@@ -4,9 +4,11 @@
 //! so that their collectives, which are described by their wholes, are the same. What differs is when an await falls
 //! due, the lengths of uneven parts, and the sums of key/value heads that several tensor-parallel ranks hold.
 
-use crate::mesh::{Axis, Coord, Group, Mesh, Place};
+use crate::mesh::{Axis, Coord, Group, Mesh, MeshRank};
 use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program};
-use crate::world::{self, GroupId, GroupSlot, Kind, Post, Rank, Span, Step, Tensor, TraceId, What, World, WorldError};
+use crate::world::{
+    self, GroupId, GroupSlot, Kind, Post, Rank, Span, Step, Tensor, TraceId, What, WorldError, WorldTraces,
+};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -107,7 +109,7 @@ impl Trace {
                 Op::Await(c) => {
                     let collective = trace.collective(c);
                     let pair = matches!(collective.kind, Kind::Send { .. } | Kind::Recv { .. });
-                    let n_members = if pair { 2 } else { program.place.group_size(c.group) };
+                    let n_members = if pair { 2 } else { program.mesh_rank.group_size(c.group) };
                     let size_bytes = size_bytes.get(&collective).copied().unwrap_or(0);
                     What::Collective { collective, n_members, size_bytes }
                 }
@@ -163,8 +165,12 @@ const fn kind(kind: CollectiveKind) -> Kind {
 ///
 /// # Errors
 /// What `trace` reports.
-pub fn world<E>(mesh: Mesh, ranks: Ranks, mut trace: impl FnMut(Place) -> Result<Trace, E>) -> Result<World, E> {
-    let mut world = World::new();
+pub fn world<E>(
+    mesh: Mesh,
+    ranks: Ranks,
+    mut trace: impl FnMut(MeshRank) -> Result<Trace, E>,
+) -> Result<WorldTraces, E> {
+    let mut world = WorldTraces::new();
     let mut known: BTreeMap<usize, (TraceId, Vec<Group>)> = BTreeMap::new();
     let mut bound = Bound { mesh, of_rank: BTreeMap::new() };
     for rank in 0..mesh.size() {
@@ -172,7 +178,7 @@ pub fn world<E>(mesh: Mesh, ranks: Ranks, mut trace: impl FnMut(Place) -> Result
         let (id, kinds) = match known.entry(like) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
-                let trace = trace(Place { mesh, rank: like })?;
+                let trace = trace(MeshRank { mesh, rank: like })?;
                 new.insert((world.trace(trace.steps), trace.groups))
             }
         };
@@ -188,9 +194,9 @@ pub fn world<E>(mesh: Mesh, ranks: Ranks, mut trace: impl FnMut(Place) -> Result
 /// What `compile` reports, and what is wrong with the world.
 pub fn verify_world<E: From<WorldError>>(
     mesh: Mesh,
-    mut compile: impl FnMut(Place) -> Result<Program, E>,
+    mut compile: impl FnMut(MeshRank) -> Result<Program, E>,
 ) -> Result<(), E> {
-    Ok(world(mesh, Ranks::All, |place| compile(place).map(|program| Trace::of(&program)))?.verify()?)
+    Ok(world(mesh, Ranks::All, |mesh_rank| compile(mesh_rank).map(|program| Trace::of(&program)))?.verify()?)
 }
 
 /// The groups of a world by kind and rank. Kinds stay apart even where they have the same members: each counts its own
@@ -201,7 +207,7 @@ struct Bound {
 }
 
 impl Bound {
-    fn group(&mut self, world: &mut World, kind: Group, rank: usize) -> GroupId {
+    fn group(&mut self, world: &mut WorldTraces, kind: Group, rank: usize) -> GroupId {
         let of_rank = self.of_rank.entry(kind).or_insert_with(|| vec![None; self.mesh.size()]);
         if let Some(id) = of_rank[rank] {
             return id;

@@ -1,13 +1,13 @@
 //! Refuses an ill-formed program before a buffer is allocated, naming the instruction and the values.
 //!
 //! Rules:
-//! - V-1 every id refers to a value of the program;
-//! - V-2 no value is read before it is written (state, constants and inputs are there from the start);
-//! - V-3 a value is written once, and only parameters and optimizer state may be written although they are given;
-//! - V-4 operands and results have the number, shapes and element types of the operation (`shapes`);
-//! - V-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until then its
-//!   results are not touched and its operands not written;
-//! - V-6 every output that the host reads is written.
+//! - VERIFY-1 every id refers to a value of the program;
+//! - VERIFY-2 no value is read before it is written (state, constants and inputs are there from the start);
+//! - VERIFY-3 a value is written once, and only parameters and optimizer state may be written although they are given;
+//! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
+//! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
+//!   then its results are not touched and its operands not written;
+//! - VERIFY-6 every output that the host reads is written.
 
 mod shapes;
 
@@ -35,7 +35,7 @@ pub enum VerifyError {
     },
 }
 
-/// Checks rules V-1 to V-6.
+/// Checks rules VERIFY-1 to VERIFY-6.
 ///
 /// # Errors
 /// The first instruction that breaks one.

@@ -41,7 +41,7 @@ proptest! {
         // Training and evaluation agree on where each parameter lies.
         for (i, v) in eval.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Parameter) {
             let there = step.program.values.iter().position(|w| w.kind == Kind::Parameter && w.name == v.name).unwrap();
-            prop_assert_eq!(eval.layout.places[i], step.layout.places[there]);
+            prop_assert_eq!(eval.layout.locations[i], step.layout.locations[there]);
         }
         let updates = step.program.instrs.iter().filter(|i| matches!(i.op, Op::Update(_))).count();
         prop_assert_eq!(updates, step.program.params.len());
@@ -80,7 +80,7 @@ fn every_buffer_lies_at_a_multiple_of_the_alignment_that_the_target_asks_for() {
 
     assert_no_live_buffer_is_overwritten(&tight);
     let offsets =
-        |c: &Compiled| c.layout.places.iter().flatten().map(|p| p.offset).chain([c.layout.scratch.0]).collect();
+        |c: &Compiled| c.layout.locations.iter().flatten().map(|p| p.offset).chain([c.layout.scratch.0]).collect();
     let at_multiple = |offsets: Vec<usize>| offsets.iter().all(|offset| offset.is_multiple_of(1024));
     assert!(at_multiple(offsets(&tight)) && !at_multiple(offsets(&loose)));
     assert!(tight.layout.total_bytes() > loose.layout.total_bytes());
@@ -256,7 +256,7 @@ fn a_user_defined_model_accumulates_clips_and_updates_like_any_other() {
             let carried = &run.reads[5..];
             assert_eq!(carried, if k == 0 { &[] } else { runs[k - 1].writes.as_slice() });
             for (from, to) in carried.iter().zip(&run.writes) {
-                assert_eq!(step.layout.places[from.0 as usize], step.layout.places[to.0 as usize]);
+                assert_eq!(step.layout.locations[from.0 as usize], step.layout.locations[to.0 as usize]);
             }
         }
         let last = &runs[n - 1].writes;

@@ -4,7 +4,7 @@
 mod support;
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
-use phalanx_strategies::mesh::{Axis, Mesh, Place};
+use phalanx_strategies::mesh::{Axis, Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -23,12 +23,12 @@ fn any_mesh() -> impl Strategy<Value = Mesh> {
 fn compile(
     (family, layers, kv_heads, tied): (&str, usize, usize, bool),
     spec: &StepSpec,
-    place: Place,
+    mesh_rank: MeshRank,
 ) -> (Compiled, Compiled) {
     let forward = || {
         let batch = BatchShape { n_rows: 1, seq_len: 16 };
         let mut forward = model(family, layers, kv_heads, tied).forward(batch, Head::Loss).unwrap();
-        forward.place = place;
+        forward.mesh_rank = mesh_rank;
         forward
     };
     let step = compile_step(forward(), spec, &Nowhere { scratch_bytes: 100 }).unwrap();
@@ -50,7 +50,7 @@ proptest! {
         let spec = StepSpec { parallel, lora, ..spec(n, precision, recompute) };
 
         for rank in 0..mesh.size() {
-            let (step, eval) = compile((family, 6, kv_heads, tied), &spec, Place { mesh, rank });
+            let (step, eval) = compile((family, 6, kv_heads, tied), &spec, MeshRank { mesh, rank });
 
             assert_no_live_buffer_is_overwritten(&step);
             assert_no_live_buffer_is_overwritten(&eval);
@@ -72,9 +72,9 @@ proptest! {
         let mut saved: BTreeMap<String, Vec<u32>> = BTreeMap::new();
 
         for rank in 0..mesh.size() {
-            let place = Place { mesh, rank };
-            let (step, _) = compile((family, 6, kv_heads, tied), &spec, place);
-            let owned = step.program.params.iter().filter(|p| p.owned && place.on(Axis::DpReplicate) == 0);
+            let mesh_rank = MeshRank { mesh, rank };
+            let (step, _) = compile((family, 6, kv_heads, tied), &spec, mesh_rank);
+            let owned = step.program.params.iter().filter(|p| p.owned && mesh_rank.on(Axis::DpReplicate) == 0);
             for held in owned.flat_map(|p| p.boxes(&p.updated)).filter(|held| held.owned) {
                 let times = saved.entry(held.name.clone()).or_insert_with(|| vec![0; held.shape.iter().product()]);
                 held.runs().for_each(|(i, at)| times[i..i + at.len()].iter_mut().for_each(|n| *n += 1));
@@ -91,7 +91,7 @@ proptest! {
 fn error(family: &str, kv_heads: usize, mesh: Mesh, parallel: Parallel) -> String {
     let batch = BatchShape { n_rows: 1, seq_len: 12 };
     let mut forward = model(family, 3, kv_heads, false).forward(batch, Head::Loss).unwrap();
-    forward.place = Place { mesh, rank: 0 };
+    forward.mesh_rank = MeshRank { mesh, rank: 0 };
     let spec = StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) };
     compile_step(forward, &spec, &Nowhere::default()).unwrap_err().to_string()
 }
@@ -146,7 +146,7 @@ proptest! {
         let spec = StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) };
 
         for rank in 0..mesh.size() {
-            let (step, _) = compile((family, 6, 2, tied), &spec, Place { mesh, rank });
+            let (step, _) = compile((family, 6, 2, tied), &spec, MeshRank { mesh, rank });
 
             assert_no_live_buffer_is_overwritten(&step);
         }

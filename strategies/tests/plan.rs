@@ -4,7 +4,7 @@
 mod support;
 
 use phalanx_strategies::compile::{StepSpec, compile_step};
-use phalanx_strategies::mesh::Place;
+use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::precision::Precision;
@@ -76,14 +76,14 @@ impl Case {
         MeshBound::new(self.candidate.mesh, &self.workload, &self.hardware).of(&self.candidate)
     }
 
-    /// The simulated step of so many microbatches, and the bytes of the inputs of one on the fullest rank.
+    /// The simulated step of `n` microbatches, and the input bytes of one on the fullest rank.
     fn simulated(&self, n_microbatches: usize) -> (Evaluation, u64) {
         let batch = BatchShape { n_rows: self.candidate.micro_batch_size, ..self.batch };
         let spec = Candidate { n_microbatches, ..self.candidate }.spec(&self.spec);
         let (mut bytes, mut inputs) = (0, 0);
-        let all = world(self.candidate.mesh.into(), Ranks::OfEachStage, |place: Place| {
+        let all = world(self.candidate.mesh.into(), Ranks::OfEachStage, |mesh_rank: MeshRank| {
             let mut forward = self.model.forward(batch, Head::Loss).unwrap();
-            forward.place = place;
+            forward.mesh_rank = mesh_rank;
             let compiled = compile_step(forward, &spec, &Nowhere::default()).unwrap();
             let own = compiled.layout.total_bytes() as u64;
             if own > bytes {

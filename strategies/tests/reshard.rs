@@ -1,5 +1,5 @@
-//! `H-4` over real programs: what a rank of one mesh needs of a model's state, the pieces that a recovery plan names have
-//! together, whatever the other mesh was.
+//! `SHADOW-4` over real programs: what a rank of one mesh needs of a model's state, the pieces that a recovery plan
+//! names have together, whatever the other mesh was.
 #![allow(missing_docs)]
 
 #[allow(dead_code)] // a part of it is used here
@@ -9,7 +9,7 @@ use phalanx_strategies::compile::{StepSpec, compile_step};
 use phalanx_strategies::elastic::identity::{Incarnation, MemberId, NodeId, Worker};
 use phalanx_strategies::elastic::recovery::plan;
 use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -25,11 +25,11 @@ type Model = (&'static str, usize, usize, bool);
 const LAYERS: usize = 6;
 
 /// What a rank's updates change, and recovery must find again.
-fn updated(model_of: Model, spec: &StepSpec, place: Place) -> Vec<HeldBox> {
+fn updated(model_of: Model, spec: &StepSpec, mesh_rank: MeshRank) -> Vec<HeldBox> {
     let (family, layers, kv_heads, tied) = model_of;
     let batch = BatchShape { n_rows: 1, seq_len: 24 };
     let mut forward = model(family, layers, kv_heads, tied).forward(batch, Head::Loss).unwrap();
-    forward.place = place;
+    forward.mesh_rank = mesh_rank;
     let program = compile_step(forward, spec, &Nowhere::default()).unwrap().program;
     let trained = program.params.iter().filter(|param| param.trainable);
     trained.flat_map(|param| param.boxes(&param.updated)).collect()
@@ -48,29 +48,29 @@ fn worker(rank: usize) -> Worker {
 }
 
 /// What each rank of `to` lacks when it has asked all that the plan names.
-fn lacking(model_of: Model, spec: &StepSpec, from: Mesh, to: Mesh) -> BTreeSet<(String, usize)> {
+fn missing(model_of: Model, spec: &StepSpec, from: Mesh, to: Mesh) -> BTreeSet<(String, usize)> {
     let have: Vec<Shard> = (0..from.size()).map(|rank| Shard::of(&from, rank)).collect();
     let had: BTreeMap<Shard, BTreeSet<(String, usize)>> = have
         .iter()
         .enumerate()
-        .map(|(rank, shard)| (*shard, elements(&updated(model_of, spec, Place { mesh: from, rank }))))
+        .map(|(rank, shard)| (*shard, elements(&updated(model_of, spec, MeshRank { mesh: from, rank }))))
         .collect();
     let holders: BTreeMap<Worker, &[Shard]> = (0..from.size()).map(|rank| (worker(rank), &have[rank..=rank])).collect();
-    let seats: Vec<Worker> = (0..to.size()).map(worker).collect();
+    let assignments: Vec<Worker> = (0..to.size()).map(worker).collect();
     let needs: Vec<Vec<Shard>> = (0..to.size()).map(|rank| vec![Shard::of(&to, rank)]).collect();
 
-    let plan = plan(&seats, &needs, &holders).unwrap();
+    let plan = plan(&assignments, &needs, &holders).unwrap();
 
-    let mut lacking = BTreeSet::new();
+    let mut missing = BTreeSet::new();
     for (rank, transfers) in plan.iter().enumerate().filter(|(_, transfers)| !transfers.is_empty()) {
-        let mut wanted = elements(&updated(model_of, spec, Place { mesh: to, rank }));
+        let mut wanted = elements(&updated(model_of, spec, MeshRank { mesh: to, rank }));
         for transfer in transfers {
             let (_, held) = transfer.source.sender(transfer.shard).unwrap();
             wanted.retain(|element| !had[&held].contains(element));
         }
-        lacking.extend(wanted);
+        missing.extend(wanted);
     }
-    lacking
+    missing
 }
 
 fn any_mesh() -> impl Strategy<Value = Mesh> {
@@ -95,12 +95,12 @@ proptest! {
         let lora = adapters.then(|| support::adapters(family));
         let spec = StepSpec { parallel, lora, ..spec(2, Precision::F32, Recompute::None) };
 
-        let lacking = lacking((family, LAYERS, kv_heads, tied), &spec, from, to);
+        let missing = missing((family, LAYERS, kv_heads, tied), &spec, from, to);
 
-        prop_assert!(lacking.is_empty(), "{from} to {to}: {lacking:?}");
+        prop_assert!(missing.is_empty(), "{from} to {to}: {missing:?}");
     }
 
-    //
+    // RECOVERY-3
     #[test]
     fn ranks_that_have_the_same_shard_have_the_same_boxes_of_it_in_the_same_order_whatever_their_meshes(
         family in families(), tied: bool, from in any_mesh(), replicas in 1usize..3,
@@ -110,7 +110,7 @@ proptest! {
         let model_of = (family, LAYERS, 2, tied);
         let to = Mesh { dp_replicate: replicas, dp_shard: from.cp, cp: from.dp_shard, ..from };
         let boxes = |mesh: Mesh| -> Vec<(Shard, Vec<HeldBox>)> {
-            let of = |rank| (Shard::of(&mesh, rank), updated(model_of, &spec, Place { mesh, rank }));
+            let of = |rank| (Shard::of(&mesh, rank), updated(model_of, &spec, MeshRank { mesh, rank }));
             (0..mesh.size()).map(of).collect()
         };
 

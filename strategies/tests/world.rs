@@ -4,7 +4,7 @@
 mod support;
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_shadow, compile_step};
-use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -56,7 +56,7 @@ impl Case {
         // Long enough for six context shards of two chunks each.
         let batch = BatchShape { n_rows: 1, seq_len: 12 };
         let mut forward = self.model.forward(batch, Head::Loss).unwrap();
-        forward.place = Place { mesh: self.mesh, rank };
+        forward.mesh_rank = MeshRank { mesh: self.mesh, rank };
         forward
     }
 
@@ -73,7 +73,7 @@ impl Case {
     }
 
     fn verify(&self, compile: impl Fn(&Case, usize) -> Program) -> Result<(), WorldError> {
-        verify_world(self.mesh, |place| Ok(compile(self, place.rank)))
+        verify_world(self.mesh, |mesh_rank| Ok(compile(self, mesh_rank.rank)))
     }
 }
 
@@ -117,16 +117,16 @@ proptest! {
     }
 
     #[test]
-    fn a_step_changes_state_behind_its_turn_only_and_there_without_others(case in any_case()) {
+    fn step_changes_state_in_its_apply_phase_only_and_without_peers(case in any_case()) {
         for rank in 0..case.mesh.size() {
-            let Compiled { program, turn, .. } = case.compiled(rank);
+            let Compiled { program, phases, .. } = case.compiled(rank);
             let changes = |i: &Instr| i.writes.iter().any(|v| program.value(*v).kind.is_state());
             let collective = |i: &Instr| matches!(i.op, Op::Start(_) | Op::Await(_));
 
-            prop_assert!(!program.instrs[turn.prepare()].iter().any(changes));
-            prop_assert!(program.instrs[turn.update()].iter().all(|i| changes(i) && !collective(i)));
-            prop_assert!(program.instrs[turn.spread()].iter().all(collective));
-            prop_assert_eq!(turn.end, program.instrs.len());
+            prop_assert!(!program.instrs[phases.compute()].iter().any(changes));
+            prop_assert!(program.instrs[phases.apply()].iter().all(|i| changes(i) && !collective(i)));
+            prop_assert!(program.instrs[phases.gather()].iter().all(collective));
+            prop_assert_eq!(phases.end, program.instrs.len());
         }
     }
 
@@ -140,7 +140,7 @@ proptest! {
             let shapes = |program: &Program, grads: &[ValueId]| -> Vec<Vec<usize>> {
                 grads.iter().map(|g| program.value(*g).shape.clone()).collect()
             };
-            let log = log(&step.program, &step.turn);
+            let log = log(&step.program, &step.phases);
             prop_assert_eq!(shapes(&shadow.program, &grads), shapes(&step.program, &log));
             let trained = step.program.params.iter().filter(|p| p.trainable).map(|p| (&p.parts, &p.updated));
             prop_assert!(shadow.program.params.iter().map(|p| (&p.parts, &p.held)).eq(trained));
@@ -149,9 +149,9 @@ proptest! {
 
     #[test]
     fn computing_and_waiting_fill_the_step_of_every_rank(case in any_case()) {
-        let timed = |place: Place| -> Result<Trace, WorldError> {
+        let timed = |mesh_rank: MeshRank| -> Result<Trace, WorldError> {
             let nanos = |rank: usize| Duration::from_nanos(1000 + rank as u64);
-            Ok(Trace::timed(&case.step(place.rank), |_| Some(nanos(place.rank))))
+            Ok(Trace::timed(&case.step(mesh_rank.rank), |_| Some(nanos(mesh_rank.rank))))
         };
         let links = Links { mover: Mover::Links, node: &|rank| rank / 4, duration: &|_, nodes| Duration::from_nanos(500 * nodes.len() as u64) };
 
@@ -253,9 +253,9 @@ fn one_faulty_rank_among_four_thousand_is_named() {
     let victim = 2711;
     let stages: Vec<Program> =
         (0..case.mesh.pp).map(|s| case.step(case.mesh.rank(Coord::default().with(Axis::Pp, s)))).collect();
-    let trace = |place: Place| -> Result<Trace, WorldError> {
-        let mut program = stages[place.on(Axis::Pp)].clone();
-        if place.rank == victim {
+    let trace = |mesh_rank: MeshRank| -> Result<Trace, WorldError> {
+        let mut program = stages[mesh_rank.on(Axis::Pp)].clone();
+        if mesh_rank.rank == victim {
             let last = program.instrs.iter().rposition(|i| matches!(i.op, Op::Start(_))).unwrap();
             let Op::Start(c) = program.instrs[last].op else { unreachable!("it is a start") };
             program.instrs.retain(|i| i.op != Op::Start(c) && i.op != Op::Await(c));
@@ -301,8 +301,8 @@ fn a_mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
         Mesh { pp: 2, dp_replicate: 1, dp_shard: 1024, cp: 1, tp: 2 },
     ] {
         let case = tiny(mesh);
-        let world = world(mesh, Ranks::OfEachStage, |place| {
-            Ok::<Trace, WorldError>(Trace::timed(&case.step(place.rank), |_| Some(Duration::from_micros(1))))
+        let world = world(mesh, Ranks::OfEachStage, |mesh_rank| {
+            Ok::<Trace, WorldError>(Trace::timed(&case.step(mesh_rank.rank), |_| Some(Duration::from_micros(1))))
         });
 
         let timeline = world
@@ -327,7 +327,7 @@ fn a_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
     let compile = |rank| {
         let begin = Instant::now();
         let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8192 }, Head::Loss).unwrap();
-        forward.place = Place { mesh, rank };
+        forward.mesh_rank = MeshRank { mesh, rank };
         let compiled = compile_step(forward, &spec, &Nowhere::default()).unwrap();
         (begin.elapsed(), compiled.program.instrs.len())
     };

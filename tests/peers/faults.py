@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Strikes a `phalanx` job over several nodes in one way after another and says how long each time no step was told of.
+"""Injects faults into a `phalanx` job over several nodes in one way after another and says how long each time no step was told of.
 
     python3 tests/peers/faults.py target/release/phalanx --rounds 5
 
@@ -7,7 +7,7 @@ A coordinator and two nodes (one rank each, dp_shard 2: no replica) are processe
 rank is killed, a rank is stopped, a node is killed with its rank and started again, its supervisor alone is, and the
 coordinator is killed and started again. Prints for each fault the median and the longest time from it to the second step
 that was told of behind it (for the coordinator: the longest time between two steps until it is back), and whether the
-exported weights are those of one rank that nobody struck. Needs Python's standard library only.
+exported weights are those of one rank without faults. Needs Python's standard library only.
 """
 
 import hashlib
@@ -122,9 +122,9 @@ def main():
         with Cluster(job, args.phalanx, [*steps, "--dp_shard_size", "2", *overrides]) as cluster:
             until("a first step", lambda: n_steps() > 10)
             for _ in range(args.rounds):
-                for what, strike in FAULTS.items():
+                for what, inject in FAULTS.items():
                     before, begin = n_steps(), time.monotonic()
-                    strike(cluster)
+                    inject(cluster)
                     until("a step", lambda: n_steps() >= before + 2)
                     times[what].append(time.monotonic() - begin)
                     # Both ranks are there, and shadows are filled, before the next fault.
@@ -135,7 +135,7 @@ def main():
         for what, values in times.items():
             print(f"{what}: median {statistics.median(values):.2f} s, max {max(values):.2f} s")
         job.run(*steps, "--output_dir", "straight")
-        print("weights", weights("out"), "of one rank that nobody struck", weights("straight"))
+        print("weights", weights("out"), "of one rank without faults", weights("straight"))
 
 
 def without_coordinator(cluster, n_steps):

@@ -4,7 +4,7 @@
     python3 tests/peers/overhead.py target/release/phalanx --seconds 20 --dp_replicate_size 2
 
 Trains a model of 5 M parameters on text of its own and adds up, from the kernel's account of each thread, what coordinator,
-supervisor, signs of life and orders took beside the device threads. Wall-clock comparisons of two runs differ by more than
+supervisor, heartbeats and orders took beside the device threads. Wall-clock comparisons of two runs differ by more than
 that on any machine with neighbours (`cargo bench -p phalanx --bench elasticity` makes them anyhow). Needs Python's standard
 library and Linux.
 """

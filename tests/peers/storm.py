@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Strikes jobs over several nodes at random moments in random ways, and looks whether the weights are those of a run in peace.
+"""Injects faults into jobs over several nodes at random moments in random ways, and looks whether the weights are those of an undisturbed run.
 
     python3 tests/peers/storm.py target/release/phalanx --seeds 0..20
 
@@ -7,7 +7,7 @@ Each seed is a job: a mesh, nodes (some with processes to spare), what is fetche
 for; and a storm: ranks are killed, several at once or one after the other, ranks are stopped, nodes killed and started again,
 the coordinator too. A seed decides what happens and after which pause, though not at which step. A job fails when its weights
 differ, when it does not come to its end, or when any process of it panics; then its folder is kept and named. The simulator
-(`phalanx-chaos`) strikes the same machines more often and can be replayed; this is for what lies below them. Needs Python's
+(`phalanx-chaos`) tests the same machines more often and can be replayed; this is for what lies below them. Needs Python's
 standard library only.
 """
 
@@ -32,7 +32,7 @@ N_MICROBATCHES = 12
 def add(parser):
     parser.add_argument("--seeds", default="0..20", help="first..behind the last")
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--strikes", type=int, default=8)
+    parser.add_argument("--faults", type=int, default=8)
 
 
 def main():
@@ -69,8 +69,8 @@ def storm(args, overrides, seed, peace):
         with Cluster(job, args.phalanx, words, n_nodes, n_each) as cluster:
             try:
                 until("a first step", lambda: len(job.steps_ms()) > 3)
-                for _ in range(args.strikes):
-                    what += " · " + strike(cluster, rng)
+                for _ in range(args.faults):
+                    what += " · " + inject(cluster, rng)
                     time.sleep(rng.choice([0.02, 0.1, 0.3, 1.0, 1.0, 2.0]))
                 until("the end", lambda: cluster.coordinator.poll() is not None, 600)
                 wrong = None if weights(job, "out") == peace[tp] else "other weights"
@@ -90,7 +90,7 @@ def weights(job, out):
         return file.read()
 
 
-def strike(cluster, rng):
+def inject(cluster, rng):
     """What was done."""
     n_nodes = len(cluster.nodes)
     node = rng.randrange(n_nodes)

@@ -205,7 +205,7 @@ fn real_model_gives_the_logits_of_transformers_and_trains_like_pytorch() -> Resu
 }
 
 #[test]
-fn greedy_decoding_tells_the_story_of_lily() -> Result<()> {
+fn greedy_decoding_continues_the_reference_story() -> Result<()> {
     let Some(model) = phalanx_needs::shared("models/stories260k") else { return Ok(()) };
     let text = with_generator(&model, 64, None, |g| {
         let bos = g.tokenizer().bos_id().into_iter().collect();

@@ -316,3 +316,73 @@ fn one_file_outside_its_crate_names_the_cpu_device() -> Result<()> {
     ensure!(found.is_empty(), "these name the CPU device or its crate: {found:?}");
     Ok(())
 }
+
+/// Words of the glossary's left column (STYLE.md), as parts of an identifier or of a text.
+const REPLACED_WORDS: [&str; 26] = [
+    "seat",
+    "seats",
+    "lesson",
+    "lessons",
+    "taught",
+    "tutor",
+    "heir",
+    "heirs",
+    "lacking",
+    "muster",
+    "rift",
+    "breach",
+    "chorus",
+    "excuse",
+    "stillborn",
+    "courier",
+    "scribe",
+    "laggard",
+    "wishes",
+    "formation",
+    "learner",
+    "learners",
+    "pulse",
+    "unsound",
+    "desk",
+    "basket",
+];
+
+/// The words of the code of a line: identifiers fall into their parts.
+fn words(code: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word = String::new();
+    for c in code.chars().chain([' ']) {
+        let begins = c.is_uppercase() && !word.ends_with(char::is_uppercase);
+        if !c.is_alphanumeric() || begins {
+            words.extend((!word.is_empty()).then(|| std::mem::take(&mut word).to_lowercase()));
+        }
+        word.extend(c.is_alphanumeric().then_some(c));
+    }
+    words
+}
+
+#[test]
+fn no_identifier_or_text_has_a_word_that_the_glossary_replaces() -> Result<()> {
+    for file in all_files()?.into_iter().filter(|file| !file.ends_with("tests/tests/tidy.rs")) {
+        let text = fs::read_to_string(root().join(&file))?;
+        for (at, line) in text.lines().enumerate() {
+            // The name of a stream of random numbers: another would change every simulated history.
+            let code = line.replace("\"learners\"", "");
+            let code = code.split("//").next().unwrap_or_default();
+            let found = words(code).into_iter().find(|word| REPLACED_WORDS.contains(&word.as_str()));
+            ensure!(
+                found.is_none(),
+                "{}:{}: `{}` of the glossary: {line}",
+                file.display(),
+                at + 1,
+                found.unwrap_or_default()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn words_are_the_parts_of_identifiers() {
+    assert_eq!(words("let MetricsMerge = n_seats(describe);"), ["let", "metrics", "merge", "n", "seats", "describe"]);
+}

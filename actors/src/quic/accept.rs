@@ -1,11 +1,11 @@
-//! Tells members from strangers (`Q-1`).
+//! Tells members from strangers (`QUIC-1`).
 
 use super::enrol::{self, Join};
 use super::frame::{self, Code, End};
 use super::listener::{self, Shared};
 use super::{node, operator};
 use crate::trust::name::{Certified, Role};
-use crate::trust::register::{Refused, Seat};
+use crate::trust::register::{NodeIdentity, Refused};
 use crate::trust::{TrustError, tls};
 use crate::wire;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
@@ -18,12 +18,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Handshakes and joins under way, at most. A join costs a durable write, so they queue anyway. Tests get there sooner.
 const UNKNOWN_MAX: usize = if cfg!(test) { 16 } else { 1024 };
-/// From so many on, a peer must show that it can be reached where it claims to be before it costs us anything.
+/// Above this number of handshakes, a peer must prove its source address first.
 const UNKNOWN_UNCHECKED_MAX: usize = if cfg!(test) { 4 } else { 256 };
 /// How long one of them may take. Under load a handshake waits for those before it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves whoever comes, until the endpoint is closed.
+/// Serves all connections until the endpoint is closed.
 pub(super) async fn serve(shared: &Arc<Shared>, endpoint: &Endpoint) {
     let unknown = Arc::new(Semaphore::new(UNKNOWN_MAX));
     while let Some(incoming) = endpoint.accept().await {
@@ -66,7 +66,7 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePe
     }
 }
 
-/// Who a connection is from.
+/// The peer of a connection.
 enum Peer {
     /// Has no certificate and wants to join.
     Stranger,
@@ -76,7 +76,7 @@ enum Peer {
     Operator(Certified),
 }
 
-/// Why a connection is from nobody that we serve.
+/// Why a connection is rejected.
 #[derive(Debug, thiserror::Error)]
 enum Unknown {
     #[error("it shows no certificate; without one it can only join")]
@@ -89,7 +89,7 @@ enum Unknown {
     Certificate(#[from] TrustError),
 }
 
-/// By what TLS has verified alone (`Q-2`).
+/// By what TLS has verified alone (`QUIC-2`).
 fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
     let data = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
     let joining = data.and_then(|data| data.protocol) == Some(tls::JOIN.to_vec());
@@ -115,8 +115,8 @@ fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
 async fn joins(shared: &Arc<Shared>, connection: &Connection, returning: Option<(Certified, NodeId)>) {
     let attempt = tokio::time::timeout(PATIENCE, join(shared, connection, returning)).await;
     let (log, told) = match attempt {
-        Ok(Ok(seat)) => {
-            tracing::info!(peer = %connection.remote_address(), node = %seat.node, boot = %seat.boot, "joined");
+        Ok(Ok(identity)) => {
+            tracing::info!(peer = %connection.remote_address(), node = %identity.node, boot = %identity.boot, "joined");
             // The machine hangs up when it has its certificate.
             let _ = tokio::time::timeout(PATIENCE, connection.closed()).await;
             return;
@@ -152,7 +152,7 @@ async fn join(
     shared: &Arc<Shared>,
     connection: &Connection,
     returning: Option<(Certified, NodeId)>,
-) -> Result<Seat, NotJoined> {
+) -> Result<NodeIdentity, NotJoined> {
     let (tx, mut rx) = connection.accept_bi().await.map_err(End::from)?;
     let join: Join = frame::receive(&mut rx).await?;
     let channel = enrol::channel(connection);
@@ -161,16 +161,16 @@ async fn join(
         move || match (join, returning) {
             (Join::WithToken(application), _) => shared.register().admit(SystemTime::now(), &application, &channel),
             (Join::Again, Some((certified, node))) => {
-                let seat = shared.register().readmit(SystemTime::now(), node, certified.fingerprint())?;
-                Ok((seat, certified.public_key))
+                let identity = shared.register().readmit(SystemTime::now(), node, certified.fingerprint())?;
+                Ok((identity, certified.public_key))
             }
             (Join::Again, None) => Err(Refused::NoCertificate),
         }
     });
-    let (seat, public_key) = admission.await.expect("the register does not panic").map_err(NotJoined::Refused)?;
-    let role = Role::Node { node: seat.node, boot: seat.boot };
+    let (identity, public_key) = admission.await.expect("the register does not panic").map_err(NotJoined::Refused)?;
+    let role = Role::Node { node: identity.node, boot: identity.boot };
     let grant = shared.grant(&public_key, role).map_err(|err| NotJoined::Refused(Refused::Request(err)))?;
     let frame = wire::encode(&grant).map_err(|err| End::Violation(err.into()))?;
     frame::send(tx, frame.into()).await?;
-    Ok(seat)
+    Ok(identity)
 }

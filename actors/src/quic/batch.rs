@@ -1,9 +1,9 @@
-//! Doing many small things at once when there are many.
+//! Batching of heartbeats.
 //!
-//! Heartbeats of a thousand nodes arrive every 100 µs. To be woken for one and to sleep again costs more than to handle
-//! it, and so does waking another thread to hand it over. So heartbeats are handed over by the basket, and while baskets
-//! are full the listener's thread rests for a moment before it sleeps: what arrives meanwhile is read at once. News of
-//! a large job is late by at most that moment; in a small one nothing waits.
+//! Heartbeats of a thousand nodes arrive every 100 µs. Waking up for each one, or waking another thread to hand it
+//! over, costs more than handling it. Heartbeats are therefore handed over in batches, and while batches are full the
+//! listener's thread sleeps for a short interval, so that it reads everything that arrives meanwhile at once. News of a
+//! large job is delayed by at most that interval; in a small job nothing is delayed.
 
 use super::listener::Shared;
 use crate::transport::Inbound;
@@ -16,26 +16,26 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// With so many heartbeats in a basket it is worth while to rest. At the default timing that is from 160 nodes on.
+/// A batch of this size makes the listener sleep between batches. At the default timing that happens from 160 nodes on.
 const FULL: usize = 8;
 
-/// How long a basket is open, and how long the thread rests. Nobody counts on more precision.
+/// How long a batch stays open, and how long the thread sleeps.
 fn moment(timing: &Timing) -> Duration {
     timing.heartbeat / 20
 }
 
 /// Heartbeats that wait to be handed over.
 #[derive(Default)]
-pub(super) struct Basket {
+pub(super) struct Batch {
     reports: Mutex<Vec<Report>>,
     first: Notify,
     /// Whether the last one was.
     full: AtomicBool,
 }
 
-impl Basket {
+impl Batch {
     pub(super) fn put(&self, report: Report) {
-        let mut reports = self.reports.lock().expect("nobody panics with the basket");
+        let mut reports = self.reports.lock().expect("no holder of this lock panics");
         if reports.is_empty() {
             self.first.notify_one();
         }
@@ -50,14 +50,14 @@ impl Basket {
     }
 }
 
-/// Empties the basket a moment after the first heartbeat came.
+/// Empties the batch a moment after the first heartbeat came.
 pub(super) async fn hand_over(shared: &Shared) -> Infallible {
-    let basket = &shared.basket;
+    let batch = &shared.batch;
     loop {
-        basket.first.notified().await;
+        batch.first.notified().await;
         tokio::time::sleep(moment(&shared.config.timing)).await;
-        let reports = std::mem::take(&mut *basket.reports.lock().expect("nobody panics with the basket"));
-        basket.full.store(reports.len() >= FULL, Ordering::Relaxed);
+        let reports = std::mem::take(&mut *batch.reports.lock().expect("no holder of this lock panics"));
+        batch.full.store(reports.len() >= FULL, Ordering::Relaxed);
         // Whoever handles them is behind; the next ones say the same.
         if let Err(TrySendError::Full(Inbound::Heartbeats(reports))) =
             shared.inbound.try_send(Inbound::Heartbeats(reports))

@@ -20,7 +20,7 @@ impl Complaints {
     pub(super) fn refused(&self, peer: SocketAddr, why: &dyn Display) {
         let (silent, line) = self.count(Instant::now());
         if let Some(n_refused) = silent {
-            tracing::warn!(n_refused, "refused more peers than are listed");
+            tracing::warn!(n_refused, "rejected further peers that are not listed");
         }
         if line {
             tracing::warn!(%peer, %why, "refused a peer");

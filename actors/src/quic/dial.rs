@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Sockets from which connections are made, one for each kind of target. Nobody can connect to them.
+/// Sockets from which connections are made, one for each kind of target. They accept no connections.
 #[derive(Clone, Default)]
 pub(super) struct Sockets(Arc<Mutex<BTreeMap<SocketAddr, Endpoint>>>);
 
@@ -30,7 +30,7 @@ impl Sockets {
         Ok(endpoint)
     }
 
-    /// Says good-bye on all connections. That it was received is not waited for longer than told.
+    /// Says good-bye on all connections. The acknowledgement is awaited at most this long.
     pub(super) async fn close(&self, patience: Duration) {
         let endpoints = std::mem::take(&mut *self.0.lock().expect("nobody panics with the sockets"));
         for endpoint in endpoints.values() {
@@ -106,8 +106,8 @@ async fn connect(sockets: &Sockets, target: SocketAddr, config: ClientConfig) ->
     Ok(connection)
 }
 
-/// Waits until the server says that the handshake is done. In TLS 1.3 a client's own part is over before the server has
-/// looked at its certificate. There is no event for it, so it is looked for; it comes within a round trip.
+/// Waits until the server confirms the handshake. In TLS 1.3 a client's own part is over before the server has looked
+/// at its certificate. There is no event for it, so it is looked for; it comes within a round trip.
 async fn confirmed(connection: &Connection) -> Result<(), ConnectionError> {
     while connection.stats().frame_rx.handshake_done == 0 {
         tokio::select! {

@@ -19,7 +19,7 @@ use std::time::SystemTime;
 /// The name of a node's credential in its directory.
 pub const NODE: &str = "node";
 
-/// What a machine says that wants to be a node.
+/// A machine's application to become a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Join {
     /// It has a token.
@@ -32,7 +32,7 @@ impl Message for Join {
     const KIND: Kind = Kind::Join;
 }
 
-/// A node whose certificate is about to expire; who it is, the connection says.
+/// A renewal request of a node, which the connection identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Renew;
 
@@ -62,8 +62,8 @@ pub async fn enrol(join: &JoinString, dir: &Path, timing: &Timing) -> Result<Cre
                 credential.save(dir, NODE)?;
                 return Ok(credential);
             }
-            // The register may be an older copy, for which this machine is a new one, or the job a later one in the same
-            // folder. Where nobody answers at all, the token's failure says so.
+            // The register may be an older copy, for which this machine is a new one, or the job a later one in the
+            // same folder. If no coordinator answers, the attempt with the token reports it.
             Err(why) => tracing::info!(%why, "the certificate is no longer good; using the token"),
         }
     }
@@ -92,7 +92,7 @@ async fn again(join: &JoinString, kept: &Credential, timing: &Timing) -> Result<
 async fn with_token(join: &JoinString, applicant: &Applicant, timing: &Timing) -> Result<Grant, QuicError> {
     let signing_request = applicant.signing_request()?;
     exchange(join, tls::stranger(join.authority)?, timing, |connection| {
-        // The server has shown in the handshake that it holds the key of the join string (`A-2`).
+        // The server has shown in the handshake that it holds the key of the join string (`TRUST-2`).
         let proof = Proof::new(&join.token.secret, &channel(connection), &signing_request);
         Join::WithToken(Application { token: join.token.id, proof, signing_request })
     })

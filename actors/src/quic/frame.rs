@@ -35,7 +35,7 @@ pub(super) enum End {
     /// The other side breaks the protocol.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// The certificate with which it began has expired (`Q-6`).
+    /// The certificate with which it began has expired (`QUIC-6`).
     #[error("its certificate has expired")]
     Expired,
 }
@@ -55,16 +55,16 @@ pub(super) enum Violation {
     /// It stops in the middle.
     #[error("{0} was broken off")]
     Aborted(Kind),
-    /// It speaks for another one (`Q-2`).
+    /// It speaks for another one (`QUIC-2`).
     #[error("its certificate is for {have}, its report for {found}")]
     Impersonation {
-        /// Whom it speaks for.
+        /// Node of its certificate.
         found: Name,
         /// Who it is.
         have: Name,
     },
     /// It refuses what every coordinator sends.
-    #[error("it stops messages in the middle")]
+    #[error("it cuts messages short")]
     Stopped,
 }
 
@@ -90,7 +90,7 @@ pub(super) async fn send(mut stream: SendStream, frame: Bytes) -> Result<(), End
         WriteError::ConnectionLost(err) => End::Lost(err),
         _ => Violation::Stopped.into(),
     })?;
-    // It fails only if it was reset, and nobody does that.
+    // It fails only if the stream was reset, which peers do not do.
     let _ = stream.finish();
     Ok(())
 }

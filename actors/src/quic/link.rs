@@ -1,4 +1,4 @@
-//! The node's side: keeps a connection to whichever coordinator there is, for ever, on a thread of its own.
+//! The node's side: keeps a connection to the active coordinator, reconnecting forever, on its own thread.
 
 use super::dial::{self, Sockets};
 use super::enrol::{self, NODE, Renew};
@@ -10,7 +10,7 @@ use crate::trust::join::Address;
 use crate::trust::tls;
 use crate::wire::{self, WireError};
 use bytes::Bytes;
-use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::message::{DesiredState, Report};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use std::convert::Infallible;
@@ -34,8 +34,9 @@ pub struct LinkConfig {
     pub dir: PathBuf,
     /// How fast all has to be.
     pub timing: Timing,
-    /// How many orders may wait to be taken up; further ones wait at the coordinator, where newer replace older ones.
-    pub n_orders_max: usize,
+    /// How many desired states may wait to be taken up; further ones wait at the coordinator, where newer replace older
+    /// ones.
+    pub n_desired_states_max: usize,
 }
 
 /// How a link is.
@@ -47,8 +48,8 @@ pub enum LinkState {
     Connected(SocketAddr),
     /// It will try again; why it failed.
     Waiting(String),
-    /// It is not wanted, and says why: its certificate has expired, or a later start of this node has come. It tries
-    /// on, but whoever started it should end it or join again.
+    /// The coordinator rejects this node: its certificate has expired, or a later incarnation of the node has joined.
+    /// The link keeps trying, but its owner should end it or join again.
     Refused(String),
     /// It was closed.
     Closed,
@@ -64,16 +65,16 @@ pub struct Link {
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
-/// Reports that are to be sent: the newest of each sort (`Q-5`).
+/// Reports that are to be sent: the newest of each sort (`QUIC-5`).
 #[derive(Clone)]
 struct Outbox {
-    heartbeat: watch::Sender<Letter>,
-    news: watch::Sender<Letter>,
+    heartbeat: watch::Sender<EncodedReport>,
+    news: watch::Sender<EncodedReport>,
 }
 
 /// An encoded report and its number, by which newer is told from older.
 #[derive(Clone, Default)]
-struct Letter {
+struct EncodedReport {
     number: u64,
     frame: Bytes,
 }
@@ -83,8 +84,11 @@ impl Link {
     ///
     /// # Errors
     /// When there is no thread for it, or the timeouts do not fit each other.
-    pub fn start(config: LinkConfig, credential: Credential) -> Result<(Link, mpsc::Receiver<Order>), QuicError> {
-        let (mut link, orders, side) = Link::new(config, credential)?;
+    pub fn start(
+        config: LinkConfig,
+        credential: Credential,
+    ) -> Result<(Link, mpsc::Receiver<DesiredState>), QuicError> {
+        let (mut link, desired_states, side) = Link::new(config, credential)?;
         let log = tracing::dispatcher::get_default(Clone::clone);
         // The runtime is made here, so that there is an error to return; it is used on the thread only.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -96,36 +100,39 @@ impl Link {
             });
         });
         link.thread = Arc::new(Mutex::new(Some(thread.map_err(|err| QuicError::Thread(err.kind()))?)));
-        Ok((link, orders))
+        Ok((link, desired_states))
     }
 
     /// Starts to look for a coordinator, on the event loop of the caller: for programs with thousands of nodes. What
-    /// else that loop does delays signs of life.
+    /// else that loop does delays heartbeats.
     ///
     /// # Errors
     /// When the timeouts do not fit each other.
     ///
     /// # Panics
     /// When the caller is not on an event loop.
-    pub fn spawn(config: LinkConfig, credential: Credential) -> Result<(Link, mpsc::Receiver<Order>), QuicError> {
-        let (link, orders, side) = Link::new(config, credential)?;
+    pub fn spawn(
+        config: LinkConfig,
+        credential: Credential,
+    ) -> Result<(Link, mpsc::Receiver<DesiredState>), QuicError> {
+        let (link, desired_states, side) = Link::new(config, credential)?;
         tokio::spawn(side);
-        Ok((link, orders))
+        Ok((link, desired_states))
     }
 
     fn new(
         config: LinkConfig,
         credential: Credential,
-    ) -> Result<(Link, mpsc::Receiver<Order>, impl Future<Output = ()> + Send + 'static), QuicError> {
+    ) -> Result<(Link, mpsc::Receiver<DesiredState>, impl Future<Output = ()> + Send + 'static), QuicError> {
         config.timing.check()?;
-        let (tx, orders) = mpsc::channel(config.n_orders_max);
+        let (tx, desired_states) = mpsc::channel(config.n_desired_states_max);
         let outbox = Outbox { heartbeat: watch::Sender::default(), news: watch::Sender::default() };
         let (state, states) = watch::channel(LinkState::Searching);
         let (close, closed) = watch::channel(false);
         let sockets = Sockets::default();
-        let side = Side { config, credential, outbox: outbox.clone(), orders: tx, state, sockets };
+        let side = Side { config, credential, outbox: outbox.clone(), desired_states: tx, state, sockets };
         let link = Link { outbox, state: states, close: Arc::new(close), thread: Arc::default() };
-        Ok((link, orders, side.run(closed)))
+        Ok((link, desired_states, side.run(closed)))
     }
 
     /// How it is, now and from now on.
@@ -137,13 +144,13 @@ impl Link {
 impl Uplink for Link {
     /// Fails only when the report is too long to be sent at all.
     fn heartbeat(&self, report: &Report) -> Result<(), NotSent> {
-        self.outbox.heartbeat.send_replace(Letter::of(report)?);
+        self.outbox.heartbeat.send_replace(EncodedReport::of(report)?);
         Ok(())
     }
 
     /// Fails only when the report is too long to be sent at all.
     fn news(&self, report: &Report) -> Result<(), NotSent> {
-        self.outbox.news.send_replace(Letter::of(report)?);
+        self.outbox.news.send_replace(EncodedReport::of(report)?);
         Ok(())
     }
 
@@ -163,9 +170,9 @@ impl fmt::Debug for Link {
     }
 }
 
-impl Letter {
-    fn of(report: &Report) -> Result<Letter, WireError> {
-        Ok(Letter { number: report.number, frame: wire::encode(report)?.into() })
+impl EncodedReport {
+    fn of(report: &Report) -> Result<EncodedReport, WireError> {
+        Ok(EncodedReport { number: report.number, frame: wire::encode(report)?.into() })
     }
 }
 
@@ -174,7 +181,7 @@ struct Side {
     config: LinkConfig,
     credential: Credential,
     outbox: Outbox,
-    orders: mpsc::Sender<Order>,
+    desired_states: mpsc::Sender<DesiredState>,
     state: watch::Sender<LinkState>,
     sockets: Sockets,
 }
@@ -263,13 +270,13 @@ impl Side {
         let mut heartbeats = self.outbox.heartbeat.subscribe();
         let mut news = self.outbox.news.subscribe();
         // A coordinator that knows nothing is told everything by the latest reports.
-        for letters in [&mut heartbeats, &mut news] {
-            if !letters.borrow().frame.is_empty() {
-                letters.mark_changed();
+        for reports in [&mut heartbeats, &mut news] {
+            if !reports.borrow().frame.is_empty() {
+                reports.mark_changed();
             }
         }
         let end = tokio::select! {
-            end = self.take_orders(connection) => end,
+            end = self.take_desired_states(connection) => end,
             end = self.send_heartbeats(connection, &mut heartbeats) => end,
             end = send_news(connection, &mut news) => end,
             renewed = self.renew(connection) => return renewed.map_or_else(Next::Ended, Next::Renewed),
@@ -281,30 +288,30 @@ impl Side {
     }
 
     /// One at a time, so that they are taken up in their order.
-    async fn take_orders(&self, connection: &Connection) -> Result<Infallible, End> {
+    async fn take_desired_states(&self, connection: &Connection) -> Result<Infallible, End> {
         loop {
             let mut stream = connection.accept_uni().await?;
-            let order: Order = frame::receive(&mut stream).await?;
-            let _ = self.orders.send(order).await;
+            let desired_state: DesiredState = frame::receive(&mut stream).await?;
+            let _ = self.desired_states.send(desired_state).await;
         }
     }
 
     async fn send_heartbeats(
         &self,
         connection: &Connection,
-        heartbeats: &mut watch::Receiver<Letter>,
+        heartbeats: &mut watch::Receiver<EncodedReport>,
     ) -> Result<Infallible, End> {
         loop {
             changed(heartbeats).await;
-            let letter = heartbeats.borrow_and_update().clone();
-            if connection.max_datagram_size().is_some_and(|max| letter.frame.len() <= max) {
+            let encoded = heartbeats.borrow_and_update().clone();
+            if connection.max_datagram_size().is_some_and(|max| encoded.frame.len() <= max) {
                 // It fails only if the connection is lost, which others notice, too.
-                let _ = connection.send_datagram(letter.frame);
+                let _ = connection.send_datagram(encoded.frame);
             } else {
                 self.outbox.news.send_if_modified(|have| {
-                    let newer = have.number < letter.number;
+                    let newer = have.number < encoded.number;
                     if newer {
-                        *have = letter;
+                        *have = encoded;
                     }
                     newer
                 });
@@ -340,17 +347,17 @@ impl Side {
     }
 }
 
-async fn send_news(connection: &Connection, news: &mut watch::Receiver<Letter>) -> Result<Infallible, End> {
+async fn send_news(connection: &Connection, news: &mut watch::Receiver<EncodedReport>) -> Result<Infallible, End> {
     loop {
         changed(news).await;
         // First a stream, then the report: while there is no stream a newer report takes its place.
         let stream = connection.open_uni().await?;
-        let letter = news.borrow_and_update().clone();
-        frame::send(stream, letter.frame).await?;
+        let encoded = news.borrow_and_update().clone();
+        frame::send(stream, encoded.frame).await?;
     }
 }
 
 /// The side has a sender itself, so it never ends.
-async fn changed(letters: &mut watch::Receiver<Letter>) {
-    letters.changed().await.expect("the outbox lives as long as its side");
+async fn changed(reports: &mut watch::Receiver<EncodedReport>) {
+    reports.changed().await.expect("the outbox lives as long as its side");
 }

@@ -1,6 +1,6 @@
 //! The coordinator's side: one UDP port, on a thread of its own.
 
-use super::batch::{self, Basket};
+use super::batch::{self, Batch};
 use super::complaint::Complaints;
 use super::frame::{self, Code};
 use super::{QuicError, accept, transport};
@@ -15,7 +15,7 @@ use crate::trust::{Fingerprint, TrustError, tls};
 use crate::wire::{self, WireError};
 use bytes::Bytes;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
-use phalanx_strategies::elastic::message::Order;
+use phalanx_strategies::elastic::message::DesiredState;
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Connection, Endpoint, ServerConfig, TokioRuntime};
@@ -51,8 +51,8 @@ pub struct ListenerConfig {
     pub timing: Timing,
     /// How long certificates live. Default: 24 h.
     pub lifetime: Duration,
-    /// What every node is told with its certificate.
-    pub welcome: Vec<u8>,
+    /// Job information that a node receives with its certificate.
+    pub bootstrap: Vec<u8>,
     /// How many events may wait to be handled; heartbeats beyond are dropped, all else waits. Default: 4,096.
     pub n_events_max: usize,
 }
@@ -66,7 +66,7 @@ impl ListenerConfig {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             timing: Timing::default(),
             lifetime: Validity::LIFETIME,
-            welcome: Vec::new(),
+            bootstrap: Vec::new(),
             n_events_max: 4096,
         }
     }
@@ -88,20 +88,20 @@ pub(super) struct Shared {
     pub(super) nodes: Mutex<BTreeMap<NodeId, Connected>>,
     pub(super) complaints: Complaints,
     pub(super) inbound: mpsc::Sender<Inbound>,
-    pub(super) basket: Basket,
-    encoded: Mutex<Option<(Order, Bytes)>>,
+    pub(super) batch: Batch,
+    encoded: Mutex<Option<(DesiredState, Bytes)>>,
 }
 
 /// A node that is connected.
 pub(super) struct Connected {
     pub(super) boot: Incarnation,
     pub(super) connection: Connection,
-    /// The newest order that has not been sent (`Q-5`).
-    pub(super) order: watch::Sender<Option<Bytes>>,
+    /// The newest desired state that has not been sent (`QUIC-5`).
+    pub(super) desired_state: watch::Sender<Option<Bytes>>,
 }
 
 struct Closer {
-    /// Until it is closed: the port is free when nobody has it any more.
+    /// Kept until close, so that the port is free afterwards.
     endpoint: Mutex<Option<Endpoint>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -124,7 +124,7 @@ impl Listener {
             nodes: Mutex::default(),
             complaints: Complaints::new(),
             inbound,
-            basket: Basket::default(),
+            batch: Batch::default(),
             encoded: Mutex::default(),
         });
         let (tx, rx) = std::sync::mpsc::channel();
@@ -151,7 +151,8 @@ impl Listener {
         self.shared.authority.fingerprint()
     }
 
-    /// A join string with a new token, good for so many machines and so long. Writes a file: not for an event loop.
+    /// A join string with a new token, valid for a number of machines and a duration. Writes a file: not for an event
+    /// loop.
     ///
     /// # Errors
     /// When the register cannot be written.
@@ -165,7 +166,7 @@ impl Listener {
         Ok(JoinString { authority: self.fingerprint(), token, addresses })
     }
 
-    /// Makes a token worthless; who has joined stays. Writes a file: not for an event loop.
+    /// Revokes a token; nodes that have joined stay. Writes a file: not for an event loop.
     ///
     /// # Errors
     /// When the register cannot be written; the token is still good then.
@@ -175,12 +176,12 @@ impl Listener {
 }
 
 impl Downlink for Listener {
-    /// Sends an order to a node, instead of an older one that could not be sent yet.
-    fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent> {
-        let frame = self.shared.encode(order)?;
+    /// Sends a desired state to a node, instead of an older one that could not be sent yet.
+    fn send_desired_state(&self, node: NodeId, desired_state: &DesiredState) -> Result<(), NotSent> {
+        let frame = self.shared.encode(desired_state)?;
         let nodes = self.shared.nodes();
         let connected = nodes.get(&node).ok_or(NotSent::NotConnected(node))?;
-        connected.order.send_replace(Some(frame));
+        connected.desired_state.send_replace(Some(frame));
         Ok(())
     }
 
@@ -237,19 +238,19 @@ impl Shared {
         let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
         let certificate = self.authority.issue(public_key, role, validity)?;
         let (certificate, authority) = (certificate.to_vec(), self.authority.certificate().to_vec());
-        Ok(Grant { certificate, authority, welcome: self.config.welcome.clone() })
+        Ok(Grant { certificate, authority, bootstrap: self.config.bootstrap.clone() })
     }
 
-    /// Most nodes get the same order, and the formation in it may be long, so it is encoded once.
-    fn encode(&self, order: &Order) -> Result<Bytes, WireError> {
+    /// Most nodes get the same desired state, and the world plan in it may be long, so it is encoded once.
+    fn encode(&self, desired_state: &DesiredState) -> Result<Bytes, WireError> {
         let mut encoded = self.encoded.lock().expect("nobody panics while encoding");
         if let Some((last, frame)) = &*encoded
-            && is_same(last, order)
+            && is_same(last, desired_state)
         {
             return Ok(frame.clone());
         }
-        let frame = Bytes::from(wire::encode(order)?);
-        *encoded = Some((order.clone(), frame.clone()));
+        let frame = Bytes::from(wire::encode(desired_state)?);
+        *encoded = Some((desired_state.clone(), frame.clone()));
         Ok(frame)
     }
 
@@ -269,7 +270,7 @@ impl Shared {
         Ok(config)
     }
 
-    /// For whoever may read the directory. The key stays, so that file and file fit at any moment.
+    /// For processes that can read the directory. The key stays, so that file and file fit at any moment.
     fn write_operator(&self) -> Result<(), TrustError> {
         let applicant = Applicant::open(&self.config.dir, OPERATOR)?;
         let grant = self.grant(&applicant.public_key(), Role::Operator)?;
@@ -277,21 +278,21 @@ impl Shared {
     }
 }
 
-/// Formations behind two pointers are taken for different; to compare them would cost as much as to encode one.
-fn is_same(a: &Order, b: &Order) -> bool {
-    let formation = match (&a.formation, &b.formation) {
+/// World plans behind two pointers are taken for different; to compare them would cost as much as to encode one.
+fn is_same(a: &DesiredState, b: &DesiredState) -> bool {
+    let world_plan = match (&a.world_plan, &b.world_plan) {
         (None, None) => true,
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         _ => false,
     };
-    formation && (a.job, a.id, a.wishes, a.release) == (b.job, b.id, b.wishes, b.release) && a.evict == b.evict
+    world_plan && (a.job, a.id, a.requests, a.release) == (b.job, b.id, b.requests, b.release) && a.evict == b.evict
 }
 
 /// What the thread does.
 fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let resting = shared.clone();
-    builder.enable_all().on_thread_park(move || resting.basket.rest_if_full(&resting.config.timing));
+    builder.enable_all().on_thread_park(move || resting.batch.rest_if_full(&resting.config.timing));
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(err) => {

@@ -5,22 +5,23 @@
 //! - [`link`]: the node's side; reconnects for ever; [`enrol`]: how a machine becomes a node;
 //! - [`ask`]: the operator's side;
 //! - `batch`: what makes heartbeats cheap; `complaint`: refusals in the log;
-//! - `transport`: QUIC's parameters, all from `Timing`; `frame`: one message, one stream; `dial`: whoever answers first.
+//! - `transport`: QUIC's parameters, all from `Timing`; `frame`: one message, one stream; `dial`: connects to the first
+//!   address that answers.
 //!
 //! A message is a stream of its own: it ends where the stream ends, it is lost or late without holding up others, and
 //! nothing has to be parsed to find its end. Heartbeats are datagrams. Both sides run on a thread of their own, so that
-//! nothing that the process does delays a sign of life.
+//! nothing that the process does delays a heartbeat.
 //!
 //! Invariants:
-//! - `Q-1` Who has shown no certificate can do one thing: join, once per connection. Nothing that it sends reaches
-//!   anybody else.
-//! - `Q-2` What a connection may say depends on its certificate: a node speaks for itself only, and asks for nothing
+//! - `QUIC-1` Who has shown no certificate can do one thing: join, once per connection. Nothing that it sends reaches
+//!   another component.
+//! - `QUIC-2` What a connection may say depends on its certificate: a node speaks for itself only, and asks for nothing
 //!   but a newer certificate; an operator only asks.
-//! - `Q-3` Of a node there is one connection: the one of its latest boot, and of those the latest.
-//! - `Q-4` Whoever breaks the protocol loses its connection, with one line in the log, and changes nothing.
-//! - `Q-5` Everything has a bound: channels, streams, bytes, handshakes, time. Reports and orders are whole, so the
+//! - `QUIC-3` Of a node there is one connection: the one of its latest boot, and of those the latest.
+//! - `QUIC-4` Whoever breaks the protocol loses its connection, with one line in the log, and changes nothing.
+//! - `QUIC-5` Everything has a bound: channels, streams, bytes, handshakes, time. Reports and orders are whole, so the
 //!   newest replaces one that could not be sent.
-//! - `Q-6` A connection ends with the certificate that it began with.
+//! - `QUIC-6` A connection ends with the certificate that it began with.
 //!
 //! Deliberately absent: tensors and checkpoints (TCP is three times as fast and a fifth of the work), migration of
 //! connections to other addresses, and resumption of sessions.
@@ -85,7 +86,7 @@ pub enum QuicError {
     /// A message that cannot be sent or read.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// Nobody answers.
+    /// No coordinator answers.
     #[error("no coordinator answers at {addresses}: {why}")]
     Unreachable {
         /// Where it was tried.

@@ -22,22 +22,22 @@ pub(super) async fn serve(
     node: NodeId,
     boot: Incarnation,
 ) {
-    let (order, mut orders) = watch::channel(None);
-    if let Err(have) = enter(shared, node, Connected { boot, connection: connection.clone(), order }) {
+    let (desired_state, mut desired_states) = watch::channel(None);
+    if let Err(have) = enter(shared, node, Connected { boot, connection: connection.clone(), desired_state }) {
         let why = format!("{node} has connected with a later start ({have}; this one is {boot})");
         return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
     }
     let peer = connection.remote_address();
-    tracing::info!(%node, %boot, %peer, "a node is connected");
+    tracing::info!(%node, %boot, %peer, "a node connected");
     let lifetime = certified.not_after.duration_since(SystemTime::now()).unwrap_or_default();
-    // Nobody listens only while the process ends.
+    // The receiver is gone only while the process ends.
     let _ = shared.inbound.send(Inbound::Connected { node, boot, peer: Some(peer) }).await;
     let speaker = Speaker { shared, name: certified.name };
     let end = tokio::select! {
         end = heartbeats(&speaker, &connection) => end,
         end = news(&speaker, &connection) => end,
         end = renewals(shared, &connection, certified) => end,
-        end = send_orders(&connection, &mut orders) => end,
+        end = send_desired_states(&connection, &mut desired_states) => end,
         () = tokio::time::sleep(lifetime) => Err(End::Expired),
     };
     let Err(end) = end;
@@ -48,12 +48,12 @@ pub(super) async fn serve(
         End::Expired => listener::refuse(shared, &connection, Code::Expired, &format!("{node}: {why}"), &why),
     }
     if leave(shared, node, &connection) {
-        tracing::info!(%node, %boot, %why, "a node is no longer connected");
+        tracing::info!(%node, %boot, %why, "a node disconnected");
         let _ = shared.inbound.send(Inbound::Disconnected { node, boot, why }).await;
     }
 }
 
-/// `Q-3`. Returns the later boot if there is one.
+/// `QUIC-3`. Returns the later boot if there is one.
 fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), Incarnation> {
     let mut nodes = shared.nodes();
     if let Some(have) = nodes.get(&node)
@@ -77,14 +77,14 @@ fn leave(shared: &Shared, node: NodeId, connection: &Connection) -> bool {
     current
 }
 
-/// Who is speaking on a connection.
+/// The authenticated node of a connection.
 struct Speaker<'a> {
     shared: &'a Shared,
     name: Name,
 }
 
 impl Speaker<'_> {
-    /// The report in a frame, if it speaks for its sender (`Q-2`).
+    /// The report in a frame, if it speaks for its sender (`QUIC-2`).
     fn report(&self, frame: &[u8]) -> Result<Report, Violation> {
         let report: Report = wire::decode(frame)?;
         let found = Name { job: report.job, role: Role::Node { node: report.node, boot: report.boot } };
@@ -98,7 +98,7 @@ impl Speaker<'_> {
 async fn heartbeats(speaker: &Speaker<'_>, connection: &Connection) -> Result<Infallible, End> {
     loop {
         let frame = connection.read_datagram().await?;
-        speaker.shared.basket.put(speaker.report(&frame)?);
+        speaker.shared.batch.put(speaker.report(&frame)?);
     }
 }
 
@@ -128,17 +128,20 @@ async fn renewals(shared: &Shared, connection: &Connection, certified: &Certifie
     }
 }
 
-async fn send_orders(connection: &Connection, orders: &mut watch::Receiver<Option<Bytes>>) -> Result<Infallible, End> {
+async fn send_desired_states(
+    connection: &Connection,
+    desired_states: &mut watch::Receiver<Option<Bytes>>,
+) -> Result<Infallible, End> {
     loop {
-        if orders.changed().await.is_err() {
+        if desired_states.changed().await.is_err() {
             // Another connection has taken this one's place and is about to close it.
             return Err(connection.closed().await.into());
         }
-        // First a stream, then the order: while there is no stream a newer order takes its place.
+        // First a stream, then the desired state: while there is no stream a newer desired state takes its place.
         let stream = connection.open_uni().await?;
-        let order = orders.borrow_and_update().clone();
-        if let Some(order) = order {
-            frame::send(stream, order).await?;
+        let desired_state = desired_states.borrow_and_update().clone();
+        if let Some(desired_state) = desired_state {
+            frame::send(stream, desired_state).await?;
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 /// Serves an operator until its connection ends.
 pub(super) async fn serve(shared: &Arc<Shared>, connection: Connection, certified: &Certified) {
-    tracing::info!(peer = %connection.remote_address(), "an operator is connected");
+    tracing::info!(peer = %connection.remote_address(), "an operator connected");
     let lifetime = certified.not_after.duration_since(SystemTime::now()).unwrap_or_default();
     let end = tokio::select! {
         end = requests(shared, &connection) => end,
@@ -47,7 +47,7 @@ async fn answer(shared: &Shared, mut tx: SendStream, mut rx: RecvStream) -> Resu
     match answered.await {
         Ok(bytes) => frame::send(tx, bytes.into()).await,
         Err(_) => {
-            // It fails only if the stream is over, and then nobody waits.
+            // It fails only if the stream is closed, and then the peer is gone.
             let _ = tx.reset((Code::Refused as u32).into());
             Ok(())
         }

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Messages of one direction that are under way at once; the next one waits, and may be replaced meanwhile (`Q-5`).
+/// Messages of one direction that are under way at once; the next one waits, and may be replaced meanwhile (`QUIC-5`).
 const MESSAGES_MAX: u32 = 4;
 /// Requests of one operator at once.
 const REQUESTS_MAX: u32 = 8;
@@ -47,7 +47,7 @@ fn common(timing: &Timing) -> TransportConfig {
     config
 }
 
-/// Of a coordinator. It does not ask for signs of life: nodes give them, or are dead.
+/// Of a coordinator. It does not ask for heartbeats: nodes give them, or are dead.
 pub(super) fn coordinator(timing: &Timing) -> Arc<TransportConfig> {
     let mut config = common(timing);
     config.max_concurrent_bidi_streams(REQUESTS_MAX.into());
@@ -91,7 +91,7 @@ pub(super) fn bind(address: SocketAddr) -> Result<UdpSocket, QuicError> {
     Ok(socket)
 }
 
-/// An address of ours from which another one can be reached. Nobody can connect to it: its endpoint serves nobody.
+/// An address of ours from which another one can be reached. Its endpoint accepts no connections.
 pub(super) fn any_towards(target: SocketAddr) -> SocketAddr {
     match target {
         SocketAddr::V4(v4) if v4.ip().is_loopback() => (Ipv4Addr::LOCALHOST, 0).into(),

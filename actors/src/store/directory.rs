@@ -6,8 +6,8 @@
 
 use super::{Store, StoreError, is_of_lease};
 use phalanx_strategies::elastic::message::Record;
-use phalanx_strategies::elastic::sound::Unsound;
 use phalanx_strategies::elastic::succession::Lease;
+use phalanx_strategies::elastic::validate::InvalidMessage;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions};
@@ -24,7 +24,7 @@ const LEASE: &str = "lease.json";
 const RECORD: &str = "record.json";
 const LOCK: &str = "lock";
 /// First word of each file.
-const MAGIC: &str = "phalanx-store-1";
+const MAGIC: &str = "phalanx-store-2";
 
 impl Directory {
     /// Opens a folder, which is created if it is not there.
@@ -38,7 +38,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// `S-1`
+    /// `STORE-1`
     fn lock(&self) -> Result<File, StoreError> {
         let path = self.folder.join(LOCK);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -60,7 +60,7 @@ impl Directory {
         decode(&text).map_err(|found| StoreError::Damaged { path, found })
     }
 
-    /// `S-3`
+    /// `STORE-3`
     fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
         let (path, beside) = (self.folder.join(name), self.folder.join(format!("{name}.new")));
         let replace = || -> io::Result<()> {
@@ -91,7 +91,8 @@ impl Store for Directory {
 
     fn read_record(&self) -> Result<Record, StoreError> {
         let record: Record = self.read(RECORD)?;
-        let damaged = |error: Unsound| StoreError::Damaged { path: self.folder.join(RECORD), found: error.to_string() };
+        let damaged =
+            |error: InvalidMessage| StoreError::Damaged { path: self.folder.join(RECORD), found: error.to_string() };
         record.check().map_err(damaged)?;
         Ok(record)
     }
@@ -133,7 +134,7 @@ fn failed(path: &Path, action: &'static str, error: &io::Error) -> StoreError {
 mod tests {
     use super::*;
     use phalanx_strategies::elastic::identity::{Generation, NodeId, Term, Worker};
-    use phalanx_strategies::elastic::message::{Ending, Formation};
+    use phalanx_strategies::elastic::message::{Ending, WorldPlan};
     use phalanx_strategies::elastic::shadow::place;
     use phalanx_strategies::elastic::snapshot::Checkpoint;
     use phalanx_strategies::mesh::Mesh;
@@ -141,13 +142,13 @@ mod tests {
 
     fn full() -> Record {
         let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
-        let seats = vec![Worker::default(); 2];
-        let holds = place(&mesh, &seats, true);
-        let formation = Formation {
+        let assignments = vec![Worker::default(); 2];
+        let holds = place(&mesh, &assignments, true);
+        let world_plan = WorldPlan {
             generation: Generation(3),
             mesh,
-            seats,
-            learners: vec![],
+            assignments,
+            catching_up: vec![],
             guests: vec![],
             addresses: vec![Some("[::1]:4000".parse().unwrap()), None],
             base: Default::default(),
@@ -160,7 +161,7 @@ mod tests {
         Record {
             term: Term(1),
             generation: Generation(3),
-            formation: Some(Arc::new(formation)),
+            world_plan: Some(Arc::new(world_plan)),
             drained: [NodeId(4)].into(),
             wanted: Some(mesh),
             ending: Some(Ending::Failed("loss is NaN".into())),
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(Directory::open(folder.path()).unwrap().read_record(), Ok(full()));
     }
 
-    // S-3
+    // STORE-3
     #[test]
     fn a_write_that_was_cut_off_leaves_what_was_there() {
         let (folder, store) = written();
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(store.read_record().unwrap().generation, Generation(4));
     }
 
-    // S-3
+    // STORE-3
     #[test]
     fn whatever_is_missing_or_changed_in_a_file_is_an_error() {
         let (folder, store) = written();

@@ -1,11 +1,11 @@
-//! What survives every coordinator: the lease that says who coordinates, and the record of what it has decided.
+//! The durable store of coordinators: the lease, and the record of decisions.
 //!
 //! Invariants:
-//! - `S-1` The lease is replaced only if it is still the one that was read; all writes of a store are one after another.
-//! - `S-2` A record is written only under the term of the lease. So what a new leader reads after it has won the lease is
-//!   final: nobody overwrites it but itself.
-//! - `S-3` A write that has returned survives a power failure; one that has not leaves what was there or what it wrote,
-//!   whole. What is damaged is an error, never an older state.
+//! - `STORE-1` The lease is replaced only if it is still the one that was read; all writes of a store are serialized.
+//! - `STORE-2` A record is written only under the term of the lease. So what a new leader reads after winning the lease
+//!   is final: only it can overwrite it.
+//! - `STORE-3` A completed write survives a power failure; an interrupted one leaves either the old or the new
+//!   contents, whole. What is damaged is an error, never an older state.
 //!
 //! Calls block; actors make them in `spawn_blocking`.
 
@@ -27,10 +27,11 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// When it cannot be read.
     fn read_lease(&self) -> Result<Lease, StoreError>;
 
-    /// Replaces the lease if it is still `old` (`S-1`). Returns what is there now: `Ok(new)`, or `Err` of the other one.
+    /// Replaces the lease if it is still `old` (`STORE-1`). Returns what is there now: `Ok(new)`, or `Err` of the other
+    /// one.
     ///
     /// # Errors
-    /// When nobody knows which of the two is there.
+    /// When it is unknown whether the old or the new value is stored.
     fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError>;
 
     /// The record; the default one if there never was any.
@@ -39,10 +40,10 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// When it cannot be read.
     fn read_record(&self) -> Result<Record, StoreError>;
 
-    /// Replaces the record, or refuses to because another term has begun (`S-2`). Returns whether it did.
+    /// Replaces the record, or refuses to because another term has begun (`STORE-2`). Returns whether it did.
     ///
     /// # Errors
-    /// When nobody knows which of the two is there; the same record may be written again.
+    /// When it is unknown whether the old or the new record is stored; the same record may be written again.
     fn write_record(&self, record: &Record) -> Result<bool, StoreError>;
 }
 
@@ -86,7 +87,7 @@ pub fn reopen(store: &dyn Store) -> Result<bool, StoreError> {
     store.write_record(&Record { term, ..record.reopened() })
 }
 
-/// `S-2`
+/// `STORE-2`
 fn is_of_lease(record: &Record, lease: Lease) -> bool {
     record.term == lease.term && record.term > Term(0)
 }
@@ -112,7 +113,7 @@ mod tests {
         (folder, vec![memory, Arc::new(directory)])
     }
 
-    // S-1
+    // STORE-1
     #[test]
     fn a_lease_is_replaced_only_if_it_is_the_one_that_was_read() {
         let (_folder, stores) = stores();
@@ -125,7 +126,7 @@ mod tests {
         }
     }
 
-    // S-2
+    // STORE-2
     #[test]
     fn a_record_of_another_term_is_refused() {
         let (_folder, stores) = stores();
@@ -158,7 +159,7 @@ mod tests {
         }
     }
 
-    // S-1
+    // STORE-1
     #[test]
     fn of_many_candidates_one_wins_each_term() {
         let (folder, _) = stores();

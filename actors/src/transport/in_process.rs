@@ -5,7 +5,7 @@
 
 use super::{Downlink, Inbound, Inbox, NotSent, Uplink};
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
-use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::message::{DesiredState, Report};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc::error::TrySendError;
 pub struct CoordinatorEnd {
     node: NodeId,
     boot: Incarnation,
-    orders: Mutex<Option<mpsc::Sender<Order>>>,
+    desired_states: Mutex<Option<mpsc::Sender<DesiredState>>>,
     is_open: Arc<AtomicBool>,
 }
 
@@ -33,14 +33,14 @@ pub struct NodeEnd {
 /// Both ends of a connection to a node of this process.
 #[derive(Debug)]
 pub struct Pair {
-    /// Sends orders.
+    /// Sends desired states.
     pub coordinator: CoordinatorEnd,
     /// What the coordinator receives.
     pub inbox: Inbox,
     /// Sends reports.
     pub node: NodeEnd,
     /// What the node receives.
-    pub orders: mpsc::Receiver<Order>,
+    pub desired_states: mpsc::Receiver<DesiredState>,
 }
 
 /// Connects a coordinator with a node of its own process. At most `n_max` messages wait in each direction.
@@ -49,26 +49,26 @@ pub struct Pair {
 /// When `n_max` is zero.
 #[must_use]
 pub fn connect(node: NodeId, boot: Incarnation, n_max: usize) -> Pair {
-    let (tx, orders) = mpsc::channel(n_max);
+    let (tx, desired_states) = mpsc::channel(n_max);
     // One more, so that the first report does not find the channel full.
     let (inbound, inbox) = mpsc::channel(n_max + 1);
     let connected = Inbound::Connected { node, boot, peer: None };
     inbound.try_send(connected).expect("the channel is empty and its receiver is alive");
     let is_open = Arc::new(AtomicBool::new(true));
     Pair {
-        coordinator: CoordinatorEnd { node, boot, orders: Mutex::new(Some(tx)), is_open: Arc::clone(&is_open) },
+        coordinator: CoordinatorEnd { node, boot, desired_states: Mutex::new(Some(tx)), is_open: Arc::clone(&is_open) },
         inbox,
         node: NodeEnd { node, boot, inbound: Mutex::new(Some(inbound)), is_open },
-        orders,
+        desired_states,
     }
 }
 
 impl Downlink for CoordinatorEnd {
-    fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent> {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+    fn send_desired_state(&self, node: NodeId, desired_state: &DesiredState) -> Result<(), NotSent> {
+        let desired_states = self.desired_states.lock().unwrap_or_else(PoisonError::into_inner);
         let is_there = node == self.node && self.is_open.load(Ordering::Acquire);
-        let orders = orders.as_ref().filter(|_| is_there).ok_or(NotSent::NotConnected(node))?;
-        orders.try_send(order.clone()).map_err(|error| match error {
+        let desired_states = desired_states.as_ref().filter(|_| is_there).ok_or(NotSent::NotConnected(node))?;
+        desired_states.try_send(desired_state.clone()).map_err(|error| match error {
             TrySendError::Full(_) => NotSent::Full,
             TrySendError::Closed(_) => NotSent::NotConnected(node),
         })
@@ -81,7 +81,7 @@ impl Downlink for CoordinatorEnd {
 
     fn close(&self) {
         self.is_open.store(false, Ordering::Release);
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.desired_states.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 

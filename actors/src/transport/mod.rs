@@ -1,19 +1,19 @@
-//! The seam between a coordinator and the supervisors of its nodes: reports go up, orders come down.
+//! The seam between a coordinator and the supervisors of its nodes: reports go up, desired states come down.
 //!
 //! There are two transports. [`crate::quic`] connects processes of different machines; [`in_process`] connects a
 //! coordinator with a supervisor of its own process, without sockets and without certificates. Whoever coordinates or
 //! supervises holds one end and cannot tell which transport is behind it.
 //!
 //! Invariants, which one body of tests checks for both:
-//! - `TP-1` Reports and orders are whole and arrive in the order in which they were sent. Some may be lost: the machines at
-//!   both ends repeat what has not been taken up, and only the newest counts.
+//! - `TP-1` Reports and desired states are whole and arrive in the order in which they were sent. Some may be lost: the
+//!   machines at both ends repeat what has not been taken up, and only the newest counts.
 //! - `TP-2` Nothing grows without a bound, and sending never blocks.
 //! - `TP-3` The coordinator's end learns when a node connects and when it leaves, and which start of the node it is.
 //! - `TP-4` Nothing of a node arrives after the notice that it has left.
 
 use crate::wire::WireError;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
-use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::message::{DesiredState, Report};
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use tokio::sync::{mpsc, oneshot};
@@ -24,11 +24,11 @@ mod tests;
 
 /// The coordinator's end.
 pub trait Downlink: Debug + Send + Sync + 'static {
-    /// Sends an order to a node.
+    /// Sends a desired state to a node.
     ///
     /// # Errors
     /// When it cannot be sent. Success means that it is on its way, not that it has arrived.
-    fn order(&self, node: NodeId, order: &Order) -> Result<(), NotSent>;
+    fn send_desired_state(&self, node: NodeId, desired_state: &DesiredState) -> Result<(), NotSent>;
 
     /// The nodes that are connected, and which start of them.
     fn connected(&self) -> Vec<(NodeId, Incarnation)>;
@@ -62,7 +62,7 @@ pub enum Inbound {
     Connected {
         /// Which.
         node: NodeId,
-        /// Which start of it.
+        /// Incarnation of its supervisor.
         boot: Incarnation,
         /// From where; none if the node is in the same process.
         peer: Option<SocketAddr>,
@@ -75,7 +75,7 @@ pub enum Inbound {
     Disconnected {
         /// Which.
         node: NodeId,
-        /// Which start of it.
+        /// Incarnation of its supervisor.
         boot: Incarnation,
         /// Why.
         why: String,

@@ -1,9 +1,9 @@
 //! One body of tests for every transport.
 
 use super::{Downlink, Inbound, Inbox, NotSent, Uplink, in_process};
-use crate::quic::tests::fixture::{Coordinator, JOB, Machine, order, seat, until};
+use crate::quic::tests::fixture::{Coordinator, JOB, Machine, desired_state, node_and_boot, until};
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
-use phalanx_strategies::elastic::message::{Order, OrderId, Report};
+use phalanx_strategies::elastic::message::{DesiredState, DesiredStateId, Report};
 use std::any::Any;
 use tokio::sync::mpsc;
 
@@ -14,7 +14,7 @@ struct Both {
     downlink: Box<dyn Downlink>,
     inbox: Inbox,
     uplink: Box<dyn Uplink>,
-    orders: mpsc::Receiver<Order>,
+    desired_states: mpsc::Receiver<DesiredState>,
     /// What the transport needs as long as it lives.
     _keep: Box<dyn Any>,
 }
@@ -28,20 +28,20 @@ fn transports() -> [Both; 2] {
         downlink: Box::new(pair.coordinator),
         inbox: pair.inbox,
         uplink: Box::new(pair.node),
-        orders: pair.orders,
+        desired_states: pair.desired_states,
         _keep: Box::new(()),
     };
     let coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, orders) = machine.link(coordinator.addresses(), credential.clone());
+    let (link, desired_states) = machine.link(coordinator.addresses(), credential.clone());
     let quic = Both {
         name: "QUIC",
-        node: seat(&credential),
+        node: node_and_boot(&credential),
         downlink: Box::new(coordinator.listener),
         inbox: coordinator.events,
         uplink: Box::new(link),
-        orders,
+        desired_states,
         _keep: Box::new((machine, coordinator.dir)),
     };
     [in_process, quic]
@@ -49,8 +49,8 @@ fn transports() -> [Both; 2] {
 
 impl Both {
     fn report(&self, number: u64) -> Report {
-        let ((node, boot), order) = (self.node, OrderId::default());
-        Report { job: JOB, node, boot, number, order, draining: false, n_stillborn: 0, members: vec![] }
+        let ((node, boot), desired_state) = (self.node, DesiredStateId::default());
+        Report { job: JOB, node, boot, number, desired_state, draining: false, n_failed_starts: 0, members: vec![] }
     }
 
     /// The next event of the coordinator's end for which `pick` has a use.
@@ -93,8 +93,8 @@ fn reports_and_orders_arrive_over_every_transport() {
         assert_eq!(both.next_report(), both.report(1), "{}", both.name);
         both.uplink.heartbeat(&both.report(2)).unwrap();
         assert_eq!(both.next_report(), both.report(2), "{}", both.name);
-        both.downlink.order(both.node.0, &order(5)).unwrap();
-        assert_eq!(until("an order", || both.orders.try_recv().ok()), order(5), "{}", both.name);
+        both.downlink.send_desired_state(both.node.0, &desired_state(5)).unwrap();
+        assert_eq!(until("a desired state", || both.desired_states.try_recv().ok()), desired_state(5), "{}", both.name);
     }
 }
 
@@ -106,21 +106,21 @@ fn newest_order_arrives_in_sequence_at_a_node_that_reads_late_over_every_transpo
 
         for generation in 1..=500 {
             // A refused order is repeated below, as a coordinator does after the next report.
-            let _ = both.downlink.order(both.node.0, &order(generation));
+            let _ = both.downlink.send_desired_state(both.node.0, &desired_state(generation));
         }
         let mut taken = vec![];
-        until("the newest order", || {
-            let next = both.orders.try_recv().ok().map(|order| order.id.generation.0);
+        until("the newest desired state", || {
+            let next = both.desired_states.try_recv().ok().map(|desired_state| desired_state.id.generation.0);
             let is_idle = next.is_none();
             taken.extend(next);
             if is_idle && taken.last().is_some_and(|last| *last < 500) {
-                let _ = both.downlink.order(both.node.0, &order(500));
+                let _ = both.downlink.send_desired_state(both.node.0, &desired_state(500));
             }
             (taken.last() == Some(&500)).then_some(())
         });
 
         assert!(taken.is_sorted(), "{}: {taken:?}", both.name);
-        assert!(taken.len() < 500, "{}: {} orders waited, so there is no bound", both.name, taken.len());
+        assert!(taken.len() < 500, "{}: {} desired states waited, so there is no bound", both.name, taken.len());
     }
 }
 
@@ -155,7 +155,7 @@ fn order_for_an_unknown_node_is_refused_over_every_transport() {
     for mut both in transports() {
         both.until_connected();
 
-        let outcome = both.downlink.order(NodeId(77), &order(1));
+        let outcome = both.downlink.send_desired_state(NodeId(77), &desired_state(1));
 
         assert_eq!(outcome, Err(NotSent::NotConnected(NodeId(77))), "{}", both.name);
     }
@@ -172,7 +172,7 @@ fn node_that_closes_its_end_disconnects_and_gets_no_more_orders_over_every_trans
 
         assert_eq!(gone, both.node, "{}", both.name);
         until("no connection", || both.downlink.connected().is_empty().then_some(()));
-        assert!(both.downlink.order(both.node.0, &order(1)).is_err(), "{}", both.name);
+        assert!(both.downlink.send_desired_state(both.node.0, &desired_state(1)).is_err(), "{}", both.name);
     }
 }
 
@@ -208,11 +208,14 @@ fn last_report_of_a_node_in_the_same_process_arrives_before_its_good_bye() {
 fn coordinator_that_closes_its_end_ends_the_orders_of_a_node_in_its_process() {
     let [mut both, _] = transports();
     both.until_connected();
-    both.downlink.order(both.node.0, &order(1)).unwrap();
+    both.downlink.send_desired_state(both.node.0, &desired_state(1)).unwrap();
 
     both.downlink.close();
 
-    assert_eq!(both.orders.blocking_recv(), Some(order(1)), "what was sent before arrives");
-    assert_eq!(both.orders.blocking_recv(), None);
-    assert_eq!(both.downlink.order(both.node.0, &order(2)), Err(NotSent::NotConnected(both.node.0)));
+    assert_eq!(both.desired_states.blocking_recv(), Some(desired_state(1)), "what was sent before arrives");
+    assert_eq!(both.desired_states.blocking_recv(), None);
+    assert_eq!(
+        both.downlink.send_desired_state(both.node.0, &desired_state(2)),
+        Err(NotSent::NotConnected(both.node.0))
+    );
 }

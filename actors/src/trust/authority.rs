@@ -56,7 +56,7 @@ impl Authority {
     /// The authority whose key is in a directory; it is made if there is none.
     ///
     /// # Errors
-    /// When the directory cannot be used, or others may read the key (`A-5`).
+    /// When the directory cannot be used, or others may read the key (`TRUST-5`).
     pub fn open(dir: &Path, job: JobId) -> Result<Authority, TrustError> {
         file::create_dir(dir)?;
         let path = dir.join(KEY_FILE);
@@ -99,7 +99,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// A certificate for a public key in X.509 form (`A-3`).
+    /// A certificate for a public key in X.509 form (`TRUST-3`).
     ///
     /// # Errors
     /// When the key is none that we know.
@@ -195,7 +195,7 @@ mod tests {
         assert_ne!(first.secret("reset"), first.secret("other"));
     }
 
-    //
+    // TRUST-3
     #[test]
     fn a_certificate_names_its_holder_and_ends() {
         let dir = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ mod tests {
         assert!(validity.not_after.duration_since(certified.not_after).unwrap() < Duration::from_secs(1));
     }
 
-    //
+    // TRUST-3
     #[test]
     fn names_that_a_request_asks_for_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
@@ -249,7 +249,7 @@ mod tests {
         assert!(err.to_string().contains(KEY_FILE), "{err}");
     }
 
-    // W-1
+    // WIRE-1
     #[test]
     fn damaged_certificates_and_requests_do_no_harm() {
         let dir = tempfile::tempdir().unwrap();

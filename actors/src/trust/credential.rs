@@ -20,8 +20,8 @@ pub struct Grant {
     pub certificate: Vec<u8>,
     /// The authority's.
     pub authority: Vec<u8>,
-    /// What the coordinator has to say to whoever joins, in the words of whoever runs both.
-    pub welcome: Vec<u8>,
+    /// Opaque job information for a joining node.
+    pub bootstrap: Vec<u8>,
 }
 
 impl Message for Grant {
@@ -35,14 +35,14 @@ pub struct Credential {
     certificate: CertificateDer<'static>,
     authority: CertificateDer<'static>,
     certified: Certified,
-    welcome: Vec<u8>,
+    bootstrap: Vec<u8>,
 }
 
 impl Credential {
     /// Puts one together.
     ///
     /// # Errors
-    /// When the certificate is not of this key, or names nobody.
+    /// When the certificate is not of this key, or names no member.
     pub fn new(
         key: Vec<u8>,
         certificate: CertificateDer<'static>,
@@ -52,17 +52,17 @@ impl Credential {
         if read_key(&key)?.subject_public_key_info() != certified.public_key {
             return Err(TrustError::malformed("a certificate of this key", "it is of another one"));
         }
-        Ok(Credential { key, certificate, authority, certified, welcome: Vec::new() })
+        Ok(Credential { key, certificate, authority, certified, bootstrap: Vec::new() })
     }
 
     /// What the coordinator said when it last gave a certificate.
-    pub fn welcome(&self) -> &[u8] {
-        &self.welcome
+    pub fn bootstrap(&self) -> &[u8] {
+        &self.bootstrap
     }
 
     fn of_grant(key: Vec<u8>, grant: Grant) -> Result<Credential, TrustError> {
         let credential = Credential::new(key, grant.certificate.into(), grant.authority.into())?;
-        Ok(Credential { welcome: grant.welcome, ..credential })
+        Ok(Credential { bootstrap: grant.bootstrap, ..credential })
     }
 
     /// What its certificate says.
@@ -83,7 +83,7 @@ impl Credential {
     /// The same key with a newer certificate.
     ///
     /// # Errors
-    /// When the certificate is not of this key, or names nobody.
+    /// When the certificate is not of this key, or names no member.
     pub fn renewed(&self, grant: Grant) -> Result<Credential, TrustError> {
         Credential::of_grant(self.key.clone(), grant)
     }
@@ -106,7 +106,7 @@ impl Credential {
         file::create_dir(dir)?;
         let [key, grant] = paths(dir, name);
         let (certificate, authority) = (self.certificate.to_vec(), self.authority.to_vec());
-        let bytes = wire::encode(&Grant { certificate, authority, welcome: self.welcome.clone() })
+        let bytes = wire::encode(&Grant { certificate, authority, bootstrap: self.bootstrap.clone() })
             .map_err(|err| TrustError::malformed("a certificate", err))?;
         file::write(&key, &self.key)?;
         file::write(&grant, &bytes)
@@ -115,7 +115,7 @@ impl Credential {
     /// What [`Credential::save`] has kept; none if there is none.
     ///
     /// # Errors
-    /// When others may read it (`A-5`), or it is damaged.
+    /// When others may read it (`TRUST-5`), or it is damaged.
     pub fn load(dir: &Path, name: &str) -> Result<Option<Credential>, TrustError> {
         let [key, grant] = paths(dir, name);
         let (Some(key), Some(bytes)) = (file::read(&key)?, file::read(&grant)?) else { return Ok(None) };
@@ -142,7 +142,7 @@ impl Applicant {
     /// join does not make another node of the same machine.
     ///
     /// # Errors
-    /// When others may read it (`A-5`), or it is damaged.
+    /// When others may read it (`TRUST-5`), or it is damaged.
     pub fn open(dir: &Path, name: &str) -> Result<Applicant, TrustError> {
         file::create_dir(dir)?;
         let [path, _] = paths(dir, name);
@@ -162,7 +162,7 @@ impl Applicant {
         self.key.subject_public_key_info()
     }
 
-    /// A request that shows that the private key is here; it asks for nothing else (`A-3`).
+    /// A request that shows that the private key is here; it asks for nothing else (`TRUST-3`).
     ///
     /// # Errors
     /// When there are no random numbers.
@@ -174,7 +174,7 @@ impl Applicant {
     /// The credential that a grant makes of it.
     ///
     /// # Errors
-    /// When the certificate is not of this key, or names nobody.
+    /// When the certificate is not of this key, or names no member.
     pub fn granted(&self, grant: Grant) -> Result<Credential, TrustError> {
         Credential::of_grant(self.key.serialized_der().to_vec(), grant)
     }
@@ -239,10 +239,10 @@ mod tests {
         assert_eq!(printed, "Credential { name: Name { job: JobId(7), role: Operator }, .. }");
     }
 
-    // W-1
+    // WIRE-1
     #[test]
     fn damaged_grants_do_no_harm() {
-        let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60], welcome: vec![0x32; 9] };
+        let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60], bootstrap: vec![0x32; 9] };
 
         crate::fuzz::damage(&[grant], 100_000);
     }

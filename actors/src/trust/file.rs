@@ -41,7 +41,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrustError> {
 /// Reads a file that [`write()`] has written; none if there is none.
 ///
 /// # Errors
-/// When others may read it (`A-5`), when it is absurdly long, or when the system refuses.
+/// When others may read it (`TRUST-5`), when it is absurdly long, or when the system refuses.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, TrustError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -72,7 +72,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_is_written_is_for_its_owner_and_replaces_what_was_there() {
+    fn written_file_is_private_and_replaces_the_old_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
 
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(dir.path().read_dir().unwrap().count(), 1, "nothing else is left");
     }
 
-    //
+    // TRUST-5
     #[test]
     fn a_secret_that_the_group_may_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_has_left_is_overwritten() {
+    fn leftovers_of_a_crash_are_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("secret.new"), b"half").unwrap();
 

@@ -74,7 +74,7 @@ pub enum JoinStringError {
         /// The text.
         found: String,
     },
-    /// More addresses than anybody needs.
+    /// Maximum number of addresses.
     #[error("expected at most {ADDRESSES_MAX} addresses, found {found}")]
     TooMany {
         /// How many.
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_address_is_refused() {
         for text in ["", ":1", "a:", "a:0", "a:65536", "a:x", "fd00::1:7447", "[a]:1", "a b:1", "a;b:1"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }

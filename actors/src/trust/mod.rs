@@ -1,4 +1,4 @@
-//! Who may take part in a job, and as what.
+//! Authentication of the members of a job, and their roles.
 //!
 //! A job has one certificate authority, made when its first coordinator starts. Everything on the network shows a
 //! certificate of it; what the holder may do is read from that certificate and never from what it says. A machine gets
@@ -8,18 +8,18 @@
 //! Code map:
 //! - [`name`]: what a certificate says of its holder;
 //! - [`authority`]: the key of the job; issues certificates; [`credential`]: a certificate with its key;
-//! - [`token`]: a secret and the proof that one has it; [`join`]: the join string; [`register`]: who has joined;
+//! - [`token`]: a secret and its proof; [`join`]: the join string; [`register`]: the nodes that have joined;
 //! - [`tls`]: the configurations of both sides; [`mod@file`]: files that only their owner may read.
 //!
 //! Invariants:
-//! - `A-1` The secret of a token travels on paper only. What travels on the network is a proof that is good for one
+//! - `TRUST-1` The secret of a token travels on paper only. What travels on the network is a proof that is good for one
 //!   TLS connection.
-//! - `A-2` Whoever answers to a join string holds the key that the string names, or nothing is sent to it.
-//! - `A-3` Role, node and boot of a peer come from its certificate. The authority writes them; of a request it takes the
-//!   public key and nothing else.
-//! - `A-4` A key that has joined keeps its node id; each join of it raises its boot. Both are durable before anybody is
-//!   told.
-//! - `A-5` A secret file that others may read is not read: its secret is none any more.
+//! - `TRUST-2` Whoever answers to a join string holds the key that the string names, or nothing is sent to it.
+//! - `TRUST-3` Role, node and boot of a peer come from its certificate. The authority writes them; of a request it
+//!   takes the public key and nothing else.
+//! - `TRUST-4` A key that has joined keeps its node id; each join of it raises its boot. Both are durable before the
+//!   node is admitted.
+//! - `TRUST-5` A secret file that others can read is rejected.
 //!
 //! Deliberately absent: revocation of certificates (they live a day; a token can be revoked at once), and passwords.
 
@@ -72,7 +72,7 @@ pub enum TrustError {
         /// In the system's words.
         kind: std::io::ErrorKind,
     },
-    /// Others may read a secret (`A-5`).
+    /// Others may read a secret (`TRUST-5`).
     #[error("{path} must be readable by its owner only (mode 600), found mode {mode:o}")]
     Exposed {
         /// The file.

@@ -29,7 +29,7 @@ pub enum Role {
     Node {
         /// Which.
         node: NodeId,
-        /// Which start of its supervisor.
+        /// Incarnation of its supervisor.
         boot: Incarnation,
     },
 }

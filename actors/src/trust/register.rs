@@ -1,4 +1,5 @@
-//! Who has joined a job, and with which tokens others may. Durable before anybody is told (`A-4`).
+//! The register of nodes that have joined a job, and of valid join tokens. Durable before the node is admitted
+//! (`TRUST-4`).
 
 use super::token::{CHANNEL_BYTES, Proof, Secret, Token, TokenId};
 use super::{Fingerprint, TrustError, authority, file};
@@ -49,16 +50,16 @@ impl Message for State {
     const KIND: Kind = Kind::Register;
 }
 
-/// A place in a job.
+/// A node's identity after admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// Which node it is.
+pub struct NodeIdentity {
+    /// Id of the node.
     pub node: NodeId,
-    /// Which start of it.
+    /// Incarnation of its supervisor.
     pub boot: Incarnation,
 }
 
-/// Why somebody does not become a node.
+/// Why a machine is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// There is no such token, or no longer.
@@ -71,7 +72,7 @@ pub enum Refused {
     #[error("token {0} has expired")]
     Expired(TokenId),
     /// Others came first.
-    #[error("token {0} has been used as often as it may")]
+    #[error("token {0} has no uses left")]
     UsedUp(TokenId),
     /// Its request is not one.
     #[error("{0}")]
@@ -79,8 +80,8 @@ pub enum Refused {
     /// It has a certificate that is in no register: the register is an older copy.
     #[error("{0} has a certificate but is not in the register with this key")]
     UnknownNode(NodeId),
-    /// It says that it is a node, and does not show it.
-    #[error("it wants to start again without a certificate")]
+    /// It claims to be a node without a valid certificate.
+    #[error("it asks to rejoin without a certificate")]
     NoCertificate,
     /// There are enough.
     #[error("{NODES_MAX} nodes have joined, which is the limit")]
@@ -90,14 +91,14 @@ pub enum Refused {
     NotDurable(TrustError),
 }
 
-/// What a machine with a token says.
+/// An application with a join token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Application {
     /// Which token.
     pub token: TokenId,
-    /// That it knows the secret.
+    /// Proof of the token's secret.
     pub proof: Proof,
-    /// That it has a key.
+    /// Proof of the private key.
     pub signing_request: Vec<u8>,
 }
 
@@ -105,7 +106,7 @@ impl Register {
     /// The register in a directory; an empty one if there is none.
     ///
     /// # Errors
-    /// When the file cannot be used, or others may read it (`A-5`).
+    /// When the file cannot be used, or others may read it (`TRUST-5`).
     pub fn open(dir: &Path) -> Result<Register, TrustError> {
         file::create_dir(dir)?;
         let path = dir.join(FILE);
@@ -118,7 +119,7 @@ impl Register {
         Ok(Register { path, state })
     }
 
-    /// Makes a token for so many machines, good for so long. Expired ones are forgotten.
+    /// Creates a token for a number of machines and a duration. Expired ones are forgotten.
     ///
     /// # Errors
     /// When it cannot be made durable; it is not good then.
@@ -145,7 +146,7 @@ impl Register {
     }
 
     /// Takes in a machine with a token. `channel` is what its TLS connection exports. A key that has joined before is
-    /// the same node and uses up nothing (`A-4`). Returns its public key, too.
+    /// the same node and uses up nothing (`TRUST-4`). Returns its public key, too.
     ///
     /// # Errors
     /// When it is refused; nothing has changed.
@@ -154,7 +155,7 @@ impl Register {
         now: SystemTime,
         application: &Application,
         channel: &[u8; CHANNEL_BYTES],
-    ) -> Result<(Seat, Vec<u8>), Refused> {
+    ) -> Result<(NodeIdentity, Vec<u8>), Refused> {
         let id = application.token;
         let mut state = self.state.clone();
         let Some(terms) = state.tokens.iter_mut().find(|terms| terms.id == id) else {
@@ -179,24 +180,24 @@ impl Register {
                 state.nodes.len() - 1
             }
         };
-        let seat = state.start(now, position);
+        let identity = state.start(now, position);
         self.replace(state).map_err(Refused::NotDurable)?;
-        Ok((seat, public_key))
+        Ok((identity, public_key))
     }
 
     /// Lets a node that has a valid certificate start again.
     ///
     /// # Errors
     /// When it is refused; nothing has changed.
-    pub fn readmit(&mut self, now: SystemTime, node: NodeId, key: Fingerprint) -> Result<Seat, Refused> {
+    pub fn readmit(&mut self, now: SystemTime, node: NodeId, key: Fingerprint) -> Result<NodeIdentity, Refused> {
         let mut state = self.state.clone();
         let position = node.0 as usize;
         if state.nodes.get(position).is_none_or(|entry| entry.key != key) {
             return Err(Refused::UnknownNode(node));
         }
-        let seat = state.start(now, position);
+        let identity = state.start(now, position);
         self.replace(state).map_err(Refused::NotDurable)?;
-        Ok(seat)
+        Ok(identity)
     }
 
     fn replace(&mut self, state: State) -> Result<(), TrustError> {
@@ -208,12 +209,13 @@ impl Register {
 }
 
 impl State {
-    /// `A-4`. The clock helps a register that was restored from an older copy; it may be wrong, so boots rise without it.
-    fn start(&mut self, now: SystemTime, position: usize) -> Seat {
+    /// `TRUST-4`. The clock helps a register that was restored from an older copy; it may be wrong, so boots rise
+    /// without it.
+    fn start(&mut self, now: SystemTime, position: usize) -> NodeIdentity {
         let millis = now.duration_since(UNIX_EPOCH).map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
         let entry = &mut self.nodes[position];
         entry.boot = Incarnation(millis.max(entry.boot.0 + BOOT_STRIDE));
-        Seat { node: NodeId(u32::try_from(position).expect("NODES_MAX is less")), boot: entry.boot }
+        NodeIdentity { node: NodeId(u32::try_from(position).expect("NODES_MAX is less")), boot: entry.boot }
     }
 }
 
@@ -256,7 +258,7 @@ mod tests {
         Application { token: token.id, proof, signing_request }
     }
 
-    //
+    // TRUST-4
     #[test]
     fn a_key_keeps_its_node_id_and_its_boot_rises_also_over_a_restart_with_a_clock_that_went_back() {
         let (dir, node) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -282,7 +284,7 @@ mod tests {
         let token = register.mint(now, HOUR, 2).unwrap();
 
         let outcomes = machines.each_ref().map(|machine| {
-            register.admit(now, &application(machine.path(), token), &CHANNEL).map(|(seat, _)| seat.node)
+            register.admit(now, &application(machine.path(), token), &CHANNEL).map(|(identity, _)| identity.node)
         });
 
         assert_eq!(outcomes, [Ok(NodeId(0)), Ok(NodeId(1)), Err(Refused::UsedUp(token.id))]);
@@ -326,7 +328,7 @@ mod tests {
         assert_eq!(wire::decode(&bytes), Ok(state));
     }
 
-    // W-1
+    // WIRE-1
     #[test]
     fn a_damaged_register_does_no_harm() {
         let terms = Terms {

@@ -72,7 +72,7 @@ pub fn member(credential: &Credential, alpn: &[u8]) -> Result<ClientConfig, Trus
     Ok(config)
 }
 
-/// Of a machine that knows of the job its join string only (`A-2`).
+/// Of a machine that knows of the job its join string only (`TRUST-2`).
 ///
 /// # Errors
 /// Never with the provider that we use.

@@ -14,7 +14,7 @@ pub const CHANNEL_LABEL: &[u8] = b"EXPERIMENTAL phalanx join";
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TokenId(pub [u8; 8]);
 
-/// The secret of a token (`A-1`).
+/// The secret of a token (`TRUST-1`).
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Secret(pub(super) [u8; 16]);
 
@@ -37,7 +37,7 @@ impl Token {
     }
 }
 
-/// Shows that its maker has a secret, on one TLS connection and for one signing request only (`A-1`).
+/// Shows that its maker has a secret, on one TLS connection and for one signing request only (`TRUST-1`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof([u8; 32]);
 
@@ -87,7 +87,7 @@ impl fmt::Debug for Secret {
 mod tests {
     use super::*;
 
-    //
+    // TRUST-1
     #[test]
     fn a_proof_is_good_for_one_secret_one_connection_and_one_request() {
         let token = Token::new().unwrap();

@@ -1,11 +1,11 @@
 mod arbitrary;
 
 use super::*;
-use arbitrary::{order, report};
-use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
+use arbitrary::{desired_state, report};
+use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{
-    Broken, Formation, Learner, MemberPhase, MemberReport, OrderId, Stage, Wishes,
+    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Requests, Stage, WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -24,11 +24,11 @@ proptest! {
     }
 
     #[test]
-    fn an_order_arrives_as_it_was_sent(order in order()) {
-        prop_assert_eq!(decode(&encode(&order).unwrap()), Ok(order));
+    fn desired_state_round_trips(desired_state in desired_state()) {
+        prop_assert_eq!(decode(&encode(&desired_state).unwrap()), Ok(desired_state));
     }
 
-    // W-2
+    // WIRE-2
     #[test]
     fn no_part_of_a_frame_is_a_frame(report in report(), cut in any::<prop::sample::Index>()) {
         let frame = encode(&report).unwrap();
@@ -36,13 +36,13 @@ proptest! {
         prop_assert!(decode::<Report>(&frame[..cut.index(frame.len())]).is_err());
     }
 
-    // W-1
+    // WIRE-1
     #[test]
     fn garbage_is_an_error(bytes in vec(any::<u8>(), 0..200)) {
-        let mut frame = vec![MAGIC[0], MAGIC[1], VERSION, Kind::Order as u8];
+        let mut frame = vec![MAGIC[0], MAGIC[1], VERSION, Kind::DesiredState as u8];
         frame.extend(bytes.iter());
 
-        let _ = decode::<Order>(&frame);
+        let _ = decode::<DesiredState>(&frame);
         prop_assert!(decode::<Report>(&bytes).is_err());
     }
 }
@@ -53,14 +53,14 @@ fn small_report() -> Report {
         node: NodeId(300),
         boot: Incarnation(70_000),
         number: 5,
-        order: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Run, revision: 3 },
+        desired_state: DesiredStateId { term: Term(1), generation: Generation(2), stage: Stage::Run, revision: 3 },
         draining: true,
-        n_stillborn: 4,
+        n_failed_starts: 4,
         members: vec![],
     }
 }
 
-// W-3
+// WIRE-3
 #[test]
 fn the_bytes_of_version_four_are_these() {
     let frame = encode(&small_report()).unwrap();
@@ -71,17 +71,17 @@ fn the_bytes_of_version_four_are_these() {
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
         5, // number
-        1, 2, 2, 3, // order: term, generation, stage, revision
+        1, 2, 2, 3, // desired state: term, generation, stage, revision
         1, // draining
-        4, // stillborn
+        4, // failed start
         0, // no members
     ];
     assert_eq!(frame, expected);
 }
 
-// W-3
+// WIRE-3
 #[test]
-fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
+fn encoding_of_a_full_report_and_desired_state_is_stable() {
     let shard = Shard { stage: 1, tensor: 2, part: 3, cut: Cut { n_stages: 28, n_tensors: 29, n_parts: 4 } };
     let worker = Worker { member: MemberId { node: NodeId(5), slot: 6 }, incarnation: Incarnation(7) };
     let member = MemberReport {
@@ -97,7 +97,7 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
             at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
         },
         broken: Some(Broken { lost: Some(worker), reason: "gone".to_owned() }),
-        promise: Promise {
+        commit_state: CommitState {
             entered: Generation(10),
             applied: Some(Version { lineage: Generation(11), step: Step(12) }),
             voted: Some(Vote { generation: Generation(13), step: Step(14) }),
@@ -113,8 +113,8 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         Source::Survivor(worker, shard),
         Source::Disk(Checkpoint { generation: Generation(17), step: Step(18) }),
     ];
-    let formation = Formation {
-        learners: vec![Learner {
+    let world_plan = WorldPlan {
+        catching_up: vec![CatchUp {
             worker,
             mesh: Mesh { dp_replicate: 28, ..Mesh::ONE },
             rank: 29,
@@ -128,12 +128,12 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         rests: true,
         ..world(1, 0)
     };
-    let order = Order {
+    let desired_state = DesiredState {
         job: JobId(7),
-        id: OrderId { term: Term(1), generation: Generation(2), stage: Stage::Form, revision: 3 },
-        formation: Some(Arc::new(formation)),
+        id: DesiredStateId { term: Term(1), generation: Generation(2), stage: Stage::Form, revision: 3 },
+        world_plan: Some(Arc::new(world_plan)),
         evict: vec![worker],
-        wishes: Wishes { stop: true, save: 23, pause: Generation(27) },
+        requests: Requests { stop: true, save: 23, pause: Generation(27) },
         release: Some(Incarnation(24)),
     };
 
@@ -143,12 +143,12 @@ fn the_bytes_of_a_report_and_an_order_with_all_their_parts_are_these() {
         "7078040107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
     );
     assert_eq!(
-        hex(encode(&order)),
+        hex(encode(&desired_state)),
         "70780402070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b0118"
     );
 }
 
-// W-2
+// WIRE-2
 #[test]
 fn each_defect_is_named() {
     let frame = encode(&small_report()).unwrap();
@@ -174,21 +174,21 @@ fn each_defect_is_named() {
     );
 }
 
-// W-4
+// WIRE-4
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradictory_messages_are_refused() {
     let stranger = MemberReport { worker: Worker::default(), ..member(0) };
     let report = Report { members: vec![member(0), stranger], ..small_report() };
-    let lonely = order_of(Some(Formation { seats: vec![], ..world(2, 0) }));
+    let lonely = desired_state_of(Some(WorldPlan { assignments: vec![], ..world(2, 0) }));
 
     let refused = decode::<Report>(&encode(&report).unwrap()).unwrap_err().to_string();
-    let order = decode::<Order>(&encode(&lonely).unwrap()).unwrap_err().to_string();
+    let desired_state = decode::<DesiredState>(&encode(&lonely).unwrap()).unwrap_err().to_string();
 
     assert_eq!(refused, "a report cannot be: node 300 reports node 0 slot 0 (incarnation 0)");
-    assert!(order.contains("has 2 seats, found 0"), "{order}");
+    assert!(desired_state.contains("has 2 ranks, found 0"), "{desired_state}");
 }
 
-// W-1
+// WIRE-1
 #[test]
 fn a_length_that_lies_is_refused_before_memory_is_taken() {
     let mut frame = encode(&small_report()).unwrap();
@@ -199,12 +199,12 @@ fn a_length_that_lies_is_refused_before_memory_is_taken() {
     assert!(matches!(decode::<Report>(&frame), Err(WireError::Malformed { .. })));
 }
 
-// W-1
+// WIRE-1
 #[test]
 fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
     // One byte of input is 24 bytes of memory here, which is why the limit counts decoded bytes.
-    let frame = encode(&order_of(Some(world(0, 0)))).unwrap();
-    // The last nine bytes are no holds, no transfers, no saves, no rest, no evictions, three wishes and no release.
+    let frame = encode(&desired_state_of(Some(world(0, 0)))).unwrap();
+    // The last nine bytes are no holds, no transfers, no saves, no rest, no evictions, three requests and no release.
     let hostile = |n_holds: u32| {
         let mut hostile = frame[..frame.len() - 9].to_vec();
         hostile.push(252);
@@ -213,28 +213,28 @@ fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
         hostile
     };
     // Three of them are decoded, and refused for what they say.
-    assert!(matches!(decode::<Order>(&hostile(3)), Err(WireError::Unsound { .. })));
+    assert!(matches!(decode::<DesiredState>(&hostile(3)), Err(WireError::InvalidMessage { .. })));
 
     let many = hostile(4_000_000);
 
-    assert!(many.len() < Kind::Order.limit());
-    assert!(matches!(decode::<Order>(&many), Err(WireError::Malformed { .. })));
+    assert!(many.len() < Kind::DesiredState.limit());
+    assert!(matches!(decode::<DesiredState>(&many), Err(WireError::Malformed { .. })));
 }
 
-fn order_of(formation: Option<Formation>) -> Order {
-    let stage = if formation.is_some() { Stage::Form } else { Stage::Stop };
-    Order {
+fn desired_state_of(world_plan: Option<WorldPlan>) -> DesiredState {
+    let stage = if world_plan.is_some() { Stage::Form } else { Stage::Stop };
+    DesiredState {
         job: JobId(1),
-        id: OrderId { generation: Generation(1 << 20), stage, ..OrderId::default() },
-        formation: formation.map(Arc::new),
+        id: DesiredStateId { generation: Generation(1 << 20), stage, ..DesiredStateId::default() },
+        world_plan: world_plan.map(Arc::new),
         evict: Vec::new(),
-        wishes: Wishes::default(),
+        requests: Requests::default(),
         release: None,
     }
 }
 
 /// The dearest world: each rank fetches its own shard and a shadow, both from several pieces of another cut.
-fn world(n_ranks: u32, n_pieces: u32) -> Formation {
+fn world(n_ranks: u32, n_pieces: u32) -> WorldPlan {
     // Large counters, as after a long life: varints are as long as they get in practice.
     let worker = |rank: u32| Worker {
         member: MemberId { node: NodeId(rank / 8), slot: rank % 8 },
@@ -248,11 +248,11 @@ fn world(n_ranks: u32, n_pieces: u32) -> Formation {
             source: Source::Survivor(worker((rank + i) % n_ranks), shard(i)),
         })
     };
-    Formation {
+    WorldPlan {
         generation: Generation(1 << 20),
         mesh: Mesh { pp: 1, dp_replicate: 1, dp_shard: n_ranks as usize, cp: 1, tp: 1 },
-        seats: (0..n_ranks).map(worker).collect(),
-        learners: Vec::new(),
+        assignments: (0..n_ranks).map(worker).collect(),
+        catching_up: Vec::new(),
         guests: Vec::new(),
         addresses: vec![Some(SocketAddr::from((Ipv6Addr::LOCALHOST, 40_000))); n_ranks as usize],
         base: Version::default(),
@@ -265,14 +265,14 @@ fn world(n_ranks: u32, n_pieces: u32) -> Formation {
 }
 
 #[test]
-fn an_order_of_ten_thousand_ranks_fits_twice() {
+fn desired_state_of_ten_thousand_ranks_fits_twice() {
     // Six pieces per rank: own shard and shadow, each cut from three of another world.
-    let order = order_of(Some(world(20_000, 6)));
+    let desired_state = desired_state_of(Some(world(20_000, 6)));
 
-    let frame = encode(&order).unwrap();
+    let frame = encode(&desired_state).unwrap();
 
     println!("20,000 ranks, six pieces each: {} bytes on the wire", frame.len());
-    assert_eq!(decode(&frame), Ok(order));
+    assert_eq!(decode(&frame), Ok(desired_state));
 }
 
 fn member(slot: u32) -> MemberReport {
@@ -287,27 +287,27 @@ fn member(slot: u32) -> MemberReport {
         entered: Step(70_000),
         progress: Progress { ticks: 1 << 33, at: At::Computes },
         broken: None,
-        promise: Promise { entered: Generation(9), applied: Some(Version::default()), voted: None },
+        commit_state: CommitState { entered: Generation(9), applied: Some(Version::default()), voted: None },
         holds: vec![shard; 2],
         saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),
         failure: (slot == 1).then(|| "no memory".to_owned()),
     }
 }
 
-// W-1
+// WIRE-1
 #[test]
-fn damaged_reports_and_orders_do_no_harm() {
+fn damaged_reports_and_desired_states_do_no_harm() {
     let report = Report { members: (0..3).map(member).collect(), ..small_report() };
     crate::fuzz::damage(&[small_report(), report], 500_000);
 
-    let none = Order { job: JobId(7), evict: vec![Worker::default()], ..order_of(None) };
-    let all = Order {
-        formation: Some(Arc::new(Formation {
+    let none = DesiredState { job: JobId(7), evict: vec![Worker::default()], ..desired_state_of(None) };
+    let all = DesiredState {
+        world_plan: Some(Arc::new(WorldPlan {
             guests: vec![Worker::default()],
             addresses: vec![None; 5],
             ..world(4, 2)
         })),
-        wishes: Wishes { stop: true, save: 70_000, pause: Generation(9) },
+        requests: Requests { stop: true, save: 70_000, pause: Generation(9) },
         release: Some(Incarnation(1 << 41)),
         ..none.clone()
     };

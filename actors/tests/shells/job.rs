@@ -2,11 +2,12 @@
 //! are none.
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Recipient};
-use phalanx_actors::coordinator::{self, Coordinator, GetStatus, Leave, ReportArrived, SendOrder};
+use phalanx_actors::coordinator::{self, Coordinator, GetStatus, Leave, ReportArrived, SendDesiredState};
 use phalanx_actors::events::{Event, IncidentLine, What};
 use phalanx_actors::store::{SharedStore, memory::Memory};
 use phalanx_actors::supervisor::{
-    self, Kill, OrderArrived, SendReport, Shutdown, Spawn, Supervisor, Tell, Word, WorkerExited, WorkerStarted,
+    self, DesiredStateArrived, Kill, SendReport, Shutdown, Spawn, StatusReport, Supervisor, Tell, WorkerExited,
+    WorkerStarted,
 };
 use phalanx_strategies::elastic::commit::Vote;
 use phalanx_strategies::elastic::coordinator::Activity;
@@ -14,7 +15,7 @@ use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{Command, Member, Schedule};
 use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
-use phalanx_strategies::elastic::message::{MemberReport, Wishes};
+use phalanx_strategies::elastic::message::{MemberReport, Requests};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use std::cell::RefCell;
@@ -40,7 +41,7 @@ pub struct Plane {
     schedule: Schedule,
     members: BTreeMap<Worker, Member>,
     computing: BTreeSet<(Worker, Generation, Step)>,
-    votes: BTreeMap<(Generation, Step), (BTreeSet<Worker>, Wishes)>,
+    votes: BTreeMap<(Generation, Step), (BTreeSet<Worker>, Requests)>,
     supervisors: BTreeMap<NodeId, Addr<Supervisor>>,
     /// Nodes whose supervisor has ended.
     pub down: BTreeSet<NodeId>,
@@ -95,8 +96,10 @@ impl Job {
         let candidate = self.coordinators.len() as u32;
         let settings =
             coordinator::Settings { job: JOB, candidate, holds: None, policy: self.policy, timing: Timing::default() };
-        let outlets =
-            coordinator::Outlets { orders: self.network.clone().recipient(), events: self.events.clone().recipient() };
+        let outlets = coordinator::Outlets {
+            desired_states: self.network.clone().recipient(),
+            events: self.events.clone().recipient(),
+        };
         let coordinator = Coordinator::new(settings, self.store.clone(), outlets).start();
         self.network.try_send(Reach(coordinator.clone().recipient())).unwrap();
         self.coordinators.push(coordinator);
@@ -138,7 +141,7 @@ impl Job {
         self.plane.borrow().supervisors[&NodeId(node)].clone()
     }
 
-    /// What the one that leads says, if one does.
+    /// Status of the leader, if there is one.
     pub async fn status(&self) -> Option<Status> {
         for coordinator in &self.coordinators {
             if let Ok(Ok(status)) = coordinator.send(GetStatus).await {
@@ -190,7 +193,7 @@ impl Job {
 impl Plane {
     /// Does what the members of a node ask for; returns what they report.
     fn perform(&mut self, node: NodeId) -> Vec<MemberReport> {
-        let mut words = vec![];
+        let mut status_reports = vec![];
         let mine: Vec<Worker> = self.members.keys().copied().filter(|worker| worker.member.node == node).collect();
         for worker in mine {
             while let Some(command) = self.members.get_mut(&worker).and_then(Member::poll_command) {
@@ -201,17 +204,20 @@ impl Plane {
                     Command::Compute { generation, step } => {
                         self.computing.insert((worker, generation, step));
                     }
-                    Command::Vote(vote, wishes) => self.vote(worker, vote, wishes),
+                    Command::Vote(vote, requests) => self.vote(worker, vote, requests),
                     Command::Save(part) => member.handle_saved(part),
                     Command::Finish(generation) => drop(member.handle_finished(generation)),
                     Command::Exit => drop(self.members.remove(&worker)),
-                    Command::Report => words.push(member.report()),
-                    Command::Abort(_) | Command::Learn(_) | Command::Apply(_) | Command::Discard | Command::Keep(_) => {
-                    }
+                    Command::Report => status_reports.push(member.report()),
+                    Command::Abort(_)
+                    | Command::CatchUp(_)
+                    | Command::Apply(_)
+                    | Command::Discard
+                    | Command::Keep(_) => {}
                 }
             }
         }
-        words
+        status_reports
     }
 
     fn compute(&mut self, node: NodeId) {
@@ -227,15 +233,18 @@ impl Plane {
         }
     }
 
-    fn vote(&mut self, worker: Worker, vote: Vote, wishes: Wishes) {
-        let seats = self.members[&worker].seat().map(|(formation, _)| formation.seats.clone()).unwrap_or_default();
+    fn vote(&mut self, worker: Worker, vote: Vote, requests: Requests) {
+        let assignments = self.members[&worker]
+            .assignment()
+            .map(|(world_plan, _)| world_plan.assignments.clone())
+            .unwrap_or_default();
         let (voted, all) = self.votes.entry((vote.generation, vote.step)).or_default();
         voted.insert(worker);
-        *all = all.and(wishes);
+        *all = all.and(requests);
         let all = *all;
-        if seats.iter().all(|seat| voted.contains(seat)) {
-            for seat in seats {
-                if let Some(member) = self.members.get_mut(&seat) {
+        if assignments.iter().all(|assignment| voted.contains(assignment)) {
+            for assignment in assignments {
+                if let Some(member) = self.members.get_mut(&assignment) {
                     let _ = member.handle_committed(vote.generation, vote.step, all);
                 }
             }
@@ -270,12 +279,13 @@ impl Actor for Processes {
             let mine = |worker: &&Worker| worker.member.node == node;
             let before: Vec<Worker> = processes.plane.borrow().members.keys().filter(mine).copied().collect();
             processes.plane.borrow_mut().compute(node);
-            let mut words = processes.plane.borrow_mut().perform(node);
+            let mut status_reports = processes.plane.borrow_mut().perform(node);
             let plane = processes.plane.borrow();
-            words.extend(plane.members.iter().filter(|(worker, _)| mine(worker)).map(|(_, member)| member.report()));
+            status_reports
+                .extend(plane.members.iter().filter(|(worker, _)| mine(worker)).map(|(_, member)| member.report()));
             let supervisor = plane.supervisors[&node].clone();
-            for word in words {
-                let _ = supervisor.try_send(Word(word));
+            for status_report in status_reports {
+                let _ = supervisor.try_send(StatusReport(status_report));
             }
             for worker in before.into_iter().filter(|worker| !plane.members.contains_key(worker)) {
                 supervisor.try_send(WorkerExited(worker)).unwrap();
@@ -291,9 +301,9 @@ impl Handler<Spawn> for Processes {
         ctx.run_later(Duration::from_millis(50), move |processes, _| {
             let schedule = processes.plane.borrow().schedule;
             let member = Member::new(JOB, worker, None, schedule);
-            let word = member.report();
+            let status_report = member.report();
             processes.plane.borrow_mut().members.insert(worker, member);
-            processes.supervisor().try_send(WorkerStarted(word)).unwrap();
+            processes.supervisor().try_send(WorkerStarted(status_report)).unwrap();
         });
     }
 }
@@ -309,9 +319,9 @@ impl Handler<Kill> for Processes {
 impl Handler<Tell> for Processes {
     type Result = ();
 
-    fn handle(&mut self, Tell { worker, order }: Tell, _: &mut Context<Self>) {
+    fn handle(&mut self, Tell { worker, desired_state }: Tell, _: &mut Context<Self>) {
         if let Some(member) = self.plane.borrow_mut().members.get_mut(&worker) {
-            let _ = member.handle_order(&order);
+            let _ = member.handle_desired_state(&desired_state);
         }
     }
 }
@@ -349,12 +359,12 @@ impl Handler<Reach> for Network {
     }
 }
 
-impl Handler<SendOrder> for Network {
+impl Handler<SendDesiredState> for Network {
     type Result = ();
 
-    fn handle(&mut self, SendOrder { node, order }: SendOrder, _: &mut Context<Self>) {
+    fn handle(&mut self, SendDesiredState { node, desired_state }: SendDesiredState, _: &mut Context<Self>) {
         if let Some(supervisor) = self.plane.borrow().supervisors.get(&node) {
-            let _ = supervisor.try_send(OrderArrived(order));
+            let _ = supervisor.try_send(DesiredStateArrived(desired_state));
         }
     }
 }

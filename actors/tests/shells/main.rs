@@ -64,7 +64,7 @@ fn a_standby_takes_over_from_the_store_and_the_world_goes_on() {
 }
 
 #[test]
-fn a_checkpoint_that_is_asked_for_is_written_and_told_of() {
+fn requested_checkpoint_is_written_and_reported() {
     simulate(async {
         let job = Job::start(shards(2), 2, Schedule::default()).await;
         job.until_running(shards(2), Step(10)).await;
@@ -74,7 +74,7 @@ fn a_checkpoint_that_is_asked_for_is_written_and_told_of() {
 
         job.until_happened(What::Checkpoint(saved.checkpoint)).await;
         assert!(saved.checkpoint.step >= Step(10));
-        assert_eq!(saved.wishes.save, 1);
+        assert_eq!(saved.requests.save, 1);
     });
 }
 
@@ -135,8 +135,8 @@ fn a_node_that_is_about_to_be_taken_away_is_replaced_by_a_spare_and_ends() {
         job.until("its end", |_| job.plane.borrow().down.contains(&NodeId(0))).await;
         let after = job.until_running(shards(2), before.step).await;
 
-        let seated = after.nodes.iter().flat_map(|node| &node.workers).filter(|worker| worker.rank.is_some());
-        assert_eq!(seated.map(|worker| worker.member.node).collect::<Vec<_>>(), [NodeId(1), NodeId(2)]);
+        let assigned = after.nodes.iter().flat_map(|node| &node.ranks).filter(|worker| worker.rank.is_some());
+        assert_eq!(assigned.map(|worker| worker.member.node).collect::<Vec<_>>(), [NodeId(1), NodeId(2)]);
     });
 }
 
@@ -150,7 +150,7 @@ fn another_mesh_is_formed_when_there_are_nodes_for_it_and_an_impossible_one_is_r
         assert!(matches!(refused, Err(RequestError::Resize(_))), "{refused:?}");
         job.coordinators[0].send(Resize(shards(3))).await.unwrap().unwrap();
         let waiting = job.until("a reason", |status| status.blocked.is_some()).await;
-        assert_eq!(waiting.blocked.unwrap(), "the mesh that is wanted needs 3 members, there are 2");
+        assert_eq!(waiting.blocked.unwrap(), "the requested mesh needs 3 members, 2 are present");
         job.add_node(NodeId(2));
         job.until_running(shards(3), waiting.step).await;
 

@@ -1,5 +1,5 @@
-//! Nobody computes in a world before the devices of all its members are in it: one that is still in an older world may touch
-//! memory there that is in use again. Source: `member` B-7.
+//! No member computes in a world before the devices of all its members have joined it: a device in an older world may
+//! still access memory that is in use again. Source: `member` MEMBER-7.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Worker};
@@ -20,16 +20,16 @@ impl Invariant for AllJoined {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Joined { worker, generation } => {
+            Observation::JoinedWorld { worker, generation } => {
                 self.joined.insert(*worker, *generation);
             }
-            Observation::Computes { worker, formation } if formation.generation > self.complete => {
-                let is_in = |worker: &Worker| self.joined.get(worker).is_some_and(|at| *at >= formation.generation);
-                let learners = formation.learners.iter().map(|learner| &learner.worker);
-                if let Some(late) = formation.seats.iter().chain(learners).find(|worker| !is_in(worker)) {
-                    return Err(format!("{worker} computes in {}, which {late} has not joined", formation.generation));
+            Observation::Computes { worker, world_plan } if world_plan.generation > self.complete => {
+                let is_in = |worker: &Worker| self.joined.get(worker).is_some_and(|at| *at >= world_plan.generation);
+                let catching_up = world_plan.catching_up.iter().map(|catch_up| &catch_up.worker);
+                if let Some(late) = world_plan.assignments.iter().chain(catching_up).find(|worker| !is_in(worker)) {
+                    return Err(format!("{worker} computes in {}, which {late} has not joined", world_plan.generation));
                 }
-                self.complete = formation.generation;
+                self.complete = world_plan.generation;
             }
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! Each incident has one first cause (a new coordinator may record it again, the same), and a node or rank is blamed only if something befell it, the job only
-//! if anything did. Source: `incident` N-1.
+//! Each incident has one first cause (a new coordinator may record it again, the same), and a node or rank is blamed
+//! only if something befell it, the job only if anything did. Source: `incident` INCIDENT-1.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId};

@@ -1,4 +1,4 @@
-//! The committed step is monotone, and a step has one outcome in a history. Source: `commit`, C-2 to C-4.
+//! The committed step is monotone, and a step has one outcome in a history. Source: `commit`, COMMIT-2 to COMMIT-4.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Step};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub struct CommittedSteps {
     /// Step → the world in which it was learnt and the update.
-    learnt: BTreeMap<Step, (Generation, u64)>,
+    committed: BTreeMap<Step, (Generation, u64)>,
     lineage: Generation,
     base: Step,
 }
@@ -20,24 +20,24 @@ impl Invariant for CommittedSteps {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Formed(formation) => {
-                if formation.base.lineage != self.lineage {
-                    self.lineage = formation.base.lineage;
-                    self.learnt.split_off(&formation.base.step.next());
+            Observation::Formed(world_plan) => {
+                if world_plan.base.lineage != self.lineage {
+                    self.lineage = world_plan.base.lineage;
+                    self.committed.split_off(&world_plan.base.step.next());
                 }
-                self.base = formation.base.step;
+                self.base = world_plan.base.step;
                 Ok(())
             }
-            Observation::Learnt { generation, step, digest, .. }
+            Observation::Committed { generation, step, digest, .. }
             | Observation::Decided { generation, step, digest } => {
-                let last = self.learnt.last_key_value().map_or(Step(0), |(step, _)| *step).max(self.base);
-                match self.learnt.get(step) {
+                let last = self.committed.last_key_value().map_or(Step(0), |(step, _)| *step).max(self.base);
+                match self.committed.get(step) {
                     Some(before) if *before != (*generation, *digest) => {
                         Err(format!("{step} of {generation} is committed, and so is that of {}", before.0))
                     }
                     None if *step > last.next() => Err(format!("{step} is committed after {last}")),
                     _ => {
-                        self.learnt.insert(*step, (*generation, *digest));
+                        self.committed.insert(*step, (*generation, *digest));
                         Ok(())
                     }
                 }

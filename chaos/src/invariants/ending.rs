@@ -1,5 +1,5 @@
 //! A job that is finished has all that it committed in a checkpoint, every checkpoint that was asked for, and goes no
-//! further. Source: `coordinator` K-7, `member` B-5.
+//! further. Source: `coordinator` COORDINATOR-7, `member` MEMBER-5.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::Step;
@@ -19,14 +19,14 @@ impl Invariant for Ending {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Formed(_) | Observation::Learnt { .. } if self.ended => {
+            Observation::Formed(_) | Observation::Committed { .. } if self.ended => {
                 Err(String::from("the job goes on after its end"))
             }
-            Observation::Formed(formation) => {
-                self.committed = formation.base.step;
+            Observation::Formed(world_plan) => {
+                self.committed = world_plan.base.step;
                 Ok(())
             }
-            Observation::Learnt { step, .. } => {
+            Observation::Committed { step, .. } => {
                 self.committed = self.committed.max(*step);
                 Ok(())
             }
@@ -35,8 +35,8 @@ impl Invariant for Ending {
                 let (saved, committed) = (record.checkpoint.step, self.committed);
                 if saved != committed {
                     Err(format!("the job ends with a checkpoint of {saved}, {committed} was committed"))
-                } else if record.n_saves < record.wishes.save {
-                    Err(format!("{} checkpoints were asked for, {} are complete", record.wishes.save, record.n_saves))
+                } else if record.n_saves < record.requests.save {
+                    Err(format!("{} checkpoints were asked for, {} are complete", record.requests.save, record.n_saves))
                 } else {
                     Ok(())
                 }

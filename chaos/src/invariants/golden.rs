@@ -29,11 +29,11 @@ impl Invariant for Golden {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Formed(formation) if formation.base.lineage != self.lineage => {
-                self.lineage = formation.base.lineage;
-                self.chain.truncate(formation.base.step.0 as usize + 1);
+            Observation::Formed(world_plan) if world_plan.base.lineage != self.lineage => {
+                self.lineage = world_plan.base.lineage;
+                self.chain.truncate(world_plan.base.step.0 as usize + 1);
             }
-            Observation::Learnt { step, digest, .. } | Observation::Decided { step, digest, .. } => {
+            Observation::Committed { step, digest, .. } | Observation::Decided { step, digest, .. } => {
                 if self.reproducible && *digest != state::golden_digest(*step) {
                     return Err(format!("{step} is another update than in the golden run"));
                 }
@@ -41,7 +41,7 @@ impl Invariant for Golden {
                     self.chain.push(state::advance(self.chain[step.0 as usize - 1], *digest));
                 }
             }
-            // A worker of an abandoned history, which nobody has told yet, is not looked at.
+            // Workers that do not yet know their lineage was abandoned are ignored.
             Observation::State { worker, version, atoms } if version.lineage == self.lineage => {
                 let Some(chain) = self.chain.get(version.step.0 as usize) else {
                     return Err(format!("{worker} is at {}, which nobody has committed", version.step));

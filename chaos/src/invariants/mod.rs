@@ -2,20 +2,20 @@
 
 mod all_joined;
 mod attribution;
+mod catch_up;
 mod committed_steps;
 mod ending;
 mod exactly_once;
 mod golden;
-mod learners;
+mod nothing_lost;
 mod nothing_stale;
 mod one_world;
-mod promise;
 mod two_copies;
 
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::incident::Timeline;
-use phalanx_strategies::elastic::message::{Formation, OrderId, Record};
+use phalanx_strategies::elastic::message::{DesiredStateId, Record, WorldPlan};
 use phalanx_strategies::elastic::shadow::Shard;
 use std::ops::Range;
 
@@ -26,41 +26,41 @@ pub enum Observation<'a> {
     Leads(Term),
     /// A record is durable.
     Persisted(&'a Record),
-    /// A node has taken up an order, after this one.
-    Ordered {
-        /// Who.
+    /// A node has taken up a desired state, after this one.
+    DesiredStateTaken {
+        /// The worker.
         node: NodeId,
         /// The one before.
-        before: OrderId,
-        /// Which order.
-        order: OrderId,
+        before: DesiredStateId,
+        /// Which desired state.
+        desired_state: DesiredStateId,
     },
-    /// A supervisor has killed a worker on the order of a coordinator.
+    /// A supervisor has killed a worker on the desired state of a coordinator.
     Evicted {
-        /// Who.
+        /// The worker.
         node: NodeId,
-        /// In whose term.
+        /// Term of the coordinator.
         term: Term,
     },
     /// The device of a member has joined a world.
-    Joined {
-        /// Who.
+    JoinedWorld {
+        /// The worker.
         worker: Worker,
         /// Which world.
         generation: Generation,
     },
     /// A member begins with a step.
     Computes {
-        /// Who.
+        /// The worker.
         worker: Worker,
         /// In which world.
-        formation: &'a Formation,
+        world_plan: &'a WorldPlan,
     },
     /// The gradients of a step are reduced: these microbatches were in it, one run per data rank.
     Reduced(&'a [Range<usize>], usize),
     /// A member has voted for the update that it took from a reduction.
     Voted {
-        /// Who.
+        /// The worker.
         worker: Worker,
         /// The world whose members reduced it.
         generation: Generation,
@@ -70,8 +70,8 @@ pub enum Observation<'a> {
         step: Step,
     },
     /// A member has learnt that a step is committed.
-    Learnt {
-        /// Who.
+    Committed {
+        /// The worker.
         worker: Worker,
         /// The world in which it did.
         generation: Generation,
@@ -92,14 +92,15 @@ pub enum Observation<'a> {
         digest: u64,
     },
     /// A coordinator tells of a world, which may be one of the past.
-    Announced(&'a Formation),
+    Announced(&'a WorldPlan),
     /// A new world begins from this state.
-    Formed(&'a Formation),
-    /// All members of a world are ready: those with a seat have their state. These are those that have each shard in memory.
-    Healed(&'a Formation, Vec<(Shard, Vec<Worker>)>),
+    Formed(&'a WorldPlan),
+    /// All members of a world are ready: those with a rank have their state. These are those that have each shard in
+    /// memory.
+    Healed(&'a WorldPlan, Vec<(Shard, Vec<Worker>)>),
     /// A worker has the state of a step; part and value.
     State {
-        /// Who.
+        /// The worker.
         worker: Worker,
         /// Which state.
         version: Version,
@@ -127,7 +128,7 @@ pub trait Invariant {
     /// Looks at what happened.
     ///
     /// # Errors
-    /// A sentence that says how the promise is broken.
+    /// A sentence that describes the violation.
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String>;
 }
 
@@ -148,13 +149,13 @@ pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
         Box::new(committed_steps::CommittedSteps::default()),
         Box::new(one_world::OneWorld::default()),
         Box::new(nothing_stale::NothingStale::default()),
-        Box::new(promise::Promise::default()),
+        Box::new(nothing_lost::NothingLost::default()),
         Box::new(two_copies::TwoCopies),
         Box::new(exactly_once::ExactlyOnce),
         Box::new(ending::Ending::default()),
         Box::new(golden::Golden::new(reproducible)),
         Box::new(attribution::Attribution::default()),
         Box::new(all_joined::AllJoined::default()),
-        Box::new(learners::Learners),
+        Box::new(catch_up::CatchingUp),
     ]
 }

@@ -1,4 +1,4 @@
-//! Nothing of an old term or generation has an effect. Source: `supervisor` V-2, `member` B-1.
+//! Nothing of an old term or generation has an effect. Source: `supervisor` SUPERVISOR-2, `member` MEMBER-1.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{NodeId, Term};
@@ -17,17 +17,17 @@ impl Invariant for NothingStale {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Ordered { node, before, order } => {
-                self.terms.insert(*node, order.term);
-                if order.term < before.term || order.generation < before.generation {
-                    return Err(format!("{node} takes up {order:?} after {before:?}"));
+            Observation::DesiredStateTaken { node, before, desired_state } => {
+                self.terms.insert(*node, desired_state.term);
+                if desired_state.term < before.term || desired_state.generation < before.generation {
+                    return Err(format!("{node} takes up {desired_state:?} after {before:?}"));
                 }
                 Ok(())
             }
             Observation::Evicted { node, term } if self.terms.get(node).is_some_and(|latest| term < latest) => {
                 Err(format!("{node} kills a worker on the order of {term}"))
             }
-            Observation::Learnt { worker, generation, told, step, .. }
+            Observation::Committed { worker, generation, told, step, .. }
             | Observation::Voted { worker, generation, told, step }
                 if generation != told =>
             {

@@ -1,8 +1,9 @@
-//! A term has one coordinator, a generation one world, and both only rise. Source: `succession` L-1, `coordinator` K-1, K-2.
+//! A term has one coordinator, a generation has one world, and both only increase. Source: `succession` SUCCESSION-1,
+//! `coordinator` COORDINATOR-1, COORDINATOR-2.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Term};
-use phalanx_strategies::elastic::message::Formation;
+use phalanx_strategies::elastic::message::WorldPlan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use std::sync::Arc;
 #[derive(Default)]
 pub struct OneWorld {
     terms: BTreeSet<Term>,
-    worlds: BTreeMap<Generation, Arc<Formation>>,
+    worlds: BTreeMap<Generation, Arc<WorldPlan>>,
     latest: (Term, Generation),
 }
 
@@ -31,9 +32,9 @@ impl Invariant for OneWorld {
                 self.latest = found;
                 Ok(())
             }
-            Observation::Announced(formation) => {
-                let known = self.worlds.entry(formation.generation).or_insert_with(|| Arc::new((*formation).clone()));
-                if **known == **formation { Ok(()) } else { Err(format!("{} has two worlds", formation.generation)) }
+            Observation::Announced(world_plan) => {
+                let known = self.worlds.entry(world_plan.generation).or_insert_with(|| Arc::new((*world_plan).clone()));
+                if **known == **world_plan { Ok(()) } else { Err(format!("{} has two worlds", world_plan.generation)) }
             }
             _ => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! When a world is whole, each shard is in the memory of two nodes, or of two processes if there is one node only. One in
 //! which some still catch up is not: they are to have the second copies.
-//! Source: `shadow` H-1, H-3.
+//! Source: `shadow` SHADOW-1, SHADOW-3.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{NodeId, Worker};
@@ -15,18 +15,18 @@ impl Invariant for TwoCopies {
     }
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
-        let Observation::Healed(formation, copies) = what else { return Ok(()) };
-        if !formation.learners.is_empty() {
+        let Observation::Healed(world_plan, copies) = what else { return Ok(()) };
+        if !world_plan.catching_up.is_empty() {
             return Ok(());
         }
-        let nodes: BTreeSet<NodeId> = formation.seats.iter().map(|worker| worker.member.node).collect();
-        let (n_nodes, n_processes) = (nodes.len().min(2), formation.seats.len().min(2));
+        let nodes: BTreeSet<NodeId> = world_plan.assignments.iter().map(|worker| worker.member.node).collect();
+        let (n_nodes, n_processes) = (nodes.len().min(2), world_plan.assignments.len().min(2));
         let too_few = |on: &[Worker]| {
             let distinct: BTreeSet<NodeId> = on.iter().map(|worker| worker.member.node).collect();
             distinct.len() < n_nodes || on.len() < n_processes
         };
         match copies.iter().find(|(_, on)| too_few(on)) {
-            Some((shard, on)) => Err(format!("{}: {shard:?} is on {on:?} only", formation.generation)),
+            Some((shard, on)) => Err(format!("{}: {shard:?} is on {on:?} only", world_plan.generation)),
             None => Ok(()),
         }
     }

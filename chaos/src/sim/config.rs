@@ -27,14 +27,14 @@ pub struct Config {
     pub save_steps: u64,
     /// Time to compute a step.
     pub step_ms: u64,
-    /// From the start of a process to its first word.
+    /// From the start of a process to its first status report.
     pub spawn_ms: u64,
     /// Pieces of the state of each column of a layer.
     pub n_atoms: u64,
-    /// Steps during which a learner is sent the state.
-    pub n_lessons: u32,
+    /// Steps during which a catching-up member is sent the state.
+    pub n_catch_up_parts: u32,
     /// Longest time until what it is sent with a step has come.
-    pub lesson_us: u64,
+    pub catch_up_part_us: u64,
     /// When faults end.
     pub safety_ms: u64,
     /// How soon after that the whole mesh must train again.
@@ -58,7 +58,7 @@ impl Config {
         Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
     }
 
-    /// A job of so many ranks, on nodes of up to eight, with spare nodes for one rank in a hundred.
+    /// A job of `n` ranks on nodes of up to eight, with spare nodes for one rank in a hundred.
     pub fn with_ranks(seed: u64, n_ranks: u32) -> Config {
         let mut dice = Dice::new(seed, "config");
         let n_slots = if n_ranks <= 16 { 2 } else { 8 };
@@ -75,7 +75,7 @@ impl Config {
 
     fn of(seed: u64, wanted: Mesh, dice: &mut Dice) -> Config {
         let timing = Timing::default();
-        let mut of_learners = Dice::new(seed, "learners");
+        let mut of_catch_up = Dice::new(seed, "learners");
         let policy = Policy {
             wanted,
             dp_replicate_min: 1,
@@ -85,10 +85,10 @@ impl Config {
             uneven: true,
             evict_stragglers: dice.percent(70),
             shadows: true,
-            // Faults strike without mercy; that the job gives up is tested on the machine.
+            // Faults are injected without mercy; that the job gives up is tested on the machine.
             incidents_max: 1_000,
             state_bytes: 1_000,
-            rest_bytes_max: if of_learners.percent(50) { 0 } else { u64::MAX },
+            rest_bytes_max: if of_catch_up.percent(50) { 0 } else { u64::MAX },
         };
         Config {
             seed,
@@ -101,8 +101,8 @@ impl Config {
             step_ms: dice.pick(20..120),
             spawn_ms: dice.pick(50..600),
             n_atoms: 15,
-            n_lessons: of_learners.pick(1..30) as u32,
-            lesson_us: if of_learners.percent(20) { of_learners.pick(20_000..300_000) } else { 8_000 },
+            n_catch_up_parts: of_catch_up.pick(1..30) as u32,
+            catch_up_part_us: if of_catch_up.percent(20) { of_catch_up.pick(20_000..300_000) } else { 8_000 },
             safety_ms: 8_000,
             liveness_ms: 40_000,
             mutation: None,

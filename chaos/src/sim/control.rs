@@ -1,4 +1,4 @@
-//! Coordinators: candidates for the lease, the machine of the one that leads, and the store that they share.
+//! Coordinators: candidates for the lease, the leader's state machine, and the shared store.
 
 use super::event::{CandidateEvent, Event};
 use super::{Config, JOB, Sim};
@@ -6,7 +6,7 @@ use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use phalanx_strategies::elastic::coordinator::{self, Activity, Coordinator};
 use phalanx_strategies::elastic::identity::Generation;
-use phalanx_strategies::elastic::message::{Formation, Record, Report, Stage};
+use phalanx_strategies::elastic::message::{Record, Report, Stage, WorldPlan};
 use phalanx_strategies::elastic::succession::{self, Succession};
 use std::sync::Arc;
 use std::time::Instant;
@@ -78,7 +78,7 @@ impl Sim {
 
     pub(super) fn send_report(&mut self, node: usize, mut report: Report) {
         if self.is(Mutation::ForgetVotes) {
-            report.members.iter_mut().for_each(|member| member.promise.voted = None);
+            report.members.iter_mut().for_each(|member| member.commit_state.voted = None);
         }
         for i in 0..self.candidates.len() {
             for delay in self.network.delays_to_coordinators(self.nodes[node].id) {
@@ -200,19 +200,20 @@ impl Sim {
 
     fn perform(&mut self, i: usize, command: coordinator::Command) {
         match command {
-            coordinator::Command::Send(node, mut order) => {
-                if let Some(formation) = &mut order.formation {
+            coordinator::Command::Send(node, mut desired_state) => {
+                if let Some(world_plan) = &mut desired_state.world_plan {
                     if self.is(Mutation::ShadowsAtHome) {
-                        *formation = Arc::new(without_shadows(formation));
+                        *world_plan = Arc::new(without_shadows(world_plan));
                     }
-                    if formation.generation > self.candidates[i].announced && order.id.stage >= Stage::Form {
-                        self.candidates[i].announced = formation.generation;
-                        self.announce(formation.clone());
+                    if world_plan.generation > self.candidates[i].announced && desired_state.id.stage >= Stage::Form {
+                        self.candidates[i].announced = world_plan.generation;
+                        self.announce(world_plan.clone());
                     }
                 }
                 for delay in self.network.delays_to_node(node) {
-                    let order = order.clone();
-                    self.queue.push(self.now + delay, Event::OrderArrives { node: node.0 as usize, order });
+                    let desired_state = desired_state.clone();
+                    self.queue
+                        .push(self.now + delay, Event::DesiredStateArrives { node: node.0 as usize, desired_state });
                 }
             }
             coordinator::Command::Persist(record) => self.persist(i, record),
@@ -239,12 +240,12 @@ impl Sim {
         self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
     }
 
-    /// The first order of a coordinator that tells of a world leaves.
-    fn announce(&mut self, formation: Arc<Formation>) {
-        self.observe(&Observation::Announced(&formation));
-        let known = self.formation.as_ref().map(|known| known.generation).unwrap_or_default();
-        if formation.generation > known {
-            let (step, generation) = (formation.base.step, formation.voted_in);
+    /// The first desired state of a coordinator that tells of a world leaves.
+    fn announce(&mut self, world_plan: Arc<WorldPlan>) {
+        self.observe(&Observation::Announced(&world_plan));
+        let known = self.world_plan.as_ref().map(|known| known.generation).unwrap_or_default();
+        if world_plan.generation > known {
+            let (step, generation) = (world_plan.base.step, world_plan.voted_in);
             let open = self.collectives.get(&(generation, step)).and_then(|collective| collective.digest);
             if let Some(digest) = open.filter(|_| step > self.step) {
                 self.observe(&Observation::Decided { generation, step, digest });
@@ -255,12 +256,14 @@ impl Sim {
                 self.step = step;
             }
             self.ready.clear();
-            let before = self.formation.replace(formation.clone());
-            let had_to_learn = before.iter().flat_map(|before| &before.learners).filter(|l| !l.transfers.is_empty());
-            let seats = had_to_learn.filter_map(|learner| formation.rank_of(learner.worker));
-            self.outcome.n_learnt += seats.filter(|rank| formation.transfers[*rank].is_empty()).count() as u64;
-            self.outcome.n_courses += u64::from(!formation.learners.is_empty());
-            self.observe(&Observation::Formed(&formation));
+            let before = self.world_plan.replace(world_plan.clone());
+            let had_to_catch_up =
+                before.iter().flat_map(|before| &before.catching_up).filter(|l| !l.transfers.is_empty());
+            let assignments = had_to_catch_up.filter_map(|catch_up| world_plan.rank_of(catch_up.worker));
+            self.outcome.n_caught_up +=
+                assignments.filter(|rank| world_plan.transfers[*rank].is_empty()).count() as u64;
+            self.outcome.n_catch_up_plans += u64::from(!world_plan.catching_up.is_empty());
+            self.observe(&Observation::Formed(&world_plan));
         }
     }
 
@@ -280,8 +283,8 @@ impl Sim {
 }
 
 /// The same world, in which each rank holds no more than its own.
-fn without_shadows(formation: &Formation) -> Formation {
-    let mut poorer = formation.clone();
+fn without_shadows(world_plan: &WorldPlan) -> WorldPlan {
+    let mut poorer = world_plan.clone();
     for (shards, transfers) in poorer.holds.iter_mut().zip(&mut poorer.transfers) {
         shards.truncate(1);
         transfers.retain(|transfer| transfer.shard == shards[0]);

@@ -1,15 +1,15 @@
 //! What happens between ranks: the collectives of a step with its vote, and the transfer of state.
 
 use super::Sim;
+use super::catch_up::CatchUpPart;
 use super::event::{Event, RankEvent};
-use super::learners::Lesson;
 use super::node::Rank;
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use crate::state;
 use phalanx_strategies::elastic::commit::{Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Worker};
-use phalanx_strategies::elastic::message::{Formation, Wishes};
+use phalanx_strategies::elastic::message::{Requests, WorldPlan};
 use phalanx_strategies::elastic::recovery::{Source, Transfer, shares};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::tree::leaves_of;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 
 /// The collectives of one step in one world.
 pub struct Collective {
-    formation: Arc<Formation>,
+    world_plan: Arc<WorldPlan>,
     entered: BTreeSet<Worker>,
     /// Microbatches of each data rank.
     runs: BTreeMap<usize, Range<usize>>,
     pub digest: Option<u64>,
     voted: BTreeSet<Worker>,
     /// What any of the votes asks for.
-    wishes: Wishes,
+    requests: Requests,
     committed: bool,
     /// Since when tensors do not pass.
     cut_since: Option<u64>,
@@ -42,20 +42,20 @@ impl Sim {
         if rank.member.handle_entered(generation, step).is_err() {
             return;
         }
-        let Some((formation, seat)) = rank.member.seat() else { return };
-        let formation = formation.clone();
-        let data_rank = formation.mesh.coord(seat).data_rank(&formation.mesh);
-        let mut run = leaves_of(n_microbatches, formation.mesh.data_ranks(), data_rank);
+        let Some((world_plan, assignment)) = rank.member.assignment() else { return };
+        let world_plan = world_plan.clone();
+        let data_rank = world_plan.mesh.coord(assignment).data_rank(&world_plan.mesh);
+        let mut run = leaves_of(n_microbatches, world_plan.mesh.data_ranks(), data_rank);
         if shifted {
             run = 0..run.len();
         }
         let collective = self.collectives.entry((generation, step)).or_insert_with(|| Collective {
-            formation,
+            world_plan,
             entered: BTreeSet::new(),
             runs: BTreeMap::new(),
             digest: None,
             voted: BTreeSet::new(),
-            wishes: Wishes::default(),
+            requests: Requests::default(),
             committed: false,
             cut_since: None,
         });
@@ -65,16 +65,16 @@ impl Sim {
     }
 
     /// A rank's vote reaches the others.
-    pub(super) fn vote(&mut self, worker: Worker, vote: Vote, wishes: Wishes) {
+    pub(super) fn vote(&mut self, worker: Worker, vote: Vote, requests: Requests) {
         let Some(collective) = self.collectives.get_mut(&(vote.generation, vote.step)) else { return };
         collective.voted.insert(worker);
         if collective.committed {
-            let wishes = collective.wishes;
-            let what = RankEvent::Committed { generation: vote.generation, step: vote.step, wishes };
+            let requests = collective.requests;
+            let what = RankEvent::Committed { generation: vote.generation, step: vote.step, requests };
             self.queue.push(self.now + 100, Event::ToRank { worker, what });
             return;
         }
-        collective.wishes = collective.wishes.and(wishes);
+        collective.requests = collective.requests.and(requests);
         self.try_collective(vote.generation, vote.step);
     }
 
@@ -82,51 +82,51 @@ impl Sim {
     pub(super) fn try_collective(&mut self, generation: Generation, step: Step) {
         let majority = self.is(Mutation::CommitOnMajority);
         let Some(collective) = self.collectives.get(&(generation, step)) else { return };
-        let n = collective.formation.seats.len();
+        let n = collective.world_plan.assignments.len();
         let reduces = collective.digest.is_none() && collective.entered.len() == n;
         let enough = if majority { collective.voted.len() * 2 > n } else { collective.voted.len() == n };
         let commits = collective.digest.is_some() && !collective.committed && enough;
         if !reduces && !commits {
             return;
         }
-        let formation = collective.formation.clone();
-        if !self.is_connected(&formation) {
-            self.wait_for_connection(&formation, generation, step);
+        let world_plan = collective.world_plan.clone();
+        if !self.is_connected(&world_plan) {
+            self.wait_for_connection(&world_plan, generation, step);
             return;
         }
         if !reduces {
-            return match self.have_followed(&formation, step) {
-                true => self.commit(&formation, generation, step),
-                false => self.wait_for_learners(generation, step),
+            return match self.have_followed(&world_plan, step) {
+                true => self.commit(&world_plan, generation, step),
+                false => self.wait_for_catching_up(generation, step),
             };
         }
-        match self.lessons(&formation, step) {
-            Some(lessons) => self.reduce(&formation, generation, step, lessons),
-            None => self.wait_for_learners(generation, step),
+        match self.catch_up_parts(&world_plan, step) {
+            Some(catch_up_parts) => self.reduce(&world_plan, generation, step, catch_up_parts),
+            None => self.wait_for_catching_up(generation, step),
         }
     }
 
     /// What is not acknowledged for too long breaks a connection.
-    fn wait_for_connection(&mut self, formation: &Formation, generation: Generation, step: Step) {
+    fn wait_for_connection(&mut self, world_plan: &WorldPlan, generation: Generation, step: Step) {
         let (now, limit) = (self.now, self.config.timing.detection_time.as_micros() as u64);
         self.queue.push(now + 20_000, Event::Collective { generation, step });
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
         let since = *collective.cut_since.get_or_insert(now);
         if (since + limit..since + limit + 20_000).contains(&now) {
-            self.break_up(formation, None);
+            self.break_up(world_plan, None);
         }
     }
 
     /// A process is gone: the kernel closes its connections, and few of its peers find that before anything else.
     pub(super) fn break_connections(&mut self, gone: &Rank) {
-        let seat = gone.member.seat().map(|(formation, _)| formation);
-        if let Some(formation) = seat.or(gone.member.beside()) {
-            self.break_up(&formation.clone(), None);
+        let assignment = gone.member.assignment().map(|(world_plan, _)| world_plan);
+        if let Some(world_plan) = assignment.or(gone.member.beside()) {
+            self.break_up(&world_plan.clone(), None);
         }
     }
 
-    fn break_up(&mut self, formation: &Formation, lost: Option<Worker>) {
-        let (generation, members) = (formation.generation, formation.members().collect::<Vec<Worker>>());
+    fn break_up(&mut self, world_plan: &WorldPlan, lost: Option<Worker>) {
+        let (generation, members) = (world_plan.generation, world_plan.members().collect::<Vec<Worker>>());
         for _ in 0..self.dice.pick(0..4) {
             let worker = members[self.dice.pick(0..members.len() as u64) as usize];
             let at = self.now + self.dice.pick(100..5_000);
@@ -134,7 +134,7 @@ impl Sim {
         }
     }
 
-    fn reduce(&mut self, formation: &Formation, generation: Generation, step: Step, lessons: Vec<Lesson>) {
+    fn reduce(&mut self, world_plan: &WorldPlan, generation: Generation, step: Step, catch_up_parts: Vec<CatchUpPart>) {
         let n = self.config.policy.n_microbatches;
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
         // In fast mode the order of additions, and so the bits, depend on the world.
@@ -143,33 +143,33 @@ impl Sim {
         collective.digest = Some(digest);
         let runs: Vec<Range<usize>> = collective.runs.values().cloned().collect();
         self.observe(&Observation::Reduced(&runs, n));
-        for worker in &formation.seats {
+        for worker in &world_plan.assignments {
             let at = self.now + self.dice.pick(100..4_000);
             let what = RankEvent::Reduced { generation, step, digest };
             self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
             self.perhaps_again(*worker, what);
         }
-        let base = Version { step: Step(step.0 - 1), ..formation.base };
-        for (worker, pieces) in lessons {
-            self.tell_learner(worker, RankEvent::Lesson { generation, step, digest, base, pieces });
+        let base = Version { step: Step(step.0 - 1), ..world_plan.base };
+        for (worker, pieces) in catch_up_parts {
+            self.send_to_catching_up(worker, RankEvent::CatchUpPart { generation, step, digest, base, pieces });
         }
     }
 
-    fn commit(&mut self, formation: &Formation, generation: Generation, step: Step) {
+    fn commit(&mut self, world_plan: &WorldPlan, generation: Generation, step: Step) {
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
         collective.committed = true;
-        let wishes = collective.wishes;
-        for worker in &formation.seats {
+        let requests = collective.requests;
+        for worker in &world_plan.assignments {
             let at = self.now + self.dice.pick(50..8_000);
-            let what = RankEvent::Committed { generation, step, wishes };
+            let what = RankEvent::Committed { generation, step, requests };
             self.queue.push(at, Event::ToRank { worker: *worker, what: what.clone() });
             self.perhaps_again(*worker, what);
         }
-        for learner in &formation.learners {
-            self.tell_learner(learner.worker, RankEvent::Outcome { generation, step });
+        for catch_up in &world_plan.catching_up {
+            self.send_to_catching_up(catch_up.worker, RankEvent::Outcome { generation, step });
         }
-        // What anybody may still ask for is of the last worlds, and of each of them of the last steps.
-        let latest = self.formation.as_ref().map_or(0, |formation| formation.generation.0);
+        // Only the last steps of the last worlds can still be requested.
+        let latest = self.world_plan.as_ref().map_or(0, |world_plan| world_plan.generation.0);
         self.collectives.retain(|(of, at), _| of.0 + 8 > latest && (*of != generation || at.0 + 3 > step.0));
     }
 
@@ -181,11 +181,11 @@ impl Sim {
         }
     }
 
-    fn is_connected(&self, formation: &Formation) -> bool {
+    fn is_connected(&self, world_plan: &WorldPlan) -> bool {
         if self.network.cut.is_empty() {
             return true;
         }
-        let nodes: BTreeSet<NodeId> = formation.members().map(|worker| worker.member.node).collect();
+        let nodes: BTreeSet<NodeId> = world_plan.members().map(|worker| worker.member.node).collect();
         nodes.iter().all(|a| nodes.iter().all(|b| self.network.connects(*a, *b)))
     }
 
@@ -196,9 +196,9 @@ impl Sim {
         if rank.member.report().generation != generation {
             return;
         }
-        let Some((formation, seat)) = rank.member.seat() else { return };
-        let named = shares(&formation.transfers[seat]).find(|(named, _)| *named == transfer);
-        let (_, share) = named.expect("a member fetches what its formation names");
+        let Some((world_plan, assignment)) = rank.member.assignment() else { return };
+        let named = shares(&world_plan.transfers[assignment]).find(|(named, _)| *named == transfer);
+        let (_, share) = named.expect("a member fetches what its world plan names");
         let runs = state::asked(transfer, share, n_atoms);
         let pieces = match (transfer.source, transfer.source.sender(transfer.shard)) {
             (_, Some((from, held))) => self.read_memory((worker, from), base, held, &runs),
@@ -221,7 +221,7 @@ impl Sim {
         }
     }
 
-    /// Who cannot reach a source says so after a while.
+    /// A member that cannot reach a source reports it after a timeout.
     fn perhaps_give_up(&mut self, worker: Worker, generation: Generation, transfer: Transfer) {
         let Some((from, _)) = transfer.source.sender(transfer.shard) else { return };
         // Asked again every five milliseconds, it gives up after a second or so.

@@ -3,7 +3,7 @@
 use crate::plan::Fault;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Worker};
-use phalanx_strategies::elastic::message::{MemberReport, Order, Record, Report, Wishes};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report, Requests};
 use phalanx_strategies::elastic::recovery::Transfer;
 use phalanx_strategies::elastic::snapshot::Part;
 use phalanx_strategies::elastic::succession::Lease;
@@ -18,13 +18,13 @@ pub enum Event {
     /// The timer of a supervisor.
     NodeTimer { node: usize, boot: Incarnation },
     /// A message of a coordinator.
-    OrderArrives { node: usize, order: Order },
+    DesiredStateArrives { node: usize, desired_state: DesiredState },
     /// A process has started.
     WorkerStarts { worker: Worker },
     /// The kernel tells the supervisor of the end of a process.
     WorkerExited { worker: Worker },
     /// A rank tells its supervisor something.
-    WordArrives { word: MemberReport },
+    StatusReportArrives { status_report: MemberReport },
     /// A machine is taken away.
     NodeDies { node: usize, back_after_ms: u64 },
     /// A coordinator process starts.
@@ -42,22 +42,22 @@ pub enum Event {
 /// Something for a rank process.
 #[derive(Clone, Debug)]
 pub enum RankEvent {
-    /// An order, passed on by its supervisor.
-    Order(Order),
+    /// A desired state, passed on by its supervisor.
+    DesiredState(DesiredState),
     /// Its own part of a step is computed.
     Computed { generation: Generation, step: Step },
     /// All gradients of a step are reduced.
     Reduced { generation: Generation, step: Step, digest: u64 },
     /// All have voted for a step.
-    Committed { generation: Generation, step: Step, wishes: Wishes },
-    /// A learner is sent the reduced gradients of a step, and pieces of the state `base` before it.
-    Lesson { generation: Generation, step: Step, digest: u64, base: Version, pieces: Vec<(u64, u64)> },
-    /// All have voted for a step that a learner has the gradients of.
+    Committed { generation: Generation, step: Step, requests: Requests },
+    /// A catching-up member is sent the reduced gradients of a step, and pieces of the state `base` before it.
+    CatchUpPart { generation: Generation, step: Step, digest: u64, base: Version, pieces: Vec<(u64, u64)> },
+    /// All have voted for a step that a catching-up member has the gradients of.
     Outcome { generation: Generation, step: Step },
     /// All that belongs to the end is done.
     Finished { generation: Generation },
     /// Its device has joined a world.
-    Joined { generation: Generation },
+    JoinedWorld { generation: Generation },
     /// A piece of state may have come.
     Fetch { generation: Generation, base: Version, transfer: Transfer },
     /// Its connections to others broke.

@@ -1,4 +1,4 @@
-//! Faults strike, last and end.
+//! Injection of faults: their start, duration and end.
 
 use super::Sim;
 use super::event::Event;
@@ -9,8 +9,8 @@ use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::mesh::Mesh;
 
 impl Sim {
-    /// Lets strike what is due.
-    pub(super) fn strike(&mut self) {
+    /// Injects the faults that are due.
+    pub(super) fn inject(&mut self) {
         if self.safe || self.plan.first().is_none_or(|planned| planned.at_ms * 1_000 > self.now) {
             return;
         }
@@ -21,7 +21,7 @@ impl Sim {
         let (due, later): (Vec<Planned>, Vec<Planned>) = std::mem::take(&mut self.plan).into_iter().partition(due);
         self.plan = later;
         for planned in due {
-            self.outcome.struck.push((now_ms, planned));
+            self.outcome.injected.push((now_ms, planned));
             self.mark(7, planned.at_ms, 0);
             self.begin_fault(planned.fault);
         }

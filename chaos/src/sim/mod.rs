@@ -3,16 +3,16 @@
 //! The machines are those of `phalanx_strategies::elastic`, unchanged. This module is their shell: it delivers, delays
 //! and loses what they send, kills them, and shows the [invariants] what happens.
 //!
-//! A run has two phases. In the *safety phase* faults strike and nothing wrong may happen. Then all faults end, and in
-//! the *liveness phase* the whole mesh must train again within a budget.
+//! A run has two phases. In the *safety phase* faults are injected and nothing wrong may happen. Then all faults end,
+//! and in the *liveness phase* the whole mesh must train again within a budget.
 //! Source: TigerBeetle's VOPR (safety mode and liveness mode).
 
+mod catch_up;
 mod config;
 mod control;
 mod data_plane;
 mod event;
 mod faults;
-mod learners;
 mod network;
 mod node;
 mod store;
@@ -32,7 +32,7 @@ use node::Node;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
 use phalanx_strategies::elastic::incident::Timeline;
-use phalanx_strategies::elastic::message::Formation;
+use phalanx_strategies::elastic::message::WorldPlan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,13 +58,13 @@ pub struct Outcome {
     /// How often a coordinator began a term.
     pub n_terms: u64,
     /// Worlds in which some caught up while the others trained.
-    pub n_courses: u64,
-    /// Members that did so and then had a seat for which they lacked nothing.
-    pub n_learnt: u64,
+    pub n_catch_up_plans: u64,
+    /// Members that did so and then had a rank for which they lacked nothing.
+    pub n_caught_up: u64,
     /// All incidents, as coordinators recorded them.
     pub incidents: Vec<(u64, Timeline)>,
-    /// Faults that struck, with the time in milliseconds.
-    pub struck: Vec<(u64, Planned)>,
+    /// Faults that took effect, with the time in milliseconds.
+    pub injected: Vec<(u64, Planned)>,
     /// The first broken promise.
     pub violation: Option<Violation>,
 }
@@ -83,7 +83,7 @@ pub struct Sim {
     collectives: BTreeMap<(Generation, Step), Collective>,
     plan: Vec<Planned>,
     /// The last world that was announced, and the members of it that have their state.
-    formation: Option<Arc<Formation>>,
+    world_plan: Option<Arc<WorldPlan>>,
     ready: BTreeSet<Worker>,
     invariants: Vec<Box<dyn Invariant>>,
     /// The last step that is committed.
@@ -112,10 +112,10 @@ impl Sim {
             generation: Generation(0),
             n_rollbacks: 0,
             n_terms: 0,
-            n_courses: 0,
-            n_learnt: 0,
+            n_catch_up_plans: 0,
+            n_caught_up: 0,
             incidents: vec![],
-            struck: vec![],
+            injected: vec![],
             violation: None,
         };
         let mut sim = Sim {
@@ -130,7 +130,7 @@ impl Sim {
             candidates: (0..2).map(Candidate::new).collect(),
             collectives: BTreeMap::new(),
             plan: plan.0.clone(),
-            formation: None,
+            world_plan: None,
             ready: BTreeSet::new(),
             invariants: invariants::all(config.reproducible),
             step: Step(0),
@@ -156,7 +156,7 @@ impl Sim {
             self.now = at.max(self.now);
             self.outcome.n_events += 1;
             self.handle(event);
-            self.strike();
+            self.inject();
             if self.safe {
                 whole_at = if self.is_whole() { whole_at.or(Some(self.step)) } else { None };
                 stops |= whole_at.is_some_and(|step| self.step.0 >= step.0 + 5);
@@ -179,7 +179,7 @@ impl Sim {
         self.outcome.trace_hash = self.trace;
         self.outcome.virtual_ms = self.now / 1_000;
         self.outcome.step = self.step;
-        self.outcome.generation = self.formation.as_ref().map_or(Generation(0), |formation| formation.generation);
+        self.outcome.generation = self.world_plan.as_ref().map_or(Generation(0), |world_plan| world_plan.generation);
         self.outcome
     }
 
@@ -187,11 +187,11 @@ impl Sim {
     fn is_whole(&self) -> bool {
         let Some(leader) = self.leader().filter(|leader| leader.activity() == Activity::Running) else { return false };
         let wanted = leader.record().wanted.unwrap_or(self.config.policy.wanted);
-        self.formation.as_ref().is_some_and(|formation| formation.mesh == wanted)
+        self.world_plan.as_ref().is_some_and(|world_plan| world_plan.mesh == wanted)
     }
 
     fn is_stopped(&self) -> bool {
-        self.store.record.wishes.stop
+        self.store.record.requests.stop
     }
 
     /// Whether the job is finished and all nodes have been shut down.
@@ -235,10 +235,10 @@ impl Sim {
         match event {
             Event::NodeStarts { node } => self.start_node(node),
             Event::NodeTimer { node, boot } => self.node_timer(node, boot),
-            Event::OrderArrives { node, order } => self.order_arrives(node, order),
+            Event::DesiredStateArrives { node, desired_state } => self.desired_state_arrives(node, desired_state),
             Event::WorkerStarts { worker } => self.worker_starts(worker),
             Event::WorkerExited { worker } => self.worker_exited(worker),
-            Event::WordArrives { word } => self.word_arrives(word),
+            Event::StatusReportArrives { status_report } => self.status_report_arrives(status_report),
             Event::NodeDies { node, back_after_ms } => self.kill_node(node, back_after_ms),
             Event::CandidateStarts { candidate } => self.start_candidate(candidate),
             Event::FaultEnds { fault } => self.end_fault(fault),

@@ -1,7 +1,7 @@
 //! Nodes: a supervisor, its rank processes, and what passes between them.
 
+use super::catch_up::CatchUpProgress;
 use super::event::{Event, RankEvent};
-use super::learners::Lessons;
 use super::{JOB, Sim};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
@@ -9,7 +9,7 @@ use crate::state;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{self, Member};
-use phalanx_strategies::elastic::message::{MemberPhase, MemberReport, Order, Stage, Wishes};
+use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, Stage};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,13 +32,13 @@ pub struct Rank {
     pub atoms: BTreeMap<u64, u64>,
     /// The update for which it has voted.
     pub open: Option<(Generation, Step, u64)>,
-    pub lessons: Lessons,
+    pub catch_up_parts: CatchUpProgress,
     /// How many faults stop it, and what waits for it meanwhile.
     pub stopped: u32,
     pub waiting: Vec<RankEvent>,
     /// Local messages do not overtake each other.
-    last_word: u64,
-    last_order: u64,
+    last_status_report: u64,
+    last_desired_state: u64,
 }
 
 impl Rank {
@@ -107,29 +107,29 @@ impl Sim {
         let supervisor = node.supervisor.as_mut().expect("checked above");
         // The progress of ranks that run lies in shared memory; it is read when a report is due.
         for rank in node.ranks.values().filter(|rank| rank.stopped == 0) {
-            supervisor.handle_word(now, rank.member.report());
+            supervisor.handle_status_report(now, rank.member.report());
         }
         supervisor.handle_timeout(now);
         self.drive_node(i);
     }
 
-    pub(super) fn order_arrives(&mut self, i: usize, mut order: Order) {
+    pub(super) fn desired_state_arrives(&mut self, i: usize, mut desired_state: DesiredState) {
         let now = self.instant();
         let fenced = !self.is(Mutation::ForgetFencing);
         let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
-        let before = supervisor.order_id();
-        let term = order.id.term;
+        let before = supervisor.desired_state_id();
+        let term = desired_state.id.term;
         if !fenced {
-            order.id.term = order.id.term.max(before.term);
+            desired_state.id.term = desired_state.id.term.max(before.term);
         }
-        let (id, evicts) = (order.id, !order.evict.is_empty());
-        if supervisor.handle_order(now, order).is_err() {
+        let (id, evicts) = (desired_state.id, !desired_state.evict.is_empty());
+        if supervisor.handle_desired_state(now, desired_state).is_err() {
             return;
         }
         self.mark(1, i as u64, id.generation.0);
         let node = self.nodes[i].id;
         if id != before {
-            self.observe(&Observation::Ordered { node, before, order: id });
+            self.observe(&Observation::DesiredStateTaken { node, before, desired_state: id });
         }
         if evicts {
             self.observe(&Observation::Evicted { node, term });
@@ -146,19 +146,19 @@ impl Sim {
             return;
         }
         let member = Member::new(JOB, worker, None, schedule);
-        let word = member.report();
+        let status_report = member.report();
         let rank = Rank {
             member,
             atoms: BTreeMap::new(),
             open: None,
-            lessons: Lessons::default(),
+            catch_up_parts: CatchUpProgress::default(),
             stopped: 0,
             waiting: vec![],
-            last_word: 0,
-            last_order: 0,
+            last_status_report: 0,
+            last_desired_state: 0,
         };
         node.ranks.insert(worker, rank);
-        node.supervisor.as_mut().expect("checked above").handle_started(now, word);
+        node.supervisor.as_mut().expect("checked above").handle_started(now, status_report);
         self.drive_node(i);
     }
 
@@ -171,11 +171,11 @@ impl Sim {
         }
     }
 
-    pub(super) fn word_arrives(&mut self, word: MemberReport) {
+    pub(super) fn status_report_arrives(&mut self, status_report: MemberReport) {
         let now = self.instant();
-        let i = word.worker.member.node.0 as usize;
+        let i = status_report.worker.member.node.0 as usize;
         if let Some(supervisor) = &mut self.nodes[i].supervisor {
-            supervisor.handle_word(now, word);
+            supervisor.handle_status_report(now, status_report);
             self.drive_node(i);
         }
     }
@@ -212,12 +212,12 @@ impl Sim {
                     self.queue.push(at, Event::WorkerStarts { worker });
                 }
                 supervisor::Command::Kill(worker) => self.kill_worker(worker),
-                supervisor::Command::Tell(worker, order) => {
+                supervisor::Command::Tell(worker, desired_state) => {
                     let at = self.now + self.dice.pick(20..300);
                     let Some(rank) = self.rank(worker) else { continue };
-                    rank.last_order = at.max(rank.last_order + 1);
-                    let at = rank.last_order;
-                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::Order(order) });
+                    rank.last_desired_state = at.max(rank.last_desired_state + 1);
+                    let at = rank.last_desired_state;
+                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::DesiredState(desired_state) });
                 }
                 supervisor::Command::Shutdown => {
                     let node = &mut self.nodes[i];
@@ -245,12 +245,14 @@ impl Sim {
             return;
         }
         match what {
-            RankEvent::Order(order) => self.rank_order(worker, &order),
+            RankEvent::DesiredState(desired_state) => self.rank_desired_state(worker, &desired_state),
             RankEvent::Computed { generation, step } => self.enter_collective(worker, generation, step),
             RankEvent::Reduced { generation, step, digest } => self.rank_reduced(worker, generation, step, digest),
-            RankEvent::Committed { generation, step, wishes } => self.rank_committed(worker, generation, step, wishes),
-            RankEvent::Lesson { generation, step, digest, base, pieces } => {
-                self.rank_taught(worker, (generation, step), (base, pieces), digest);
+            RankEvent::Committed { generation, step, requests } => {
+                self.rank_committed(worker, generation, step, requests)
+            }
+            RankEvent::CatchUpPart { generation, step, digest, base, pieces } => {
+                self.rank_got_catch_up_part(worker, (generation, step), (base, pieces), digest);
             }
             RankEvent::Outcome { generation, step } => self.rank_told(worker, generation, step),
             RankEvent::Finished { generation } => {
@@ -258,13 +260,13 @@ impl Sim {
                 let _ = rank.member.handle_finished(generation);
             }
             RankEvent::Broken { generation, lost } => {
-                // Of an older world it is no news.
+                // Outcomes of an older world are ignored.
                 let _ = rank.member.handle_broken(generation, lost, "a connection broke");
             }
-            RankEvent::Joined { generation } => {
-                // Of an older world it is no news.
+            RankEvent::JoinedWorld { generation } => {
+                // Outcomes of an older world are ignored.
                 if rank.member.handle_joined(generation).is_ok() {
-                    self.observe(&Observation::Joined { worker, generation });
+                    self.observe(&Observation::JoinedWorld { worker, generation });
                 }
             }
             RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
@@ -276,13 +278,15 @@ impl Sim {
         self.drive_rank(worker);
     }
 
-    fn rank_order(&mut self, worker: Worker, order: &Order) {
+    fn rank_desired_state(&mut self, worker: Worker, desired_state: &DesiredState) {
         let early = self.is(Mutation::FreeStateEarly);
         let n_atoms = self.config.n_atoms;
         let Some(rank) = self.rank(worker) else { return };
-        let accepted = rank.member.handle_order(order).is_ok();
-        if let (true, true, Some(formation)) = (accepted, early && order.id.stage == Stage::Form, &order.formation) {
-            let keep = formation.rank_of(worker).map_or(vec![], |rank| formation.holds[rank].clone());
+        let accepted = rank.member.handle_desired_state(desired_state).is_ok();
+        if let (true, true, Some(world_plan)) =
+            (accepted, early && desired_state.id.stage == Stage::Form, &desired_state.world_plan)
+        {
+            let keep = world_plan.rank_of(worker).map_or(vec![], |rank| world_plan.holds[rank].clone());
             retain(rank, &keep, n_atoms);
         }
     }
@@ -291,8 +295,8 @@ impl Sim {
         let stale = self.is(Mutation::AcceptStaleGeneration);
         let Some(rank) = self.rank(worker) else { return };
         let report = rank.member.report();
-        let next =
-            report.promise.voted.is_none() && report.promise.applied.is_some_and(|version| version.step.next() == step);
+        let next = report.commit_state.voted.is_none()
+            && report.commit_state.applied.is_some_and(|version| version.step.next() == step);
         let told = report.generation;
         // Of the same world a late copy is told by its step, which the shell has counted on.
         if next && rank.member.handle_computed(if stale { told } else { generation }, step).is_ok() {
@@ -301,30 +305,31 @@ impl Sim {
         }
     }
 
-    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step, wishes: Wishes) {
+    fn rank_committed(&mut self, worker: Worker, generation: Generation, step: Step, requests: Requests) {
         let hearsay = self.is(Mutation::ActOnHearsay);
         let Some(rank) = self.rank(worker) else { return };
-        let wishes = if hearsay { rank.member.wishes() } else { wishes };
+        let requests = if hearsay { rank.member.requests() } else { requests };
         let open = rank.open.filter(|open| (open.0, open.1) == (generation, step));
-        if rank.member.handle_committed(generation, step, wishes).is_ok()
+        if rank.member.handle_committed(generation, step, requests).is_ok()
             && let Some((_, _, digest)) = open
         {
-            self.note_learnt(worker, generation, step, digest);
+            self.note_committed(worker, generation, step, digest);
         }
     }
 
     /// A member has learnt that a step is committed.
-    pub(super) fn note_learnt(&mut self, worker: Worker, generation: Generation, step: Step, digest: u64) {
-        let lineage = self.formation.as_ref().map(|formation| formation.base.lineage);
+    pub(super) fn note_committed(&mut self, worker: Worker, generation: Generation, step: Step, digest: u64) {
+        let lineage = self.world_plan.as_ref().map(|world_plan| world_plan.base.lineage);
         let Some(rank) = self.rank(worker) else { return };
         let report = rank.member.report();
-        // Nobody has told this one yet that the job went back to a checkpoint; what it learns is of no history any more.
-        if report.promise.applied.map(|version| version.lineage) != lineage {
+        // This member does not yet know that the job returned to a checkpoint; its commits belong to an abandoned
+        // lineage.
+        if report.commit_state.applied.map(|version| version.lineage) != lineage {
             return;
         }
         self.step = self.step.max(step);
         self.mark(2, u64::from(worker.member.node.0) << 32 | u64::from(worker.member.slot), step.0);
-        self.observe(&Observation::Learnt { worker, generation, told: report.generation, step, digest });
+        self.observe(&Observation::Committed { worker, generation, told: report.generation, step, digest });
     }
 
     /// Does what a member asks for.
@@ -350,7 +355,7 @@ impl Sim {
                     let at = self.now + self.dice.pick(100..10_000);
                     let early = self.is(Mutation::ReadyOnTheWay);
                     let Some(rank) = self.rank(worker).filter(|_| early) else {
-                        self.queue.push(at, Event::ToRank { worker, what: RankEvent::Joined { generation } });
+                        self.queue.push(at, Event::ToRank { worker, what: RankEvent::JoinedWorld { generation } });
                         continue;
                     };
                     let _ = rank.member.handle_joined(generation);
@@ -360,18 +365,18 @@ impl Sim {
                     let what = RankEvent::Fetch { generation, base, transfer };
                     self.queue.push(at, Event::ToRank { worker, what });
                 }
-                member::Command::Learn(_) => self.begin_to_learn(worker),
+                member::Command::CatchUp(_) => self.begin_catch_up(worker),
                 member::Command::Compute { generation, step } => {
                     let slow = self.nodes[worker.member.node.0 as usize].slow.get(&worker.member.slot).copied();
                     let time = self.config.step_ms * self.dice.pick(900..1_100) * slow.unwrap_or(1);
                     let what = RankEvent::Computed { generation, step };
                     self.queue.push(self.now + time, Event::ToRank { worker, what });
-                    let seat = self.rank(worker).and_then(|rank| rank.member.seat());
-                    if let Some(formation) = seat.map(|(formation, _)| formation.clone()) {
-                        self.observe(&Observation::Computes { worker, formation: &formation });
+                    let assignment = self.rank(worker).and_then(|rank| rank.member.assignment());
+                    if let Some(world_plan) = assignment.map(|(world_plan, _)| world_plan.clone()) {
+                        self.observe(&Observation::Computes { worker, world_plan: &world_plan });
                     }
                 }
-                member::Command::Vote(vote, wishes) => self.vote(worker, vote, wishes),
+                member::Command::Vote(vote, requests) => self.vote(worker, vote, requests),
                 member::Command::Finish(generation) => {
                     let at = self.now + self.dice.pick(1_000..50_000);
                     self.queue.push(at, Event::ToRank { worker, what: RankEvent::Finished { generation } });
@@ -385,20 +390,20 @@ impl Sim {
                     let atoms = atoms.map(|(atom, value)| (*atom, *value)).collect();
                     self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
                 }
-                member::Command::Report => self.send_word(worker),
+                member::Command::Report => self.send_status_report(worker),
             }
         }
     }
 
-    fn send_word(&mut self, worker: Worker) {
+    fn send_status_report(&mut self, worker: Worker) {
         let at = self.now + self.dice.pick(20..300);
         let Some(rank) = self.rank(worker) else { return };
-        rank.last_word = at.max(rank.last_word + 1);
-        let (at, word) = (rank.last_word, rank.member.report());
-        if word.phase == MemberPhase::Ready {
-            self.note_ready(&word);
+        rank.last_status_report = at.max(rank.last_status_report + 1);
+        let (at, status_report) = (rank.last_status_report, rank.member.report());
+        if status_report.phase == MemberPhase::Ready {
+            self.note_ready(&status_report);
         }
-        self.queue.push(at, Event::WordArrives { word });
+        self.queue.push(at, Event::StatusReportArrives { status_report });
     }
 
     /// The open update becomes part of the state.
@@ -422,29 +427,32 @@ impl Sim {
     }
 
     /// When all members of the last world are ready, invariants look at all memories.
-    fn note_ready(&mut self, word: &MemberReport) {
-        let Some(formation) = self.formation.clone().filter(|f| f.generation == word.generation) else { return };
-        self.ready.insert(word.worker);
-        let n_members = formation.seats.len() + formation.learners.len();
+    fn note_ready(&mut self, status_report: &MemberReport) {
+        let Some(world_plan) = self.world_plan.clone().filter(|f| f.generation == status_report.generation) else {
+            return;
+        };
+        self.ready.insert(status_report.worker);
+        let n_members = world_plan.assignments.len() + world_plan.catching_up.len();
         // One that was ready may have died since.
-        if self.ready.len() < n_members || formation.members().take(n_members).any(|w| self.rank(w).is_none()) {
+        if self.ready.len() < n_members || world_plan.members().take(n_members).any(|w| self.rank(w).is_none()) {
             return;
         }
         let n_atoms = self.config.n_atoms;
         let mut copies: BTreeMap<Shard, Vec<Worker>> = BTreeMap::new();
-        for rank in 0..formation.seats.len() {
-            copies.entry(Shard::of(&formation.mesh, rank)).or_default();
+        for rank in 0..world_plan.assignments.len() {
+            copies.entry(Shard::of(&world_plan.mesh, rank)).or_default();
         }
-        for worker in formation.members().take(n_members) {
+        for worker in world_plan.members().take(n_members) {
             let Some(rank) = self.rank(worker) else { continue };
             let here = rank.member.report().holds;
             for shard in here.into_iter().filter(|shard| rank.has_all(*shard, n_atoms)) {
                 copies.entry(shard).or_default().push(worker);
             }
         }
-        let current: BTreeSet<Shard> = (0..formation.seats.len()).map(|r| Shard::of(&formation.mesh, r)).collect();
+        let current: BTreeSet<Shard> =
+            (0..world_plan.assignments.len()).map(|r| Shard::of(&world_plan.mesh, r)).collect();
         copies.retain(|shard, _| current.contains(shard));
-        self.observe(&Observation::Healed(&formation, copies.into_iter().collect()));
+        self.observe(&Observation::Healed(&world_plan, copies.into_iter().collect()));
     }
 
     /// The process in a slot, if there is one.

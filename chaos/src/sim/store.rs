@@ -10,7 +10,7 @@ use std::ops::Range;
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Store {
-    /// Who coordinates.
+    /// The current lease.
     pub lease: Lease,
     /// What coordinators must know of their predecessors.
     pub record: Record,

@@ -5,14 +5,13 @@
 //! the same bits at every rank, in every run and in every implementation.
 //!
 //! - `reduce`, `summand`: the sums.
-//! - [`shm`]: ranks of one machine, over shared memory; `bell` and `engine` are how they wait.
+//! - [`shm`]: ranks of one machine, over shared memory; `wakeup` and `engine` are how they wait.
 //! - [`tcp`]: ranks of different machines. - [`hierarchical`]: machines with several ranks each, over both. - `flat`: operations on few bytes, in both.
 //! - [`local`]: threads of one process, for tests.
 //!
-//! Deliberately absent: deadlines (whoever watches the ranks decides when one is lost, and aborts), and restart after an
-//! abort (a new generation builds a new world).
+//! Deliberately absent: deadlines (the supervisor decides when a rank is lost, and aborts), and restart after an abort
+//! (a new generation builds a new world).
 
-mod bell;
 mod engine;
 mod flat;
 pub mod hierarchical;
@@ -23,3 +22,4 @@ mod summand;
 pub mod tcp;
 #[cfg(test)]
 mod tests;
+mod wakeup;

@@ -27,15 +27,15 @@ pub struct LocalWorld {
 struct Shared {
     aborted: Option<String>,
     taken: Vec<(usize, u32)>,
-    rendezvous: BTreeMap<Place, Rendezvous>,
+    rendezvous: BTreeMap<OperationKey, PendingOperation>,
 }
 
 /// Where members meet: group, sender and receiver of a transfer or nothing, number in that stream.
-type Place = (usize, Option<(u32, u32)>, u64);
+type OperationKey = (usize, Option<(u32, u32)>, u64);
 
 /// What has been deposited for one operation: by position, or by sender and receiver.
 #[derive(Debug)]
-struct Rendezvous {
+struct PendingOperation {
     deposits: Vec<Option<Deposit>>,
     n_left: usize,
 }
@@ -98,7 +98,7 @@ pub struct LocalCollective {
     position: u32,
     progress: Progress,
     /// Operations started, by stream.
-    started: BTreeMap<Place, u64>,
+    started: BTreeMap<OperationKey, u64>,
     in_flight: Vec<InFlight>,
 }
 
@@ -112,7 +112,7 @@ struct InFlight {
 
 impl LocalCollective {
     /// Where the members of an operation meet, which deposit there is this member's, and how many there are.
-    fn place(&self, stream: Stream, index: u64) -> (Place, usize, usize) {
+    fn operation_key(&self, stream: Stream, index: u64) -> (OperationKey, usize, usize) {
         match stream {
             Stream::Group => ((self.group, None, index), self.position as usize, self.members.len()),
             Stream::SendTo(to) => ((self.group, Some((self.position, to)), index), 0, 2),
@@ -122,10 +122,10 @@ impl LocalCollective {
 
     /// Waits until all deposits are there and computes this member's results from them.
     fn meet(&self, work: &InFlight) -> Result<(), CollectiveError> {
-        let (place, _, _) = self.place(work.stream, work.index);
+        let (operation_key, _, _) = self.operation_key(work.stream, work.index);
         let mut shared = self.world.lock();
         loop {
-            let rendezvous = shared.rendezvous.get_mut(&place).expect("it is kept until all members have left");
+            let rendezvous = shared.rendezvous.get_mut(&operation_key).expect("it is kept until all members have left");
             compare(&rendezvous.deposits)?;
             if let Some(deposits) = rendezvous.deposits.iter().map(Option::as_ref).collect::<Option<Vec<&Deposit>>>() {
                 for (i, operand) in work.operands.iter().enumerate() {
@@ -134,7 +134,7 @@ impl LocalCollective {
                 }
                 rendezvous.n_left -= 1;
                 if rendezvous.n_left == 0 {
-                    shared.rendezvous.remove(&place);
+                    shared.rendezvous.remove(&operation_key);
                 }
                 return Ok(());
             }
@@ -175,18 +175,18 @@ impl LocalCollective {
         if self.in_flight.iter().filter(|work| work.stream == stream).count() == IN_FLIGHT_MAX {
             return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });
         }
-        let started = self.started.entry(self.place(stream, 0).0).or_insert(0);
+        let started = self.started.entry(self.operation_key(stream, 0).0).or_insert(0);
         let index = *started;
         *started += 1;
         let sent = operands.iter().map(|o| read(o.sent(operation, self.position, self.members.len() as u32)));
         let rank = self.members[self.position as usize];
         let deposit = Deposit { rank, descriptor: Descriptor::of(operation, operands), payloads: sent.collect() };
-        let (place, slot, n_members) = self.place(stream, index);
+        let (operation_key, slot, n_members) = self.operation_key(stream, index);
         let mut shared = self.world.lock();
-        let rendezvous = shared
-            .rendezvous
-            .entry(place)
-            .or_insert_with(|| Rendezvous { deposits: (0..n_members).map(|_| None).collect(), n_left: n_members });
+        let rendezvous = shared.rendezvous.entry(operation_key).or_insert_with(|| PendingOperation {
+            deposits: (0..n_members).map(|_| None).collect(),
+            n_left: n_members,
+        });
         rendezvous.deposits[slot] = Some(deposit);
         drop(shared);
         self.world.changed.notify_all();
@@ -239,7 +239,7 @@ impl Collective for LocalCollective {
 }
 
 impl Drop for LocalCollective {
-    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    /// A panicking rank aborts its world; otherwise its peers would wait forever.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.members[self.position as usize]));
@@ -263,14 +263,14 @@ fn compare(deposits: &[Option<Deposit>]) -> Result<(), CollectiveError> {
 /// A copy of what a buffer holds.
 fn read(buffer: RawBuffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.bytes()];
-    // SAFETY: whoever started the operation promised that the buffer can be read until it is finished.
+    // SAFETY: the caller of `start` promised that the buffer is readable until the operation is finished.
     unsafe { std::ptr::copy_nonoverlapping(buffer.start(), bytes.as_mut_ptr(), bytes.len()) };
     bytes
 }
 
 fn write(buffer: RawBuffer, bytes: &[u8]) {
     assert_eq!(buffer.bytes(), bytes.len(), "the operand was checked");
-    // SAFETY: whoever started the operation promised that the buffer is ours until it is finished.
+    // SAFETY: the caller of `start` promised exclusive access to the buffer until the operation is finished.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start(), bytes.len()) };
 }
 

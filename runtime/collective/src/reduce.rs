@@ -37,8 +37,8 @@ unsafe fn sum_of<T: Summand>(sources: &[*const u8], targets: &[*mut u8], n_eleme
         }
         round::<T>(total, rounded);
         for target in targets {
-            // SAFETY: the caller promised that the targets are aligned, valid and nobody else's meanwhile. No borrow of a
-            // source is alive.
+            // SAFETY: the caller promised that the targets are aligned, valid and exclusively ours meanwhile. No borrow
+            // of a source is alive.
             unsafe { std::ptr::copy_nonoverlapping(rounded.as_ptr(), target.cast::<T>().add(start), n) }
         }
     }

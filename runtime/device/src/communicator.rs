@@ -55,9 +55,9 @@ impl std::fmt::Display for Waiting {
 /// members may finish operations of different streams in different orders without waiting for each other for ever.
 ///
 /// # Errors
-/// Any error but a refusal ([`CollectiveError::is_refusal`]) aborts the world: every later call at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are
-/// unspecified. Members that disagree about an operation get [`CollectiveError::Mismatch`], or an abort whose reason
-/// says the same.
+/// Any error but a refusal ([`CollectiveError::is_refusal`]) aborts the world: every later call at every rank fails
+/// with [`CollectiveError::Aborted`], and the contents of all result buffers are unspecified. Members that disagree
+/// about an operation get [`CollectiveError::Mismatch`], or an abort with that reason.
 pub trait Collective: Send {
     /// Position of this member in the group.
     fn position(&self) -> u32;

@@ -1,4 +1,4 @@
-//! What a member says it is about to do; members compare these before any of them touches data.
+//! A member's announcement of an operation; members compare announcements before any of them accesses data.
 
 use std::fmt;
 
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_survives_its_words() {
+    fn descriptor_round_trips_through_its_words() {
         for kind in [OperationKind::AllReduce, OperationKind::Broadcast { root: 7 }, OperationKind::Shift { by: -2 }] {
             let descriptor = Descriptor::of(&operation(kind), &[operand(ElementType::Bf16, 12)]);
 

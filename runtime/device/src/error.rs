@@ -22,9 +22,9 @@ pub enum CollectiveError {
     /// The world was aborted.
     #[error("aborted: {reason}")]
     Aborted {
-        /// Why, in the words of whoever aborted it.
+        /// The reason given by the aborting member.
         reason: String,
-        /// The rank that this one heard nothing of any more, if that is why.
+        /// The lost rank, if that is the reason.
         silent: Option<u32>,
     },
     /// A buffer has the wrong number of elements.
@@ -107,7 +107,7 @@ pub enum CollectiveError {
         what: &'static str,
         /// The user or process that may be there.
         expected: u32,
-        /// Who is there.
+        /// The rank that holds it.
         found: u32,
     },
     /// The other end of a connection does not know the secret of the job.
@@ -126,7 +126,7 @@ pub enum CollectiveError {
     NoSuchPosition {
         /// The position named.
         named: u32,
-        /// Who named it.
+        /// The member that named it.
         position: u32,
         /// Members of the group.
         size: u32,
@@ -202,7 +202,7 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// That the world was aborted, in these words.
+    /// The world was aborted with this reason.
     pub fn aborted(reason: impl Into<String>) -> CollectiveError {
         CollectiveError::Aborted { reason: reason.into(), silent: None }
     }

@@ -4,10 +4,10 @@
 //! same order, without asking. Messages of different channels between two ranks may pass each other, so each channel is
 //! a group of its own.
 
-use crate::pulse::Pulse;
+use crate::progress_counter::ProgressCounter;
 use crate::{Collective as Communicator, CollectiveError, Operand, Operation, OperationKind, Ticket};
 use phalanx_strategies::elastic::progress::{At, Wait};
-use phalanx_strategies::mesh::{Group, Mesh, Place};
+use phalanx_strategies::mesh::{Group, Mesh, MeshRank};
 use phalanx_strategies::program::{Collective, CollectiveKind, Op, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -33,11 +33,11 @@ pub enum GroupError {
 }
 
 /// A kind of group, and the channel for messages; collectives of the whole group have none.
-pub type Wire = (Group, Option<u32>);
+pub type GroupKey = (Group, Option<u32>);
 
 /// The wires that a program uses, or that of another rank of its stage: heads of which tensor-parallel ranks hold copies
 /// are summed where a shard has elements of them.
-pub fn wires(program: &Program) -> BTreeSet<Wire> {
+pub fn group_keys(program: &Program) -> BTreeSet<GroupKey> {
     let of = |c: &Collective| (c.group, channel(c.kind));
     let used = program.instrs.iter().filter_map(|i| if let Op::Start(c) = &i.op { Some(of(c)) } else { None });
     let sums = program.params.iter().flat_map(|p| &p.sums).map(|sum| (sum.group, None));
@@ -52,13 +52,13 @@ const fn channel(kind: CollectiveKind) -> Option<u32> {
 }
 
 /// All groups of a world: each wire with each of its groups of ranks, in an order that all ranks agree on.
-pub fn groups_of_world(mesh: &Mesh, wires: &BTreeSet<Wire>) -> Vec<(Wire, Vec<u32>)> {
+pub fn groups_of_world(mesh: &Mesh, group_keys: &BTreeSet<GroupKey>) -> Vec<(GroupKey, Vec<u32>)> {
     let mut groups = Vec::new();
-    for wire in wires {
+    for group_key in group_keys {
         for rank in 0..mesh.size() {
-            let members = mesh.members(wire.0, rank);
+            let members = mesh.members(group_key.0, rank);
             if members[0] == rank {
-                groups.push((*wire, members.into_iter().map(|m| m as u32).collect()));
+                groups.push((*group_key, members.into_iter().map(|m| m as u32).collect()));
             }
         }
     }
@@ -68,13 +68,13 @@ pub fn groups_of_world(mesh: &Mesh, wires: &BTreeSet<Wire>) -> Vec<(Wire, Vec<u3
 /// The groups that one rank belongs to.
 #[derive(Default)]
 pub struct Groups {
-    members: BTreeMap<Wire, Box<dyn Communicator>>,
+    members: BTreeMap<GroupKey, Box<dyn Communicator>>,
     /// Few at a time, so a search beats a map, and the step allocates nothing.
     under_way: Vec<((Stream, u32), Ticket)>,
     /// Kept between calls, so that the step allocates nothing.
     operands: Vec<Operand>,
     waited: Duration,
-    pulse: Pulse,
+    progress_counter: ProgressCounter,
 }
 
 impl std::fmt::Debug for Groups {
@@ -89,19 +89,20 @@ impl Groups {
         Groups::default()
     }
 
-    /// The groups of the rank at `place`; `connect` makes the communicator of a group, by its index in the world's list.
+    /// The groups of the rank at `mesh_rank`; `connect` makes the communicator of a group, by its index in the world's
+    /// list.
     ///
     /// # Errors
     /// What `connect` reports.
     pub fn connect(
-        place: &Place,
-        world: &[(Wire, Vec<u32>)],
+        mesh_rank: &MeshRank,
+        world: &[(GroupKey, Vec<u32>)],
         mut connect: impl FnMut(usize) -> Result<Box<dyn Communicator>, CollectiveError>,
     ) -> Result<Groups, CollectiveError> {
-        let mut members: BTreeMap<Wire, Box<dyn Communicator>> = BTreeMap::new();
-        for (i, (wire, ranks)) in world.iter().enumerate() {
-            if ranks.contains(&(place.rank as u32)) {
-                members.insert(*wire, connect(i)?);
+        let mut members: BTreeMap<GroupKey, Box<dyn Communicator>> = BTreeMap::new();
+        for (i, (group_key, ranks)) in world.iter().enumerate() {
+            if ranks.contains(&(mesh_rank.rank as u32)) {
+                members.insert(*group_key, connect(i)?);
             }
         }
         Ok(Groups { members, ..Groups::default() })
@@ -135,7 +136,7 @@ impl Groups {
     /// See [`GroupError`].
     pub fn finish(&mut self, c: &Collective) -> Result<(), GroupError> {
         let start = Instant::now();
-        let _waits = self.pulse.during(At::Waits(Wait { axes: c.group.axes, number: c.sequence }));
+        let _waits = self.progress_counter.during(At::Waits(Wait { axes: c.group.axes, number: c.sequence }));
         let key = (c.stream(), c.sequence);
         let ticket = self.under_way.iter().position(|(k, _)| *k == key).map(|i| self.under_way.swap_remove(i).1);
         let member = self.members.get_mut(&(c.group, channel(c.kind)));
@@ -152,15 +153,15 @@ impl Groups {
         std::mem::take(&mut self.waited)
     }
 
-    /// The same for a device with this pulse.
+    /// The same for a device with this progress counter.
     #[must_use]
-    pub fn with_pulse(self, pulse: Pulse) -> Groups {
-        Groups { pulse, ..self }
+    pub fn with_progress_counter(self, progress_counter: ProgressCounter) -> Groups {
+        Groups { progress_counter, ..self }
     }
 
-    /// Where the device shows how it gets on.
-    pub fn pulse(&self) -> &Pulse {
-        &self.pulse
+    /// The device's progress counter.
+    pub fn progress_counter(&self) -> &ProgressCounter {
+        &self.progress_counter
     }
 
     /// Tells all peers that this rank cannot go on.

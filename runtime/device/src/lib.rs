@@ -8,7 +8,7 @@
 //!   that disagree get an [`error`] which names both sides.
 //! - [`groups`]: the communicators of one rank, and the collectives in flight.
 //! - [`shared_memory`]: memory that the ranks of a machine map.
-//! - [`pulse`]: the progress of a device, readable from any thread.
+//! - [`progress_counter`]: the progress of a device, readable from any thread.
 //!
 //! Deliberately absent: kernels and transports. They stand behind this seam, in crates of their own.
 
@@ -22,7 +22,7 @@ pub mod groups;
 pub mod machine;
 pub mod operation;
 pub mod parts;
-pub mod pulse;
+pub mod progress_counter;
 pub mod shared_memory;
 pub mod span;
 pub mod thread;

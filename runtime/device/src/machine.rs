@@ -54,7 +54,7 @@ pub enum ExecError {
     #[error(transparent)]
     Collective(#[from] GroupError),
     /// The world for which the program ran is over.
-    #[error("the world is over for which this was computed")]
+    #[error("the world of this computation has ended")]
     Left,
 }
 
@@ -146,7 +146,7 @@ pub unsafe trait Machine: Debug + Send {
     /// As [`Machine::host`].
     fn host_mut(&mut self, c: &Compiled, v: ValueId) -> Option<&mut [u8]>;
 
-    /// Where a value lies.
+    /// Location of a value.
     ///
     /// # Panics
     /// If the value has no place.

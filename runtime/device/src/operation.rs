@@ -29,12 +29,12 @@ pub enum OperationKind {
     },
     /// Copy to one member, which issues the matching `Recv`.
     Send {
-        /// That member.
+        /// The member.
         to: u32,
     },
     /// Copy from one member, which issues the matching `Send`.
     Recv {
-        /// That member.
+        /// The member.
         from: u32,
     },
     /// Every member sends to position `(i + by) mod n` and receives from `(i - by) mod n`.
@@ -318,7 +318,7 @@ mod tests {
 
     const WIDTH: usize = 4;
 
-    /// Elements `range` of memory at an address that nobody reads.
+    /// Elements `range` at an address that is never accessed.
     fn at(range: Range<usize>) -> RawBuffer {
         RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH, space: Space::Host }
     }

@@ -1,6 +1,6 @@
 //! A sealed piece of memory that the ranks of a machine map.
 //!
-//! Nobody can resize the memory once it is sealed, so no access below [`SharedMemory::len`] can fault.
+//! The memory cannot be resized once it is sealed, so no access below [`SharedMemory::len`] can fault.
 #![allow(unsafe_code)] // Mapping memory that other processes write is what this file is for.
 
 use std::fs::File;
@@ -49,7 +49,7 @@ impl SharedMemory {
         if raw < 0 {
             return Err(CollectiveError::last_os("memfd_create"));
         }
-        // SAFETY: the descriptor is new and nobody else owns it.
+        // SAFETY: the descriptor is new and unowned.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         // SAFETY: a descriptor that lives and plain integers.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) } != 0 {
@@ -62,7 +62,7 @@ impl SharedMemory {
         SharedMemory::map(fd, len as usize)
     }
 
-    /// Maps memory that somebody else made, after checking that nobody can resize it.
+    /// Maps memory that another process created, after checking that it is sealed against resizing.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if it is not sealed or not of a size that [`SharedMemory::create`] makes;
@@ -131,7 +131,7 @@ impl SharedMemory {
         if at >= self.len {
             return Ok(None);
         }
-        // SAFETY: a query on a descriptor that lives. It moves a position that nobody reads or writes at.
+        // SAFETY: a query on a descriptor that lives. It moves a file position that is never used.
         let found = unsafe { libc::lseek(self.fd.as_raw_fd(), at as libc::off_t, whence) };
         if found >= 0 {
             return Ok(Some(found as usize));
@@ -219,7 +219,7 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Size of the memory behind `fd`, if nobody can change it any more.
+/// Size of the memory behind `fd`, if it is sealed.
 fn sealed_bytes(fd: BorrowedFd<'_>) -> Result<u64, CollectiveError> {
     // SAFETY: a query on a descriptor that lives.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -238,8 +238,8 @@ fn sealed_bytes(fd: BorrowedFd<'_>) -> Result<u64, CollectiveError> {
     Ok(stat.st_size as u64)
 }
 
-/// Memory of one rank that all ranks of the machine map. Tensors in it take part in collectives without a copy; whoever
-/// uses it divides it up. New memory is zero. It stays mapped as long as this lives.
+/// Memory of one rank that all ranks of the machine map. Tensors in it take part in collectives without a copy; the
+/// user of the arena divides it up. New memory is zero. It stays mapped as long as this lives.
 #[derive(Clone, Debug)]
 pub struct Arena {
     memory: Arc<SharedMemory>,
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_zero_again_behind_where_it_is_cleared_and_nothing_else_is_taken_from_the_machine() {
+    fn cleared_memory_reads_zero_and_allocates_nothing_else() {
         let memory = SharedMemory::create(64 * 4096).unwrap();
         let taken = || {
             let stat = File::from(memory.fd().try_clone_to_owned().unwrap()).metadata().unwrap();
@@ -336,7 +336,7 @@ mod tests {
         written.iter().for_each(|at| unsafe { memory.base().add(*at).write(7) });
         let before = taken();
 
-        // SAFETY: nobody else uses the mapping.
+        // SAFETY: no other thread or process uses the mapping.
         unsafe { memory.clear(4096) }.unwrap();
 
         // SAFETY: as above.
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_mapping_writes_another_reads() {
+    fn second_mapping_reads_what_the_first_wrote() {
         let one = SharedMemory::create(4096).unwrap();
         let other = SharedMemory::attach(one.fd().try_clone_to_owned().unwrap()).unwrap();
 

@@ -96,7 +96,7 @@ impl Stretch {
 #[derive(Clone, Debug)]
 pub struct Source<'a> {
     stretch: Stretch,
-    lent: PhantomData<&'a [u8]>,
+    recycled_arenas: PhantomData<&'a [u8]>,
 }
 
 impl<'a> Source<'a> {
@@ -105,7 +105,7 @@ impl<'a> Source<'a> {
     /// # Safety
     /// Nobody writes it as long as the result is there, and `memory` reaches it, or the host where that is none.
     pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> Source<'a> {
-        Source { stretch: Stretch { buffer, memory }, lent: PhantomData }
+        Source { stretch: Stretch { buffer, memory }, recycled_arenas: PhantomData }
     }
 
     /// Without the loan: whoever uses it answers for that.
@@ -116,7 +116,7 @@ impl<'a> Source<'a> {
 
 impl<'a> From<&'a [f32]> for Source<'a> {
     fn from(elements: &'a [f32]) -> Source<'a> {
-        Source { stretch: Stretch { buffer: RawBuffer::of(elements), memory: None }, lent: PhantomData }
+        Source { stretch: Stretch { buffer: RawBuffer::of(elements), memory: None }, recycled_arenas: PhantomData }
     }
 }
 
@@ -124,7 +124,7 @@ impl<'a> From<&'a [f32]> for Source<'a> {
 #[derive(Debug)]
 pub struct Room<'a> {
     stretch: Stretch,
-    lent: PhantomData<&'a mut [u8]>,
+    recycled_arenas: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> Room<'a> {
@@ -134,7 +134,7 @@ impl<'a> Room<'a> {
     /// Nobody else reads or writes it as long as the result is there, and `memory` reaches it, or the host where that is
     /// none.
     pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> Room<'a> {
-        Room { stretch: Stretch { buffer, memory }, lent: PhantomData }
+        Room { stretch: Stretch { buffer, memory }, recycled_arenas: PhantomData }
     }
 
     /// Without the loan: whoever uses it answers for that.
@@ -145,7 +145,7 @@ impl<'a> Room<'a> {
 
 impl<'a> From<&'a mut [f32]> for Room<'a> {
     fn from(elements: &'a mut [f32]) -> Room<'a> {
-        Room { stretch: Stretch { buffer: RawBuffer::of_mut(elements), memory: None }, lent: PhantomData }
+        Room { stretch: Stretch { buffer: RawBuffer::of_mut(elements), memory: None }, recycled_arenas: PhantomData }
     }
 }
 

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_is_the_place_in_the_list() {
+    fn position_is_the_index_in_the_list() {
         let world = World::new(ID, 4, vec![vec![3, 1]]).unwrap();
 
         assert_eq!(world.membership(0, 1), Ok((&[3, 1][..], 1)));

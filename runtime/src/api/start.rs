@@ -3,7 +3,7 @@
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::Control;
-use crate::coordinate::head::{Here, lead_alone};
+use crate::coordinate::head_node::{LocalNode, lead_alone};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::events::{Event, Report};
@@ -17,7 +17,7 @@ use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl<'a> Checked<'a> {
         // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         let programs =
-            (0..mesh.size()).map(|rank| Programs::compile(&model, Place { mesh, rank }, evaluates).map(Arc::new));
+            (0..mesh.size()).map(|rank| Programs::compile(&model, MeshRank { mesh, rank }, evaluates).map(Arc::new));
         let programs = programs.collect::<Result<Vec<Arc<Programs>>, _>>()?;
         let n_spares = if program.is_some() { config.elastic.spare_ranks } else { 0 };
         check_memory(&programs, n_spares)?;
@@ -106,7 +106,7 @@ impl<'a> Checked<'a> {
         if let Some(program) = program {
             drop((data, programs));
             let n_slots = mesh.size() as u32 + config.elastic.spare_ranks as u32;
-            let here = Here { program: program.to_owned(), n_slots, advertise: None };
+            let here = LocalNode { program: program.to_owned(), n_slots, advertise: None };
             return lead_alone(config, model, here, control, on_event);
         }
         let extras = extras(config, &model, &tokenizer)?;

@@ -46,7 +46,7 @@ fn train(device: &Arc<dyn Device>, config: &JobConfig) -> Vec<(u64, u64)> {
     let ranks = Ranks::Threads;
     let mut job = Checked::new(config, None, &ranks).unwrap();
     job.model.device = Arc::clone(device);
-    let compile = |rank| Programs::compile(&job.model, Place { mesh: job.mesh, rank }, true).map(Arc::new).unwrap();
+    let compile = |rank| Programs::compile(&job.model, MeshRank { mesh: job.mesh, rank }, true).map(Arc::new).unwrap();
     job.programs = (0..job.mesh.size()).map(compile).collect();
     let mut losses = Vec::new();
     let mut on_event = |event: &Event| match event {

@@ -13,7 +13,7 @@ use phalanx_strategies::program::Compute;
 use phalanx_strategies::world::Mover;
 use std::collections::BTreeMap;
 
-/// Ranks that are measured together at most; more take turns on the cores as so many do.
+/// Maximum number of ranks measured together; more ranks share the cores in the same way.
 const RANKS_MAX: usize = 8;
 
 /// What each of `n_ranks` ranks of this machine does, with the threads that the job gives a rank or their number leaves.

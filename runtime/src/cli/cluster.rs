@@ -4,7 +4,7 @@ use super::JobArgs;
 use crate::config::JobConfig;
 use crate::config::error::ConfigError;
 use crate::error::JobError;
-use crate::launch::environment::{Place, Variables, slurm, torchrun};
+use crate::launch::environment::{LaunchContext, Variables, slurm, torchrun};
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
@@ -15,7 +15,7 @@ pub(super) struct ClusterArgs {
     /// Take this machine's place from MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK; see below.
     #[arg(long, conflicts_with = "slurm")]
     torchrun: bool,
-    /// With --slurm or --torchrun: so many of the nodes are beyond the mesh, as warm spares.
+    /// With --slurm or --torchrun: number of nodes beyond the mesh that serve as warm spares.
     #[arg(long, default_value_t = 0, value_name = "N")]
     spare_nodes: u32,
     /// With --slurm or --torchrun: how long other nodes wait for the first one.
@@ -33,8 +33,8 @@ fn environment() -> Variables {
 
 impl ClusterArgs {
     /// Where this process stands, if it is said to be one of several.
-    pub(super) fn place(&self) -> Result<Option<Place>, JobError> {
-        let place = match (self.slurm, self.torchrun) {
+    pub(super) fn launch_context(&self) -> Result<Option<LaunchContext>, JobError> {
+        let launch_context = match (self.slurm, self.torchrun) {
             (true, _) => slurm(&environment()),
             (_, true) => torchrun(&environment()),
             _ if self.spare_nodes > 0 => {
@@ -44,14 +44,14 @@ impl ClusterArgs {
             }
             _ => return Ok(None),
         };
-        let place = place.map_err(|error| JobError::Unusable(error.to_string()))?;
-        if self.spare_nodes >= place.n_nodes {
+        let launch_context = launch_context.map_err(|error| JobError::Unusable(error.to_string()))?;
+        if self.spare_nodes >= launch_context.n_nodes {
             return Err(JobError::Unusable(format!(
                 "--spare-nodes is {}, and there are {} nodes; at least one has to train",
-                self.spare_nodes, place.n_nodes
+                self.spare_nodes, launch_context.n_nodes
             )));
         }
-        Ok(Some(place))
+        Ok(Some(launch_context))
     }
 
     /// As it was given.
@@ -68,12 +68,12 @@ impl ClusterArgs {
     }
 
     /// The job, with as many machines, ranks and cores as the place says.
-    pub(super) fn load(&self, job: &JobArgs, place: &Place) -> Result<JobConfig, JobError> {
+    pub(super) fn load(&self, job: &JobArgs, launch_context: &LaunchContext) -> Result<JobConfig, JobError> {
         let mut keys = job.overrides()?;
         let key = |name: &str, value: u32| (name.to_owned(), value.to_string());
-        keys.push(key("nnodes", place.n_nodes - self.spare_nodes));
-        keys.extend(place.n_ranks.map(|n| key("nproc_per_node", n)));
-        let mut config = match (JobConfig::load(&job.config, &keys), place.n_gpus) {
+        keys.push(key("nnodes", launch_context.n_nodes - self.spare_nodes));
+        keys.extend(launch_context.n_ranks.map(|n| key("nproc_per_node", n)));
+        let mut config = match (JobConfig::load(&job.config, &keys), launch_context.n_gpus) {
             // Where nothing else says how many ranks a node has, each of its GPUs gets one.
             (Err(ConfigError::AutoAxis), Some(n_gpus)) => {
                 keys.push(key("nproc_per_node", n_gpus));
@@ -82,7 +82,7 @@ impl ClusterArgs {
             (config, _) => config?,
         };
         let n_ranks = n_slots(&config)?;
-        let n_threads = place.n_cpus.map(|n_cpus| (n_cpus / n_ranks).max(1) as usize);
+        let n_threads = launch_context.n_cpus.map(|n_cpus| (n_cpus / n_ranks).max(1) as usize);
         config.precision.threads = config.precision.threads.or(n_threads);
         Ok(config)
     }

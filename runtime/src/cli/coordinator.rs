@@ -4,7 +4,7 @@ use super::signals::on_signal;
 use super::{JobArgs, say};
 use crate::control::Control;
 use crate::coordinate::sentence::sentence;
-use crate::coordinate::serve::{Serve, Told, serve};
+use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
 use crate::error::JobError;
 use crate::train::fit::check;
 use phalanx_actors::trust::join::parse_addresses;
@@ -58,12 +58,14 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let asked = Arc::clone(&control);
     on_signal(move || {
         asked.stop();
-        say("\nthe job ends after this step, saved; once more to end this process at once");
+        say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
     })?;
     let outcome = serve(&config, &model, &how, &control, &|| false, &mut |told| match told {
-        Told::StandsBy => say("another one coordinates this job; this one takes over if it dies"),
-        Told::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
-        Told::Event(event) => say(sentence(&event)),
+        CoordinatorEvent::StandsBy => {
+            say("another coordinator is active; this one stands by and takes over if it fails")
+        }
+        CoordinatorEvent::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
+        CoordinatorEvent::Event(event) => say(sentence(&event)),
     });
     outcome.status.map(drop)
 }

@@ -87,7 +87,7 @@ impl Drop for Actor {
 
 impl Stage {
     fn play(&self, n_steps: usize) -> Result<(), JobError> {
-        say("1. One rank alone, left in peace: the weights to compare with.");
+        say("1. One rank alone, undisturbed: the weights to compare with.");
         let mut alone = self.start("alone", &["train", "job.yaml", "--output_dir", "alone"])?;
         self.wait_for(&mut alone, "the run of one rank")?;
         say("2. Two nodes of two ranks each (dp_shard 4: no rank has a replica; shadows stand in).");
@@ -132,7 +132,7 @@ impl Stage {
         }
         let digest = |out: &str| weights_digest(&self.dir.join(out).join("model"));
         let (alone, out) = (digest("alone")?, digest("out")?);
-        say(format_args!("\nweights of one rank, left in peace    {alone}"));
+        say(format_args!("\nweights of one rank, undisturbed      {alone}"));
         say(format_args!("weights of four ranks, after all this {out}"));
         if alone != out {
             return Err(JobError::JobFailed("the weights differ".into()));

@@ -13,7 +13,7 @@ use crate::train::step_trace::check_writable;
 use crate::units::{human_bytes, human_count, human_duration};
 use comfy_table::{Table, presets};
 use phalanx_strategies::cost::program_cost;
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::plan::Hardware;
@@ -52,11 +52,11 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     // Before anything is measured, so that a job that cannot train is refused at once.
     let hardware = Hardware::named("cpu").expect("it is shipped");
-    let compile = |place| Programs::compile(&plan, place, evaluates);
-    compile(Place { mesh, rank: 0 })?;
+    let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, evaluates);
+    compile(MeshRank { mesh, rank: 0 })?;
     let hardware = this_machine(hardware, &config, &plan, model, mesh.size())?;
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
-    // Where replicas are, nobody keeps copies besides; where nodes are, they may be replicas of nobody.
+    // With replicas no further copies are kept; with several nodes a shard may have no replica.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
     let shadow_bytes = if shadows { Shadow::bytes(&*plan.device, &forecast.programs.train)? } else { 0 };
     let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };

@@ -2,7 +2,7 @@
 
 use crate::error::JobError;
 use crate::train::programs::Programs;
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::plan::Hardware;
 use phalanx_strategies::plan::cost::{post_duration, trace_on};
 use phalanx_strategies::trace::{Ranks, world};
@@ -27,13 +27,14 @@ impl Forecast {
         ranks: Ranks,
         hardware: &Hardware,
         spans: bool,
-        compile: impl Fn(Place) -> Result<Programs, JobError> + Sync,
+        compile: impl Fn(MeshRank) -> Result<Programs, JobError> + Sync,
     ) -> Result<Forecast, JobError> {
         let compiled =
-            ranks.representatives(&mesh).into_par_iter().map(|rank| Ok((rank, compile(Place { mesh, rank })?)));
+            ranks.representatives(&mesh).into_par_iter().map(|rank| Ok((rank, compile(MeshRank { mesh, rank })?)));
         let mut compiled = compiled.collect::<Result<BTreeMap<usize, Programs>, JobError>>()?;
-        let all =
-            world(mesh, ranks, |place| Ok::<_, JobError>(trace_on(hardware, &compiled[&place.rank].train.program)))?;
+        let all = world(mesh, ranks, |mesh_rank| {
+            Ok::<_, JobError>(trace_on(hardware, &compiled[&mesh_rank.rank].train.program))
+        })?;
         let duration = |post: &_, nodes: &[u32]| post_duration(hardware, post, nodes);
         let links = Links { mover: hardware.mover, node: &|rank| hardware.node(rank), duration: &duration };
         let timeline = all.simulate(&links, spans)?;

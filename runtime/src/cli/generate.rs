@@ -50,7 +50,7 @@ pub(super) fn continue_text(
     sampling: Sampling,
     n_threads: Option<usize>,
 ) -> Result<(), JobError> {
-    // A token is at least a byte of text, but for the one that begins it.
+    // Every token except the first stands for at least one byte of text.
     let longest = prompt.len() + 1 + n_tokens;
     with_generator(model, longest, n_threads, |generator| {
         let tokenizer = generator.tokenizer().clone();

@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     let asked = Arc::clone(&leaves);
     on_signal(move || {
         asked.store(true, Ordering::Release);
-        say("\nthis node ends once others have its state; once more to end at once");
+        say("\ndraining: exiting once other nodes hold this node's state (press again to exit at once)");
     })?;
     let leaves = || if leaves.load(Ordering::Acquire) { Leave::Drain } else { Leave::Stay };
     let (mut progress, mut tokenising) = (None, Tokenising::default());

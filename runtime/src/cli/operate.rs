@@ -9,7 +9,7 @@ use crate::error::JobError;
 use comfy_table::{Table, presets};
 use phalanx_actors::events::IncidentLine;
 use phalanx_actors::operator::{Answer, Request};
-use phalanx_strategies::elastic::coordinator::status::{Status, WorkerStatus};
+use phalanx_strategies::elastic::coordinator::status::{RankStatus, Status};
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::message::{Ending, MemberPhase};
 use std::path::PathBuf;
@@ -86,7 +86,7 @@ impl Which {
         match self.ask(&Request::Status)? {
             Answer::Status(status) => Ok(*status),
             Answer::Refused(why) => Err(JobError::Unusable(why)),
-            Answer::Done => Err(JobError::Unusable("the coordinator did not say what the job is doing".into())),
+            Answer::Done => Err(JobError::Unusable("the coordinator sent no status".into())),
         }
     }
 
@@ -119,7 +119,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
         let all: Vec<String> = known.nodes.iter().map(|other| other.node.0.to_string()).collect();
         return Err(JobError::Unusable(format!("the job has no node {}; it has {}", args.node, all.join(", "))));
     }
-    args.which.request(&Request::Drain(node), &format!("{node} is left; it ends once others have its state"))
+    args.which.request(&Request::Drain(node), &format!("draining {node}; it exits once other nodes hold its state"))
 }
 
 pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
@@ -132,15 +132,16 @@ pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
         pipeline_parallel_size: args.pipeline_parallel_size,
     };
     let mesh = change.of(now);
-    args.which.request(&Request::Resize(mesh), &format!("{mesh} is wanted; `phalanx status` says when it is there"))
+    args.which
+        .request(&Request::Resize(mesh), &format!("resizing to {mesh}; `phalanx status` shows when it is running"))
 }
 
 pub(super) fn save(args: &Which) -> Result<(), JobError> {
-    args.request(&Request::Save, "a checkpoint is written after the step that runs")
+    args.request(&Request::Save, "saving a checkpoint after the current step")
 }
 
 pub(super) fn stop(args: &Which) -> Result<(), JobError> {
-    args.request(&Request::Stop, "the job ends after the step that runs, saved")
+    args.request(&Request::Stop, "stopping after the current step; saving a checkpoint")
 }
 
 fn show(status: &Status) {
@@ -184,11 +185,11 @@ fn show(status: &Status) {
         } else {
             ""
         };
-        if node.workers.is_empty() {
+        if node.ranks.is_empty() {
             let name = format!("{}{state}", node.node.0);
             table.add_row([&name, "", "", "", "", "no ranks", "", "", "", &heard]);
         }
-        for worker in &node.workers {
+        for worker in &node.ranks {
             table.add_row(row(&format!("{}{state}", node.node.0), worker, &heard));
         }
     }
@@ -198,14 +199,14 @@ fn show(status: &Status) {
     }
 }
 
-fn row(node: &str, worker: &WorkerStatus, heard: &str) -> [String; 10] {
+fn row(node: &str, worker: &RankStatus, heard: &str) -> [String; 10] {
     let at = worker.coordinate.iter().flatten().filter(|(_, at)| **at > 0);
     let at: Vec<String> = at.map(|(axis, at)| format!("{axis} {at}")).collect();
     let state = match (worker.hangs, worker.phase, worker.rank) {
         (true, ..) => "hangs".to_owned(),
         (_, MemberPhase::Stopped, None) => "spare".to_owned(),
-        (_, MemberPhase::Learning, _) if worker.n_own + worker.n_shadows == 0 => "catches up".to_owned(),
-        (_, MemberPhase::Learning, _) => "has caught up".to_owned(),
+        (_, MemberPhase::CatchingUp, _) if worker.n_own + worker.n_shadows == 0 => "catches up".to_owned(),
+        (_, MemberPhase::CatchingUp, _) => "has caught up".to_owned(),
         (_, MemberPhase::Running, _) if worker.slow => format!("{}; slow, all others wait for it", worker.at),
         (_, MemberPhase::Running, _) => worker.at.to_string(),
         (_, phase, _) => format!("{phase:?}").to_lowercase(),

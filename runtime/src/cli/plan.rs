@@ -12,7 +12,7 @@ use crate::train::programs::Programs;
 use crate::train::step_trace::check_writable;
 use crate::units::{human_bytes, human_count};
 use comfy_table::{Table, presets};
-use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::plan::workload::input_bytes;
 use phalanx_strategies::plan::{
@@ -193,7 +193,7 @@ impl Planner {
     /// A step of the candidate; of each stage one rank stands for the others.
     fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
         let plan = self.plan_of(candidate);
-        let compile = |place| Programs::compile(&plan, place, self.evaluates);
+        let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, self.evaluates);
         Forecast::of(candidate.mesh.into(), Ranks::OfEachStage, &self.hardware, spans, compile)
     }
 
@@ -232,12 +232,12 @@ impl Planner {
         let places = (0..mesh.pp).flat_map(|stage| (0..mesh.tp).map(move |tp| (stage, tp)));
         let bytes = places.map(|(stage, tp)| {
             let rank = mesh.rank(Coord::default().with(Axis::Pp, stage).with(Axis::Tp, tp));
-            Some(Programs::compile(&plan, Place { mesh, rank }, self.evaluates).ok()?.bytes())
+            Some(Programs::compile(&plan, MeshRank { mesh, rank }, self.evaluates).ok()?.bytes())
         });
         bytes.collect::<Option<Vec<u64>>>()?.into_iter().max()
     }
 
-    /// The candidate's step with so many microbatches, and the bytes of the inputs of one.
+    /// The candidate's step with `n` microbatches, and the input bytes of one.
     fn evaluate_step(&self, candidate: &Candidate, n_microbatches: usize) -> Result<(Evaluation, u64), Reason> {
         let forecast = self.forecast(&Candidate { n_microbatches, ..*candidate }, false);
         let forecast = forecast.map_err(|e| Reason::Refused { why: e.to_string() })?;

@@ -11,7 +11,7 @@ use crate::train::weights;
 use phalanx_device::{Backing, Machine, Run, Timings};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::cost::{Cost, instr_cost};
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::program::{Compute, Hyper, Op, Role};
 use phalanx_strategies::trace::Trace;
@@ -77,11 +77,11 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
     }
 }
 
-/// Runs the plan on all ranks of a mesh, each with so many threads, and says what every instruction took.
+/// Runs the plan on all ranks of a mesh, each with `n_threads` threads, and returns the duration of every instruction.
 pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<Vec<Sample>, JobError> {
     // Each rank runs one microbatch, as when it is alone.
     let plan = &ModelPlan { n_microbatches: mesh.data_ranks(), ..plan.clone() };
-    let ranks = (0..mesh.size()).map(|rank| Programs::compile(plan, Place { mesh, rank }, false));
+    let ranks = (0..mesh.size()).map(|rank| Programs::compile(plan, MeshRank { mesh, rank }, false));
     let ranks = ranks.collect::<Result<Vec<Programs>, _>>()?;
     let team = TeamPlan::new(plan, mesh, false)?;
     let world = shared_world(&team, &ranks)?;
@@ -175,7 +175,7 @@ fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
         }
     }
     for ((name, _, bytes), ranks) in waits {
-        // The last rank to come to it waits for nobody.
+        // The last rank to arrive does not wait.
         let last = |step: usize| ranks.iter().map(|rank| rank[step]).min().unwrap_or_default();
         let seconds = (0..steps.len()).map(last).sum::<Duration>().as_secs_f64() / steps.len() as f64;
         samples.push(Sample { name, work: Work::Collective { bytes }, seconds });

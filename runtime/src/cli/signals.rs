@@ -2,7 +2,7 @@
 
 use crate::error::JobError;
 
-/// The first Ctrl-C or SIGTERM does this, the second ends the process as if nobody had listened.
+/// The first Ctrl-C or SIGTERM runs the callback; the second ends the process.
 pub(super) fn on_signal(act: impl FnOnce() + Send + 'static) -> Result<(), JobError> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let io = |source| JobError::Io { action: "listen for signals of", path: "this process".into(), source };

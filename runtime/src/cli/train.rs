@@ -9,7 +9,7 @@ use crate::api::start;
 use crate::api::start::Ranks;
 use crate::config::output::Resume;
 use crate::control::Control;
-use crate::coordinate::muster::Muster;
+use crate::coordinate::rendezvous::Rendezvous;
 use crate::error::JobError;
 use crate::events::{Event, Report, Started};
 use crate::train::progress::{Progress, Tokenising};
@@ -49,14 +49,16 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
-    let place = args.cluster.place()?;
-    if place.as_ref().is_some_and(|place| !place.speaks) {
+    let launch_context = args.cluster.launch_context()?;
+    if launch_context.as_ref().is_some_and(|launch_context| !launch_context.speaks) {
         say("the first process of this machine starts its ranks; this one has nothing to do");
         return Ok(());
     }
-    // Alone, a node needs nobody to lead it.
-    let config = place.as_ref().map_or_else(|| args.job.load(), |place| args.cluster.load(&args.job, place))?;
-    let place = place.filter(|place| place.n_nodes > 1);
+    // A single node needs no coordinator on another machine.
+    let config = launch_context
+        .as_ref()
+        .map_or_else(|| args.job.load(), |launch_context| args.cluster.load(&args.job, launch_context))?;
+    let launch_context = launch_context.filter(|launch_context| launch_context.n_nodes > 1);
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
     let starts_anew = config.output.resume_from_checkpoint == Resume::Never;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
@@ -64,7 +66,7 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     let asked = Arc::clone(&control);
     on_signal(move || {
         asked.stop();
-        say("\nfinishing this step, then saving; once more to end at once");
+        say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
     })?;
     let (mut progress, mut tokenising) = (None, Tokenising::default());
     let mut on_event = |event: &Event| {
@@ -72,11 +74,11 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
         show(event, &mut progress, logging_steps);
     };
     let program = program.path().to_owned();
-    let report = match &place {
+    let report = match &launch_context {
         None => start::run(&config, None, &Ranks::Processes(program), &control, &mut on_event).map(Some),
-        Some(place) => {
+        Some(launch_context) => {
             let (n_slots, patience) = (n_slots(&config)?, args.cluster.patience());
-            Muster { config: &config, place, program, n_slots, patience }.run(&control, &mut on_event)
+            Rendezvous { config: &config, launch_context, program, n_slots, patience }.run(&control, &mut on_event)
         }
     };
     if let Some(p) = &progress {

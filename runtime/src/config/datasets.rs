@@ -1,4 +1,4 @@
-//! What the model learns from: the files, how a line becomes a sample, and how samples become sequences.
+//! What the model catches up from: the files, how a line becomes a sample, and how samples become sequences.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use super::source::At;
 section! {
     /// The data and how it is cut into sequences.
     pub struct DataSection {
-        /// Files to learn from; a list of entries with at least `path` and `type`.
+        /// Files to catch up from; a list of entries with at least `path` and `type`.
         pub datasets: Vec<DatasetConfig> = Vec::new();
         /// Where tokenized data is kept between runs; without it, a folder below `output_dir`.
         pub dataset_prepared_path: Option<PathBuf> = None;
@@ -52,7 +52,7 @@ section! {
         pub field: Option<String> = None;
         /// Name of the field of `chat_template` entries that lists the messages; without it, messages.
         pub field_messages: Option<String> = None;
-        /// Name of the field of a message that says who speaks.
+        /// Name of the role field of a message.
         pub message_field_role: String = "role".into();
         /// Name of the field of a message that holds its text.
         pub message_field_content: String = "content".into();
@@ -100,7 +100,7 @@ choices! {
     pub enum ChatTemplateChoice {
         /// The tokenizer's own, or ChatML where it has none.
         TokenizerDefault = "tokenizer_default" | "tokenizer_default_fallback_chatml";
-        /// ChatML whatever the tokenizer says.
+        /// ChatML, regardless of the tokenizer.
         Chatml = "chatml";
         /// The one in `chat_template_jinja`.
         Jinja = "jinja";

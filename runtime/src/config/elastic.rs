@@ -1,4 +1,4 @@
-//! How a job survives change: how fast losses are noticed, who waits for whom, and how far a world may shrink.
+//! The section `elastic`: detection of failures, waiting for replacements, and limits of shrinking.
 
 use std::time::Duration;
 
@@ -15,28 +15,28 @@ use super::source::At;
 section! {
     /// The section `elastic`.
     pub struct Elastic {
-        /// Seconds after which a silent machine counts as lost; all other timeouts derive from it.
+        /// Seconds after which a silent machine counts as lost; all other timeouts are derived from it.
         pub detection_time: f64 = 1.0 => POSITIVE;
-        /// Rank processes beyond the mesh, on every node, that wait with everything prepared to take the seat of a lost one:
-        /// the model compiled, memory for its state and its step taken.
+        /// Rank processes beyond the mesh, on every node, as warm spares: the model is compiled, and memory for its
+        /// state and its step is allocated.
         pub spare_ranks: usize = 0;
-        /// Seconds that a replacement is waited for before a smaller world goes on without it; none waits for ever.
+        /// Seconds to wait for a replacement before the job continues in a smaller world; `none` waits forever.
         pub replace_patience: Option<f64> = Some(30.0) => NOT_NEGATIVE;
-        /// Fewest copies of the model with which the job goes on.
+        /// Smallest number of model copies with which the job continues.
         pub dp_replicate_min: usize = 1 => AT_LEAST_ONE;
-        /// Fewest ranks that share the state of one copy: what a rank has room for.
+        /// Smallest number of ranks that share the state of one copy; bounded by a rank's memory.
         pub dp_shard_min: usize = 1 => AT_LEAST_ONE;
-        /// State that one node (or, on a single node, one process) would take with it is kept a second time elsewhere.
+        /// Keep a second copy of state that would otherwise be lost with one node (or, on a single node, one process).
         pub shadows: bool = true;
-        /// A newcomer that lacks more bytes of state than this fetches them while the others train, if any can without it; what
-        /// is less is fetched between two steps.
+        /// A newcomer that misses more bytes of state than this catches up while the others train, if they can train
+        /// without it; smaller amounts are fetched between two steps.
         pub rest_bytes_max: usize = 32 << 20;
-        /// A rank that holds up all others for too long is replaced; otherwise it is waited for.
+        /// Replace a rank that delays all others for too long, instead of waiting for it.
         pub evict_stragglers: bool = true;
-        /// Seconds that a rank may be without any progress before its first step in a world is done; later ones follow from
-        /// `detection_time` and from how long the longest instruction took.
+        /// Seconds that a rank may make no progress before its first step in a world; later limits follow from
+        /// `detection_time` and the duration of the longest instruction.
         pub step_timeout: f64 = 600.0 => POSITIVE;
-        /// More failures in a row than this, without a step completed between them, end the job.
+        /// Maximum number of consecutive failures without a completed step; more end the job.
         pub incidents_max: usize = 5 => AT_LEAST_ONE;
     }
 }
@@ -44,7 +44,7 @@ section! {
 section! {
     /// Elasticity.
     pub struct ElasticSection {
-        /// What happens when ranks and machines are lost or added; its keys are listed below.
+        /// Handling of lost and added ranks and machines; its keys are listed below.
         pub elastic: Elastic = Elastic::default();
     }
 }

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// Where a value was written, so that a message can send the reader there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ValueLocation {
     /// On this line of the file, counted from 1.
     Line(usize),
     /// In an override on the command line.
@@ -17,7 +17,7 @@ pub enum Place {
     File,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ValueLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, " (line {line})"),
@@ -45,32 +45,32 @@ pub enum ConfigError {
         reason: String,
     },
     /// A key that no section knows.
-    #[error("unknown key `{key}`{place}{}", hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default())]
+    #[error("unknown key `{key}`{location}{}", hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default())]
     UnknownKey {
         /// The key as written, with the path of its section.
         key: String,
         /// Where it was written.
-        place: Place,
+        location: ValueLocation,
         /// The nearest known key, or why this well-known key of other tools does not exist here.
         hint: Option<String>,
     },
     /// A key that is given twice, perhaps under two spellings.
-    #[error("`{first}` and `{second}`{place} set the same thing; keep one of them")]
+    #[error("`{first}` and `{second}`{location} set the same thing; keep one of them")]
     Duplicate {
         /// The spelling found first.
         first: String,
         /// The spelling found second.
         second: String,
         /// Where the second was written.
-        place: Place,
+        location: ValueLocation,
     },
     /// A value of the wrong type or outside its range.
-    #[error("`{key}`{place} is {found}, but must be {fits}")]
+    #[error("`{key}`{location} is {found}, but must be {fits}")]
     Mismatch {
         /// The key, with the path of its section.
         key: String,
         /// Where the value was written.
-        place: Place,
+        location: ValueLocation,
         /// The value, described.
         found: String,
         /// The values that are accepted.

@@ -132,7 +132,7 @@ impl JobConfig {
         self.schedule.microbatches(self.data_ranks())
     }
 
-    /// Microbatches that a rank runs in a step; where they do not come out even, some ranks run one that does not count.
+    /// Microbatches that a rank runs in a step; if they do not divide evenly, some ranks run an empty one.
     pub fn microbatches_per_rank(&self) -> usize {
         self.microbatches_per_step().div_ceil(self.data_ranks())
     }

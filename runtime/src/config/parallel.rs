@@ -20,9 +20,10 @@ section! {
         pub nproc_per_node: Option<usize> = None => AT_LEAST_ONE;
         /// Machines with nproc_per_node ranks each; found out by `phalanx train --slurm` and `--torchrun`.
         pub nnodes: usize = 1 => AT_LEAST_ONE;
-        /// Copies of the model that learn from different data.
+        /// Copies of the model that catch up from different data.
         pub dp_replicate_size: usize = 1 => AT_LEAST_ONE;
-        /// Ranks that share the state of one copy and learn from different data; auto takes the ranks that the other sizes leave.
+        /// Ranks that share the state of one copy and catch up from different data; auto takes the ranks that the other
+        /// sizes leave.
         pub dp_shard_size: AxisSize = AxisSize::Ranks(1);
         /// Ranks that share each matrix product.
         pub tensor_parallel_size ["tp_size"]: usize = 1 => AT_LEAST_ONE;
@@ -128,7 +129,7 @@ impl ParallelSection {
         Ok(mesh.fit(world, auto)?)
     }
 
-    /// What the axes do, where all ranks together run so many microbatches a step.
+    /// The parallel configuration for a number of microbatches per step over all ranks.
     pub fn parallel(&self, microbatches_per_step: usize) -> Parallel {
         Parallel {
             zero_stage: match self.zero_stage {

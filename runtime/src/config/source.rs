@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::{ConfigError, Place};
+use super::error::{ConfigError, ValueLocation};
 use super::lines::{Segment, line_of, repeated_key};
 use super::section::KeyDoc;
 use super::setting::describe;
@@ -47,8 +47,9 @@ impl Source {
                 let Some(value) = self.keys.remove(*alias) else { continue };
                 if self.keys.contains_key(doc.key) {
                     let first = self.spelled.get(doc.key).cloned().unwrap_or_else(|| doc.key.to_owned());
-                    let place = line_of(&self.text, &[Segment::Key((*alias).into())]).map_or(Place::File, Place::Line);
-                    return Err(ConfigError::Duplicate { first, second: (*alias).into(), place });
+                    let location = line_of(&self.text, &[Segment::Key((*alias).into())])
+                        .map_or(ValueLocation::File, ValueLocation::Line);
+                    return Err(ConfigError::Duplicate { first, second: (*alias).into(), location });
                 }
                 self.keys.insert(doc.key.into(), value);
                 self.spelled.insert(doc.key, (*alias).into());
@@ -67,17 +68,17 @@ impl Source {
         let value = serde_yaml_ng::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         set(&mut self.keys, &segments, value).map_err(|why| ConfigError::UnknownKey {
             key: written.clone(),
-            place: Place::CommandLine,
+            location: ValueLocation::CommandLine,
             hint: Some(why),
         })?;
         self.overridden.insert(segments.join("."));
         Ok(())
     }
 
-    fn place(&self, path: &[Segment]) -> Place {
+    fn location(&self, path: &[Segment]) -> ValueLocation {
         let dotted: Vec<String> = path.iter().map(Segment::to_string).collect();
         if (1..=dotted.len()).any(|n| self.overridden.contains(&dotted[..n].join("."))) {
-            return Place::CommandLine;
+            return ValueLocation::CommandLine;
         }
         let mut written = path.to_vec();
         if let Some(Segment::Key(first)) = written.first_mut()
@@ -85,7 +86,7 @@ impl Source {
         {
             first.clone_from(spelling);
         }
-        line_of(&self.text, &written).map_or(Place::File, Place::Line)
+        line_of(&self.text, &written).map_or(ValueLocation::File, ValueLocation::Line)
     }
 }
 
@@ -114,8 +115,8 @@ impl<'a> At<'a> {
 
     /// The error for a value that does not fit here.
     pub(crate) fn mismatch(&self, found: &Value, fits: String) -> ConfigError {
-        let place = self.source.place(&self.path);
-        ConfigError::Mismatch { key: self.to_string(), place, found: describe(found), fits }
+        let location = self.source.location(&self.path);
+        ConfigError::Mismatch { key: self.to_string(), location, found: describe(found), fits }
     }
 
     /// Refuses keys of `keys` that are not in `known`, suggesting the nearest.
@@ -126,9 +127,9 @@ impl<'a> At<'a> {
             };
             if !known.contains(&name.as_str()) {
                 let at = self.key(name);
-                let place = self.source.place(&at.path);
+                let location = self.source.location(&at.path);
                 let hint = hint_for(name, known, self.path.is_empty());
-                return Err(ConfigError::UnknownKey { key: at.to_string(), place, hint });
+                return Err(ConfigError::UnknownKey { key: at.to_string(), location, hint });
             }
         }
         Ok(())
@@ -154,7 +155,7 @@ fn parse(text: &str) -> Result<Mapping, ConfigError> {
         return Err(syntax(format!("it has {} bytes, more than the {TEXT_BYTES_MAX} allowed", text.len())));
     }
     if let Some((key, line)) = repeated_key(text) {
-        return Err(ConfigError::Duplicate { first: key.clone(), second: key, place: Place::Line(line) });
+        return Err(ConfigError::Duplicate { first: key.clone(), second: key, location: ValueLocation::Line(line) });
     }
     let mut value: Value = serde_yaml_ng::from_str(text).map_err(|error| syntax(error.to_string()))?;
     value.apply_merge().map_err(|error| syntax(error.to_string()))?;

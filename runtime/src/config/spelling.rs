@@ -1,6 +1,6 @@
-//! What to say about a key that nobody knows: the nearest known one, or why a well-known key of other tools is absent.
+//! Hints for an unknown key: the nearest known one, or why a well-known key of other tools is absent.
 
-/// Keys that people bring along from other tools' files, and what to do about them.
+/// Keys of other tools, and hints for them.
 const FOREIGN: &[(&[&str], &str)] = &[
     (&["lr"], "did you mean `learning_rate`?"),
     (&["epochs"], "did you mean `num_epochs`?"),

@@ -205,7 +205,7 @@ fn relations_that_do_not_hold_name_both_keys() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_keys_are_named() {
     for (absent, key) in [
         ("base_model: ./llama\n", "base_model"),
         ("max_steps: 10\n", "num_epochs"),
@@ -274,7 +274,7 @@ fn an_override_reaches_into_the_model_section() {
 }
 
 #[test]
-fn the_word_none_switches_an_optional_key_off() {
+fn none_switches_an_optional_key_off() {
     assert_eq!(with_override("max_grad_norm", "none").unwrap().optimizer.clip_norm(), None);
     assert_eq!(with_override("max_grad_norm", "0").unwrap().optimizer.clip_norm(), None);
     assert_eq!(with_override("seed", "1").unwrap().optimizer.clip_norm(), Some(1.0));
@@ -297,7 +297,7 @@ fn a_text_that_is_no_mapping_is_refused() {
 }
 
 #[test]
-fn every_message_is_one_sentence_on_one_line() {
+fn every_error_is_one_sentence_on_one_line() {
     for lines in
         ["lerning_rate: 1", "seed: x", "bf16: true\nfp16: true", "tp_size: 3\nnproc_per_node: 4", "max_steps: 1"]
     {

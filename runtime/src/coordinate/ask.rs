@@ -1,4 +1,4 @@
-//! The operator's side: one question to the coordinator of a job, with the credential that it keeps in the job's folder.
+//! The operator's client: sends one request to a job's coordinator, with the credential from the job's folder.
 
 use crate::coordinate::serve::{ADDRESS, CONTROL};
 use crate::error::{JobError, unusable};
@@ -12,13 +12,13 @@ use phalanx_actors::wire;
 use phalanx_strategies::elastic::timing::Timing;
 use std::path::Path;
 
-/// Asks the coordinator of the job in this folder.
+/// Sends a request to the coordinator of the job in this folder.
 ///
 /// # Errors
 /// When there is none, or it cannot be reached.
 pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobError> {
     let control = output_dir.join(CONTROL);
-    let nobody = || unusable(format!("{} holds no job that was ever coordinated", output_dir.display()));
+    let nobody = || unusable(format!("{} contains no coordinated job", output_dir.display()));
     let addresses = std::fs::read_to_string(control.join(ADDRESS)).map_err(|_| nobody())?;
     let addresses = parse_addresses(addresses.trim()).map_err(unusable)?;
     let credential = Credential::load(&control, OPERATOR).map_err(unusable)?.ok_or_else(nobody)?;

@@ -1,4 +1,4 @@
-//! What happens to a job, for people.
+//! Human-readable text of events.
 
 use phalanx_actors::events::{Event, IncidentLine, What};
 use phalanx_strategies::elastic::message::Ending;
@@ -9,17 +9,17 @@ pub(crate) fn sentence(event: &Event) -> String {
         What::Leads => format!("coordinating ({})", event.term),
         What::StepsDown => "another coordinator has taken over".into(),
         What::World(world) => {
-            format!("{}: {} ranks ({}) from {}", world.generation, world.seats.len(), world.mesh, world.step)
+            format!("{}: {} ranks ({}) from {}", world.generation, world.ranks.len(), world.mesh, world.step)
         }
         What::Incident(line) => incident(line),
         What::Checkpoint(checkpoint) => format!("saved at {}", checkpoint.step),
         What::Ended { ending: Ending::Finished } => "the job is done".into(),
         What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
-        What::NodesTold => "all nodes know".into(),
+        What::NodesTold => "all nodes have been notified".into(),
     }
 }
 
-/// An incident for people: what happened, and how long each phase of the recovery took.
+/// An incident as text: the cause, and the duration of each recovery phase.
 pub(crate) fn incident(line: &IncidentLine) -> String {
     let also = if line.also.is_empty() { String::new() } else { format!(" (and {} more)", line.also.len()) };
     let detail = line.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));

@@ -1,5 +1,5 @@
-//! The coordinator of a job over several nodes, in a process of its own: no tensors, no devices, and nothing that its
-//! successor cannot read from the store or hear from the nodes.
+//! The coordinator of a multi-node job, in its own process: it has no tensors and no devices, and its successor can
+//! rebuild its state from the store and the nodes' reports.
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
@@ -7,15 +7,15 @@ use crate::control::Control;
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::standby::{self, Watched};
 use crate::error::{JobError, unusable};
-use crate::node::welcome::Welcome;
+use crate::node::bootstrap::JobBootstrap;
 use crate::train::fit::{fits, fits_here};
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
 use crate::train::saving::Saving;
 use phalanx_actors::control::{ControlThread, RunError, block_on};
 use phalanx_actors::coordinator::Settings;
+use phalanx_actors::coordinator_handle::{Admission, CoordinatorHandle};
 use phalanx_actors::events::{Event, What};
-use phalanx_actors::head::{Admission, Head};
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::listener::{Listener, ListenerConfig};
 use phalanx_actors::store::directory::Directory;
@@ -38,27 +38,27 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Folder of a job in which its coordinators keep what they know.
+/// Folder of a job for the coordinator's files.
 pub(crate) const CONTROL: &str = "control";
-/// File of that folder that says where the coordinator listens.
+/// File in that folder with the coordinator's address.
 pub(crate) const ADDRESS: &str = "address";
 
-/// How a coordinator is reached and who may join.
+/// Settings of a coordinator.
 #[derive(Clone, Debug)]
 pub(crate) struct Serve {
     pub(crate) listen: SocketAddr,
-    /// Where nodes find it, if not at `listen`; port 0 is the one on which it listens.
+    /// Advertised addresses, if other than `listen`; port 0 stands for the listening port.
     pub(crate) advertise: Vec<Address>,
-    /// How many machines may join with one join string, and how long.
+    /// Number of machines that may join with one join string, and its lifetime.
     pub(crate) n_machines: u32,
     pub(crate) token_lifetime: Duration,
 }
 
-/// What a coordinator tells whoever started it.
-pub(crate) enum Told {
-    /// Machines join with this.
+/// Events of a coordinator for its caller.
+pub(crate) enum CoordinatorEvent {
+    /// The join string.
     Join(String),
-    /// Another one coordinates; this one does if that dies.
+    /// Another coordinator is active; this one stands by.
     StandsBy,
     /// Something happened.
     Event(Event),
@@ -103,7 +103,7 @@ fn take_over(
 ) -> Result<Option<Term>, JobError> {
     let folder = config.output.output_dir.join(CONTROL);
     let store = Directory::open(&folder.join("store")).map_err(unusable)?;
-    // Processes of two machines may have the same number.
+    // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
     loop {
         let seen = match standby::wait(&store, &config.elastic.timing(), is_over, stands_by)? {
@@ -154,7 +154,7 @@ pub(crate) fn serve(
     serve: &Serve,
     control: &Control,
     is_abandoned: &dyn Fn() -> bool,
-    tell: &mut dyn FnMut(Told),
+    tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Coordinated {
     let served = try_serve(config, model, serve, control, is_abandoned, tell);
     served.unwrap_or_else(|error| Coordinated { status: Err(error), nodes_told: false })
@@ -166,10 +166,10 @@ fn try_serve(
     serve: &Serve,
     control: &Control,
     is_abandoned: &dyn Fn() -> bool,
-    tell: &mut dyn FnMut(Told),
+    tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() || is_abandoned();
-    let Some(term) = take_over(config, &stops, &mut || tell(Told::StandsBy))? else {
+    let Some(term) = take_over(config, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
         return Ok(Coordinated { status: Ok(None), nodes_told: false });
     };
     let (listener, inbox) = listen(config, serve.listen, &term)?;
@@ -181,7 +181,7 @@ fn try_serve(
         .collect();
     write_address(config, &addresses)?;
     let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
-    tell(Told::Join(invitation.to_string()));
+    tell(CoordinatorEvent::Join(invitation.to_string()));
     let thread = ControlThread::start("phalanx-control").map_err(|e| unusable(format!("no thread: {e}")))?;
     let admission = admission(config, model, None);
     let coordinating = Coordinating::start(config, model, term, &thread, admission, Arc::new(listener), vec![inbox])?;
@@ -224,11 +224,11 @@ fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, 
     let authority = Authority::open(&folder, term.job).map_err(unusable)?;
     let secret = authority.secret("tensors between ranks").to_vec();
     drop(authority);
-    let welcome = Welcome { yaml: config.to_yaml(), secret, start_from: term.start_from.clone() };
+    let bootstrap = JobBootstrap { yaml: config.to_yaml(), secret, start_from: term.start_from.clone() };
     let settings = ListenerConfig {
         listen: at,
         timing: config.elastic.timing(),
-        welcome: serde_json::to_vec(&welcome).map_err(unusable)?,
+        bootstrap: serde_json::to_vec(&bootstrap).map_err(unusable)?,
         ..ListenerConfig::new(&folder, term.job)
     };
     Listener::start(settings).map_err(unusable)
@@ -236,7 +236,7 @@ fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, 
 
 /// A job that this process coordinates.
 pub(super) struct Coordinating<'a> {
-    head: Head,
+    handle: CoordinatorHandle,
     thread: &'a ControlThread,
     downlink: Arc<dyn Downlink>,
     events: Receiver<Event>,
@@ -279,14 +279,15 @@ impl<'a> Coordinating<'a> {
             let tell = move |event: &Event| {
                 let _ = happened.send(event.clone());
             };
-            let head = Head::start(thread, settings, store, admission, Arc::clone(&downlink), tell).await?;
+            let handle =
+                CoordinatorHandle::start(thread, settings, store, admission, Arc::clone(&downlink), tell).await?;
             for inbox in inboxes {
-                head.serve(inbox).await?;
+                handle.serve(inbox).await?;
             }
-            Ok::<Head, RunError>(head)
+            Ok::<CoordinatorHandle, RunError>(handle)
         };
-        let head = block_on(starting).map_err(unusable)?.map_err(unusable)?;
-        Ok(Coordinating { head, thread, downlink, events, log, ending: None, nodes_told: false })
+        let handle = block_on(starting).map_err(unusable)?.map_err(unusable)?;
+        Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_told: false })
     }
 
     /// Follows the job to its end, then closes the transport to its nodes.
@@ -294,7 +295,7 @@ impl<'a> Coordinating<'a> {
         mut self,
         control: &Control,
         is_abandoned: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(Told),
+        tell: &mut dyn FnMut(CoordinatorEvent),
     ) -> Coordinated {
         let status = self.run(control, is_abandoned, tell);
         control.close();
@@ -306,7 +307,7 @@ impl<'a> Coordinating<'a> {
         &mut self,
         control: &Control,
         is_abandoned: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(Told),
+        tell: &mut dyn FnMut(CoordinatorEvent),
     ) -> Result<Option<Box<Status>>, JobError> {
         let (mut is_stopping, mut is_open, mut n_saves) = (false, false, 0);
         loop {
@@ -315,7 +316,7 @@ impl<'a> Coordinating<'a> {
                 let answer = self.ask(Request::Stop)?;
                 // A coordinator that has just lost its lease is asked again once it has it back.
                 is_stopping = answer == Answer::Done;
-                tracing::info!(?answer, "asked to stop");
+                tracing::info!(?answer, "requested a stop");
             }
             if is_open && n_saves < control.saves.load(Ordering::Acquire) && self.ask(Request::Save)? == Answer::Done {
                 n_saves += 1;
@@ -330,7 +331,7 @@ impl<'a> Coordinating<'a> {
             if let Some(Err(panicked)) = self.thread.has_ended() {
                 return Err(JobError::JobFailed(panicked.to_string()));
             }
-            match self.events.recv_timeout(LOOK) {
+            match self.events.recv_timeout(POLL_INTERVAL) {
                 Ok(event) => {
                     self.log.write(&event)?;
                     match &event.what {
@@ -340,7 +341,7 @@ impl<'a> Coordinating<'a> {
                         What::NodesTold => self.nodes_told = true,
                         _ => {}
                     }
-                    tell(Told::Event(event));
+                    tell(CoordinatorEvent::Event(event));
                     if self.nodes_told {
                         break;
                     }
@@ -353,19 +354,19 @@ impl<'a> Coordinating<'a> {
             Some(Ending::Failed(why)) => Err(JobError::JobFailed(why)),
             Some(Ending::Finished) => match self.ask(Request::Status)? {
                 Answer::Status(status) => Ok(Some(status)),
-                other => Err(JobError::JobFailed(format!("the coordinator did not say how the job ended: {other:?}"))),
+                other => Err(JobError::JobFailed(format!("the coordinator sent no final status: {other:?}"))),
             },
             None => Ok(None),
         }
     }
 
     fn ask(&self, request: Request) -> Result<Answer, JobError> {
-        block_on(self.head.ask(request)).map_err(unusable)
+        block_on(self.handle.ask(request)).map_err(unusable)
     }
 }
 
-/// How often it is looked whether somebody asks for something.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval of polling for requests.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Prepares the store: a job that is over begins anew, from its last checkpoint if it is to. Returns what it begins from.
 fn begin(
@@ -382,7 +383,7 @@ fn begin(
     if is_over {
         // A later run of the job; who took part in the earlier one has nothing to do with it.
         forget_job(control)?;
-    } else if found.formation.is_some() {
+    } else if found.world_plan.is_some() {
         return Ok(None);
     }
     let kept = if is_over { Record { generation: found.generation, ..Record::default() } } else { found };

@@ -1,5 +1,5 @@
-//! A coordinator in waiting. It keeps an eye on the lease of the one that coordinates, listens nowhere, and begins once the
-//! lease has not been renewed for as long as it lasts: then nodes find it at one of the addresses that they know.
+//! A coordinator in waiting. It watches the active coordinator's lease, does not listen, and takes over once the lease
+//! has expired: then nodes find it at one of the addresses that they know.
 //!
 //! Any coordinator begins so. Started where none is it has nothing to wait for; started again after it was killed it waits
 //! for its own last lease to run out.
@@ -19,7 +19,7 @@ pub(crate) enum Watched {
     NotNeeded,
 }
 
-/// Waits until nobody coordinates. Calls `stands_by` once it is clear that somebody does.
+/// Waits until no coordinator is active. Calls `stands_by` once another coordinator is known to be active.
 ///
 /// # Errors
 /// When the store cannot be read.
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_can_be_sent_away() {
+    fn waiting_member_can_be_released() {
         let (store, asked) = (Memory::default(), AtomicBool::new(false));
         store.replace_lease(Lease::default(), lease(0)).unwrap().unwrap();
 

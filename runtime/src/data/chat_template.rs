@@ -32,7 +32,7 @@ pub enum ChatTemplateError {
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, …
+    /// The role: `system`, `user`, `assistant`, …
     pub role: String,
     /// What is said.
     pub content: String,
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_of_a_template_carries_its_words() {
+    fn template_refusal_carries_the_template_error() {
         let source = "{{ raise_exception('roles must alternate') }}";
 
         let error = trained_texts(source, &TWO_TURNS).unwrap_err();

@@ -152,7 +152,7 @@ impl DatasetConfig {
 /// The names of a turn's fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageFields {
-    /// Who speaks; default `role`.
+    /// Name of the role field; default `role`.
     pub role: String,
     /// What is said; default `content`.
     pub content: String,

@@ -115,10 +115,10 @@ fn packed_rows_hold_isolated_documents_without_losing_any() {
             seen.replace("<|bos|>", "").replace("<|eos|>", "").chars().filter(char::is_ascii_lowercase).collect();
         assert!(letters.len() <= 1 || seen.contains("<|pad|>"), "position {t} sees {seen}");
     }
-    let learnt = text(&all.labels);
+    let trained = text(&all.labels);
     assert_eq!(all.n_predicted, texts.iter().map(|text| text.len() + 1).sum::<usize>());
     for text in texts {
-        assert!(learnt.contains(&format!("{text}<|eos|>")), "{learnt}");
+        assert!(trained.contains(&format!("{text}<|eos|>")), "{trained}");
     }
 }
 
@@ -147,10 +147,10 @@ fn seed_tasks_train_on_their_outputs() {
 
     let summary = &prepared.summaries[0];
     assert_eq!(summary.n_documents, 175);
-    let learnt = text(&batch(&prepared.train, 0..prepared.train.len() as u64).labels);
-    assert!(learnt.contains("Yes, you can have 1 oatmeal banana protein shake and 4 strips of bacon."));
-    assert!(!learnt.contains("### Instruction:") && !learnt.contains("Is there anything I can eat for a breakfast"));
-    assert_eq!(learnt.matches("<|eos|>").count(), 175 - summary.n_dropped);
+    let trained = text(&batch(&prepared.train, 0..prepared.train.len() as u64).labels);
+    assert!(trained.contains("Yes, you can have 1 oatmeal banana protein shake and 4 strips of bacon."));
+    assert!(!trained.contains("### Instruction:") && !trained.contains("Is there anything I can eat for a breakfast"));
+    assert_eq!(trained.matches("<|eos|>").count(), 175 - summary.n_dropped);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn document_longer_than_a_row_is_named_dropped_or_truncated() {
 }
 
 #[test]
-fn document_without_anything_to_learn_is_left_out() {
+fn document_without_trained_tokens_is_left_out() {
     let user = r#"{"messages":[{"role":"user","content":"Hi"}]}"#;
     let both = r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ho"}]}"#;
     let files = Files::new(&[("some.jsonl", &format!("{user}\n{both}\n")), ("none.jsonl", user)]);

@@ -110,9 +110,9 @@ fn alpaca(record: &Value, train_on_inputs: bool) -> Result<Vec<Document>, Record
             Some(_) => text_of(instance, "input")?,
         };
         let mut text = alpaca_prompt(instruction, input);
-        let learnt_from = if train_on_inputs { 0 } else { text.len() };
+        let trained_from = if train_on_inputs { 0 } else { text.len() };
         text += text_of(instance, "output")?;
-        Ok(Document { trained: vec![learnt_from..text.len()], text, bounded: true })
+        Ok(Document { trained: vec![trained_from..text.len()], text, bounded: true })
     };
     instances.iter().map(document).collect()
 }
@@ -189,17 +189,17 @@ mod tests {
         RecordReader::new(&dataset, false, || ChatTemplate::parse(CHATML, "", "")).unwrap()
     }
 
-    fn learnt(documents: &[Document]) -> Vec<String> {
+    fn trained(documents: &[Document]) -> Vec<String> {
         documents.iter().map(|d| d.trained.iter().map(|range| &d.text[range.clone()]).collect()).collect()
     }
 
     #[test]
-    fn completion_learns_all_of_the_named_field() {
+    fn completion_trains_on_all_of_the_named_field() {
         let dataset = DatasetConfig { field: Some("story".into()), ..DatasetConfig::new("", DatasetType::Completion) };
 
         let documents = reader(dataset).documents(&json!({ "id": 1, "story": "Once." })).unwrap();
 
-        assert_eq!(learnt(&documents), ["Once."]);
+        assert_eq!(trained(&documents), ["Once."]);
         assert!(documents[0].bounded);
     }
 
@@ -213,23 +213,23 @@ mod tests {
     }
 
     #[test]
-    fn alpaca_learns_the_output_only() {
+    fn alpaca_trains_on_the_output_only() {
         let record = json!({ "instruction": "Add.", "input": "1 2", "output": "3" });
 
         let documents = reader(DatasetConfig::new("", DatasetType::Alpaca)).documents(&record).unwrap();
 
-        assert_eq!(learnt(&documents), ["3"]);
+        assert_eq!(trained(&documents), ["3"]);
         assert!(documents[0].text.contains("### Input:\n1 2\n\n### Response:\n3"), "{}", documents[0].text);
     }
 
     #[test]
-    fn alpaca_learns_everything_when_inputs_are_trained_on() {
+    fn alpaca_trains_on_everything_with_train_on_inputs() {
         let dataset = DatasetConfig::new("", DatasetType::Alpaca);
         let reader = RecordReader::new(&dataset, true, || ChatTemplate::parse(CHATML, "", "")).unwrap();
 
         let documents = reader.documents(&json!({ "instruction": "Sing.", "output": "La." })).unwrap();
 
-        assert_eq!(learnt(&documents), [documents[0].text.clone()]);
+        assert_eq!(trained(&documents), [documents[0].text.clone()]);
         assert!(!documents[0].text.contains("### Input"));
     }
 
@@ -240,11 +240,11 @@ mod tests {
 
         let documents = reader(DatasetConfig::new("", DatasetType::Alpaca)).documents(&record).unwrap();
 
-        assert_eq!(learnt(&documents), ["4", "nothing"]);
+        assert_eq!(trained(&documents), ["4", "nothing"]);
     }
 
     #[test]
-    fn conversation_with_other_field_names_learns_the_assistant() {
+    fn conversation_with_other_field_names_trains_on_the_assistant() {
         let dataset = DatasetConfig {
             field_messages: Some("conversations".into()),
             message_property_mappings: MessageFields { role: "from".into(), content: "value".into() },
@@ -254,7 +254,7 @@ mod tests {
 
         let documents = reader(dataset).documents(&record).unwrap();
 
-        assert_eq!(learnt(&documents), ["Ho<|im_end|>"]);
+        assert_eq!(trained(&documents), ["Ho<|im_end|>"]);
         assert!(!documents[0].bounded);
     }
 

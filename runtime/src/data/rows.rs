@@ -3,9 +3,11 @@
 //! Legend: B rows of a batch, S tokens of a row; `t` is a position in a row.
 //!
 //! Invariants:
-//! - `R-1` `labels[t]` is the id to be predicted at `t`, always of the same document, or [`IGNORED`].
-//! - `R-2` A token sees `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row are isolated.
-//! - `R-3` Padding is never predicted, and each padding token sees itself only, which makes it nearly free in attention.
+//! - `ROWS-1` `labels[t]` is the id to be predicted at `t`, always of the same document, or [`IGNORED`].
+//! - `ROWS-2` A token sees `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row are
+//!   isolated.
+//! - `ROWS-3` Padding is never predicted, and each padding token sees itself only, which makes it nearly free in
+//!   attention.
 
 use std::sync::Arc;
 
@@ -254,7 +256,7 @@ mod tests {
 
     const T: u32 = TRAINED;
 
-    //
+    // ROWS-1, ROWS-2, ROWS-3
     #[test]
     fn packed_documents_are_isolated_and_padding_is_not_predicted() {
         let packing = Packing::best_fit(&[(0, 3), (1, 3)], S);

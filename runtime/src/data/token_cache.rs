@@ -4,8 +4,8 @@
 //! 4 bytes of zero if their number is odd, then the ends of the documents (16 bytes each).
 //!
 //! Invariants:
-//! - `TC-1` A file of the final name is whole: it is renamed to it after everything is on disk.
-//! - `TC-2` A file is used only if its header, its length, its key and the checksum of every byte agree.
+//! - `TOKEN-CACHE-1` A file of the final name is whole: it is renamed to it after everything is on disk.
+//! - `TOKEN-CACHE-2` A file is used only if its header, its length, its key and the checksum of every byte agree.
 #![allow(unsafe_code)] // A memory map of a file is unsafe by nature; see `TokenFile::open`.
 
 use std::fs::File;
@@ -96,9 +96,10 @@ impl TokenFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(io_error("open", &path, &error)),
         };
-        // SAFETY: the map must not change while it is borrowed. Files of this name are complete before they get it (TC-1)
-        // and nobody writes to them afterwards: rebuilding renames another file over the name, which leaves this one, held
-        // by the map, untouched. Whoever edits files inside the cache folder in place breaks the contract.
+        // SAFETY: the map must not change while it is borrowed. Files of this name are complete before they get it
+        // (TOKEN-CACHE-1) and nobody writes to them afterwards: rebuilding renames another file over the name, which
+        // leaves this one, held by the map, untouched. Whoever edits files inside the cache folder in place breaks the
+        // contract.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io_error("map", &path, &error))?;
         match Self::check(&map, key) {
             Ok(header) => Ok(Some(Self { map, header })),
@@ -106,7 +107,7 @@ impl TokenFile {
         }
     }
 
-    /// `TC-2`; the error says what does not agree.
+    /// `TOKEN-CACHE-2`; the error says what does not agree.
     fn check(map: &[u8], key: &[u8; 32]) -> Result<Header, &'static str> {
         let bytes = map.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
         let header: Header = bytemuck::pod_read_unaligned(bytes);
@@ -286,7 +287,7 @@ impl Drop for TokenWriter {
     }
 }
 
-/// A new file beside `path`; never one that another writer holds, who may be on another machine with the same process id.
+/// A new file beside `path`, never one of another writer, which may run on another machine with the same process id.
 fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
     for attempt in 0u64.. {
         let temporary = path.with_extension(format!("tmp-{}-{attempt}", std::process::id()));
@@ -337,7 +338,7 @@ mod tests {
         assert!(TokenFile::open(dir.path(), &KEY).unwrap().is_none());
     }
 
-    // TC-2
+    // TOKEN-CACHE-2
     #[test]
     fn any_flipped_byte_and_any_cut_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
@@ -355,7 +356,7 @@ mod tests {
         }
     }
 
-    // TC-2
+    // TOKEN-CACHE-2
     #[test]
     fn documents_that_do_not_lie_in_their_tokens_are_noticed_though_the_checksums_agree() {
         let dir = tempfile::tempdir().unwrap();
@@ -395,7 +396,7 @@ mod tests {
         assert!(error.to_string().contains("other data"), "{error}");
     }
 
-    // TC-1
+    // TOKEN-CACHE-1
     #[test]
     fn abandoned_writer_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();

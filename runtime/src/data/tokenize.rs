@@ -28,7 +28,7 @@ pub enum TokenizeError {
     /// A line is no JSON.
     #[error("{}:{line}: this is not valid JSON: {reason}", path.display())]
     Json { path: PathBuf, line: u64, reason: String },
-    /// A record lacks what its type needs. In a JSON list, `line` counts records.
+    /// A record misses a field that its type requires. In a JSON list, `line` counts records.
     #[error("{}:{line}: {reason}", path.display())]
     Record { path: PathBuf, line: u64, reason: RecordError },
     /// A text file holds something else.
@@ -281,7 +281,7 @@ mod tests {
         Tokenizer::bytes().decode(&ids, false).unwrap()
     }
 
-    fn learnt(tokens: &[u32]) -> String {
+    fn trained(tokens: &[u32]) -> String {
         decoded(&tokens.iter().copied().filter(|token| token & TRAINED != 0).collect::<Vec<_>>())
     }
 
@@ -290,7 +290,7 @@ mod tests {
         let file = records(DatasetType::Completion, "{\"text\":\"ab\"}\n\n{\"text\":\"c\"}").unwrap();
 
         assert_eq!(decoded(file.tokens()), "<|bos|>ab<|eos|><|bos|>c<|eos|>");
-        assert_eq!(learnt(file.tokens()), "ab<|eos|>c<|eos|>");
+        assert_eq!(trained(file.tokens()), "ab<|eos|>c<|eos|>");
         assert_eq!(file.documents().iter().map(|d| (d.end, d.line)).collect::<Vec<_>>(), [(4, 1), (7, 3)]);
     }
 
@@ -310,7 +310,7 @@ mod tests {
 
         let file = records(DatasetType::ChatTemplate, line).unwrap();
 
-        let trained = learnt(file.tokens());
+        let trained = trained(file.tokens());
         assert_eq!(trained, "Yes, é.<|im_end|>No.<|im_end|>", "trained on {trained:?}");
         assert!(decoded(file.tokens()).starts_with("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes"));
     }
@@ -319,7 +319,7 @@ mod tests {
     fn instruction_trains_on_output_and_end_only() {
         let file = records(DatasetType::Alpaca, r#"{"instruction":"Add.","input":"1 2","output":"3"}"#).unwrap();
 
-        let trained = learnt(file.tokens());
+        let trained = trained(file.tokens());
         assert_eq!(trained, "3<|eos|>", "trained on {trained:?}");
     }
 
@@ -327,14 +327,14 @@ mod tests {
     fn masks_follow_the_tokens_of_a_subword_vocabulary() {
         let model = phalanx_needs::reference("models/tiny-llama2");
         let tokenizer = Tokenizer::from_dir(&model).unwrap();
-        let learnt = |kind, line: &str| {
+        let trained = |kind, line: &str| {
             let file = records_with(&tokenizer, kind, line).unwrap();
             let ids: Vec<u32> = file.tokens().iter().filter(|&t| t & TRAINED != 0).map(|t| t & !TRAINED).collect();
             tokenizer.decode(&ids, false).unwrap()
         };
 
-        let answer = learnt(DatasetType::Alpaca, r#"{"instruction":"Was Lily happy?","output":"Yes, é she was."}"#);
-        let turn = learnt(
+        let answer = trained(DatasetType::Alpaca, r#"{"instruction":"Was Lily happy?","output":"Yes, é she was."}"#);
+        let turn = trained(
             DatasetType::ChatTemplate,
             r#"{"messages":[{"role":"user","content":"Was she?"},{"role":"assistant","content":"She was 語."}]}"#,
         );

@@ -21,7 +21,7 @@ pub enum TokenizerError {
     /// A file is there but is not what its name says.
     #[error("{} is not valid: {reason}", path.display())]
     Invalid { path: PathBuf, reason: String },
-    /// A file names a special token that the vocabulary lacks.
+    /// A file names a special token that is missing from the vocabulary.
     #[error("{} names {token:?} as {role}, which is not in the vocabulary of tokenizer.json", path.display())]
     UnknownSpecial { path: PathBuf, role: &'static str, token: String },
     /// The tokenizer refuses a text.
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn special_token_that_the_vocabulary_lacks_is_named() {
+    fn special_token_missing_from_the_vocabulary_is_named() {
         let dir = tempfile::tempdir().unwrap();
         Tokenizer::bytes().write_files(dir.path()).unwrap();
         std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"eos_token": "</s>"}"#).unwrap();

@@ -184,7 +184,7 @@ pub(crate) fn both() -> [Arc<dyn Device>; 2] {
 mod tests {
     use super::*;
     use phalanx_device::span::STAGING_BYTES;
-    use phalanx_strategies::passes::commit::Turn;
+    use phalanx_strategies::passes::commit::StepPhases;
     use phalanx_strategies::passes::memory::memory;
     use phalanx_strategies::program::{DType, Kind, Program};
     use std::convert::Infallible;
@@ -196,7 +196,7 @@ mod tests {
         let v = program.add_value("w", &[n], DType::F32, Kind::Parameter);
         program.add_value("behind", &[16], DType::F32, Kind::Parameter);
         let layout = memory(&program, target);
-        (Compiled { program, layout, turn: Turn { update: 0, spread: 0, end: 0 } }, v, n)
+        (Compiled { program, layout, phases: StepPhases { apply: 0, gather: 0, end: 0 } }, v, n)
     }
 
     #[test]

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_no_file_could_hold_are_refused() {
+    fn tables_larger_than_any_file_are_refused() {
         let twice = model(vec![tensor("a", &[2], true), tensor("a", &[3], true)]).unwrap_err();
         let frozen = model(vec![tensor("a", &[2], false)]).unwrap_err();
         let scalar = model(vec![tensor("a", &[], true)]).unwrap_err();

@@ -45,7 +45,7 @@ pub unsafe fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchErr
 ///
 /// # Safety
 /// As [`adopt`].
-pub unsafe fn adopt_passage(fd: RawFd) -> Result<UnixStream, LaunchError> {
+pub unsafe fn adopt_fd_channel(fd: RawFd) -> Result<UnixStream, LaunchError> {
     // SAFETY: the caller's contract.
     unsafe { sys::inherited_socket(fd) }.ok_or(LaunchError::NoChannel { fd })
 }

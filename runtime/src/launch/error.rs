@@ -30,7 +30,7 @@ pub enum LaunchError {
     NoSuchRank {
         /// The rank.
         rank: u32,
-        /// How many there are.
+        /// Found length.
         n_ranks: u32,
     },
     /// A rank does not read what it is sent.

@@ -24,10 +24,10 @@ pub enum FrameError {
         missing: usize,
     },
     /// The value has no JSON form.
-    #[error("no frame can be made of it: {0}")]
+    #[error("cannot decode the frame: {0}")]
     Json(String),
     /// The operating system refused.
-    #[error("the channel broke: {0}")]
+    #[error("channel to the rank failed: {0}")]
     Broken(String),
 }
 
@@ -65,7 +65,7 @@ impl FrameCutter {
     /// Takes the next frame that is complete. Nothing is kept of a frame that is too long, nor of what follows it.
     ///
     /// # Errors
-    /// [`FrameError::TooLong`], for good: where the next frame starts is not known any more.
+    /// [`FrameError::TooLong`], permanently: the start of the next frame is unknown.
     pub fn next_frame(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
         let rest = &self.bytes[self.start..];
         let Some((prefix, rest)) = rest.split_first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_stream_inside_a_frame_is_told_from_one_between_frames() {
+    fn stream_end_inside_a_frame_is_distinguished_from_one_between_frames() {
         let frame = encode(&"four").unwrap();
         let mut cutter = FrameCutter::default();
         assert_eq!(cutter.missing(), None);

@@ -5,19 +5,20 @@
 //!   Slots::start ──── fork, exec ────────────────▶  channel::adopt(descriptor from its arguments)
 //!   Slots::send ───── frames down: stop, save ───▶  FrameReceiver::receive
 //!   Slots::next_event ◀──── frames up: events ────  FrameSender::send
-//!   Slots::passage ◀─── descriptors of memory ───▶  channel::adopt_passage
+//!   Slots::fd channel ◀─── descriptors of memory ───▶  channel::adopt_passage
 //!        ▲ exit (pidfd) · lines of stderr
 //! ```
 //!
 //! Invariants, cited by the tests:
-//! - **L-1** No rank outlives its launcher, however that ends: the kernel kills it (`PR_SET_PDEATHSIG`).
-//! - **L-2** An exit is pushed by the kernel (pidfd) and reported after everything that the rank had said before it.
-//! - **L-3** What a rank says is data with a limit: a frame that is too long ends the rank. No rank can hold up the launcher: it
-//!   never blocks on one.
+//! - **LAUNCH-1** No rank outlives its launcher, however that ends: the kernel kills it (`PR_SET_PDEATHSIG`).
+//! - **LAUNCH-2** An exit is pushed by the kernel (pidfd) and reported after everything that the rank had said before
+//!   it.
+//! - **LAUNCH-3** What a rank says is data with a limit: a frame that is too long ends the rank. No rank can hold up
+//!   the launcher: it never blocks on one.
 //!
 //! Map: [`slots`] is all of them, `process` one of them, [`cores`] where they run, [`channel`] the rank's end,
-//! [`frame`] the bytes between them, [`failure`] how they end; `sys` holds the calls of Linux that the standard library
-//! lacks. [`environment`] is what the launcher of a cluster says of this process.
+//! [`frame`] the bytes between them, [`failure`] how they end; `sys` wraps Linux system calls that are missing from the
+//! standard library. [`environment`] reads the variables of cluster launchers.
 //!
 //! Deliberately absent: what frames mean, when to stop, whether to start again (the caller knows). Other machines.
 

@@ -26,7 +26,7 @@ pub(super) struct RankProcess {
     child: Child,
     pidfd: OwnedFd,
     channel: Option<UnixStream>,
-    passage: Option<UnixStream>,
+    fd_channel: Option<UnixStream>,
     stderr: Option<ChildStderr>,
     cutter: FrameCutter,
     waiting: VecDeque<u8>,
@@ -43,7 +43,8 @@ pub(super) struct Said {
 }
 
 impl RankProcess {
-    /// Starts the process that `make_command` describes when it is told the numbers of the inherited channel and passage.
+    /// Starts the process that `make_command` describes when it is told the numbers of the inherited channel and fd
+    /// channel.
     pub(super) fn start(
         rank: u32,
         cpus: &[usize],
@@ -52,8 +53,8 @@ impl RankProcess {
         let refused = |error: io::Error| LaunchError::Start { rank, reason: error.to_string() };
         let (ours, theirs) = UnixStream::pair().map_err(refused)?;
         ours.set_nonblocking(true).map_err(refused)?;
-        let (passage, their_passage) = UnixStream::pair().map_err(refused)?;
-        let inherited = [theirs.as_raw_fd(), their_passage.as_raw_fd()];
+        let (fd_channel, their_fd_channel) = UnixStream::pair().map_err(refused)?;
+        let inherited = [theirs.as_raw_fd(), their_fd_channel.as_raw_fd()];
         let mut command = make_command(inherited[0], inherited[1]);
         // In a group of its own, so that an interrupt from the terminal reaches the launcher only, which ends the run orderly.
         command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
@@ -65,7 +66,7 @@ impl RankProcess {
             Ok(pidfd)
         });
         let pidfd = followed.map_err(|error| {
-            // Nobody would see its end; it was only just started.
+            // Kill it: no one else would wait for it.
             let _ = child.kill();
             let _ = child.wait();
             refused(error)
@@ -75,7 +76,7 @@ impl RankProcess {
             child,
             pidfd,
             channel: Some(ours),
-            passage: Some(passage),
+            fd_channel: Some(fd_channel),
             stderr,
             cutter: FrameCutter::default(),
             waiting: VecDeque::new(),
@@ -92,8 +93,8 @@ impl RankProcess {
         self.ending.is_none()
     }
 
-    pub(super) const fn passage(&self) -> Option<&UnixStream> {
-        self.passage.as_ref()
+    pub(super) const fn fd_channel(&self) -> Option<&UnixStream> {
+        self.fd_channel.as_ref()
     }
 
     /// What to wait for: its channel, its standard error, its end. A negative number is ignored by `poll`.
@@ -124,10 +125,10 @@ impl RankProcess {
         if !has_ended {
             return (said, None);
         }
-        // It has ended, so this returns at once; an error means that somebody else took its status.
+        // It has ended, so this returns at once; an error means that its status was already collected.
         self.ending = Some(self.child.wait().map_or(Ending::Code(-1), Ending::of));
         said.lines.extend(self.output.finish());
-        (self.channel, self.passage, self.stderr) = (None, None, None);
+        (self.channel, self.fd_channel, self.stderr) = (None, None, None);
         self.waiting.clear();
         (said, self.ending)
     }

@@ -15,13 +15,13 @@ use super::frame::encode;
 use super::process::RankProcess;
 use super::sys;
 
-/// How long killed processes are waited for; only one that hangs in the kernel takes longer.
+/// How long to wait for killed processes; only a process stuck in the kernel takes longer.
 const KILLED_WAIT: Duration = Duration::from_secs(10);
 
-/// Places `0 .. n`. Dropped, it kills whoever is in them.
+/// Places `0 .. n`. Dropping it kills the processes in its slots.
 #[must_use = "dropped, it kills its processes"]
 pub struct Slots {
-    places: Vec<Option<RankProcess>>,
+    processes: Vec<Option<RankProcess>>,
     events: VecDeque<SlotEvent>,
     waker: Option<OwnedFd>,
 }
@@ -57,7 +57,7 @@ pub enum SlotEvent {
 impl Slots {
     /// Free places.
     pub fn new(n: u32) -> Slots {
-        Slots { places: (0..n).map(|_| None).collect(), events: VecDeque::new(), waker: None }
+        Slots { processes: (0..n).map(|_| None).collect(), events: VecDeque::new(), waker: None }
     }
 
     /// Also reports [`SlotEvent::Woken`] whenever `waker` is readable. Whoever owns its other end makes it unreadable again.
@@ -65,10 +65,11 @@ impl Slots {
         self.waker = Some(waker);
     }
 
-    /// Starts a process in a free place, as `make_command` describes it when it is told the numbers of the inherited channel
-    /// and passage: normally this binary with a hidden subcommand, and both numbers among its arguments. Standard input is
-    /// closed and standard error captured; everything else is as the command says. The process dies with the *thread* that
-    /// calls this (that is how Linux watches parents), so that must live as long. Returns its id.
+    /// Starts a process in a free place, as `make_command` describes it when it is told the numbers of the inherited
+    /// channel and fd channel: normally this binary with a hidden subcommand, and both numbers among its arguments.
+    /// Standard input is closed and standard error captured; everything else is as the command says. The process dies
+    /// with the *thread* that calls this (that is how Linux watches parents), so that must live as long. Returns its
+    /// id.
     ///
     /// # Errors
     /// When it cannot be started, or there is no such place.
@@ -81,28 +82,29 @@ impl Slots {
         cpus: &[usize],
         make_command: impl FnOnce(RawFd, RawFd) -> Command,
     ) -> Result<u32, LaunchError> {
-        let n_ranks = self.places.len() as u32;
-        let place = self.places.get_mut(slot as usize).ok_or(LaunchError::NoSuchRank { rank: slot, n_ranks })?;
-        assert!(place.is_none(), "a place has one process at a time");
+        let n_ranks = self.processes.len() as u32;
+        let slot_process =
+            self.processes.get_mut(slot as usize).ok_or(LaunchError::NoSuchRank { rank: slot, n_ranks })?;
+        assert!(slot_process.is_none(), "a place has one process at a time");
         let process = RankProcess::start(slot, cpus, make_command)?;
         let pid = process.pid();
-        *place = Some(process);
+        *slot_process = Some(process);
         Ok(pid)
     }
 
-    /// The process id of whoever is in a place.
+    /// The process id in a slot.
     pub fn pid(&self, slot: u32) -> Option<u32> {
         self.process(slot).map(RankProcess::pid)
     }
 
     /// How many places are taken.
     pub fn n_taken(&self) -> usize {
-        self.places.iter().flatten().count()
+        self.processes.iter().flatten().count()
     }
 
     /// The second socket to a process, through which descriptors of shared memory go. It blocks.
-    pub fn passage(&self, slot: u32) -> Option<&UnixStream> {
-        self.process(slot).and_then(RankProcess::passage)
+    pub fn fd_channel(&self, slot: u32) -> Option<&UnixStream> {
+        self.process(slot).and_then(RankProcess::fd_channel)
     }
 
     /// Sends a value as a frame; to a free place it is nothing.
@@ -111,7 +113,7 @@ impl Slots {
     /// When it is no frame, or the process has not read what it was sent before.
     pub fn send(&mut self, slot: u32, value: &impl Serialize) -> Result<(), LaunchError> {
         let frame = encode(value)?;
-        self.places.get_mut(slot as usize).and_then(Option::as_mut).map_or(Ok(()), |process| process.send(&frame))
+        self.processes.get_mut(slot as usize).and_then(Option::as_mut).map_or(Ok(()), |process| process.send(&frame))
     }
 
     /// Sends a signal; to a free place it is nothing.
@@ -123,7 +125,7 @@ impl Slots {
         sent.map_err(|error| LaunchError::system("signal a rank", &error))
     }
 
-    /// Kills whoever is in a place and returns when it is gone; its end is still reported.
+    /// Kills the process in a slot and waits for its exit, which is still reported.
     ///
     /// # Errors
     /// When it does not end.
@@ -159,13 +161,14 @@ impl Slots {
     }
 
     fn process(&self, slot: u32) -> Option<&RankProcess> {
-        self.places.get(slot as usize).and_then(Option::as_ref)
+        self.processes.get(slot as usize).and_then(Option::as_ref)
     }
 
     fn wait(&mut self, waker: RawFd, timeout: Option<Duration>) -> Result<bool, LaunchError> {
         let nothing = libc::pollfd { fd: -1, events: 0, revents: 0 };
-        let wanted = |place: &Option<RankProcess>| place.as_ref().map_or([nothing; 3], RankProcess::wanted);
-        let mut fds: Vec<libc::pollfd> = self.places.iter().flat_map(wanted).collect();
+        let wanted =
+            |slot_process: &Option<RankProcess>| slot_process.as_ref().map_or([nothing; 3], RankProcess::wanted);
+        let mut fds: Vec<libc::pollfd> = self.processes.iter().flat_map(wanted).collect();
         fds.push(libc::pollfd { fd: waker, events: libc::POLLIN, revents: 0 });
         match sys::poll(&mut fds, timeout) {
             Ok(true) => {}
@@ -173,7 +176,7 @@ impl Slots {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
             Err(error) => return Err(LaunchError::system("wait for ranks", &error)),
         }
-        for slot in 0..self.places.len() {
+        for slot in 0..self.processes.len() {
             let is_ready = [0, 1, 2].map(|i| fds[3 * slot + i].revents != 0);
             if is_ready.contains(&true) {
                 self.attend(slot as u32, is_ready);
@@ -186,17 +189,17 @@ impl Slots {
     }
 
     fn attend(&mut self, slot: u32, is_ready: [bool; 3]) {
-        let Some(process) = &mut self.places[slot as usize] else { return };
+        let Some(process) = &mut self.processes[slot as usize] else { return };
         let (said, ending) = process.attend(is_ready);
         if let Some(error) = said.garbled {
             // A process that cannot be understood cannot be led. Its end is reported like any other.
-            tracing::warn!(slot, %error, "a rank said what is no frame and is ended");
+            tracing::warn!(slot, %error, "a rank sent an invalid frame and is terminated");
             let _ = process.signal(libc::SIGKILL);
         }
         self.events.extend(said.frames.into_iter().map(|bytes| SlotEvent::Message { slot, bytes }));
         self.events.extend(said.lines.into_iter().map(|text| SlotEvent::Line { slot, text }));
         if let Some(ending) = ending {
-            self.places[slot as usize] = None;
+            self.processes[slot as usize] = None;
             self.events.push_back(SlotEvent::Exited { slot, ending });
         }
     }
@@ -204,7 +207,7 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        for process in self.places.iter_mut().flatten() {
+        for process in self.processes.iter_mut().flatten() {
             let _ = process.signal(libc::SIGKILL);
             process.reap();
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes two integers; the result is checked.
     let fd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })?;
-    // SAFETY: the descriptor is new and owned by nobody else. The kernel makes it close-on-exec.
+    // SAFETY: the descriptor is new and unowned. The kernel makes it close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
@@ -100,8 +100,8 @@ pub(super) unsafe fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
     if fd <= 2 || !is_socket {
         return None;
     }
-    // SAFETY: it is a descriptor that lives, as the call above showed, and by the caller's contract nobody else owns it. From
-    // here on it is not passed on.
+    // SAFETY: the descriptor is open, as the call above showed, and by the caller's contract unowned. From here on it
+    // is not passed on.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
         Some(UnixStream::from(OwnedFd::from_raw_fd(fd)))

@@ -1,4 +1,4 @@
-//! L-1 to L-3 with real processes: this test binary, started again as a rank or as a launcher, and shells.
+//! LAUNCH-1 to LAUNCH-3 with real processes: this test binary, started again as a rank or as a launcher, and shells.
 #![allow(unsafe_code)] // A rank takes the descriptors that it inherited.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -99,13 +99,13 @@ fn a_rank() {
             std::process::abort();
         }
         "threads" => sender.send(&std::thread::available_parallelism().unwrap().get()).unwrap(),
-        "passage" => {
+        "fd_channel" => {
             let fd: i32 = serde_json::from_slice(&receiver.receive().unwrap().unwrap()).unwrap();
             // SAFETY: as above.
-            let mut passage = unsafe { channel::adopt_passage(fd) }.unwrap();
+            let mut fd_channel = unsafe { channel::adopt_fd_channel(fd) }.unwrap();
             let mut byte = [0];
-            passage.read_exact(&mut byte).unwrap();
-            passage.write_all(&[byte[0] + 1]).unwrap();
+            fd_channel.read_exact(&mut byte).unwrap();
+            fd_channel.write_all(&[byte[0] + 1]).unwrap();
         }
         "deaf" => {
             sender.send(&"ready").unwrap();
@@ -280,12 +280,12 @@ fn a_descriptor_of_the_callers_ends_the_wait_too() {
 }
 
 #[test]
-fn each_process_has_a_passage_beside_its_channel() {
+fn each_process_has_an_fd_channel_beside_its_channel() {
     let (mut slots, mut fds) = (Slots::new(2), Vec::new());
     for slot in 0..2 {
-        let command = |channel, passage| {
-            fds.push(passage);
-            myself("a_rank", &format!("passage {channel}"))
+        let command = |channel, fd_channel| {
+            fds.push(fd_channel);
+            myself("a_rank", &format!("fd_channel {channel}"))
         };
         slots.start(slot, &[], command).unwrap();
     }
@@ -293,9 +293,9 @@ fn each_process_has_a_passage_beside_its_channel() {
     for slot in 0..2 {
         let mut answer = [0];
         slots.send(slot, &fds[slot as usize]).unwrap();
-        let mut passage = slots.passage(slot).unwrap();
-        passage.write_all(&[slot as u8 * 10]).unwrap();
-        passage.read_exact(&mut answer).unwrap();
+        let mut fd_channel = slots.fd_channel(slot).unwrap();
+        fd_channel.write_all(&[slot as u8 * 10]).unwrap();
+        fd_channel.read_exact(&mut answer).unwrap();
 
         assert_eq!(answer, [slot as u8 * 10 + 1]);
     }

@@ -1,14 +1,14 @@
-//! A node of a job: its supervisor, and the rank processes that it starts and watches.
+//! A node of a job: its supervisor, and the loop that starts and watches rank processes.
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::error::{JobError, unusable};
 use crate::events::{Event, Report};
-use crate::node::chorus::EventSink;
+use crate::node::bootstrap::JobBootstrap;
 use crate::node::failures::FailureReports;
+use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
-use crate::node::welcome::Welcome;
-use crate::rank::words::Begin;
+use crate::rank::rank_messages::Begin;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::prepare_data;
 use phalanx_actors::control::{ControlThread, block_on};
@@ -21,7 +21,7 @@ use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::JoinString;
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
-use phalanx_strategies::elastic::message::Order;
+use phalanx_strategies::elastic::message::DesiredState;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::passes::precision::Precision;
 use std::collections::VecDeque;
@@ -35,34 +35,34 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How a machine takes part.
+/// Settings of a node.
 pub(crate) struct JoinAs {
     pub(crate) join: JoinString,
-    /// What [`enter`] gave for it.
+    /// The credential from [`enter`].
     pub(crate) credential: Credential,
-    /// Where its key and certificate are kept.
+    /// Folder of its key and certificate.
     pub(crate) dir: PathBuf,
     /// Rank processes.
     pub(crate) n_slots: u32,
-    /// Where ranks of other nodes reach those of this one; found out if absent.
+    /// Address at which ranks of other nodes reach those of this node; detected if absent.
     pub(crate) advertise: Option<IpAddr>,
     /// This program.
     pub(crate) program: PathBuf,
 }
 
-/// Orders that may wait to be taken up.
-const ORDERS_MAX: usize = 64;
-/// How often it is looked whether the machine is about to be taken away.
-const LOOK: Duration = Duration::from_millis(50);
+/// Queue size for desired states.
+const DESIRED_STATES_MAX: usize = 64;
+/// Interval of polling for preemption of the machine.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a node is to do.
+/// Whether a node stays in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
     /// To take part.
     Stay,
-    /// To go once others have its state.
+    /// Leave once others have its state.
     Drain,
-    /// To go at once: nobody is left to say when.
+    /// Leave at once: the coordinator is gone.
     Now,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Part {
     pub(crate) job: JobId,
     pub(crate) node: NodeId,
     pub(crate) boot: Incarnation,
-    pub(crate) welcome: Welcome,
+    pub(crate) bootstrap: JobBootstrap,
     /// Rank processes.
     pub(crate) n_slots: u32,
     /// Threads of each.
@@ -98,7 +98,7 @@ pub(crate) struct Part {
     /// The program of ranks.
     pub(crate) program: PathBuf,
     pub(crate) uplink: Arc<dyn Uplink>,
-    pub(crate) orders: mpsc::Receiver<Order>,
+    pub(crate) desired_states: mpsc::Receiver<DesiredState>,
 }
 
 /// Takes part in a job of another machine until it is over, or this node is released.
@@ -109,26 +109,32 @@ pub(crate) fn join(
 ) -> Result<Outcome, JobError> {
     let credential = how.credential;
     let Name { job, role: Role::Node { node, boot } } = credential.certified().name else {
-        return Err(unusable("the coordinator's certificate is not one of a node"));
+        return Err(unusable("the certificate from the coordinator is not a node certificate"));
     };
-    let welcome: Welcome = serde_json::from_slice(credential.welcome())
-        .map_err(|error| unusable(format!("the coordinator says what this version does not understand: {error}")))?;
-    let config = JobConfig::from_yaml_str(&welcome.yaml, &[])?;
+    let bootstrap: JobBootstrap = serde_json::from_slice(credential.bootstrap())
+        .map_err(|error| unusable(format!("cannot decode the coordinator's message: {error}")))?;
+    let config = JobConfig::from_yaml_str(&bootstrap.yaml, &[])?;
     let timing = config.elastic.timing();
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;
     prepare_data(&config, &model, &tokenizer, on_event)?;
     on_event(&Event::Note(format!("{node} of {job} ({boot}) with {} ranks", how.n_slots)));
-    let listen = how.advertise.or_else(|| towards(&how.join)).ok_or_else(|| {
-        unusable("no address at which ranks of other nodes could reach those of this one; name one with --advertise")
-    })?;
-    let settings = LinkConfig { addresses: how.join.addresses.clone(), dir: how.dir, timing, n_orders_max: ORDERS_MAX };
-    let (link, orders) = Link::start(settings, credential).map_err(unusable)?;
+    let listen = how
+        .advertise
+        .or_else(|| towards(&how.join))
+        .ok_or_else(|| unusable("cannot find an address at which other nodes reach this one; set --advertise"))?;
+    let settings = LinkConfig {
+        addresses: how.join.addresses.clone(),
+        dir: how.dir,
+        timing,
+        n_desired_states_max: DESIRED_STATES_MAX,
+    };
+    let (link, desired_states) = Link::start(settings, credential).map_err(unusable)?;
     let part = Part {
         job,
         node,
         boot,
-        welcome,
+        bootstrap,
         n_slots: how.n_slots,
         n_threads: config
             .precision
@@ -137,7 +143,7 @@ pub(crate) fn join(
         listen: Some(listen),
         program: how.program,
         uplink: Arc::new(link),
-        orders,
+        desired_states,
     };
     let thread = ControlThread::start("phalanx-control").map_err(unusable)?;
     let outcome = part.take(&config, model, &thread, leaves, on_event);
@@ -156,19 +162,19 @@ impl Part {
         leaves: &dyn Fn() -> Leave,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Outcome, JobError> {
-        let Part { job, node, boot, welcome, n_slots, .. } = self;
+        let Part { job, node, boot, bootstrap, n_slots, .. } = self;
         let timing = config.elastic.timing();
         let begin = Begin {
             job,
             worker: Worker::default(),
-            seat: (config.parallel.mesh()?, 0),
-            seat_bytes: 0,
+            assignment: (config.parallel.mesh()?, 0),
+            arena_bytes: 0,
             n_threads: self.n_threads,
-            yaml: welcome.yaml,
+            yaml: bootstrap.yaml,
             listen: self.listen,
-            secret: welcome.secret,
+            secret: bootstrap.secret,
             peak_flops: model.device.peak_flops(model.spec.precision == Precision::Bf16),
-            start_from: welcome.start_from,
+            start_from: bootstrap.start_from,
             timing,
         };
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
@@ -185,10 +191,10 @@ impl Part {
             let _ = (&waker).write(&[1]);
         };
         let settings = Settings { job, node, boot, n_slots, timing };
-        let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.orders, wake);
+        let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.desired_states, wake);
         let supervisor = block_on(starting).map_err(unusable)?.map_err(unusable)?;
         let is_alone = self.listen.is_none();
-        let mut hall = Hall {
+        let mut node_loop = NodeLoop {
             processes,
             supervisor,
             commands: taken,
@@ -199,11 +205,11 @@ impl Part {
             failures: FailureReports::default(),
             report: None,
         };
-        let outcome = hall.follow(thread, leaves, on_event);
-        hall.sink.rest(on_event);
-        // What was said last is on its way before this node says good-bye.
+        let outcome = node_loop.follow(thread, leaves, on_event);
+        node_loop.sink.rest(on_event);
+        // The last messages are sent before the link closes.
         self.uplink.close();
-        outcome.map(|()| Outcome { report: hall.report.take(), failure: hall.failures.take() })
+        outcome.map(|()| Outcome { report: node_loop.report.take(), failure: node_loop.failures.take() })
     }
 }
 
@@ -218,13 +224,13 @@ fn towards(join: &JoinString) -> Option<IpAddr> {
     })
 }
 
-/// What the thread that has the processes does.
-struct Hall {
+/// The loop of the thread that owns the rank processes.
+struct NodeLoop {
     processes: Processes,
     supervisor: Node,
     commands: Receiver<Process>,
     wakened: UnixStream,
-    /// What the supervisor had no room for.
+    /// Events that did not fit into the supervisor's mailbox.
     unsaid: VecDeque<NodeEvent>,
     drained: bool,
     sink: EventSink,
@@ -232,7 +238,7 @@ struct Hall {
     report: Option<Report>,
 }
 
-impl Hall {
+impl NodeLoop {
     fn follow(
         &mut self,
         thread: &ControlThread,
@@ -252,12 +258,12 @@ impl Hall {
                 match command {
                     Process::Spawn(worker) => {
                         if let Err(error) = self.processes.spawn(worker) {
-                            tracing::error!(%worker, %error, "a rank cannot be started");
+                            tracing::error!(%worker, %error, "cannot start a rank");
                             return Err(error);
                         }
                     }
                     Process::Kill(worker) => self.processes.kill(worker)?,
-                    Process::Tell(worker, order) => self.processes.tell(worker, &order)?,
+                    Process::Tell(worker, desired_state) => self.processes.tell(worker, &desired_state)?,
                     Process::Shutdown => return Ok(()),
                 }
             }
@@ -267,7 +273,7 @@ impl Hall {
                     break;
                 }
             }
-            if let Some(event) = self.processes.next_event(Some(LOOK))? {
+            if let Some(event) = self.processes.next_event(Some(POLL_INTERVAL))? {
                 self.hear(event, on_event)?;
             }
         }
@@ -279,23 +285,23 @@ impl Hall {
                 let mut bytes = [0; 64];
                 while (&self.wakened).read(&mut bytes).is_ok_and(|n| n > 0) {}
             }
-            NodeEvent::Happened { generation, rank, event } => self.sink.hear(generation, rank, event, on_event),
+            NodeEvent::Happened { generation, rank, event } => self.sink.add(generation, rank, event, on_event),
             NodeEvent::Done(report) => self.report = Some(report),
-            NodeEvent::Failed(worker, excuse) => {
+            NodeEvent::Failed(worker, failure_report) => {
                 if !self.sink.is_alone {
-                    on_event(&Event::Note(format!("{worker}: {}", excuse.text)));
+                    on_event(&Event::Note(format!("{worker}: {}", failure_report.text)));
                 }
                 // Any other process would find the same in the input, also if this one has not begun.
-                if excuse.is_input {
-                    self.say_or_keep(NodeEvent::Failed(worker, excuse.clone()));
+                if failure_report.is_input {
+                    self.say_or_keep(NodeEvent::Failed(worker, failure_report.clone()));
                 }
-                self.failures.failed(worker, excuse);
+                self.failures.failed(worker, failure_report);
             }
             NodeEvent::Line(worker, text) => {
                 on_event(&Event::Note(format!("{worker}: {text}")));
                 self.failures.line(text);
             }
-            NodeEvent::Word(word) => drop(self.supervisor.word(word)),
+            NodeEvent::StatusReport(status_report) => drop(self.supervisor.status_report(status_report)),
             event => {
                 match &event {
                     NodeEvent::Started(_) => self.failures.started(),
@@ -318,12 +324,14 @@ impl Hall {
         }
     }
 
-    /// Tells the supervisor; whether it had room.
+    /// Passes an event to the supervisor; returns whether its mailbox had room.
     fn say(&self, event: &NodeEvent) -> bool {
         match event {
-            NodeEvent::Started(word) => self.supervisor.started(word.clone()),
+            NodeEvent::Started(status_report) => self.supervisor.started(status_report.clone()),
             NodeEvent::Exited(worker, ..) => self.supervisor.exited(*worker),
-            NodeEvent::Failed(worker, excuse) => self.supervisor.cannot_start(*worker, excuse.text.clone()),
+            NodeEvent::Failed(worker, failure_report) => {
+                self.supervisor.cannot_start(*worker, failure_report.text.clone())
+            }
             _ => true,
         }
     }

@@ -5,11 +5,11 @@ use crate::events::{Event, Report};
 use crate::launch::cores::Cores;
 use crate::launch::failure::Ending;
 use crate::launch::slots::{SlotEvent, Slots};
-use crate::rank::excuse::Excuse;
-use crate::rank::lent::Lent;
-use crate::rank::seat_memory::{Lasting, SeatMemory};
-use crate::rank::words::{Begin, FromRank, ToRank};
-use crate::rank::world_plan::{alone, owner, placement, world_plan};
+use crate::rank::arena_contents::{ArenaContents, Lasting};
+use crate::rank::failure_report::FailureReport;
+use crate::rank::rank_messages::{Begin, FromRank, ToRank};
+use crate::rank::recycled_arenas::RecycledArenas;
+use crate::rank::world_groups::{alone, owner, placement, team_plan_of};
 use crate::train::links::STAGING_BYTES;
 use crate::train::plan::ModelPlan;
 use crate::train::programs::Programs;
@@ -19,8 +19,8 @@ use phalanx_collective::shm::passing::send_world;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_device::world::WorldId;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Worker};
-use phalanx_strategies::elastic::message::{Formation, MemberReport, Order, Stage};
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Stage, WorldPlan};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -31,10 +31,10 @@ use std::time::{Duration, Instant};
 /// What happened to a rank process.
 #[derive(Debug)]
 pub(crate) enum NodeEvent {
-    /// It is up; its first word.
+    /// It is up; its first status report.
     Started(MemberReport),
-    /// A sign of life.
-    Word(MemberReport),
+    /// A heartbeat.
+    StatusReport(MemberReport),
     /// It is gone; whether it had ever said a word.
     Exited(Worker, Ending, bool),
     /// Something happened in its world.
@@ -48,11 +48,11 @@ pub(crate) enum NodeEvent {
     },
     /// The leader has finished the run.
     Done(Report),
-    /// It cannot go on, and no successor could.
-    Failed(Worker, Excuse),
+    /// A permanent failure, which a restart would not cure.
+    Failed(Worker, FailureReport),
     /// It wrote a line to its standard error.
     Line(Worker, String),
-    /// Somebody wants the attention of whoever waits.
+    /// The waker was triggered.
     Woken,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Node {
     begin: Begin,
     cores: Cores,
     slots: Slots,
-    /// Who is in which place.
+    /// The worker in each slot.
     workers: BTreeMap<u32, Worker>,
     /// Those of whom a word was heard.
     started: BTreeMap<u32, Worker>,
@@ -74,9 +74,9 @@ pub(crate) struct Node {
     needs: BTreeMap<(Mesh, usize), Needs>,
     /// The latest world of which ranks were told, and its members here.
     world: Option<(Generation, ShmWorld, Vec<Worker>)>,
-    lent: BTreeMap<Worker, Lent>,
-    /// The seat that was last taken from each place, and the bytes that it needs.
-    seats: BTreeMap<u32, ((Mesh, usize), u64)>,
+    recycled_arenas: BTreeMap<Worker, RecycledArenas>,
+    /// The rank that was last taken from each place, and the bytes that it needs.
+    assignments: BTreeMap<u32, ((Mesh, usize), u64)>,
     events: VecDeque<NodeEvent>,
 }
 
@@ -90,8 +90,8 @@ struct Needs {
     lasting: Arc<Lasting>,
 }
 
-/// Address space for a seat that needs so many bytes, and for programs of other meshes over the same shard: each halving of
-/// the replicas may add another sum of gradients. What is not used costs no memory.
+/// Address space for a rank of this size, and for programs of other meshes over the same shard: each halving of the
+/// replicas may add another gradient sum. Unused address space takes no memory.
 fn with_spare(bytes: u64) -> u64 {
     bytes.saturating_mul(4)
 }
@@ -108,7 +108,7 @@ impl Node {
         begin: Begin,
         n_slots: u32,
     ) -> Result<Node, JobError> {
-        // Not bound to cores: nobody says that this job has the machine to itself.
+        // Not bound to cores: the job may share the machine.
         let cores = Cores::of_this_process(n_slots, false)?;
         Ok(Node {
             id,
@@ -123,8 +123,8 @@ impl Node {
             plans: BTreeMap::new(),
             needs: BTreeMap::new(),
             world: None,
-            lent: BTreeMap::new(),
-            seats: BTreeMap::new(),
+            recycled_arenas: BTreeMap::new(),
+            assignments: BTreeMap::new(),
             events: VecDeque::new(),
         })
     }
@@ -141,38 +141,39 @@ impl Node {
     pub(crate) fn spawn(&mut self, worker: Worker) -> Result<(), JobError> {
         let slot = worker.member.slot;
         let program = &self.program;
-        self.slots.start(slot, self.cores.of(slot), |channel, passage| {
+        self.slots.start(slot, self.cores.of(slot), |channel, fd_channel| {
             let mut command = Command::new(program);
-            // Node, place and incarnation are for whoever looks at the list of processes.
+            // Node, slot and incarnation are shown in process listings.
             let name = format!("{}.{}.{}", worker.member.node.0, slot, worker.incarnation.0);
-            let (channel, passage) = (channel.to_string(), passage.to_string());
-            command.args(["rank", "--worker", &name, "--channel", &channel, "--passage", &passage]);
+            let (channel, fd_channel) = (channel.to_string(), fd_channel.to_string());
+            command.args(["rank", "--worker", &name, "--channel", &channel, "--fd-channel", &fd_channel]);
             command.stdout(Stdio::null());
             command
         })?;
         self.workers.insert(slot, worker);
-        let (mesh, _) = self.begin.seat;
-        let (seat, seat_bytes) = match self.seats.get(&slot) {
+        let (mesh, _) = self.begin.assignment;
+        let (assignment, arena_bytes) = match self.assignments.get(&slot) {
             Some(last) => *last,
             None => {
-                let seat = (mesh, slot as usize % mesh.size());
-                (seat, self.needs_of(seat.0, seat.1)?.own)
+                let assignment = (mesh, slot as usize % mesh.size());
+                (assignment, self.needs_of(assignment.0, assignment.1)?.own)
             }
         };
-        self.lend(worker, seat_bytes)?;
-        self.slots.send(slot, &ToRank::Begin(Box::new(Begin { worker, seat, seat_bytes, ..self.begin.clone() })))?;
+        self.lend(worker, arena_bytes)?;
+        self.slots
+            .send(slot, &ToRank::Begin(Box::new(Begin { worker, assignment, arena_bytes, ..self.begin.clone() })))?;
         Ok(())
     }
 
-    /// Gives a process memory for its first seat, so that it can take that from the system while nobody waits for it.
+    /// Gives a process memory for its first rank, so that it can take that from the system while nobody waits for it.
     fn lend(&mut self, worker: Worker, bytes: u64) -> Result<(), JobError> {
         let world = ShmWorld::create(&alone(self.begin.job, worker)?, &[with_spare(bytes)], STAGING_BYTES)?;
-        let passage = self.slots.passage(worker.member.slot).expect("it has just been started");
-        if let Err(error) = send_world(passage, &world, None) {
+        let fd_channel = self.slots.fd_channel(worker.member.slot).expect("it has just been started");
+        if let Err(error) = send_world(fd_channel, &world, None) {
             // One that is gone already is told of in due course.
             tracing::debug!(%worker, %error, "memory was not taken");
         }
-        self.lent.insert(worker, Lent::new(world.arena_of(0).expect("it has one").clone()));
+        self.recycled_arenas.insert(worker, RecycledArenas::new(world.arena_of(0).expect("it has one").clone()));
         Ok(())
     }
 
@@ -187,25 +188,25 @@ impl Node {
         Ok(())
     }
 
-    /// Passes an order on, and the memory of its world before it.
+    /// Passes a desired state on, and the memory of its world before it.
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub(crate) fn tell(&mut self, worker: Worker, order: &Order) -> Result<(), JobError> {
-        if let Some(formation) = &order.formation {
-            self.make_world(formation)?;
+    pub(crate) fn tell(&mut self, worker: Worker, desired_state: &DesiredState) -> Result<(), JobError> {
+        if let Some(world_plan) = &desired_state.world_plan {
+            self.make_world(world_plan)?;
         }
-        if order.id.stage == Stage::Run
-            && let Some((.., members)) = self.world.as_ref().filter(|(of, ..)| *of == order.id.generation)
+        if desired_state.id.stage == Stage::Run
+            && let Some((.., members)) = self.world.as_ref().filter(|(of, ..)| *of == desired_state.id.generation)
             && members.contains(&worker)
         {
-            self.lent.entry(worker).and_modify(Lent::runs);
+            self.recycled_arenas.entry(worker).and_modify(RecycledArenas::runs);
         }
         if self.workers.get(&worker.member.slot) == Some(&worker)
-            && let Err(error) = self.slots.send(worker.member.slot, &ToRank::Order(order.clone()))
+            && let Err(error) = self.slots.send(worker.member.slot, &ToRank::DesiredState(desired_state.clone()))
         {
             // One that does not read is stopped; that will be noticed by its silence.
-            tracing::warn!(%worker, %error, "an order was not taken");
+            tracing::warn!(%worker, %error, "a rank did not accept a desired state");
         }
         Ok(())
     }
@@ -236,8 +237,8 @@ impl Node {
             SlotEvent::Exited { slot, ending } => {
                 let has_begun = self.started.remove(&slot).is_some();
                 let Some(worker) = self.workers.remove(&slot) else { return };
-                self.lent.remove(&worker);
-                // Its peers need not wait for the next order to stop waiting for it.
+                self.recycled_arenas.remove(&worker);
+                // Its peers need not wait for the next desired state to stop waiting for it.
                 if let Some((_, world, _)) = self.world.as_ref().filter(|(_, _, members)| members.contains(&worker)) {
                     world.control().abort(&format!("{worker} {ending}"));
                 }
@@ -246,79 +247,88 @@ impl Node {
             SlotEvent::Message { slot, bytes } => {
                 let Some(worker) = self.workers.get(&slot).copied() else { return };
                 match serde_json::from_slice(&bytes) {
-                    Ok(FromRank::Word(word)) if word.worker == worker => {
+                    Ok(FromRank::StatusReport(status_report)) if status_report.worker == worker => {
                         let first = self.started.insert(slot, worker) != Some(worker);
-                        self.events.push_back(if first { NodeEvent::Started(word) } else { NodeEvent::Word(word) });
+                        self.events.push_back(if first {
+                            NodeEvent::Started(status_report)
+                        } else {
+                            NodeEvent::StatusReport(status_report)
+                        });
                     }
-                    Ok(FromRank::Word(word)) => {
-                        tracing::warn!(%worker, of = %word.worker, "a word of another was refused")
+                    Ok(FromRank::StatusReport(status_report)) => {
+                        tracing::warn!(%worker, of = %status_report.worker, "rejected a status report of another worker")
                     }
                     Ok(FromRank::Event { generation, rank, event }) => {
                         self.events.push_back(NodeEvent::Happened { generation, rank, event });
                     }
                     Ok(FromRank::Done(report)) => self.events.push_back(NodeEvent::Done(report)),
-                    Ok(FromRank::Failed(excuse)) => self.events.push_back(NodeEvent::Failed(worker, excuse)),
-                    Err(error) => tracing::warn!(%worker, %error, "a rank said what its node does not understand"),
+                    Ok(FromRank::Failed(failure_report)) => {
+                        self.events.push_back(NodeEvent::Failed(worker, failure_report))
+                    }
+                    Err(error) => tracing::warn!(%worker, %error, "cannot decode a message of a rank"),
                 }
             }
         }
     }
 
     /// Makes the memory of a world for its members here, and hands it to them; once.
-    fn make_world(&mut self, formation: &Formation) -> Result<(), JobError> {
-        if self.world.as_ref().is_some_and(|(generation, ..)| *generation >= formation.generation) {
+    fn make_world(&mut self, world_plan: &WorldPlan) -> Result<(), JobError> {
+        if self.world.as_ref().is_some_and(|(generation, ..)| *generation >= world_plan.generation) {
             return Ok(());
         }
-        let mesh = formation.mesh;
+        let mesh = world_plan.mesh;
         if !self.plans.contains_key(&mesh) {
             let plan = TeamPlan::new(&self.model, mesh, self.evaluates)?;
             self.plans.insert(mesh, plan);
         }
-        let plan = world_plan(&self.plans[&mesh], formation);
-        let id = WorldId { job: self.begin.job.0, generation: formation.generation.0, incarnation: 0 };
-        let placement = placement(&plan, id, formation)?;
-        let here: Vec<Worker> = formation.members().filter(|worker| worker.member.node == self.id).collect();
+        let plan = team_plan_of(&self.plans[&mesh], world_plan);
+        let id = WorldId { job: self.begin.job.0, generation: world_plan.generation.0, incarnation: 0 };
+        let placement = placement(&plan, id, world_plan)?;
+        let here: Vec<Worker> = world_plan.members().filter(|worker| worker.member.node == self.id).collect();
         if here.is_empty() {
             return Ok(());
         }
         let nobody_writes = self.end_world(&here);
         let mut wanted = Vec::new();
         for worker in &here {
-            let Some((seat, bytes)) = self.seat_of(formation, *worker)? else {
+            let Some((assignment, bytes)) = self.assignment_of(world_plan, *worker)? else {
                 wanted.push((0, None));
                 continue;
             };
-            let lent = self.lent.get(worker);
-            let kept = lent.and_then(|lent| lent.for_seat(&seat, STAGING_BYTES + bytes, nobody_writes));
-            let has = lent.map(Lent::bytes);
-            tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, is_kept = kept.is_some(), "memory of a seat");
-            wanted.push(match kept {
+            let recycled_arenas = self.recycled_arenas.get(worker);
+            let largest_spare = recycled_arenas.and_then(|recycled_arenas| {
+                recycled_arenas.for_rank(&assignment, STAGING_BYTES + bytes, nobody_writes)
+            });
+            let has = recycled_arenas.map(RecycledArenas::bytes);
+            tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, is_kept = largest_spare.is_some(), "memory of a rank");
+            wanted.push(match largest_spare {
                 Some(arena) => (bytes, Some(arena.clone())),
                 None => (with_spare(bytes), None),
             });
         }
         let world = ShmWorld::succeed(&placement.machine_world(self.id.0)?, wanted, STAGING_BYTES)?;
         for (local, worker) in here.iter().enumerate() {
-            if let Some((seat, bytes)) = self.seat_of(formation, *worker)? {
+            if let Some((assignment, bytes)) = self.assignment_of(world_plan, *worker)? {
                 let arena = world.arena_of(local as u32).expect("a world has an arena for each member here");
-                self.seats.insert(worker.member.slot, ((seat.mesh, seat.rank), bytes));
-                let lent = self.lent.entry(*worker).or_insert_with(|| Lent::new(arena.clone()));
-                lent.moved(seat, arena.clone(), nobody_writes);
+                self.assignments.insert(worker.member.slot, ((assignment.mesh, assignment.rank), bytes));
+                let recycled_arenas =
+                    self.recycled_arenas.entry(*worker).or_insert_with(|| RecycledArenas::new(arena.clone()));
+                recycled_arenas.moved(assignment, arena.clone(), nobody_writes);
             }
-            let passage = self.slots.passage(worker.member.slot);
+            let fd_channel = self.slots.fd_channel(worker.member.slot);
             let is_there = self.workers.get(&worker.member.slot) == Some(worker);
-            if let Some(passage) = passage.filter(|_| is_there)
-                && let Err(error) = send_world(passage, &world, None)
+            if let Some(fd_channel) = fd_channel.filter(|_| is_there)
+                && let Err(error) = send_world(fd_channel, &world, None)
             {
-                tracing::warn!(%worker, %error, "shared memory was not taken");
+                tracing::warn!(%worker, %error, "a rank did not accept shared memory");
             }
         }
-        self.world = Some((formation.generation, world, here));
+        self.world = Some((world_plan.generation, world, here));
         Ok(())
     }
 
-    /// Whether no process here that is not one of `here` writes memory of the last world. It may have been put off in the
-    /// middle of a sum; who is a member of the next world has left the last one when that begins (`member`, `B-7`).
+    /// Whether no process here that is not one of `here` writes memory of the last world. It may have been put off in
+    /// the middle of a sum; members of the next world have left the last one when it begins (`member`, `MEMBER-7`).
     fn end_world(&self, here: &[Worker]) -> bool {
         let Some((generation, world, members)) = &self.world else { return true };
         world.control().abort(&format!("{generation} is over"));
@@ -330,28 +340,32 @@ impl Node {
             writing.retain(|(rank, _)| world.control().writes(*rank) != Ok(false));
             let Some((_, worker)) = writing.first() else { return true };
             if Instant::now() >= until {
-                tracing::info!(%worker, %generation, "still writes memory of a world that is over; it is not used again");
+                tracing::info!(%worker, %generation, "a worker still writes memory of an ended world; the memory is not reused");
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// The seat that a member has or learns for, and the bytes that it shares with its peers there: of its own programs and
-    /// of the shadows that it holds.
-    fn seat_of(&mut self, formation: &Formation, worker: Worker) -> Result<Option<(SeatMemory, u64)>, JobError> {
-        let Some((mesh, rank, shards)) = formation.seat_of(worker) else { return Ok(None) };
+    /// The rank that a member has or catches up for, and the bytes that it shares with its peers there: of its own
+    /// programs and of the shadows that it holds.
+    fn assignment_of(
+        &mut self,
+        world_plan: &WorldPlan,
+        worker: Worker,
+    ) -> Result<Option<(ArenaContents, u64)>, JobError> {
+        let Some((mesh, rank, shards)) = world_plan.assignment_of(worker) else { return Ok(None) };
         let Needs { own, lasting, .. } = self.needs_of(mesh, rank)?.clone();
         let mut bytes = own;
         for shard in &shards[1..] {
             bytes += self.needs_of(mesh, owner(&mesh, *shard))?.shadow;
         }
-        Ok(Some((SeatMemory::new(mesh, rank, shards, lasting), bytes)))
+        Ok(Some((ArenaContents::new(mesh, rank, shards, lasting), bytes)))
     }
 
     fn needs_of(&mut self, mesh: Mesh, rank: usize) -> Result<&Needs, JobError> {
         if !self.needs.contains_key(&(mesh, rank)) {
-            let programs = Programs::compile(&self.model, Place { mesh, rank }, self.evaluates)?;
+            let programs = Programs::compile(&self.model, MeshRank { mesh, rank }, self.evaluates)?;
             let (own, shadow) = (programs.shared_bytes(), Shadow::bytes(&*self.model.device, &programs.train)?);
             let lasting = Arc::new(Lasting::of(&programs));
             self.needs.insert((mesh, rank), Needs { own: own as u64, shadow: shadow as u64, lasting });

@@ -1,116 +1,124 @@
-//! What a device does beside a world that trains, to have a seat later with all that belongs to it, and what it does for
-//! those who do.
-#![allow(unsafe_code)] // Lessons are lent the memory of a seat, which outlives them.
+//! Catching up on the device: preparing for a future rank beside a training world, and serving members that do so.
+#![allow(unsafe_code)] // Catch-up transfers are lent the memory of a rank, which outlives them.
 
 use crate::error::JobError;
-use crate::rank::device::{Device, Seat, senders};
-use crate::rank::heal::{Healing, Places};
-use crate::rank::pairs::tutors;
-use crate::train::lesson::Lesson;
+use crate::rank::device::{Device, RankInstance, senders};
+use crate::rank::heal::{Healing, HeldRanges};
+use crate::rank::pairs::gradient_senders;
+use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
-use crate::train::team::{Joined, Team};
-use crate::train::trainer::learning::Learning;
+use crate::train::team::{JoinedWorld, Team};
+use crate::train::trainer::catching_up::IncomingCatchUp;
 use phalanx_device::span::Stretch;
 use phalanx_strategies::elastic::identity::Generation;
-use phalanx_strategies::elastic::message::{Formation, Learner};
+use phalanx_strategies::elastic::message::{CatchUp, WorldPlan};
 use phalanx_strategies::elastic::recovery::shared;
 use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::mesh::Place;
+use phalanx_strategies::mesh::MeshRank;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl<'a> Device<'a> {
-    /// Takes the memory of the seat that it is to have later, and agrees with those that train on what they send meanwhile.
-    pub(crate) fn sit_beside(
+    /// Prepares the arena of its future rank, and agrees with the training members on the transfers.
+    pub(crate) fn join_beside(
         &mut self,
-        formation: &Formation,
-        learner: &Learner,
-        joined: Joined,
+        world_plan: &WorldPlan,
+        catch_up: &CatchUp,
+        joined: JoinedWorld,
     ) -> Result<(), JobError> {
-        let Joined { links, memory, .. } = joined;
-        let mut links = links.with_pulse(self.pulse.clone());
-        let place = Place { mesh: learner.mesh, rank: learner.rank };
-        let team = Team::beside(place, memory).with_pulse(self.pulse.clone());
+        let JoinedWorld { links, memory, .. } = joined;
+        let mut links = links.with_progress_counter(self.progress_counter.clone());
+        let mesh_rank = MeshRank { mesh: catch_up.mesh, rank: catch_up.rank };
+        let team = Team::beside(mesh_rank, memory).with_progress_counter(self.progress_counter.clone());
         let begin = Instant::now();
-        let mut seat = self.seat(formation, &learner.holds, team)?;
-        let (seated, in_place) = (begin.elapsed(), seat.has.len());
-        let agreed = self.agree(formation, learner, &mut seat, &mut links);
-        tracing::debug!(worker = %self.worker, in_place, ?seated, agreed = ?begin.elapsed(), "sits beside");
-        let lessons = match agreed {
-            Ok(lessons) => lessons,
+        let mut instance = self.instance(world_plan, &catch_up.holds, team)?;
+        let (set_up, in_place) = (begin.elapsed(), instance.has.len());
+        let agreed = self.agree(world_plan, catch_up, &mut instance, &mut links);
+        tracing::debug!(worker = %self.worker, in_place, ?set_up, agreed = ?begin.elapsed(), "joined to catch up");
+        let catch_up_transfers = match agreed {
+            Ok(catch_up_transfers) => catch_up_transfers,
             Err(error) => {
                 // What was there before may be needed by others until the world runs.
-                self.seats.extend((in_place > 0).then_some(seat));
+                self.instances.extend((in_place > 0).then_some(instance));
                 return Err(error);
             }
         };
-        seat.trainer.learn_from(links, Learning { lessons, tutors: tutors(formation, learner) });
-        self.seats.push(seat);
-        self.cell.seated(formation.generation);
+        instance.trainer.start_catch_up(
+            links,
+            IncomingCatchUp { catch_up_transfers, gradient_senders: gradient_senders(world_plan, catch_up) },
+        );
+        self.instances.push(instance);
+        self.rank_state.joined_beside(world_plan.generation);
         Ok(())
     }
 
-    /// What comes to a seat while others train. What can be had at once is there then.
+    /// Agrees on the catch-up transfers to a rank. State that is available locally is copied at once.
     fn agree(
         &self,
-        formation: &Formation,
-        learner: &Learner,
-        seat: &mut Seat<'a>,
+        world_plan: &WorldPlan,
+        catch_up: &CatchUp,
+        instance: &mut RankInstance<'a>,
         links: &mut Links,
-    ) -> Result<Vec<Lesson>, JobError> {
-        self.fill_frozen(seat)?;
-        let (has, comes) = (seat.has.clone(), !learner.transfers.is_empty());
+    ) -> Result<Vec<CatchUpTransfer>, JobError> {
+        self.fill_frozen(instance)?;
+        let (has, comes) = (instance.has.clone(), !catch_up.transfers.is_empty());
         let mut healing = Healing::default();
-        for (shard, room) in seat.rooms() {
+        for (shard, room) in instance.rooms() {
             if comes || !has.contains(&shard) {
-                healing.lacks(shard, room);
+                healing.missing(shard, room);
             }
         }
         self.lend(&mut healing);
         if !comes {
-            // It has all of it, though perhaps in the memory of another seat.
+            // It has all of it, though perhaps in the memory of another rank.
             let is_elsewhere = |shard: &&Shard| !has.contains(shard);
-            learner.holds.iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
+            catch_up.holds.iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
             let found = healing.carry_out(links)?;
-            seat.trainer.state = found.unwrap_or(seat.trainer.state);
-            seat.completed();
+            instance.trainer.state = found.unwrap_or(instance.trainer.state);
+            instance.completed();
             return Ok(Vec::new());
         }
-        for group in shared(&learner.transfers) {
-            let (members, _) = senders(formation, group);
+        for group in shared(&catch_up.transfers) {
+            let (members, _) = senders(world_plan, group);
             healing.ask(links, &members, group[0].shard)?;
         }
-        let (runs, state) = healing.lessons()?;
-        // SAFETY: as of [`lessons`]; and nobody reads or writes the state of one that learns while it does.
-        let lessons = runs.into_iter().map(|(from, runs)| unsafe { links.lesson(from, false, runs) }).collect();
-        seat.trainer.state = state.unwrap_or(seat.trainer.state);
-        Ok(lessons)
+        let (runs, state) = healing.catch_up_transfers()?;
+        // SAFETY: as of [`catch_up_transfers`]; and nobody reads or writes the state of one that catches up while it
+        // does.
+        let catch_up_transfers =
+            runs.into_iter().map(|(from, runs)| unsafe { links.catch_up_transfer(from, false, runs) }).collect();
+        instance.trainer.state = state.unwrap_or(instance.trainer.state);
+        Ok(catch_up_transfers)
     }
 
     /// Catches up until the world ends.
-    pub(crate) fn learn(&mut self, generation: Generation) -> Result<(), JobError> {
+    pub(crate) fn receive_catch_up(&mut self, generation: Generation) -> Result<(), JobError> {
         self.give_up_before(generation);
-        let Some(seat) = self.seats.last_mut() else { return Ok(()) };
-        if !seat.trainer.is_whole() {
-            seat.has.clear();
+        let Some(instance) = self.instances.last_mut() else { return Ok(()) };
+        if !instance.trainer.is_whole() {
+            instance.has.clear();
         }
-        let learnt = seat.trainer.learn();
-        if seat.trainer.is_whole() {
-            seat.completed();
+        let caught_up = instance.trainer.receive_catch_up();
+        if instance.trainer.is_whole() {
+            instance.completed();
         }
-        learnt
+        caught_up
     }
 }
 
-/// What a rank sends to those who learn from it, as they have agreed on: to each of them one thing after the other.
-pub(crate) fn lessons(seat: &Seat<'_>, links: &mut Links, asked: Vec<(u32, Places)>) -> Vec<Lesson> {
+/// The catch-up transfers that a rank has agreed to send, one per receiver.
+pub(crate) fn catch_up_transfers(
+    instance: &RankInstance<'_>,
+    links: &mut Links,
+    asked: Vec<(u32, HeldRanges)>,
+) -> Vec<CatchUpTransfer> {
     let mut runs: BTreeMap<u32, Vec<Stretch>> = BTreeMap::new();
-    for (to, places) in asked {
-        let held = seat.holdings().find(|(shard, _)| *shard == places.held);
-        let (_, holding) = held.expect("one is asked for what one holds in this world");
-        runs.entry(to).or_default().extend(places.runs(&holding));
+    for (to, ranges) in asked {
+        let held = instance.held_states().find(|(shard, _)| *shard == ranges.held);
+        let (_, held_state) = held.expect("peers only ask for shards held in this world");
+        runs.entry(to).or_default().extend(ranges.runs(&held_state));
     }
-    // SAFETY: the seat keeps its memory while it has a place in this world, and has lessons no longer. A step does not
-    // touch what updates change before its update, and nobody teaches then.
-    runs.into_iter().map(|(to, runs)| unsafe { links.lesson(to, true, runs) }).collect()
+    // SAFETY: the rank keeps its arena while it is in this world, and its transfers end with that. A step does not
+    // change state before its apply phase, and pages are not sent during that phase.
+    runs.into_iter().map(|(to, runs)| unsafe { links.catch_up_transfer(to, true, runs) }).collect()
 }

@@ -1,13 +1,13 @@
-//! State from memory to memory, in boxes of the tensors of the model file: the same index as in checkpoints, so it does not
-//! matter how sender and receiver cut them.
+//! Transfers state from memory to memory, in boxes of named tensors: the same index as in checkpoints, so sender and
+//! receiver may cut the tensors differently.
 //!
-//! First members agree on what passes between them, in few bytes: all go through the formation's transfers in the same
-//! order, and each takes part in those that name it. The receiver says which boxes it lacks and which share of them it asks
-//! this sender for (`recovery`, `R-3`); the sender answers with what it has of that, which may be nothing. Then everything
-//! passes at once, to and from all peers.
+//! First the members agree on the contents of each transfer, in small messages: all process the plan's transfers in the
+//! same sequence, and each takes part in those that name it. The receiver sends its missing boxes and its share
+//! (`recovery`, `RECOVERY-3`); the sender answers with the boxes it has, possibly none. Then all transfers run
+//! concurrently, to and from all peers.
 
 use crate::error::JobError;
-use crate::rank::lacking::{Lacking, Named, Piece, found, share_of};
+use crate::rank::missing_regions::{MissingRegions, Named, Piece, found, share_of};
 use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
 use crate::train::weights::{Tensor, updated_state};
@@ -21,179 +21,186 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// State in memory, and where it lies.
+/// Held state and its location in memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Holding<'a> {
+pub(crate) struct HeldState<'a> {
     pub(crate) compiled: &'a Compiled,
     pub(crate) machine: &'a dyn Machine,
 }
 
-/// State in memory that is to be filled.
-pub(crate) struct Wanting<'a> {
+/// Memory to fill with state.
+pub(crate) struct StateToFill<'a> {
     pub(crate) compiled: &'a Compiled,
     pub(crate) machine: &'a mut dyn Machine,
 }
 
-/// What a receiver asks a sender for.
+/// A receiver's request to a sender.
 #[derive(Debug, Serialize, Deserialize)]
 struct Ask {
     wanted: Vec<Named>,
     share: Share,
 }
 
-/// What a sender has of the boxes that it was asked for.
+/// A sender's answer: which of the requested boxes it has.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     state: TrainerState,
     pieces: Vec<Piece>,
 }
 
-/// What a member does while its world heals: what it has, what it lacks, and what it has agreed on with others so far.
+/// State of a member while its world heals: held shards, missing regions, and agreed transfers.
 #[derive(Default)]
 pub(crate) struct Healing<'a> {
-    holds: BTreeMap<Shard, (Holding<'a>, TrainerState)>,
-    lacks: Lacks<'a>,
-    /// Where the run is to which the state belongs that was found.
+    holds: BTreeMap<Shard, (HeldState<'a>, TrainerState)>,
+    missing: MissingByShard<'a>,
+    /// Trainer state that belongs to the found state.
     state: Option<TrainerState>,
-    gives: Vec<(u32, Shard, Vec<Place>)>,
+    gives: Vec<(u32, Shard, Vec<ElementRange>)>,
     takes: Vec<Take>,
 }
 
-type Lacks<'a> = BTreeMap<Shard, (Wanting<'a>, Lacking)>;
-/// What comes of a shard, from where, to which places.
-type Take = (From, Shard, Vec<Place>);
+type MissingByShard<'a> = BTreeMap<Shard, (StateToFill<'a>, MissingRegions)>;
+/// One incoming transfer: source, shard, destination.
+type Take = (From, Shard, Vec<ElementRange>);
 
-/// Where a member has what another one has asked it for.
-pub(crate) struct Places {
+/// Location of state that a peer has asked for.
+pub(crate) struct HeldRanges {
     pub(crate) held: Shard,
-    places: Vec<Place>,
+    ranges: Vec<ElementRange>,
 }
 
-/// By member, what it is to send.
+/// Outgoing buffers, by member.
 type RunsOf = BTreeMap<u32, Vec<Stretch>>;
 
-/// Whence state comes.
+/// Source of state.
 enum From {
     Member(u32),
-    /// From these places of what the member itself holds.
-    Itself(Shard, Vec<Place>),
+    /// From these ranges of the member's own state.
+    Itself(Shard, Vec<ElementRange>),
 }
 
 impl<'a> Healing<'a> {
-    /// The member holds this here, unless it has said so of another place before.
-    pub(crate) fn holds(&mut self, shard: Shard, holding: Holding<'a>, state: TrainerState) {
-        self.holds.entry(shard).or_insert((holding, state));
+    /// Registers held state, unless the shard is already registered.
+    pub(crate) fn holds(&mut self, shard: Shard, held_state: HeldState<'a>, state: TrainerState) {
+        self.holds.entry(shard).or_insert((held_state, state));
     }
 
-    /// The member lacks all of this.
-    pub(crate) fn lacks(&mut self, shard: Shard, wanting: Wanting<'a>) {
-        let lacking = Lacking::all(updated_state(wanting.compiled));
-        self.lacks.insert(shard, (wanting, lacking));
+    /// Registers a shard whose whole state is missing.
+    pub(crate) fn missing(&mut self, shard: Shard, to_fill: StateToFill<'a>) {
+        let missing_regions = MissingRegions::all(updated_state(to_fill.compiled));
+        self.missing.insert(shard, (to_fill, missing_regions));
     }
 
-    /// Answers what a member asks for of `held`. Returns where that lies.
-    pub(crate) fn answer(&self, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
-        let (holding, _) = self.held(held);
-        self.answer_as_in(holding.compiled, links, to, held)
+    /// Answers a peer's request for parts of `held`. Returns their location.
+    pub(crate) fn answer(&self, links: &mut Links, to: u32, held: Shard) -> Result<HeldRanges, JobError> {
+        let (held_state, _) = self.held(held);
+        self.answer_as_in(held_state.compiled, links, to, held)
     }
 
-    /// The same where it passes when all of this has been carried out: it lies in the seat then, wherever it lies now.
-    pub(crate) fn promise(&self, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
-        let room = self.lacks.get(&held).map(|(wanting, _)| wanting.compiled);
+    /// The same for a later transfer, after healing: the state then lies in the arena of the rank.
+    pub(crate) fn answer_later(&self, links: &mut Links, to: u32, held: Shard) -> Result<HeldRanges, JobError> {
+        let room = self.missing.get(&held).map(|(to_fill, _)| to_fill.compiled);
         self.answer_as_in(room.unwrap_or(self.held(held).0.compiled), links, to, held)
     }
 
-    fn held(&self, shard: Shard) -> &(Holding<'a>, TrainerState) {
-        self.holds.get(&shard).expect("one is asked for what one reported to hold")
+    fn held(&self, shard: Shard) -> &(HeldState<'a>, TrainerState) {
+        self.holds.get(&shard).expect("peers only ask for shards that were reported as held")
     }
 
-    fn answer_as_in(&self, compiled: &Compiled, links: &mut Links, to: u32, held: Shard) -> Result<Places, JobError> {
+    fn answer_as_in(
+        &self,
+        compiled: &Compiled,
+        links: &mut Links,
+        to: u32,
+        held: Shard,
+    ) -> Result<HeldRanges, JobError> {
         let (_, state) = self.held(held);
         let Ask { wanted, share } = links.receive_value(to)?;
-        if !share.is_sound() {
-            return Err(JobError::Unusable(format!("member {to} asked for {share:?}, which cannot be")));
+        if !share.is_valid() {
+            return Err(JobError::Unusable(format!("member {to} requested an invalid share: {share:?}")));
         }
         let tensors = updated_state(compiled);
         let found = share_of(found(&tensors, &wanted), share);
-        let places = found.iter().flat_map(|(tensor, piece)| places(tensor, piece)).collect();
+        let ranges = found.iter().flat_map(|(tensor, piece)| ranges(tensor, piece)).collect();
         let pieces = found.into_iter().map(|(_, piece)| piece).collect();
         links.send_value(to, &Answer { state: *state, pieces })?;
-        Ok(Places { held, places })
+        Ok(HeldRanges { held, ranges })
     }
 
-    /// What a member has asked for passes with all else.
-    pub(crate) fn gives(&mut self, to: u32, Places { held, places }: Places) {
-        self.gives.push((to, held, places));
+    /// Schedules a transfer that a peer asked for.
+    pub(crate) fn gives(&mut self, to: u32, HeldRanges { held, ranges }: HeldRanges) {
+        self.gives.push((to, held, ranges));
     }
 
-    /// Asks members that have the same for what they have of what is lacking of `shard`, each for its share.
+    /// Asks holders of identical state for the missing regions of `shard`, each for its share.
     pub(crate) fn ask(&mut self, links: &mut Links, members: &[u32], shard: Shard) -> Result<(), JobError> {
-        let (_, lacking) = self.lacks.get_mut(&shard).expect("a seat has room for its shards");
-        let (wanted, n_parts) = (named(lacking), members.len() as u32);
+        let (_, missing_regions) = self.missing.get_mut(&shard).expect("a rank has memory for its shards");
+        let (wanted, n_parts) = (named(missing_regions), members.len() as u32);
         for (from, part) in members.iter().zip(0..) {
             links.send_value(*from, &Ask { wanted: wanted.clone(), share: Share { part, n_parts } })?;
             let answer: Answer = links.receive_value(*from)?;
-            if !answer.pieces.iter().all(|piece| lacking.came(piece)) {
+            if !answer.pieces.iter().all(|piece| missing_regions.came(piece)) {
                 return Err(unasked(*from));
             }
-            let places = answer.pieces.iter().flat_map(|piece| places(&lacking.tensors[piece.tensor], piece)).collect();
-            self.takes.push((From::Member(*from), shard, places));
+            let ranges =
+                answer.pieces.iter().flat_map(|piece| ranges(&missing_regions.tensors[piece.tensor], piece)).collect();
+            self.takes.push((From::Member(*from), shard, ranges));
             self.state = Some(answer.state);
         }
         Ok(())
     }
 
-    /// Finds what the member itself has in `held` of what is lacking of `shard`.
+    /// Takes missing regions of `shard` from the member's own `held` state.
     pub(crate) fn find(&mut self, held: Shard, shard: Shard) {
-        let (holding, state) = self.holds.get(&held).expect("one keeps what one reported to hold");
-        let (_, lacking) = self.lacks.get_mut(&shard).expect("a seat has room for its shards");
-        let tensors = updated_state(holding.compiled);
+        let (held_state, state) = self.holds.get(&held).expect("reported shards are kept");
+        let (_, missing_regions) = self.missing.get_mut(&shard).expect("a rank has memory for its shards");
+        let tensors = updated_state(held_state.compiled);
         let (mut here, mut there) = (Vec::new(), Vec::new());
-        for (tensor, piece) in found(&tensors, &named(lacking)) {
-            here.extend(places(tensor, &piece));
-            there.extend(places(&lacking.tensors[piece.tensor], &piece));
-            let was_lacking = lacking.came(&piece);
-            debug_assert!(was_lacking, "what is found is a part of what is asked for");
+        for (tensor, piece) in found(&tensors, &named(missing_regions)) {
+            here.extend(ranges(tensor, &piece));
+            there.extend(ranges(&missing_regions.tensors[piece.tensor], &piece));
+            let was_missing = missing_regions.came(&piece);
+            debug_assert!(was_missing, "what is found is a part of what is asked for");
         }
         self.takes.push((From::Itself(held, here), shard, there));
         self.state = Some(*state);
     }
 
-    /// Lets everything pass. Returns where the run is to which the state belongs, if any came.
+    /// Runs all transfers. Returns the trainer state that belongs to the received state, if any.
     ///
     /// # Errors
-    /// When something is lacking still, after others have got what they were promised.
+    /// When regions are still missing, after the other transfers have completed.
     pub(crate) fn carry_out(self, links: &mut Links) -> Result<Option<TrainerState>, JobError> {
-        let Healing { holds, mut lacks, state, gives, takes } = self;
-        let lacking = still_lacking(&lacks);
+        let Healing { holds, mut missing, state, gives, takes } = self;
+        let missing_regions = still_missing(&missing);
         let mut flows: BTreeMap<u32, Flow<'_>> = BTreeMap::new();
-        for (to, held, places) in &gives {
-            flows.entry(*to).or_default().sends.extend(runs(&holds[held].0, places));
+        for (to, held, ranges) in &gives {
+            flows.entry(*to).or_default().sends.extend(runs(&holds[held].0, ranges));
         }
         let mut copies: Vec<(Vec<Source<'_>>, Vec<Room<'_>>)> = Vec::new();
-        for (from, rooms) in rooms_of(&mut lacks, &takes)? {
+        for (from, rooms) in rooms_of(&mut missing, &takes)? {
             match from {
                 From::Member(from) => flows.entry(*from).or_default().receives.extend(rooms),
                 From::Itself(held, here) => copies.push((runs(&holds[held].0, here).collect(), rooms)),
             }
         }
-        // Last, since nobody waits for it.
+        // Local copies run last, since no peer waits for them.
         links.flow(flows, || copies.iter().for_each(|(from, to)| copy(from, to)))?;
-        lacking.map_or(Ok(state), |(shard, n)| Err(in_no_memory(shard, n)))
+        missing_regions.map_or(Ok(state), |(shard, n)| Err(in_no_memory(shard, n)))
     }
 
-    /// Lets nothing pass yet: of each member what it is to send, in the order in which it was agreed on, and where the run
-    /// is now.
+    /// Prepares catch-up transfers without running them: the buffers of each sender, in the agreed sequence, and the
+    /// trainer state.
     ///
     /// # Errors
-    /// When something would be lacking still.
-    pub(crate) fn lessons(self) -> Result<(RunsOf, Option<TrainerState>), JobError> {
-        let Healing { mut lacks, state, takes, .. } = self;
-        if let Some((shard, n)) = still_lacking(&lacks) {
+    /// When regions would still be missing.
+    pub(crate) fn catch_up_transfers(self) -> Result<(RunsOf, Option<TrainerState>), JobError> {
+        let Healing { mut missing, state, takes, .. } = self;
+        if let Some((shard, n)) = still_missing(&missing) {
             return Err(in_no_memory(shard, n));
         }
         let mut runs = RunsOf::new();
-        for (from, rooms) in rooms_of(&mut lacks, &takes)? {
+        for (from, rooms) in rooms_of(&mut missing, &takes)? {
             if let From::Member(from) = from {
                 runs.entry(*from).or_default().extend(rooms.iter().map(Room::stretch));
             }
@@ -202,72 +209,72 @@ impl<'a> Healing<'a> {
     }
 }
 
-impl Places {
+impl HeldRanges {
     /// The elements there.
-    pub(crate) fn runs(&self, holding: &Holding<'_>) -> Vec<Stretch> {
-        runs(holding, &self.places).map(|run| run.stretch()).collect()
+    pub(crate) fn runs(&self, held_state: &HeldState<'_>) -> Vec<Stretch> {
+        runs(held_state, &self.ranges).map(|run| run.stretch()).collect()
     }
 }
 
-/// Of which shard so many elements are in no memory that was asked.
-fn still_lacking(lacks: &Lacks<'_>) -> Option<(Shard, usize)> {
-    lacks.iter().map(|(shard, (_, lacking))| (*shard, lacking.n_elements())).find(|(_, n)| *n > 0)
+/// Elements of this shard that no queried peer holds.
+fn still_missing(missing: &MissingByShard<'_>) -> Option<(Shard, usize)> {
+    missing.iter().map(|(shard, (_, missing_regions))| (*shard, missing_regions.n_elements())).find(|(_, n)| *n > 0)
 }
 
-/// The memory for what comes, in the order in which it was agreed on: that in which its sender sends it.
+/// The destination memory, in the agreed sequence, in which the senders send.
 fn rooms_of<'r>(
-    lacks: &'r mut Lacks<'_>,
+    missing: &'r mut MissingByShard<'_>,
     takes: &'r [Take],
 ) -> Result<impl Iterator<Item = (&'r From, Vec<Room<'r>>)>, JobError> {
     let mut of_shards: BTreeMap<Shard, std::vec::IntoIter<Room<'r>>> = BTreeMap::new();
-    for (shard, (wanting, _)) in lacks {
+    for (shard, (to_fill, _)) in missing {
         let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
-        let places: Vec<Place> = of_shard.flat_map(|(.., places)| places).cloned().collect();
-        let rooms = wanting.machine.rooms(wanting.compiled, &places).ok_or_else(|| overlap(*shard))?;
+        let ranges: Vec<ElementRange> = of_shard.flat_map(|(.., ranges)| ranges).cloned().collect();
+        let rooms = to_fill.machine.rooms(to_fill.compiled, &ranges).ok_or_else(|| overlap(*shard))?;
         of_shards.insert(*shard, rooms.into_iter());
     }
-    Ok(takes.iter().map(move |(from, shard, places)| {
+    Ok(takes.iter().map(move |(from, shard, ranges)| {
         let of_shard = of_shards.get_mut(shard).expect("who takes something lacks it");
-        (from, of_shard.by_ref().take(places.len()).collect())
+        (from, of_shard.by_ref().take(ranges.len()).collect())
     }))
 }
 
 fn in_no_memory(shard: Shard, n: usize) -> JobError {
-    JobError::Unusable(format!("{n} elements of {shard:?} are in no memory that was asked"))
+    JobError::Unusable(format!("no queried peer holds {n} elements of {shard:?}"))
 }
 
 fn overlap(shard: Shard) -> JobError {
-    JobError::Unusable(format!("two boxes of {shard:?} have elements in common"))
+    JobError::Unusable(format!("two boxes of {shard:?} overlap"))
 }
 
 fn unasked(from: u32) -> JobError {
-    JobError::Unusable(format!("member {from} sent a box that it was not asked for"))
+    JobError::Unusable(format!("member {from} sent a box that was not requested"))
 }
 
-fn named(lacking: &Lacking) -> Vec<Named> {
-    let of = |piece: &Piece| Named { name: lacking.tensors[piece.tensor].name.clone(), piece: piece.clone() };
-    lacking.pieces().iter().map(of).collect()
+fn named(missing_regions: &MissingRegions) -> Vec<Named> {
+    let of = |piece: &Piece| Named { name: missing_regions.tensors[piece.tensor].name.clone(), piece: piece.clone() };
+    missing_regions.pieces().iter().map(of).collect()
 }
 
 /// A run of elements of a value.
-type Place = (ValueId, Range<usize>);
+type ElementRange = (ValueId, Range<usize>);
 
 /// Where the elements of a piece of a tensor lie, in row-major order.
-fn places(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Place> + use<> {
+fn ranges(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = ElementRange> + use<> {
     let value = tensor.value;
     tensor.held.runs_of(&piece.region).map(move |run| (value, run))
 }
 
 /// The elements at these places.
-fn runs<'a>(from: &Holding<'a>, places: &[Place]) -> impl Iterator<Item = Source<'a>> {
-    let Holding { compiled, machine } = *from;
-    places.iter().map(move |(value, run)| machine.source(compiled, *value, run.clone()))
+fn runs<'a>(from: &HeldState<'a>, ranges: &[ElementRange]) -> impl Iterator<Item = Source<'a>> {
+    let HeldState { compiled, machine } = *from;
+    ranges.iter().map(move |(value, run)| machine.source(compiled, *value, run.clone()))
 }
 
 /// For fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing {
-    use super::{Answer, Ask, Lacking, Piece, found, places, share_of};
+    use super::{Answer, Ask, MissingRegions, Piece, found, ranges, share_of};
     use crate::train::weights::Tensor;
     use phalanx_strategies::boxes::TensorBox;
     use phalanx_strategies::program::ValueId;
@@ -296,12 +303,12 @@ pub(crate) mod fuzzing {
     }
 
     fn runs(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = Range<usize>> + use<> {
-        places(tensor, piece).map(|(_, run)| run)
+        ranges(tensor, piece).map(|(_, run)| run)
     }
 
     /// What a member sends that is asked for what this text says.
     pub fn asked_for(text: &[u8]) -> Option<Pieces> {
-        let Ask { wanted, share } = serde_json::from_slice(text).ok().filter(|ask: &Ask| ask.share.is_sound())?;
+        let Ask { wanted, share } = serde_json::from_slice(text).ok().filter(|ask: &Ask| ask.share.is_valid())?;
         let held = held();
         let found = share_of(found(&held, &wanted), share);
         Some(Pieces { n_held: N_HELD, runs: found.iter().flat_map(|(tensor, piece)| runs(tensor, piece)).collect() })
@@ -310,8 +317,8 @@ pub(crate) mod fuzzing {
     /// What a member takes that is offered what this text says.
     pub fn offered(text: &[u8]) -> Option<Pieces> {
         let (answer, held) = (serde_json::from_slice::<Answer>(text).ok()?, held());
-        let mut lacking = Lacking::all(held.to_vec());
-        answer.pieces.iter().all(|piece| lacking.came(piece)).then_some(())?;
+        let mut missing_regions = MissingRegions::all(held.to_vec());
+        answer.pieces.iter().all(|piece| missing_regions.came(piece)).then_some(())?;
         let taken = answer.pieces.iter().flat_map(|piece| runs(&held[piece.tensor], piece));
         Some(Pieces { n_held: N_HELD, runs: taken.collect() })
     }

@@ -1,7 +1,7 @@
 //! The controls of a rank's communicators in a world, for its mesh-group actors.
 
 use crate::train::team::TeamPlan;
-use phalanx_actors::mesh_group::{Communicator, Watermark};
+use phalanx_actors::mesh_group::{GroupControl, Watermark};
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::control::Control;
 use phalanx_strategies::mesh::Axes;
@@ -17,7 +17,7 @@ struct GroupControls {
     control: Arc<Control>,
 }
 
-impl Communicator for GroupControls {
+impl GroupControl for GroupControls {
     fn axes(&self) -> Axes {
         self.axes
     }
@@ -31,12 +31,12 @@ impl Communicator for GroupControls {
     }
 
     fn watermarks(&self) -> Vec<Option<Watermark>> {
-        let Some((group, places)) = &self.here else { return vec![None; self.members.len()] };
-        let mark = |place: &u32| {
-            let progress = self.control.progress_in(*group, *place).ok()?;
+        let Some((group, positions)) = &self.here else { return vec![None; self.members.len()] };
+        let mark = |position: &u32| {
+            let progress = self.control.progress_in(*group, *position).ok()?;
             Some(Watermark { entered: progress.entered, finished: progress.finished })
         };
-        places.iter().map(mark).collect()
+        positions.iter().map(mark).collect()
     }
 
     /// One memory carries all groups of a machine, so they end together.
@@ -46,21 +46,21 @@ impl Communicator for GroupControls {
 }
 
 /// Those of `member`: one for each of its groups, and that of all ranks, which a guest has too.
-pub(crate) fn communicators(
+pub(crate) fn group_controls(
     plan: &TeamPlan,
     placement: &Placement,
     control: &Arc<Control>,
     machine: u32,
     member: u32,
-) -> Vec<Box<dyn Communicator>> {
+) -> Vec<Box<dyn GroupControl>> {
     let here = placement.ranks_of(machine);
     let of = |(group, axes): (usize, Axes)| {
         let members = placement.world().groups()[group].clone();
-        let place = |rank: &u32| here.iter().position(|other| other == rank).map(|at| at as u32);
-        let places: Option<Vec<u32>> = members.iter().map(place).collect();
-        let here = places.map(|places| (placement.machine_group(group, machine), places));
+        let position = |rank: &u32| here.iter().position(|other| other == rank).map(|at| at as u32);
+        let positions: Option<Vec<u32>> = members.iter().map(position).collect();
+        let here = positions.map(|positions| (placement.machine_group(group, machine), positions));
         let controls = GroupControls { axes, rank: member, members, here, control: control.clone() };
-        Box::new(controls) as Box<dyn Communicator>
+        Box::new(controls) as Box<dyn GroupControl>
     };
     plan.meetings(member).into_iter().map(of).collect()
 }

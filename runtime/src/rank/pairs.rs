@@ -1,22 +1,22 @@
-//! Which members of a world have messages for each other: both ends, and whoever makes the world, derive it alone.
+//! Which members of a world exchange messages; every party derives this locally from the plan.
 
-use crate::rank::world_plan::owner;
-use crate::train::trainer::learning::Follower;
+use crate::rank::world_groups::owner;
+use crate::train::trainer::catching_up::Follower;
 use phalanx_strategies::elastic::identity::Worker;
-use phalanx_strategies::elastic::message::{Formation, Learner};
+use phalanx_strategies::elastic::message::{CatchUp, WorldPlan};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Members between whom state travels while the world heals, or gradients while it trains.
-pub(crate) fn pairs(formation: &Formation) -> BTreeSet<[u32; 2]> {
-    let numbers: BTreeMap<Worker, u32> = formation.members().zip(0..).collect();
+/// Pairs of members that exchange state while the world heals, or gradients while it trains.
+pub(crate) fn pairs(world_plan: &WorldPlan) -> BTreeSet<[u32; 2]> {
+    let numbers: BTreeMap<Worker, u32> = world_plan.members().zip(0..).collect();
     let mut pairs = BTreeSet::new();
     let mut add = |a: u32, b: u32| {
         if a != b {
             pairs.insert([a.min(b), a.max(b)]);
         }
     };
-    let learning = formation.learners.iter().map(|learner| &learner.transfers);
-    for (to, transfers) in formation.transfers.iter().chain(learning).enumerate() {
+    let catching_up = world_plan.catching_up.iter().map(|catch_up| &catch_up.transfers);
+    for (to, transfers) in world_plan.transfers.iter().chain(catching_up).enumerate() {
         for transfer in transfers {
             let sender = transfer.source.sender(transfer.shard);
             if let Some(from) = sender.and_then(|(worker, _)| numbers.get(&worker)) {
@@ -24,37 +24,41 @@ pub(crate) fn pairs(formation: &Formation) -> BTreeSet<[u32; 2]> {
             }
         }
     }
-    for (rank, held) in formation.holds.iter().enumerate() {
-        held[1..].iter().for_each(|shard| add(owner(&formation.mesh, *shard) as u32, rank as u32));
+    for (rank, held) in world_plan.holds.iter().enumerate() {
+        held[1..].iter().for_each(|shard| add(owner(&world_plan.mesh, *shard) as u32, rank as u32));
     }
-    for (learner, to) in formation.learners.iter().zip(formation.seats.len() as u32..) {
-        tutors(formation, learner).into_iter().for_each(|tutor| add(tutor, to));
+    for (catch_up, to) in world_plan.catching_up.iter().zip(world_plan.assignments.len() as u32..) {
+        gradient_senders(world_plan, catch_up).into_iter().for_each(|gradient_sender| add(gradient_sender, to));
     }
     pairs
 }
 
-/// The ranks whose gradients one that learns gets: for each of its shards, its own first, the first that trains it.
-pub(crate) fn tutors(formation: &Formation, learner: &Learner) -> Vec<u32> {
-    learner.holds.iter().map(|shard| owner(&formation.mesh, *shard) as u32).collect()
+/// The ranks that send gradients to a catching-up member: for each of its shards, its own first, the first rank that
+/// trains it.
+pub(crate) fn gradient_senders(world_plan: &WorldPlan, catch_up: &CatchUp) -> Vec<u32> {
+    catch_up.holds.iter().map(|shard| owner(&world_plan.mesh, *shard) as u32).collect()
 }
 
-/// Those that learn from the gradients of a rank.
-pub(crate) fn followers(formation: &Formation, rank: usize) -> Vec<Follower> {
+/// The catching-up members that receive the gradients of a rank.
+pub(crate) fn followers(world_plan: &WorldPlan, rank: usize) -> Vec<Follower> {
     let mut followers = Vec::new();
-    for (learner, member) in formation.learners.iter().zip(formation.seats.len() as u32..) {
-        let of_rank = tutors(formation, learner).into_iter().enumerate().filter(|(_, tutor)| *tutor as usize == rank);
+    for (catch_up, member) in world_plan.catching_up.iter().zip(world_plan.assignments.len() as u32..) {
+        let of_rank = gradient_senders(world_plan, catch_up)
+            .into_iter()
+            .enumerate()
+            .filter(|(_, gradient_sender)| *gradient_sender as usize == rank);
         followers.extend(of_rank.map(|(i, _)| Follower { member, leads: i == 0 }));
     }
     followers
 }
 
-/// Ranks that hold a shadow of what this one trains, and get its gradients.
-pub(crate) fn heirs(formation: &Formation, rank: usize) -> Vec<u32> {
-    let shard = formation.holds[rank][0];
-    if owner(&formation.mesh, shard) != rank {
+/// Ranks that hold a shadow of this rank's shard and receive its gradients.
+pub(crate) fn shadow_holders(world_plan: &WorldPlan, rank: usize) -> Vec<u32> {
+    let shard = world_plan.holds[rank][0];
+    if owner(&world_plan.mesh, shard) != rank {
         return Vec::new();
     }
     let holds_it = |held: &Vec<phalanx_strategies::elastic::shadow::Shard>| held[1..].contains(&shard);
-    let holders = formation.holds.iter().enumerate().filter(|(_, held)| holds_it(held));
+    let holders = world_plan.holds.iter().enumerate().filter(|(_, held)| holds_it(held));
     holders.map(|(holder, _)| holder as u32).collect()
 }

@@ -1,4 +1,4 @@
-//! A rank process: the rank actor on its control thread takes orders and gives signs of life, the device thread computes.
+//! A rank process: the rank actor on its control thread takes orders and gives heartbeats, the device thread computes.
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
@@ -7,18 +7,18 @@ use crate::error::JobError;
 use crate::launch::channel;
 use crate::launch::channel::{FrameReceiver, FrameSender};
 use crate::launch::error::LaunchError;
-use crate::rank::cell::Cell;
 use crate::rank::device::Device;
-use crate::rank::excuse::Excuse;
+use crate::rank::failure_report::FailureReport;
+use crate::rank::rank_messages::{Begin, FromRank, ToRank};
+use crate::rank::rank_state::RankState;
 use crate::rank::warm::Warm;
-use crate::rank::words::{Begin, FromRank, ToRank};
 use crate::train::plan;
 use crate::train::preparation::{extras, prepare_data};
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
 use phalanx_collective::tcp::connect::TcpConfig;
 use phalanx_device::ThreadError;
-use phalanx_device::pulse::Pulse;
+use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::sampler::Sampler;
@@ -32,39 +32,39 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// When there is no node at their other ends, so that nobody could be told.
-pub(crate) fn run(channel: RawFd, passage: RawFd) -> Result<i32, LaunchError> {
+pub(crate) fn run(channel: RawFd, fd_channel: RawFd) -> Result<i32, LaunchError> {
     #[allow(unsafe_code)] // Taking descriptors by their numbers.
-    // SAFETY: the node opened both for this process and names them in its arguments. This is the first thing that the process
-    // does, so nobody has taken them; a number that is the same twice is refused.
-    let ((mut sender, mut receiver), passage) = unsafe {
-        if channel == passage {
-            return Err(LaunchError::NoChannel { fd: passage });
+    // SAFETY: the node opened both for this process and names them in its arguments. This runs first in the process, so
+    // the descriptors are unowned; duplicate numbers are rejected.
+    let ((mut sender, mut receiver), fd_channel) = unsafe {
+        if channel == fd_channel {
+            return Err(LaunchError::NoChannel { fd: fd_channel });
         }
-        (channel::adopt(channel)?, channel::adopt_passage(passage)?)
+        (channel::adopt(channel)?, channel::adopt_fd_channel(fd_channel)?)
     };
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
         Err(error) => {
-            FromRank::Failed(Excuse::from(&error)).deliver(&mut sender);
+            FromRank::Failed(FailureReport::from(&error)).deliver(&mut sender);
             return Ok(1);
         }
     };
     let worker = begin.worker;
-    let (sender, excuse) = match serve(begin, sender, receiver, passage) {
+    let (sender, failure_report) = match serve(begin, sender, receiver, fd_channel) {
         Ok(()) => return Ok(0),
         Err(failed) => failed,
     };
     // It never became a member; as one it would say so with its reports.
     let Some(mut sender) = sender else { return Ok(1) };
-    tracing::warn!(%worker, "a rank could not begin");
-    let code = if excuse.is_input { 2 } else { 1 };
-    FromRank::Failed(excuse).deliver(&mut sender);
+    tracing::warn!(%worker, "a rank process could not start");
+    let code = if failure_report.is_input { 2 } else { 1 };
+    FromRank::Failed(failure_report).deliver(&mut sender);
     Ok(code)
 }
 
-type Failed = (Option<FrameSender>, Excuse);
+type Failed = (Option<FrameSender>, FailureReport);
 
-fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: UnixStream) -> Result<(), Failed> {
+fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, fd_channel: UnixStream) -> Result<(), Failed> {
     let mut sender = Some(sender);
     let serve = || -> Result<(), JobError> {
         let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
@@ -84,15 +84,15 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
         let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
         let control = Arc::new(Control::default());
         let sender = sender.take().expect("it is taken once");
-        let pulse = Pulse::new();
-        let cell = Arc::new(Cell::new(member, sender, Arc::clone(&control), pulse.clone()));
+        let progress_counter = ProgressCounter::new();
+        let rank_state = Arc::new(RankState::new(member, sender, Arc::clone(&control), progress_counter.clone()));
         let extras = extras(&config, &model, &tokenizer)?;
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-        // Before it says its first word: then others may wait for it.
-        let (warm, memories) = Warm::new(&begin, &passage, &model, evaluates, config.output.seed)?;
+        // Before it sends its first status report: then others may wait for it.
+        let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
         model.device.on_device_thread(begin.n_threads, || {
             let mut device = Device {
-                cell: Arc::clone(&cell),
+                rank_state: Arc::clone(&rank_state),
                 control,
                 job: begin.job,
                 worker: begin.worker,
@@ -104,45 +104,45 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, passage: Un
                 sampler,
                 data: &data,
                 n_threads: begin.n_threads,
-                passage,
+                fd_channel,
                 listener,
                 tcp: tcp_config(&begin),
-                pulse,
+                progress_counter,
                 peak_flops: begin.peak_flops,
                 start_from: begin.start_from.clone(),
                 plans: BTreeMap::new(),
                 memories,
                 spare: None,
                 warm: Some(warm),
-                seats: Vec::new(),
+                instances: Vec::new(),
             };
             // Whoever is missing is named well before it counts as lost.
             let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
             let refused = |source| JobError::Thread(ThreadError::Spawn(source));
-            let rank = block_on(Handle::start(cell.clone(), life)).and_then(|rank| rank).map_err(refused)?;
-            cell.belongs_to(rank.clone());
+            let rank = block_on(Handle::start(rank_state.clone(), life)).and_then(|rank| rank).map_err(refused)?;
+            rank_state.belongs_to(rank.clone());
             obey(rank, receiver)?;
             device.run();
             Ok::<(), JobError>(())
         })?
     };
     let outcome = serve();
-    outcome.map_err(|error| (sender, Excuse::from(&error)))
+    outcome.map_err(|error| (sender, FailureReport::from(&error)))
 }
 
 fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {
-    let unusable = |what: String| JobError::Unusable(format!("a rank was told nothing that it can run: {what}"));
+    let unusable = |what: String| JobError::Unusable(format!("invalid start message for a rank: {what}"));
     let frame = receiver.receive().map_err(|e| unusable(e.to_string()))?;
-    let frame = frame.ok_or_else(|| unusable("its node has gone".into()))?;
+    let frame = frame.ok_or_else(|| unusable("the node closed the channel".into()))?;
     match serde_json::from_slice(&frame) {
         Ok(ToRank::Begin(begin)) => Ok(*begin),
-        Ok(ToRank::Order(_)) => Err(unusable("an order came first".into())),
+        Ok(ToRank::DesiredState(_)) => Err(unusable("a desired state arrived before the start message".into())),
         Err(error) => Err(unusable(error.to_string())),
     }
 }
 
-/// A machine that does not answer is noticed so early that the coordinator, which hears all nodes once more before it believes
-/// that, knows of it as soon as of one that says nothing.
+/// An unreachable machine is reported early enough that the coordinator, which first waits for another report of every
+/// node, acts on it as soon as on a silent one.
 fn tcp_config(begin: &Begin) -> TcpConfig {
     let lost_after = begin.timing.detection_time.saturating_sub(begin.timing.heartbeat);
     let config = TcpConfig::new(begin.secret.clone());
@@ -154,8 +154,8 @@ fn obey(rank: Handle, mut receiver: FrameReceiver) -> Result<(), JobError> {
     on_own_thread("orders", move || {
         while let Ok(Some(frame)) = receiver.receive() {
             match serde_json::from_slice(&frame) {
-                Ok(ToRank::Order(order)) => rank.order(order),
-                Ok(ToRank::Begin(_)) | Err(_) => tracing::warn!("an order that is none was ignored"),
+                Ok(ToRank::DesiredState(desired_state)) => rank.apply_desired_state(desired_state),
+                Ok(ToRank::Begin(_)) | Err(_) => tracing::warn!("ignored an invalid message from the node"),
             }
         }
     })

@@ -2,19 +2,20 @@
 //! the boundaries of steps, where all ranks meet anyway.
 //!
 //! Invariants:
-//! - B-1 A save is under way at all ranks or at none: it begins and ends at the same boundary everywhere.
-//! - B-2 A sum of the threads is settled when all of them wait for it. They wait for at most one, and all for the same.
+//! - BACKGROUND-1 A save is under way at all ranks or at none: it begins and ends at the same boundary everywhere.
+//! - BACKGROUND-2 A sum of the threads is settled when all of them wait for it. They wait for at most one, and all for
+//!   the same.
 
 use super::team::Team;
 use crate::error::JobError;
 use phalanx_storage::checkpoint::background::{BackgroundSave, Snapshot};
 use phalanx_storage::checkpoint::error::CheckpointError;
-use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Seat};
+use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, WriterRank};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// What a rank says about its save at a boundary; all ranks' are added up.
+/// A rank's save state at a step boundary, summed over all ranks.
 pub(crate) type Ballot = [u64; 3];
 
 /// How long ranks that have nothing else to do leave their saves alone.
@@ -46,7 +47,7 @@ impl Ongoing {
     pub(crate) fn begin(
         writer: &CheckpointWriter,
         meta: CheckpointMeta,
-        seat: Seat,
+        writer_rank: WriterRank,
         snapshot: Snapshot,
         keep: Option<usize>,
     ) -> Result<Ongoing, CheckpointError> {
@@ -57,7 +58,7 @@ impl Ongoing {
             sums.recv().map_err(|_| "the run has ended")
         };
         let step = meta.step;
-        let save = writer.save_in_background(meta, seat, snapshot, keep, sum)?;
+        let save = writer.save_in_background(meta, writer_rank, snapshot, keep, sum)?;
         Ok(Ongoing { step, save, gives, told, given: None })
     }
 

@@ -8,7 +8,7 @@ use crate::error::JobError;
 use crate::train::programs::Programs;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::world::RANKS_MAX;
-use phalanx_strategies::mesh::{Axis, Coord, Mesh, Place};
+use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,13 +34,13 @@ pub(crate) fn fits(model: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<u64
     let mut bytes = 0;
     for stage in 0..mesh.pp {
         let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
-        let programs = Programs::compile(model, Place { mesh, rank }, evaluates)?;
+        let programs = Programs::compile(model, MeshRank { mesh, rank }, evaluates)?;
         bytes += programs.bytes() * (n_ranks / mesh.pp) as u64;
     }
     Ok(bytes)
 }
 
-/// As [`fits`], for a job with so many rank processes, all on this machine.
+/// As [`fits`], for a job with a number of rank processes on this machine.
 pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots: u32) -> Result<(), JobError> {
     let needed = fits(model, mesh, evaluates)?;
     if mesh.size() > n_slots as usize {
@@ -70,7 +70,7 @@ pub(crate) fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobEr
 }
 
 /// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later. Spare
-/// processes have memory for a seat.
+/// processes have memory for a rank.
 pub(crate) fn check_memory(ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
     let bytes = || ranks.iter().map(|programs| programs.bytes());
     check_bytes(bytes().sum::<u64>().saturating_add(bytes().max().unwrap_or(0).saturating_mul(n_spares as u64)))

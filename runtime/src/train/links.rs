@@ -1,15 +1,15 @@
-//! Messages between two members of a world: state on its way to who needs it, gradients on their way to shadows.
+//! Messages between two members of a world: state transfers, and gradients for shadows.
 //!
-//! Invariant `L-1`: members who have something for each other never wait for each other in a circle. Each serves its peers
-//! in the order of their numbers, so of all pairs that are not done the first one (by the lower number, then by the higher)
-//! is served at both its ends, however few threads they have.
+//! Invariant `LINKS-1`: members that exchange messages never wait for each other in a cycle. Each serves its peers in
+//! the order of their numbers, so of all pairs that are not done the first one (by the lower number, then by the
+//! higher) is served at both its ends, however few threads they have.
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; every one is finished before its borrows end.
 
+use super::catch_up_transfer::CatchUpTransfer;
 use super::lane::{CHUNK, Lane, UNDER_WAY};
-use super::lesson::Lesson;
 use crate::error::JobError;
 use phalanx_device::operation::OPERANDS_MAX;
-use phalanx_device::pulse::Pulse;
+use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::{Room, Source, Stretch};
 use phalanx_device::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
@@ -36,7 +36,7 @@ pub(crate) const STAGING_BYTES: u64 = (1 << 20) + (FLOWS_MAX * UNDER_WAY * CHUNK
 #[derive(Default)]
 pub(crate) struct Links {
     pub(super) peers: BTreeMap<u32, Box<dyn Collective>>,
-    pulse: Pulse,
+    progress_counter: ProgressCounter,
 }
 
 /// Elements that pass between a member and a peer, in each direction one run after the other. The peer receives and
@@ -52,12 +52,12 @@ type Tensors<T> = (u32, Vec<T>);
 
 impl Links {
     pub(crate) fn new(peers: BTreeMap<u32, Box<dyn Collective>>) -> Links {
-        Links { peers, pulse: Pulse::default() }
+        Links { peers, progress_counter: ProgressCounter::default() }
     }
 
-    /// The same for a device with this pulse.
-    pub(crate) fn with_pulse(self, pulse: Pulse) -> Links {
-        Links { pulse, ..self }
+    /// The same for a device with this progress counter.
+    pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Links {
+        Links { progress_counter, ..self }
     }
 
     fn peer(&mut self, peer: u32) -> &mut dyn Collective {
@@ -89,8 +89,9 @@ impl Links {
             .map_err(|e| JobError::Unusable(format!("member {from} sent what is no message: {e}")))
     }
 
-    /// Sends and receives what is to pass between this member and each of these peers, several of them at once and each in
-    /// both directions at once (`L-1`), and does `meanwhile` on the calling thread when that has nobody left to serve.
+    /// Sends and receives what is to pass between this member and each of these peers, several of them at once and each
+    /// in both directions at once (`LINKS-1`), and does `meanwhile` on the calling thread when that has nobody left to
+    /// serve.
     pub(crate) fn flow(
         &mut self,
         flows: BTreeMap<u32, Flow<'_>>,
@@ -105,7 +106,7 @@ impl Links {
         mut flows: BTreeMap<u32, Flow<'_>>,
         meanwhile: impl FnOnce(),
     ) -> Result<(), CollectiveError> {
-        let pulse = &self.pulse;
+        let progress_counter = &self.progress_counter;
         let peers = self.peers.iter_mut();
         let all: Vec<(&mut Box<dyn Collective>, Flow<'_>)> =
             peers.filter_map(|(peer, group)| Some((group, flows.remove(peer)?))).collect();
@@ -115,7 +116,7 @@ impl Links {
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let serve = || {
             while let Some((group, flow)) = next() {
-                both_ways(group.as_mut(), flow, pulse)?;
+                both_ways(group.as_mut(), flow, progress_counter)?;
             }
             Ok(())
         };
@@ -136,27 +137,30 @@ impl Links {
     /// the same the other way round, with runs of as many elements.
     ///
     /// # Safety
-    /// What the runs stand for stays where it is as long as the lesson is there. Nobody writes to what is sent while
-    /// [`Links::teach`] works, and nobody reads or writes where it comes while [`Links::learn`] does.
-    pub(crate) unsafe fn lesson(&mut self, peer: u32, sends: bool, runs: Vec<Stretch>) -> Lesson {
+    /// The memory of the runs stays valid as long as the transfer exists. It is not written during
+    /// [`Links::send_pages`], nor read or written during [`Links::receive_catch_up`].
+    pub(crate) unsafe fn catch_up_transfer(&mut self, peer: u32, sends: bool, runs: Vec<Stretch>) -> CatchUpTransfer {
         let there = 1 - self.peer(peer).position();
         let kind = if sends { OperationKind::Send { to: there } } else { OperationKind::Recv { from: there } };
-        Lesson::new(peer, Lane::new(kind, runs))
+        CatchUpTransfer::new(peer, Lane::new(kind, runs))
     }
 
-    /// Sends of these lessons what passes while `work` is done; at least a page of each that is not over.
-    pub(crate) fn teach<T>(
+    /// Sends of these catch-up transfers what passes while `work` is done; at least a page of each that is not over.
+    pub(crate) fn send_pages<T>(
         &mut self,
-        lessons: &mut [Lesson],
+        catch_up_transfers: &mut [CatchUpTransfer],
         work: impl FnOnce() -> T,
     ) -> (T, Result<(), CollectiveError>) {
-        super::lesson::teach(&mut self.peers, lessons, work)
+        super::catch_up_transfer::send_pages(&mut self.peers, catch_up_transfers, work)
     }
 
-    /// Receives of these lessons what peers send until they have done something else.
-    pub(crate) fn learn(&mut self, lessons: &mut [Lesson]) -> Result<(), CollectiveError> {
-        let _waits = self.pulse.during(At::Waits(Wait::default()));
-        super::lesson::learn(&mut self.peers, lessons, &self.pulse)
+    /// Receives of these catch-up transfers what peers send until they have done something else.
+    pub(crate) fn receive_catch_up(
+        &mut self,
+        catch_up_transfers: &mut [CatchUpTransfer],
+    ) -> Result<(), CollectiveError> {
+        let _waits = self.progress_counter.during(At::Waits(Wait::default()));
+        super::catch_up_transfer::receive_catch_up(&mut self.peers, catch_up_transfers, &self.progress_counter)
     }
 
     /// Sends a number to a peer that receives it.
@@ -167,8 +171,8 @@ impl Links {
 
     /// Receives a number that a peer sends.
     pub(crate) fn receive_number(&mut self, from: u32) -> Result<f64, CollectiveError> {
-        let pulse = self.pulse.clone();
-        let _waits = pulse.during(At::Waits(Wait::default()));
+        let progress_counter = self.progress_counter.clone();
+        let _waits = progress_counter.during(At::Waits(Wait::default()));
         let there = 1 - self.peer(from).position();
         let mut number = [0.0f64];
         self.peer(from).recv(&mut number, there)?;
@@ -183,8 +187,8 @@ impl Links {
         receives: &[Tensors<Room<'_>>],
         bytes_max: usize,
     ) -> Result<(), CollectiveError> {
-        let pulse = self.pulse.clone();
-        let _waits = pulse.during(At::Waits(Wait::default()));
+        let progress_counter = self.progress_counter.clone();
+        let _waits = progress_counter.during(At::Waits(Wait::default()));
         let to = |(peer, tensors): &Tensors<Source<'_>>| {
             Direction::new(*peer, true, tensors.iter().map(Source::stretch).collect(), bytes_max)
         };
@@ -344,23 +348,31 @@ fn staged(operation: &[Stretch]) -> impl Iterator<Item = &Stretch> {
     operation.iter().filter(|tensor| !tensor.is_on_host())
 }
 
-/// Sends and receives what passes between this member and a peer. Neither direction waits for the other: whoever waits for
-/// one does its share of both.
-fn both_ways(group: &mut dyn Collective, flow: Flow<'_>, pulse: &Pulse) -> Result<(), CollectiveError> {
+/// Sends and receives what passes between this member and a peer. Neither direction waits for the other: waiting for
+/// one advances both.
+fn both_ways(
+    group: &mut dyn Collective,
+    flow: Flow<'_>,
+    progress_counter: &ProgressCounter,
+) -> Result<(), CollectiveError> {
     let Flow { sends, receives } = flow;
     let there = 1 - group.position();
     let sent = sends.iter().map(Source::stretch).collect();
     let received = receives.iter().map(Room::stretch).collect();
     let mut lanes =
         [Lane::new(OperationKind::Send { to: there }, sent), Lane::new(OperationKind::Recv { from: there }, received)];
-    let outcome = pass(group, &mut lanes, pulse);
+    let outcome = pass(group, &mut lanes, progress_counter);
     if let Err(error) = &outcome {
         lanes.iter_mut().for_each(|lane| lane.give_up(group, error));
     }
     outcome
 }
 
-fn pass(group: &mut dyn Collective, lanes: &mut [Lane; 2], pulse: &Pulse) -> Result<(), CollectiveError> {
+fn pass(
+    group: &mut dyn Collective,
+    lanes: &mut [Lane; 2],
+    progress_counter: &ProgressCounter,
+) -> Result<(), CollectiveError> {
     let n_chunks = lanes.iter().map(Lane::n_chunks).max().unwrap_or(0);
     for i in 0..=n_chunks {
         for lane in lanes.iter_mut() {
@@ -372,7 +384,7 @@ fn pass(group: &mut dyn Collective, lanes: &mut [Lane; 2], pulse: &Pulse) -> Res
         if let Some(before) = i.checked_sub(1) {
             lanes.iter_mut().try_for_each(|lane| lane.finish(group, before))?;
         }
-        pulse.tick();
+        progress_counter.tick();
     }
     Ok(())
 }
@@ -388,7 +400,7 @@ mod tests {
 
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
-    // L-1
+    // LINKS-1
     #[test]
     fn members_that_all_have_something_for_each_other_get_it_however_few_threads_each_has() {
         const N: u32 = 6;
@@ -434,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_at_one_end_fails_at_the_other() {
+    fn operation_refused_at_one_end_fails_at_the_other() {
         let world = World::new(ID, 2, vec![vec![0, 1]]).unwrap();
         // Too little room for what one sends.
         let world = ShmWorld::create(&world, &[0; 2], 64).unwrap();
@@ -562,7 +574,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30))]
         #[test]
-        fn what_is_sent_arrives_however_each_side_has_cut_it(
+        fn message_arrives_however_each_side_cuts_it(
             n in prop::sample::select(vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]),
             sent in prop::collection::vec(0usize..2 * CHUNK, 0..9), received in prop::collection::vec(0usize..900, 0..40),
         ) {

@@ -4,10 +4,10 @@
 //! - [`plan`]: everything a run is made of, resolved before a buffer exists; `programs`: its compiled programs; `fit`:
 //!   whether they fit; `preparation`: the data.
 //! - `weights`: parameters into and out of the machine.
-//! - `trainer`: the loop, on the device thread; `trainer::learning`: how one catches up while others train.
-//! - `team`: the ranks of a run and what they agree on; `links`: messages between two of them, `lane` and `lesson` what
-//!   passes there; `shadow`: a copy of another rank's state.
-//! - `threads`: a run whose ranks are threads of this process; `telling`: where the events of a rank go.
+//! - `trainer`: the loop, on the device thread; `trainer::incoming_catch_up`: how one catches up while others train.
+//! - `team`: the ranks of a run and what they agree on; `links`: messages between two of them, `lane` and
+//!   `catch_up_transfer` what passes there; `shadow`: a copy of another rank's state.
+//! - `threads`: a run whose ranks are threads of this process; `event_sink`: where the events of a rank go.
 //! - `output_lock`: one job at a time in a folder.
 //! - `saving`: checkpoints of a run; `export`: the trained model.
 //! - `step_trace`: one step measured instruction by instruction.
@@ -18,10 +18,11 @@
 
 pub mod architecture;
 mod background;
+pub(crate) mod catch_up_transfer;
+pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fit;
 mod lane;
-pub(crate) mod lesson;
 pub(crate) mod links;
 pub mod metrics;
 pub(crate) mod output_lock;
@@ -34,7 +35,6 @@ pub(crate) mod shadow;
 mod staging;
 pub(crate) mod step_trace;
 pub(crate) mod team;
-pub(crate) mod telling;
 pub mod tensorboard;
 pub(crate) mod threads;
 pub(crate) mod trainer;

@@ -4,7 +4,7 @@ use super::plan::ModelPlan;
 use crate::error::JobError;
 use phalanx_device::Device;
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
-use phalanx_strategies::mesh::Place;
+use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::passes::lora::lora;
 use phalanx_strategies::program::Program;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Compiles the programs of the rank at `place`.
-    pub(crate) fn compile(plan: &ModelPlan, place: Place, evaluates: bool) -> Result<Programs, JobError> {
+    /// Compiles the programs of the rank at `mesh_rank`.
+    pub(crate) fn compile(plan: &ModelPlan, mesh_rank: MeshRank, evaluates: bool) -> Result<Programs, JobError> {
         let mut forward = plan.forward()?;
-        forward.place = place;
-        let (spec, device) = (plan.spec_on(place.mesh), Arc::clone(&plan.device));
+        forward.mesh_rank = mesh_rank;
+        let (spec, device) = (plan.spec_on(mesh_rank.mesh), Arc::clone(&plan.device));
         let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, device.target())).transpose()?;
         let n_params = whole_model(&forward, &spec);
         Ok(Programs { train: compile_step(forward, &spec, device.target())?, eval, n_params, device })

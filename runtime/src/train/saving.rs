@@ -7,14 +7,14 @@ use super::weights::{self, Tensor};
 use crate::config::output::{OutputSection, Resume};
 use crate::error::JobError;
 use phalanx_device::Machine;
-use phalanx_device::pulse::Pulse;
+use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
 use phalanx_storage::checkpoint::background::Snapshot;
 use phalanx_storage::checkpoint::catalog::{Skipped, latest_valid, list};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::is_url;
-use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
+use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::compile::Compiled;
@@ -55,7 +55,7 @@ pub(crate) struct Saving {
     /// Memory for the first one, while a thread makes it.
     warming: Option<JoinHandle<Snapshot>>,
     /// Where the device shows that it is at files.
-    pulse: Pulse,
+    progress_counter: ProgressCounter,
 }
 
 /// A checkpoint that is durable: its step, and where it is.
@@ -82,13 +82,23 @@ impl Saving {
     pub(crate) fn new(output: &OutputSection, extras: Vec<(String, Vec<u8>)>) -> Saving {
         let job = output.output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
         let (root, keep) = (output.checkpoints(), output.save_total_limit);
-        let (generation, pulse) = (0, Pulse::default());
-        Saving { root, job, keep, extras, generation, ongoing: None, spare: Snapshot::default(), warming: None, pulse }
+        let (generation, progress_counter) = (0, ProgressCounter::default());
+        Saving {
+            root,
+            job,
+            keep,
+            extras,
+            generation,
+            ongoing: None,
+            spare: Snapshot::default(),
+            warming: None,
+            progress_counter,
+        }
     }
 
-    /// The same on a device with this pulse.
-    pub(crate) fn with_pulse(self, pulse: Pulse) -> Saving {
-        Saving { pulse, ..self }
+    /// The same on a device with this progress counter.
+    pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Saving {
+        Saving { progress_counter, ..self }
     }
 
     /// Looks whether the object store in which checkpoints shall lie answers, and whether the one to go on from is there if
@@ -152,14 +162,14 @@ impl Saving {
         state: &TrainerState,
         team: &mut Team,
     ) -> Result<Saved, JobError> {
-        let _stores = self.pulse.during(At::Stores);
+        let _stores = self.progress_counter.during(At::Stores);
         let boxes = boxes(machine, c);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
         let writer = CheckpointWriter::at(&self.root)?;
-        let id =
-            writer.save_together(&self.meta(state, team), seat(team), &pieces, &extras, |value| team.sum(value))?;
+        let id = writer
+            .save_together(&self.meta(state, team), writer_rank(team), &pieces, &extras, |value| team.sum(value))?;
         if let Some(keep) = self.keep.filter(|_| team.leads()) {
             writer.retain(keep, &id)?;
         }
@@ -204,7 +214,7 @@ impl Saving {
         }
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
         let writer = CheckpointWriter::at(&self.root)?;
-        self.ongoing = Some(Ongoing::begin(&writer, self.meta(state, team), seat(team), snapshot, self.keep)?);
+        self.ongoing = Some(Ongoing::begin(&writer, self.meta(state, team), writer_rank(team), snapshot, self.keep)?);
         Ok(())
     }
 
@@ -213,7 +223,7 @@ impl Saving {
         self.ongoing.is_none()
     }
 
-    /// What this rank says about the save under way, to be added up over all ranks.
+    /// This rank's contribution to the state of the current save, summed over all ranks.
     pub(crate) fn ballot(&mut self) -> Ballot {
         self.ongoing.as_mut().map_or([0; 3], Ongoing::ballot)
     }
@@ -239,8 +249,8 @@ impl Saving {
     /// As [`Saving::count`].
     pub(crate) fn wait(&mut self, team: &mut Team) -> Result<Option<Saved>, JobError> {
         let Some(ongoing) = self.ongoing.take() else { return Ok(None) };
-        let pulse = self.pulse.clone();
-        let _stores = pulse.during(At::Stores);
+        let progress_counter = self.progress_counter.clone();
+        let _stores = progress_counter.during(At::Stores);
         let ended = ongoing.wait(team)?;
         self.end(ended).map(Some)
     }
@@ -251,7 +261,7 @@ impl Saving {
     }
 
     fn meta(&self, state: &TrainerState, team: &Team) -> CheckpointMeta {
-        let sizes = team.place.mesh;
+        let sizes = team.mesh_rank.mesh;
         let mesh = Axis::ALL.map(|axis| (axis.name().to_string(), sizes.axis(axis) as u64));
         CheckpointMeta {
             job: self.job.clone(),
@@ -274,7 +284,7 @@ impl Saving {
     pub(crate) fn restore_updated(&self, path: &Path, machine: &mut dyn Machine, c: &Compiled) -> Result<(), JobError> {
         let checkpoint = Checkpoint::open_lazily(path)?;
         Ok(weights::updated_state(c).iter().try_for_each(|tensor| {
-            self.pulse.tick();
+            self.progress_counter.tick();
             read(&checkpoint, tensor, machine, c)
         })?)
     }
@@ -285,11 +295,11 @@ impl Saving {
         machine: &mut dyn Machine,
         c: &Compiled,
     ) -> Result<(TrainerState, Vec<String>), JobError> {
-        // Each rank verifies what it reads; whoever chose this checkpoint has verified the whole.
+        // Each rank verifies what it reads; the whole checkpoint was verified when it was chosen.
         let checkpoint = Checkpoint::open_lazily(path)?;
         let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
         for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
-            self.pulse.tick();
+            self.progress_counter.tick();
             let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
             if *found != tensor.shape {
                 let (name, ours) = (&tensor.name, &tensor.shape);
@@ -326,8 +336,8 @@ pub(crate) fn snapshot_bytes(c: &Compiled) -> usize {
     saved(c).map(|t| t.held.n_elements() * size_of::<f32>()).sum()
 }
 
-const fn seat(team: &Team) -> Seat {
-    Seat { writer: team.place.rank as u32, n_writers: team.n_ranks() as u32 }
+const fn writer_rank(team: &Team) -> WriterRank {
+    WriterRank { writer: team.mesh_rank.rank as u32, n_writers: team.n_ranks() as u32 }
 }
 
 /// Keys of the configuration that differ from those that the checkpoint was saved under: a run that goes on with them

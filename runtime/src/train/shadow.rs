@@ -1,4 +1,4 @@
-//! A copy of another rank's state, kept up to date by the same updates.
+//! A shadow: a copy of another rank's state, kept current by applying the same updates.
 
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
@@ -11,11 +11,11 @@ use phalanx_strategies::program::{Hyper, Role};
 
 use crate::error::JobError;
 
-/// What a rank holds for another one.
+/// A shadow of one shard.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     pub(crate) shard: Shard,
-    /// The rank that it stands for, whose gradients it gets.
+    /// The rank that it copies, which sends its gradients.
     pub(crate) of: u32,
     pub(crate) compiled: Compiled,
     pub(crate) machine: Box<dyn Machine>,
@@ -57,7 +57,7 @@ impl Shadow {
         let c = &self.compiled;
         let scalars = [
             (c.program.bound(Role::Hyper).next(), step.program.bound(Role::Hyper).next()),
-            (c.program.bound(Role::ClipCoefficient).next(), coefficient(&step.program, &step.turn)),
+            (c.program.bound(Role::ClipCoefficient).next(), coefficient(&step.program, &step.phases)),
         ];
         for (to, from) in scalars {
             let (Some(to), Some(from)) = (to, from) else { continue };
@@ -65,6 +65,6 @@ impl Shadow {
             holder.get(step, from, 0, bytemuck::cast_slice_mut(scalars));
             self.machine.write(c, to, 0, scalars);
         }
-        Ok(self.machine.run(c, c.turn.update(), &mut Run::with(alone))?)
+        Ok(self.machine.run(c, c.phases.apply(), &mut Run::with(alone))?)
     }
 }

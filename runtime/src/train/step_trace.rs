@@ -11,7 +11,7 @@ use phalanx_strategies::world::chrome::{Track, document};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Steps of a run before the one that is traced: they touch memory for the first time.
+/// Steps before the traced one, which first-touch memory.
 const STEPS_BEFORE: u64 = 2;
 
 /// The step of a run that is measured, and what was measured of it on this rank.
@@ -52,7 +52,7 @@ impl StepTrace {
         let began = team.gather(self.began.as_micros() as u64)?;
         let first = Duration::from_micros(began.into_iter().min().unwrap_or(0));
         let spans = Trace::measured(&c.program, self.began.saturating_sub(first), &self.timings);
-        let track = Track { rank: Rank(team.place.rank as u32), spans: &spans };
+        let track = Track { rank: Rank(team.mesh_rank.rank as u32), spans: &spans };
         let tracks = team.gather_texts(track.to_string())?;
         let (step, path) = (self.step + 1, self.path.display());
         // The run is worth more than its trace.

@@ -1,4 +1,4 @@
-//! A rank among the others of its run: where it stands, and what they agree on between steps.
+//! A rank and its peers: its position, and what they agree on between steps.
 
 use super::links::Links;
 use super::plan::ModelPlan;
@@ -8,13 +8,13 @@ use phalanx_collective::hierarchical::collective::HierarchicalRank;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_collective::tcp::connect::TcpConfig;
-use phalanx_device::groups::{Groups, Wire, groups_of_world, wires};
-use phalanx_device::pulse::Pulse;
+use phalanx_device::groups::{GroupKey, Groups, group_keys, groups_of_world};
+use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use phalanx_strategies::elastic::progress::{At, Wait};
-use phalanx_strategies::mesh::{Axes, Axis, Coord, Mesh, Place};
+use phalanx_strategies::mesh::{Axes, Axis, Coord, Mesh, MeshRank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 
@@ -25,7 +25,7 @@ const TEXT_BYTES_MAX: u64 = 256 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct TeamPlan {
     pub(crate) mesh: Mesh,
-    groups: Vec<(Wire, Vec<u32>)>,
+    groups: Vec<(GroupKey, Vec<u32>)>,
     /// Members beside the ranks, who help to begin or catch up: their numbers follow those of the ranks.
     n_others: u32,
     /// Members who have messages for each other, besides those of the programs.
@@ -42,7 +42,7 @@ pub(crate) struct Site<'a> {
 }
 
 /// What a member has of a world that it has joined.
-pub(crate) struct Joined {
+pub(crate) struct JoinedWorld {
     /// Its place among the ranks, if it has one.
     pub(crate) team: Option<Team>,
     pub(crate) links: Links,
@@ -56,11 +56,11 @@ impl TeamPlan {
     pub(crate) fn new(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<TeamPlan, JobError> {
         #[cfg(debug_assertions)]
         verify_ranks(plan, mesh, evaluates)?;
-        let mut all: BTreeSet<Wire> = BTreeSet::new();
+        let mut all: BTreeSet<GroupKey> = BTreeSet::new();
         for stage in 0..mesh.pp {
             let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
-            let programs = Programs::compile(plan, Place { mesh, rank }, evaluates)?;
-            programs.all().into_iter().for_each(|c| all.extend(wires(&c.program)));
+            let programs = Programs::compile(plan, MeshRank { mesh, rank }, evaluates)?;
+            programs.all().into_iter().for_each(|c| all.extend(group_keys(&c.program)));
         }
         Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all), n_others: 0, pairs: Vec::new() })
     }
@@ -81,7 +81,7 @@ impl TeamPlan {
     /// Numbers and axes of the groups in which all members meet: those of `member`, and that of all ranks.
     pub(crate) fn meetings(&self, member: u32) -> Vec<(usize, Axes)> {
         let own =
-            |(_, ((_, channel), ranks)): &(usize, &(Wire, Vec<u32>))| channel.is_none() && ranks.contains(&member);
+            |(_, ((_, channel), ranks)): &(usize, &(GroupKey, Vec<u32>))| channel.is_none() && ranks.contains(&member);
         let own = self.groups.iter().enumerate().filter(own).map(|(i, ((group, _), _))| (i, group.axes));
         own.chain([(self.groups.len() + self.pairs.len(), Axes::NONE)]).collect()
     }
@@ -93,7 +93,7 @@ impl TeamPlan {
         shm: &ShmWorld,
         member: u32,
         site: &Site<'_>,
-    ) -> Result<Joined, CollectiveError> {
+    ) -> Result<JoinedWorld, CollectiveError> {
         let rank = HierarchicalRank::join(placement, member, shm, site.listener, site.addresses, site.config)?;
         let mut peers = BTreeMap::new();
         for (i, pair) in self.pairs.iter().enumerate().filter(|(_, pair)| pair.contains(&member)) {
@@ -106,26 +106,26 @@ impl TeamPlan {
         // with other machines in it begins, those of the last one have ended.
         let memory = unsafe { rank.arena() };
         if member as usize >= self.mesh.size() {
-            return Ok(Joined { team: None, links, memory });
+            return Ok(JoinedWorld { team: None, links, memory });
         }
-        let place = Place { mesh: self.mesh, rank: member as usize };
-        let groups = Groups::connect(&place, &self.groups, |group| rank.communicator(group))?;
+        let mesh_rank = MeshRank { mesh: self.mesh, rank: member as usize };
+        let groups = Groups::connect(&mesh_rank, &self.groups, |group| rank.communicator(group))?;
         let everyone = rank.communicator(self.groups.len() + self.pairs.len())?;
-        let team = Team { place, groups, everyone: Some(everyone), memory: Some(memory.clone()) };
-        Ok(Joined { team: Some(team), links, memory })
+        let team = Team { mesh_rank, groups, everyone: Some(everyone), memory: Some(memory.clone()) };
+        Ok(JoinedWorld { team: Some(team), links, memory })
     }
 
     /// Takes the place of `rank` in a world of these groups.
     pub(crate) fn join(&self, world: &ShmWorld, rank: u32) -> Result<Team, CollectiveError> {
-        let place = Place { mesh: self.mesh, rank: rank as usize };
+        let mesh_rank = MeshRank { mesh: self.mesh, rank: rank as usize };
         let member = world.join(rank)?;
         let connect = |group| Ok(Box::new(member.communicator(group)?) as Box<dyn Collective>);
         let everyone = connect(self.groups.len())?;
-        let groups = Groups::connect(&place, &self.groups, connect)?;
+        let groups = Groups::connect(&mesh_rank, &self.groups, connect)?;
         #[allow(unsafe_code)] // Clones of an arena name the same memory.
         // SAFETY: a team has one machine, which is on the thread of its rank.
         let memory = unsafe { member.arena() };
-        Ok(Team { place, groups, everyone: Some(everyone), memory: Some(memory) })
+        Ok(Team { mesh_rank, groups, everyone: Some(everyone), memory: Some(memory) })
     }
 }
 
@@ -134,8 +134,8 @@ impl TeamPlan {
 #[cfg(debug_assertions)]
 fn verify_ranks(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<(), JobError> {
     for index in 0..=usize::from(evaluates) {
-        phalanx_strategies::trace::verify_world(mesh, |place| {
-            let programs = Programs::compile(plan, place, evaluates)?;
+        phalanx_strategies::trace::verify_world(mesh, |mesh_rank| {
+            let programs = Programs::compile(plan, mesh_rank, evaluates)?;
             Ok::<_, JobError>(programs.all()[index].program.clone())
         })?;
     }
@@ -144,35 +144,35 @@ fn verify_ranks(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<(), Job
 
 /// One rank and its peers.
 pub(crate) struct Team {
-    pub(crate) place: Place,
+    pub(crate) mesh_rank: MeshRank,
     pub(crate) groups: Groups,
     everyone: Option<Box<dyn Collective>>,
     memory: Option<Arena>,
 }
 
 impl Team {
-    /// The same on a device with this pulse.
-    pub(crate) fn with_pulse(self, pulse: Pulse) -> Team {
-        Team { groups: self.groups.with_pulse(pulse), ..self }
+    /// The same on a device with this progress counter.
+    pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Team {
+        Team { groups: self.groups.with_progress_counter(progress_counter), ..self }
     }
 
     /// A rank without peers.
     pub(crate) fn alone() -> Team {
-        Team { place: Place::default(), groups: Groups::none(), everyone: None, memory: None }
+        Team { mesh_rank: MeshRank::default(), groups: Groups::none(), everyone: None, memory: None }
     }
 
     /// The same without peers, of one that is to have this place later.
-    pub(crate) fn beside(place: Place, memory: Arena) -> Team {
-        Team { place, groups: Groups::none(), everyone: None, memory: Some(memory) }
+    pub(crate) fn beside(mesh_rank: MeshRank, memory: Arena) -> Team {
+        Team { mesh_rank, groups: Groups::none(), everyone: None, memory: Some(memory) }
     }
 
     /// Whether this rank speaks for all: it writes metrics, exports, and decides when to stop.
     pub(crate) const fn leads(&self) -> bool {
-        self.place.rank == 0
+        self.mesh_rank.rank == 0
     }
 
     pub(crate) const fn n_ranks(&self) -> usize {
-        self.place.mesh.size()
+        self.mesh_rank.mesh.size()
     }
 
     /// Where operands of collectives lie, so that peers reach them.
@@ -195,7 +195,7 @@ impl Team {
     /// What each rank gives, by rank, of whole numbers below 2^53.
     pub(crate) fn gather(&mut self, value: u64) -> Result<Vec<u64>, CollectiveError> {
         let mut all = vec![0.0; self.n_ranks()];
-        all[self.place.rank] = value as f64;
+        all[self.mesh_rank.rank] = value as f64;
         self.add_up(&mut all)?;
         Ok(all.into_iter().map(|of_rank| of_rank as u64).collect())
     }
@@ -212,7 +212,7 @@ impl Team {
             }
             // Of the element types words are the ones that no sum touches here.
             let mut words = vec![0i32; (n_bytes as usize).div_ceil(size_of::<i32>())];
-            if rank == self.place.rank {
+            if rank == self.mesh_rank.rank {
                 bytemuck::cast_slice_mut(&mut words)[..own.len()].copy_from_slice(own.as_bytes());
             }
             everyone.broadcast(&mut words, rank as u32)?;
@@ -223,7 +223,7 @@ impl Team {
     }
 
     fn add_up(&mut self, terms: &mut [f64]) -> Result<(), CollectiveError> {
-        let _waits = self.groups.pulse().during(At::Waits(Wait::default()));
+        let _waits = self.groups.progress_counter().during(At::Waits(Wait::default()));
         self.everyone.as_mut().map_or(Ok(()), |everyone| everyone.all_reduce(terms))
     }
 }

@@ -1,10 +1,10 @@
 //! A run whose ranks are threads of this process.
 
+use super::event_sink::{EventSink, export_model};
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::step_trace::StepTrace;
 use super::team::{Team, TeamPlan};
-use super::telling::{Telling, export_model};
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::data::prepare::Prepared;
@@ -57,7 +57,7 @@ impl Run<'_> {
         model.device.on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
     }
 
-    /// Runs all ranks in this process. The first one that fails takes the others with it.
+    /// Runs all ranks in this process. The first failing thread aborts the others.
     pub(crate) fn threads(
         &self,
         ranks: &[Arc<Programs>],
@@ -157,7 +157,7 @@ impl Session<'_> {
         let buffer_bytes = trainer.buffer_bytes()?;
         let n_rows = (n_rows, self.data.validation.as_ref().map_or(0, Rows::len));
         on_event(&Event::Started(trainer.started(n_rows, self.n_threads, buffer_bytes, resume.clone())));
-        let mut telling = Telling::new(&out.output_dir, first_step, leads, resume, on_event)?;
+        let mut event_sink = EventSink::new(&out.output_dir, first_step, leads, resume, on_event)?;
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
@@ -165,8 +165,8 @@ impl Session<'_> {
             save_steps: out.save_steps,
         };
         // Its world is the only one.
-        let _over = trainer.train(&data, &mut self.saving, control, &mut |event| telling.emit(event))?;
-        let mut report = telling.report;
+        let _over = trainer.train(&data, &mut self.saving, control, &mut |event| event_sink.emit(event))?;
+        let mut report = event_sink.report;
         report.finished = report.steps >= run.total_steps;
         if report.finished && leads {
             let dir = out.output_dir.join("model");

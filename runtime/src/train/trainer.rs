@@ -1,8 +1,8 @@
 //! The loop: fill a batch, run the step's program, look at the result. Runs on the device thread.
 
-pub(crate) mod learning;
+pub(crate) mod catching_up;
 
-use self::learning::{Learning, Teaching};
+use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
 use super::links::{Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
 use super::programs::Programs;
@@ -25,7 +25,7 @@ use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::elastic::identity::Generation;
-use phalanx_strategies::elastic::message::Wishes;
+use phalanx_strategies::elastic::message::Requests;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::passes::shadow::log;
@@ -40,7 +40,7 @@ use std::time::Instant;
 
 /// The control plane of a rank whose worlds follow each other: it decides which steps count.
 pub(crate) trait Member: Send + Sync {
-    /// All that the update to `step` needs is at hand.
+    /// The device holds everything that the update to `step` needs.
     ///
     /// # Errors
     /// When the world has ended.
@@ -50,21 +50,21 @@ pub(crate) trait Member: Send + Sync {
     ///
     /// # Errors
     /// When the world has ended; the outcome comes with the next one.
-    fn committed(&self, step: u64, wishes: Wishes) -> Result<(), JobError>;
+    fn committed(&self, step: u64, requests: Requests) -> Result<(), JobError>;
 
     /// All that this rank is to have has come, and is of `step`.
     ///
     /// # Errors
     /// When the world has ended.
-    fn learnt(&self, step: u64) -> Result<(), JobError>;
+    fn caught_up(&self, step: u64) -> Result<(), JobError>;
 
-    /// One that learns has the gradients of `step`.
+    /// The catching-up device has the gradients of `step`.
     ///
     /// # Errors
     /// When the world has ended.
     fn followed(&self, step: u64) -> Result<(), JobError>;
 
-    /// One that learns knows that `step` counts.
+    /// The catching-up device knows that `step` is committed.
     ///
     /// # Errors
     /// When the world has ended; the outcome comes with the next one.
@@ -86,13 +86,13 @@ pub(crate) struct Trainer<'a> {
     /// Copies of the state of others.
     shadows: Vec<Shadow>,
     /// Ranks that hold copies of the state of this one.
-    heirs: Vec<u32>,
+    shadow_holders: Vec<u32>,
     links: Links,
-    teaching: Teaching,
-    learning: Learning,
+    outgoing_catch_up: OutgoingCatchUp,
+    incoming_catch_up: IncomingCatchUp,
     /// A step that is prepared and neither applied nor given up: the position behind it, and its outcome.
     open: Option<(TrainerState, Outcome)>,
-    /// What there is to say of the last step, in case that whoever spoke for all died before saying it.
+    /// Metrics of the last step, in case the leader died before reporting it.
     settled: Option<StepMetrics>,
     /// The world in which it trains, if worlds follow each other.
     generation: Generation,
@@ -149,7 +149,7 @@ impl<'a> Trainer<'a> {
     ) -> Result<Trainer<'a>, JobError> {
         let backing = Backing { shared: team.memory(), offload_dir: Some(output_dir) };
         let machine = programs.device.machine(&programs.all(), &backing)?;
-        let mesh = team.place.mesh;
+        let mesh = team.mesh_rank.mesh;
         let n_rows = plan.batch.n_rows * plan.n_microbatches;
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
         Ok(Trainer {
@@ -165,10 +165,10 @@ impl<'a> Trainer<'a> {
             team,
             member: None,
             shadows: Vec::new(),
-            heirs: Vec::new(),
+            shadow_holders: Vec::new(),
             links: Links::default(),
-            teaching: Teaching::default(),
-            learning: Learning::default(),
+            outgoing_catch_up: OutgoingCatchUp::default(),
+            incoming_catch_up: IncomingCatchUp::default(),
             open: None,
             settled: None,
             generation: Generation(0),
@@ -223,7 +223,7 @@ impl<'a> Trainer<'a> {
             let outcome = self.prepare(data.train)?;
             self.open = Some((self.judge(&outcome)?, outcome));
             // Nothing has changed yet. All ranks meet here, so that none updates what another could not.
-            let (wishes, asked, saved) = self.vote(control, saving)?;
+            let (requests, asked, saved) = self.vote(control, saving)?;
             let mut outcome = self.update()?;
             self.tell_followers()?;
             let ended = Instant::now();
@@ -243,7 +243,7 @@ impl<'a> Trainer<'a> {
             }
             // Alone, this rank need not wait for the next meeting; as a member it does what was voted, no more.
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
-            let stop = wishes.stop || alone && control.stop.load(Ordering::Acquire);
+            let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
@@ -261,7 +261,7 @@ impl<'a> Trainer<'a> {
                 }
             }
             let saves = last || stop || asked || due(data.save_steps, self.state.step);
-            if self.member.is_some() && wishes.pause == self.generation && !saves {
+            if self.member.is_some() && requests.pause == self.generation && !saves {
                 return Ok(Pause::Paused);
             }
             if stop {
@@ -274,11 +274,11 @@ impl<'a> Trainer<'a> {
         Ok(Pause::Over)
     }
 
-    /// Agrees with all other ranks that the open step counts. Tells what is wished, whether a checkpoint was newly asked for, and
-    /// what has been saved meanwhile.
+    /// Agrees with all other ranks that the open step counts. Tells what is requested, whether a checkpoint was newly
+    /// asked for, and what has been saved meanwhile.
     ///
-    /// What became of a save is an answer of its own: whoever has learnt that the step counts applies it, whatever else failed.
-    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(Wishes, bool, SaveOutcome), JobError> {
+    /// The outcome of a save is separate: a rank that knows the step is committed applies it, whatever else failed.
+    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(Requests, bool, SaveOutcome), JobError> {
         let step = self.state.step + 1;
         self.member.as_ref().map_or(Ok(()), |member| member.computed(step))?;
         // Any rank may be asked to stop; what the leader was asked to save is told to all.
@@ -295,28 +295,28 @@ impl<'a> Trainer<'a> {
             (outcome.collective_s, outcome.step_s) = (outcome.collective_s + waited_s, outcome.step_s + waited_s);
         }
         let pause = if pause > 0 { self.generation.0 } else { 0 };
-        let wishes = Wishes { stop: stop > 0, save: saves, pause: Generation(pause) };
-        self.member.as_ref().map_or(Ok(()), |member| member.committed(step, wishes))?;
-        Ok((wishes, self.is_asked(saves), saving.count(ballots, &self.team)))
+        let requests = Requests { stop: stop > 0, save: saves, pause: Generation(pause) };
+        self.member.as_ref().map_or(Ok(()), |member| member.committed(step, requests))?;
+        Ok((requests, self.is_asked(saves), saving.count(ballots, &self.team)))
     }
 
-    /// Gives the gradients of this step to those who keep copies of this rank's state or learn it, and takes those of others.
+    /// Sends this step's gradients to shadow holders and followers of this rank, and receives those of other ranks.
     fn share_gradients(&mut self, outcome: &Outcome) -> Result<(), JobError> {
-        let followers = &self.teaching.followers;
-        if self.heirs.is_empty() && self.shadows.is_empty() && followers.is_empty() {
+        let followers = &self.outgoing_catch_up.followers;
+        if self.shadow_holders.is_empty() && self.shadows.is_empty() && followers.is_empty() {
             return Ok(());
         }
         let known = if followers.is_empty() { Vec::new() } else { self.known_of_step(outcome) };
         let c = &self.programs.train;
         let bytes_max = self.exchanged_at_once();
         let whole = |grad: ValueId| self.machine.source(c, grad, 0..c.program.value(grad).n_elements());
-        let own: Vec<Source<'_>> = log(&c.program, &c.turn).into_iter().map(whole).collect();
-        let to_heirs = self.heirs.iter().map(|heir| (*heir, own.clone()));
+        let own: Vec<Source<'_>> = log(&c.program, &c.phases).into_iter().map(whole).collect();
+        let to_shadow_holders = self.shadow_holders.iter().map(|shadow_holder| (*shadow_holder, own.clone()));
         let to_followers = followers.iter().map(|follower| {
             let known = follower.leads.then(|| Source::from(bytemuck::cast_slice::<f64, f32>(&known)));
             (follower.member, known.into_iter().chain(own.iter().cloned()).collect())
         });
-        let sends: Vec<(u32, Vec<Source<'_>>)> = to_heirs.chain(to_followers).collect();
+        let sends: Vec<(u32, Vec<Source<'_>>)> = to_shadow_holders.chain(to_followers).collect();
         let receives: Vec<(u32, Vec<Room<'_>>)> =
             self.shadows.iter_mut().map(|shadow| (shadow.of, shadow.gradients())).collect();
         Ok(self.links.exchange(&sends, &receives, bytes_max)?)
@@ -340,14 +340,14 @@ impl<'a> Trainer<'a> {
         self.sampler.fill_step(self.state.step, 0, &mut self.rows);
         let predicted_tokens = rows.n_predicted(&self.rows) as u64;
         // Each data-parallel rank takes a run of the step's microbatches.
-        let place = self.team.place;
+        let mesh_rank = self.team.mesh_rank;
         let per_microbatch = self.plan.batch.n_rows;
-        let data_rank = place.mesh.coord(place.rank).data_rank(&place.mesh);
-        let own = leaves_of(self.rows.len() / per_microbatch, place.mesh.data_ranks(), data_rank);
+        let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
+        let own = leaves_of(self.rows.len() / per_microbatch, mesh_rank.mesh.data_ranks(), data_rank);
         for (microbatch, inputs) in self.train_inputs.iter().enumerate().filter(|(_, i)| !i.is_empty()) {
             let counts = microbatch < own.len();
             let at = (own.start + if counts { microbatch } else { 0 }) * per_microbatch;
-            self.staging.fill(rows, &self.rows[at..at + per_microbatch], place.on(Axis::Cp));
+            self.staging.fill(rows, &self.rows[at..at + per_microbatch], mesh_rank.on(Axis::Cp));
             if !counts {
                 // One more than this rank has, to stay in step with ranks that have it.
                 self.staging.ignore(0);
@@ -361,14 +361,14 @@ impl<'a> Trainer<'a> {
         let (machine, models, groups) = (&mut self.machine, &mut self.models, &mut self.team.groups);
         let trace = self.trace.as_mut().filter(|trace| trace.step == self.state.step);
         // What updates change is not touched meanwhile, so it can be sent.
-        let (ran, taught) = self.links.teach(&mut self.teaching.lessons, || {
+        let (ran, sent) = self.links.send_pages(&mut self.outgoing_catch_up.catch_up_transfers, || {
             let timings = trace.map(StepTrace::begin);
-            machine.run(c, c.turn.prepare(), &mut Run { groups, models, timings })?;
+            machine.run(c, c.phases.compute(), &mut Run { groups, models, timings })?;
             // Whoever votes for a step has computed it.
             machine.settle()
         });
         ran?;
-        taught?;
+        sent?;
         let outcome = Outcome {
             loss_sum: scalar(&*self.machine, c, Role::LossSum),
             grad_norm: scalar(&*self.machine, c, Role::GradNorm),
@@ -393,7 +393,7 @@ impl<'a> Trainer<'a> {
         }
         let groups = &mut self.team.groups;
         let timings = self.trace.as_mut().filter(|trace| trace.step == step).map(StepTrace::go_on);
-        self.machine.run(c, c.turn.spread(), &mut Run { groups, models: &mut self.models, timings })?;
+        self.machine.run(c, c.phases.gather(), &mut Run { groups, models: &mut self.models, timings })?;
         outcome.collective_s += self.team.groups.take_waited().as_secs_f64();
         Ok(outcome)
     }
@@ -408,7 +408,7 @@ impl<'a> Trainer<'a> {
         let c = &self.programs.train;
         let (groups, models) = (&mut self.alone, &mut self.models[..]);
         let timings = self.trace.as_mut().filter(|trace| trace.step == self.state.step).map(StepTrace::go_on);
-        self.machine.run(c, c.turn.update(), &mut Run { groups, models, timings })?;
+        self.machine.run(c, c.phases.apply(), &mut Run { groups, models, timings })?;
         self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&*self.machine, c, &mut self.alone))?;
         self.state = next;
         Ok(outcome)
@@ -489,18 +489,18 @@ impl<'a> Trainer<'a> {
         };
         let inputs = inputs(c);
         let n_rows = self.plan.batch.n_rows;
-        let place = self.team.place;
-        let data_rank = place.mesh.coord(place.rank).data_rank(&place.mesh);
+        let mesh_rank = self.team.mesh_rank;
+        let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
         let (mut loss_sum, mut predicted) = (0.0, 0);
-        for first in (0..rows.len()).step_by(n_rows * place.mesh.data_ranks()) {
-            let end = rows.len().min(first + n_rows * place.mesh.data_ranks());
+        for first in (0..rows.len()).step_by(n_rows * mesh_rank.mesh.data_ranks()) {
+            let end = rows.len().min(first + n_rows * mesh_rank.mesh.data_ranks());
             let all: Vec<u64> = (first as u64..end as u64).collect();
             predicted += rows.n_predicted(&all) as u64;
             // Behind the last row, its copies, whose labels do not count.
             let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
-                self.staging.fill(rows, &indices, place.on(Axis::Cp));
+                self.staging.fill(rows, &indices, mesh_rank.on(Axis::Cp));
                 self.staging.ignore(own.iter().filter(|i| **i < end).count());
                 self.staging.copy_to(&mut *self.machine, c, inputs);
             }
@@ -542,7 +542,10 @@ impl<'a> Trainer<'a> {
     /// # Panics
     /// If the place is another one, or its memory is.
     pub(crate) fn rejoin(&mut self, team: Team) {
-        assert!(team.place == self.team.place && self.is_in(team.memory()), "a trainer keeps its place and its memory");
+        assert!(
+            team.mesh_rank == self.team.mesh_rank && self.is_in(team.memory()),
+            "a trainer keeps its place and its memory"
+        );
         if let Some(memory) = team.memory() {
             self.machine.remap(memory);
             self.shadows.iter_mut().for_each(|shadow| shadow.machine.remap(memory));
@@ -576,10 +579,10 @@ impl<'a> Trainer<'a> {
         self.settled.clone_from(&before.settled);
     }
 
-    /// Those with whom it exchanges gradients beside the program, and those who learn from it.
-    pub(crate) fn link(&mut self, links: Links, heirs: Vec<u32>, teaching: Teaching) {
-        (self.links, self.heirs, self.teaching) = (links, heirs, teaching);
-        self.learning = Learning::default();
+    /// Sets the links for gradients outside the program, and the followers of this rank.
+    pub(crate) fn link(&mut self, links: Links, shadow_holders: Vec<u32>, outgoing_catch_up: OutgoingCatchUp) {
+        (self.links, self.shadow_holders, self.outgoing_catch_up) = (links, shadow_holders, outgoing_catch_up);
+        self.incoming_catch_up = IncomingCatchUp::default();
     }
 
     fn bytes_in_shared(&self) -> usize {
@@ -623,8 +626,7 @@ impl<'a> Trainer<'a> {
         self.open = None;
     }
 
-    /// What there is to say of the last step of the last world, if any rank has something that may not have been said
-    /// there: whoever spoke for all may be dead.
+    /// Metrics of the last step of the last world, if any rank has some that may be unreported because the leader died.
     pub(crate) fn take_settled(&mut self) -> Result<Option<StepMetrics>, JobError> {
         let own = self.settled.take().filter(|metrics| metrics.step == self.state.step);
         let own = own.and_then(|metrics| serde_json::to_string(&metrics).ok()).unwrap_or_default();
@@ -637,7 +639,7 @@ impl<'a> Trainer<'a> {
         let c = &self.programs.train;
         (self.generation, self.n_saves) = (generation, n_saves);
         let with = &mut Run { groups: &mut self.team.groups, models: &mut self.models, timings: None };
-        Ok(self.machine.run(c, c.turn.spread(), with)?)
+        Ok(self.machine.run(c, c.phases.gather(), with)?)
     }
 
     /// What the run is, as it starts or goes on.
@@ -649,7 +651,7 @@ impl<'a> Trainer<'a> {
         resumed_from: Option<PathBuf>,
     ) -> Started {
         Started {
-            mesh: self.team.place.mesh,
+            mesh: self.team.mesh_rank.mesh,
             first_step: self.state.step,
             total_steps: self.run.total_steps,
             n_trainable: self.programs.n_params.1,
@@ -673,7 +675,7 @@ impl<'a> Trainer<'a> {
 
 /// No groups, on the device of this team. An update that counts is made, whatever becomes of the world.
 fn alone(team: &Team) -> Groups {
-    Groups::none().with_pulse(team.groups.pulse().of_any_world())
+    Groups::none().with_progress_counter(team.groups.progress_counter().of_any_world())
 }
 
 /// The rows of a run and when they are looked at.

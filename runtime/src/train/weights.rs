@@ -6,7 +6,7 @@ use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;
-use phalanx_strategies::passes::memory::Place as MemoryPlace;
+use phalanx_strategies::passes::memory::BufferLocation;
 use phalanx_strategies::program::held::HeldBox;
 use phalanx_strategies::program::{Init, Kind, Op, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
@@ -64,11 +64,11 @@ pub(crate) fn updated_state(c: &Compiled) -> Vec<Tensor> {
 }
 
 /// What outlasts a step, and where it lies in its region: equal for ranks that could have each other's memory as it is.
-pub(crate) fn lasting(c: &Compiled) -> Vec<(Tensor, MemoryPlace)> {
+pub(crate) fn lasting(c: &Compiled) -> Vec<(Tensor, BufferLocation)> {
     let placed = |tensor: Tensor| {
-        let place = c.layout.places[tensor.value.0 as usize].expect("the memory pass places what lasts");
+        let mesh_rank = c.layout.locations[tensor.value.0 as usize].expect("the memory pass places what lasts");
         // Numbers of values are the program's own.
-        (Tensor { value: ValueId(0), ..tensor }, place)
+        (Tensor { value: ValueId(0), ..tensor }, mesh_rank)
     };
     parameters(c).into_iter().chain(optimizer_state(c)).map(placed).collect()
 }
@@ -81,7 +81,7 @@ pub(crate) fn saved_optimizer_state(c: &Compiled) -> Vec<Tensor> {
 }
 
 fn is_saved_here(c: &Compiled, param: &Param) -> bool {
-    param.owned && c.program.place.on(Axis::DpReplicate) == 0
+    param.owned && c.program.mesh_rank.on(Axis::DpReplicate) == 0
 }
 
 fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
@@ -141,7 +141,7 @@ pub(crate) fn initialise_some(
     }
     fill_constants(machine, c, model);
     if let Some(source) = source {
-        tracing::debug!(rank = c.program.place.rank, bytes = source.bytes_read(), "weights read");
+        tracing::debug!(rank = c.program.mesh_rank.rank, bytes = source.bytes_read(), "weights read");
     }
     Ok(())
 }

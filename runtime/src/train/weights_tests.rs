@@ -8,7 +8,7 @@ use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{Export, ExportTensor, Values, export_model};
 use phalanx_storage::hf::layout::{Entry, encode_header, read_header};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
-use phalanx_strategies::mesh::{Mesh, Place};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::precision::Precision;
@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-fn compile(device: &dyn Device, config: &Value, place: Place) -> (ModelConfig, Compiled) {
+fn compile(device: &dyn Device, config: &Value, mesh_rank: MeshRank) -> (ModelConfig, Compiled) {
     let parsed: HfConfig = serde_json::from_value(config.clone()).unwrap();
     let model = ModelConfig::try_from(&parsed).unwrap();
     let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8 }, Head::Loss).unwrap();
-    forward.place = place;
+    forward.mesh_rank = mesh_rank;
     let spec = StepSpec {
         n_microbatches: 2,
         precision: Precision::F32,
@@ -95,10 +95,10 @@ struct Loaded {
 /// Loads the model on each rank, compares every element, and returns what each read, and all bytes of weights.
 fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u64) {
     let device = &*devices::host();
-    let (_, whole) = compile(device, config, Place::default());
+    let (_, whole) = compile(device, config, MeshRank::default());
     let all: usize = parameters(&whole).iter().map(|t| t.shape.iter().product::<usize>()).sum();
     let load = |rank: usize| {
-        let (model, c) = compile(device, config, Place { mesh, rank });
+        let (model, c) = compile(device, config, MeshRank { mesh, rank });
         let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
         let source = TensorSource::open(dir).unwrap();
         let opened = source.bytes_read();
@@ -123,7 +123,7 @@ fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u
 
 /// Loads a file from elsewhere; returns the bytes that each rank read behind the header, and all bytes of weights.
 fn load_foreign(config: &Value, mesh: Mesh) -> (Vec<u64>, u64) {
-    let dir = foreign_dir(&compile(&*devices::host(), config, Place::default()).1);
+    let dir = foreign_dir(&compile(&*devices::host(), config, MeshRank::default()).1);
     let (loaded, all) = load_on_every_rank(config, mesh, dir.path());
     let len = std::fs::metadata(dir.path().join("model.safetensors")).unwrap().len();
     for (rank, loaded) in loaded.iter().enumerate() {
@@ -182,8 +182,8 @@ fn bytes_of_pages(dir: &Path, c: &Compiled) -> u64 {
             };
             let header = read_header(read, bytes.len() as u64).unwrap();
             let n_bytes = bytes.len() as u64 - header.payload_start;
-            let place = |entry: Entry| (entry.name, (entry.start - header.payload_start, n_bytes));
-            tensors.extend(header.entries.into_iter().map(place));
+            let mesh_rank = |entry: Entry| (entry.name, (entry.start - header.payload_start, n_bytes));
+            tensors.extend(header.entries.into_iter().map(mesh_rank));
         }
     }
     let of_box = |tensor: Tensor| {
@@ -205,7 +205,7 @@ fn rank_reads_the_pages_of_an_export_that_hold_its_weights_and_the_digests_of_th
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1001,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
     });
-    let root = exported_dir(&compile(&*devices::host(), &config, Place::default()).1);
+    let root = exported_dir(&compile(&*devices::host(), &config, MeshRank::default()).1);
     let dir = root.path().join("model");
     assert!(dir.join("model.safetensors.index.json").is_file(), "there are several files");
     let meshes =

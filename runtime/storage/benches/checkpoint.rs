@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_storage::checkpoint::background::Snapshot;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
+use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 
@@ -74,13 +74,13 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
     let writer = CheckpointWriter::at(dir)?;
     let meta = CheckpointMeta { job: "bench".into(), step: 1, generation: 0, mesh: BTreeMap::new() };
     let board = Arc::new(Board { barrier: Barrier::new(N_WRITERS), sum: Mutex::default() });
-    let rank = |seat: usize| -> anyhow::Result<PathBuf> {
+    let rank = |writer_rank: usize| -> anyhow::Result<PathBuf> {
         let parts: Vec<Vec<f32>> = tensors
             .iter()
             .enumerate()
             .map(|(t, (_, [rows, columns]))| {
                 let half = rows / N_WRITERS * columns;
-                (seat * half..(seat + 1) * half).map(|i| element(t, i)).collect()
+                (writer_rank * half..(writer_rank + 1) * half).map(|i| element(t, i)).collect()
             })
             .collect();
         // As training does after its first step.
@@ -92,7 +92,7 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
             snapshot.reserve(parts.iter().map(|part| 4 * part.len()).sum());
             for ((name, shape), part) in tensors.iter().zip(&parts) {
                 let [rows, columns] = *shape;
-                let (offset, half) = ([seat * (rows / N_WRITERS), 0], [rows / N_WRITERS, columns]);
+                let (offset, half) = ([writer_rank * (rows / N_WRITERS), 0], [rows / N_WRITERS, columns]);
                 let bytes = bytemuck::cast_slice(part);
                 snapshot.add(&Piece {
                     name,
@@ -103,18 +103,19 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
                     bytes,
                 });
             }
-            board.tell(seat, what, start);
+            board.tell(writer_rank, what, start);
         }
         let start = Instant::now();
-        let (others, seats) = (board.clone(), Seat { writer: seat as u32, n_writers: N_WRITERS as u32 });
+        let (others, writer_ranks) =
+            (board.clone(), WriterRank { writer: writer_rank as u32, n_writers: N_WRITERS as u32 });
         let sum = move |value| Ok::<_, std::convert::Infallible>(others.sum(value));
-        let (_, saved) = writer.save_in_background(meta.clone(), seats, snapshot, None, sum)?.wait();
-        board.tell(seat, "save", start);
+        let (_, saved) = writer.save_in_background(meta.clone(), writer_ranks, snapshot, None, sum)?.wait();
+        board.tell(writer_rank, "save", start);
         Ok(saved?.path)
     };
     let rank = &rank;
     let paths = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || rank(seat))).collect();
+        let ranks: Vec<_> = (0..N_WRITERS).map(|writer_rank| scope.spawn(move || rank(writer_rank))).collect();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<anyhow::Result<Vec<_>>>()
     });
     Ok(paths?.swap_remove(0))
@@ -139,9 +140,9 @@ impl Board {
     }
 
     /// Prints how long it took until all were done.
-    fn tell(&self, seat: usize, what: &str, start: Instant) {
+    fn tell(&self, writer_rank: usize, what: &str, start: Instant) {
         self.barrier.wait();
-        if seat == 0 {
+        if writer_rank == 0 {
             println!("{what} {:.4}", start.elapsed().as_secs_f64());
         }
     }

@@ -23,7 +23,7 @@ pub const JOB: [&str; 12] = [
 
 /// Where the processes of a job run: in these network namespaces, or all in that of the test.
 #[derive(Debug)]
-pub struct Places {
+pub struct Addresses {
     pub listen: String,
     /// All addresses of all coordinators, if there are several.
     pub advertise: Option<String>,
@@ -32,9 +32,9 @@ pub struct Places {
     pub ranks_per_node: usize,
 }
 
-impl Default for Places {
-    fn default() -> Places {
-        Places { listen: "127.0.0.1:0".into(), advertise: None, coordinator: None, nodes: vec![], ranks_per_node: 1 }
+impl Default for Addresses {
+    fn default() -> Addresses {
+        Addresses { listen: "127.0.0.1:0".into(), advertise: None, coordinator: None, nodes: vec![], ranks_per_node: 1 }
     }
 }
 
@@ -46,7 +46,7 @@ pub struct Job<'a> {
     pub address: String,
     pub join: String,
     pub nodes: Vec<Child>,
-    places: Places,
+    addresses: Addresses,
 }
 
 impl<'a> Job<'a> {
@@ -55,33 +55,33 @@ impl<'a> Job<'a> {
     }
 
     pub fn start_with(p: &'a Project, n_nodes: usize, overrides: &[&str]) -> Job<'a> {
-        Job::start_at(p, n_nodes, overrides, Places::default())
+        Job::start_at(p, n_nodes, overrides, Addresses::default())
     }
 
-    pub fn start_at(p: &'a Project, n_nodes: usize, overrides: &[&str], places: Places) -> Job<'a> {
+    pub fn start_at(p: &'a Project, n_nodes: usize, overrides: &[&str], addresses: Addresses) -> Job<'a> {
         let overrides: Vec<String> = overrides.iter().map(|word| (*word).to_owned()).collect();
-        let coordinator = coordinate(p, &places.listen, &overrides, &places);
+        let coordinator = coordinate(p, &addresses.listen, &overrides, &addresses);
         let control = p.path("out/control");
         let address = until("an address", || std::fs::read_to_string(control.join("address")).ok());
         let join = until("a join string", || {
             let said = std::fs::read_to_string(p.path("coordinator.log")).ok()?;
             said.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
         });
-        let mut job = Job { p, coordinator, overrides, address, join, nodes: vec![], places };
+        let mut job = Job { p, coordinator, overrides, address, join, nodes: vec![], addresses };
         (0..n_nodes).for_each(|i| job.add_node(i));
         job
     }
 
     /// Starts the node that has its key in folder `i`.
     pub fn add_node(&mut self, i: usize) {
-        self.add_node_of(i, self.places.ranks_per_node);
+        self.add_node_of(i, self.addresses.ranks_per_node);
     }
 
     /// The same with so many processes.
     pub fn add_node_of(&mut self, i: usize, n_ranks: usize) {
         let log =
             std::fs::File::options().append(true).create(true).open(self.p.path(&format!("node{i}.log"))).unwrap();
-        let place = self.places.nodes.get(i).map(String::as_str);
+        let place = self.addresses.nodes.get(i).map(String::as_str);
         let ranks = n_ranks.to_string();
         let dir = format!("node{i}");
         let mut command = self.p.command_in(place, &["node", "--join", &self.join, "--dir", &dir, "--ranks", &ranks]);
@@ -91,16 +91,16 @@ impl<'a> Job<'a> {
     pub fn restart_coordinator(&mut self) {
         self.coordinator.kill().unwrap();
         self.coordinator.wait().unwrap();
-        self.coordinator = coordinate(self.p, &self.address, &self.overrides, &self.places);
+        self.coordinator = coordinate(self.p, &self.address, &self.overrides, &self.addresses);
     }
 
-    /// Starts another coordinator beside the one that is, which dies once the other stands by.
+    /// Starts a second coordinator, and kills the first once the second stands by.
     pub fn replace_coordinator(&mut self, listen: &str) {
-        let standby = coordinate(self.p, listen, &self.overrides, &self.places);
+        let standby = coordinate(self.p, listen, &self.overrides, &self.addresses);
         until("a standby", || {
             std::fs::read_to_string(self.p.path("coordinator.log"))
                 .ok()?
-                .contains("takes over if it dies")
+                .contains("takes over if it fails")
                 .then_some(())
         });
         let mut before = std::mem::replace(&mut self.coordinator, standby);
@@ -152,11 +152,11 @@ impl Drop for Job<'_> {
     }
 }
 
-fn coordinate(p: &Project, listen: &str, overrides: &[String], places: &Places) -> Child {
+fn coordinate(p: &Project, listen: &str, overrides: &[String], addresses: &Addresses) -> Child {
     let log = std::fs::File::options().append(true).create(true).open(p.path("coordinator.log")).unwrap();
-    let advertise: Vec<&str> = places.advertise.iter().flat_map(|all| ["--advertise", all]).collect();
+    let advertise: Vec<&str> = addresses.advertise.iter().flat_map(|all| ["--advertise", all]).collect();
     let args = [&["coordinator", "--listen", listen], &advertise[..], &["job.yaml"], &JOB[..]].concat();
-    p.command_in(places.coordinator.as_deref(), &args)
+    p.command_in(addresses.coordinator.as_deref(), &args)
         .args(overrides)
         .stdout(log.try_clone().unwrap())
         .stderr(log)

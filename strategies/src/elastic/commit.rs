@@ -4,11 +4,13 @@
 //! commit. It is needed when the world ends in the middle: some members may have learnt the outcome and died.
 //!
 //! Invariants:
-//! - `C-1` A member votes for the step after its state only, and for nothing in a generation that it has been told to leave.
-//! - `C-2` If any member has learnt that a step is committed, every member of that world has voted for it.
-//! - `C-3` [`decide`] has one answer however many members died: a step that anybody has learnt is committed, and a step
-//!   that it does not name can never become committed in that world, since one member has left without a vote for it.
-//! - `C-4` The committed step never falls, unless a world is formed from disk; that begins a new lineage.
+//! - `COMMIT-1` A member votes for the step after its state only, and for nothing in a generation that it has been told
+//!   to leave.
+//! - `COMMIT-2` If any member has learnt that a step is committed, every member of that world has voted for it.
+//! - `COMMIT-3` [`decide`] has one answer however many members died: a step that anybody has learnt is committed, and a
+//!   step that it does not name can never become committed in that world, since one member has left without a vote for
+//!   it.
+//! - `COMMIT-4` The committed step never falls, unless a world is formed from disk; that begins a new lineage.
 //!
 //! Source: Skeen 1981, "Nonblocking commit protocols", §5 (termination by the survivors' states); here every participant
 //! can still go either way until it learns the outcome, and those who left are fenced by the generation.
@@ -27,8 +29,8 @@ pub struct Version {
 
 /// How far a member is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Promise {
-    /// The latest world in which it took a seat.
+pub struct CommitState {
+    /// The latest world in which it took a rank.
     pub entered: Generation,
     /// The state that it has applied, if it has any.
     pub applied: Option<Version>,
@@ -36,7 +38,7 @@ pub struct Promise {
     pub voted: Option<Vote>,
 }
 
-/// That all is at hand for the update that leads to a step.
+/// A member's statement that it holds everything the update of `step` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vote {
     /// The world in which it is cast.
@@ -45,8 +47,8 @@ pub struct Vote {
     pub step: Step,
 }
 
-impl Promise {
-    /// Casts a vote (`C-1`).
+impl CommitState {
+    /// Casts a vote (`COMMIT-1`).
     ///
     /// # Errors
     /// When the world is another one. Nothing has changed.
@@ -66,7 +68,7 @@ impl Promise {
     ///
     /// # Errors
     /// When the world is another one, or the step is not voted for. Nothing has changed.
-    pub fn learn(&mut self, generation: Generation, step: Step) -> Result<Version, Stale> {
+    pub fn commit(&mut self, generation: Generation, step: Step) -> Result<Version, Stale> {
         self.refuse_other(generation)?;
         let applied = self.applied.expect("a member without state does not run");
         if self.voted != Some(Vote { generation, step }) {
@@ -109,9 +111,9 @@ impl Promise {
 }
 
 /// The step that the world of `generation` has committed, which began from `base`; `left` are the promises of members
-/// that have left it. `None` if there are none: nobody knows.
-pub fn decide<'a>(generation: Generation, base: Step, left: impl IntoIterator<Item = &'a Promise>) -> Option<Step> {
-    left.into_iter().map(|promise| promise.highest(generation, base)).min()
+/// that have left it. `None` if no member has left, because then the outcome is unknown.
+pub fn decide<'a>(generation: Generation, base: Step, left: impl IntoIterator<Item = &'a CommitState>) -> Option<Step> {
+    left.into_iter().map(|commit_state| commit_state.highest(generation, base)).min()
 }
 
 #[cfg(test)]
@@ -121,19 +123,19 @@ mod tests {
 
     const G: Generation = Generation(3);
 
-    fn at(step: u64) -> Promise {
+    fn at(step: u64) -> CommitState {
         let applied = Some(Version { lineage: Generation(1), step: Step(step) });
-        Promise { entered: G, applied, voted: None }
+        CommitState { entered: G, applied, voted: None }
     }
 
-    fn voted(step: u64) -> Promise {
-        let mut promise = at(step - 1);
-        promise.vote(G, Step(step)).unwrap();
-        promise
+    fn voted(step: u64) -> CommitState {
+        let mut commit_state = at(step - 1);
+        commit_state.vote(G, Step(step)).unwrap();
+        commit_state
     }
 
     #[test]
-    fn a_step_that_a_dead_member_may_have_learnt_is_committed() {
+    fn step_whose_commit_a_dead_member_may_have_seen_is_committed() {
         assert_eq!(decide(G, Step(4), &[voted(8), voted(8)]), Some(Step(8)));
         assert_eq!(decide(G, Step(4), &[voted(8), at(8)]), Some(Step(8)));
     }
@@ -144,14 +146,14 @@ mod tests {
     }
 
     #[test]
-    fn who_never_entered_the_world_proves_that_nothing_was_committed_in_it() {
-        let late = Promise { entered: Generation(2), ..voted(9) };
+    fn member_that_never_entered_the_world_proves_that_nothing_committed() {
+        let late = CommitState { entered: Generation(2), ..voted(9) };
 
         assert_eq!(decide(G, Step(8), &[at(8), late]), Some(Step(8)));
     }
 
     #[test]
-    fn nobody_left_means_that_nobody_knows() {
+    fn decision_is_unknown_when_no_member_has_left() {
         assert_eq!(decide(G, Step(4), &[]), None);
     }
 
@@ -165,30 +167,31 @@ mod tests {
     }
 
     proptest! {
-        // C-2, C-3: members vote and learn in any order, any of them die; what anyone learnt is what survivors decide.
+        // COMMIT-2, COMMIT-3: members vote and learn in any order, any of them die; what anyone learnt is what
+        // survivors decide.
         #[test]
-        fn survivors_decide_what_anybody_has_learnt(
+        fn survivors_commit_every_step_whose_commit_any_member_saw(
             n in 1usize..5,
             moves in prop::collection::vec(0usize..5, 0..60),
             survivors in prop::collection::vec(any::<bool>(), 5),
         ) {
             let mut members = vec![at(0); n];
-            let highest = |p: &Promise| p.voted.map_or(p.applied.unwrap().step, |v| v.step);
+            let highest = |p: &CommitState| p.voted.map_or(p.applied.unwrap().step, |v| v.step);
             for i in moves {
                 let i = i % n;
                 let next = members[i].applied.unwrap().step.next();
                 if members[i].voted.is_none() {
                     members[i].vote(G, next).unwrap();
                 } else if members.iter().all(|m| highest(m) >= next) {
-                    members[i].learn(G, next).unwrap();
+                    members[i].commit(G, next).unwrap();
                 }
             }
-            let learnt = members.iter().map(|m| m.applied.unwrap().step).max().unwrap();
-            let left: Vec<Promise> =
+            let caught_up = members.iter().map(|m| m.applied.unwrap().step).max().unwrap();
+            let left: Vec<CommitState> =
                 members.iter().zip(&survivors).filter(|(_, lives)| **lives).map(|(m, _)| *m).collect();
 
             if let Some(step) = decide(G, Step(0), &left) {
-                prop_assert!(step >= learnt, "{learnt} was learnt, {step} decided");
+                prop_assert!(step >= caught_up, "{caught_up} was learnt, {step} decided");
                 let base = Version { step, ..left[0].applied.unwrap() };
                 prop_assert!(left.iter().all(|p| p.can_reach(base, G)));
             }

@@ -1,8 +1,9 @@
-//! Names of what takes part in a job, and the counters that tell old from new.
+//! Identities of jobs, nodes and workers, and the counters that order them.
 //!
 //! Invariants:
-//! - `I-1` A node and slot with a higher incarnation is another process; the one before it is dead.
-//! - `I-2` Of two coordinators the one with the higher term is right; of two worlds the one with the higher generation.
+//! - `IDENTITY-1` A node and slot with a higher incarnation is another process; the one before it is dead.
+//! - `IDENTITY-2` Of two coordinators the one with the higher term is right; of two worlds the one with the higher
+//!   generation.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,25 +56,25 @@ counter!(
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
-/// A place for one rank process on a node.
+/// A slot for one rank process on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId {
     /// The machine.
     pub node: NodeId,
-    /// Which of its places.
+    /// Index of the slot.
     pub slot: u32,
 }
 
-/// One rank process. Its successor in the same place is another worker.
+/// One rank process. Its successor in the same slot is another worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Worker {
-    /// Its place.
+    /// Its slot.
     pub member: MemberId,
-    /// Which process of that place.
+    /// Number of the process in that slot.
     pub incarnation: Incarnation,
 }
 
-/// Why something that arrived is refused: the sender does not know yet what has happened since.
+/// Why a message is rejected as stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
     /// Of another job.
@@ -108,7 +109,7 @@ pub enum Stale {
         /// What it ought to carry.
         have: Incarnation,
     },
-    /// Overtaken by a later message of the same sender.
+    /// Overtaken by a later message from the same sender.
     #[error("is message {found}, but message {have} has been handled")]
     Overtaken {
         /// What it carries.
@@ -118,7 +119,7 @@ pub enum Stale {
     },
 }
 
-/// Refuses what carries a counter below the one that is known.
+/// Rejects a message whose counter is below the known one.
 pub fn refuse_older<T: Ord + Copy>(found: T, have: T, stale: impl FnOnce(T, T) -> Stale) -> Result<(), Stale> {
     if found < have { Err(stale(found, have)) } else { Ok(()) }
 }
@@ -145,7 +146,7 @@ impl fmt::Display for Worker {
 mod tests {
     use super::*;
 
-    // I-1, I-2
+    // IDENTITY-1, IDENTITY-2
     #[test]
     fn only_what_is_older_is_refused() {
         let stale = |found, have| Stale::Term { found, have };

@@ -1,15 +1,16 @@
-//! What happened, who began it, and how long each phase of the recovery took.
+//! Incidents: the root cause, and the duration of each recovery phase.
 //!
 //! Invariants:
-//! - `N-1` An incident has one first cause, that of the earliest news; whatever follows until it is over is noted beside it.
-//! - `N-2` The phases' durations add up to the time from the last sign of health to the resumption.
+//! - `INCIDENT-1` An incident has one first cause, that of the earliest news; whatever follows until it is over is
+//!   noted beside it.
+//! - `INCIDENT-2` The phases' durations add up to the time from the last sign of health to the resumption.
 
 use super::identity::{Generation, NodeId, Step, Worker};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Who began it, and how.
+/// The root cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cause {
     /// Who.
@@ -18,7 +19,7 @@ pub struct Cause {
     pub why: Why,
 }
 
-/// Who began an incident.
+/// The origin of an incident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Culprit {
     /// A rank process.
@@ -34,15 +35,15 @@ pub enum Culprit {
 pub enum Why {
     /// The job starts.
     Started,
-    /// The process is gone; its supervisor says so.
+    /// The process has exited, as reported by its supervisor.
     Died,
     /// Nothing was heard of the machine for the detection time.
     Silent,
-    /// The process is there and gives no sign of life.
+    /// The process is there and gives no heartbeat.
     Hangs,
     /// Its device does not get on while others wait for it.
     Straggles,
-    /// No member gets on.
+    /// No member makes progress.
     Stuck,
     /// Others lost their connection to it, though its supervisor is heard.
     Unreachable,
@@ -66,7 +67,7 @@ impl Why {
 /// Phases of an incident, in order. A second failure takes it back to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
-    /// From the last sign of health to the news.
+    /// From the last heartbeat to detection.
     Detect,
     /// Until the end of the generation is durable.
     Agree,
@@ -92,9 +93,9 @@ pub struct Timeline {
     pub generation: Generation,
     /// The step that it went on from; the next one is the first that it commits.
     pub step: Step,
-    /// What began it (`N-1`).
+    /// What began it (`INCIDENT-1`).
     pub cause: Cause,
-    /// What there is to say about it.
+    /// Details.
     #[serde(default)]
     pub detail: Option<String>,
     /// What else happened before it was over; the first [`ALSO_MAX`].
@@ -104,7 +105,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// From the last sign of health to the resumption (`N-2`).
+    /// From the last sign of health to the resumption (`INCIDENT-2`).
     pub fn total(&self) -> Duration {
         self.phases.iter().sum()
     }
@@ -150,7 +151,7 @@ impl Incident {
         Incident { detail, ..self }
     }
 
-    /// Notes something that happened while it was not over (`N-1`).
+    /// Notes something that happened while it was not over (`INCIDENT-1`).
     pub fn also(&mut self, cause: Cause) {
         if cause != self.cause && self.also.len() < ALSO_MAX && !self.also.contains(&cause) {
             self.also.push(cause);
@@ -216,7 +217,7 @@ impl fmt::Display for Timeline {
 mod tests {
     use super::*;
 
-    // N-1, N-2
+    // INCIDENT-1, INCIDENT-2
     #[test]
     fn the_first_cause_is_kept_and_phases_add_up() {
         let start = Instant::now();

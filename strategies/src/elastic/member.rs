@@ -1,23 +1,26 @@
-//! What a rank does about orders: takes its seat, fetches its state, trains, votes, stops.
+//! The state machine of a rank process: takes its rank, fetches its state, trains, votes, stops.
 //!
 //! Invariants:
-//! - `B-1` Nothing of an older generation has an effect: no order, no outcome of a step, no fetched state.
-//! - `B-2` What a member holds is given up when its world runs, not before: until then another failure may need it.
-//! - `B-3` A member runs only with all the state that its seat asks for.
-//! - `B-4` All members of a world act on a wish after the same step: wishes travel with the votes, and each acts on what
-//!   all votes for a step ask for together.
-//! - `B-5` A member is done only when the last step is committed and all that it had to save is durable.
-//! - `B-6` A world that is to pause does so after a step that is not saved, at all members after the same one; nothing of
-//!   that step is lost.
-//! - `B-7` A member is not ready before its device is in the world, also if it lacks nothing: until then what the device is at
-//!   in an older world may still touch the memory of its peers there.
-//! - `B-8` is in `learning`.
+//! - `MEMBER-1` Nothing from an older generation takes effect: no desired state, no step outcome, no fetched state.
+//! - `MEMBER-2` A member drops superseded state when its new world runs, not before: until then another failure may
+//!   need it.
+//! - `MEMBER-3` A member runs only with the complete state of its rank.
+//! - `MEMBER-4` All members of a world act on a request after the same step: requests travel with the votes, and each
+//!   member acts on the union of the requests in all votes for a step.
+//! - `MEMBER-5` A member is done only when the last step is committed and all that it had to save is durable.
+//! - `MEMBER-6` A pausing world stops at all members after the same step, which is not saved; nothing of that step is
+//!   lost.
+//! - `MEMBER-7` A member is not ready before its device has joined the world, even if its state is complete: until then
+//!   an operation of an older world may still access the memory of its peers.
+//! - `MEMBER-8` is in `catching_up`.
 
-mod learning;
+mod catching_up;
 
-use super::commit::{Promise, Version, Vote};
+use super::commit::{CommitState, Version, Vote};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
-use super::message::{Broken, FAILURE_LEN_MAX, Formation, MemberPhase, MemberReport, Order, OrderId, Stage, Wishes};
+use super::message::{
+    Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, Requests, Stage, WorldPlan,
+};
 use super::progress::{At, Progress, Wait};
 use super::recovery::Transfer;
 use super::shadow::Shard;
@@ -26,11 +29,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What the shell must do next.
+/// Commands for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Command {
-    /// Abort all that is under way for earlier generations: collectives, transfers, the open step.
+    /// Abort everything in progress for earlier generations: collectives, transfers, the open step.
     Abort(Generation),
     /// Apply the open update: the state becomes this one.
     Apply(Version),
@@ -38,7 +41,7 @@ pub enum Command {
     Discard,
     /// Free the state of all other shards.
     Keep(Vec<Shard>),
-    /// Leave what there was and take the seat, or the guest's place, in this world; answer with [`Member::handle_joined`].
+    /// Leave the previous world and join this one as a rank or as a guest; answer with [`Member::handle_joined`].
     Join(Generation),
     /// Fetch a piece of the state `base`; answer with [`Member::handle_fetched`].
     Fetch {
@@ -49,9 +52,9 @@ pub enum Command {
         /// What from where.
         transfer: Transfer,
     },
-    /// Catch up beside the world of this generation; answer with [`Member::handle_learnt`] once all is there, and with
-    /// [`Member::handle_followed`] for the gradients of each step.
-    Learn(Generation),
+    /// Catch up beside the world of this generation; answer with [`Member::handle_caught_up`] once all is there, and
+    /// with [`Member::handle_followed`] for the gradients of each step.
+    CatchUp(Generation),
     /// Compute the update that leads to this step; answer with [`Member::handle_computed`].
     Compute {
         /// In which world.
@@ -59,8 +62,8 @@ pub enum Command {
         /// Which step.
         step: Step,
     },
-    /// Give this vote to all members of the world, and with it what this one has been told that the operator wants.
-    Vote(Vote, Wishes),
+    /// Send this vote to all members of the world, together with the operator requests known here.
+    Vote(Vote, Requests),
     /// Copy the state and make a part of a checkpoint durable; answer with [`Member::handle_saved`].
     Save(Part),
     /// All steps are done and all parts durable: do what else belongs to the end; answer with
@@ -81,7 +84,7 @@ pub struct Schedule {
     pub last_step: Option<Step>,
 }
 
-/// A rank process. See the [module](self).
+/// State machine of a rank process. See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Member {
     job: JobId,
@@ -89,25 +92,25 @@ pub struct Member {
     pid: Option<u32>,
     address: Option<SocketAddr>,
     schedule: Schedule,
-    order: OrderId,
-    wishes: Wishes,
+    desired_state: DesiredStateId,
+    requests: Requests,
     phase: MemberPhase,
     entered: Step,
     progress: Progress,
     broken: Option<Broken>,
-    promise: Promise,
+    commit_state: CommitState,
     holds: BTreeSet<Shard>,
-    seat: Option<Seat>,
-    /// The world beside which it catches up.
-    beside: Option<Arc<Formation>>,
+    assignment: Option<RankAssignment>,
+    /// The plan of the world beside which it catches up.
+    beside: Option<Arc<WorldPlan>>,
     saved: Option<Part>,
     failure: Option<String>,
     commands: VecDeque<Command>,
 }
 
 #[derive(Clone, Debug)]
-struct Seat {
-    formation: Arc<Formation>,
+struct RankAssignment {
+    world_plan: Arc<WorldPlan>,
     rank: usize,
     /// Whether the device is there.
     joined: bool,
@@ -119,7 +122,7 @@ struct Seat {
 }
 
 impl Member {
-    /// A process that has just started and has nothing; `address` is where its peers reach its tensors.
+    /// A new process without state; `address` is where peers reach its tensors.
     pub fn new(job: JobId, worker: Worker, address: Option<SocketAddr>, schedule: Schedule) -> Member {
         Member {
             job,
@@ -127,15 +130,15 @@ impl Member {
             pid: None,
             address,
             schedule,
-            order: OrderId::default(),
-            wishes: Wishes::default(),
+            desired_state: DesiredStateId::default(),
+            requests: Requests::default(),
             phase: MemberPhase::Stopped,
             entered: Step(0),
             progress: Progress::default(),
             broken: None,
-            promise: Promise::default(),
+            commit_state: CommitState::default(),
             holds: BTreeSet::new(),
-            seat: None,
+            assignment: None,
             beside: None,
             saved: None,
             failure: None,
@@ -143,7 +146,7 @@ impl Member {
         }
     }
 
-    /// The same, as a process of which the kernel has this number.
+    /// The same with this process id.
     #[must_use]
     pub fn with_pid(self, pid: u32) -> Member {
         Member { pid: Some(pid), ..self }
@@ -152,8 +155,8 @@ impl Member {
     /// What it is at.
     pub fn report(&self) -> MemberReport {
         // The own shard first: it is what tells a replica from a shadow.
-        let seat = self.seat.as_ref().map(|seat| seat.formation.holds[seat.rank][0]);
-        let own = seat.or(self.learner().map(|learner| learner.holds[0]));
+        let assignment = self.assignment.as_ref().map(|assignment| assignment.world_plan.holds[assignment.rank][0]);
+        let own = assignment.or(self.catch_up().map(|catch_up| catch_up.holds[0]));
         let first = own.filter(|shard| self.holds.contains(shard));
         let rest = self.holds.iter().copied().filter(|shard| Some(*shard) != first);
         MemberReport {
@@ -161,61 +164,67 @@ impl Member {
             pid: self.pid,
             address: self.address,
             hangs: false,
-            generation: self.order.generation,
+            generation: self.desired_state.generation,
             phase: self.phase,
             entered: self.entered,
             progress: self.progress,
             broken: self.broken.clone(),
-            promise: self.promise,
+            commit_state: self.commit_state,
             holds: first.into_iter().chain(rest).collect(),
             saved: self.saved,
             failure: self.failure.clone(),
         }
     }
 
-    /// Which process of which place it is.
+    /// Its identity.
     pub fn worker(&self) -> Worker {
         self.worker
     }
 
-    /// The latest generation that it was told of.
+    /// The latest generation announced to it.
     pub fn generation(&self) -> Generation {
-        self.order.generation
+        self.desired_state.generation
     }
 
-    /// What it has been told that the operator wants.
-    pub fn wishes(&self) -> Wishes {
-        self.wishes
+    /// The operator requests known here.
+    pub fn requests(&self) -> Requests {
+        self.requests
     }
 
-    /// The world in which it has a seat, and its rank.
-    pub fn seat(&self) -> Option<(&Arc<Formation>, usize)> {
-        self.seat.as_ref().map(|seat| (&seat.formation, seat.rank))
+    /// The plan of the world in which it has a rank, and that rank.
+    pub fn assignment(&self) -> Option<(&Arc<WorldPlan>, usize)> {
+        self.assignment.as_ref().map(|assignment| (&assignment.world_plan, assignment.rank))
     }
 
     /// Whether it can send this shard of the state `base`.
     pub fn can_send(&self, base: Version, shard: Shard) -> bool {
-        self.promise.applied == Some(base) && self.holds.contains(&shard)
+        self.commit_state.applied == Some(base) && self.holds.contains(&shard)
     }
 
-    /// An order of the coordinator.
+    /// Handles a desired state from the coordinator.
     ///
     /// # Errors
-    /// When it is older than one that was taken up (`B-1`). Nothing has changed.
-    pub fn handle_order(&mut self, order: &Order) -> Result<(), Stale> {
-        if order.job != self.job {
-            return Err(Stale::Job { found: order.job, have: self.job });
+    /// When it is older than the current one (`MEMBER-1`). Nothing has changed.
+    pub fn handle_desired_state(&mut self, desired_state: &DesiredState) -> Result<(), Stale> {
+        if desired_state.job != self.job {
+            return Err(Stale::Job { found: desired_state.job, have: self.job });
         }
-        refuse_older(order.id.term, self.order.term, |found, have| Stale::Term { found, have })?;
-        refuse_older(order.id.generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
-        let begins = order.id.generation > self.order.generation;
-        if !begins && order.id.stage < self.order.stage {
-            return Err(Stale::Overtaken { found: order.id.stage as u64, have: self.order.stage as u64 });
+        refuse_older(desired_state.id.term, self.desired_state.term, |found, have| Stale::Term { found, have })?;
+        refuse_older(desired_state.id.generation, self.desired_state.generation, |found, have| Stale::Generation {
+            found,
+            have,
+        })?;
+        let begins = desired_state.id.generation > self.desired_state.generation;
+        if !begins && desired_state.id.stage < self.desired_state.stage {
+            return Err(Stale::Overtaken {
+                found: desired_state.id.stage as u64,
+                have: self.desired_state.stage as u64,
+            });
         }
-        let formed = !begins && self.order.stage >= Stage::Form;
-        let ends = order.id.stage == Stage::End && (begins || self.order.stage < Stage::End);
-        self.order = order.id;
-        self.wishes = self.wishes.and(order.wishes);
+        let formed = !begins && self.desired_state.stage >= Stage::Form;
+        let ends = desired_state.id.stage == Stage::End && (begins || self.desired_state.stage < Stage::End);
+        self.desired_state = desired_state.id;
+        self.requests = self.requests.and(desired_state.requests);
         if begins || ends {
             self.broken = None;
             self.stop();
@@ -223,23 +232,23 @@ impl Member {
         if ends {
             self.commands.push_back(Command::Exit);
         }
-        if let Some(formation) = &order.formation {
+        if let Some(world_plan) = &desired_state.world_plan {
             if !formed {
-                self.take_seat(formation);
+                self.take_rank(world_plan);
             }
-            if order.id.stage == Stage::Run {
+            if desired_state.id.stage == Stage::Run {
                 self.run();
             }
         }
         Ok(())
     }
 
-    /// Its world cannot go on, though nobody told it so: `lost`, or somebody unknown, cannot be reached.
+    /// Reports that its world cannot go on because `lost`, or an unknown peer, cannot be reached.
     ///
     /// # Errors
-    /// When it was an older world (`B-1`): that one was to end anyhow.
+    /// When the world is an older one (`MEMBER-1`), which was ending anyway.
     pub fn handle_broken(&mut self, generation: Generation, lost: Option<Worker>, reason: &str) -> Result<(), Stale> {
-        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
         if self.phase != MemberPhase::Stopped {
             self.broken = Some(Broken { lost, reason: bounded(reason) });
             self.stop();
@@ -247,39 +256,39 @@ impl Member {
         Ok(())
     }
 
-    /// The device has taken its seat in the world of this generation.
+    /// The device has joined the world of this generation.
     ///
     /// # Errors
-    /// When that is an older world (`B-1`).
+    /// When that is an older world (`MEMBER-1`).
     pub fn handle_joined(&mut self, generation: Generation) -> Result<(), Stale> {
-        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
-        if let Some(seat) = &mut self.seat {
-            seat.joined = true;
+        refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
+        if let Some(assignment) = &mut self.assignment {
+            assignment.joined = true;
         }
         self.is_at(At::Computes);
         self.become_ready();
-        self.become_ready_to_learn();
+        self.become_ready_to_catch_up();
         Ok(())
     }
 
     /// A piece of state has arrived.
     ///
     /// # Errors
-    /// When it was fetched for an older generation (`B-1`). It must not be used.
+    /// When it was fetched for an older generation (`MEMBER-1`). It must not be used.
     pub fn handle_fetched(&mut self, generation: Generation, transfer: Transfer) -> Result<(), Stale> {
-        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
         self.is_at(At::Computes);
-        let base = match &mut self.seat {
-            Some(seat) if self.phase == MemberPhase::Healing => {
-                seat.missing.retain(|missing| *missing != transfer);
-                if seat.missing.iter().all(|missing| missing.shard != transfer.shard) {
+        let base = match &mut self.assignment {
+            Some(assignment) if self.phase == MemberPhase::Healing => {
+                assignment.missing.retain(|missing| *missing != transfer);
+                if assignment.missing.iter().all(|missing| missing.shard != transfer.shard) {
                     self.holds.insert(transfer.shard);
                 }
-                seat.formation.base
+                assignment.world_plan.base
             }
             _ => return Ok(()),
         };
-        self.promise.applied = Some(base);
+        self.commit_state.applied = Some(base);
         self.become_ready();
         Ok(())
     }
@@ -287,7 +296,7 @@ impl Member {
     /// Its own gradients for `step` are computed and on their way to the others.
     ///
     /// # Errors
-    /// When they were computed for an older generation (`B-1`).
+    /// When they were computed for an older generation (`MEMBER-1`).
     pub fn handle_entered(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
         self.entered = step;
@@ -298,34 +307,34 @@ impl Member {
     /// All that the update to `step` needs is at hand; the update is not applied.
     ///
     /// # Errors
-    /// When it was computed for an older generation (`B-1`).
+    /// When it was computed for an older generation (`MEMBER-1`).
     pub fn handle_computed(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
-        let vote = self.promise.vote(generation, step)?;
+        let vote = self.commit_state.vote(generation, step)?;
         self.is_at(At::Waits(Wait::default()));
-        self.commands.push_back(Command::Vote(vote, self.wishes));
+        self.commands.push_back(Command::Vote(vote, self.requests));
         Ok(())
     }
 
-    /// All members of the world have voted for `step`; `wishes` is what any of their votes asked for (`B-4`).
+    /// All members of the world have voted for `step`; `requests` is what any of their votes asked for (`MEMBER-4`).
     ///
     /// # Errors
-    /// When it is of an older generation (`B-1`): the outcome will be told with the next world.
-    pub fn handle_committed(&mut self, generation: Generation, step: Step, wishes: Wishes) -> Result<(), Stale> {
+    /// When it is of an older generation (`MEMBER-1`): the next world plan will carry the outcome.
+    pub fn handle_committed(&mut self, generation: Generation, step: Step, requests: Requests) -> Result<(), Stale> {
         self.refuse_unless_running(generation)?;
-        let version = self.promise.learn(generation, step)?;
+        let version = self.commit_state.commit(generation, step)?;
         self.is_at(At::Computes);
         self.commands.push_back(Command::Apply(version));
-        let seat = self.seat.as_mut().expect("a running member has a seat");
-        let asked = wishes.save > seat.n_saves;
-        seat.n_saves = seat.n_saves.max(wishes.save);
+        let assignment = self.assignment.as_mut().expect("a running member has a rank");
+        let asked = requests.save > assignment.n_saves;
+        assignment.n_saves = assignment.n_saves.max(requests.save);
         let due = self.schedule.save_steps > 0 && step.0.is_multiple_of(self.schedule.save_steps);
-        let last = wishes.stop || self.is_last(step);
+        let last = requests.stop || self.is_last(step);
         if asked || due || last {
             self.save(generation, step);
-        } else if wishes.pause == generation {
-            // B-6
-            (self.phase, self.seat) = (MemberPhase::Paused, None);
+        } else if requests.pause == generation {
+            // MEMBER-6
+            (self.phase, self.assignment) = (MemberPhase::Paused, None);
             self.is_at(At::Rests);
             self.commands.push_back(Command::Report);
             return Ok(());
@@ -341,21 +350,21 @@ impl Member {
             self.saved = Some(part);
         }
         self.commands.push_back(Command::Report);
-        if let Some(seat) = &mut self.seat {
-            let n_before = seat.saving.len();
-            seat.saving.retain(|other| *other != part);
-            if seat.saving.len() < n_before {
+        if let Some(assignment) = &mut self.assignment {
+            let n_before = assignment.saving.len();
+            assignment.saving.retain(|other| *other != part);
+            if assignment.saving.len() < n_before {
                 self.finish_if_saved();
             }
         }
     }
 
-    /// All that belongs to the end is done (`B-5`).
+    /// All that belongs to the end is done (`MEMBER-5`).
     ///
     /// # Errors
-    /// When it was done for an older generation (`B-1`): the end will come again.
+    /// When it was done for an older generation (`MEMBER-1`): the end will come again.
     pub fn handle_finished(&mut self, generation: Generation) -> Result<(), Stale> {
-        refuse_older(generation, self.order.generation, |found, have| Stale::Generation { found, have })?;
+        refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
         if self.phase == MemberPhase::Saving {
             self.phase = MemberPhase::Done;
             self.commands.push_back(Command::Report);
@@ -380,7 +389,7 @@ impl Member {
     }
 
     fn refuse_unless_running(&self, generation: Generation) -> Result<(), Stale> {
-        let (found, have) = (generation, self.order.generation);
+        let (found, have) = (generation, self.desired_state.generation);
         refuse_older(found, have, |found, have| Stale::Generation { found, have })?;
         if self.phase == MemberPhase::Running { Ok(()) } else { Err(Stale::Generation { found, have }) }
     }
@@ -391,10 +400,10 @@ impl Member {
 
     /// Makes its part of a checkpoint durable, if it has one.
     fn save(&mut self, generation: Generation, step: Step) {
-        let seat = self.seat.as_mut().expect("a running member has a seat");
-        if let Some(shard) = writes(&seat.formation, seat.rank) {
+        let assignment = self.assignment.as_mut().expect("a running member has a rank");
+        if let Some(shard) = writes(&assignment.world_plan, assignment.rank) {
             let part = Part { of: Checkpoint { generation, step }, shard };
-            seat.saving.push(part);
+            assignment.saving.push(part);
             self.commands.push_back(Command::Save(part));
         }
     }
@@ -412,85 +421,92 @@ impl Member {
     }
 
     fn finish_if_saved(&mut self) {
-        let saved = self.seat.as_ref().is_some_and(|seat| seat.saving.is_empty());
+        let saved = self.assignment.as_ref().is_some_and(|assignment| assignment.saving.is_empty());
         if self.phase == MemberPhase::Saving && saved {
-            self.commands.push_back(Command::Finish(self.order.generation));
+            self.commands.push_back(Command::Finish(self.desired_state.generation));
         }
     }
 
     fn stop(&mut self) {
         self.is_at(At::Rests);
-        self.commands.push_back(Command::Abort(self.order.generation));
-        (self.phase, self.seat, self.beside) = (MemberPhase::Stopped, None, None);
+        self.commands.push_back(Command::Abort(self.desired_state.generation));
+        (self.phase, self.assignment, self.beside) = (MemberPhase::Stopped, None, None);
         self.commands.push_back(Command::Report);
     }
 
     /// The last world's outcome is decided and the next one begins.
-    fn take_seat(&mut self, formation: &Arc<Formation>) {
-        let before = self.promise.applied;
-        if self.promise.settle(formation.base, formation.voted_in) {
-            if before != self.promise.applied {
-                self.commands.push_back(Command::Apply(formation.base));
+    fn take_rank(&mut self, world_plan: &Arc<WorldPlan>) {
+        let before = self.commit_state.applied;
+        if self.commit_state.settle(world_plan.base, world_plan.voted_in) {
+            if before != self.commit_state.applied {
+                self.commands.push_back(Command::Apply(world_plan.base));
             } else {
                 self.commands.push_back(Command::Discard);
             }
         } else {
-            // State of another step or history is of no use to anybody.
-            self.promise.applied = None;
+            // State of another step or lineage is useless.
+            self.commit_state.applied = None;
             self.holds.clear();
             self.commands.extend([Command::Discard, Command::Keep(vec![])]);
         }
-        let Some(rank) = formation.rank_of(self.worker) else {
-            if formation.learner(self.worker).is_some() {
-                self.take_place_beside(formation);
-            } else if formation.guests.contains(&self.worker) {
+        let Some(rank) = world_plan.rank_of(self.worker) else {
+            if world_plan.catch_up(self.worker).is_some() {
+                self.join_beside(world_plan);
+            } else if world_plan.guests.contains(&self.worker) {
                 self.phase = MemberPhase::Guest;
                 self.commands.push_back(Command::Report);
             }
             return;
         };
-        self.promise.entered = formation.generation;
-        self.entered = formation.base.step;
-        let missing = formation.transfers[rank].clone();
-        self.commands.push_back(Command::Join(formation.generation));
+        self.commit_state.entered = world_plan.generation;
+        self.entered = world_plan.base.step;
+        let missing = world_plan.transfers[rank].clone();
+        self.commands.push_back(Command::Join(world_plan.generation));
         for transfer in &missing {
-            let (generation, base) = (formation.generation, formation.base);
+            let (generation, base) = (world_plan.generation, world_plan.base);
             self.commands.push_back(Command::Fetch { generation, base, transfer: *transfer });
         }
-        let n_saves = formation.n_saves;
-        self.seat = Some(Seat { formation: formation.clone(), rank, joined: false, missing, n_saves, saving: vec![] });
+        let n_saves = world_plan.n_saves;
+        self.assignment = Some(RankAssignment {
+            world_plan: world_plan.clone(),
+            rank,
+            joined: false,
+            missing,
+            n_saves,
+            saving: vec![],
+        });
         self.phase = MemberPhase::Healing;
     }
 
     fn become_ready(&mut self) {
-        let Some(seat) = &self.seat else { return };
-        let complete = seat.formation.holds[seat.rank].iter().all(|shard| self.holds.contains(shard));
-        if self.phase == MemberPhase::Healing && seat.joined && seat.missing.is_empty() && complete {
+        let Some(assignment) = &self.assignment else { return };
+        let complete = assignment.world_plan.holds[assignment.rank].iter().all(|shard| self.holds.contains(shard));
+        if self.phase == MemberPhase::Healing && assignment.joined && assignment.missing.is_empty() && complete {
             self.phase = MemberPhase::Ready;
             self.commands.push_back(Command::Report);
         }
     }
 
-    /// The world in which it has its seat trains. What a later order says of that world is not looked at again.
+    /// The world in which it has its rank trains. What a later desired state says of that world is not looked at again.
     fn run(&mut self) {
-        // It has had a seat there, and what it holds is needed for the next one.
+        // It has had a rank there, and what it holds is needed for the next one.
         if self.broken.is_some() || self.phase == MemberPhase::Paused {
             return;
         }
         if self.beside.is_some() {
-            self.learn();
+            self.start_catch_up();
             return;
         }
-        let seat = self.seat.as_ref().map(|seat| (seat.formation.clone(), seat.rank));
-        match (self.phase, seat) {
-            // B-2
-            (MemberPhase::Ready, Some((formation, rank))) => {
-                self.keep(formation.holds[rank].iter().copied().collect());
+        let assignment = self.assignment.as_ref().map(|assignment| (assignment.world_plan.clone(), assignment.rank));
+        match (self.phase, assignment) {
+            // MEMBER-2
+            (MemberPhase::Ready, Some((world_plan, rank))) => {
+                self.keep(world_plan.holds[rank].iter().copied().collect());
                 self.phase = MemberPhase::Running;
                 self.is_at(At::Computes);
                 self.commands.push_back(Command::Report);
-                let (generation, step) = (formation.generation, formation.base.step);
-                let last = self.is_last(step) || formation.rests;
+                let (generation, step) = (world_plan.generation, world_plan.base.step);
+                let last = self.is_last(step) || world_plan.rests;
                 if last {
                     // The world before has done the last step, and may not have saved it.
                     self.save(generation, step);
@@ -499,7 +515,7 @@ impl Member {
             }
             (MemberPhase::Stopped | MemberPhase::Guest, None) => {
                 if !self.holds.is_empty() {
-                    self.promise.applied = None;
+                    self.commit_state.applied = None;
                     self.keep(BTreeSet::new());
                 }
                 if self.phase == MemberPhase::Guest {
@@ -535,21 +551,21 @@ mod tests {
         Worker { member: MemberId { node: NodeId(slot), slot: 0 }, incarnation: Incarnation(1) }
     }
 
-    fn order(generation: u64, stage: Stage, formation: Option<&Arc<Formation>>) -> Order {
-        let id = OrderId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
-        let wishes = Wishes::default();
-        Order { job: JobId(1), id, formation: formation.cloned(), evict: vec![], wishes, release: None }
+    fn desired_state(generation: u64, stage: Stage, world_plan: Option<&Arc<WorldPlan>>) -> DesiredState {
+        let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
+        let requests = Requests::default();
+        DesiredState { job: JobId(1), id, world_plan: world_plan.cloned(), evict: vec![], requests, release: None }
     }
 
     /// Two shards on two nodes, loaded from the initial weights.
-    fn formation(generation: u64, seats: [Worker; 2]) -> Arc<Formation> {
+    fn world_plan(generation: u64, assignments: [Worker; 2]) -> Arc<WorldPlan> {
         let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
-        let holds = place(&mesh, &seats, true);
-        Arc::new(Formation {
+        let holds = place(&mesh, &assignments, true);
+        Arc::new(WorldPlan {
             generation: Generation(generation),
             mesh,
-            seats: seats.to_vec(),
-            learners: vec![],
+            assignments: assignments.to_vec(),
+            catching_up: vec![],
             guests: vec![],
             addresses: vec![None; 2],
             base: Version { lineage: Generation(generation), step: Step(0) },
@@ -561,113 +577,117 @@ mod tests {
         })
     }
 
-    fn running(formation: &Arc<Formation>) -> Member {
+    fn running(world_plan: &Arc<WorldPlan>) -> Member {
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
-        let generation = formation.generation;
-        member.handle_order(&order(generation.0, Stage::Form, Some(formation))).unwrap();
+        let generation = world_plan.generation;
+        member.handle_desired_state(&desired_state(generation.0, Stage::Form, Some(world_plan))).unwrap();
         member.handle_joined(generation).unwrap();
-        for transfer in &formation.transfers[0] {
+        for transfer in &world_plan.transfers[0] {
             member.handle_fetched(generation, *transfer).unwrap();
         }
-        member.handle_order(&order(generation.0, Stage::Run, Some(formation))).unwrap();
+        member.handle_desired_state(&desired_state(generation.0, Stage::Run, Some(world_plan))).unwrap();
         while member.poll_command().is_some() {}
         member
     }
 
-    // B-1
+    // MEMBER-1
     #[test]
     fn after_a_stop_nothing_of_the_old_generation_counts() {
-        let mut member = running(&formation(1, [worker(0), worker(1)]));
+        let mut member = running(&world_plan(1, [worker(0), worker(1)]));
         member.handle_computed(Generation(1), Step(1)).unwrap();
-        member.handle_order(&order(2, Stage::Stop, None)).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Stop, None)).unwrap();
 
-        assert!(member.handle_committed(Generation(1), Step(1), Wishes::default()).is_err());
+        assert!(member.handle_committed(Generation(1), Step(1), Requests::default()).is_err());
         assert!(member.handle_entered(Generation(1), Step(2)).is_err());
-        assert!(member.handle_order(&order(1, Stage::Run, Some(&formation(1, [worker(0), worker(1)])))).is_err());
+        assert!(
+            member
+                .handle_desired_state(&desired_state(1, Stage::Run, Some(&world_plan(1, [worker(0), worker(1)]))))
+                .is_err()
+        );
         let vote = Vote { generation: Generation(1), step: Step(1) };
-        assert_eq!(member.report().promise.voted, Some(vote), "the vote stands until the outcome is decided");
+        assert_eq!(member.report().commit_state.voted, Some(vote), "the vote stands until the outcome is decided");
     }
 
-    // B-2
+    // MEMBER-2
     #[test]
-    fn who_has_no_seat_keeps_its_state_until_the_next_world_runs() {
-        let mut member = running(&formation(1, [worker(0), worker(1)]));
+    fn member_without_a_rank_keeps_its_state_until_the_next_world_runs() {
+        let mut member = running(&world_plan(1, [worker(0), worker(1)]));
         let held = member.report().holds;
-        let base = member.report().promise.applied.unwrap();
+        let base = member.report().commit_state.applied.unwrap();
         let next =
-            Arc::new(Formation { base, voted_in: Generation(1), ..(*formation(2, [worker(1), worker(2)])).clone() });
+            Arc::new(WorldPlan { base, voted_in: Generation(1), ..(*world_plan(2, [worker(1), worker(2)])).clone() });
 
-        member.handle_order(&order(2, Stage::Form, Some(&next))).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Form, Some(&next))).unwrap();
         assert!(member.can_send(base, held[0]));
-        member.handle_order(&order(2, Stage::Run, Some(&next))).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Run, Some(&next))).unwrap();
 
         assert_eq!(member.report().holds, []);
     }
 
     #[test]
-    fn a_world_is_what_it_was_when_the_seat_was_taken() {
-        let formed = formation(1, [worker(0), worker(1)]);
+    fn world_stays_what_it_was_when_the_rank_was_taken() {
+        let formed = world_plan(1, [worker(0), worker(1)]);
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
-        member.handle_order(&order(1, Stage::Form, Some(&formed))).unwrap();
+        member.handle_desired_state(&desired_state(1, Stage::Form, Some(&formed))).unwrap();
         member.handle_joined(Generation(1)).unwrap();
         for transfer in &formed.transfers[0] {
             member.handle_fetched(Generation(1), *transfer).unwrap();
         }
         let base = Version { step: Step(7), ..formed.base };
-        let other = Arc::new(Formation { base, seats: vec![], holds: vec![], ..(*formed).clone() });
+        let other = Arc::new(WorldPlan { base, assignments: vec![], holds: vec![], ..(*formed).clone() });
 
-        member.handle_order(&order(1, Stage::Run, Some(&other))).unwrap();
+        member.handle_desired_state(&desired_state(1, Stage::Run, Some(&other))).unwrap();
 
         let commands: Vec<Command> = std::iter::from_fn(|| member.poll_command()).collect();
         assert_eq!(commands.last(), Some(&Command::Compute { generation: Generation(1), step: Step(1) }));
         assert!(member.handle_computed(Generation(1), Step(1)).is_ok());
     }
 
-    // B-2
+    // MEMBER-2
     #[test]
-    fn who_left_a_broken_world_keeps_its_state_whatever_else_is_said_in_that_world() {
-        let formation = formation(1, [worker(0), worker(1)]);
-        let mut member = running(&formation);
+    fn member_that_left_a_broken_world_keeps_its_state() {
+        let world_plan = world_plan(1, [worker(0), worker(1)]);
+        let mut member = running(&world_plan);
         let held = member.report().holds;
-        let mut wish = order(1, Stage::Run, Some(&formation));
-        (wish.wishes.save, wish.id.revision) = (1, 1);
+        let mut request = desired_state(1, Stage::Run, Some(&world_plan));
+        (request.requests.save, request.id.revision) = (1, 1);
 
         member.handle_broken(Generation(1), None, "a connection broke").unwrap();
-        member.handle_order(&wish).unwrap();
+        member.handle_desired_state(&request).unwrap();
 
         let report = member.report();
         assert_eq!((report.phase, report.holds.len()), (MemberPhase::Stopped, held.len()));
         assert_eq!(report.broken.unwrap().reason, "a connection broke");
-        member.handle_order(&order(2, Stage::Stop, None)).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Stop, None)).unwrap();
         assert_eq!(member.report().broken, None, "that is over with its world");
     }
 
-    // B-3
+    // MEMBER-3
     #[test]
     fn a_member_without_all_its_state_does_not_run() {
-        let formation = formation(1, [worker(0), worker(1)]);
+        let world_plan = world_plan(1, [worker(0), worker(1)]);
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
-        member.handle_order(&order(1, Stage::Form, Some(&formation))).unwrap();
+        member.handle_desired_state(&desired_state(1, Stage::Form, Some(&world_plan))).unwrap();
         member.handle_joined(Generation(1)).unwrap();
-        let first = formation.transfers[0][0];
+        let first = world_plan.transfers[0][0];
         assert!(matches!(first.source, Source::Disk(_)));
         member.handle_fetched(Generation(1), first).unwrap();
 
-        member.handle_order(&order(1, Stage::Run, Some(&formation))).unwrap();
+        member.handle_desired_state(&desired_state(1, Stage::Run, Some(&world_plan))).unwrap();
 
         assert_eq!(member.report().phase, MemberPhase::Healing);
     }
 
-    // B-7
+    // MEMBER-7
     #[test]
-    fn a_member_that_lacks_nothing_is_not_ready_before_its_device_is_in_the_world() {
-        let before = formation(1, [worker(0), worker(1)]);
+    fn member_with_all_its_state_is_not_ready_before_its_device_joins_the_world() {
+        let before = world_plan(1, [worker(0), worker(1)]);
         let mut member = running(&before);
         let transfers = vec![vec![]; 2];
         let (base, voted_in) = (before.base, Generation(1));
-        let next = Formation { base, voted_in, transfers, ..(*formation(2, [worker(0), worker(1)])).clone() };
+        let next = WorldPlan { base, voted_in, transfers, ..(*world_plan(2, [worker(0), worker(1)])).clone() };
 
-        member.handle_order(&order(2, Stage::Form, Some(&Arc::new(next)))).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Form, Some(&Arc::new(next)))).unwrap();
         assert!(commands(&mut member).contains(&Command::Join(Generation(2))));
         assert_eq!(member.report().phase, MemberPhase::Healing);
         assert!(member.handle_joined(Generation(1)).is_err());
@@ -682,67 +702,67 @@ mod tests {
 
     #[test]
     fn a_guest_says_so_until_the_world_runs() {
-        let mut member = running(&formation(1, [worker(0), worker(1)]));
-        let base = member.report().promise.applied.unwrap();
-        let next = Formation { base, voted_in: Generation(1), ..(*formation(2, [worker(1), worker(2)])).clone() };
-        let next = Arc::new(Formation { guests: vec![worker(0)], addresses: vec![None; 3], ..next });
+        let mut member = running(&world_plan(1, [worker(0), worker(1)]));
+        let base = member.report().commit_state.applied.unwrap();
+        let next = WorldPlan { base, voted_in: Generation(1), ..(*world_plan(2, [worker(1), worker(2)])).clone() };
+        let next = Arc::new(WorldPlan { guests: vec![worker(0)], addresses: vec![None; 3], ..next });
 
-        member.handle_order(&order(2, Stage::Form, Some(&next))).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Form, Some(&next))).unwrap();
         assert_eq!(member.report().phase, MemberPhase::Guest);
-        member.handle_order(&order(2, Stage::Run, Some(&next))).unwrap();
+        member.handle_desired_state(&desired_state(2, Stage::Run, Some(&next))).unwrap();
 
         assert_eq!((member.report().phase, member.report().holds), (MemberPhase::Stopped, vec![]));
     }
 
-    // B-4
+    // MEMBER-4
     #[test]
-    fn a_wish_counts_once_all_votes_have_been_counted_and_not_before() {
-        let formation = formation(1, [worker(0), worker(1)]);
-        let mut member = running(&formation);
-        let wishes = Wishes { save: 1, ..Wishes::default() };
-        let mut told = order(1, Stage::Run, Some(&formation));
-        (told.wishes, told.id.revision) = (wishes, wishes.revision());
+    fn request_takes_effect_once_all_votes_are_counted_and_not_before() {
+        let world_plan = world_plan(1, [worker(0), worker(1)]);
+        let mut member = running(&world_plan);
+        let requests = Requests { save: 1, ..Requests::default() };
+        let mut told = desired_state(1, Stage::Run, Some(&world_plan));
+        (told.requests, told.id.revision) = (requests, requests.revision());
 
-        member.handle_order(&told).unwrap();
+        member.handle_desired_state(&told).unwrap();
         assert_eq!(commands(&mut member), []);
         member.handle_computed(Generation(1), Step(1)).unwrap();
         let vote = Vote { generation: Generation(1), step: Step(1) };
-        assert_eq!(commands(&mut member), [Command::Vote(vote, wishes)]);
-        member.handle_committed(Generation(1), Step(1), wishes).unwrap();
+        assert_eq!(commands(&mut member), [Command::Vote(vote, requests)]);
+        member.handle_committed(Generation(1), Step(1), requests).unwrap();
         assert!(commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))));
         member.handle_computed(Generation(1), Step(2)).unwrap();
-        member.handle_committed(Generation(1), Step(2), wishes).unwrap();
+        member.handle_committed(Generation(1), Step(2), requests).unwrap();
 
-        assert!(!commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))), "it was one wish");
+        assert!(!commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))), "it was one request");
     }
 
-    // B-6
+    // MEMBER-6
     #[test]
     fn a_member_pauses_behind_a_step_that_is_not_saved_and_keeps_what_it_has() {
-        let formation = formation(1, [worker(0), worker(1)]);
-        let mut member = running(&formation);
-        let wishes = Wishes { save: 1, pause: Generation(1), ..Wishes::default() };
+        let world_plan = world_plan(1, [worker(0), worker(1)]);
+        let mut member = running(&world_plan);
+        let requests = Requests { save: 1, pause: Generation(1), ..Requests::default() };
         for step in 1..=2 {
             assert_eq!(member.report().phase, MemberPhase::Running);
             member.handle_computed(Generation(1), Step(step)).unwrap();
-            member.handle_committed(Generation(1), Step(step), wishes).unwrap();
+            member.handle_committed(Generation(1), Step(step), requests).unwrap();
         }
 
         let report = member.report();
         assert_eq!((report.phase, report.holds.len()), (MemberPhase::Paused, 2));
-        assert_eq!(report.promise.applied.map(|version| version.step), Some(Step(2)));
+        assert_eq!(report.commit_state.applied.map(|version| version.step), Some(Step(2)));
         assert!(member.handle_computed(Generation(1), Step(3)).is_err());
-        let mut later = order(1, Stage::Run, Some(&formation));
-        (later.wishes, later.id.revision) = (wishes, wishes.revision());
-        member.handle_order(&later).unwrap();
+        let mut later = desired_state(1, Stage::Run, Some(&world_plan));
+        (later.requests, later.id.revision) = (requests, requests.revision());
+        member.handle_desired_state(&later).unwrap();
         assert_eq!(member.report().holds.len(), 2, "the next world needs it");
     }
 
-    // B-5
+    // MEMBER-5
     #[test]
     fn a_member_is_done_when_its_parts_are_durable_and_the_shell_has_finished() {
-        let mut member = running(&formation(1, [worker(0), worker(1)]));
-        let stop = Wishes { stop: true, ..Wishes::default() };
+        let mut member = running(&world_plan(1, [worker(0), worker(1)]));
+        let stop = Requests { stop: true, ..Requests::default() };
         member.handle_computed(Generation(1), Step(1)).unwrap();
         member.handle_committed(Generation(1), Step(1), stop).unwrap();
 
@@ -760,11 +780,11 @@ mod tests {
 
     #[test]
     fn an_older_part_that_is_durable_late_does_not_hide_the_newest() {
-        let formation = formation(1, [worker(0), worker(1)]);
-        let mut member = running(&formation);
+        let world_plan = world_plan(1, [worker(0), worker(1)]);
+        let mut member = running(&world_plan);
         let part = |step| Part {
             of: Checkpoint { generation: Generation(1), step: Step(step) },
-            shard: formation.holds[0][0],
+            shard: world_plan.holds[0][0],
         };
 
         member.handle_saved(part(20));

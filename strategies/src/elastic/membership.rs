@@ -1,12 +1,14 @@
 //! The coordinator's view of nodes and their workers.
 //!
 //! Invariants:
-//! - `M-1` Of each node only the latest report of its latest boot counts; older ones are refused and change nothing.
-//! - `M-2` A node is lost exactly when nothing was heard of it for the detection time.
-//! - `M-3` "Dead" is said only on the word of a supervisor: the process has a successor, or was reported by the node and
-//!   is so no more, or was started before the node's latest boot. Silence proves nothing.
-//! - `M-4` A worker that was given up does not take part again; its successor may.
-//! - `M-5` If the coordinator itself was asleep, that is not the nodes' silence: they get half the detection time anew.
+//! - `MEMBERSHIP-1` Of each node only the latest report of its latest boot counts; older ones are refused and change
+//!   nothing.
+//! - `MEMBERSHIP-2` A node is lost exactly when nothing was heard of it for the detection time.
+//! - `MEMBERSHIP-3` "Dead" is said only on the word of a supervisor: the process has a successor, or was reported by
+//!   the node and is so no more, or was started before the node's latest boot. Silence proves nothing.
+//! - `MEMBERSHIP-4` A worker that was given up does not take part again; its successor may.
+//! - `MEMBERSHIP-5` If the coordinator itself was asleep, that is not the nodes' silence: they get half the detection
+//!   time anew.
 
 use super::identity::{Incarnation, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::incident::{Cause, Culprit, Why};
@@ -19,12 +21,12 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A worker can take part.
-    Joined(Worker),
+    JoinedWorld(Worker),
     /// A worker has been told of the latest generation.
     CaughtUp(Worker),
-    /// A worker cannot take part any more.
+    /// A worker that can no longer take part.
     Lost {
-        /// Who.
+        /// The worker.
         worker: Worker,
         /// Why.
         cause: Cause,
@@ -35,12 +37,12 @@ pub enum Change {
     Drains(NodeId),
 }
 
-/// What is known of a worker.
+/// Status of one rank process.
 #[derive(Clone, Copy, Debug)]
 pub enum Status<'a> {
     /// It takes part.
     Alive(&'a MemberReport),
-    /// The process is gone (`M-3`).
+    /// The process is gone (`MEMBERSHIP-3`).
     Dead,
     /// Its node is silent, or it has been given up: it may live.
     Unheard,
@@ -52,7 +54,8 @@ pub struct Membership {
     timing: Timing,
     nodes: BTreeMap<NodeId, Node>,
     deadlines: BTreeSet<(Instant, NodeId)>,
-    /// When it was last called; it asks to be called as often as ranks give signs of life, so that it notices when it was not.
+    /// When it was last called; it asks to be called as often as ranks give heartbeats, so that it notices when it was
+    /// not.
     awake: Instant,
     /// Workers that were given up and may live.
     evicted: BTreeSet<Worker>,
@@ -72,7 +75,7 @@ struct Node {
 }
 
 impl Membership {
-    /// Knows nobody.
+    /// A view without nodes.
     pub fn new(now: Instant, timing: Timing) -> Membership {
         Membership {
             timing,
@@ -87,7 +90,7 @@ impl Membership {
     /// A node reports.
     ///
     /// # Errors
-    /// When it is not the latest report of that node (`M-1`). Nothing has changed.
+    /// When it is not the latest report of that node (`MEMBERSHIP-1`). Nothing has changed.
     pub fn handle_report(&mut self, now: Instant, report: &Report) -> Result<(), Stale> {
         self.handle_timeout(now);
         let mut node = match self.nodes.remove(&report.node) {
@@ -135,7 +138,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Gives up nodes that are silent for too long (`M-2`).
+    /// Gives up nodes that are silent for too long (`MEMBERSHIP-2`).
     pub fn handle_timeout(&mut self, now: Instant) {
         if now >= self.awake + self.timing.life * 3 / 2 {
             self.oversleep(now);
@@ -166,7 +169,7 @@ impl Membership {
         self.changes.pop_front()
     }
 
-    /// Gives up a worker that its supervisor does not call dead; it is to be killed (`M-4`).
+    /// Gives up a worker that its supervisor does not call dead; it is to be killed (`MEMBERSHIP-4`).
     pub fn evict(&mut self, worker: Worker) {
         if matches!(self.status(worker), Status::Alive(_)) {
             self.evicted.insert(worker);
@@ -180,7 +183,7 @@ impl Membership {
         self.evicted.range(slot(0)..=all).copied().collect()
     }
 
-    /// What is known of a worker.
+    /// Status of one rank process.
     pub fn status(&self, worker: Worker) -> Status<'_> {
         let Some(node) = self.nodes.get(&worker.member.node) else { return Status::Unheard };
         match node.slots.get(&worker.member.slot) {
@@ -191,7 +194,7 @@ impl Membership {
                     Status::Alive(member)
                 }
             }
-            // A report that was long under way may be older than the worker; then it says nothing about it.
+            // A delayed report may be older than the worker, and then says nothing about it.
             _ => {
                 let seen = node.latest.get(&worker.member.slot).is_some_and(|latest| *latest >= worker.incarnation);
                 if seen || node.boot > worker.incarnation { Status::Dead } else { Status::Unheard }
@@ -240,7 +243,7 @@ impl Membership {
         self.nodes.keys().copied()
     }
 
-    /// `M-5`
+    /// `MEMBERSHIP-5`
     fn oversleep(&mut self, now: Instant) {
         let detection_time = self.timing.detection_time;
         for (id, node) in self.nodes.iter_mut().filter(|(_, node)| !node.silent) {
@@ -262,7 +265,7 @@ impl Membership {
             return;
         }
         if old.is_none() || returns {
-            self.changes.push_back(Change::Joined(member.worker));
+            self.changes.push_back(Change::JoinedWorld(member.worker));
         }
         if old.is_none_or(|old| old.generation < member.generation) {
             self.changes.push_back(Change::CaughtUp(member.worker));
@@ -281,7 +284,7 @@ impl Membership {
     }
 }
 
-/// `M-1`
+/// `MEMBERSHIP-1`
 fn check_latest(node: &Node, report: &Report) -> Result<(), Stale> {
     refuse_older(report.boot, node.boot, |found, have| Stale::Incarnation { found, have })?;
     if report.boot == node.boot && report.number <= node.number {
@@ -293,7 +296,7 @@ fn check_latest(node: &Node, report: &Report) -> Result<(), Stale> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elastic::commit::Promise;
+    use crate::elastic::commit::CommitState;
     use crate::elastic::identity::{Generation, JobId};
     use crate::elastic::message::MemberPhase;
     use proptest::prelude::*;
@@ -310,7 +313,7 @@ mod tests {
             entered: Default::default(),
             progress: Default::default(),
             broken: None,
-            promise: Promise::default(),
+            commit_state: CommitState::default(),
             holds: vec![],
             saved: None,
             failure: None,
@@ -320,9 +323,9 @@ mod tests {
             node: NodeId(node),
             boot: Incarnation(boot),
             number,
-            order: Default::default(),
+            desired_state: Default::default(),
             draining: false,
-            n_stillborn: 0,
+            n_failed_starts: 0,
             members: incarnations.iter().enumerate().map(member).collect(),
         }
     }
@@ -338,7 +341,7 @@ mod tests {
             .collect()
     }
 
-    // M-2
+    // MEMBERSHIP-2
     #[test]
     fn silent_node_is_lost_at_its_deadline_and_returns() {
         let start = Instant::now();
@@ -358,9 +361,9 @@ mod tests {
         assert!(matches!(membership.status(worker(0, 0, 7)), Status::Alive(_)));
     }
 
-    // M-5
+    // MEMBERSHIP-5
     #[test]
-    fn who_oversleeps_does_not_blame_others() {
+    fn delayed_coordinator_does_not_evict_members() {
         let start = Instant::now();
         let mut membership = Membership::new(start, Timing::default());
         membership.handle_report(start, &report(0, 1, 1, &[7])).unwrap();
@@ -372,7 +375,7 @@ mod tests {
         assert_eq!(lost(&mut membership), [(worker(0, 0, 7), Why::Silent)]);
     }
 
-    // M-3
+    // MEMBERSHIP-3
     #[test]
     fn a_successor_or_a_new_boot_proves_death() {
         let start = Instant::now();
@@ -388,9 +391,9 @@ mod tests {
         assert!(matches!(membership.status(worker(5, 0, 7)), Status::Unheard));
     }
 
-    // M-4
+    // MEMBERSHIP-4
     #[test]
-    fn a_hanging_worker_is_given_up_until_it_has_a_successor() {
+    fn hung_worker_is_given_up_until_it_has_a_successor() {
         let timing = Timing::default();
         let start = Instant::now();
         let now = start + timing.suspicion * 2;
@@ -417,7 +420,7 @@ mod tests {
     }
 
     proptest! {
-        // M-1
+        // MEMBERSHIP-1
         #[test]
         fn reports_out_of_order_change_nothing(order in prop::collection::vec((1u64..4, 1u64..6), 1..40)) {
             let start = Instant::now();

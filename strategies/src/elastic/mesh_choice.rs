@@ -1,20 +1,21 @@
-//! Which mesh the members form after a change, and who sits where.
+//! Chooses the mesh after a change, and the rank assignment.
 //!
 //! Invariants:
-//! - `X-1` The mesh is the one that is wanted if there are members for it. Else `pp`, `cp` and `tp` are those wanted, or
-//!   those of the last world as long as the wanted ones would leave more members without a seat; neither `dp` axis is larger
-//!   than both of them have it, or smaller than the policy allows.
-//! - `X-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes uneven shares.
-//! - `X-3` Of the members of the last world as many as possible keep the state that they have: a coordinate is given to
-//!   another one only if its holder is gone or the coordinate has vanished. Who has caught up meanwhile takes a seat with
-//!   what it has learnt before anybody else does.
+//! - `MESH-CHOICE-1` The mesh is the requested one if there are enough members for it. Else `pp`, `cp` and `tp` are
+//!   those wanted, or those of the last world as long as the wanted ones would leave more members without a rank;
+//!   neither `dp` axis is larger than both of them have it, or smaller than the policy allows.
+//! - `MESH-CHOICE-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes
+//!   uneven shares.
+//! - `MESH-CHOICE-3` Of the members of the last world as many as possible keep the state that they have: a coordinate
+//!   is given to another one only if its holder is gone or the coordinate has vanished. A member that has caught up
+//!   gets its rank before any other candidate.
 //!
 //! Meshes are tried from the most ranks to the fewest; of equal ones the one that is as wanted, then the one that keeps
-//! `dp_shard`, as then no state moves. Whether a model can be cut like that is not known here: whoever passes a wish on
+//! `dp_shard`, as then no state moves. Whether the model can be cut that way is not known here; the sender of a request
 //! checks it first.
 
 use super::identity::{Incarnation, Worker};
-use super::message::{Formation, Learner};
+use super::message::{CatchUp, WorldPlan};
 use super::quorum::Blocked;
 use super::recovery::{TRANSFERS_MAX, n_transfers};
 use super::shadow::{Cut, Shard};
@@ -48,7 +49,8 @@ pub struct Policy {
     pub incidents_max: u32,
     /// Bytes of all weights and optimizer state that updates change.
     pub state_bytes: u64,
-    /// A newcomer that lacks more than this catches up while the others train, if they can; see [`super::learner`].
+    /// A newcomer that misses more bytes of state than this catches up while the others train, if they can; see
+    /// [`super::catch_up`].
     pub rest_bytes_max: u64,
 }
 
@@ -57,15 +59,15 @@ pub struct Policy {
 pub struct Last<'a> {
     /// Its shape.
     pub mesh: Mesh,
-    /// Who sat where.
-    pub seats: &'a [Worker],
-    /// Who caught up meanwhile.
-    pub learners: &'a [Learner],
+    /// The previous rank assignment.
+    pub assignments: &'a [Worker],
+    /// Members that were catching up.
+    pub catching_up: &'a [CatchUp],
 }
 
-impl<'a> From<&'a Formation> for Last<'a> {
-    fn from(formation: &'a Formation) -> Last<'a> {
-        Last { mesh: formation.mesh, seats: &formation.seats, learners: &formation.learners }
+impl<'a> From<&'a WorldPlan> for Last<'a> {
+    fn from(world_plan: &'a WorldPlan) -> Last<'a> {
+        Last { mesh: world_plan.mesh, assignments: &world_plan.assignments, catching_up: &world_plan.catching_up }
     }
 }
 
@@ -83,7 +85,7 @@ pub enum ResizeError {
     TooManyPieces {
         /// The mesh that was wanted so far.
         have: Mesh,
-        /// The one that is asked for.
+        /// The requested one.
         found: Mesh,
         /// So many.
         n_transfers: usize,
@@ -100,22 +102,22 @@ pub enum ResizeError {
         dp_shard_min: usize,
         /// Microbatches of a step.
         n_microbatches: usize,
-        /// The one that is asked for.
+        /// The requested one.
         found: Mesh,
     },
 }
 
-/// Who sits where.
+/// The worker of each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The shape.
     pub mesh: Mesh,
     /// A rank is a position.
-    pub seats: Vec<Worker>,
+    pub assignments: Vec<Worker>,
 }
 
 impl Policy {
-    /// The largest mesh for so many members (`X-1`, `X-2`).
+    /// The largest mesh for `n` members (`MESH-CHOICE-1`, `MESH-CHOICE-2`).
     pub fn largest(&self, n_members: usize, last: Option<Mesh>) -> Option<Mesh> {
         let fits = |mesh: &Mesh| mesh.size() <= n_members && self.divides(mesh);
         if fits(&self.wanted) {
@@ -182,7 +184,7 @@ impl Policy {
         mesh.dp_replicate >= self.dp_replicate_min.max(1) && mesh.dp_shard >= self.dp_shard_min && self.divides(mesh)
     }
 
-    /// Decides. `last` is the world before, `members` are sorted and can all take a seat, `waited` is for how long.
+    /// Decides. `last` is the world before, `members` are sorted and can all take a rank, `waited` is for how long.
     ///
     /// # Errors
     /// Why there is no world yet.
@@ -200,46 +202,46 @@ impl Policy {
             let remaining = self.replace_patience - waited;
             return Err(Blocked::Replacements { have, want: self.wanted.size(), remaining });
         }
-        Ok(Choice { mesh, seats: seats(mesh, last, members) })
+        Ok(Choice { mesh, assignments: assignments(mesh, last, members) })
     }
 }
 
-/// `X-3`
-fn seats(mesh: Mesh, last: Option<Last<'_>>, members: &BTreeSet<Worker>) -> Vec<Worker> {
-    let mut seats: Vec<Option<Worker>> = vec![None; mesh.size()];
+/// `MESH-CHOICE-3`
+fn assignments(mesh: Mesh, last: Option<Last<'_>>, members: &BTreeSet<Worker>) -> Vec<Worker> {
+    let mut assignments: Vec<Option<Worker>> = vec![None; mesh.size()];
     let mut free = members.clone();
-    if let Some(Last { mesh: last_mesh, seats: last_seats, learners }) = last {
-        for (rank, worker) in last_seats.iter().enumerate() {
+    if let Some(Last { mesh: last_mesh, assignments: last_assignments, catching_up }) = last {
+        for (rank, worker) in last_assignments.iter().enumerate() {
             let at = last_mesh.coord(rank);
             let inside = crate::mesh::Axis::ALL.into_iter().all(|axis| at.on(axis) < mesh.axis(axis));
             if inside && free.remove(worker) {
-                seats[mesh.rank(at)] = Some(*worker);
+                assignments[mesh.rank(at)] = Some(*worker);
             }
         }
-        // In the order of their seats, so that all that are left take those for which they learnt.
-        for learner in learners {
+        // In the order of their ranks, so that all that are left take those for which they learnt.
+        for catch_up in catching_up {
             let is_its =
-                |rank: &usize| seats[*rank].is_none() && learner.holds.first() == Some(&Shard::of(&mesh, *rank));
-            if let Some(rank) = (0..mesh.size()).find(is_its).filter(|_| free.remove(&learner.worker)) {
-                seats[rank] = Some(learner.worker);
+                |rank: &usize| assignments[*rank].is_none() && catch_up.holds.first() == Some(&Shard::of(&mesh, *rank));
+            if let Some(rank) = (0..mesh.size()).find(is_its).filter(|_| free.remove(&catch_up.worker)) {
+                assignments[rank] = Some(catch_up.worker);
             }
         }
-        // A process that was started again in the same place is nearest to the ranks around the seat.
-        for (rank, worker) in last_seats.iter().enumerate() {
+        // A process that was started again in the same place is nearest to the ranks around the rank.
+        for (rank, worker) in last_assignments.iter().enumerate() {
             let at = last_mesh.coord(rank);
             let inside = crate::mesh::Axis::ALL.into_iter().all(|axis| at.on(axis) < mesh.axis(axis));
             let first = Worker { incarnation: Incarnation(0), ..*worker };
             let successor = free.range(first..).next().filter(|other| other.member == worker.member).copied();
-            if let (true, Some(successor)) = (inside && seats[mesh.rank(at)].is_none(), successor) {
+            if let (true, Some(successor)) = (inside && assignments[mesh.rank(at)].is_none(), successor) {
                 free.remove(&successor);
-                seats[mesh.rank(at)] = Some(successor);
+                assignments[mesh.rank(at)] = Some(successor);
             }
         }
     }
     let mut free = free.into_iter();
-    seats
+    assignments
         .into_iter()
-        .map(|seat| seat.or_else(|| free.next()).expect("the mesh is no larger than the members"))
+        .map(|assignment| assignment.or_else(|| free.next()).expect("the mesh is no larger than the members"))
         .collect()
 }
 
@@ -273,43 +275,46 @@ mod tests {
         }
     }
 
-    fn before(mesh: Mesh, seats: &[Worker]) -> Option<Last<'_>> {
-        Some(Last { mesh, seats, learners: &[] })
+    fn before(mesh: Mesh, assignments: &[Worker]) -> Option<Last<'_>> {
+        Some(Last { mesh, assignments, catching_up: &[] })
     }
 
     const LONG: Duration = Duration::from_secs(9);
 
-    //
+    // MESH-CHOICE-3
     #[test]
-    fn who_has_caught_up_takes_a_seat_with_what_it_has_learnt_also_if_another_learner_died() {
+    fn caught_up_member_takes_its_rank_even_if_another_died_catching_up() {
         let (wanted, now) = (policy(3, 2, 1), Mesh { dp_shard: 2, ..Mesh::ONE });
-        let seats = [worker(10), worker(11)];
-        let learns = |(rank, slot): (usize, u32)| Learner {
+        let assignments = [worker(10), worker(11)];
+        let catches_up = |(rank, slot): (usize, u32)| CatchUp {
             worker: worker(slot),
             mesh: wanted.wanted,
             rank,
             holds: vec![Shard::of(&wanted.wanted, rank)],
             transfers: vec![],
         };
-        let learners: Vec<Learner> = [(2, 9), (3, 8), (4, 7), (5, 6)].into_iter().map(learns).collect();
-        let last = Some(Last { mesh: now, seats: &seats, learners: &learners });
+        let catching_up: Vec<CatchUp> = [(2, 9), (3, 8), (4, 7), (5, 6)].into_iter().map(catches_up).collect();
+        let last = Some(Last { mesh: now, assignments: &assignments, catching_up: &catching_up });
 
         let all = wanted.choose(last, &members(6..12), LONG).unwrap();
         let without_one = wanted.choose(last, &members([6, 7, 8, 10, 11]), LONG).unwrap();
 
-        assert_eq!(all.seats, [10, 11, 9, 8, 7, 6].map(worker));
+        assert_eq!(all.assignments, [10, 11, 9, 8, 7, 6].map(worker));
         assert_eq!(without_one.mesh, Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE });
-        assert_eq!(without_one.seats, [10, 11, 7, 8].map(worker));
+        assert_eq!(without_one.assignments, [10, 11, 7, 8].map(worker));
     }
 
     #[test]
-    fn a_spare_takes_the_seat_of_the_dead_at_once() {
+    fn spare_takes_the_rank_of_a_dead_worker_at_once() {
         let policy = policy(2, 2, 1);
         let last: Vec<Worker> = (0..4).map(worker).collect();
 
         let choice = policy.choose(before(policy.wanted, &last), &members([0, 2, 3, 9]), Duration::ZERO).unwrap();
 
-        assert_eq!(choice, Choice { mesh: policy.wanted, seats: vec![worker(0), worker(9), worker(2), worker(3)] });
+        assert_eq!(
+            choice,
+            Choice { mesh: policy.wanted, assignments: vec![worker(0), worker(9), worker(2), worker(3)] }
+        );
     }
 
     #[test]
@@ -323,7 +328,7 @@ mod tests {
 
         assert_eq!(wait, Blocked::Replacements { have: 3, want: 4, remaining: Duration::from_secs(1) });
         assert_eq!(choice.mesh.dp_shard, 3);
-        assert_eq!(choice.seats, [worker(0), worker(3), worker(2)]);
+        assert_eq!(choice.assignments, [worker(0), worker(3), worker(2)]);
     }
 
     #[test]
@@ -389,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_for_the_smallest_mesh_is_said() {
+    fn too_few_members_for_the_smallest_mesh_is_reported() {
         let policy = Policy { dp_shard_min: 2, ..policy(1, 4, 2) };
 
         let err = policy.choose(None, &members(0..3), LONG).unwrap_err();
@@ -398,9 +403,9 @@ mod tests {
     }
 
     proptest! {
-        //
+        // MESH-CHOICE-1, MESH-CHOICE-2, MESH-CHOICE-3
         #[test]
-        fn seats_are_distinct_members_and_survivors_keep_theirs(
+        fn assigned_members_are_distinct_and_survivors_keep_their_ranks(
             dp_replicate in 1usize..4, dp_shard in 1usize..4, tp in 1usize..3, uneven: bool, lost: u32,
         ) {
             let policy = Policy { uneven, ..policy(dp_replicate, dp_shard, tp) };
@@ -412,14 +417,14 @@ mod tests {
                 return Ok(());
             };
 
-            let distinct: BTreeSet<Worker> = choice.seats.iter().copied().collect();
+            let distinct: BTreeSet<Worker> = choice.assignments.iter().copied().collect();
             prop_assert_eq!(distinct.len(), choice.mesh.size());
             prop_assert!(distinct.is_subset(&left));
             prop_assert_eq!(choice.mesh.tp, tp);
             prop_assert!(uneven || policy.n_microbatches.is_multiple_of(choice.mesh.data_ranks()));
-            for (rank, seat) in choice.seats.iter().enumerate() {
+            for (rank, assignment) in choice.assignments.iter().enumerate() {
                 let owner = last[policy.wanted.rank(choice.mesh.coord(rank))];
-                prop_assert!(*seat == owner || !left.contains(&owner));
+                prop_assert!(*assignment == owner || !left.contains(&owner));
             }
         }
     }

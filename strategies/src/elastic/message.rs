@@ -1,6 +1,6 @@
-//! What travels between nodes and the coordinator, and what the coordinator writes down.
+//! Messages between nodes and the coordinator, and the coordinator's durable record.
 
-use super::commit::{Promise, Version};
+use super::commit::{CommitState, Version};
 use super::identity::{Generation, Incarnation, JobId, NodeId, Step, Term, Worker};
 use super::incident::Cause;
 use super::progress::Progress;
@@ -13,270 +13,272 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// All that a node knows, from its supervisor to the coordinator.
+/// A node's complete report, sent by its supervisor to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// The job.
     pub job: JobId,
-    /// Who reports.
+    /// The reporting node.
     pub node: NodeId,
-    /// Which start of its supervisor.
+    /// Incarnation of its supervisor.
     pub boot: Incarnation,
-    /// Number of the report since that start.
+    /// Sequence number of the report since that start.
     pub number: u64,
-    /// The latest order that it has taken up.
-    pub order: OrderId,
-    /// Whether the machine is about to be taken away.
+    /// The latest desired state that it has taken up.
+    pub desired_state: DesiredStateId,
+    /// Whether the machine is about to be preempted.
     pub draining: bool,
-    /// How many processes in a row have ended before their first word, in the place where there were most.
-    pub n_stillborn: u32,
+    /// The largest number of consecutive failed starts in any slot: processes that ended before their first status
+    /// report.
+    pub n_failed_starts: u32,
     /// Its workers.
     pub members: Vec<MemberReport>,
 }
 
-/// What a worker is at.
+/// Status of one worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberReport {
-    /// Who.
+    /// The worker.
     pub worker: Worker,
-    /// The process, as the kernel of its machine calls it.
+    /// Process id on its machine.
     pub pid: Option<u32>,
-    /// Where its peers reach its tensors, if they can.
+    /// Address at which peers reach its tensors, if any.
     pub address: Option<SocketAddr>,
-    /// Whether it has ceased to give its supervisor signs of life.
+    /// Whether its heartbeats to its supervisor have stopped.
     pub hangs: bool,
-    /// The latest generation that it has been told of; it takes part in no earlier one any more.
+    /// The latest generation announced to it; it takes no part in earlier ones.
     pub generation: Generation,
-    /// What it does in that generation.
+    /// Its phase in that generation.
     pub phase: MemberPhase,
-    /// The last step whose gradients it has handed to the others; who is behind here keeps the others waiting.
+    /// The last step whose gradients it has contributed; a member that is behind delays the others.
     pub entered: Step,
-    /// Whether its device gets on.
+    /// Progress of its device.
     pub progress: Progress,
-    /// That its world cannot go on, though it was not told to leave it.
+    /// Set if its world cannot go on although it was not told to leave.
     pub broken: Option<Broken>,
-    /// How far it is.
-    pub promise: Promise,
-    /// State that it has in memory, all of the step of its promise.
+    /// Its committed and voted steps.
+    pub commit_state: CommitState,
+    /// Shards in its memory, all at the applied version.
     pub holds: Vec<Shard>,
-    /// The latest part of a checkpoint that it has made durable.
+    /// The latest checkpoint part that it has made durable.
     pub saved: Option<Part>,
-    /// Why it cannot go on and no successor could; at most [`FAILURE_LEN_MAX`] bytes.
+    /// A permanent failure, which a restart would not cure; at most [`FAILURE_LEN_MAX`] bytes.
     pub failure: Option<String>,
 }
 
-/// Why a world cannot go on, in the eyes of one member.
+/// One member's reason why its world cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Broken {
-    /// Whom it cannot reach, if that is known.
+    /// The unreachable peer, if known.
     pub lost: Option<Worker>,
-    /// What it found; at most [`FAILURE_LEN_MAX`] bytes.
+    /// The error; at most [`FAILURE_LEN_MAX`] bytes.
     pub reason: String,
 }
 
-/// Bound of a sentence in which a member says why it, or its world, cannot go on.
+/// Maximum length of a failure reason, in bytes.
 pub const FAILURE_LEN_MAX: usize = 512;
 
 /// What a worker does in a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MemberPhase {
-    /// Nothing: it has stopped, or has no seat.
+    /// Stopped, or without a rank.
     Stopped,
-    /// It has no seat and sends its state to those who have.
+    /// Without a rank; sends its state to members with a rank.
     Guest,
-    /// It has left its world between two steps, as was wished, and keeps its state for the next one.
+    /// Paused between two steps as requested; keeps its state for the next world.
     Paused,
-    /// It has a seat and fetches its state.
+    /// Has a rank and fetches its state.
     Healing,
-    /// It has its state.
+    /// Has its state.
     Ready,
-    /// It has no seat and catches up while the others train; once it holds anything, it has caught up.
-    Learning,
-    /// It trains.
+    /// Without a rank; catches up while the others train. It has caught up once it reports any state.
+    CatchingUp,
+    /// Trains.
     Running,
-    /// It has finished the last step and makes durable what is not.
+    /// Has finished the last step and is saving.
     Saving,
-    /// It has finished the last step, and all that it had to save is durable.
+    /// Has finished the last step, and everything it had to save is durable.
     Done,
 }
 
-/// Position of an order in the sequence of all orders. A coordinator never gives two orders of one id.
+/// Position of a desired state in the sequence of all desired states. A coordinator never sends two different desired
+/// states with one id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct OrderId {
-    /// Of the coordinator.
+pub struct DesiredStateId {
+    /// Term of the coordinator.
     pub term: Term,
-    /// Of the world.
+    /// Generation of the world.
     pub generation: Generation,
-    /// Of the world's life.
+    /// Stage of the world's life cycle.
     pub stage: Stage,
-    /// Of the operator's wishes; see [`Wishes::revision`].
+    /// Revision of the operator's requests; see [`Requests::revision`].
     pub revision: u64,
 }
 
-/// The life of a world.
+/// Life cycle of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
-    /// Leave every earlier generation and say how far you are.
+    /// Leave every earlier generation and report the applied and voted steps.
     #[default]
     Stop,
-    /// Take your seats and fetch your state.
+    /// Join the world and fetch the state.
     Form,
     /// Train.
     Run,
-    /// The job is over: let go of everything.
+    /// The job is over: release everything.
     End,
 }
 
-/// What the operator, or the coordinator, wants of the members. Wishes are never withdrawn, so the larger of two is the later one.
+/// Requests of the operator or the coordinator to the members. Requests are never withdrawn, so the larger of two is
+/// the later one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Wishes {
-    /// Whether the job shall end after a step, as if that were the last.
+pub struct Requests {
+    /// Whether to stop the job after the current step.
     pub stop: bool,
-    /// How many checkpoints were asked for since the job began.
+    /// Number of checkpoints requested since the job began.
     pub save: u64,
-    /// The world of this generation, if it still trains, is to come to rest between two steps: another follows by choice.
+    /// Generation of the world to pause between two steps, for a planned change.
     pub pause: Generation,
 }
 
-impl Wishes {
-    /// Counts the changes of wishes.
+impl Requests {
+    /// Number of changes made so far.
     pub fn revision(self) -> u64 {
         self.save + u64::from(self.stop) + self.pause.0
     }
 
-    /// All that either of the two asks for.
+    /// The union of both.
     #[must_use]
-    pub fn and(self, other: Wishes) -> Wishes {
+    pub fn and(self, other: Requests) -> Requests {
         let (stop, save) = (self.stop || other.stop, self.save.max(other.save));
-        Wishes { stop, save, pause: self.pause.max(other.pause) }
+        Requests { stop, save, pause: self.pause.max(other.pause) }
     }
 }
 
-/// What the coordinator wants of a node.
+/// The desired state of a node, as sent by the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct DesiredState {
     /// The job.
     pub job: JobId,
-    /// Which order.
-    pub id: OrderId,
-    /// The world; absent while it is to stop.
+    /// Its position in the sequence.
+    pub id: DesiredStateId,
+    /// Plan of the world; absent while the previous world is stopping.
     #[serde(with = "shared")]
-    pub formation: Option<Arc<Formation>>,
-    /// Workers of this node to be killed.
+    pub world_plan: Option<Arc<WorldPlan>>,
+    /// Workers of this node to kill.
     pub evict: Vec<Worker>,
-    /// What the operator wants.
-    pub wishes: Wishes,
-    /// The supervisor that may go, if it is that of a drained node of which nothing is needed any more. A later start of
-    /// the node is another supervisor.
+    /// Operator requests.
+    pub requests: Requests,
+    /// Incarnation of the supervisor that may exit, if this is a drained node that is no longer needed. A later start
+    /// of the node is another incarnation.
     pub release: Option<Incarnation>,
 }
 
-/// A world and how it comes to its state.
+/// The plan of a world: members, ranks, and where their state comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Formation {
-    /// Its number.
+pub struct WorldPlan {
+    /// Number of the world.
     pub generation: Generation,
-    /// Its shape.
+    /// Shape of the world.
     pub mesh: Mesh,
-    /// Who sits where; a rank is a position.
-    pub seats: Vec<Worker>,
-    /// Who has no seat yet and catches up while the others train.
-    pub learners: Vec<Learner>,
-    /// Who has no seat and sends state to those who have, until the world runs.
+    /// The worker of each rank, by position.
+    pub assignments: Vec<Worker>,
+    /// Members without a rank that catch up while the others train.
+    pub catching_up: Vec<CatchUp>,
+    /// Members without a rank that send state until the world runs.
     pub guests: Vec<Worker>,
-    /// Where tensors of the members are reached, in the order of [`Formation::members`].
+    /// Data-plane addresses of the members, in the order of [`WorldPlan::members`].
     pub addresses: Vec<Option<SocketAddr>>,
-    /// The state from which it goes on.
+    /// The base state.
     pub base: Version,
-    /// In which generation the votes for that state's last step were cast.
+    /// Generation in which the votes for the base step were cast.
     pub voted_in: Generation,
-    /// What each rank shall hold: its own shard first, then the shadows of others.
+    /// Shards that each rank holds: its own first, then shadows.
     pub holds: Vec<Vec<Shard>>,
-    /// What each rank fetches.
+    /// Transfers to each rank.
     pub transfers: Vec<Vec<Transfer>>,
-    /// How many of the checkpoints that were asked for are complete; the world owes the others.
+    /// Number of requested checkpoints that are complete; this world writes the others.
     pub n_saves: u64,
-    /// Whether it does not train, but makes the state that it begins from durable and ends: too few members will stay.
+    /// Whether the world only saves its base state and ends, because too few members will stay.
     pub rests: bool,
 }
 
-impl Formation {
-    /// The seat of a worker, if it has one.
+impl WorldPlan {
+    /// The rank of a worker, if it has one.
     pub fn rank_of(&self, worker: Worker) -> Option<usize> {
-        self.seats.iter().position(|seat| *seat == worker)
+        self.assignments.iter().position(|assignment| *assignment == worker)
     }
 
-    /// All who take part: the seats, then the learners, then the guests.
+    /// All members: ranks, then catching-up members, then guests.
     pub fn members(&self) -> impl Iterator<Item = Worker> {
-        let learners = self.learners.iter().map(|learner| learner.worker);
-        self.seats.iter().copied().chain(learners).chain(self.guests.iter().copied())
+        let catching_up = self.catching_up.iter().map(|catch_up| catch_up.worker);
+        self.assignments.iter().copied().chain(catching_up).chain(self.guests.iter().copied())
     }
 
-    /// The number of a worker among all who take part: its rank, or behind all ranks.
+    /// The index of a worker among all members: its rank, or an index after all ranks.
     pub fn member_of(&self, worker: Worker) -> Option<u32> {
         self.members().position(|other| other == worker).map(|at| at as u32)
     }
 
-    /// What a worker catches up for, if it does.
-    pub fn learner(&self, worker: Worker) -> Option<&Learner> {
-        self.learners.iter().find(|learner| learner.worker == worker)
+    /// The catch-up entry of a worker, if it catches up.
+    pub fn catch_up(&self, worker: Worker) -> Option<&CatchUp> {
+        self.catching_up.iter().find(|catch_up| catch_up.worker == worker)
     }
 
-    /// The mesh, the rank and the shards of the seat that a worker has, or for which it catches up.
-    pub fn seat_of(&self, worker: Worker) -> Option<(Mesh, usize, &[Shard])> {
+    /// Mesh, rank and shards that a worker has or catches up for.
+    pub fn assignment_of(&self, worker: Worker) -> Option<(Mesh, usize, &[Shard])> {
         let own = self.rank_of(worker).map(|rank| (self.mesh, rank, &self.holds[rank][..]));
-        own.or_else(|| self.learner(worker).map(|learner| (learner.mesh, learner.rank, &learner.holds[..])))
+        own.or_else(|| self.catch_up(worker).map(|catch_up| (catch_up.mesh, catch_up.rank, &catch_up.holds[..])))
     }
 }
 
-/// A member without a seat that catches up while the others train: see [`super::learner`].
+/// A member without a rank that catches up while the others train: see [`super::catch_up`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Learner {
-    /// Who.
+pub struct CatchUp {
+    /// The worker.
     pub worker: Worker,
-    /// The mesh in which it is to have a seat. It cuts the state as that of the world does.
+    /// The mesh of its future rank. It cuts the state as the current mesh does.
     pub mesh: Mesh,
-    /// Its seat there.
+    /// Its future rank in that mesh.
     pub rank: usize,
-    /// What it shall hold there: its own shard first, then the shadows of others.
+    /// Shards of that rank: its own first, then shadows.
     pub holds: Vec<Shard>,
-    /// Which of the seats send that: all of it, or nothing if it has all of it.
+    /// Transfers of the whole state, or none if it already has all of it.
     pub transfers: Vec<Transfer>,
 }
 
-/// What a coordinator must know of its predecessors; durable before anybody acts on it.
+/// The coordinator's durable record, written before any member acts on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Whose record it is.
+    /// Term that wrote the record.
     pub term: Term,
-    /// The latest generation that anybody may have been told of.
+    /// The latest generation that may have been announced.
     pub generation: Generation,
-    /// The latest world that anybody may have been told of.
+    /// The latest world plan that may have been announced.
     #[serde(with = "shared")]
-    pub formation: Option<Arc<Formation>>,
-    /// Whether nobody has been told to train in that world: then it has committed nothing.
+    pub world_plan: Option<Arc<WorldPlan>>,
+    /// Whether that world has not been told to train, and so has committed nothing.
     pub idle: bool,
     /// The latest complete checkpoint; the initial weights count as one.
     pub checkpoint: Checkpoint,
-    /// Why the latest generation was begun, if it has not resumed.
+    /// Why the latest generation began, if it has not resumed training.
     pub cause: Option<Cause>,
-    /// What the operator wants of the members.
-    pub wishes: Wishes,
-    /// How many of the checkpoints that were asked for are complete.
+    /// Operator requests.
+    pub requests: Requests,
+    /// Number of requested checkpoints that are complete.
     pub n_saves: u64,
     /// Nodes that the operator has drained.
     pub drained: BTreeSet<NodeId>,
-    /// The mesh that the operator has asked for; that of the policy if absent.
+    /// The mesh that the operator requested; the policy's mesh if absent.
     pub wanted: Option<Mesh>,
-    /// Worlds in a row that ended by something that broke and had committed no new step.
+    /// Consecutive worlds that failed without committing a step.
     pub n_crashes: u32,
     /// How the job ended, if it has.
     pub ending: Option<Ending>,
 }
 
 impl Record {
-    /// The record of the same job if it is to go on after its end: from its checkpoint, and as if nothing had been asked
-    /// of it.
+    /// The record with which an ended job goes on: from its checkpoint, without requests.
     #[must_use]
     pub fn reopened(self) -> Record {
         let Record { term, generation, checkpoint, .. } = self;
@@ -290,21 +292,21 @@ impl Record {
 pub enum Ending {
     /// All members were done.
     Finished,
-    /// It could not go on, and why.
+    /// The job could not go on, for this reason.
     Failed(String),
 }
 
-/// Serialises what is behind a shared pointer as if it were not.
+/// Serializes the value behind an `Arc`.
 mod shared {
-    use super::Formation;
+    use super::WorldPlan;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::sync::Arc;
 
-    pub fn serialize<S: Serializer>(value: &Option<Arc<Formation>>, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(value: &Option<Arc<WorldPlan>>, to: S) -> Result<S::Ok, S::Error> {
         value.as_deref().serialize(to)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Arc<Formation>>, D::Error> {
-        Ok(Option::<Formation>::deserialize(from)?.map(Arc::new))
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Arc<WorldPlan>>, D::Error> {
+        Ok(Option::<WorldPlan>::deserialize(from)?.map(Arc::new))
     }
 }

@@ -1,9 +1,9 @@
-//! Signs that the device of a rank gets on, and what it is at: how a rank that is slow is told from one that hangs, and one
-//! that hangs from those that wait for it.
+//! Progress of a rank's device, which distinguishes a slow rank from a stuck one, and a stuck rank from the ranks that
+//! wait for it.
 //!
 //! Invariants:
-//! - `G-1` Who waits for others is never to blame, nor who waits for storage.
-//! - `G-2` How long a step takes does not matter: a device that goes on with its instructions gets on.
+//! - `PROGRESS-1` A device that waits for peers or for storage is never blamed.
+//! - `PROGRESS-2` The duration of a step does not matter: a device that executes instructions makes progress.
 
 use super::identity::Step;
 use crate::mesh::Axes;
@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The watermark of a device.
+/// Progress of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Grows with every instruction, every collective and every piece of state; its value means nothing else.
+    /// Increases with every instruction, collective and piece of state; only changes of the value are meaningful.
     pub ticks: u64,
-    /// What it is at.
+    /// What the device is doing.
     pub at: At,
 }
 
-/// What a device is at.
+/// What a device is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum At {
     /// It has nothing to do.
@@ -29,26 +29,26 @@ pub enum At {
     Rests,
     /// It computes.
     Computes,
-    /// It has entered a collective that not all others have.
+    /// Waits in a collective that not all peers have entered.
     Waits(Wait),
     /// It reads or writes files.
     Stores,
 }
 
-/// A collective that is waited for.
+/// A collective that a device waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Wait {
-    /// Over which axes; none for those of all ranks, such as the vote, and of pairs.
+    /// Axes of its group; none for collectives of all ranks, such as the vote, and for pairs.
     pub axes: Axes,
     /// Its number on these axes in this step, from 0.
     pub number: u32,
 }
 
-/// How long members of a world have not got on, as seen from outside.
+/// How long each member of a world has made no progress.
 #[derive(Clone, Debug, Default)]
-pub struct Pulses<W: Ord> {
+pub struct Pauses<W: Ord> {
     beats: BTreeMap<W, Beat>,
-    /// The longest pause after which any member went on.
+    /// The longest pause from which a member recovered.
     longest: Duration,
 }
 
@@ -58,7 +58,7 @@ struct Beat {
     since: Instant,
     /// The step that it had applied at first.
     first: Option<Step>,
-    /// Whether it has gone on since: the first pause is that of preparation.
+    /// Whether it has made progress since; the first pause is preparation.
     ticked: bool,
     /// Whether it has committed a step since.
     proven: bool,
@@ -67,24 +67,23 @@ struct Beat {
 /// How long a device may pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Until it has committed a step in this world: nothing is known yet of how long its instructions take.
+    /// Before its first committed step in this world, while the duration of its instructions is unknown.
     pub first_step: Duration,
-    /// Afterwards, or [`PAUSES`] times the longest pause that was seen, whichever is longer.
+    /// Afterwards; or [`PAUSES`] times the longest pause seen, if that is longer.
     pub stuck: Duration,
 }
 
-/// A pause so many times as long as any before is no pause any more.
+/// A device counts as stuck after a pause `PAUSES` times longer than its longest earlier pause.
 pub const PAUSES: u32 = 4;
 
-impl<W: Ord + Copy> Pulses<W> {
-    /// Nobody has been seen yet.
-    pub fn new() -> Pulses<W> {
-        Pulses { beats: BTreeMap::new(), longest: Duration::ZERO }
+impl<W: Ord + Copy> Pauses<W> {
+    /// A tracker without observations.
+    pub fn new() -> Pauses<W> {
+        Pauses { beats: BTreeMap::new(), longest: Duration::ZERO }
     }
 
-    /// A look at a member that has this watermark and has applied this step; returns since when it has paused for too
-    /// long, if it has.
-    pub fn look(
+    /// Records a member's progress and applied step; returns since when it has paused, if the pause is too long.
+    pub fn observe(
         &mut self,
         now: Instant,
         who: W,
@@ -105,7 +104,7 @@ impl<W: Ord + Copy> Pulses<W> {
         (now >= beat.since + limit).then_some(beat.since)
     }
 
-    /// Nobody could be seen for a while: all get as long as they had again.
+    /// Restarts all pauses after the coordinator itself was suspended.
     pub fn forgive(&mut self, now: Instant) {
         self.beats.values_mut().for_each(|beat| beat.since = now);
     }
@@ -141,14 +140,14 @@ mod tests {
         Progress { ticks, at: At::Computes }
     }
 
-    // G-2
+    // PROGRESS-2
     #[test]
     fn a_step_of_any_length_is_no_pause_while_instructions_go_on() {
         let start = Instant::now();
-        let mut pulses = Pulses::new();
+        let mut pauses = Pauses::new();
 
         let found: Vec<_> = (0..1_000)
-            .filter_map(|s| pulses.look(start + Duration::from_secs(s), 0, ticks(s), Some(Step(7)), &PATIENCE))
+            .filter_map(|s| pauses.observe(start + Duration::from_secs(s), 0, ticks(s), Some(Step(7)), &PATIENCE))
             .collect();
 
         assert_eq!(found, []);
@@ -158,28 +157,28 @@ mod tests {
     fn a_pause_is_measured_by_those_before_it() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let mut pulses = Pulses::new();
-        let mut look = |s, n, step| pulses.look(at(s), 0, ticks(n), Some(Step(step)), &PATIENCE);
+        let mut pauses = Pauses::new();
+        let mut observe = |s, n, step| pauses.observe(at(s), 0, ticks(n), Some(Step(step)), &PATIENCE);
 
-        assert_eq!(look(0, 0, 7), None);
-        assert_eq!(look(59, 0, 7), None, "its first step may take as long as it takes to prepare");
-        assert_eq!(look(60, 0, 7), Some(at(0)));
-        assert_eq!(look(61, 1, 7), None, "it had only been slow");
-        assert_eq!(look(71, 2, 8), None);
-        assert_eq!(look(71 + 4 * 10 - 1, 2, 8), None, "an instruction took ten seconds before");
-        assert_eq!(look(71 + 4 * 10, 2, 8), Some(at(71)));
+        assert_eq!(observe(0, 0, 7), None);
+        assert_eq!(observe(59, 0, 7), None, "its first step may take as long as it takes to prepare");
+        assert_eq!(observe(60, 0, 7), Some(at(0)));
+        assert_eq!(observe(61, 1, 7), None, "it had only been slow");
+        assert_eq!(observe(71, 2, 8), None);
+        assert_eq!(observe(71 + 4 * 10 - 1, 2, 8), None, "an instruction took ten seconds before");
+        assert_eq!(observe(71 + 4 * 10, 2, 8), Some(at(71)));
     }
 
     #[test]
-    fn one_that_has_proven_itself_may_pause_for_the_configured_time() {
+    fn proven_member_may_pause_for_the_configured_time() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut pulses = Pulses::new();
+        let mut pauses = Pauses::new();
         for (ms, n) in [(0, 0), (500, 1), (1_000, 2)] {
-            assert_eq!(pulses.look(at(ms), 0, ticks(n), Some(Step(n)), &PATIENCE), None);
+            assert_eq!(pauses.observe(at(ms), 0, ticks(n), Some(Step(n)), &PATIENCE), None);
         }
 
-        assert_eq!(pulses.look(at(5_999), 0, ticks(2), Some(Step(2)), &PATIENCE), None);
-        assert_eq!(pulses.look(at(6_000), 0, ticks(2), Some(Step(2)), &PATIENCE), Some(at(1_000)));
+        assert_eq!(pauses.observe(at(5_999), 0, ticks(2), Some(Step(2)), &PATIENCE), None);
+        assert_eq!(pauses.observe(at(6_000), 0, ticks(2), Some(Step(2)), &PATIENCE), Some(at(1_000)));
     }
 }

@@ -1,23 +1,23 @@
-//! May a new world replace the last one; and if not, why not yet.
+//! Decides whether a new world may replace the last one, and if not, why.
 //!
 //! Invariants:
-//! - `Q-1` A new world is formed only if the last one can commit nothing more: a member has left it (a step needs every
-//!   vote), or all are certainly dead, or nobody was ever told to train in it.
-//! - `Q-2` "Not yet" is a value with a sentence for people.
+//! - `QUORUM-1` A new world is formed only if the last one can commit nothing more: a member has left it (a step needs
+//!   every vote), all its members are known to be dead, or it was never told to train.
+//! - `QUORUM-2` "Not yet" is a value that formats as a sentence.
 
-use super::commit::Promise;
+use super::commit::CommitState;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// What is known of a member of the last world.
+/// What the coordinator knows about a member of the last world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seat {
-    /// It has left that world and says how far it was.
-    Left(Promise),
-    /// Its supervisor, or the successor of that, says that the process is gone.
+pub enum Liveness {
+    /// It has left that world, with this commit state.
+    Left(CommitState),
+    /// Its supervisor, or a later incarnation of it, reports that the process is gone.
     Dead,
-    /// Nobody knows: it may be training.
+    /// Unknown: it may be training.
     Unheard,
 }
 
@@ -45,7 +45,7 @@ pub enum Blocked {
         /// For how much longer.
         remaining: Duration,
     },
-    /// A world runs, but not the one that is wanted: there are not enough members for that.
+    /// The running world is not the requested one, for which there are too few members.
     Wanted {
         /// Members that there are.
         have: usize,
@@ -61,13 +61,13 @@ pub enum Blocked {
     },
 }
 
-/// Checks `Q-1`.
+/// Checks `QUORUM-1`.
 ///
 /// # Errors
 /// [`Blocked::LastWorldMayLive`].
-pub fn may_follow(seats: &[Seat]) -> Result<(), Blocked> {
-    let unheard = seats.iter().filter(|seat| **seat == Seat::Unheard).count();
-    let left = seats.iter().any(|seat| matches!(seat, Seat::Left(_)));
+pub fn may_follow(liveness: &[Liveness]) -> Result<(), Blocked> {
+    let unheard = liveness.iter().filter(|liveness| **liveness == Liveness::Unheard).count();
+    let left = liveness.iter().any(|liveness| matches!(liveness, Liveness::Left(_)));
     if left || unheard == 0 { Ok(()) } else { Err(Blocked::LastWorldMayLive { unheard }) }
 }
 
@@ -75,18 +75,18 @@ impl fmt::Display for Blocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Blocked::LastWorldMayLive { unheard } => {
-                write!(f, "no member has left the last world and {unheard} were not heard of: it may still train")
+                write!(f, "no member has left the last world and {unheard} have not reported: it may still train")
             }
-            Blocked::TooFew { have, need } => write!(f, "there are {have} members, the smallest mesh needs {need}"),
+            Blocked::TooFew { have, need } => write!(f, "there are {have} members, but the smallest mesh needs {need}"),
             Blocked::Replacements { have, want, remaining } => {
-                write!(f, "there are {have} of {want} members; replacements are waited for, {remaining:?} more")
+                write!(f, "{have} of {want} members are present; waiting up to {remaining:?} for replacements")
             }
             Blocked::Wanted { have, want } => {
-                write!(f, "the mesh that is wanted needs {want} members, there are {have}")
+                write!(f, "the requested mesh needs {want} members, {have} are present")
             }
             Blocked::StateElsewhere { n_shards, remaining } => write!(
                 f,
-                "{n_shards} shards are in no memory that can be reached; nodes that were not heard of are waited for, \
+                "{n_shards} shards are in no reachable memory; waiting for nodes that have not reported, \
                  {remaining:?} more"
             ),
         }
@@ -97,21 +97,21 @@ impl fmt::Display for Blocked {
 mod tests {
     use super::*;
 
-    const LEFT: Seat =
-        Seat::Left(Promise { entered: super::super::identity::Generation(1), applied: None, voted: None });
+    const LEFT: Liveness =
+        Liveness::Left(CommitState { entered: super::super::identity::Generation(1), applied: None, voted: None });
 
-    // Q-1
+    // QUORUM-1
     #[test]
-    fn one_that_left_or_the_death_of_all_ends_a_world() {
-        assert!(may_follow(&[LEFT, Seat::Unheard, Seat::Dead]).is_ok());
-        assert!(may_follow(&[Seat::Dead, Seat::Dead]).is_ok());
+    fn world_ends_when_one_member_left_or_all_are_dead() {
+        assert!(may_follow(&[LEFT, Liveness::Unheard, Liveness::Dead]).is_ok());
+        assert!(may_follow(&[Liveness::Dead, Liveness::Dead]).is_ok());
         assert!(may_follow(&[]).is_ok());
     }
 
-    // Q-1, Q-2
+    // QUORUM-1, QUORUM-2
     #[test]
     fn a_world_that_may_live_is_not_replaced() {
-        let err = may_follow(&[Seat::Dead, Seat::Unheard]).unwrap_err();
+        let err = may_follow(&[Liveness::Dead, Liveness::Unheard]).unwrap_err();
 
         assert_eq!(err, Blocked::LastWorldMayLive { unheard: 1 });
         assert!(err.to_string().contains("may still train"), "{err}");

@@ -1,16 +1,16 @@
-//! Which state comes from whom when a world is formed.
+//! Plans which state is sent from which member when a world is formed.
 //!
 //! Invariants:
-//! - `R-1` A plan covers every shard that a rank shall hold and does not have, from sources that have it, or names what
-//!   is in nobody's memory. It never mixes memory and disk: they are of different steps.
-//! - `R-2` A rank takes from itself alone what it has; else from those that have given least so far.
-//! - `R-3` Sources of a shard that have the same are named one after the other, no one twice, and share it: each is asked
-//!   for its part, and all parts are equally large. Replicas and shadows have the same.
-//! - `R-4` A shard comes from no more than [`SOURCES_MAX`] sources, unless it is made of more pieces; all that a plan names
-//!   is no more than [`TRANSFERS_MAX`], unless there are more pieces.
+//! - `RECOVERY-1` A plan covers every missing shard of every rank from members that hold it, or names the shards that
+//!   no member holds. It never mixes memory and disk, which are at different steps.
+//! - `RECOVERY-2` A rank reuses its own copy; otherwise it fetches from the least loaded holders.
+//! - `RECOVERY-3` Holders of identical state, such as replicas and shadows, are listed consecutively and without
+//!   duplicates, and each is asked for an equal part.
+//! - `RECOVERY-4` A shard comes from no more than [`SOURCES_MAX`] sources, unless it is made of more pieces; all that a
+//!   plan names is no more than [`TRANSFERS_MAX`], unless there are more pieces.
 //!
-//! What was cut in another way is taken piece by piece; which elements the two have in common is for the program's boxes
-//! to say (`program::held`), which both sides compute alone. A piece may turn out to have none.
+//! State that was cut differently is fetched piece by piece; the common elements follow from the program's boxes
+//! (`program::held`), which both sides compute locally. A piece may contain no common element.
 
 use super::identity::Worker;
 use super::shadow::{Cut, Shard};
@@ -19,23 +19,22 @@ use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// From so many sources a shard comes at once. More would hardly be faster, and each is one more that the world waits for.
+/// Maximum number of sources of one shard. More would hardly be faster, and the world waits for each of them.
 pub const SOURCES_MAX: usize = 4;
 
-/// Bound of the pieces in which state travels when a mesh becomes another: each is a part of the world's description, and a
-/// channel between two members.
+/// Maximum number of transfers of a world plan: each one takes space in the plan and a connection between two members.
 pub const TRANSFERS_MAX: usize = 60_000;
 
-/// One piece of state that a rank fetches.
+/// One transfer of state to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// What it becomes part of.
+    /// The shard that it belongs to.
     pub shard: Shard,
-    /// Where it is.
+    /// Where it comes from.
     pub source: Source,
 }
 
-/// Where state is.
+/// A holder of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// In the memory of a worker that trained the same shard.
@@ -49,7 +48,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Who sends, and what that one has it as.
+    /// The sender, and the shard that it holds.
     pub fn sender(&self, shard: Shard) -> Option<(Worker, Shard)> {
         match *self {
             Source::Replica(worker) | Source::Shadow(worker) => Some((worker, shard)),
@@ -59,43 +58,43 @@ impl Source {
     }
 }
 
-/// Shards that no memory has.
+/// Shards that no member holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing(pub Vec<Shard>);
 
-/// Which part of what its sources have together one of them is asked for (`R-3`).
+/// The part that one of several holders is asked for (`RECOVERY-3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// The part, counted from 0.
+    /// Index of the part, from 0.
     pub part: u32,
-    /// Of how many that are equally large.
+    /// Number of equal parts.
     pub n_parts: u32,
 }
 
 impl Share {
-    /// Whether there is such a part, of what is cut into no more than [`SOURCES_MAX`].
-    pub fn is_sound(&self) -> bool {
+    /// Whether the part exists and the number of parts is at most [`SOURCES_MAX`].
+    pub fn is_valid(&self) -> bool {
         self.part < self.n_parts && self.n_parts as usize <= SOURCES_MAX
     }
 }
 
-/// What each rank fetches from the memory of others. `holders` are the workers that have the state of the right step.
+/// Plans the transfers to each rank. `holders` are the workers that have the base state.
 ///
 /// # Errors
-/// What only the disk has (`R-1`).
+/// The shards that only the checkpoint has (`RECOVERY-1`).
 pub fn plan(
-    seats: &[Worker],
+    assignments: &[Worker],
     needs: &[Vec<Shard>],
     holders: &BTreeMap<Worker, &[Shard]>,
 ) -> Result<Vec<Vec<Transfer>>, Missing> {
     let index = Index::of(holders);
     let mut missing = Vec::new();
-    let mut lacking: Vec<(usize, Shard, Vec<Shard>)> = Vec::new();
-    for (rank, (worker, shards)) in seats.iter().zip(needs).enumerate() {
+    let mut to_fetch: Vec<(usize, Shard, Vec<Shard>)> = Vec::new();
+    for (rank, (worker, shards)) in assignments.iter().zip(needs).enumerate() {
         let own = holders.get(worker).copied().unwrap_or_default();
         for shard in shards.iter().filter(|shard| !own.contains(shard)) {
             match index.pieces(*shard) {
-                Some(pieces) => lacking.push((rank, *shard, pieces)),
+                Some(pieces) => to_fetch.push((rank, *shard, pieces)),
                 None => missing.push(*shard),
             }
         }
@@ -105,14 +104,14 @@ pub fn plan(
         missing.dedup();
         return Err(Missing(missing));
     }
-    let n_pieces: usize = lacking.iter().map(|(.., pieces)| pieces.len()).sum();
+    let n_pieces: usize = to_fetch.iter().map(|(.., pieces)| pieces.len()).sum();
     let mut load = Load::default();
-    let mut plan = vec![Vec::new(); seats.len()];
-    for (rank, shard, pieces) in lacking {
-        //
+    let mut plan = vec![Vec::new(); assignments.len()];
+    for (rank, shard, pieces) in to_fetch {
+        // RECOVERY-4
         let n_sources_max = (SOURCES_MAX / pieces.len()).min(TRANSFERS_MAX / n_pieces).max(1);
         for piece in pieces {
-            let sources = load.share(seats[rank], &index.cuts[&piece.cut][&piece], n_sources_max);
+            let sources = load.share(assignments[rank], &index.cuts[&piece.cut][&piece], n_sources_max);
             plan[rank].extend(sources.into_iter().map(|(from, own)| {
                 let source = match (piece == shard, own) {
                     (true, true) => Source::Replica(from),
@@ -126,14 +125,13 @@ pub fn plan(
     Ok(plan)
 }
 
-/// The transfers of a rank by what their sources share (`R-3`): those that have the same together, each of which is asked
-/// for its part.
+/// The transfers of a rank, grouped by identical state (`RECOVERY-3`).
 pub fn shared(transfers: &[Transfer]) -> impl Iterator<Item = &[Transfer]> {
     let what = |transfer: &Transfer| (transfer.shard, transfer.source.sender(transfer.shard).map(|(_, held)| held));
     transfers.chunk_by(move |a, b| what(a) == what(b))
 }
 
-/// The transfers of a rank, and what each source is asked for.
+/// The transfers of a rank, each with the part that its source is asked for.
 pub fn shares(transfers: &[Transfer]) -> impl Iterator<Item = (Transfer, Share)> {
     shared(transfers).flat_map(|group| {
         let n_parts = group.len() as u32;
@@ -141,22 +139,22 @@ pub fn shares(transfers: &[Transfer]) -> impl Iterator<Item = (Transfer, Share)>
     })
 }
 
-/// Everything that each rank shall hold, from the checkpoint.
+/// Transfers of every shard from the checkpoint.
 pub fn from_disk(needs: &[Vec<Shard>], checkpoint: Checkpoint) -> Vec<Vec<Transfer>> {
     let fetch = |shard: &Shard| Transfer { shard: *shard, source: Source::Disk(checkpoint) };
     needs.iter().map(|shards| shards.iter().map(fetch).collect()).collect()
 }
 
-/// Pieces that travel at most when a world of one mesh becomes one of another: as many as if nobody had anything already.
+/// Upper bound of the transfers from one mesh to another, as if no rank could reuse its own state.
 pub fn n_transfers(from: &Mesh, to: &Mesh) -> usize {
     let cut = Cut::of(from);
     (0..to.size()).map(|rank| Shard::of(to, rank).pieces(cut).count()).sum()
 }
 
-/// Who has a shard, and whether as its own.
+/// The holders of a shard, and whether it is their own.
 type Holders = Vec<(Worker, bool)>;
 
-/// Who has what of each cut.
+/// The holders of each shard, by cut.
 #[derive(Default)]
 struct Index {
     cuts: BTreeMap<Cut, BTreeMap<Shard, Holders>>,
@@ -196,7 +194,7 @@ const PIECE: usize = 12;
 const _: () = assert!(PIECE.is_multiple_of(2) && PIECE.is_multiple_of(3) && PIECE.is_multiple_of(SOURCES_MAX));
 
 impl Load {
-    /// Who of these gives a piece to `to` (`R-2`).
+    /// Chooses which holders send a piece to `to` (`RECOVERY-2`).
     fn share(&mut self, to: Worker, holders: &[(Worker, bool)], n_max: usize) -> Holders {
         if let Some(itself) = holders.iter().find(|(worker, _)| *worker == to) {
             return vec![*itself];
@@ -233,10 +231,10 @@ mod tests {
     fn newcomers_take_from_the_replicas_that_give_least() {
         let have = [part(0, 1)];
         let holders: BTreeMap<Worker, &[Shard]> = (0..6).map(|i| (worker(i), &have[..])).collect();
-        let seats: Vec<Worker> = (0..8).map(worker).collect();
+        let assignments: Vec<Worker> = (0..8).map(worker).collect();
         let needs = vec![have.to_vec(); 8];
 
-        let plan = plan(&seats, &needs, &holders).unwrap();
+        let plan = plan(&assignments, &needs, &holders).unwrap();
 
         assert!(plan[..6].iter().all(Vec::is_empty));
         let from = |ranks: [u32; SOURCES_MAX]| {
@@ -245,7 +243,7 @@ mod tests {
         assert_eq!(plan[6..], [from([0, 1, 2, 3]), from([4, 5, 0, 1])]);
     }
 
-    //
+    // RECOVERY-3
     #[test]
     fn a_replica_and_a_shadow_share_what_they_have_and_who_has_another_piece_gives_that_alone() {
         let (old, new) = ([part(0, 2), part(1, 2)], part(0, 1));
@@ -265,24 +263,24 @@ mod tests {
         assert_eq!(shared(&other[1]).count(), 2);
     }
 
-    //
+    // RECOVERY-4
     #[test]
     fn a_world_so_large_that_its_description_would_be_too_long_takes_each_piece_from_fewer() {
         let have = [part(0, 1)];
         let n_transfers = |n_new: u32| {
             let holders: BTreeMap<Worker, &[Shard]> = (0..8).map(|i| (worker(i), &have[..])).collect();
-            let seats: Vec<Worker> = (8..8 + n_new).map(worker).collect();
+            let assignments: Vec<Worker> = (8..8 + n_new).map(worker).collect();
             let needs = vec![have.to_vec(); n_new as usize];
-            plan(&seats, &needs, &holders).unwrap().iter().map(Vec::len).sum::<usize>()
+            plan(&assignments, &needs, &holders).unwrap().iter().map(Vec::len).sum::<usize>()
         };
 
         assert_eq!([15_000, 25_000, 65_000].map(n_transfers), [60_000, 50_000, 65_000]);
     }
 
     proptest! {
-        //
+        // RECOVERY-1, RECOVERY-2, RECOVERY-3, RECOVERY-4
         #[test]
-        fn what_is_lacking_comes_from_few_that_have_it_and_none_of_them_gives_much_more_than_another(
+        fn missing_state_comes_from_few_holders_in_balanced_shares(
             n_parts in 1u32..5, n_replicas in 1u32..7, n_shadows in 0u32..5, n_new in 1u32..9, other in 1u32..5, shift: u32,
         ) {
             let shard = |i: u32| part(i % n_parts, n_parts);
@@ -290,15 +288,15 @@ mod tests {
                 .map(|i| if i < n_shadows && n_parts > 1 { vec![shard(i), shard(i + 1)] } else { vec![shard(i)] })
                 .collect();
             let holders: BTreeMap<Worker, &[Shard]> = (0..).map(worker).zip(held.iter().map(|held| &held[..])).collect();
-            // Some of those who take their seats have something already.
+            // Some of those who take their ranks have something already.
             let first = shift % (n_parts * n_replicas + 1);
-            let seats: Vec<Worker> = (first..first + n_new).map(worker).collect();
+            let assignments: Vec<Worker> = (first..first + n_new).map(worker).collect();
             let needs: Vec<Vec<Shard>> = (0..n_new).map(|i| vec![part(i % other, other)]).collect();
 
-            let plan = plan(&seats, &needs, &holders).unwrap();
+            let plan = plan(&assignments, &needs, &holders).unwrap();
 
             let mut given: BTreeMap<Worker, usize> = BTreeMap::new();
-            for ((to, needs), transfers) in seats.iter().zip(&needs).zip(&plan) {
+            for ((to, needs), transfers) in assignments.iter().zip(&needs).zip(&plan) {
                 let own = holders.get(to).copied().unwrap_or_default();
                 prop_assert_eq!(own.contains(&needs[0]), transfers.is_empty());
                 let pieces: Vec<Shard> = needs[0].pieces(Cut { n_parts, ..Cut::WHOLE }).collect();
@@ -328,7 +326,7 @@ mod tests {
             for i in n_shadows..n_parts * n_replicas {
                 for j in (i + n_parts..n_parts * n_replicas).step_by(n_parts as usize) {
                     let load = |i: u32| given.get(&worker(i)).copied().unwrap_or(0);
-                    let to_itself = |i: u32| seats.contains(&worker(i));
+                    let to_itself = |i: u32| assignments.contains(&worker(i));
                     prop_assert!(load(i).abs_diff(load(j)) <= PIECE || to_itself(i) || to_itself(j), "{:?}", given);
                 }
             }
@@ -349,9 +347,9 @@ mod tests {
     fn another_cut_is_taken_piece_by_piece_and_from_oneself_first() {
         let have: Vec<Shard> = (0..4).map(|i| part(i, 4)).collect();
         let holders: BTreeMap<Worker, &[Shard]> = (0..4).map(|i| (worker(i as u32), &have[i..=i])).collect();
-        let seats = [worker(0), worker(1), worker(2)];
+        let assignments = [worker(0), worker(1), worker(2)];
 
-        let plan = plan(&seats, &[vec![part(0, 3)], vec![part(1, 3)], vec![part(2, 3)]], &holders).unwrap();
+        let plan = plan(&assignments, &[vec![part(0, 3)], vec![part(1, 3)], vec![part(2, 3)]], &holders).unwrap();
 
         let from = |i: u32| Source::Survivor(worker(i), part(i, 4));
         let sources = |rank: usize| -> Vec<Source> { plan[rank].iter().map(|t: &Transfer| t.source).collect() };
@@ -365,10 +363,10 @@ mod tests {
         let (from, to) = (Mesh { pp: 2, tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, tp: 2, ..Mesh::ONE });
         let have: Vec<Shard> = (0..4).map(|rank| Shard::of(&from, rank)).collect();
         let holders: BTreeMap<Worker, &[Shard]> = (0..4).map(|i| (worker(i as u32), &have[i..=i])).collect();
-        let seats: Vec<Worker> = (0..4).map(worker).collect();
+        let assignments: Vec<Worker> = (0..4).map(worker).collect();
         let needs: Vec<Vec<Shard>> = (0..4).map(|rank| vec![Shard::of(&to, rank)]).collect();
 
-        let plan = plan(&seats, &needs, &holders).unwrap();
+        let plan = plan(&assignments, &needs, &holders).unwrap();
 
         for (rank, transfers) in plan.iter().enumerate() {
             let sources: Vec<Source> = transfers.iter().map(|transfer| transfer.source).collect();
@@ -398,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_memory_is_named() {
+    fn shards_in_no_memory_are_named() {
         let have = [part(0, 2)];
         let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &have[..])].into();
 

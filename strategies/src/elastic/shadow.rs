@@ -1,13 +1,13 @@
-//! Where the state of each rank is held a second time, so that no node takes the last copy of anything with it.
+//! Placement of shadows: every shard has a second copy, so that losing one node loses no state.
 //!
 //! A *shadow* receives the same reduced gradients as the rank it stands for and applies the same update: a replicated
 //! log, as in state-machine replication. Replicas along `dp_replicate` on another node serve as well and cost nothing.
 //!
 //! Invariants:
-//! - `H-1` With two nodes or more, each shard is held on at least two nodes.
-//! - `H-2` No rank holds more than one shadow more than needed if all ranks of its node share evenly.
-//! - `H-3` With one node and two processes or more, each shard is held by at least two processes.
-//! - `H-4` All that a shard has, its [pieces](Shard::pieces) in any other cut have together.
+//! - `SHADOW-1` With two nodes or more, each shard is held on at least two nodes.
+//! - `SHADOW-2` No rank holds more than one shadow more than needed if all ranks of its node share evenly.
+//! - `SHADOW-3` With one node and two processes or more, each shard is held by at least two processes.
+//! - `SHADOW-4` All that a shard has, its [pieces](Shard::pieces) in any other cut have together.
 
 use super::identity::{NodeId, Worker};
 use crate::mesh::{Axis, Mesh};
@@ -65,7 +65,7 @@ impl Shard {
         }
     }
 
-    /// The shards of another cut that together have all that this one has (`H-4`); of its own cut, itself.
+    /// The shards of another cut that together have all that this one has (`SHADOW-4`); of its own cut, itself.
     ///
     /// Tensors are cut where a fraction of their heads, columns or tokens ends, and what is copied to several tensor shards
     /// is copied to neighbours, so shards without a fraction in common need nothing of each other. The same holds for the
@@ -92,8 +92,8 @@ fn touched(i: u32, n: u32, other: u32) -> Range<u32> {
 }
 
 /// What each rank holds: its own shard first, then the shadows of others, if there are to be any.
-pub fn place(mesh: &Mesh, seats: &[Worker], shadows: bool) -> Vec<Vec<Shard>> {
-    let mut holds: Vec<Vec<Shard>> = (0..seats.len()).map(|rank| vec![Shard::of(mesh, rank)]).collect();
+pub fn place(mesh: &Mesh, assignments: &[Worker], shadows: bool) -> Vec<Vec<Shard>> {
+    let mut holds: Vec<Vec<Shard>> = (0..assignments.len()).map(|rank| vec![Shard::of(mesh, rank)]).collect();
     if !shadows {
         return holds;
     }
@@ -101,9 +101,9 @@ pub fn place(mesh: &Mesh, seats: &[Worker], shadows: bool) -> Vec<Vec<Shard>> {
     for (rank, held) in holds.iter().enumerate() {
         ranks_of.entry(held[0]).or_default().push(rank);
     }
-    let node = |rank: usize| seats[rank].member.node;
+    let node = |rank: usize| assignments[rank].member.node;
     // Ranks by the number of shadows they hold; a node is looked up through its least loaded rank.
-    let mut by_load: BTreeSet<(usize, usize)> = (0..seats.len()).map(|rank| (0, rank)).collect();
+    let mut by_load: BTreeSet<(usize, usize)> = (0..assignments.len()).map(|rank| (0, rank)).collect();
     for (shard, ranks) in ranks_of {
         let home = node(ranks[0]);
         if ranks.iter().any(|rank| node(*rank) != home) {
@@ -121,9 +121,9 @@ pub fn place(mesh: &Mesh, seats: &[Worker], shadows: bool) -> Vec<Vec<Shard>> {
 }
 
 /// Shards of which one node has the only copy.
-pub fn unprotected(seats: &[Worker], holds: &[Vec<Shard>]) -> Vec<Shard> {
+pub fn unprotected(assignments: &[Worker], holds: &[Vec<Shard>]) -> Vec<Shard> {
     let mut nodes_of: BTreeMap<Shard, BTreeSet<NodeId>> = BTreeMap::new();
-    for (worker, shards) in seats.iter().zip(holds) {
+    for (worker, shards) in assignments.iter().zip(holds) {
         for shard in shards {
             nodes_of.entry(*shard).or_default().insert(worker.member.node);
         }
@@ -138,7 +138,7 @@ mod tests {
     use crate::program::collective::part;
     use proptest::prelude::*;
 
-    fn seats(nodes: &[u32]) -> Vec<Worker> {
+    fn assignments(nodes: &[u32]) -> Vec<Worker> {
         let worker = |(slot, node): (usize, &u32)| Worker {
             member: MemberId { node: NodeId(*node), slot: slot as u32 },
             incarnation: Incarnation(1),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     proptest! {
-        // H-1, H-2
+        // SHADOW-1, SHADOW-2
         #[test]
         fn losing_any_node_leaves_a_copy_of_everything(
             pp in 1usize..3, dp_replicate in 1usize..3, dp_shard in 1usize..5, tp in 1usize..3,
@@ -158,17 +158,17 @@ mod tests {
             let mut nodes: Vec<u32> = (0..mesh.size() as u64).map(|i| (rng.bits(i) % u64::from(n_nodes)) as u32).collect();
             nodes[0] = 0;
             if nodes.len() > 1 { nodes[1] = 1; }
-            let seats = seats(&nodes);
+            let assignments = assignments(&nodes);
 
-            let holds = place(&mesh, &seats, true);
+            let holds = place(&mesh, &assignments, true);
 
             if mesh.size() > 1 {
-                prop_assert_eq!(unprotected(&seats, &holds), []);
+                prop_assert_eq!(unprotected(&assignments, &holds), []);
             }
             // Whoever has a shadow too many got it because the ranks on all other nodes had as many.
             for held in holds.iter().filter(|held| held.len() > 2) {
-                let owner_node = (0..seats.len()).find(|r| holds[*r][0] == held[held.len() - 1]).unwrap();
-                let spared = (0..seats.len()).filter(|r| seats[*r].member.node != seats[owner_node].member.node);
+                let owner_node = (0..assignments.len()).find(|r| holds[*r][0] == held[held.len() - 1]).unwrap();
+                let spared = (0..assignments.len()).filter(|r| assignments[*r].member.node != assignments[owner_node].member.node);
                 for other in spared {
                     prop_assert!(holds[other].len() + 1 >= held.len(), "{holds:?}");
                 }
@@ -177,26 +177,26 @@ mod tests {
     }
 
     proptest! {
-        // H-3
+        // SHADOW-3
         #[test]
-        fn on_one_node_losing_any_process_leaves_a_copy_and_losing_the_node_is_said_to_lose_all(
+        fn single_node_survives_any_process_loss_and_reports_total_loss_of_the_node(
             pp in 1usize..3, dp_replicate in 1usize..3, dp_shard in 1usize..5, tp in 1usize..3,
         ) {
             let mesh = Mesh { pp, dp_replicate, dp_shard, tp, ..Mesh::ONE };
-            let seats = seats(&vec![0; mesh.size()]);
+            let assignments = assignments(&vec![0; mesh.size()]);
 
-            let holds = place(&mesh, &seats, true);
+            let holds = place(&mesh, &assignments, true);
 
             let all: BTreeSet<Shard> = holds.iter().map(|held| held[0]).collect();
-            for dead in 0..if seats.len() > 1 { seats.len() } else { 0 } {
+            for dead in 0..if assignments.len() > 1 { assignments.len() } else { 0 } {
                 let others = holds.iter().enumerate().filter(|(rank, _)| *rank != dead);
                 let left: BTreeSet<Shard> = others.flat_map(|(_, held)| held.iter().copied()).collect();
                 prop_assert_eq!(&left, &all, "rank {} is dead", dead);
             }
-            prop_assert_eq!(unprotected(&seats, &holds).len(), all.len());
+            prop_assert_eq!(unprotected(&assignments, &holds).len(), all.len());
         }
 
-        // H-4, of one parameter; of whole models in `tests/reshard.rs`
+        // SHADOW-4, of one parameter; of whole models in `tests/reshard.rs`
         #[test]
         fn parts_that_share_an_element_of_a_parameter_are_pieces_of_each_other(
             len in 0usize..700, unit in 1usize..40, n in 1u32..12, other_n in 1u32..12,
@@ -230,20 +230,20 @@ mod tests {
     fn replicas_on_other_nodes_need_no_shadows() {
         let mesh = Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE };
 
-        assert!(place(&mesh, &seats(&[0, 0, 1, 1]), true).iter().all(|held| held.len() == 1));
-        let apart: usize = place(&mesh, &seats(&[0, 1, 0, 1]), true).iter().map(Vec::len).sum();
+        assert!(place(&mesh, &assignments(&[0, 0, 1, 1]), true).iter().all(|held| held.len() == 1));
+        let apart: usize = place(&mesh, &assignments(&[0, 1, 0, 1]), true).iter().map(Vec::len).sum();
         assert_eq!(apart, 6, "both replicas of a shard are on one node");
     }
 
     #[test]
-    fn shadows_that_are_not_wanted_are_not_placed() {
+    fn unwanted_shadows_are_not_placed() {
         let mesh = Mesh { dp_shard: 3, ..Mesh::ONE };
-        let seats = seats(&[0, 1, 1]);
+        let assignments = assignments(&[0, 1, 1]);
 
-        let holds = place(&mesh, &seats, false);
+        let holds = place(&mesh, &assignments, false);
 
         assert!(holds.iter().all(|held| held.len() == 1));
-        assert_eq!(unprotected(&seats, &holds).len(), 3);
+        assert_eq!(unprotected(&assignments, &holds).len(), 3);
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Who writes which part of a checkpoint, and when it is complete.
+//! Assigns the parts of a checkpoint to their writers, and decides when it is complete.
 //!
 //! Invariants:
-//! - `P-1` Each shard of a world is written by one rank; replicas share the work.
-//! - `P-2` A checkpoint is complete when all shards of one step, written in one generation, are durable.
-//! - `P-3` What is incomplete when the generation ends never becomes complete.
+//! - `SNAPSHOT-1` Each shard of a world is written by one rank; replicas share the work.
+//! - `SNAPSHOT-2` A checkpoint is complete when all shards of one step, written in one generation, are durable.
+//! - `SNAPSHOT-3` What is incomplete when the generation ends never becomes complete.
 
 use super::identity::{Generation, Step};
-use super::message::Formation;
+use super::message::WorldPlan;
 use super::shadow::Shard;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,17 +23,17 @@ pub struct Checkpoint {
 /// A part of a checkpoint that is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Of which checkpoint.
+    /// The checkpoint.
     pub of: Checkpoint,
     /// What it holds.
     pub shard: Shard,
 }
 
-/// The shard that a rank writes, if it writes one (`P-1`).
-pub fn writes(formation: &Formation, rank: usize) -> Option<Shard> {
-    let shard = formation.holds[rank][0];
-    let replica = formation.mesh.coord(rank).on(crate::mesh::Axis::DpReplicate);
-    (shard.part as usize % formation.mesh.dp_replicate == replica).then_some(shard)
+/// The shard that a rank writes, if it writes one (`SNAPSHOT-1`).
+pub fn writes(world_plan: &WorldPlan, rank: usize) -> Option<Shard> {
+    let shard = world_plan.holds[rank][0];
+    let replica = world_plan.mesh.coord(rank).on(crate::mesh::Axis::DpReplicate);
+    (shard.part as usize % world_plan.mesh.dp_replicate == replica).then_some(shard)
 }
 
 /// Checkpoints of which some parts are durable.
@@ -48,18 +48,18 @@ pub struct Manifests {
 const OPEN_MAX: usize = 4;
 
 impl Manifests {
-    /// Begins a generation; gives up what is incomplete (`P-3`).
-    pub fn begin(&mut self, formation: &Formation) {
-        let shards = (0..formation.seats.len()).filter_map(|rank| writes(formation, rank)).collect();
-        *self = Manifests { generation: formation.generation, shards, missing: BTreeMap::new() };
+    /// Begins a generation; gives up what is incomplete (`SNAPSHOT-3`).
+    pub fn begin(&mut self, world_plan: &WorldPlan) {
+        let shards = (0..world_plan.assignments.len()).filter_map(|rank| writes(world_plan, rank)).collect();
+        *self = Manifests { generation: world_plan.generation, shards, missing: BTreeMap::new() };
     }
 
-    /// Ends the generation (`P-3`).
+    /// Ends the generation (`SNAPSHOT-3`).
     pub fn abandon(&mut self) {
         *self = Manifests::default();
     }
 
-    /// A part is durable. Returns the checkpoint if it is complete now (`P-2`).
+    /// A part is durable. Returns the checkpoint if it is complete now (`SNAPSHOT-2`).
     pub fn handle_part(&mut self, part: Part) -> Option<Checkpoint> {
         if part.of.generation != self.generation || !self.shards.contains(&part.shard) {
             return None;
@@ -80,15 +80,15 @@ mod tests {
     use crate::elastic::shadow::place;
     use crate::mesh::Mesh;
 
-    fn formation(generation: u64, mesh: Mesh) -> Formation {
-        let seats = vec![Worker::default(); mesh.size()];
-        let holds = place(&mesh, &seats, true);
-        Formation {
+    fn world_plan(generation: u64, mesh: Mesh) -> WorldPlan {
+        let assignments = vec![Worker::default(); mesh.size()];
+        let holds = place(&mesh, &assignments, true);
+        WorldPlan {
             generation: Generation(generation),
             mesh,
-            addresses: vec![None; seats.len()],
-            seats,
-            learners: vec![],
+            addresses: vec![None; assignments.len()],
+            assignments,
+            catching_up: vec![],
             guests: vec![],
             base: Default::default(),
             voted_in: Generation(0),
@@ -103,25 +103,26 @@ mod tests {
         Part { of: Checkpoint { generation: Generation(generation), step: Step(step) }, shard }
     }
 
-    // P-1
+    // SNAPSHOT-1
     #[test]
     fn each_shard_has_one_writer_and_replicas_share_the_work() {
-        let formation = formation(1, Mesh { dp_replicate: 2, dp_shard: 4, tp: 2, ..Mesh::ONE });
+        let world_plan = world_plan(1, Mesh { dp_replicate: 2, dp_shard: 4, tp: 2, ..Mesh::ONE });
 
-        let written: Vec<(usize, Shard)> = (0..16).filter_map(|rank| Some((rank, writes(&formation, rank)?))).collect();
+        let written: Vec<(usize, Shard)> =
+            (0..16).filter_map(|rank| Some((rank, writes(&world_plan, rank)?))).collect();
 
         let distinct: BTreeSet<Shard> = written.iter().map(|(_, shard)| *shard).collect();
         assert_eq!((written.len(), distinct.len()), (8, 8));
         assert_eq!(written.iter().filter(|(rank, _)| *rank < 8).count(), 4);
     }
 
-    // P-2
+    // SNAPSHOT-2
     #[test]
     fn all_parts_of_one_step_complete_it_once() {
-        let formation = formation(3, Mesh { dp_shard: 2, ..Mesh::ONE });
-        let (a, b) = (formation.holds[0][0], formation.holds[1][0]);
+        let world_plan = world_plan(3, Mesh { dp_shard: 2, ..Mesh::ONE });
+        let (a, b) = (world_plan.holds[0][0], world_plan.holds[1][0]);
         let mut manifests = Manifests::default();
-        manifests.begin(&formation);
+        manifests.begin(&world_plan);
 
         assert_eq!(manifests.handle_part(part(3, 10, a)), None);
         assert_eq!(manifests.handle_part(part(3, 20, b)), None);
@@ -129,15 +130,15 @@ mod tests {
         assert_eq!(manifests.handle_part(part(3, 10, b)), None);
     }
 
-    // P-3
+    // SNAPSHOT-3
     #[test]
     fn parts_of_another_generation_do_not_count() {
-        let old = formation(3, Mesh { dp_shard: 2, ..Mesh::ONE });
+        let old = world_plan(3, Mesh { dp_shard: 2, ..Mesh::ONE });
         let (a, b) = (old.holds[0][0], old.holds[1][0]);
         let mut manifests = Manifests::default();
         manifests.begin(&old);
         manifests.handle_part(part(3, 10, a));
-        manifests.begin(&formation(4, old.mesh));
+        manifests.begin(&world_plan(4, old.mesh));
 
         assert_eq!(manifests.handle_part(part(3, 10, b)), None);
         assert_eq!(manifests.handle_part(part(4, 10, b)), None);

@@ -1,13 +1,14 @@
-//! Which coordinator is the one: a lease in the job's durable store, and terms that fence off whoever lost it.
+//! Leader election: a lease in the job's durable store, and terms that fence off its previous holder.
 //!
 //! The store offers one conditional write: replace the lease if it is still the one that was read. Each candidate
 //! watches the lease with its own clock only; clocks need not agree.
 //!
 //! Invariants:
-//! - `L-1` A term is led by at most one candidate: it begins with a conditional write that one candidate can win.
-//! - `L-2` A standby takes over only if the lease was not renewed for [`Timing::lease`] of its own time.
-//! - `L-3` A leader that could not renew its lease for as long steps down by itself. (Safety does not rest on it: the
-//!   store refuses records of an older term, and nodes refuse orders of an older term.)
+//! - `SUCCESSION-1` A term is led by at most one candidate: it begins with a conditional write that one candidate can
+//!   win.
+//! - `SUCCESSION-2` A standby takes over only if the lease was not renewed for [`Timing::lease`] of its own time.
+//! - `SUCCESSION-3` A leader that could not renew its lease for as long steps down by itself. (Safety does not rest on
+//!   it: the store refuses records of an older term, and nodes refuse orders of an older term.)
 //!
 //! Source: Gray and Cheriton 1989, "Leases"; Burrows 2006, "The Chubby lock service", §2.4 (sequencers).
 
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// What the store says about who coordinates.
+/// The stored lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// Counts coordinators.
@@ -28,7 +29,7 @@ pub struct Lease {
     pub beat: u64,
 }
 
-/// What the shell must do next.
+/// Commands for the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Command {
@@ -84,7 +85,7 @@ impl Succession {
         }
         match self.seen {
             Some((seen, since)) if seen == lease => {
-                // A lease of term 0 was never held by anybody.
+                // A lease of term 0 has never been held.
                 if lease.term == Term(0) || now >= since + self.timing.lease {
                     let new = Lease { term: lease.term.next(), holder: self.me, beat: 0 };
                     self.commands.push_back(Command::Write { old: lease, new });
@@ -158,8 +159,8 @@ mod tests {
     /// When it arrives, to whom, when it was asked for, what became of a write, and what the store had.
     type Answer = (u64, u32, u64, Option<Result<Lease, Lease>>, Lease);
 
-    /// Runs candidates against a store whose answers take up to `delay`; some candidates stop at some time. Returns who
-    /// led each term, and when each began.
+    /// Runs candidates against a store whose answers take up to `delay`; some candidates stop at some time. Returns the
+    /// leader of each term, and when the term began.
     fn run(n: u32, stops: &[u64], delay: u64, seed: u64) -> BTreeMap<Term, (u32, u64)> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
@@ -203,7 +204,7 @@ mod tests {
         led
     }
 
-    // L-2
+    // SUCCESSION-2
     #[test]
     fn a_standby_takes_over_once_the_lease_has_run_out() {
         let led = run(2, &[2_000, 9_000], 1, 1);
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(run(3, &[], 20, 5).len(), 1);
     }
 
-    // L-1, L-3
+    // SUCCESSION-1, SUCCESSION-3
     #[test]
     fn candidate_that_holds_the_lease_leads_at_once_and_renews_it() {
         let start = Instant::now();
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(leader.poll_command(), Some(Command::Write { old: lease, new: Lease { beat: 1, ..lease } }));
     }
 
-    // L-3
+    // SUCCESSION-3
     #[test]
     fn a_leader_whose_renewals_get_no_answer_steps_down() {
         let start = Instant::now();
@@ -252,7 +253,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
-        // L-1 is asserted inside `run`; some candidate leads in the end however the others stop.
+        // SUCCESSION-1 is asserted inside `run`; some candidate leads in the end however the others stop.
         #[test]
         fn some_one_leads_each_term(stops in prop::collection::vec(0u64..4_000, 0..3), delay in 1u64..400, seed: u64) {
             let led = run(4, &stops, delay, seed);

@@ -1,26 +1,27 @@
 //! One per node, in a process of its own: starts ranks, notices that one died or hangs, and speaks for all of them.
 //!
 //! Invariants:
-//! - `V-1` A report leaves at once when a rank starts, dies, hangs or changes its phase, and after each heartbeat.
-//! - `V-2` Orders of an older term or generation are refused.
-//! - `V-3` Each place has at most one process; a successor is started once the predecessor is certainly gone.
-//! - `V-4` Who has said that it is done, or that no successor could do better, has no successor; what it said last is
-//!   reported on. If a later world asks for its place again, the done one has a successor after all.
-//! - `V-5` A supervisor that is told that the job is over, or that its node may go, starts nothing more and is shut down
-//!   once all its processes are gone; it says so in a last report.
-//! - `V-6` Processes that end before their first word are started again ever more slowly.
-//! - `V-7` If the supervisor itself was asleep, that is not its ranks' silence.
-//! - `V-8` A process that cannot begin for a reason that any successor would find too, such as the user's input, has no
-//!   successor; its reason is reported at once, and ends the job.
+//! - `SUPERVISOR-1` A report leaves at once when a rank starts, dies, hangs or changes its phase, and after each
+//!   heartbeat.
+//! - `SUPERVISOR-2` Desired states of an older term or generation are refused.
+//! - `SUPERVISOR-3` Each place has at most one process; a successor is started once the predecessor is certainly gone.
+//! - `SUPERVISOR-4` Who has said that it is done, or that no successor could do better, has no successor; what it said
+//!   last is reported on. If a later world asks for its place again, the done one has a successor after all.
+//! - `SUPERVISOR-5` A supervisor whose job is over, or whose node is released, starts no further process and shuts down
+//!   once all its processes are gone, after a last report.
+//! - `SUPERVISOR-6` Processes that end before their first status report are started again ever more slowly.
+//! - `SUPERVISOR-7` If the supervisor itself was asleep, that is not its ranks' silence.
+//! - `SUPERVISOR-8` A process that cannot begin for a reason that any successor would find too, such as the user's
+//!   input, has no successor; its reason is reported at once, and ends the job.
 
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::member::{Member, Schedule};
-use super::message::{MemberPhase, MemberReport, Order, OrderId, Report, Stage};
+use super::message::{DesiredState, DesiredStateId, MemberPhase, MemberReport, Report, Stage};
 use super::timing::Timing;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// What the shell must do next.
+/// Commands for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Command {
@@ -30,8 +31,8 @@ pub enum Command {
     Spawn(Worker),
     /// Kill a process, or the start of one; answer with [`Supervisor::handle_exited`].
     Kill(Worker),
-    /// Pass an order on to a rank.
-    Tell(Worker, Order),
+    /// Pass a desired state on to a rank.
+    Tell(Worker, DesiredState),
     /// No process is left and none is to be started: end. Reports that are still to be sent are to be sent first.
     Shutdown,
 }
@@ -44,7 +45,7 @@ pub struct Supervisor {
     boot: Incarnation,
     timing: Timing,
     number: u64,
-    order: Option<Order>,
+    desired_state: Option<DesiredState>,
     draining: bool,
     leaving: Option<Leaving>,
     slots: Vec<Slot>,
@@ -56,22 +57,23 @@ pub struct Supervisor {
 struct Slot {
     worker: Worker,
     /// Its latest word and when it came; none until it has started.
-    word: Option<(MemberReport, Instant)>,
+    status_report: Option<(MemberReport, Instant)>,
     /// Whether it was reported to hang.
     hangs: bool,
     /// Whether its end has been asked for.
     doomed: bool,
-    /// Whether the process is gone and has no successor (`V-4`).
+    /// Whether the process is gone and has no successor (`SUPERVISOR-4`).
     gone: bool,
-    /// How many processes in a row ended before their first word, and when the next one is started (`V-6`).
-    n_stillborn: u32,
+    /// How many processes in a row ended before their first status report, and when the next one is started
+    /// (`SUPERVISOR-6`).
+    n_failed_starts: u32,
     start_at: Option<Instant>,
 }
 
-/// Bound of the pause before another start, in signs of life.
+/// Bound of the pause before another start, in heartbeats.
 const START_PAUSE_MAX: u32 = 128;
 
-/// The end of a supervisor (`V-5`).
+/// The end of a supervisor (`SUPERVISOR-5`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// Processes have until then to end by themselves.
@@ -94,7 +96,7 @@ impl Supervisor {
             boot,
             timing,
             number: 0,
-            order: None,
+            desired_state: None,
             draining: false,
             leaving: None,
             slots,
@@ -103,41 +105,44 @@ impl Supervisor {
         }
     }
 
-    /// A process is up and gives this as its first word.
-    pub fn handle_started(&mut self, now: Instant, word: MemberReport) {
+    /// A process is up and gives this as its first status report.
+    pub fn handle_started(&mut self, now: Instant, status_report: MemberReport) {
         let leaving = self.leaving;
-        let Some(slot) = self.slot(word.worker) else { return };
+        let Some(slot) = self.slot(status_report.worker) else { return };
         if leaving.is_some() {
             // It was being started when the end came.
             slot.doomed = true;
-            self.commands.push_back(Command::Kill(word.worker));
+            self.commands.push_back(Command::Kill(status_report.worker));
             return;
         }
-        slot.word = Some((word.clone(), now));
-        if let Some(order) = &self.order {
-            self.commands.push_back(Command::Tell(word.worker, order.clone()));
+        slot.status_report = Some((status_report.clone(), now));
+        if let Some(desired_state) = &self.desired_state {
+            self.commands.push_back(Command::Tell(status_report.worker, desired_state.clone()));
         }
         self.report(now);
     }
 
-    /// A process that has not given its first word cannot begin, and no successor could (`V-8`). What has begun says so itself.
+    /// A process that has not given its first status report cannot begin, and no successor could (`SUPERVISOR-8`). What
+    /// has begun says so itself.
     pub fn handle_unfit(&mut self, now: Instant, worker: Worker, reason: &str) {
-        if self.slot(worker).is_some_and(|slot| slot.word.is_none()) {
+        if self.slot(worker).is_some_and(|slot| slot.status_report.is_none()) {
             let mut member = Member::new(self.job, worker, None, Schedule::default());
             member.handle_failed(reason);
             self.handle_started(now, member.report());
         }
     }
 
-    /// A process is gone; the kernel says so.
+    /// A process has exited, as reported by the kernel.
     pub fn handle_exited(&mut self, now: Instant, worker: Worker) {
         let leaving = self.leaving;
         let Some(slot) = self.slot(worker) else { return };
-        let rests = |(word, _): &(MemberReport, Instant)| word.phase == MemberPhase::Done || word.failure.is_some();
+        let rests = |(status_report, _): &(MemberReport, Instant)| {
+            status_report.phase == MemberPhase::Done || status_report.failure.is_some()
+        };
         if leaving.is_some() {
             self.slots.retain(|slot| slot.worker != worker);
             self.leave_if_empty(now);
-        } else if slot.word.as_ref().is_some_and(rests) {
+        } else if slot.status_report.as_ref().is_some_and(rests) {
             slot.gone = true;
         } else {
             self.start_successor(now, worker);
@@ -145,13 +150,15 @@ impl Supervisor {
         }
     }
 
-    /// A rank gives a sign of life.
-    pub fn handle_word(&mut self, now: Instant, word: MemberReport) {
-        let Some(slot) = self.slot(word.worker) else { return };
-        let Some((last, _)) = &slot.word else { return };
-        let said = |word: &MemberReport| (word.generation, word.phase, word.saved);
-        let news = said(last) != said(&word) || last.failure != word.failure || last.holds != word.holds;
-        slot.word = Some((word, now));
+    /// A rank gives a heartbeat.
+    pub fn handle_status_report(&mut self, now: Instant, status_report: MemberReport) {
+        let Some(slot) = self.slot(status_report.worker) else { return };
+        let Some((last, _)) = &slot.status_report else { return };
+        let said = |status_report: &MemberReport| (status_report.generation, status_report.phase, status_report.saved);
+        let news = said(last) != said(&status_report)
+            || last.failure != status_report.failure
+            || last.holds != status_report.holds;
+        slot.status_report = Some((status_report, now));
         let returns = std::mem::replace(&mut slot.hangs, false);
         if news || returns {
             self.report(now);
@@ -161,27 +168,27 @@ impl Supervisor {
     /// An order of a coordinator.
     ///
     /// # Errors
-    /// When it is older than one that was taken up (`V-2`). Nothing has changed.
-    pub fn handle_order(&mut self, now: Instant, order: Order) -> Result<(), Stale> {
+    /// When it is older than the current one (`SUPERVISOR-2`). Nothing has changed.
+    pub fn handle_desired_state(&mut self, now: Instant, desired_state: DesiredState) -> Result<(), Stale> {
         self.handle_timeout(now);
-        if order.job != self.job {
-            return Err(Stale::Job { found: order.job, have: self.job });
+        if desired_state.job != self.job {
+            return Err(Stale::Job { found: desired_state.job, have: self.job });
         }
-        let have = self.order_id();
-        refuse_older(order.id.term, have.term, |found, have| Stale::Term { found, have })?;
-        refuse_older(order.id.generation, have.generation, |found, have| Stale::Generation { found, have })?;
-        if order.id < have {
-            return Err(Stale::Overtaken { found: order.id.stage as u64, have: have.stage as u64 });
+        let have = self.desired_state_id();
+        refuse_older(desired_state.id.term, have.term, |found, have| Stale::Term { found, have })?;
+        refuse_older(desired_state.id.generation, have.generation, |found, have| Stale::Generation { found, have })?;
+        if desired_state.id < have {
+            return Err(Stale::Overtaken { found: desired_state.id.stage as u64, have: have.stage as u64 });
         }
         for slot in &mut self.slots {
-            if order.evict.contains(&slot.worker) && !std::mem::replace(&mut slot.doomed, true) {
+            if desired_state.evict.contains(&slot.worker) && !std::mem::replace(&mut slot.doomed, true) {
                 self.commands.push_back(Command::Kill(slot.worker));
             }
         }
-        if order.id > have || self.order.is_none() {
-            self.take_up(now, order.clone());
+        if desired_state.id > have || self.desired_state.is_none() {
+            self.take_up(now, desired_state.clone());
         }
-        if order.release == Some(self.boot) && self.leaving.is_none() {
+        if desired_state.release == Some(self.boot) && self.leaving.is_none() {
             self.draining = true;
             self.kill_all(now);
         }
@@ -211,18 +218,18 @@ impl Supervisor {
         }
     }
 
-    /// `V-7`
+    /// `SUPERVISOR-7`
     fn forgive_own_sleep(&mut self, now: Instant) {
         let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
         if late >= self.timing.life / 2 {
-            let words = self.slots.iter_mut().filter_map(|slot| slot.word.as_mut());
-            words.for_each(|(_, heard)| *heard += late);
+            let status_reports = self.slots.iter_mut().filter_map(|slot| slot.status_report.as_mut());
+            status_reports.for_each(|(_, heard)| *heard += late);
         }
     }
 
-    /// When a rank that gives no sign of life is to be reported to hang, unless it was.
+    /// When a rank that gives no heartbeat is to be reported to hang, unless it was.
     fn hangs_at(&self, slot: &Slot) -> Option<Instant> {
-        let (_, heard) = slot.word.as_ref().filter(|_| !slot.gone && !slot.hangs)?;
+        let (_, heard) = slot.status_report.as_ref().filter(|_| !slot.gone && !slot.hangs)?;
         Some(*heard + self.timing.suspicion)
     }
 
@@ -244,24 +251,24 @@ impl Supervisor {
         self.commands.pop_front()
     }
 
-    /// The latest order that it has taken up.
-    pub fn order_id(&self) -> OrderId {
-        self.order.as_ref().map(|order| order.id).unwrap_or_default()
+    /// The latest desired state that it has taken up.
+    pub fn desired_state_id(&self) -> DesiredStateId {
+        self.desired_state.as_ref().map(|desired_state| desired_state.id).unwrap_or_default()
     }
 
-    fn take_up(&mut self, now: Instant, order: Order) {
-        let (generation, ends) = (order.id.generation, order.id.stage == Stage::End);
-        for slot in self.slots.iter().filter(|slot| slot.word.is_some() && !slot.gone) {
-            self.commands.push_back(Command::Tell(slot.worker, order.clone()));
+    fn take_up(&mut self, now: Instant, desired_state: DesiredState) {
+        let (generation, ends) = (desired_state.id.generation, desired_state.id.stage == Stage::End);
+        for slot in self.slots.iter().filter(|slot| slot.status_report.is_some() && !slot.gone) {
+            self.commands.push_back(Command::Tell(slot.worker, desired_state.clone()));
         }
-        self.order = Some(order);
+        self.desired_state = Some(desired_state);
         if self.leaving.is_some() {
             return;
         }
         if ends {
             self.leaving = Some(Leaving::Until(now + self.timing.stop_grace));
             self.slots.retain(|slot| !slot.gone && slot.start_at.is_none());
-            let unstarted = self.slots.iter_mut().filter(|slot| slot.word.is_none());
+            let unstarted = self.slots.iter_mut().filter(|slot| slot.status_report.is_none());
             self.commands.extend(unstarted.map(|slot| {
                 slot.doomed = true;
                 Command::Kill(slot.worker)
@@ -269,9 +276,11 @@ impl Supervisor {
             self.leave_if_empty(now);
             return;
         }
-        // V-4
-        let older = |(word, _): &(MemberReport, Instant)| word.generation < generation && word.failure.is_none();
-        let wanted = self.slots.iter().filter(|slot| slot.gone && slot.word.as_ref().is_some_and(older));
+        // SUPERVISOR-4
+        let older = |(status_report, _): &(MemberReport, Instant)| {
+            status_report.generation < generation && status_report.failure.is_none()
+        };
+        let wanted = self.slots.iter().filter(|slot| slot.gone && slot.status_report.as_ref().is_some_and(older));
         let wanted: Vec<Worker> = wanted.map(|slot| slot.worker).collect();
         for worker in wanted {
             self.start_successor(now, worker);
@@ -279,23 +288,23 @@ impl Supervisor {
         }
     }
 
-    /// `V-3`, `V-6`
+    /// `SUPERVISOR-3`, `SUPERVISOR-6`
     fn start_successor(&mut self, now: Instant, worker: Worker) {
         let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
         let least = self.timing.life;
         let Some(slot) = self.slot(worker) else { return };
         // The first one may have been killed on its way.
-        let n_stillborn = if slot.word.is_some() { 0 } else { slot.n_stillborn + 1 };
-        *slot = Slot { n_stillborn, ..Slot::new(successor) };
-        if n_stillborn > 1 {
-            let pause = least * 2u32.saturating_pow(n_stillborn - 1).min(START_PAUSE_MAX);
+        let n_failed_starts = if slot.status_report.is_some() { 0 } else { slot.n_failed_starts + 1 };
+        *slot = Slot { n_failed_starts, ..Slot::new(successor) };
+        if n_failed_starts > 1 {
+            let pause = least * 2u32.saturating_pow(n_failed_starts - 1).min(START_PAUSE_MAX);
             slot.start_at = Some(now + pause);
         } else {
             self.commands.push_back(Command::Spawn(successor));
         }
     }
 
-    /// `V-5`
+    /// `SUPERVISOR-5`
     fn kill_all(&mut self, now: Instant) {
         self.leaving = Some(Leaving::Killing);
         self.slots.retain(|slot| !slot.gone && slot.start_at.is_none());
@@ -324,9 +333,9 @@ impl Supervisor {
         self.next_heartbeat = now + self.timing.heartbeat;
         let suspicion = self.timing.suspicion;
         let members = self.slots.iter_mut().filter_map(|slot| {
-            let (word, heard) = slot.word.as_ref()?;
+            let (status_report, heard) = slot.status_report.as_ref()?;
             slot.hangs = !slot.gone && now >= *heard + suspicion;
-            Some(MemberReport { hangs: slot.hangs, ..word.clone() })
+            Some(MemberReport { hangs: slot.hangs, ..status_report.clone() })
         });
         let members = members.collect();
         let report = Report {
@@ -334,9 +343,9 @@ impl Supervisor {
             node: self.node,
             boot: self.boot,
             number: self.number,
-            order: self.order_id(),
+            desired_state: self.desired_state_id(),
             draining: self.draining,
-            n_stillborn: self.slots.iter().map(|slot| slot.n_stillborn).max().unwrap_or_default(),
+            n_failed_starts: self.slots.iter().map(|slot| slot.n_failed_starts).max().unwrap_or_default(),
             members,
         };
         self.commands.push_back(Command::Send(report));
@@ -345,7 +354,15 @@ impl Supervisor {
 
 impl Slot {
     fn new(worker: Worker) -> Slot {
-        Slot { worker, word: None, hangs: false, doomed: false, gone: false, n_stillborn: 0, start_at: None }
+        Slot {
+            worker,
+            status_report: None,
+            hangs: false,
+            doomed: false,
+            gone: false,
+            n_failed_starts: 0,
+            start_at: None,
+        }
     }
 }
 
@@ -353,7 +370,7 @@ impl Slot {
 mod tests {
     use super::*;
     use crate::elastic::identity::{Generation, Term};
-    use crate::elastic::message::Wishes;
+    use crate::elastic::message::Requests;
     use crate::elastic::shadow::Shard;
     use std::time::Duration;
 
@@ -369,18 +386,19 @@ mod tests {
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let commands = drain(&mut supervisor);
         let [Command::Spawn(worker)] = commands[..] else { panic!("{commands:?}") };
-        let word = Member::new(JobId(1), worker, None, Schedule::default()).report();
-        supervisor.handle_started(now, word.clone());
+        let status_report = Member::new(JobId(1), worker, None, Schedule::default()).report();
+        supervisor.handle_started(now, status_report.clone());
         drain(&mut supervisor);
-        (supervisor, worker, word)
+        (supervisor, worker, status_report)
     }
 
-    fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> Order {
-        let id = OrderId { term: Term(term), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-        Order { job: JobId(1), id, formation: None, evict, wishes: Wishes::default(), release: None }
+    fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> DesiredState {
+        let id =
+            DesiredStateId { term: Term(term), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
+        DesiredState { job: JobId(1), id, world_plan: None, evict, requests: Requests::default(), release: None }
     }
 
-    // V-1, V-3
+    // SUPERVISOR-1, SUPERVISOR-3
     #[test]
     fn a_death_is_reported_at_once_and_a_successor_started() {
         let now = Instant::now();
@@ -397,9 +415,9 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_without_signs_of_life_hangs_after_the_suspicion_time() {
+    fn rank_without_heartbeats_counts_as_hung_after_the_suspicion_time() {
         let start = Instant::now();
-        let (mut supervisor, _, word) = started(start);
+        let (mut supervisor, _, status_report) = started(start);
 
         let mut said = vec![];
         for ms in 1..=600 {
@@ -408,26 +426,26 @@ mod tests {
         }
 
         assert_eq!(said, [(300, false), (500, true)]);
-        supervisor.handle_word(start + Duration::from_millis(601), word);
+        supervisor.handle_status_report(start + Duration::from_millis(601), status_report);
         assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "that it goes on is news, too");
     }
 
     #[test]
-    fn that_a_rank_has_caught_up_is_reported_at_once() {
+    fn caught_up_rank_is_reported_at_once() {
         let now = Instant::now();
-        let (mut supervisor, _, word) = started(now);
-        let learning = said(&word, MemberPhase::Learning);
-        supervisor.handle_word(now, learning.clone());
+        let (mut supervisor, _, status_report) = started(now);
+        let catching_up = said(&status_report, MemberPhase::CatchingUp);
+        supervisor.handle_status_report(now, catching_up.clone());
         drain(&mut supervisor);
 
-        supervisor.handle_word(now, learning.clone());
+        supervisor.handle_status_report(now, catching_up.clone());
         assert_eq!(drain(&mut supervisor), [], "that it still learns is no news");
-        supervisor.handle_word(now, MemberReport { holds: vec![Shard::WHOLE], ..learning });
+        supervisor.handle_status_report(now, MemberReport { holds: vec![Shard::WHOLE], ..catching_up });
 
         assert_eq!(reports(drain(&mut supervisor))[0].members[0].holds, [Shard::WHOLE]);
     }
 
-    // V-7
+    // SUPERVISOR-7
     #[test]
     fn ranks_are_not_blamed_for_the_sleep_of_their_supervisor() {
         let start = Instant::now();
@@ -443,16 +461,19 @@ mod tests {
         assert_eq!(noticed, Some(2_200), "what was left of the suspicion time is over");
     }
 
-    // V-2
+    // SUPERVISOR-2
     #[test]
-    fn orders_of_an_old_coordinator_or_world_are_refused() {
+    fn desired_states_of_an_old_coordinator_or_world_are_refused() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
-        supervisor.handle_order(now, stop(2, 5, vec![])).unwrap();
+        supervisor.handle_desired_state(now, stop(2, 5, vec![])).unwrap();
         drain(&mut supervisor);
 
-        assert!(matches!(supervisor.handle_order(now, stop(1, 9, vec![worker])), Err(Stale::Term { .. })));
-        assert!(matches!(supervisor.handle_order(now, stop(3, 4, vec![worker])), Err(Stale::Generation { .. })));
+        assert!(matches!(supervisor.handle_desired_state(now, stop(1, 9, vec![worker])), Err(Stale::Term { .. })));
+        assert!(matches!(
+            supervisor.handle_desired_state(now, stop(3, 4, vec![worker])),
+            Err(Stale::Generation { .. })
+        ));
         assert_eq!(drain(&mut supervisor), []);
     }
 
@@ -462,24 +483,24 @@ mod tests {
         let (mut supervisor, worker, _) = started(now);
         let other = Worker { incarnation: Incarnation(4), ..worker };
 
-        supervisor.handle_order(now, stop(1, 1, vec![other])).unwrap();
-        supervisor.handle_order(now, stop(1, 1, vec![worker])).unwrap();
-        supervisor.handle_order(now, stop(1, 1, vec![worker])).unwrap();
+        supervisor.handle_desired_state(now, stop(1, 1, vec![other])).unwrap();
+        supervisor.handle_desired_state(now, stop(1, 1, vec![worker])).unwrap();
+        supervisor.handle_desired_state(now, stop(1, 1, vec![worker])).unwrap();
 
         let kills = drain(&mut supervisor).into_iter().filter(|command| matches!(command, Command::Kill(_)));
         assert_eq!(kills.collect::<Vec<_>>(), [Command::Kill(worker)]);
     }
 
-    fn said(word: &MemberReport, phase: MemberPhase) -> MemberReport {
-        MemberReport { phase, ..word.clone() }
+    fn said(status_report: &MemberReport, phase: MemberPhase) -> MemberReport {
+        MemberReport { phase, ..status_report.clone() }
     }
 
-    // V-4
+    // SUPERVISOR-4
     #[test]
-    fn who_is_done_is_not_started_again_until_a_later_world_needs_its_place() {
+    fn finished_worker_is_not_restarted_until_a_later_world_needs_its_slot() {
         let now = Instant::now();
-        let (mut supervisor, worker, word) = started(now);
-        supervisor.handle_word(now, said(&word, MemberPhase::Done));
+        let (mut supervisor, worker, status_report) = started(now);
+        supervisor.handle_status_report(now, said(&status_report, MemberPhase::Done));
         drain(&mut supervisor);
 
         supervisor.handle_exited(now, worker);
@@ -489,34 +510,34 @@ mod tests {
         let reported = &reports(commands)[0].members[0];
         assert_eq!((reported.phase, reported.hangs), (MemberPhase::Done, false));
 
-        supervisor.handle_order(now, stop(1, 1, vec![])).unwrap();
+        supervisor.handle_desired_state(now, stop(1, 1, vec![])).unwrap();
         let successor = Worker { incarnation: Incarnation(6), ..worker };
         assert!(drain(&mut supervisor).contains(&Command::Spawn(successor)));
     }
 
-    // V-4
+    // SUPERVISOR-4
     #[test]
-    fn who_failed_for_good_is_reported_and_not_started_again() {
+    fn permanently_failed_worker_is_reported_and_not_restarted() {
         let now = Instant::now();
-        let (mut supervisor, worker, word) = started(now);
-        supervisor.handle_word(now, MemberReport { failure: Some("loss is NaN".into()), ..word });
+        let (mut supervisor, worker, status_report) = started(now);
+        supervisor.handle_status_report(now, MemberReport { failure: Some("loss is NaN".into()), ..status_report });
         assert_eq!(reports(drain(&mut supervisor)).len(), 1);
 
         supervisor.handle_exited(now, worker);
-        supervisor.handle_order(now, stop(1, 1, vec![])).unwrap();
+        supervisor.handle_desired_state(now, stop(1, 1, vec![])).unwrap();
 
         assert!(drain(&mut supervisor).iter().all(|command| !matches!(command, Command::Spawn(_))));
     }
 
-    // V-5
+    // SUPERVISOR-5
     #[test]
     fn after_the_end_processes_leave_by_themselves_or_are_killed_and_then_it_is_shut_down() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
-        let mut order = stop(1, 1, vec![]);
-        order.id.stage = Stage::End;
+        let mut desired_state = stop(1, 1, vec![]);
+        desired_state.id.stage = Stage::End;
 
-        supervisor.handle_order(now, order).unwrap();
+        supervisor.handle_desired_state(now, desired_state).unwrap();
         let commands = drain(&mut supervisor);
         assert!(matches!(commands[0], Command::Tell(..)) && !commands.contains(&Command::Kill(worker)));
         supervisor.handle_timeout(now + Timing::default().stop_grace);
@@ -529,19 +550,23 @@ mod tests {
         assert_eq!(supervisor.poll_timeout(), None);
     }
 
-    // V-5
+    // SUPERVISOR-5
     #[test]
     fn a_released_node_kills_what_it_has_and_what_is_still_starting() {
         let now = Instant::now();
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
 
-        supervisor.handle_order(now, Order { release: Some(Incarnation(4)), ..stop(1, 1, vec![]) }).unwrap();
+        supervisor
+            .handle_desired_state(now, DesiredState { release: Some(Incarnation(4)), ..stop(1, 1, vec![]) })
+            .unwrap();
         assert!(!drain(&mut supervisor).contains(&Command::Kill(worker)), "it was for the one before");
-        supervisor.handle_order(now, Order { release: Some(Incarnation(5)), ..stop(1, 1, vec![]) }).unwrap();
+        supervisor
+            .handle_desired_state(now, DesiredState { release: Some(Incarnation(5)), ..stop(1, 1, vec![]) })
+            .unwrap();
         assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
-        let word = Member::new(JobId(1), worker, None, Schedule::default()).report();
-        supervisor.handle_started(now, word);
+        let status_report = Member::new(JobId(1), worker, None, Schedule::default()).report();
+        supervisor.handle_started(now, status_report);
         assert!(drain(&mut supervisor).contains(&Command::Kill(worker)), "it was too early to be killed before");
         supervisor.handle_exited(now, worker);
 
@@ -550,7 +575,7 @@ mod tests {
         assert!(reports(commands)[0].draining);
     }
 
-    // V-8
+    // SUPERVISOR-8
     #[test]
     fn process_that_cannot_begin_is_reported_with_its_reason_and_not_restarted() {
         let now = Instant::now();
@@ -567,7 +592,7 @@ mod tests {
         assert_eq!((reported.worker, reported.failure.as_deref()), (worker, Some("no such model")));
     }
 
-    // V-8
+    // SUPERVISOR-8
     #[test]
     fn process_that_has_begun_is_not_called_unfit() {
         let now = Instant::now();
@@ -579,9 +604,9 @@ mod tests {
         assert!(drain(&mut supervisor).iter().any(|command| matches!(command, Command::Spawn(_))));
     }
 
-    // V-6
+    // SUPERVISOR-6
     #[test]
-    fn processes_that_end_before_their_first_word_are_started_ever_more_slowly() {
+    fn processes_that_die_before_their_first_report_restart_with_backoff() {
         let start = Instant::now();
         let mut supervisor = Supervisor::new(start, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let mut n_starts = 0;

@@ -1,23 +1,23 @@
 //! All timeouts of the control plane, derived from one: how fast a silent machine shall be noticed.
 //!
 //! Invariant:
-//! - `T-1` What [`Timing::derive`] returns passes [`Timing::check`]: no false alarm from a few lost heartbeats, and no
-//!   deadline that ends before what it waits for can be noticed.
+//! - `TIMING-1` What [`Timing::derive`] returns passes [`Timing::check`]: no false alarm from a few lost heartbeats,
+//!   and no deadline that ends before what it waits for can be noticed.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The timeouts. Fields may be set one by one; [`Timing::check`] then says whether they still fit each other.
+/// The timeouts. Fields may be set individually; [`Timing::check`] then verifies their relations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timing {
     /// A node that said nothing for so long is lost.
     pub detection_time: Duration,
-    /// A node reports at least so often; a coordinator hears thousands.
+    /// Interval of a node's reports.
     pub heartbeat: Duration,
-    /// A rank gives its own supervisor a sign of life so often; that costs next to nothing.
+    /// A rank gives its own supervisor a heartbeat so often; that costs next to nothing.
     pub life: Duration,
-    /// A rank that gave its own supervisor no sign of life for so long hangs.
+    /// A rank that gave its own supervisor no heartbeat for so long hangs.
     pub suspicion: Duration,
     /// Members that were told to stop have so long to do it.
     pub stop_grace: Duration,
@@ -77,10 +77,10 @@ impl Timing {
         }
     }
 
-    /// Checks that the timeouts fit each other (`T-1`).
+    /// Checks that the timeouts fit each other (`TIMING-1`).
     ///
     /// # Errors
-    /// The first one that is too short, and why.
+    /// The first timeout that is too short, and why.
     pub fn check(&self) -> Result<(), TimingError> {
         let millisecond = Duration::from_millis(1);
         let rules = [
@@ -92,7 +92,7 @@ impl Timing {
                 self.heartbeat * 3,
                 "three heartbeats in a row must be lost before a node is called lost",
             ),
-            ("suspicion", self.suspicion, self.life * 3, "three signs of life must fail before a rank hangs"),
+            ("suspicion", self.suspicion, self.life * 3, "three heartbeats must fail before a rank hangs"),
             (
                 "stop_grace",
                 self.stop_grace,
@@ -122,7 +122,7 @@ impl Timing {
 mod tests {
     use super::*;
 
-    // T-1
+    // TIMING-1
     #[test]
     fn derived_timeouts_fit_each_other() {
         for ms in [10, 50, 333, 1_000, 30_000] {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_timeout_that_is_too_short_is_named_in_one_sentence() {
+    fn too_short_timeout_is_named_in_one_sentence() {
         let good = Timing::default();
         let short = Duration::from_millis(1);
         let bad = [

@@ -43,7 +43,7 @@ pub fn complete_loss(program: &mut Program) {
 
 /// Runs of the elements of a gradient that this rank counts.
 fn counted(program: &Program, param: &Param) -> Vec<Option<(usize, usize)>> {
-    if !param.owned || program.place.on(Axis::DpReplicate) > 0 {
+    if !param.owned || program.mesh_rank.on(Axis::DpReplicate) > 0 {
         return Vec::new();
     }
     if param.parts.iter().all(|p| p.owned) {
@@ -64,8 +64,8 @@ fn counted(program: &Program, param: &Param) -> Vec<Option<(usize, usize)>> {
 
 /// Sums the loss and the sums of squares over the world; alone, there is nothing to add.
 fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
-    let place = program.place;
-    let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| place.mesh.axis(*a) > 1).collect();
+    let mesh_rank = program.mesh_rank;
+    let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| mesh_rank.mesh.axis(*a) > 1).collect();
     if axes.is_empty() {
         return sums;
     }
@@ -73,7 +73,7 @@ fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
     let loss = program.bindings.iter().position(|b| b.role == Role::LossSum);
     let loss = loss.map(|i| program.bindings.remove(i).value);
     // The loss of a row is known to all its tensor-parallel ranks, and counts once.
-    let loss: Vec<ValueId> = loss.into_iter().filter(|_| place.on(Axis::Tp) == 0).collect();
+    let loss: Vec<ValueId> = loss.into_iter().filter(|_| mesh_rank.on(Axis::Tp) == 0).collect();
     let partial = [loss, sums].map(|terms| {
         let sum = program.add_value("partial_sum", &[], DType::F64, Kind::Activation);
         program.push(Op::Sum, terms, vec![sum], SITE);

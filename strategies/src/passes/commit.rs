@@ -1,8 +1,8 @@
-//! Where a step turns: everything before the first update leaves weights and optimizer state as they are, so that a step
-//! can be given up until all ranks have said that they have what its update needs.
+//! The phases of a step: everything before the first update leaves weights and optimizer state unchanged, so a step can
+//! be discarded until all ranks have voted for it.
 //!
-//! The pass moves whatever does not depend on an update in front of all updates, and collectives over updated weights
-//! behind all of them. The order within each of the three parts stays.
+//! The pass moves instructions that do not depend on an update before all updates, and collectives over updated weights
+//! after all updates. The sequence within each phase is kept.
 //!
 //! Source: Gray and Lamport 2006, Consensus on Transaction Commit, §3 (two-phase commit: prepare, then commit).
 
@@ -10,56 +10,56 @@ use crate::program::{Instr, Op, Program, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The three parts of a step, as ranges of its instructions.
+/// The three phases of a step, as ranges of its instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turn {
-    /// First instruction that updates state.
-    pub update: usize,
-    /// First instruction behind the updates.
-    pub spread: usize,
+pub struct StepPhases {
+    /// First instruction of the apply phase.
+    pub apply: usize,
+    /// First instruction of the gather phase.
+    pub gather: usize,
     /// Number of instructions.
     pub end: usize,
 }
 
-impl Turn {
-    /// Computes what the update needs; changes no state.
-    pub const fn prepare(&self) -> Range<usize> {
-        0..self.update
+impl StepPhases {
+    /// The compute phase: everything the update needs; changes no state.
+    pub const fn compute(&self) -> Range<usize> {
+        0..self.apply
     }
 
-    /// Updates this rank's part of the state, without any other rank.
-    pub const fn update(&self) -> Range<usize> {
-        self.update..self.spread
+    /// The apply phase: updates this rank's part of the state, without communication.
+    pub const fn apply(&self) -> Range<usize> {
+        self.apply..self.gather
     }
 
-    /// Gives each rank the updated weights that others keep for it. Repeated, it changes nothing.
-    pub const fn spread(&self) -> Range<usize> {
-        self.spread..self.end
+    /// The gather phase: distributes the updated weights. Idempotent.
+    pub const fn gather(&self) -> Range<usize> {
+        self.gather..self.end
     }
 }
 
-/// Puts the instructions into the three parts.
-pub fn commit(program: &mut Program) -> Turn {
+/// Splits the instructions into the three phases.
+pub fn commit(program: &mut Program) -> StepPhases {
     let mut updated: BTreeSet<ValueId> = BTreeSet::new();
-    let (mut prepare, mut update, mut spread) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut compute, mut apply, mut gather) = (Vec::new(), Vec::new(), Vec::new());
     for instr in std::mem::take(&mut program.instrs) {
         let depends = instr.reads.iter().any(|v| updated.contains(v));
         if depends && matches!(instr.op, Op::Start(_) | Op::Await(_)) {
-            spread.push(instr);
+            gather.push(instr);
         } else if depends || writes_state(program, &instr) {
             updated.extend(&instr.writes);
-            update.push(instr);
+            apply.push(instr);
         } else {
-            prepare.push(instr);
+            compute.push(instr);
         }
     }
-    let turn = Turn {
-        update: prepare.len(),
-        spread: prepare.len() + update.len(),
-        end: prepare.len() + update.len() + spread.len(),
+    let phases = StepPhases {
+        apply: compute.len(),
+        gather: compute.len() + apply.len(),
+        end: compute.len() + apply.len() + gather.len(),
     };
-    program.instrs = prepare.into_iter().chain(update).chain(spread).collect();
-    turn
+    program.instrs = compute.into_iter().chain(apply).chain(gather).collect();
+    phases
 }
 
 fn writes_state(program: &Program, instr: &Instr) -> bool {
@@ -73,7 +73,7 @@ mod tests {
     use crate::program::{Collective, CollectiveKind, DType, Kind, Phase, Site};
 
     #[test]
-    fn only_updates_lie_between_what_they_need_and_what_spreads_them() {
+    fn apply_phase_contains_only_updates() {
         let mut program = Program::default();
         let weight = program.add_value("weight", &[4], DType::F32, Kind::Parameter);
         let other = program.add_value("other", &[4], DType::F32, Kind::Parameter);
@@ -87,12 +87,12 @@ mod tests {
         program.push(Op::Add, vec![grad, grad], vec![out], site);
         program.push(Op::Add, vec![other, out], vec![other], site);
 
-        let turn = commit(&mut program);
+        let phases = commit(&mut program);
 
         let part =
             |range: Range<usize>| -> Vec<&Vec<ValueId>> { program.instrs[range].iter().map(|i| &i.writes).collect() };
-        assert_eq!(part(turn.prepare()), [&vec![out]]);
-        assert_eq!(part(turn.update()), [&vec![weight], &vec![other]]);
-        assert_eq!(part(turn.spread()), [&vec![weight], &vec![]]);
+        assert_eq!(part(phases.compute()), [&vec![out]]);
+        assert_eq!(part(phases.apply()), [&vec![weight], &vec![other]]);
+        assert_eq!(part(phases.gather()), [&vec![weight], &vec![]]);
     }
 }

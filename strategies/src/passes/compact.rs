@@ -9,7 +9,7 @@ pub fn compact(program: &mut Program) {
         instr.reads.iter().chain(&instr.writes).for_each(|v| used[v.0 as usize] = true);
     }
     program.bindings.retain(|b| used[b.value.0 as usize]);
-    // A weight that nobody reads is still part of the model.
+    // An unused weight is still part of the model.
     program.params.iter().filter(|p| p.stages.is_empty()).for_each(|p| used[p.value.0 as usize] = true);
     let kept: Vec<bool> = program.params.iter().map(|p| used[p.value.0 as usize]).collect();
     for b in program.bindings.iter_mut().filter(|b| b.role == Role::GradSumSquares) {

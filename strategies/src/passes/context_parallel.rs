@@ -53,7 +53,7 @@ pub fn chunks(seq_len: usize, cp: usize, rank: usize) -> Vec<Range<usize>> {
 /// # Errors
 /// When a row cannot be cut evenly; the program is then unchanged.
 pub fn shard_tokens(program: &mut Program) -> Result<(), CpError> {
-    let cp = program.place.mesh.cp;
+    let cp = program.mesh_rank.mesh.cp;
     if cp == 1 {
         return Ok(());
     }
@@ -90,8 +90,8 @@ pub fn check(seq_len: usize, cp: usize) -> Result<(), CpError> {
 
 /// Replaces attention within the tokens of a rank by attention to those of all ranks.
 pub fn exchange_keys(program: &mut Program, comm: CpComm) {
-    let place = program.place;
-    if place.mesh.cp == 1 {
+    let mesh_rank = program.mesh_rank;
+    if mesh_rank.mesh.cp == 1 {
         return;
     }
     let instrs = std::mem::take(&mut program.instrs);
@@ -104,7 +104,7 @@ pub fn exchange_keys(program: &mut Program, comm: CpComm) {
 }
 
 fn attention(program: &mut Program, instr: &Instr, a: Attention, comm: CpComm) {
-    let (cp, me) = (program.place.mesh.cp, program.place.on(Axis::Cp));
+    let (cp, me) = (program.mesh_rank.mesh.cp, program.mesh_rank.on(Axis::Cp));
     let (qkv, doc_start) = (instr.reads[0], instr.reads[1]);
     let n = program.value(qkv).n_rows();
     let part = AttentionPart { heads: a, n_ranks: cp, q_rank: me, kv_rank: me, n_kv_ranks: 1, carried: false };

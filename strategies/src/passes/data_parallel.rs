@@ -26,7 +26,7 @@ pub fn data_parallel(
     grads: &[(usize, Vec<ValueId>)],
     bucket_bytes: usize,
 ) -> Vec<(usize, ValueId)> {
-    let n_shards = program.place.group_size(SHARDS);
+    let n_shards = program.mesh_rank.group_size(SHARDS);
     let mut terms: Vec<(usize, ValueId)> = grads.iter().flat_map(|(p, terms)| terms.iter().map(|t| (*p, *t))).collect();
     let written = last_writes(program);
     terms.sort_by_key(|(_, term)| written[term.0 as usize]);
@@ -61,7 +61,7 @@ pub fn data_parallel(
 }
 
 fn sum_over_replicas(program: &mut Program, grads: &mut [(usize, ValueId)], bucket_bytes: usize) {
-    if program.place.group_size(REPLICAS) == 1 {
+    if program.mesh_rank.group_size(REPLICAS) == 1 {
         return;
     }
     let written = last_writes(program);
@@ -127,7 +127,7 @@ fn some_elements(program: &mut Program, param: usize, grad: &mut ValueId) {
 /// Stages that hold the same parameter exchange their parts, and all sum them in order of stage.
 fn over_stages(program: &mut Program, param: usize, grad: &mut ValueId) {
     let stages = program.params[param].stages.clone();
-    let me = program.place.on(Axis::Pp);
+    let me = program.mesh_rank.on(Axis::Pp);
     if stages.len() < 2 {
         return;
     }

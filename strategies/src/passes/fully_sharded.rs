@@ -56,11 +56,11 @@ impl From<ZeroStage> for u8 {
 ///
 /// `prefetch` is how many uses ahead a gathering begins; shards begin at multiples of `unit` elements.
 pub fn fully_sharded(program: &mut Program, stage: ZeroStage, prefetch: usize, unit: usize) {
-    let n_ranks = program.place.group_size(GROUP);
+    let n_ranks = program.mesh_rank.group_size(GROUP);
     if n_ranks == 1 {
         return;
     }
-    let position = program.place.position(GROUP);
+    let position = program.mesh_rank.position(GROUP);
     for param in &mut program.params {
         param.updated = part(param.shape.iter().product(), unit, n_ranks, position);
     }
@@ -165,7 +165,7 @@ fn substitute(instr: &mut Instr, current: &BTreeMap<ValueId, (ValueId, usize)>, 
 ///
 /// All of them take part in all parameters: of one that is smaller than a unit, a rank has all and the others nothing.
 pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize, unit: usize) {
-    if program.place.group_size(GROUP) == 1 {
+    if program.mesh_rank.group_size(GROUP) == 1 {
         return;
     }
     let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, GROUP) };

@@ -26,9 +26,9 @@ pub enum Region {
     Work,
 }
 
-/// Where a value lies.
+/// Location of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BufferLocation {
     /// Which memory.
     pub region: Region,
     /// Bytes from its start; a multiple of the target's alignment.
@@ -54,7 +54,7 @@ pub struct WorkPeak {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Place of each value, indexed by [`ValueId`]; `None` if no instruction touches it.
-    pub places: Vec<Option<Place>>,
+    pub locations: Vec<Option<BufferLocation>>,
     /// Size of each region.
     pub region_bytes: BTreeMap<Region, usize>,
     /// Where the scratch lies in the work region, and its size.
@@ -82,12 +82,12 @@ impl Layout {
 pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     let align = target.align();
     assert!(align.is_power_of_two() && align >= ALIGN_BYTES, "buffers cannot be aligned to {align} bytes");
-    let mut places: Vec<Option<Place>> = vec![None; program.values.len()];
+    let mut locations: Vec<Option<BufferLocation>> = vec![None; program.values.len()];
     let mut region_bytes = BTreeMap::new();
     for region in [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants] {
         let mut offset = 0;
         for (i, value) in program.values.iter().enumerate().filter(|(_, v)| region_of(v) == region) {
-            places[i] = Some(Place { region, offset });
+            locations[i] = Some(BufferLocation { region, offset });
             offset += padded(value, align);
         }
         region_bytes.insert(region, offset);
@@ -96,8 +96,8 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     for (i, instr) in program.instrs.iter().enumerate() {
         work.step(program, i, instr);
     }
-    for (place, offset) in places.iter_mut().zip(&work.offsets) {
-        *place = place.or(offset.map(|offset| Place { region: Region::Work, offset }));
+    for (place, offset) in locations.iter_mut().zip(&work.offsets) {
+        *place = place.or(offset.map(|offset| BufferLocation { region: Region::Work, offset }));
     }
     let scratch = program.instrs.iter().map(|i| target.scratch_bytes(program, i)).max().unwrap_or(0);
     let scratch = scratch.next_multiple_of(align);
@@ -105,7 +105,7 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     let live = work.peak.gradients + work.peak.activations + work.peak.inputs;
     let fragmentation = work.free.high_water - live;
     let work_peak = WorkPeak { fragmentation, scratch, ..work.peak };
-    Layout { places, region_bytes, scratch: (work.free.high_water, scratch), work_peak }
+    Layout { locations, region_bytes, scratch: (work.free.high_water, scratch), work_peak }
 }
 
 fn region_of(value: &Value) -> Region {

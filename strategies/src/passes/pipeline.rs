@@ -9,7 +9,7 @@ use crate::mesh::{Axis, Group};
 use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Program, Role, Site, ValueId};
 use std::ops::Range;
 
-/// Why a model cannot be cut into so many chunks.
+/// Why a model cannot be cut into this many chunks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{blocks} blocks cannot fill {chunks} pipeline chunks (pipeline_parallel_size {pp} with {per_stage} each); at most {blocks} would fit"
@@ -33,7 +33,7 @@ pub struct PipelineError {
 /// # Errors
 /// When there are fewer blocks than chunks.
 pub fn pipeline(forward: &Program, chunks_per_stage: usize) -> Result<Vec<Program>, PipelineError> {
-    let (pp, stage) = (forward.place.mesh.pp, forward.place.on(Axis::Pp));
+    let (pp, stage) = (forward.mesh_rank.mesh.pp, forward.mesh_rank.on(Axis::Pp));
     let n_chunks = pp * chunks_per_stage;
     if n_chunks == 1 {
         return Ok(vec![forward.clone()]);
@@ -117,7 +117,7 @@ fn cut(
     n_chunks: usize,
 ) -> Program {
     let group = Group::over(&[Axis::Pp]);
-    let pp = forward.place.mesh.pp;
+    let pp = forward.mesh_rank.mesh.pp;
     let stage_of = |c: usize| (c % pp) as u32;
     let own: Vec<&Instr> = forward.instrs.iter().zip(home).filter(|(_, c)| **c == chunk).map(|(i, _)| i).collect();
     let mut program = Program { instrs: Vec::new(), ..forward.clone() };

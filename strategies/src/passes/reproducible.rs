@@ -30,7 +30,7 @@ pub fn sum_along_tree(
     n_leaves: usize,
     bucket_bytes: usize,
 ) -> Vec<(usize, ValueId)> {
-    let (n_ranks, rank) = (program.place.group_size(DATA), program.place.position(DATA));
+    let (n_ranks, rank) = (program.mesh_rank.group_size(DATA), program.mesh_rank.position(DATA));
     let own: Vec<(usize, Vec<ValueId>)> = own_nodes(program, grads, leaves_of(n_leaves, n_ranks, rank).start, n_leaves);
     let totals = if n_ranks == 1 {
         own.into_iter().map(|(p, mut n)| (p, n.remove(0))).collect()
@@ -55,7 +55,7 @@ pub fn sum_along_tree(
 fn own_nodes(program: &mut Program, grads: &[Leaves], first: usize, n_leaves: usize) -> Vec<(usize, Vec<ValueId>)> {
     let written = last_writes(program);
     let mut insert = Insertions::default();
-    let (n_ranks, rank) = (program.place.group_size(DATA), program.place.position(DATA));
+    let (n_ranks, rank) = (program.mesh_rank.group_size(DATA), program.mesh_rank.position(DATA));
     let n_own = leaves_of(n_leaves, n_ranks, rank).len();
     let mut nodes = Vec::new();
     for (param, leaves) in grads {
@@ -94,8 +94,8 @@ fn exchange(
     n_leaves: usize,
     bucket_bytes: usize,
 ) -> Vec<(usize, ValueId)> {
-    let place = program.place;
-    let (n_ranks, rank) = (place.group_size(DATA), place.position(DATA));
+    let mesh_rank = program.mesh_rank;
+    let (n_ranks, rank) = (mesh_rank.group_size(DATA), mesh_rank.position(DATA));
     let n_nodes = (0..n_ranks).map(|r| nodes_of(leaves_of(n_leaves, n_ranks, r)).len()).max().unwrap_or(1);
     let send = Collective { unit: BLOCK, ..Collective::new(CollectiveKind::AllToAll, DATA) };
     let gather = Collective { kind: CollectiveKind::AllGather, ..send };
@@ -105,7 +105,7 @@ fn exchange(
         let part_len = |p: &Program, i: usize| send.part(p.value(own[i].1[0]).n_elements(), n_ranks, rank).len();
         let mut received: Vec<Vec<ValueId>> = vec![Vec::new(); bucket.len()];
         for node in 0..n_nodes {
-            // A rank with fewer nodes sends one again, which nobody reads.
+            // A rank with fewer nodes repeats one, which is ignored.
             let reads: Vec<ValueId> =
                 bucket.iter().map(|i| own[*i].1.get(node).copied().unwrap_or(own[*i].1[0])).collect();
             let mut writes = Vec::new();
@@ -125,7 +125,7 @@ fn exchange(
             program.push(Op::TreeSum { n_leaves, n_ranks }, received, vec![part], SITE);
             parts.push(part);
         }
-        if place.mesh.dp_replicate > 1 {
+        if mesh_rank.mesh.dp_replicate > 1 {
             let whole: Vec<ValueId> = bucket.iter().map(|i| like(program, own[*i].1[0])).collect();
             program.push(Op::Start(gather), parts, whole.clone(), SITE);
             program.push(Op::Await(gather), whole.clone(), vec![], SITE);
@@ -158,16 +158,16 @@ pub fn clip_and_loss(
     max_norm: Option<f64>,
 ) -> ValueId {
     let hyper = super::optimizer::hyper(program);
-    let place = program.place;
-    let own = leaves_of(n_leaves, place.group_size(DATA), place.position(DATA));
-    let counts_loss = place.on(Axis::Tp) == 0;
+    let mesh_rank = program.mesh_rank;
+    let own = leaves_of(n_leaves, mesh_rank.group_size(DATA), mesh_rank.position(DATA));
+    let counts_loss = mesh_rank.on(Axis::Tp) == 0;
     let losses: Vec<(usize, ValueId)> = own.zip(losses.iter().copied()).filter(|_| counts_loss).collect();
     let squares: Vec<(usize, ValueId)> = grads
         .iter()
         .map(|(param, grad)| (*param, squares(program, *param, *grad)))
         .collect::<Vec<_>>()
         .into_iter()
-        .filter(|(param, _)| program.params[*param].owned && place.position(DATA) == 0)
+        .filter(|(param, _)| program.params[*param].owned && mesh_rank.position(DATA) == 0)
         .collect();
     let n_params = program.params.len();
     let vectors = [(n_leaves, losses), (n_params, squares)].map(|(len, terms)| {
@@ -194,7 +194,7 @@ fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
     let mut blocks = program.add_value("squares", &[n_blocks], DType::F64, Kind::Activation);
     program.push(Op::SumSquaresBlocks { block: BLOCK }, vec![grad], vec![blocks], SITE);
     let n_all = program.params[param].shape.iter().product::<usize>().div_ceil(BLOCK);
-    if n_all != n_blocks || program.place.group_size(shards) > 1 {
+    if n_all != n_blocks || program.mesh_rank.group_size(shards) > 1 {
         let all = program.add_value("squares", &[n_all], DType::F64, Kind::Activation);
         let gather = Collective::new(CollectiveKind::AllGather, shards);
         program.push(Op::Start(gather), vec![blocks], vec![all], SITE);
@@ -210,7 +210,7 @@ fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
 
 /// Every place of the vectors is filled by one rank and zero at the others, so their sum is exact.
 fn over_world(program: &mut Program, vectors: [ValueId; 2]) -> [ValueId; 2] {
-    let mesh = program.place.mesh;
+    let mesh = program.mesh_rank.mesh;
     let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| mesh.axis(*a) > 1).collect();
     if axes.is_empty() {
         return vectors;

@@ -6,30 +6,30 @@
 //!
 //! Source: Schneider 1990, Implementing Fault-Tolerant Services Using the State Machine Approach, §2.
 
-use super::commit::Turn;
+use super::commit::StepPhases;
 use crate::program::{Binding, Instr, Kind, Op, Param, Program, Role, Update, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// The gradients that the updates of a step read.
-pub fn log(step: &Program, turn: &Turn) -> Vec<ValueId> {
-    updates(step, turn).map(|(update, instr)| *update.operands(&instr.reads).grad).collect()
+pub fn log(step: &Program, phases: &StepPhases) -> Vec<ValueId> {
+    updates(step, phases).map(|(update, instr)| *update.operands(&instr.reads).grad).collect()
 }
 
 /// The factor by which the updates of a step scale gradients, if it has any updates.
-pub fn coefficient(step: &Program, turn: &Turn) -> Option<ValueId> {
-    updates(step, turn).next().map(|(update, instr)| *update.operands(&instr.reads).coefficient)
+pub fn coefficient(step: &Program, phases: &StepPhases) -> Option<ValueId> {
+    updates(step, phases).next().map(|(update, instr)| *update.operands(&instr.reads).coefficient)
 }
 
-fn updates<'a>(step: &'a Program, turn: &Turn) -> impl Iterator<Item = (Update, &'a Instr)> {
-    step.instrs[turn.update()].iter().map(|instr| match instr.op {
+fn updates<'a>(step: &'a Program, phases: &StepPhases) -> impl Iterator<Item = (Update, &'a Instr)> {
+    step.instrs[phases.apply()].iter().map(|instr| match instr.op {
         Op::Update(update) => (update, instr),
         _ => unreachable!("what does not update state is computed before or after all updates"),
     })
 }
 
 /// The updates of a rank's step alone. Of each parameter the shadow holds what the rank updates.
-pub fn shadow(step: &Program, turn: &Turn) -> Program {
-    let mut program = Program { place: step.place, ..Program::default() };
+pub fn shadow(step: &Program, phases: &StepPhases) -> Program {
+    let mut program = Program { mesh_rank: step.mesh_rank, ..Program::default() };
     let mut copies: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     let mut copy = |program: &mut Program, value: ValueId, shape: &[usize], kind: Kind| {
         *copies.entry(value).or_insert_with(|| {
@@ -37,7 +37,7 @@ pub fn shadow(step: &Program, turn: &Turn) -> Program {
             program.add_value(name, shape, dtype, kind)
         })
     };
-    for (update, instr) in updates(step, turn) {
+    for (update, instr) in updates(step, phases) {
         let of = update.operands(&instr.reads);
         let param = step.param_of(*of.param).expect("an update begins with its parameter").clone();
         let shape = &step.value(*of.grad).shape;

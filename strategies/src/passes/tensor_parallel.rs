@@ -38,7 +38,7 @@ pub enum TpError {
     TooSmall {
         /// What there is too little of.
         what: &'static str,
-        /// How many there are.
+        /// Found length.
         extent: usize,
         /// Size of the axis.
         tp: usize,
@@ -58,9 +58,9 @@ pub enum TpError {
 /// Leaves what this rank does of a forward program.
 ///
 /// # Errors
-/// When the model cannot be cut in so many parts; the program is then unchanged.
+/// When the model cannot be cut into this many parts; the program is then unchanged.
 pub fn tensor_parallel(program: &mut Program, sequence_parallel: bool) -> Result<(), TpError> {
-    if program.place.mesh.tp == 1 {
+    if program.mesh_rank.mesh.tp == 1 {
         return Ok(());
     }
     let cut = regions::find(program)?;

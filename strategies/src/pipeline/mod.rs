@@ -7,13 +7,13 @@
 //! (arXiv:2104.04473); ZB-H1, Qi et al. 2023, §2.3 (arXiv:2401.10241).
 //!
 //! Invariants, for every kind and all `p, m >= 1`:
-//! - `P-1` every `(chunk, microbatch)` goes forward once and back once, and on a stage that splits its backwards every
-//!   input gradient is followed by its weight gradient.
-//! - `P-2` per chunk, forwards, backwards and weight gradients each come in ascending order of microbatch: gradients
-//!   are summed in the same order under every schedule.
-//! - `P-3` the orders of all stages together are free of deadlock, even if a send ends only once it is received, as
-//!   long as the sender goes on meanwhile.
-//! - `P-4` no stage holds more microbatches than [`ScheduleKind::max_in_flight`].
+//! - `PIPELINE-1` every `(chunk, microbatch)` goes forward once and back once, and on a stage that splits its backwards
+//!   every input gradient is followed by its weight gradient.
+//! - `PIPELINE-2` per chunk, forwards, backwards and weight gradients each come in ascending order of microbatch:
+//!   gradients are summed in the same order under every schedule.
+//! - `PIPELINE-3` the orders of all stages together are free of deadlock, even if a send ends only once it is received,
+//!   as long as the sender goes on meanwhile.
+//! - `PIPELINE-4` no stage holds more microbatches than [`ScheduleKind::max_in_flight`].
 //!
 //! One stage has nothing to overlap, so that every kind is plain accumulation there: `F0 B0 F1 B1 …`.
 

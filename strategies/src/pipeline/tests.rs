@@ -155,7 +155,7 @@ fn transfers_between_neighbours_lengthen_the_pipeline() {
     assert_eq!(timeline(ScheduleKind::OneF1B, 1, 5, &times).makespan(), 15.0);
 }
 
-// P-3, P-4 exhaustively for all small pipelines, which the random test below visits only in part.
+// PIPELINE-3, PIPELINE-4 exhaustively for all small pipelines, which the random test below visits only in part.
 #[test]
 fn every_small_pipeline_runs_to_its_end_within_its_memory() {
     for p in 1..=8 {
@@ -174,7 +174,7 @@ fn every_small_pipeline_runs_to_its_end_within_its_memory() {
 }
 
 proptest! {
-    // P-1
+    // PIPELINE-1
     #[test]
     fn every_piece_of_work_is_done_once(kind in kinds(), p in 1usize..12, m in 1usize..40, at in 0usize..12) {
         let order = order(kind, p, at % p, m);
@@ -194,7 +194,7 @@ proptest! {
         }
     }
 
-    // P-2
+    // PIPELINE-2
     #[test]
     fn microbatches_of_a_chunk_come_in_order(kind in kinds(), p in 1usize..12, m in 1usize..40, at in 0usize..12) {
         let order = order(kind, p, at % p, m);
@@ -207,7 +207,7 @@ proptest! {
         }
     }
 
-    // P-3
+    // PIPELINE-3
     #[test]
     fn stages_never_wait_for_each_other_in_a_circle(kind in kinds(), p in 1usize..24, m in 1usize..64) {
         let orders: Vec<Vec<Slot>> = (0..p).map(|s| order(kind, p, s, m)).collect();
@@ -215,7 +215,7 @@ proptest! {
         prop_assert!(run(&orders, kind.n_chunks(), m, &UNIT).is_some());
     }
 
-    // P-4, Narayanan et al. 2021, §2.2.1, and Qi et al. 2023, §2.3
+    // PIPELINE-4, Narayanan et al. 2021, §2.2.1, and Qi et al. 2023, §2.3
     #[test]
     fn one_f_one_b_and_zero_bubble_hold_as_much_as_published(p in 2usize..16, m in 1usize..64, at in 0usize..16) {
         let stage = at % p;

@@ -40,7 +40,7 @@ impl Timeline {
 pub fn timeline(kind: ScheduleKind, n_stages: usize, n_microbatches: usize, times: &WorkTimes) -> Timeline {
     let orders: Vec<Vec<Slot>> = (0..n_stages).map(|s| order(kind, n_stages, s, n_microbatches)).collect();
     let timeline = run(&orders, kind.n_chunks(), n_microbatches, times);
-    timeline.expect("the orders of a kind are free of deadlock (P-3)")
+    timeline.expect("the orders of a kind are free of deadlock (PIPELINE-3)")
 }
 
 /// Runs `orders`; `None` if they deadlock.

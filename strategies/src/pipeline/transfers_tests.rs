@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::program::DType;
-use crate::world::{Collective, GroupSlot, Kind, Links, Mover, Post, Rank, Step, Tensor, World};
+use crate::world::{Collective, GroupSlot, Kind, Links, Mover, Post, Rank, Step, Tensor, WorldTraces};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,13 +23,13 @@ fn post(transfer: &Transfer, stage: u32) -> Post {
 }
 
 /// Ranks that are stages; every slot takes a unit, a whole backward two.
-fn world(kind: ScheduleKind, n_stages: u32, n_microbatches: usize) -> World {
+fn world(kind: ScheduleKind, n_stages: u32, n_microbatches: usize) -> WorldTraces {
     world_with(kind, n_stages, n_microbatches, false)
 }
 
 /// `sent_last` puts off to the end what takes buffers back.
-fn world_with(kind: ScheduleKind, n_stages: u32, n_microbatches: usize, sent_last: bool) -> World {
-    let mut world = World::new();
+fn world_with(kind: ScheduleKind, n_stages: u32, n_microbatches: usize, sent_last: bool) -> WorldTraces {
+    let mut world = WorldTraces::new();
     let group = world.group((0..n_stages).map(Rank).collect());
     for stage in 0..n_stages {
         let step = |action: Action| match action {
@@ -147,7 +147,7 @@ proptest! {
     #[test]
     fn taking_a_buffer_back_never_waits(kind in kinds(), p in 2u32..7, m in 1usize..20) {
         let links = Links { mover: Mover::Links, node: &|_| 0, duration: &|_, _| UNIT };
-        let exposed = |world: &World| {
+        let exposed = |world: &WorldTraces| {
             let timeline = world.simulate(&links, false).unwrap();
             (0..p).map(|r| timeline.rank(Rank(r)).exposed).collect::<Vec<_>>()
         };

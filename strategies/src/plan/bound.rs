@@ -13,7 +13,7 @@
 //! Legend: `T` tokens of a microbatch on one rank, `m` microbatches, `p` stages, `v` chunks.
 
 use super::candidate::{Candidate, MeshSizes, ZeroStage};
-use super::cost::{Placement, collective_seconds};
+use super::cost::{NodeSpan, collective_seconds};
 use super::hardware::Hardware;
 use super::workload::Workload;
 use crate::passes::recompute::Recompute;
@@ -39,10 +39,10 @@ pub struct MeshBound<'a> {
     mesh: MeshSizes,
     workload: &'a Workload,
     hardware: &'a Hardware,
-    tp: Placement,
-    cp: Placement,
-    shards: Placement,
-    replicas: Placement,
+    tp: NodeSpan,
+    cp: NodeSpan,
+    shards: NodeSpan,
+    replicas: NodeSpan,
 }
 
 /// Seconds of one block, or of the head, on one microbatch.
@@ -75,7 +75,7 @@ impl<'a> MeshBound<'a> {
     pub fn new(mesh: MeshSizes, workload: &'a Workload, hardware: &'a Hardware) -> MeshBound<'a> {
         let place = |n: usize, stride: usize| {
             let nodes: Vec<u32> = (0..n).map(|i| hardware.node((i * stride) as u32)).collect();
-            Placement::of(&nodes)
+            NodeSpan::of(&nodes)
         };
         let MeshSizes { tp, cp, dp_replicate, .. } = mesh;
         MeshBound {

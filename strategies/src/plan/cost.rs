@@ -42,21 +42,21 @@ pub fn trace_on(hardware: &Hardware, program: &Program) -> Trace {
 
 /// How a group lies on nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct NodeSpan {
     /// Nodes that have members.
     pub n_nodes: u32,
     /// Members on the node that has the fewest: with them each node talks to the others.
     pub per_node: u32,
 }
 
-impl Placement {
+impl NodeSpan {
     /// Of members on these nodes.
-    pub fn of(nodes: &[u32]) -> Placement {
+    pub fn of(nodes: &[u32]) -> NodeSpan {
         // Members mostly come node by node, so that there is nothing to sort; this is asked of every collective.
         let mut nodes = nodes.to_vec();
         nodes.sort_unstable();
         let members = || nodes.chunk_by(|a, b| a == b).map(|node| node.len() as u32);
-        Placement { n_nodes: members().count() as u32, per_node: members().min().unwrap_or(0) }
+        NodeSpan { n_nodes: members().count() as u32, per_node: members().min().unwrap_or(0) }
     }
 
     fn size(self) -> u32 {
@@ -65,7 +65,7 @@ impl Placement {
 }
 
 /// Seconds of a collective over `bytes` of wholes.
-pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: Placement) -> f64 {
+pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: NodeSpan) -> f64 {
     if at.size() <= 1 {
         return 0.0;
     }
@@ -108,7 +108,7 @@ pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: Place
 /// # Ok::<(), phalanx_strategies::world::WorldError>(())
 /// ```
 pub fn post_duration(hardware: &Hardware, post: &Post, nodes: &[u32]) -> Duration {
-    let seconds = collective_seconds(hardware, post.collective.kind, post.size_bytes() as f64, Placement::of(nodes));
+    let seconds = collective_seconds(hardware, post.collective.kind, post.size_bytes() as f64, NodeSpan::of(nodes));
     Duration::from_secs_f64(seconds)
 }
 

@@ -38,7 +38,7 @@ pub struct Hardware {
     /// touch, or operations of attention; of collectives, bytes of the whole. Others go by the figures above.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub measured: BTreeMap<String, f64>,
-    /// Who moves what collectives carry.
+    /// What moves the data of collectives.
     #[serde(default)]
     pub mover: Mover,
 }

@@ -20,7 +20,7 @@ pub enum CollectiveKind {
     AllToAll,
     /// Copy from one member to all.
     Broadcast {
-        /// Who has the data.
+        /// The source rank.
         root: u32,
     },
     /// To one member.
@@ -32,7 +32,7 @@ pub enum CollectiveKind {
     },
     /// From one member.
     Recv {
-        /// Who sends.
+        /// The sending rank.
         from: u32,
         /// As of the send.
         channel: u32,

@@ -167,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn runs_of_a_part_of_a_box_are_the_places_of_its_elements(
+        fn runs_of_a_box_part_are_the_positions_of_its_elements(
             rows in 2usize..7, columns in 3usize..9, dim in 0usize..2, held in (0usize..40, 0usize..40),
             part in (0usize..7, 0usize..9, 1usize..7, 1usize..9),
         ) {

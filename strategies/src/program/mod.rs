@@ -20,7 +20,7 @@ pub use op::{
 };
 pub use param::{GradSum, Init, Param, ParamPart};
 
-use crate::mesh::Place;
+use crate::mesh::MeshRank;
 use crate::optimizer::N_SCALARS;
 
 /// Index of a value in [`Program::values`].
@@ -218,7 +218,7 @@ pub struct Program {
     /// What the host writes and reads.
     pub bindings: Vec<Binding>,
     /// The rank that runs it.
-    pub place: Place,
+    pub mesh_rank: MeshRank,
 }
 
 impl Program {

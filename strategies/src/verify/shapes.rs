@@ -1,6 +1,6 @@
 //! Operands and results of each operation: how many, which shapes, which element types.
 
-use crate::mesh::Place;
+use crate::mesh::MeshRank;
 use crate::program::op::UpdateOperands;
 use crate::program::{
     ActivationFn, Attention, AttentionPart, Collective, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind,
@@ -73,7 +73,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         }
         Op::ClipCoefficient { .. } => s.clip(),
         Op::Update(update) => s.update(update),
-        Op::Start(c) => s.collective(c, &program.place),
+        Op::Start(c) => s.collective(c, &program.mesh_rank),
         Op::Await(_) => s.count(reads.len(), 0),
     }
 }
@@ -475,8 +475,8 @@ impl Signature<'_> {
         self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(DType::F32)))
     }
 
-    fn collective(&self, c: &Collective, place: &Place) -> Result<(), String> {
-        let (size, position) = (place.group_size(c.group), place.position(c.group));
+    fn collective(&self, c: &Collective, mesh_rank: &MeshRank) -> Result<(), String> {
+        let (size, position) = (mesh_rank.group_size(c.group), mesh_rank.position(c.group));
         let part = |n: usize| c.part(n, size, position).len();
         let (n_in, n_out) = match c.kind {
             CollectiveKind::Send { .. } => (self.reads.len(), 0),

@@ -1,14 +1,14 @@
-//! `W-3`: each trace by itself, then the members of each group against each other.
+//! `WORLD-3`: each trace by itself, then the members of each group against each other.
 //!
 //! Groups whose members have the same traces in the same order look the same, and are checked once.
 
 use super::error::{Difference, GroupName, Side, WorldError};
 use super::projection::{Fault, Posted, Projection, Stream, post};
-use super::{GroupId, GroupSlot, Kind, Post, Rank, TraceId, World};
+use super::{GroupId, GroupSlot, Kind, Post, Rank, TraceId, WorldTraces};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The projections of all traces.
-pub(super) fn traces(world: &World) -> Result<Vec<Projection>, WorldError> {
+pub(super) fn traces(world: &WorldTraces) -> Result<Vec<Projection>, WorldError> {
     let mut first_rank: BTreeMap<TraceId, Rank> = BTreeMap::new();
     for (rank, binding) in world.ranks.iter().enumerate() {
         first_rank.entry(binding.trace).or_insert(Rank(rank as u32));
@@ -29,7 +29,7 @@ pub(super) fn traces(world: &World) -> Result<Vec<Projection>, WorldError> {
 type Member = Option<(TraceId, GroupSlot)>;
 
 /// Checks memberships, peers, and that the members of every group agree.
-pub(super) fn groups(world: &World, projections: &[Projection]) -> Result<(), WorldError> {
+pub(super) fn groups(world: &WorldTraces, projections: &[Projection]) -> Result<(), WorldError> {
     let known = known_as(world)?;
     for (rank, binding) in world.ranks.iter().enumerate() {
         let n_groups = binding.groups.len();
@@ -54,7 +54,7 @@ pub(super) fn groups(world: &World, projections: &[Projection]) -> Result<(), Wo
 }
 
 /// How the members of each group know it, in the order of their positions.
-fn known_as(world: &World) -> Result<Vec<Vec<Member>>, WorldError> {
+fn known_as(world: &WorldTraces) -> Result<Vec<Vec<Member>>, WorldError> {
     let name = |group: usize| GroupName(world.groups[group].clone());
     let mut positions: BTreeMap<(u32, Rank), usize> = BTreeMap::new();
     for (group, members) in world.groups.iter().enumerate() {
@@ -84,7 +84,7 @@ fn known_as(world: &World) -> Result<Vec<Vec<Member>>, WorldError> {
 }
 
 struct Check<'a> {
-    world: &'a World,
+    world: &'a WorldTraces,
     projections: &'a [Projection],
     group: GroupId,
     known: Vec<Member>,

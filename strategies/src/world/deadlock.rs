@@ -3,11 +3,16 @@
 use super::error::{GroupName, Wait};
 use super::projection::{Projection, Stream};
 use super::symmetry::Classes;
-use super::{Collective, GroupId, GroupSlot, Rank, Step, World};
+use super::{Collective, GroupId, GroupSlot, Rank, Step, WorldTraces};
 
 /// A circle of ranks, each of which waits for the next. `reached` is the step at which each class of ranks stands; the
-/// members of every group agree on what they start (`W-3`).
-pub(super) fn cycle(world: &World, projections: &[Projection], classes: &Classes, reached: &[usize]) -> Vec<Wait> {
+/// members of every group agree on what they start (`WORLD-3`).
+pub(super) fn cycle(
+    world: &WorldTraces,
+    projections: &[Projection],
+    classes: &Classes,
+    reached: &[usize],
+) -> Vec<Wait> {
     let standing = Standing { world, projections, classes, reached };
     let stuck = |rank: &&Rank| standing.awaited(**rank).is_some();
     let mut path: Vec<Wait> = Vec::new();
@@ -24,7 +29,7 @@ pub(super) fn cycle(world: &World, projections: &[Projection], classes: &Classes
 }
 
 struct Standing<'a> {
-    world: &'a World,
+    world: &'a WorldTraces,
     projections: &'a [Projection],
     classes: &'a Classes,
     reached: &'a [usize],

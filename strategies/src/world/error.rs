@@ -32,7 +32,7 @@ pub struct Difference {
 /// A rank that waits for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Who waits.
+    /// The waiting rank.
     pub rank: Rank,
     /// Where in its trace.
     pub step: usize,
@@ -40,7 +40,7 @@ pub struct Wait {
     pub collective: Collective,
     /// Of which group.
     pub group: GroupName,
-    /// Who has not started it.
+    /// The ranks that have not started it.
     pub waits_for: Rank,
 }
 

@@ -4,16 +4,17 @@
 //! same share one trace, in which a group is named by its place among the groups that the rank binds; so four thousand
 //! ranks are a handful of traces and a table.
 //!
-//! - [`World::verify`] checks every trace by itself, then every group, then runs all ranks to see whether they finish.
-//! - [`World::simulate`] runs them with durations and returns the [`Timeline`]; [`chrome`] writes it for a trace
+//! - [`WorldTraces::verify`] checks every trace by itself, then every group, then runs all ranks to see whether they
+//!   finish.
+//! - [`WorldTraces::simulate`] runs them with durations and returns the [`Timeline`]; [`chrome`] writes it for a trace
 //!   viewer.
 //!
 //! Semantics, those of the host and of GPUs alike:
-//! - `W-1` a start never blocks; a collective begins once all of its members have started it, a transfer once both
+//! - `WORLD-1` a start never blocks; a collective begins once all of its members have started it, a transfer once both
 //!   have.
-//! - `W-2` an await blocks until the collective has ended.
-//! - `W-3` on each stream (a group's collectives; its transfers from one member to another by one channel) members have the same
-//!   descriptors in the same order, numbered from 0, and all that is started is awaited, once.
+//! - `WORLD-2` an await blocks until the collective has ended.
+//! - `WORLD-3` on each stream (a group's collectives; its transfers from one member to another by one channel) members
+//!   have the same descriptors in the same order, numbered from 0, and all that is started is awaited, once.
 //!
 //! Runs are of *classes* of ranks that cannot be told apart (file `symmetry`), not of ranks.
 //!
@@ -43,11 +44,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
-/// A trace of a [`World`].
+/// A trace of a [`WorldTraces`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TraceId(u32);
 
-/// A group of a [`World`].
+/// A group of a [`WorldTraces`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u32);
 
@@ -143,7 +144,7 @@ pub enum Step {
 
 /// The traces of all ranks.
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct WorldTraces {
     traces: Vec<Vec<Step>>,
     groups: Vec<Vec<Rank>>,
     ranks: Vec<Binding>,
@@ -159,10 +160,10 @@ struct Binding {
     groups: Vec<GroupId>,
 }
 
-impl World {
+impl WorldTraces {
     /// A world without ranks.
-    pub fn new() -> World {
-        World::default()
+    pub fn new() -> WorldTraces {
+        WorldTraces::default()
     }
 
     /// Adds a trace; equal ones have one id.
@@ -211,7 +212,7 @@ impl World {
         self.traces.len()
     }
 
-    /// Checks that the collectives of all ranks fit (`W-3`) and that all ranks finish.
+    /// Checks that the collectives of all ranks fit (`WORLD-3`) and that all ranks finish.
     ///
     /// # Errors The first fault found, by rank in the traces, then by group, then the deadlock.
     pub fn verify(&self) -> Result<(), WorldError> {
@@ -220,9 +221,10 @@ impl World {
         self.simulate(&Links { mover: Mover::Links, node: &nowhere, duration: &at_once }, false).map(|_| ())
     }
 
-    /// Checks as [`World::verify`] and says when everything happens. `spans` asks for each single piece of work, too.
+    /// Checks as [`WorldTraces::verify`] and says when everything happens. `spans` asks for each single piece of work,
+    /// too.
     ///
-    /// # Errors As [`World::verify`].
+    /// # Errors As [`WorldTraces::verify`].
     pub fn simulate(&self, links: &Links<'_>, spans: bool) -> Result<Timeline, WorldError> {
         let projections = check::traces(self)?;
         check::groups(self, &projections)?;

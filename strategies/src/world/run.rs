@@ -1,4 +1,4 @@
-//! Runs all ranks (`W-1`, `W-2`), one of each class, in virtual time.
+//! Runs all ranks (`WORLD-1`, `WORLD-2`), one of each class, in virtual time.
 //!
 //! A rank has a compute stream, which its trace occupies, and a communication stream, which its collectives occupy one
 //! at a time. A collective begins as soon as all members have started it and their communication streams are free; of
@@ -16,7 +16,7 @@ use super::deadlock::cycle;
 use super::projection::{Projection, Stream};
 use super::symmetry::Classes;
 use super::timeline::{RankTimes, Span, Timeline, What};
-use super::{Collective, Kind, Post, Rank, Step, World, WorldError};
+use super::{Collective, Kind, Post, Rank, Step, WorldError, WorldTraces};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -35,7 +35,7 @@ pub enum Mover {
 
 /// What the time of a collective depends on.
 pub struct Links<'a> {
-    /// Who is busy in that time.
+    /// The busy links.
     pub mover: Mover,
     /// Node of a rank.
     pub node: &'a dyn Fn(u32) -> u32,
@@ -90,7 +90,7 @@ struct Run<'a> {
 }
 
 pub(super) fn run<'a>(
-    world: &'a World,
+    world: &'a WorldTraces,
     projections: &'a [Projection],
     classes: &Classes,
     links: &'a Links<'a>,
@@ -118,7 +118,7 @@ pub(super) fn run<'a>(
 
 impl<'a> Run<'a> {
     fn new(
-        world: &'a World,
+        world: &'a WorldTraces,
         projections: &'a [Projection],
         classes: &Classes,
         links: &'a Links<'a>,
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
     }
 
     /// Adds the instances of one class of groups.
-    fn add_group(&mut self, world: &World, classes: &Classes, group: usize) {
+    fn add_group(&mut self, world: &WorldTraces, classes: &Classes, group: usize) {
         let id = classes.groups[group];
         let members = world.members(id);
         let class = |position: usize| classes.of_rank[members[position].0 as usize];

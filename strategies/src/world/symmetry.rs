@@ -7,7 +7,7 @@
 //! refinement, Paige and Tarjan 1987 (SIAM J. Comput. 16).
 
 use super::projection::Projection;
-use super::{GroupId, GroupSlot, Rank, TraceId, World};
+use super::{GroupId, GroupSlot, Rank, TraceId, WorldTraces};
 use std::collections::BTreeMap;
 
 /// The partition.
@@ -21,7 +21,7 @@ pub(super) struct Classes {
     pub groups: Vec<GroupId>,
 }
 
-pub(super) fn classes(world: &World, projections: &[Projection], node: &dyn Fn(u32) -> u32) -> Classes {
+pub(super) fn classes(world: &WorldTraces, projections: &[Projection], node: &dyn Fn(u32) -> u32) -> Classes {
     let mut of_rank = number(world.ranks.iter().map(|b| b.trace));
     let patterns = number(world.groups.iter().map(|members| node_pattern(members, node)));
     let slots = slots(world);
@@ -79,7 +79,7 @@ fn node_pattern(members: &[Rank], node: &dyn Fn(u32) -> u32) -> Vec<u32> {
 }
 
 /// By which slot each member of each group knows it.
-fn slots(world: &World) -> Vec<Vec<u32>> {
+fn slots(world: &WorldTraces) -> Vec<Vec<u32>> {
     let mut by_rank: Vec<BTreeMap<Rank, u32>> = vec![BTreeMap::new(); world.groups.len()];
     for (rank, binding) in world.ranks.iter().enumerate() {
         for (slot, group) in binding.groups.iter().enumerate() {
@@ -96,7 +96,7 @@ fn slots(world: &World) -> Vec<Vec<u32>> {
 /// transfers, which name members by position; and the rank itself, if it shares a group with a rank of its own trace
 /// that knows the group by another slot. Such groups overlap around a ring, where one collective of a class would stand
 /// for two of each rank.
-fn positions(world: &World, projections: &[Projection], slots: &[Vec<u32>]) -> Vec<Vec<(u32, usize)>> {
+fn positions(world: &WorldTraces, projections: &[Projection], slots: &[Vec<u32>]) -> Vec<Vec<(u32, usize)>> {
     let mut positions = vec![Vec::new(); world.size()];
     for (members, slots) in world.groups.iter().zip(slots) {
         let mut slot_of: BTreeMap<TraceId, u32> = BTreeMap::new();

@@ -6,7 +6,7 @@ use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
 use phalanx_strategies::passes::lora::LoraSpec;
-use phalanx_strategies::passes::memory::{Place, Region};
+use phalanx_strategies::passes::memory::{BufferLocation, Region};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
@@ -58,8 +58,8 @@ pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
         // Peers may read what a collective was given until it is awaited, unless its result took the place.
         let start = p.instrs[..i].iter().find(|s| s.op == Op::Start(c)).unwrap();
         for (r, operand) in start.reads.iter().enumerate() {
-            let place = c_place(compiled, *operand);
-            if start.writes.get(r).is_none_or(|w| c_place(compiled, *w) != place) {
+            let location = location_of(compiled, *operand);
+            if start.writes.get(r).is_none_or(|w| location_of(compiled, *w) != location) {
                 last_read[operand.0 as usize] = last_read[operand.0 as usize].max(Some(i));
             }
         }
@@ -68,11 +68,11 @@ pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
     let mut live: Vec<(usize, usize, usize)> = Vec::new(); // start, end, value
     for (i, instr) in p.instrs.iter().enumerate() {
         for w in &instr.writes {
-            let place = c_place(compiled, *w).unwrap();
-            if place.region != Region::Work {
+            let location = location_of(compiled, *w).unwrap();
+            if location.region != Region::Work {
                 continue;
             }
-            let (start, end) = (place.offset, place.offset + p.value(*w).size_bytes());
+            let (start, end) = (location.offset, location.offset + p.value(*w).size_bytes());
             for (s, e, v) in &live {
                 let needed = last_read[*v].is_some_and(|l| l > i) && *v != w.0 as usize;
                 // An operand that ends here may be the place of the result only where the operation permits it.
@@ -96,8 +96,8 @@ pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
     }
 }
 
-fn c_place(c: &Compiled, v: ValueId) -> Option<Place> {
-    c.layout.places[v.0 as usize]
+fn location_of(c: &Compiled, v: ValueId) -> Option<BufferLocation> {
+    c.layout.locations[v.0 as usize]
 }
 
 /// Every way of sharing work that a mesh leaves open, but reproducible runs.

@@ -63,7 +63,7 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed == 0 && !outcomes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Each model is a ring of its own; so many of them at a time.
+/// Each model has its own ring; `jobs` of them run at a time.
 fn run(args: &Args, ring: &[Cell], each: &(impl Fn(Outcome) + Sync)) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || {

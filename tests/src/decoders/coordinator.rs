@@ -19,7 +19,8 @@ const N_SORTS: u8 = 4;
 /// What happens in one run.
 const EVENTS_MAX: usize = 64;
 
-/// Whatever it is told, the coordinator goes on, its orders can be sent, its records read again, and its status shown.
+/// Whatever it is told, the coordinator goes on, its desired states can be sent, its records read again, and its status
+/// shown.
 fn run(mut bytes: &[u8]) {
     let mut now = Instant::now();
     let mut coordinator =
@@ -46,9 +47,9 @@ fn run(mut bytes: &[u8]) {
         }
         while let Some(command) = coordinator.poll_command() {
             match command {
-                Command::Send(_, order) => {
-                    let frame = wire::encode(&order).expect("a world of so few members fits a frame");
-                    assert_eq!(wire::decode(&frame).as_ref(), Ok(&order));
+                Command::Send(_, desired_state) => {
+                    let frame = wire::encode(&desired_state).expect("a world of so few members fits a frame");
+                    assert_eq!(wire::decode(&frame).as_ref(), Ok(&desired_state));
                 }
                 Command::Persist(record) => record.check().expect("a record that can be read again"),
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}

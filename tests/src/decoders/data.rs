@@ -1,4 +1,5 @@
-//! What a model learns from: records of data files, the cache of tokens; and lines of metrics that a run goes on behind.
+//! What a model catches up from: records of data files, the cache of tokens; and lines of metrics that a run goes on
+//! behind.
 
 use super::Target;
 use phalanx::data::chat_template::ChatTemplate;
@@ -51,8 +52,8 @@ fn run(bytes: &[u8]) {
 fn record(bytes: &[u8]) {
     let Ok(record) = serde_json::from_slice(bytes) else { return };
     let tokenizer = Tokenizer::bytes();
-    for (text, learnt) in documents(&record) {
-        assert!(learnt.iter().all(|range| text.get(range.clone()).is_some()), "{learnt:?} of {text:?}");
+    for (text, trained) in documents(&record) {
+        assert!(trained.iter().all(|range| text.get(range.clone()).is_some()), "{trained:?} of {text:?}");
         assert!(tokenizer.encode(&text).is_ok());
     }
 }

@@ -14,8 +14,12 @@ fn run(bytes: &[u8]) {
     }
     let split = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let variables: Variables = text.lines().filter_map(split).collect();
-    for place in [slurm(&variables), torchrun(&variables)].into_iter().flatten() {
-        assert!(place.node < place.n_nodes && !place.head.is_empty() && place.n_ranks != Some(0));
+    for launch_context in [slurm(&variables), torchrun(&variables)].into_iter().flatten() {
+        assert!(
+            launch_context.node < launch_context.n_nodes
+                && !launch_context.head.is_empty()
+                && launch_context.n_ranks != Some(0)
+        );
     }
 }
 

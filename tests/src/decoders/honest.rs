@@ -5,7 +5,7 @@ use phalanx_strategies::elastic::coordinator::{Command, Coordinator};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::member::{self, Member, Schedule};
 use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
-use phalanx_strategies::elastic::message::{Order, Record, Report};
+use phalanx_strategies::elastic::message::{DesiredState, Record, Report};
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
@@ -18,7 +18,7 @@ pub(super) const SCHEDULE: Schedule = Schedule { save_steps: 2, last_step: Some(
 /// What was said in it.
 pub(super) struct Said {
     pub(super) reports: Vec<Report>,
-    pub(super) orders: Vec<Order>,
+    pub(super) desired_states: Vec<DesiredState>,
     pub(super) records: Vec<Record>,
     pub(super) status: Status,
 }
@@ -56,7 +56,7 @@ pub(super) fn job() -> Said {
     let coordinator = Coordinator::new(now, JOB, Term(1), Record::default(), policy(), Timing::default());
     let node = |id| (NodeId(id), Supervisor::new(now, JOB, NodeId(id), Incarnation(1_000), 1, Timing::default()));
     let status = coordinator.status(now);
-    let said = Said { reports: vec![], orders: vec![], records: vec![], status };
+    let said = Said { reports: vec![], desired_states: vec![], records: vec![], status };
     let (nodes, members) = ((0..3).map(node).collect(), BTreeMap::new());
     let mut job = Job { now, coordinator, nodes, members, votes: VecDeque::new(), said };
     for tick in 0..400 {
@@ -80,12 +80,12 @@ impl Job {
         for _ in 0..20 {
             self.deliver();
         }
-        let all = self.coordinator.record().formation.as_ref().map_or(0, |formation| formation.seats.len());
+        let all = self.coordinator.record().world_plan.as_ref().map_or(0, |world_plan| world_plan.assignments.len());
         if self.votes.len() >= all {
             for command in std::mem::take(&mut self.votes) {
-                let member::Command::Vote(vote, wishes) = command else { continue };
+                let member::Command::Vote(vote, requests) = command else { continue };
                 for member in self.members.values_mut() {
-                    let _ = member.handle_committed(vote.generation, vote.step, wishes);
+                    let _ = member.handle_committed(vote.generation, vote.step, requests);
                 }
             }
         }
@@ -94,9 +94,11 @@ impl Job {
     fn deliver(&mut self) {
         while let Some(command) = self.coordinator.poll_command() {
             match command {
-                Command::Send(node, order) => {
-                    self.said.orders.push(order.clone());
-                    self.nodes.get_mut(&node).map(|supervisor| supervisor.handle_order(self.now, order));
+                Command::Send(node, desired_state) => {
+                    self.said.desired_states.push(desired_state.clone());
+                    self.nodes
+                        .get_mut(&node)
+                        .map(|supervisor| supervisor.handle_desired_state(self.now, desired_state));
                 }
                 Command::Persist(record) => {
                     self.said.records.push(record);
@@ -117,8 +119,8 @@ impl Job {
                         supervisor.handle_started(self.now, member.report());
                         self.members.insert(worker, member);
                     }
-                    supervisor::Command::Tell(worker, order) => {
-                        self.members.get_mut(&worker).map(|member| member.handle_order(&order));
+                    supervisor::Command::Tell(worker, desired_state) => {
+                        self.members.get_mut(&worker).map(|member| member.handle_desired_state(&desired_state));
                     }
                     supervisor::Command::Kill(_) | supervisor::Command::Shutdown => {}
                 }
@@ -128,14 +130,19 @@ impl Job {
             while let Some(command) = member.poll_command() {
                 perform(member, command, &mut self.votes);
             }
-            self.nodes.get_mut(&worker.member.node).into_iter().for_each(|s| s.handle_word(self.now, member.report()));
+            self.nodes
+                .get_mut(&worker.member.node)
+                .into_iter()
+                .for_each(|s| s.handle_status_report(self.now, member.report()));
         }
     }
 }
 
 /// What a member's shell does; votes are for its world to count.
 pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut VecDeque<member::Command>) {
-    use member::Command::{Abort, Apply, Compute, Discard, Exit, Fetch, Finish, Join, Keep, Learn, Report, Save, Vote};
+    use member::Command::{
+        Abort, Apply, CatchUp, Compute, Discard, Exit, Fetch, Finish, Join, Keep, Report, Save, Vote,
+    };
     match command {
         Join(generation) => drop(member.handle_joined(generation)),
         Fetch { generation, transfer, .. } => drop(member.handle_fetched(generation, transfer)),
@@ -146,6 +153,6 @@ pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut
         Save(part) => member.handle_saved(part),
         Finish(generation) => drop(member.handle_finished(generation)),
         Vote(..) => votes.push_back(command),
-        Abort(_) | Apply(_) | Discard | Keep(_) | Learn(_) | Exit | Report => {}
+        Abort(_) | Apply(_) | Discard | Keep(_) | CatchUp(_) | Exit | Report => {}
     }
 }

@@ -13,10 +13,10 @@ mod honest;
 mod member;
 mod model;
 mod plane;
+mod rank_messages;
 mod store;
 mod trust;
 mod wire;
-mod words;
 
 /// Some decoders that are fuzzed together.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ pub const TARGETS: [Target; 12] = [
     store::TARGET,
     coordinator::TARGET,
     member::TARGET,
-    words::TARGET,
+    rank_messages::TARGET,
     plane::TARGET,
     checkpoint::TARGET,
     model::TARGET,

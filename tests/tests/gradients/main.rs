@@ -167,7 +167,7 @@ proptest! {
     }
 
     #[test]
-    fn a_program_that_lacks_an_instruction_is_refused(case in cases()) {
+    fn program_with_a_missing_instruction_is_refused(case in cases()) {
         let program = case.compile_train().program;
         in_test(verify(&program).is_ok(), || "the whole program is refused".into())?;
         for i in 0..program.instrs.len() {

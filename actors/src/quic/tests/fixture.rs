@@ -11,7 +11,7 @@ use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
 use crate::trust::tls;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Term};
-use phalanx_strategies::elastic::message::{Order, OrderId, Report, Stage, Wishes};
+use phalanx_strategies::elastic::message::{DesiredState, DesiredStateId, Report, Requests, Stage};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use std::collections::BTreeMap;
@@ -116,7 +116,7 @@ impl Coordinator {
         })
     }
 
-    /// What has come in and nobody has asked for.
+    /// Messages that arrived and have not been consumed.
     pub(crate) fn drain(&mut self) -> Vec<Inbound> {
         std::iter::from_fn(|| self.events.try_recv().ok()).collect()
     }
@@ -148,7 +148,7 @@ impl Machine {
         Credential::load(self.dir.path(), NODE).unwrap().unwrap()
     }
 
-    pub(crate) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<Order>) {
+    pub(crate) fn link(&self, addresses: Vec<Address>, credential: Credential) -> (Link, Receiver<DesiredState>) {
         self.link_within(Timing::default(), addresses, credential)
     }
 
@@ -157,13 +157,13 @@ impl Machine {
         timing: Timing,
         addresses: Vec<Address>,
         credential: Credential,
-    ) -> (Link, Receiver<Order>) {
-        let config = LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing, n_orders_max: 4 };
+    ) -> (Link, Receiver<DesiredState>) {
+        let config = LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing, n_desired_states_max: 4 };
         Link::start(config, credential).unwrap()
     }
 }
 
-pub(crate) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
+pub(crate) fn node_and_boot(credential: &Credential) -> (NodeId, Incarnation) {
     match credential.certified().name.role {
         Role::Node { node, boot } => (node, boot),
         other => panic!("expected a node, found {other:?}"),
@@ -172,27 +172,27 @@ pub(crate) fn seat(credential: &Credential) -> (NodeId, Incarnation) {
 
 /// A report of a node, with a number to know it by.
 pub(crate) fn report(credential: &Credential, number: u64) -> Report {
-    let (node, boot) = seat(credential);
+    let (node, boot) = node_and_boot(credential);
     Report {
         job: JOB,
         node,
         boot,
         number,
-        order: OrderId::default(),
+        desired_state: DesiredStateId::default(),
         draining: false,
-        n_stillborn: 0,
+        n_failed_starts: 0,
         members: Vec::new(),
     }
 }
 
-/// An order with a generation to know it by.
-pub(crate) fn order(generation: u64) -> Order {
-    let id = OrderId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-    Order { job: JOB, id, formation: None, evict: Vec::new(), wishes: Wishes::default(), release: None }
+/// A desired state with a generation to know it by.
+pub(crate) fn desired_state(generation: u64) -> DesiredState {
+    let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
+    DesiredState { job: JOB, id, world_plan: None, evict: Vec::new(), requests: Requests::default(), release: None }
 }
 
-pub(crate) fn next_order(orders: &mut Receiver<Order>) -> Order {
-    until("an order", || orders.try_recv().ok())
+pub(crate) fn next_desired_state(desired_states: &mut Receiver<DesiredState>) -> DesiredState {
+    until("a desired state", || desired_states.try_recv().ok())
 }
 
 /// A connection of a member that says what a test wants it to say.

@@ -1,6 +1,8 @@
 //! What is sent arrives, whatever happens to coordinators and networks.
 
-use super::fixture::{Cable, Coordinator, HOUR, JOB, Machine, next_order, order, report, seat, until, wait};
+use super::fixture::{
+    Cable, Coordinator, HOUR, JOB, Machine, desired_state, next_desired_state, node_and_boot, report, until, wait,
+};
 use crate::quic::QuicError;
 use crate::quic::ask::Operator;
 use crate::quic::link::{Link, LinkState};
@@ -23,29 +25,29 @@ fn handles_can_be_shared_between_threads() {
 }
 
 #[test]
-fn reports_and_orders_arrive() {
+fn reports_and_desired_states_arrive() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
-    assert_eq!(coordinator.connected(), seat(&credential));
+    let (link, mut desired_states) = machine.link(coordinator.addresses(), credential.clone());
+    assert_eq!(coordinator.connected(), node_and_boot(&credential));
 
     link.news(&report(&credential, 1)).unwrap();
     assert_eq!(coordinator.report(), report(&credential, 1));
     link.heartbeat(&report(&credential, 2)).unwrap();
     assert_eq!(coordinator.report(), report(&credential, 2));
-    coordinator.listener.order(seat(&credential).0, &order(3)).unwrap();
-    assert_eq!(next_order(&mut orders), order(3));
+    coordinator.listener.send_desired_state(node_and_boot(&credential).0, &desired_state(3)).unwrap();
+    assert_eq!(next_desired_state(&mut desired_states), desired_state(3));
 }
 
-//
+// QUIC-5
 #[test]
 fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, _orders) = machine.link(coordinator.addresses(), credential.clone());
-    let (node, boot) = seat(&credential);
+    let (link, _desired_states) = machine.link(coordinator.addresses(), credential.clone());
+    let (node, boot) = node_and_boot(&credential);
     let member = |slot| MemberReport {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
         pid: None,
@@ -56,7 +58,7 @@ fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
         entered: Step(1),
         progress: Default::default(),
         broken: None,
-        promise: Default::default(),
+        commit_state: Default::default(),
         holds: Vec::new(),
         saved: None,
         failure: None,
@@ -70,43 +72,44 @@ fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
     assert_eq!(coordinator.report(), long);
 }
 
-//
+// QUIC-5
 #[test]
-fn an_order_of_several_megabytes_arrives() {
+fn desired_state_of_several_megabytes_arrives() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (_link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    let (_link, mut desired_states) = machine.link(coordinator.addresses(), credential.clone());
     coordinator.connected();
-    let mut long = order(1);
-    let worker = |slot| Worker { member: MemberId { node: NodeId(1 << 20), slot }, incarnation: seat(&credential).1 };
+    let mut long = desired_state(1);
+    let worker =
+        |slot| Worker { member: MemberId { node: NodeId(1 << 20), slot }, incarnation: node_and_boot(&credential).1 };
     long.evict = (0..300_000).map(worker).collect();
 
-    coordinator.listener.order(seat(&credential).0, &long).unwrap();
+    coordinator.listener.send_desired_state(node_and_boot(&credential).0, &long).unwrap();
 
     assert!(wire::encode(&long).unwrap().len() > 4 << 20);
-    assert_eq!(next_order(&mut orders), long);
+    assert_eq!(next_desired_state(&mut desired_states), long);
 }
 
-//
+// QUIC-5
 #[test]
-fn of_orders_that_cannot_be_sent_the_newest_is() {
+fn newest_of_the_unsent_desired_states_is_sent() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (_link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    let (_link, mut desired_states) = machine.link(coordinator.addresses(), credential.clone());
     coordinator.connected();
 
-    // Nobody takes them up: four wait at the node, four are under way, the others replace each other.
+    // Nothing consumes them: four wait at the node, four are in flight, the others replace each other.
     let mut n_given = 0;
     while n_given < 1_000 {
         n_given += 1;
-        coordinator.listener.order(seat(&credential).0, &order(n_given)).unwrap();
+        coordinator.listener.send_desired_state(node_and_boot(&credential).0, &desired_state(n_given)).unwrap();
         std::thread::yield_now();
     }
     let mut taken = Vec::new();
-    until("the newest order", || {
-        taken.extend(orders.try_recv().ok().map(|order| order.id.generation.0));
+    until("the newest desired state", || {
+        taken.extend(desired_states.try_recv().ok().map(|desired_state| desired_state.id.generation.0));
         (taken.last() == Some(&n_given)).then_some(())
     });
 
@@ -115,61 +118,61 @@ fn of_orders_that_cannot_be_sent_the_newest_is() {
 }
 
 #[test]
-fn an_order_to_a_node_that_is_not_connected_is_not_sent() {
+fn desired_state_for_a_disconnected_node_is_not_sent() {
     let coordinator = Coordinator::new();
 
-    let outcome = coordinator.listener.order(NodeId(3), &order(1));
+    let outcome = coordinator.listener.send_desired_state(NodeId(3), &desired_state(1));
 
     assert_eq!(outcome, Err(NotSent::NotConnected(NodeId(3))));
 }
 
 #[test]
-fn a_node_finds_the_restarted_coordinator_and_tells_it_all() {
+fn node_finds_the_restarted_coordinator_and_sends_its_whole_report() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, mut orders) = machine.link(coordinator.addresses(), credential.clone());
+    let (link, mut desired_states) = machine.link(coordinator.addresses(), credential.clone());
     link.news(&report(&credential, 1)).unwrap();
     coordinator.report();
 
     let mut coordinator = coordinator.restart();
 
-    assert_eq!(coordinator.connected(), seat(&credential));
+    assert_eq!(coordinator.connected(), node_and_boot(&credential));
     assert_eq!(coordinator.report(), report(&credential, 1), "its latest report comes unasked");
-    coordinator.listener.order(seat(&credential).0, &order(2)).unwrap();
-    assert_eq!(next_order(&mut orders), order(2));
+    coordinator.listener.send_desired_state(node_and_boot(&credential).0, &desired_state(2)).unwrap();
+    assert_eq!(next_desired_state(&mut desired_states), desired_state(2));
 }
 
 #[test]
-fn a_node_that_takes_up_no_orders_still_finds_the_restarted_coordinator() {
+fn node_that_reads_no_desired_states_still_finds_the_restarted_coordinator() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, orders) = machine.link(coordinator.addresses(), credential.clone());
+    let (link, desired_states) = machine.link(coordinator.addresses(), credential.clone());
     coordinator.connected();
     // Four may wait; with the fifth the link itself waits. The reports show that it has had time for each.
     for n in 1..=20 {
-        coordinator.listener.order(seat(&credential).0, &order(n)).unwrap();
+        coordinator.listener.send_desired_state(node_and_boot(&credential).0, &desired_state(n)).unwrap();
         link.news(&report(&credential, n)).unwrap();
         coordinator.report();
     }
-    assert_eq!(orders.len(), 4);
+    assert_eq!(desired_states.len(), 4);
 
     let mut coordinator = coordinator.restart();
 
-    assert_eq!(coordinator.connected(), seat(&credential));
+    assert_eq!(coordinator.connected(), node_and_boot(&credential));
 }
 
 #[test]
-fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
+fn restarted_coordinator_fences_its_predecessor_at_once() {
     let slow = Timing::derive(Duration::from_secs(60));
     let mut coordinator = Coordinator::with(|config| config.timing = slow);
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
     let cable = Cable::to(coordinator.listener.address());
-    let (link, _orders) = machine.link_within(slow, vec![cable.address.into()], credential.clone());
+    let (link, _desired_states) = machine.link_within(slow, vec![cable.address.into()], credential.clone());
     coordinator.connected();
-    // A node that has not heard yet that its handshake is done gives no sign of life that could be answered.
+    // A node that has not heard yet that its handshake is done gives no heartbeat that could be answered.
     until("a state", || (*link.state().borrow() == LinkState::Connected(cable.address)).then_some(()));
 
     // It dies without a good-bye.
@@ -178,7 +181,7 @@ fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
     cable.cut(false);
     let (beating, name) = (link.clone(), credential.clone());
     std::thread::spawn(move || {
-        // As nodes do: one sign of life may get lost, or its answer.
+        // As nodes do: one heartbeat may get lost, or its answer.
         for number in 1..200 {
             beating.heartbeat(&report(&name, number)).unwrap();
             std::thread::sleep(Duration::from_millis(100));
@@ -186,7 +189,7 @@ fn a_restarted_coordinator_tells_nodes_at_once_that_its_predecessor_is_gone() {
     });
 
     // The node's own timeout is three times as long as the fixture's patience.
-    assert_eq!(coordinator.connected(), seat(&credential));
+    assert_eq!(coordinator.connected(), node_and_boot(&credential));
 }
 
 #[test]
@@ -200,7 +203,7 @@ fn a_node_uses_whichever_address_answers() {
         let addresses = vec![dead.local_addr().unwrap().into(), coordinator.listener.address().into()];
         let since = Instant::now();
 
-        let (link, _orders) = machine.link(addresses, credential);
+        let (link, _desired_states) = machine.link(addresses, credential);
         coordinator.connected();
 
         times.push(since.elapsed());
@@ -218,7 +221,7 @@ fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
     let cable = Cable::to(coordinator.listener.address());
-    let (link, _orders) = machine.link(vec![cable.address.into()], credential.clone());
+    let (link, _desired_states) = machine.link(vec![cable.address.into()], credential.clone());
     coordinator.connected();
 
     let mut times = Vec::new();
@@ -229,7 +232,7 @@ fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
         until("the loss at the node", || matches!(*link.state().borrow(), LinkState::Waiting(_)).then_some(()));
         times.push(since.elapsed());
         cable.cut(false);
-        assert_eq!(coordinator.connected(), seat(&credential));
+        assert_eq!(coordinator.connected(), node_and_boot(&credential));
     }
 
     // No cut may be noticed early; late is the median, since one may be late because the machine is busy.
@@ -243,7 +246,7 @@ fn a_node_that_says_good_bye_is_gone_at_once() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, _orders) = machine.link(coordinator.addresses(), credential);
+    let (link, _desired_states) = machine.link(coordinator.addresses(), credential);
     coordinator.connected();
 
     link.close();
@@ -256,38 +259,38 @@ fn a_node_that_says_good_bye_is_gone_at_once() {
     assert_eq!(*link.state().borrow(), LinkState::Closed);
 }
 
-//
+// QUIC-3
 #[test]
 fn a_later_start_of_a_node_displaces_the_earlier_one() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let first = machine.enrol(&coordinator.invite()).unwrap();
-    let (link, _orders) = machine.link(coordinator.addresses(), first.clone());
-    assert_eq!(coordinator.connected(), seat(&first));
+    let (link, _desired_states) = machine.link(coordinator.addresses(), first.clone());
+    assert_eq!(coordinator.connected(), node_and_boot(&first));
 
     let second = machine.enrol(&coordinator.invite()).unwrap();
-    let (_link, _orders) = machine.link(coordinator.addresses(), second.clone());
-    assert_eq!(coordinator.connected(), seat(&second));
+    let (_link, _desired_states) = machine.link(coordinator.addresses(), second.clone());
+    assert_eq!(coordinator.connected(), node_and_boot(&second));
 
-    assert!(seat(&first).1 < seat(&second).1);
+    assert!(node_and_boot(&first).1 < node_and_boot(&second).1);
     until("the refusal", || match &*link.state().borrow() {
         LinkState::Refused(why) if why.contains("later start") => Some(()),
         _ => None,
     });
-    assert_eq!(coordinator.listener.connected(), [seat(&second)]);
+    assert_eq!(coordinator.listener.connected(), [node_and_boot(&second)]);
 }
 
-//
+// QUIC-6
 #[test]
 fn a_certificate_is_renewed_long_before_it_expires() {
     // Certificates begin five minutes in the past, so that two thirds of these are over after two seconds.
     let mut coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(153));
     let machine = Machine::new();
     let first = machine.enrol(&coordinator.invite()).unwrap();
-    let (_link, _orders) = machine.link(coordinator.addresses(), first.clone());
-    assert_eq!(coordinator.connected(), seat(&first));
+    let (_link, _desired_states) = machine.link(coordinator.addresses(), first.clone());
+    assert_eq!(coordinator.connected(), node_and_boot(&first));
 
-    assert_eq!(coordinator.connected(), seat(&first), "it connects again, as the same start of the same node");
+    assert_eq!(coordinator.connected(), node_and_boot(&first), "it connects again, as the same start of the same node");
     let second = machine.kept();
     assert!(first.certified().not_after < second.certified().not_after);
     assert_eq!(first.certified().name, second.certified().name);
@@ -307,7 +310,7 @@ fn a_coordinator_outlives_its_own_certificate_and_so_does_its_operator() {
     assert!(Machine::new().enrol(&join).is_ok());
 }
 
-//
+// QUIC-6
 #[test]
 fn a_connection_ends_with_its_certificate() {
     let mut coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(2));
@@ -378,9 +381,9 @@ fn two_jobs_live_in_one_process() {
     let join = coordinators[1].listener.invite(coordinators[1].addresses(), HOUR, 1).unwrap();
 
     let credential = machine.enrol(&join).unwrap();
-    let (_link, _orders) = machine.link(coordinators[1].addresses(), credential.clone());
+    let (_link, _desired_states) = machine.link(coordinators[1].addresses(), credential.clone());
 
-    assert_eq!(coordinators[1].connected(), seat(&credential));
+    assert_eq!(coordinators[1].connected(), node_and_boot(&credential));
     assert_eq!(credential.certified().name.job.0, JOB.0 + 1);
     assert!(coordinators[0].drain().is_empty());
 }

@@ -1,6 +1,9 @@
 //! Peers that do what they must not: each is refused with one line, and nothing else happens.
 
-use super::fixture::{Coordinator, HOUR, Log, Machine, connect, dial, next_order, order, report, seat, until, wait};
+use super::fixture::{
+    Coordinator, HOUR, Log, Machine, connect, desired_state, dial, next_desired_state, node_and_boot, report, until,
+    wait,
+};
 use crate::quic::link::Link;
 use crate::transport::{Downlink, Inbound, Uplink};
 use crate::trust::authority::{Authority, Validity};
@@ -10,7 +13,7 @@ use crate::trust::tls;
 use crate::wire::{self, Kind};
 use bytes::Bytes;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
-use phalanx_strategies::elastic::message::{Order, Report};
+use phalanx_strategies::elastic::message::{DesiredState, Report};
 use quinn::ConnectionError;
 use std::net::UdpSocket;
 use std::path::Path;
@@ -21,7 +24,7 @@ use tokio::sync::mpsc::Receiver;
 struct Witness {
     _machine: Machine,
     link: Link,
-    orders: Receiver<Order>,
+    desired_states: Receiver<DesiredState>,
     credential: Credential,
 }
 
@@ -29,17 +32,17 @@ impl Witness {
     fn new(coordinator: &mut Coordinator) -> Witness {
         let machine = Machine::new();
         let credential = machine.enrol(&coordinator.invite()).unwrap();
-        let (link, orders) = machine.link(coordinator.addresses(), credential.clone());
-        assert_eq!(coordinator.connected(), seat(&credential));
-        Witness { _machine: machine, link, orders, credential }
+        let (link, desired_states) = machine.link(coordinator.addresses(), credential.clone());
+        assert_eq!(coordinator.connected(), node_and_boot(&credential));
+        Witness { _machine: machine, link, desired_states, credential }
     }
 
     /// It is still served.
     fn check(&mut self, coordinator: &mut Coordinator) {
         self.link.news(&report(&self.credential, 99)).unwrap();
         until("the witness's report", || (coordinator.report() == report(&self.credential, 99)).then_some(()));
-        coordinator.listener.order(seat(&self.credential).0, &order(99)).unwrap();
-        assert_eq!(next_order(&mut self.orders), order(99));
+        coordinator.listener.send_desired_state(node_and_boot(&self.credential).0, &desired_state(99)).unwrap();
+        assert_eq!(next_desired_state(&mut self.desired_states), desired_state(99));
     }
 }
 
@@ -84,9 +87,9 @@ fn changed(node: &Credential, change: impl FnOnce(&mut Report)) -> Vec<u8> {
     wire::encode(&report).unwrap()
 }
 
-//
+// QUIC-4
 #[test]
-fn what_breaks_the_protocol_ends_its_connection_with_one_line_and_nothing_else() {
+fn protocol_violation_ends_its_connection_with_one_log_line() {
     let cases: [(&str, Frame, &str); 9] = [
         ("garbage", |_| b"garbage".to_vec(), "begins with"),
         ("nothing", |_| Vec::new(), "less than an envelope"),
@@ -96,7 +99,7 @@ fn what_breaks_the_protocol_ends_its_connection_with_one_line_and_nothing_else()
         ("of another node", |node| changed(node, |report| report.node = NodeId(0)), "its certificate is for"),
         ("of another boot", |node| changed(node, |report| report.boot = Incarnation(2)), "its certificate is for"),
         ("of another job", |node| changed(node, |report| report.job = JobId(8)), "its certificate is for"),
-        ("an order", |_| wire::encode(&order(1)).unwrap(), "expected a report (kind 1), found kind 2"),
+        ("a desired state", |_| wire::encode(&desired_state(1)).unwrap(), "expected a report (kind 1), found kind 2"),
     ];
     for (case, frame, why) in cases {
         let (log, _guard) = Log::start();
@@ -115,7 +118,7 @@ fn what_breaks_the_protocol_ends_its_connection_with_one_line_and_nothing_else()
     }
 }
 
-//
+// QUIC-4
 #[test]
 fn a_datagram_that_is_no_report_ends_its_connection_with_one_line() {
     let (log, _guard) = Log::start();
@@ -132,7 +135,7 @@ fn a_datagram_that_is_no_report_ends_its_connection_with_one_line() {
     witness.check(&mut coordinator);
 }
 
-//
+// QUIC-2
 #[test]
 fn a_node_that_asks_what_operators_ask_is_refused_with_one_line() {
     let (log, _guard) = Log::start();
@@ -155,7 +158,7 @@ fn a_node_that_asks_what_operators_ask_is_refused_with_one_line() {
     witness.check(&mut coordinator);
 }
 
-//
+// QUIC-2
 #[test]
 fn an_operator_cannot_report() {
     let mut coordinator = Coordinator::new();
@@ -189,11 +192,11 @@ fn foreign(coordinator: &Coordinator, dir: &Path) -> Credential {
     let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
     let leaf = Authority::open(dir, super::fixture::JOB).unwrap().credential(INTRUDER, valid()).unwrap();
     let grant =
-        Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec(), welcome: vec![] };
+        Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec(), bootstrap: vec![] };
     leaf.renewed(grant).unwrap()
 }
 
-//
+// QUIC-1
 #[test]
 fn a_foreign_certificate_is_refused_with_one_line() {
     let (log, _guard) = Log::start();
@@ -222,7 +225,7 @@ fn an_expired_certificate_is_refused_with_one_line() {
     witness.check(&mut coordinator);
 }
 
-//
+// TRUST-3
 #[test]
 fn a_certificate_of_another_job_is_refused_although_the_authority_is_the_same() {
     let (log, _guard) = Log::start();
@@ -231,7 +234,7 @@ fn a_certificate_of_another_job_is_refused_although_the_authority_is_the_same() 
     let leaf = other.credential(INTRUDER, valid()).unwrap();
     let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
     let grant =
-        Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec(), welcome: vec![] };
+        Grant { certificate: leaf.certificate().to_vec(), authority: ours.certificate().to_vec(), bootstrap: vec![] };
 
     refused_later(&coordinator, &leaf.renewed(grant).unwrap());
 
@@ -247,7 +250,7 @@ fn refused_later(coordinator: &Coordinator, credential: &Credential) {
     });
 }
 
-//
+// QUIC-1
 #[test]
 fn a_flood_of_strangers_is_refused_and_members_are_served() {
     let (log, _guard) = Log::start();
@@ -277,7 +280,7 @@ fn a_flood_of_strangers_is_refused_and_members_are_served() {
     let expected = [
         "it shows no certificate; without one it can only join",
         "too many peers shake hands",
-        "refused more peers than are listed",
+        "rejected further peers that are not listed",
     ];
     for line in &lines {
         assert!(expected.iter().any(|why| line.contains(why)), "{line}");

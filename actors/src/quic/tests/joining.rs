@@ -1,6 +1,6 @@
 //! How machines become nodes, and who does not.
 
-use super::fixture::{Coordinator, HOUR, Log, Machine, dial, seat, wait};
+use super::fixture::{Coordinator, HOUR, Log, Machine, dial, node_and_boot, wait};
 use crate::quic::QuicError;
 use crate::quic::enrol::{self, Join};
 use crate::trust::Fingerprint;
@@ -17,10 +17,10 @@ fn each_machine_is_another_node_and_keeps_its_id_when_it_starts_again() {
     let join = coordinator.invite();
     let (one, other) = (Machine::new(), Machine::new());
 
-    let seats = [&one, &other, &one].map(|machine| seat(&machine.enrol(&join).unwrap()));
+    let nodes_and_boots = [&one, &other, &one].map(|machine| node_and_boot(&machine.enrol(&join).unwrap()));
 
-    assert_eq!(seats.map(|(node, _)| node), [NodeId(0), NodeId(1), NodeId(0)]);
-    assert!(seats[0].1 < seats[2].1, "a start is another boot");
+    assert_eq!(nodes_and_boots.map(|(node, _)| node), [NodeId(0), NodeId(1), NodeId(0)]);
+    assert!(nodes_and_boots[0].1 < nodes_and_boots[2].1, "a start is another boot");
 }
 
 #[test]
@@ -28,10 +28,10 @@ fn a_node_starts_again_with_its_certificate_when_the_token_is_gone() {
     let coordinator = Coordinator::new();
     let join = coordinator.invite();
     let machine = Machine::new();
-    let first = seat(&machine.enrol(&join).unwrap());
+    let first = node_and_boot(&machine.enrol(&join).unwrap());
     coordinator.listener.revoke(join.token.id).unwrap();
 
-    let second = seat(&machine.enrol(&join).unwrap());
+    let second = node_and_boot(&machine.enrol(&join).unwrap());
 
     assert_eq!(first.0, second.0);
     assert!(first.1 < second.1);
@@ -86,9 +86,9 @@ fn a_token_that_is_used_up_is_refused() {
     assert!(err.to_string().contains("has been used as often as it may"), "{err}");
 }
 
-//
+// TRUST-2
 #[test]
-fn a_coordinator_of_another_authority_is_told_nothing() {
+fn node_sends_nothing_to_a_coordinator_of_another_authority() {
     let (log, _guard) = Log::start();
     let coordinator = Coordinator::new();
     let join = JoinString { authority: Fingerprint([7; 32]), ..coordinator.invite() };
@@ -96,10 +96,10 @@ fn a_coordinator_of_another_authority_is_told_nothing() {
     let err = Machine::new().enrol(&join).unwrap_err();
 
     assert!(matches!(&err, QuicError::Unreachable { why, .. } if why.contains("UnknownIssuer")), "{err}");
-    assert!(log.refusal().contains("error 48"), "the alert unknown_ca is all that it learns");
+    assert!(log.refusal().contains("error 48"), "the alert unknown_ca is all that it catches up");
 }
 
-//
+// TRUST-1
 #[test]
 fn a_join_that_is_repeated_on_another_connection_is_refused_with_one_line() {
     let (log, _guard) = Log::start();
@@ -125,7 +125,7 @@ fn a_join_that_is_repeated_on_another_connection_is_refused_with_one_line() {
     assert!(log.refusal().contains("the proof for token"));
 }
 
-//
+// QUIC-1
 #[test]
 fn a_join_that_is_repeated_on_its_own_connection_is_not_answered() {
     let coordinator = Coordinator::new();
@@ -144,11 +144,11 @@ fn a_join_that_is_repeated_on_its_own_connection_is_not_answered() {
     });
 
     assert!(!matches!(again, Ok(Ok(_))), "{again:?}");
-    let next = seat(&machine.enrol(&coordinator.invite()).unwrap());
+    let next = node_and_boot(&machine.enrol(&coordinator.invite()).unwrap());
     assert_eq!(next.0, NodeId(0));
 }
 
-//
+// QUIC-1
 #[test]
 fn a_stranger_cannot_start_again() {
     let (log, _guard) = Log::start();
@@ -160,11 +160,11 @@ fn a_stranger_cannot_start_again() {
         enrol::ask(&connection, &Join::Again).await.map_err(enrol::refusal)
     });
 
-    assert_eq!(outcome, Err(QuicError::Refused("it wants to start again without a certificate".to_owned())));
+    assert_eq!(outcome, Err(QuicError::Refused("it asks to rejoin without a certificate".to_owned())));
     log.refusal();
 }
 
-// W-1
+// WIRE-1
 #[test]
 fn damaged_joins_do_no_harm() {
     let proof = Proof::new(&Token::new().unwrap().secret, &[1; 32], b"request");

@@ -59,7 +59,7 @@ fn a_node_and_its_coordinator_know_each_other() {
     assert_eq!(handshake(server, member(&job.credential(NODE), MEMBER).unwrap()), Ok(()));
 }
 
-//
+// TRUST-2
 #[test]
 fn a_stranger_knows_the_coordinator_by_the_key_of_its_authority_only() {
     let (job, other) = (Job::new(), Job::new());
@@ -70,7 +70,7 @@ fn a_stranger_knows_the_coordinator_by_the_key_of_its_authority_only() {
     assert_eq!(err, rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer));
 }
 
-//
+// TRUST-2
 #[test]
 fn a_foreign_leaf_under_the_true_authoritys_certificate_is_refused() {
     let (job, foreign) = (Job::new(), Job::new());
@@ -79,14 +79,14 @@ fn a_foreign_leaf_under_the_true_authoritys_certificate_is_refused() {
     let grant = crate::trust::credential::Grant {
         certificate: leaf.chain()[0].to_vec(),
         authority: job.authority.certificate().to_vec(),
-        welcome: vec![],
+        bootstrap: vec![],
     };
     let impostor = coordinator(&job.authority, &leaf.renewed(grant).unwrap()).unwrap();
 
     assert!(handshake(impostor, stranger(job.authority.fingerprint()).unwrap()).is_err());
 }
 
-//
+// TRUST-3
 #[test]
 fn a_node_cannot_pose_as_the_coordinator() {
     let job = Job::new();
@@ -105,7 +105,7 @@ fn foreign_and_expired_certificates_are_refused() {
     let grant = crate::trust::credential::Grant {
         certificate: leaf.chain()[0].to_vec(),
         authority: job.authority.certificate().to_vec(),
-        welcome: vec![],
+        bootstrap: vec![],
     };
 
     let err = handshake(server(), member(&leaf.renewed(grant).unwrap(), MEMBER).unwrap()).unwrap_err();

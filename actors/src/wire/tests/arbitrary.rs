@@ -1,15 +1,15 @@
-//! Any report and any order that do not contradict themselves (`W-4`), for the property tests.
+//! Any report and any desired state that do not contradict themselves (`WIRE-4`), for the property tests.
 
-use phalanx_strategies::elastic::commit::{Promise, Version, Vote};
+use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{
-    Broken, Formation, Learner, MemberPhase, MemberReport, Order, OrderId, Report, Stage, Wishes,
+    Broken, CatchUp, DesiredState, DesiredStateId, MemberPhase, MemberReport, Report, Requests, Stage, WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
-use phalanx_strategies::elastic::sound::COUNTER_MAX;
+use phalanx_strategies::elastic::validate::COUNTER_MAX;
 use phalanx_strategies::mesh::Mesh;
 use proptest::collection::vec;
 use proptest::option;
@@ -62,18 +62,18 @@ fn source() -> impl Strategy<Value = Source> {
     ]
 }
 
-fn promise() -> impl Strategy<Value = Promise> {
+fn commit_state() -> impl Strategy<Value = CommitState> {
     let vote = (counter(), counter()).prop_map(|(g, s)| Vote { generation: Generation(g), step: Step(s) });
-    (counter(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| Promise {
+    (counter(), option::of(version()), option::of(vote)).prop_map(|(entered, applied, voted)| CommitState {
         entered: Generation(entered),
         applied,
         voted,
     })
 }
 
-fn order_id() -> impl Strategy<Value = OrderId> {
+fn desired_state_id() -> impl Strategy<Value = DesiredStateId> {
     let stage = select(vec![Stage::Stop, Stage::Form, Stage::Run, Stage::End]);
-    (counter(), counter(), stage, any::<u64>()).prop_map(|(term, generation, stage, revision)| OrderId {
+    (counter(), counter(), stage, any::<u64>()).prop_map(|(term, generation, stage, revision)| DesiredStateId {
         term: Term(term),
         generation: Generation(generation),
         stage,
@@ -88,45 +88,47 @@ fn progress() -> impl Strategy<Value = Progress> {
 }
 
 fn member() -> impl Strategy<Value = MemberReport> {
-    use MemberPhase::{Done, Guest, Healing, Learning, Paused, Ready, Running, Saving, Stopped};
-    let phase = select(vec![Stopped, Guest, Paused, Healing, Ready, Learning, Running, Saving, Done]);
+    use MemberPhase::{CatchingUp, Done, Guest, Healing, Paused, Ready, Running, Saving, Stopped};
+    let phase = select(vec![Stopped, Guest, Paused, Healing, Ready, CatchingUp, Running, Saving, Done]);
     let process = (worker(), option::of(any::<u32>()), option::of(address()));
     let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
     let counters = (any::<bool>(), counter(), counter());
     let broken = option::of((option::of(worker()), ".{0,20}").prop_map(|(lost, reason)| Broken { lost, reason }));
     let failure = option::of(".{0,20}");
     let at = (phase, progress(), broken);
-    (process, counters, at, promise(), vec(shard(), 0..4), option::of(part), failure).prop_map(
-        |((worker, pid, address), (hangs, generation, entered), at, promise, holds, saved, failure)| MemberReport {
-            worker,
-            pid,
-            address,
-            hangs,
-            generation: Generation(generation),
-            phase: at.0,
-            entered: Step(entered),
-            progress: at.1,
-            broken: at.2,
-            promise,
-            holds,
-            saved,
-            failure,
+    (process, counters, at, commit_state(), vec(shard(), 0..4), option::of(part), failure).prop_map(
+        |((worker, pid, address), (hangs, generation, entered), at, commit_state, holds, saved, failure)| {
+            MemberReport {
+                worker,
+                pid,
+                address,
+                hangs,
+                generation: Generation(generation),
+                phase: at.0,
+                entered: Step(entered),
+                progress: at.1,
+                broken: at.2,
+                commit_state,
+                holds,
+                saved,
+                failure,
+            }
         },
     )
 }
 
 pub(super) fn report() -> impl Strategy<Value = Report> {
     let who = (any::<u64>(), any::<u32>(), counter(), counter());
-    (who, order_id(), any::<bool>(), any::<u32>(), vec(member(), 0..5)).prop_map(
-        |((job, node, boot, number), order, draining, n_stillborn, mut members)| {
+    (who, desired_state_id(), any::<bool>(), any::<u32>(), vec(member(), 0..5)).prop_map(
+        |((job, node, boot, number), desired_state, draining, n_failed_starts, mut members)| {
             members.iter_mut().for_each(|member| member.worker.member.node = NodeId(node));
             let (job, node, boot) = (JobId(job), NodeId(node), Incarnation(boot));
-            Report { job, node, boot, number, order, draining, n_stillborn, members }
+            Report { job, node, boot, number, desired_state, draining, n_failed_starts, members }
         },
     )
 }
 
-fn formation() -> impl Strategy<Value = Formation> {
+fn world_plan() -> impl Strategy<Value = WorldPlan> {
     let axis = || 1..4_usize;
     let mesh = (axis(), axis(), axis(), axis(), axis()).prop_map(|(pp, dp_replicate, dp_shard, cp, tp)| Mesh {
         pp,
@@ -136,31 +138,31 @@ fn formation() -> impl Strategy<Value = Formation> {
         tp,
     });
     let others = (vec(worker(), 0..3), vec(worker(), 0..3));
-    (mesh, others).prop_flat_map(|(mesh, (learners, guests))| formation_of(mesh, learners, guests))
+    (mesh, others).prop_flat_map(|(mesh, (catching_up, guests))| world_plan_of(mesh, catching_up, guests))
 }
 
-fn formation_of(mesh: Mesh, learners: Vec<Worker>, guests: Vec<Worker>) -> impl Strategy<Value = Formation> {
+fn world_plan_of(mesh: Mesh, catching_up: Vec<Worker>, guests: Vec<Worker>) -> impl Strategy<Value = WorldPlan> {
     let n = mesh.size();
     let transfer = || (shard(), source()).prop_map(|(shard, source)| Transfer { shard, source });
-    let learner = (0..2 * n, vec(shard(), 0..2), vec(transfer(), 0..3)).prop_map(move |(rank, others, transfers)| {
+    let catch_up = (0..2 * n, vec(shard(), 0..2), vec(transfer(), 0..3)).prop_map(move |(rank, others, transfers)| {
         let mesh = Mesh { dp_replicate: 2 * mesh.dp_replicate, ..mesh };
         let holds = std::iter::once(Shard::of(&mesh, rank)).chain(others).collect();
-        Learner { worker: Worker::default(), mesh, rank, holds, transfers }
+        CatchUp { worker: Worker::default(), mesh, rank, holds, transfers }
     });
-    let learners_of = vec(learner, learners.len());
-    let who = (vec(worker(), n), vec(option::of(address()), n + learners.len() + guests.len()), learners_of);
+    let catch_ups_of = vec(catch_up, catching_up.len());
+    let who = (vec(worker(), n), vec(option::of(address()), n + catching_up.len() + guests.len()), catch_ups_of);
     let plan = (vec(vec(shard(), 1..3), n), vec(vec(transfer(), 0..3), n));
     let counters = (counter(), counter(), counter(), any::<bool>());
     (who, version(), plan, counters).prop_map(
-        move |((seats, addresses, plans), base, (holds, transfers), (generation, voted_in, n_saves, rests))| {
-            Formation {
+        move |((assignments, addresses, plans), base, (holds, transfers), (generation, voted_in, n_saves, rests))| {
+            WorldPlan {
                 generation: Generation(generation),
                 mesh,
-                seats,
-                learners: learners
+                assignments,
+                catching_up: catching_up
                     .iter()
                     .zip(plans)
-                    .map(|(worker, plan)| Learner { worker: *worker, ..plan })
+                    .map(|(worker, plan)| CatchUp { worker: *worker, ..plan })
                     .collect(),
                 guests: guests.clone(),
                 addresses,
@@ -175,18 +177,18 @@ fn formation_of(mesh: Mesh, learners: Vec<Worker>, guests: Vec<Worker>) -> impl 
     )
 }
 
-pub(super) fn order() -> impl Strategy<Value = Order> {
-    let wishes = (any::<bool>(), counter(), counter()).prop_map(|(stop, save, pause)| Wishes {
+pub(super) fn desired_state() -> impl Strategy<Value = DesiredState> {
+    let requests = (any::<bool>(), counter(), counter()).prop_map(|(stop, save, pause)| Requests {
         stop,
         save,
         pause: Generation(pause),
     });
     let release = option::of(any::<u64>().prop_map(Incarnation));
-    (any::<u64>(), order_id(), option::of(formation()), vec(worker(), 0..4), wishes, release).prop_map(
-        |(job, id, formation, evict, wishes, release)| {
-            let of_world = |formation| Arc::new(Formation { generation: id.generation, ..formation });
-            let formation = formation.filter(|_| matches!(id.stage, Stage::Form | Stage::Run)).map(of_world);
-            Order { job: JobId(job), id, formation, evict, wishes, release }
+    (any::<u64>(), desired_state_id(), option::of(world_plan()), vec(worker(), 0..4), requests, release).prop_map(
+        |(job, id, world_plan, evict, requests, release)| {
+            let of_world = |world_plan| Arc::new(WorldPlan { generation: id.generation, ..world_plan });
+            let world_plan = world_plan.filter(|_| matches!(id.stage, Stage::Form | Stage::Run)).map(of_world);
+            DesiredState { job: JobId(job), id, world_plan, evict, requests, release }
         },
     )
 }

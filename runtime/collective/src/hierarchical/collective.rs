@@ -17,7 +17,7 @@ use phalanx_device::operation::check_on_host;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
 
-/// Sums of up to so many bytes go over TCP in one step, in order of position.
+/// Sums of up to this many bytes go over TCP in one step, in order of position.
 const DIRECT_BYTES: usize = 4096;
 
 /// One rank: it shares memory with the ranks of its machine and is connected with others.
@@ -50,7 +50,7 @@ impl HierarchicalRank {
             return Err(CollectiveError::Invalid { field: "digest of the machine's world", expected, found });
         }
         let shm = shm.join(local)?;
-        let waiting = (shm.engine().clone(), shm.bell(), Some(shm.control().clone()));
+        let waiting = (shm.engine().clone(), shm.wakeup(), Some(shm.control().clone()));
         let tcp = TcpRank::join_with(&placement.tcp_world()?, rank, listener, addresses, config, waiting)?;
         Ok(HierarchicalRank { placement: placement.clone(), rank, machine, shm, tcp })
     }
@@ -198,7 +198,7 @@ impl Collective for HierarchicalCollective {
         match &started {
             Ok(_) => {
                 self.progress.entered += 1;
-                // Whatever fails here is told to whoever finishes.
+                // Errors are returned by `finish`.
                 let _ = state.advance();
             }
             Err(error) if error.is_refusal() => {}
@@ -223,7 +223,7 @@ impl Collective for HierarchicalCollective {
 }
 
 impl Drop for HierarchicalCollective {
-    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    /// A panicking rank aborts its world; otherwise its peers would wait forever.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.rank));

@@ -19,7 +19,7 @@ enum Purpose {
     /// All members of a group that spans machines.
     All { group: usize },
     /// Of a group with equally many members on each of its machines: the members of one place on each.
-    SamePlace { group: usize, place: usize },
+    SamePosition { group: usize, position: usize },
 }
 
 impl Placement {
@@ -42,9 +42,9 @@ impl Placement {
             placement.tcp_groups.push((Purpose::All { group }, members));
             let n_places = by_machine[0].len();
             if n_places > 1 && by_machine.iter().all(|members| members.len() == n_places) {
-                for place in 0..n_places {
-                    let members = by_machine.iter().map(|members| members[place]).collect();
-                    placement.tcp_groups.push((Purpose::SamePlace { group, place }, members));
+                for position in 0..n_places {
+                    let members = by_machine.iter().map(|members| members[position]).collect();
+                    placement.tcp_groups.push((Purpose::SamePosition { group, position }, members));
                 }
             }
         }
@@ -104,7 +104,7 @@ impl Placement {
     pub(super) fn tcp_groups(&self, group: usize, rank: u32) -> (Option<usize>, Option<usize>) {
         let all = self.tcp_groups.iter().position(|(purpose, _)| *purpose == Purpose::All { group });
         let same = self.tcp_groups.iter().position(|(purpose, members)| {
-            matches!(purpose, Purpose::SamePlace { group: other, .. } if *other == group) && members.contains(&rank)
+            matches!(purpose, Purpose::SamePosition { group: other, .. } if *other == group) && members.contains(&rank)
         });
         (all, same)
     }

@@ -72,17 +72,17 @@ impl StagedSum {
     /// As the operations of both levels.
     pub(super) fn advance(&mut self, levels: &mut Levels) -> Result<bool, CollectiveError> {
         loop {
-            let (place, size) = (levels.inner.position(), levels.inner.size());
+            let (position, size) = (levels.inner.position(), levels.inner.size());
             let next = match &self.step {
                 Step::Waiting => {
-                    let operands = self.scattered(place, size);
+                    let operands = self.scattered(position, size);
                     Step::Scattering(self.start(&mut levels.inner, OperationKind::ReduceScatter, &operands)?)
                 }
                 Step::Scattering(ticket) => {
                     if !levels.inner.try_finish(ticket)? {
                         return Ok(false);
                     }
-                    let operands = self.crossing(place, size);
+                    let operands = self.crossing(position, size);
                     Step::Crossing(self.start(&mut levels.outer, OperationKind::AllReduce, &operands)?)
                 }
                 Step::Crossing(ticket) => {
@@ -128,20 +128,20 @@ impl StagedSum {
     }
 
     /// The first step: this machine's sum of the own part goes where the result comes to be.
-    fn scattered(&self, place: u32, size: u32) -> Vec<Operand> {
+    fn scattered(&self, position: u32, size: u32) -> Vec<Operand> {
         let operands = self.operands.iter().enumerate().map(|(i, operand)| {
             let result = self.result(i);
             let send = if result.dtype == operand.dtype { operand.send } else { result.send };
-            Operand { send, recv: own_part(&result, place, size), ..result }
+            Operand { send, recv: own_part(&result, position, size), ..result }
         });
         operands.collect()
     }
 
     /// The second step: the own part, in place.
-    fn crossing(&self, place: u32, size: u32) -> Vec<Operand> {
+    fn crossing(&self, position: u32, size: u32) -> Vec<Operand> {
         let operands = (0..self.operands.len()).map(|i| {
             let result = self.result(i);
-            let own = own_part(&result, place, size);
+            let own = own_part(&result, position, size);
             Operand::in_place(own, result.dtype, own.bytes() / result.dtype.bytes())
         });
         operands.collect()
@@ -159,8 +159,8 @@ impl StagedSum {
     }
 }
 
-fn own_part(result: &Operand, place: u32, size: u32) -> RawBuffer {
-    let (own, width) = (part(result.n_elements, UNIT, size, place), result.dtype.bytes());
+fn own_part(result: &Operand, position: u32, size: u32) -> RawBuffer {
+    let (own, width) = (part(result.n_elements, UNIT, size, position), result.dtype.bytes());
     result.recv.slice(own.start * width..own.end * width)
 }
 

@@ -212,7 +212,7 @@ impl Collective for ShmCollective {
 }
 
 impl Drop for ShmCollective {
-    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    /// A panicking rank aborts its world; otherwise its peers would wait forever.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.plane.control.world().name_of(self.plane.rank)));

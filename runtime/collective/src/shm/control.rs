@@ -1,12 +1,12 @@
 //! The control memory of a world on one machine: abort, progress, and whom to wake.
 //!
-//! Holding it does not make its holder a rank: whoever started the ranks watches and aborts through it.
+//! Holding it does not make the holder a rank: the supervisor of the ranks watches and aborts through it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::layout::{Header, Layout, MAGIC, REASON_BYTES, RingHead, Slot, VERSION, WaitingWords};
-use crate::bell::Bell;
+use crate::wakeup::Wakeup;
 use phalanx_device::communicator::Waiting;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::Stream;
@@ -22,7 +22,7 @@ pub struct Control {
     world: World,
 }
 
-/// That a rank writes memory of others.
+/// Marks that a rank writes memory of its peers.
 #[must_use = "what is not kept is over at once"]
 pub(super) struct Writing<'a> {
     writes: &'a AtomicU32,
@@ -54,7 +54,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Maps control memory that somebody else made for `world`, after checking everything it says about itself.
+    /// Maps control memory that another process created for `world`, after validating its header.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if it is not control memory of this build for these ranks and groups;
@@ -141,7 +141,7 @@ impl Control {
             let _ = header.aborted.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst);
         }
         for rank in 0..self.layout.n_ranks() {
-            self.bell(rank).ring_loudly();
+            self.wakeup(rank).wake_always();
         }
     }
 
@@ -159,7 +159,7 @@ impl Control {
         }
     }
 
-    /// Whether `rank` writes memory of others at this moment. In a world that is aborted nobody begins to.
+    /// Whether `rank` writes memory of others at this moment. No write begins in an aborted world.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`].
@@ -168,9 +168,9 @@ impl Control {
         Ok(self.slot(rank)?.writes.load(Ordering::SeqCst) > 0)
     }
 
-    /// Lets `rank` write memory of others until this is dropped. It may have begun in a world that ends meanwhile, and be
-    /// put off by its system for longer than the next world needs to begin: whoever gives that memory to the next world
-    /// looks here first.
+    /// Lets `rank` write memory of others until this is dropped. A write may begin in a world that ends meanwhile, and
+    /// be descheduled for longer than the next world needs to begin: the memory must not be reused before this has been
+    /// checked.
     ///
     /// # Errors
     /// When the world is aborted; [`CollectiveError::NoSuchRank`].
@@ -203,8 +203,8 @@ impl Control {
     ///
     /// # Panics
     /// If it is not a rank of the world.
-    pub(super) fn bell(&self, rank: u32) -> &Bell {
-        &self.slot(rank).expect("a rank of the world").bell
+    pub(super) fn wakeup(&self, rank: u32) -> &Wakeup {
+        &self.slot(rank).expect("a rank of the world").wakeup
     }
 
     /// Puts bytes into the memory as any process that has it can. For fuzz targets.
@@ -246,7 +246,7 @@ impl WaitingWords {
         let version = self.version.load(Ordering::Relaxed);
         if version & 3 == 2 {
             let cleared = (version & !3).wrapping_add(4);
-            // Who fails was overtaken by another thread that has something to show, and will clear it.
+            // On failure another thread has announced a later operation, and will clear it.
             let _ = self.version.compare_exchange(version, cleared, Ordering::Release, Ordering::Relaxed);
         }
     }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_memory_of_others_shows_it_and_nobody_begins_to_in_a_world_that_is_aborted() {
+    fn writes_to_peer_memory_are_announced_and_none_start_in_an_aborted_world() {
         let control = Control::create(&World::of_one_group(ID, 2).unwrap()).unwrap();
         let shown = || [0, 1].map(|rank| control.writes(rank).unwrap());
 
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_waits_for_is_shown_until_it_is_cleared() {
+    fn awaited_operation_is_shown_until_cleared() {
         let control = Control::create(&World::of_one_group(ID, 1).unwrap()).unwrap();
         let words = &control.slot(0).unwrap().waiting;
         let descriptor = Descriptor::decode([1, 2, 3, 4, 5]);

@@ -6,20 +6,22 @@
 //!    copied what it receives;
 //! 3. *complete*: nobody touches this member's tensors any more.
 //!
-//! Operations on few bytes are *flat*: announcing includes a copy of what the member sends, everybody computes its own
-//! result from the copies, and nobody waits twice.
+//! Operations on few bytes are *flat*: announcing includes a copy of the member's data, every member computes its own
+//! result from the copies, and no member waits twice.
 //!
 //! Invariants:
-//! - C-1: posts, places and flat area of a member are written by it alone, before it announces; peers read them after.
-//! - C-2: a member completes operation `i` only after all have announced `i`. It announces `i` only while fewer than
-//!   [`IN_FLIGHT_MAX`] operations are incomplete at it. So when a member announces `i`, all have announced
-//!   `i - IN_FLIGHT_MAX`, so all have completed `i - 2 · IN_FLIGHT_MAX`: the post and flat area that `i` reuses are read
-//!   by nobody. The same holds for places, which are read only by members that completion waits for.
-//! - C-3: tensors of a member are read and written by peers only between their seeing its post and their `done`, for
-//!   which completion waits; each element of a sum's result is written by one member, which alone reads it, in that time.
-//! - C-4: a member shows that it writes tensors of others while it does, and does not begin to once the world is aborted
-//!   (`Control::writing`): so the memory of a world that has ended can be used again when nobody shows it.
-#![allow(unsafe_code)] // Tensors that other ranks write are reached through raw pointers; C-1 to C-3 keep them apart.
+//! - SHM-GROUP-1: posts, places and flat area of a member are written by it alone, before it announces; peers read them
+//!   after.
+//! - SHM-GROUP-2: a member completes operation `i` only after all have announced `i`. It announces `i` only while fewer
+//!   than [`IN_FLIGHT_MAX`] operations are incomplete at it. So when a member announces `i`, all have announced `i -
+//!   IN_FLIGHT_MAX`, so all have completed `i - 2 · IN_FLIGHT_MAX`: the post and flat area that `i` reuses are read by
+//!   nobody. The same holds for places, which are read only by members that completion waits for.
+//! - SHM-GROUP-3: tensors of a member are read and written by peers only between their seeing its post and their
+//!   `done`, for which completion waits; each element of a sum's result is written by one member, which alone reads it,
+//!   in that time.
+//! - SHM-GROUP-4: a member shows that it writes tensors of others while it does, and does not begin to once the world
+//!   is aborted (`Control::writing`): so the memory of a world that has ended can be used again when nobody shows it.
+#![allow(unsafe_code)] // Tensors that other ranks write are reached through raw pointers; SHM-GROUP-1 to SHM-GROUP-3 keep them apart.
 
 use std::sync::Arc;
 
@@ -49,7 +51,7 @@ pub(super) struct GroupStream {
     queue: Queue,
     worked: u64,
     /// Numbers of the members' first places of operation `worked`, as far as they have announced it, in order.
-    places_at: Vec<u64>,
+    offsets_at: Vec<u64>,
 }
 
 impl GroupStream {
@@ -58,8 +60,8 @@ impl GroupStream {
         let ring = |position| Ring::new(plane.control.clone(), plane.control.layout().group_ring_at(group, position));
         let rings: Vec<Ring> = (0..members.len() as u32).map(ring).collect();
         let queue = Queue::new(rings[position as usize].clone());
-        let places_at = Vec::with_capacity(members.len());
-        GroupStream { plane, group, members: members.to_vec(), position, rings, queue, worked: 0, places_at }
+        let offsets_at = Vec::with_capacity(members.len());
+        GroupStream { plane, group, members: members.to_vec(), position, rings, queue, worked: 0, offsets_at }
     }
 
     /// The operations.
@@ -77,7 +79,8 @@ impl GroupStream {
         let index = self.queue.push(&self.plane, operation, operands, (self.position, size), !is_flat)?;
         if is_flat {
             let to = self.flat_area(self.position, index);
-            // SAFETY: C-1, C-2: nobody reads this area before the announcement. It has room, see `is_flat`.
+            // SAFETY: SHM-GROUP-1, SHM-GROUP-2: nobody reads this area before the announcement. It has room, see
+            // `is_flat`.
             unsafe { flat::collect(operation, operands, (self.position, size), to) };
         }
         self.queue.announce(index);
@@ -93,9 +96,9 @@ impl GroupStream {
         self.advance_while(|_| true)
     }
 
-    /// Finishes what is decided although the world is aborted: flat operations that all members have announced. Nobody is
-    /// needed for them any more, and some members may have finished them before the abort; so a vote has one outcome at
-    /// all that took part, also if the first to see it gives up because of it.
+    /// Finishes what is decided although the world is aborted: flat operations that all members have announced. They
+    /// need no further peer, and some members may have finished them before the abort; so a vote has the same outcome
+    /// at all members, even if the first to see it aborts because of it.
     ///
     /// # Errors
     /// As [`GroupStream::advance`].
@@ -106,7 +109,7 @@ impl GroupStream {
     fn advance_while(&mut self, may_work: impl Fn(&Pending) -> bool) -> Result<(), CollectiveError> {
         while self.worked < self.queue.started() && may_work(self.queue.get(self.worked)) {
             self.look()?;
-            if self.places_at.len() < self.members.len() {
+            if self.offsets_at.len() < self.members.len() {
                 break;
             }
             let pending = self.queue.get(self.worked);
@@ -117,7 +120,7 @@ impl GroupStream {
                 self.work(pending)?
             }
             self.worked += 1;
-            self.places_at.clear();
+            self.offsets_at.clear();
             self.queue.ring().set_done(self.worked);
             if !is_flat {
                 self.ring_peers();
@@ -129,8 +132,8 @@ impl GroupStream {
         Ok(())
     }
 
-    /// Compares what everybody has announced as the oldest operation that is not worked; also what was announced by
-    /// members behind one that has announced nothing.
+    /// Compares the announcements of the oldest unfinished operation, including those of members after one that has
+    /// announced nothing.
     ///
     /// # Errors
     /// [`CollectiveError::Mismatch`].
@@ -141,11 +144,11 @@ impl GroupStream {
         (0..self.members.len() as u32).try_for_each(|peer| self.compare(peer).map(|_| ()))
     }
 
-    /// Notes who has announced the oldest operation that is not worked.
+    /// Records which members have announced the oldest unfinished operation.
     fn look(&mut self) -> Result<(), CollectiveError> {
-        while self.places_at.len() < self.members.len() {
-            match self.compare(self.places_at.len() as u32)? {
-                Some(places_at) => self.places_at.push(places_at),
+        while self.offsets_at.len() < self.members.len() {
+            match self.compare(self.offsets_at.len() as u32)? {
+                Some(offsets_at) => self.offsets_at.push(offsets_at),
                 None => break,
             }
         }
@@ -154,10 +157,10 @@ impl GroupStream {
 
     /// The number of the peer's first place, if it has announced the same operation.
     fn compare(&self, peer: u32) -> Result<Option<u64>, CollectiveError> {
-        let Some((descriptor, places_at)) = self.rings[peer as usize].announced(self.worked) else { return Ok(None) };
+        let Some((descriptor, offsets_at)) = self.rings[peer as usize].announced(self.worked) else { return Ok(None) };
         let own = self.queue.get(self.worked).descriptor;
         if descriptor.agrees(&own) {
-            return Ok(Some(places_at));
+            return Ok(Some(offsets_at));
         }
         let mut sides = [(self.members[self.position as usize], own), (self.members[peer as usize], descriptor)];
         sides.sort_by_key(|(rank, _)| *rank);
@@ -166,7 +169,7 @@ impl GroupStream {
         Err(CollectiveError::Mismatch { rank_a, a, rank_b, b })
     }
 
-    /// Whether nobody touches this member's tensors of operation `index` any more.
+    /// Whether no peer accesses this member's tensors of operation `index` any longer.
     fn is_released(&self, index: u64) -> bool {
         let pending = self.queue.get(index);
         if is_flat(&pending.operands) {
@@ -189,7 +192,7 @@ impl GroupStream {
             let own = part(n, operation.unit, size, self.position);
             // Where the elements from `start` of what a peer sends are.
             let sent = |peer: u32, start: usize, n: usize| {
-                let at = self.place(peer, i).send.saturating_add((start * width) as u64);
+                let at = self.offsets(peer, i).send.saturating_add((start * width) as u64);
                 self.plane.peer(self.members[peer as usize], at, n * width, width)
             };
             match operation.kind {
@@ -200,7 +203,8 @@ impl GroupStream {
                         sources[peer as usize] = sent(peer, own.start, own.len())?;
                     }
                     let sources = &sources[..size as usize];
-                    // SAFETY: C-3; the sources were checked, and `recv` is this member's, if not its own source.
+                    // SAFETY: SHM-GROUP-3; the sources were checked, and `recv` is this member's, if not its own
+                    // source.
                     unsafe { reduce::sum(operand.dtype, sources, &[operand.recv.start()], own.len()) };
                 }
                 OperationKind::AllGather => {
@@ -239,29 +243,30 @@ impl GroupStream {
         let mut sources = [std::ptr::null::<u8>(); LOCAL_RANKS_MAX as usize];
         let mut targets = [std::ptr::null_mut::<u8>(); LOCAL_RANKS_MAX as usize];
         for (peer, rank) in self.members.iter().enumerate() {
-            let place = self.place(peer as u32, operand_idx);
+            let offsets = self.offsets(peer as u32, operand_idx);
             let skip = (own.start * width) as u64;
             let address = |at: u64| self.plane.peer(*rank, at.saturating_add(skip), own.len() * width, width);
-            sources[peer] = address(place.send)?;
-            targets[peer] = address(place.recv)?;
+            sources[peer] = address(offsets.send)?;
+            targets[peer] = address(offsets.recv)?;
         }
         let _writing = self.plane.control.writing(self.plane.rank)?;
-        // SAFETY: C-3: between the announcements and `done` this member alone touches these elements of all tensors.
+        // SAFETY: SHM-GROUP-3: between the announcements and `done` this member alone touches these elements of all
+        // tensors.
         unsafe { reduce::sum(operand.dtype, &sources[..size], &targets[..size], own.len()) };
         Ok(())
     }
 
     /// This member's share of an operation whose tensors lie in the flat areas.
     fn work_flat(&self, pending: &Pending) {
-        let place = (self.position, self.members.len() as u32);
+        let offsets = (self.position, self.members.len() as u32);
         let copy_of = |peer| self.flat_area(peer, self.worked).cast_const();
-        // SAFETY: C-1, C-2: every member wrote its area before it announced the same operation.
-        unsafe { flat::deliver(&pending.operation, &pending.operands, place, copy_of) };
+        // SAFETY: SHM-GROUP-1, SHM-GROUP-2: every member wrote its area before it announced the same operation.
+        unsafe { flat::deliver(&pending.operation, &pending.operands, offsets, copy_of) };
     }
 
-    fn place(&self, peer: u32, operand_idx: usize) -> super::ring::PlaceOf {
-        let first = self.places_at[peer as usize];
-        self.rings[peer as usize].read_place(first.wrapping_add(operand_idx as u64))
+    fn offsets(&self, peer: u32, operand_idx: usize) -> super::ring::Offsets {
+        let first = self.offsets_at[peer as usize];
+        self.rings[peer as usize].read_offsets(first.wrapping_add(operand_idx as u64))
     }
 
     fn flat_area(&self, peer: u32, index: u64) -> *mut u8 {
@@ -272,7 +277,7 @@ impl GroupStream {
 
     fn ring_peers(&self) {
         for rank in self.members.iter().filter(|rank| **rank != self.plane.rank) {
-            self.plane.control.bell(*rank).ring();
+            self.plane.control.wakeup(*rank).wake();
         }
     }
 }
@@ -282,9 +287,9 @@ fn is_flat(operands: &[Operand]) -> bool {
     flat::bytes_of(operands) <= FLAT_BYTES
 }
 
-/// Copies bytes that nobody writes now.
+/// Copies bytes that no thread is writing.
 pub(super) fn copy(from: *const u8, to: RawBuffer) {
-    // SAFETY: the caller checked that `to.bytes()` bytes are there, and nobody writes them (C-1, C-3); `to` was lent to
-    // the operation and is not what is read, because operands that overlap are staged or refused.
+    // SAFETY: the caller checked that `to.bytes()` bytes are there, and nobody writes them (SHM-GROUP-1, SHM-GROUP-3);
+    // `to` was lent to the operation and is not what is read, because operands that overlap are staged or refused.
     unsafe { std::ptr::copy_nonoverlapping(from, to.start(), to.bytes()) };
 }

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
-use crate::bell::Bell;
+use crate::wakeup::Wakeup;
 use phalanx_device::CollectiveError;
 use phalanx_device::descriptor::DESCRIPTOR_WORDS;
 use phalanx_device::operation::{IN_FLIGHT_MAX, OPERANDS_MAX};
@@ -23,8 +23,8 @@ pub(super) const REASON_BYTES: usize = 1024;
 /// Posts of a ring. Twice what may be in flight, see `stream`.
 pub(super) const POSTS: u64 = 2 * IN_FLIGHT_MAX as u64;
 /// Places of a ring: those of all operations in flight.
-pub(super) const PLACES: u64 = 2 * OPERANDS_MAX as u64;
-/// Operations on tensors of up to so many bytes together go through the flat area.
+pub(super) const OFFSETS: u64 = 2 * OPERANDS_MAX as u64;
+/// Operations on tensors of up to this many bytes in total go through the flat area.
 pub(super) const FLAT_BYTES: usize = 4096;
 
 const PAGE: usize = 4096;
@@ -39,7 +39,7 @@ pub(super) struct Header {
     pub id: [AtomicU64; 3],
     /// Over the number of ranks and all groups.
     pub world_digest: AtomicU64,
-    /// 0 while nobody has taken the right to write the reason of the abort.
+    /// 0 until a member has claimed the right to write the reason of the abort.
     pub reason_claim: AtomicU32,
     /// 0 while the world works, 1 when it is aborted with a reason, 2 when it is aborted and the reason not yet there.
     pub aborted: AtomicU32,
@@ -50,8 +50,8 @@ pub(super) struct Header {
 /// What one rank shows to everybody.
 #[repr(C)]
 pub(super) struct Slot {
-    pub bell: Bell,
-    /// 1 once somebody acts as this rank.
+    pub wakeup: Wakeup,
+    /// 1 once a process acts as this rank.
     pub taken: AtomicU32,
     /// Operations in which it writes memory of others at this moment.
     pub writes: AtomicU32,
@@ -73,7 +73,7 @@ pub(super) struct WaitingWords {
 /// How far one member is in one stream.
 #[repr(C)]
 pub(super) struct RingHead {
-    /// Operations of which the member has done its share, in order; beyond them it touches nobody's tensors.
+    /// Operations of which the member has done its share, in sequence; it accesses no tensors of later ones.
     pub done: Line,
     /// Operations that it has announced. Peers do not wait for this one, so it is not on the line that they look at.
     pub announced: Line,
@@ -89,13 +89,13 @@ pub(super) struct Post {
     /// Number in the stream plus one, written last.
     pub stamp: AtomicU64,
     pub descriptor: [AtomicU64; DESCRIPTOR_WORDS],
-    /// Number of its first place, which lies in the ring at that number modulo [`PLACES`].
-    pub places_at: AtomicU64,
+    /// Number of its first place, which lies in the ring at that number modulo [`OFFSETS`].
+    pub offsets_at: AtomicU64,
 }
 
 /// Where one operand of the announcing member lies: byte offsets in its arena.
 #[repr(C)]
-pub(super) struct Place {
+pub(super) struct OperandOffsets {
     pub send: AtomicU64,
     pub recv: AtomicU64,
 }
@@ -118,12 +118,12 @@ unsafe impl AtomicsOnly for RingHead {}
 // SAFETY: as above.
 unsafe impl AtomicsOnly for Post {}
 // SAFETY: as above.
-unsafe impl AtomicsOnly for Place {}
+unsafe impl AtomicsOnly for OperandOffsets {}
 
 const _: () = assert!(size_of::<Header>() <= PAGE && size_of::<Slot>() <= PAGE && size_of::<Post>() == 64);
 
 /// Bytes of one ring: head, posts, places.
-pub(super) const RING_BYTES: usize = HEAD_BYTES + 64 * POSTS as usize + 16 * PLACES as usize;
+pub(super) const RING_BYTES: usize = HEAD_BYTES + 64 * POSTS as usize + 16 * OFFSETS as usize;
 /// Bytes of its head.
 pub(super) const HEAD_BYTES: usize = size_of::<RingHead>();
 const FLAT_AREA_BYTES: usize = FLAT_BYTES * POSTS as usize;

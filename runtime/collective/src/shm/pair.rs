@@ -59,7 +59,7 @@ impl PairStream {
         // Neither side cuts a whole in parts, so position and size do not matter.
         let index = self.queue.push(&self.plane, operation, operands, (0, 1), is_shared)?;
         self.queue.announce(index);
-        self.plane.control.bell(self.peer).ring();
+        self.plane.control.wakeup(self.peer).wake();
         Ok(index)
     }
 
@@ -69,11 +69,11 @@ impl PairStream {
     /// [`CollectiveError::Mismatch`], [`CollectiveError::Invalid`].
     pub(super) fn advance(&mut self) -> Result<(), CollectiveError> {
         while self.worked < self.queue.started() {
-            let Some(places_at) = self.compare()? else { break };
+            let Some(offsets_at) = self.compare()? else { break };
             if let Stream::RecvFrom(_) = self.stream {
-                self.receive(places_at)?;
+                self.receive(offsets_at)?;
                 self.queue.ring().set_done(self.worked + 1);
-                self.plane.control.bell(self.peer).ring();
+                self.plane.control.wakeup(self.peer).wake();
             }
             self.worked += 1;
         }
@@ -95,10 +95,10 @@ impl PairStream {
         if self.worked == self.queue.started() {
             return Ok(None);
         }
-        let Some((theirs, places_at)) = self.peer_ring.announced(self.worked) else { return Ok(None) };
+        let Some((theirs, offsets_at)) = self.peer_ring.announced(self.worked) else { return Ok(None) };
         let own = self.queue.get(self.worked).descriptor;
         if theirs.agrees(&own) {
-            return Ok(Some(places_at));
+            return Ok(Some(offsets_at));
         }
         let name = |rank| self.plane.control.world().name_of(rank);
         let (own, theirs) = ((name(self.plane.rank), own), (name(self.peer), theirs));
@@ -107,9 +107,9 @@ impl PairStream {
     }
 
     /// Copies the tensors of operation `worked` from where the sender has them.
-    fn receive(&self, places_at: u64) -> Result<(), CollectiveError> {
+    fn receive(&self, offsets_at: u64) -> Result<(), CollectiveError> {
         for (i, operand) in self.queue.get(self.worked).operands.iter().enumerate() {
-            let at = self.peer_ring.read_place(places_at.wrapping_add(i as u64)).send;
+            let at = self.peer_ring.read_offsets(offsets_at.wrapping_add(i as u64)).send;
             copy(self.plane.peer(self.peer, at, operand.recv.bytes(), operand.dtype.bytes())?, operand.recv);
         }
         Ok(())

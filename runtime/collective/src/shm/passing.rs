@@ -92,7 +92,7 @@ pub fn receive_world(
     ShmWorld::from_parts(control, arenas, u64::from_le_bytes(body))
 }
 
-/// Checks who is at the other end.
+/// Verifies the identity of the peer.
 ///
 /// # Errors
 /// [`CollectiveError::Untrusted`], [`CollectiveError::System`].
@@ -121,8 +121,8 @@ fn check_peer(socket: &UnixStream, process: Option<u32>) -> Result<(), Collectiv
 /// All descriptors that came with a message, each owned.
 fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
     let mut fds = Vec::new();
-    // SAFETY: the kernel filled the control buffer and its length; the macros walk it within that length. Data of a
-    // header of this type is as many descriptors as its length says, each new to this process and owned by nobody.
+    // SAFETY: the kernel filled the control buffer and its length; the macros walk it within that length. The data of
+    // such a header is an array of descriptors whose length the header gives; each is new to this process and unowned.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {

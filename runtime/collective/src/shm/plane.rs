@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use super::control::Control;
 use super::staging::Staging;
-use crate::bell::Bell;
-use crate::engine::{HasBell, lock};
+use crate::engine::{HasWakeup, lock};
+use crate::wakeup::Wakeup;
 use phalanx_device::shared_memory::SharedMemory;
 use phalanx_device::{CollectiveError, RawBuffer};
 
@@ -72,7 +72,7 @@ impl Plane {
         drop(staging);
         let start = range.start;
         if let Some(from) = from {
-            // SAFETY: whoever started the operation lent `from`; the piece is ours alone and at least as long.
+            // SAFETY: the caller of `start` lends `from`; the piece is exclusively ours and at least as long.
             unsafe { std::ptr::copy_nonoverlapping(from.start(), self.staged(start), from.bytes()) };
         }
         pieces.push(Piece { range, copy_to });
@@ -83,7 +83,7 @@ impl Plane {
     pub(super) fn release(&self, pieces: &mut Vec<Piece>, is_complete: bool) {
         for piece in pieces.drain(..) {
             if let Some(to) = piece.copy_to.filter(|_| is_complete) {
-                // SAFETY: whoever started the operation lent `to`; peers are done with the piece.
+                // SAFETY: the caller of `start` lends `to`; peers are done with the piece.
                 unsafe { std::ptr::copy_nonoverlapping(self.staged(piece.range.start), to.start(), to.bytes()) };
             }
             lock(&self.staging).give(piece.range);
@@ -96,11 +96,11 @@ impl Plane {
     }
 }
 
-/// The bell of a rank in control memory.
-pub(super) struct ControlBell(pub Arc<Control>, pub u32);
+/// The wake-up of a rank in control memory.
+pub(super) struct ControlWakeup(pub Arc<Control>, pub u32);
 
-impl HasBell for ControlBell {
-    fn bell(&self) -> &Bell {
-        self.0.bell(self.1)
+impl HasWakeup for ControlWakeup {
+    fn wakeup(&self) -> &Wakeup {
+        self.0.wakeup(self.1)
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::layout::PLACES;
+use super::layout::OFFSETS;
 use super::plane::{Piece, Plane};
-use super::ring::{PlaceOf, Ring};
+use super::ring::{Offsets, Ring};
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::IN_FLIGHT_MAX;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
@@ -16,7 +16,7 @@ pub(super) struct Pending {
     pub operands: Vec<Operand>,
     pub descriptor: Descriptor,
     /// Number of its first place.
-    pub places_at: u64,
+    pub offsets_at: u64,
     pieces: Vec<Piece>,
 }
 
@@ -29,13 +29,13 @@ pub(super) struct Queue {
     spare: Vec<Pending>,
     completed: u64,
     /// Number of the next place.
-    places_next: u64,
+    offsets_next: u64,
 }
 
 impl Queue {
     /// An empty stream.
     pub(super) fn new(ring: Ring) -> Queue {
-        Queue { ring, pending: VecDeque::new(), spare: Vec::new(), completed: 0, places_next: 0 }
+        Queue { ring, pending: VecDeque::new(), spare: Vec::new(), completed: 0, offsets_next: 0 }
     }
 
     /// The ring of this member.
@@ -69,10 +69,10 @@ impl Queue {
         if self.pending.len() >= IN_FLIGHT_MAX {
             return Err(CollectiveError::TooManyInFlight { max: IN_FLIGHT_MAX });
         }
-        let oldest = self.pending.front().map_or(self.places_next, |oldest| oldest.places_at);
-        let wanted = (self.places_next - oldest) as usize + n_operands;
-        if wanted > PLACES as usize {
-            return Err(CollectiveError::TooManyOperandsInFlight { wanted, max: PLACES as usize });
+        let oldest = self.pending.front().map_or(self.offsets_next, |oldest| oldest.offsets_at);
+        let wanted = (self.offsets_next - oldest) as usize + n_operands;
+        if wanted > OFFSETS as usize {
+            return Err(CollectiveError::TooManyOperandsInFlight { wanted, max: OFFSETS as usize });
         }
         Ok(())
     }
@@ -96,16 +96,16 @@ impl Queue {
             operation: *operation,
             operands: Vec::new(),
             descriptor,
-            places_at: 0,
+            offsets_at: 0,
             pieces: Vec::new(),
         });
-        (pending.operation, pending.descriptor, pending.places_at) = (*operation, descriptor, self.places_next);
+        (pending.operation, pending.descriptor, pending.offsets_at) = (*operation, descriptor, self.offsets_next);
         pending.operands.clear();
         pending.operands.extend_from_slice(operands);
         if is_shared {
-            for (number, operand) in (self.places_next..).zip(operands) {
+            for (number, operand) in (self.offsets_next..).zip(operands) {
                 match place(plane, operation, operand, (position, size), &mut pending.pieces) {
-                    Ok(place) => self.ring.write_place(number, place),
+                    Ok(offsets) => self.ring.write_offsets(number, offsets),
                     Err(error) => {
                         plane.release(&mut pending.pieces, false);
                         self.spare.push(pending);
@@ -113,7 +113,7 @@ impl Queue {
                     }
                 }
             }
-            self.places_next += operands.len() as u64;
+            self.offsets_next += operands.len() as u64;
         }
         let index = self.started();
         self.pending.push_back(pending);
@@ -123,7 +123,7 @@ impl Queue {
     /// Announces operation `index`.
     pub(super) fn announce(&self, index: u64) {
         let pending = self.get(index);
-        self.ring.announce(index, &pending.descriptor, pending.places_at);
+        self.ring.announce(index, &pending.descriptor, pending.offsets_at);
     }
 
     /// Completes the oldest operation: results are in place and its room is free.
@@ -142,7 +142,7 @@ fn place(
     operand: &Operand,
     (position, size): (u32, u32),
     pieces: &mut Vec<Piece>,
-) -> Result<PlaceOf, CollectiveError> {
+) -> Result<Offsets, CollectiveError> {
     let sent = operand.sent(operation, position, size);
     if operation.kind == OperationKind::AllReduce {
         return place_of_sum(plane, sent, operand.recv, pieces);
@@ -153,7 +153,7 @@ fn place(
         Some(offset) => offset,
         None => plane.stage(sent.bytes(), Some(sent), None, pieces)?,
     };
-    Ok(PlaceOf { send, recv: 0 })
+    Ok(Offsets { send, recv: 0 })
 }
 
 /// Peers write the result of an `AllReduce`, so that has to be shared as well; a sum in place needs one stand-in only.
@@ -162,14 +162,14 @@ fn place_of_sum(
     sent: RawBuffer,
     recv: RawBuffer,
     pieces: &mut Vec<Piece>,
-) -> Result<PlaceOf, CollectiveError> {
+) -> Result<Offsets, CollectiveError> {
     Ok(match (plane.offset_of(sent), plane.offset_of(recv)) {
-        (Some(send), Some(recv)) => PlaceOf { send, recv },
-        (Some(send), None) => PlaceOf { send, recv: plane.stage(recv.bytes(), None, Some(recv), pieces)? },
-        (None, Some(to)) => PlaceOf { send: plane.stage(sent.bytes(), Some(sent), None, pieces)?, recv: to },
+        (Some(send), Some(recv)) => Offsets { send, recv },
+        (Some(send), None) => Offsets { send, recv: plane.stage(recv.bytes(), None, Some(recv), pieces)? },
+        (None, Some(to)) => Offsets { send: plane.stage(sent.bytes(), Some(sent), None, pieces)?, recv: to },
         (None, None) => {
             let both = plane.stage(sent.bytes(), Some(sent), Some(recv), pieces)?;
-            PlaceOf { send: both, recv: both }
+            Offsets { send: both, recv: both }
         }
     })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::control::Control;
-use super::layout::{HEAD_BYTES, PLACES, POSTS, Place, Post, RingHead};
+use super::layout::{HEAD_BYTES, OFFSETS, OperandOffsets, POSTS, Post, RingHead};
 use phalanx_device::descriptor::Descriptor;
 
 /// A ring in control memory.
@@ -16,7 +16,7 @@ pub(super) struct Ring {
 
 /// Byte offsets in the arena of the ring's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PlaceOf {
+pub(super) struct Offsets {
     /// Where it reads.
     pub send: u64,
     /// Where it wants the result.
@@ -30,19 +30,19 @@ impl Ring {
     }
 
     /// Writes where operand number `number` (counted over all operations of the stream) lies.
-    pub(super) fn write_place(&self, number: u64, place: PlaceOf) {
-        let to = self.place(number);
-        to.send.store(place.send, Ordering::Relaxed);
-        to.recv.store(place.recv, Ordering::Relaxed);
+    pub(super) fn write_offsets(&self, number: u64, offsets: Offsets) {
+        let to = self.offsets(number);
+        to.send.store(offsets.send, Ordering::Relaxed);
+        to.recv.store(offsets.recv, Ordering::Relaxed);
     }
 
-    /// Announces operation `index`, whose first operand has number `places_at`.
-    pub(super) fn announce(&self, index: u64, descriptor: &Descriptor, places_at: u64) {
+    /// Announces operation `index`, whose first operand has number `offsets_at`.
+    pub(super) fn announce(&self, index: u64, descriptor: &Descriptor, offsets_at: u64) {
         let post = self.post(index);
         for (word, value) in post.descriptor.iter().zip(descriptor.encode()) {
             word.store(value, Ordering::Relaxed);
         }
-        post.places_at.store(places_at, Ordering::Relaxed);
+        post.offsets_at.store(offsets_at, Ordering::Relaxed);
         post.stamp.store(index + 1, Ordering::Release);
         self.head().announced.0.store(index + 1, Ordering::Release);
     }
@@ -54,13 +54,13 @@ impl Ring {
             return None;
         }
         let words = std::array::from_fn(|i| post.descriptor[i].load(Ordering::Relaxed));
-        Some((Descriptor::decode(words), post.places_at.load(Ordering::Relaxed)))
+        Some((Descriptor::decode(words), post.offsets_at.load(Ordering::Relaxed)))
     }
 
     /// Where operand number `number` of the owner lies, by its own account.
-    pub(super) fn read_place(&self, number: u64) -> PlaceOf {
-        let place = self.place(number);
-        PlaceOf { send: place.send.load(Ordering::Relaxed), recv: place.recv.load(Ordering::Relaxed) }
+    pub(super) fn read_offsets(&self, number: u64) -> Offsets {
+        let offsets = self.offsets(number);
+        Offsets { send: offsets.send.load(Ordering::Relaxed), recv: offsets.recv.load(Ordering::Relaxed) }
     }
 
     /// Operations of which the owner has done its share.
@@ -81,7 +81,7 @@ impl Ring {
         self.control.memory().get(self.at + HEAD_BYTES + 64 * (index % POSTS) as usize)
     }
 
-    fn place(&self, number: u64) -> &Place {
-        self.control.memory().get(self.at + HEAD_BYTES + 64 * POSTS as usize + 16 * (number % PLACES) as usize)
+    fn offsets(&self, number: u64) -> &OperandOffsets {
+        self.control.memory().get(self.at + HEAD_BYTES + 64 * POSTS as usize + 16 * (number % OFFSETS) as usize)
     }
 }

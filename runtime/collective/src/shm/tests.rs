@@ -80,7 +80,7 @@ fn start_processes(shm: &ShmWorld, task: &str) -> Vec<Child> {
     (0..size)
         .map(|rank| {
             let child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "collective::shm::tests::rank_process", "--nocapture"])
+                .args(["--exact", "shm::tests::rank_process", "--nocapture"])
                 .env(SOCKET_ENV, &path)
                 .env(RANK_ENV, rank.to_string())
                 .env(SIZE_ENV, size.to_string())
@@ -110,7 +110,7 @@ fn processes_sum_where_tensors_lie() {
     }
 }
 
-// C-4
+// SHM-GROUP-4
 #[test]
 fn when_a_world_is_aborted_and_nobody_shows_that_it_writes_memory_of_others_nobody_does() {
     const N: usize = 2 << 20;
@@ -272,7 +272,7 @@ fn delay_of_release() -> Duration {
 }
 
 #[test]
-fn what_has_no_room_in_staging_is_refused_and_the_world_goes_on() {
+fn operation_too_large_for_staging_is_refused_and_the_world_continues() {
     let shm = world_of(1);
     let mut group = shm.join(0).unwrap().communicator(0).unwrap();
     let n = STAGING_BYTES as usize;

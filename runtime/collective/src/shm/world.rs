@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::collective::ShmCollective;
 use super::control::Control;
-use super::plane::{ControlBell, Plane};
-use crate::engine::{Engine, HasBell};
+use super::plane::{ControlWakeup, Plane};
+use crate::engine::{Engine, HasWakeup};
 use phalanx_device::CollectiveError;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::World;
@@ -73,7 +73,7 @@ impl ShmWorld {
         self.arenas.get(rank as usize)
     }
 
-    /// A world of memory that came from whoever made it.
+    /// A world in memory created by another process.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if there are not as many arenas as ranks, or one is smaller than its staging area.
@@ -112,8 +112,8 @@ impl ShmWorld {
             return Err(CollectiveError::RankTaken { rank });
         }
         let plane = Plane::new(self.control.clone(), self.arenas.clone(), rank, self.staging_bytes);
-        let bell = Arc::new(ControlBell(self.control.clone(), rank));
-        let engine = Arc::new(Engine::new(bell, self.control.world().n_ranks()));
+        let wakeup = Arc::new(ControlWakeup(self.control.clone(), rank));
+        let engine = Arc::new(Engine::new(wakeup, self.control.world().n_ranks()));
         Ok(ShmRank { plane: Arc::new(plane), engine, staging_bytes: self.staging_bytes })
     }
 
@@ -183,7 +183,7 @@ impl ShmRank {
     }
 
     /// What this rank sleeps on.
-    pub(crate) fn bell(&self) -> Arc<dyn HasBell> {
-        Arc::new(ControlBell(self.plane.control.clone(), self.plane.rank))
+    pub(crate) fn wakeup(&self) -> Arc<dyn HasWakeup> {
+        Arc::new(ControlWakeup(self.plane.control.clone(), self.plane.rank))
     }
 }

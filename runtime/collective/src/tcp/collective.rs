@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use super::connect::{TcpConfig, connect_all};
 use super::group::TcpGroup;
 use super::plane::TcpPlane;
-use crate::bell::Bell;
-use crate::engine::{Engine, HasBell, lock};
+use crate::engine::{Engine, HasWakeup, lock};
 use crate::shm::control::Control;
+use crate::wakeup::Wakeup;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::check_on_host;
 use phalanx_device::world::World;
@@ -34,11 +34,11 @@ impl Drop for Member {
     }
 }
 
-/// A bell in ordinary memory.
-struct OwnBell(Bell);
+/// A wake-up in ordinary memory.
+struct OwnWakeup(Wakeup);
 
-impl HasBell for OwnBell {
-    fn bell(&self) -> &Bell {
+impl HasWakeup for OwnWakeup {
+    fn wakeup(&self) -> &Wakeup {
         &self.0
     }
 }
@@ -57,9 +57,9 @@ impl TcpRank {
         addresses: &[SocketAddr],
         config: &TcpConfig,
     ) -> Result<TcpRank, CollectiveError> {
-        let bell: Arc<dyn HasBell> = Arc::new(OwnBell(Bell::default()));
-        let engine = Arc::new(Engine::new(bell.clone(), 1));
-        TcpRank::join_with(world, rank, listener, addresses, config, (engine, bell, None))
+        let wakeup: Arc<dyn HasWakeup> = Arc::new(OwnWakeup(Wakeup::default()));
+        let engine = Arc::new(Engine::new(wakeup.clone(), 1));
+        TcpRank::join_with(world, rank, listener, addresses, config, (engine, wakeup, None))
     }
 
     /// As [`TcpRank::join`], for a rank that also waits for others of its machine, and is aborted together with them.
@@ -69,13 +69,13 @@ impl TcpRank {
         listener: &TcpListener,
         addresses: &[SocketAddr],
         config: &TcpConfig,
-        (engine, bell, control): (Arc<Engine>, Arc<dyn HasBell>, Option<Arc<Control>>),
+        (engine, wakeup, control): (Arc<Engine>, Arc<dyn HasWakeup>, Option<Arc<Control>>),
     ) -> Result<TcpRank, CollectiveError> {
         if rank >= world.n_ranks() {
             return Err(CollectiveError::NoSuchRank { rank, size: world.n_ranks() });
         }
         let sockets = connect_all(world, rank, listener, addresses, config, control.as_deref())?;
-        let plane = TcpPlane::start(world.clone(), rank, sockets, bell, control)?;
+        let plane = TcpPlane::start(world.clone(), rank, sockets, wakeup, control)?;
         Ok(TcpRank { member: Arc::new(Member { plane, engine }) })
     }
 
@@ -220,7 +220,7 @@ impl Collective for TcpCollective {
 }
 
 impl Drop for TcpCollective {
-    /// A rank that panics takes its world down with it; its peers would wait for ever otherwise.
+    /// A panicking rank aborts its world; otherwise its peers would wait forever.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.member.plane.name()));

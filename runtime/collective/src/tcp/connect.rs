@@ -12,7 +12,7 @@ use phalanx_device::world::World;
 /// How the ranks of a world find and trust each other.
 #[derive(Clone)]
 pub struct TcpConfig {
-    /// What all ranks of the job know and nobody else does.
+    /// Shared secret of all ranks of the job.
     pub secret: Vec<u8>,
     /// Connections for tensors between two ranks; there is one more for announcements. The same at all ranks. Default 2.
     pub sockets_per_pair: u32,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for TcpConfig {
     }
 }
 
-/// A stranger that connects and says nothing is let go after so long.
+/// Timeout for a connection that sends nothing.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
 const RETRY_AFTER: Duration = Duration::from_millis(5);
 /// A peer that does not answer is called again after so long: it may hear many, or be stopped, or dead.
@@ -124,7 +124,7 @@ fn call(
             answered = Instant::now();
             set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
             match handshake::connect(&socket, key, world, connection) {
-                // It broke off: it does not believe this end, or is not the one that will be there.
+                // The peer closed the connection: it rejects this end, or another process will take its address.
                 Err(CollectiveError::System { .. }) => {}
                 outcome => return outcome.map(|()| socket),
             }

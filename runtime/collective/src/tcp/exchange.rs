@@ -185,7 +185,7 @@ impl Exchange {
         self.is_summed = true;
     }
 
-    /// Writes what comes from nobody else; for a flat operation everything, given the copy of each member.
+    /// Writes the results that do not depend on peers; for a flat operation all results, given the copy of each member.
     pub(super) fn complete<'a>(&self, copy_of: impl Fn(u32) -> &'a [u64]) {
         let place = (self.position, self.size);
         if self.is_flat {
@@ -288,7 +288,7 @@ impl Exchange {
         }
     }
 
-    /// The part of a member, in bytes. Nobody sees how an all-reduce is cut.
+    /// The part of a member, in bytes. The cut of an all-reduce is internal.
     fn part_bytes(&self, operand: &Operand, position: u32) -> std::ops::Range<usize> {
         let width = operand.dtype.bytes();
         let unit = match self.operation.kind {

@@ -8,7 +8,7 @@ use phalanx_device::{CollectiveError, Stream};
 pub(super) const HEADER_BYTES: usize = 64;
 /// Most bytes of tensors in one frame.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
-/// Operations on tensors of up to so many bytes together travel with their announcement.
+/// Operations on tensors of up to this many bytes in total are sent with their announcement.
 pub(super) const FLAT_BYTES: usize = 4096;
 /// Longest reason of an abort.
 pub(super) const REASON_BYTES: usize = 1024;
@@ -78,7 +78,7 @@ impl Lane {
 }
 
 impl Header {
-    /// A header that says nothing but what the frame is.
+    /// A header without further fields.
     pub(super) fn bare(kind: FrameKind, id: WorldId) -> Header {
         Header { kind, id, group: 0, lane: Lane::Group, index: 0, operand: 0, stage: 0, offset: 0, len: 0 }
     }

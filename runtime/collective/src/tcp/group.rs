@@ -1,13 +1,13 @@
 //! All operations of one group between machines that this member has started, and what has been announced to it.
 //!
-//! Everything is behind one lock per group: readers bring announcements and bytes, writers fetch bytes, and whoever
-//! completes the last condition of an operation carries it on. So operations advance while the rank computes.
+//! Everything is behind one lock per group: readers deliver announcements and bytes, writers fetch bytes, and the
+//! thread that completes the last condition of an operation advances it. So operations advance while the rank computes.
 //!
 //! Invariants:
-//! - T-1: tensors go to a peer only after it has announced the operation, so that it knows where they belong: nothing
-//!   arrives that was not asked for, and nothing needs to be kept.
-//! - T-2: memory of operands is touched only under the lock and only for operations in a stream. An operation leaves its
-//!   stream when nothing of it is still to arrive or to be fetched, or when the world is aborted.
+//! - TCP-GROUP-1: tensors go to a peer only after it has announced the operation, so that it knows where they belong:
+//!   nothing arrives that was not asked for, and nothing needs to be kept.
+//! - TCP-GROUP-2: memory of operands is touched only under the lock and only for operations in a stream. An operation
+//!   leaves its stream when nothing of it is still to arrive or to be fetched, or when the world is aborted.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -293,7 +293,7 @@ impl TcpGroup {
         }
         lane.completed += n_complete as u64;
         if n_complete > 0 {
-            plane.ring();
+            plane.wake();
         }
     }
 

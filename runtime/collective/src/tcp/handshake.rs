@@ -1,9 +1,9 @@
-//! Nobody is listened to before both ends have proved that they know the secret of the job.
+//! No data is accepted before both ends have proved knowledge of the job's secret.
 //!
-//! The end that connects says who it is and adds a nonce; the other answers with a nonce of its own and a keyed hash of
-//! everything said so far; the first answers with one of its own. The secret itself never travels, and a recorded
-//! exchange proves nothing later. Afterwards the connection is neither encrypted nor authenticated frame by frame: the
-//! network is trusted not to rewrite connections.
+//! The connecting end sends its identity and a nonce; the other answers with its own nonce and a keyed hash of the
+//! whole exchange; the first answers with its own hash. The secret itself never travels, and a recorded exchange proves
+//! nothing later. Afterwards the connection is neither encrypted nor authenticated frame by frame: the network is
+//! trusted not to rewrite connections.
 //!
 //! Source: the challenge and response of Needham and Schroeder 1978 with keyed hashes (BLAKE3's keyed mode).
 #![allow(unsafe_code)] // Random numbers come from the kernel by a system call.
@@ -23,9 +23,9 @@ const KEY_CONTEXT: &str = "phalanx 2026 collective over TCP";
 /// Which connection of which two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connection {
-    /// Who connects.
+    /// The connecting rank.
     pub from: u32,
-    /// Who accepts.
+    /// The accepting rank.
     pub to: u32,
     /// 0 for announcements, others for tensors.
     pub socket: u32,

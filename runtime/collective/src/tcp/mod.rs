@@ -10,6 +10,7 @@
 //! Deliberately absent: encryption, and authentication beyond the handshake.
 
 pub mod collective;
+mod commands;
 pub mod connect;
 mod exchange;
 mod frame;
@@ -18,7 +19,6 @@ mod frame;
 pub mod fuzzing;
 mod group;
 mod handshake;
-mod orders;
 mod plane;
 #[cfg(test)]
 pub(crate) mod tests;

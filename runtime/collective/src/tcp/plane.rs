@@ -1,4 +1,4 @@
-//! The connections of one rank and the threads that serve them: per connection one that reads and one that writes.
+//! The connections of one rank and their threads: one reader and one writer per connection.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::commands::{WriterCommand, WriterQueue};
 use super::connect::Sockets;
 use super::frame::{CHUNK_BYTES, FrameKind, HEADER_BYTES, Header, Lane, REASON_BYTES};
 use super::group::TcpGroup;
-use super::orders::{Order, Orders};
-use crate::engine::{HasBell, lock};
+use crate::engine::{HasWakeup, lock};
 use crate::shm::control::Control;
 use phalanx_device::parts::part;
 use phalanx_device::world::World;
@@ -40,7 +40,7 @@ pub(super) struct Job {
 struct Link {
     sockets: Vec<TcpStream>,
     /// Of the writers, in the same order. The first connection is for announcements.
-    orders: Vec<Arc<Orders>>,
+    commands: Vec<Arc<WriterQueue>>,
     has_left: AtomicBool,
 }
 
@@ -48,10 +48,10 @@ struct Link {
 pub(super) struct TcpPlane {
     world: World,
     rank: u32,
-    bell: Arc<dyn HasBell>,
+    wakeup: Arc<dyn HasWakeup>,
     /// What is aborted together with this world.
     control: Option<Arc<Control>>,
-    /// Why, and which rank was not heard any more, if that is why.
+    /// The reason, and the rank that was lost, if that is the reason.
     aborted: OnceLock<(String, Option<u32>)>,
     links: BTreeMap<u32, Link>,
     groups: BTreeMap<usize, Arc<Mutex<TcpGroup>>>,
@@ -72,7 +72,7 @@ impl TcpPlane {
         world: World,
         rank: u32,
         sockets: Sockets,
-        bell: Arc<dyn HasBell>,
+        wakeup: Arc<dyn HasWakeup>,
         control: Option<Arc<Control>>,
     ) -> Result<Arc<TcpPlane>, CollectiveError> {
         let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
@@ -83,22 +83,22 @@ impl TcpPlane {
         let groups = groups.collect();
         let (mut links, mut served) = (BTreeMap::new(), Vec::new());
         for (peer, sockets) in sockets {
-            let mut orders = Vec::new();
+            let mut commands = Vec::new();
             for (number, socket) in sockets.iter().enumerate() {
-                let of_writer = Arc::new(Orders::default());
-                orders.push(of_writer.clone());
+                let of_writer = Arc::new(WriterQueue::default());
+                commands.push(of_writer.clone());
                 let clone = || socket.try_clone().map_err(io("dup"));
                 served.push((peer, number, clone()?, clone()?, of_writer));
             }
-            links.insert(peer, Link { sockets, orders, has_left: AtomicBool::new(false) });
+            links.insert(peer, Link { sockets, commands, has_left: AtomicBool::new(false) });
         }
         let aborted = OnceLock::new();
-        let plane = Arc::new(TcpPlane { world, rank, bell, control, aborted, links, groups });
-        for (peer, number, reading, writing, orders) in served {
+        let plane = Arc::new(TcpPlane { world, rank, wakeup, control, aborted, links, groups });
+        for (peer, number, reading, writing, commands) in served {
             let (reader, writer) = (plane.clone(), plane.clone());
             let spawn = |what: &str| std::thread::Builder::new().name(format!("tcp-{what}-{rank}-{peer}.{number}"));
             spawn("read").spawn(move || reader.read(peer, number == 0, reading)).map_err(io("clone"))?;
-            spawn("write").spawn(move || writer.write(peer, writing, &orders)).map_err(io("clone"))?;
+            spawn("write").spawn(move || writer.write(peer, writing, &commands)).map_err(io("clone"))?;
         }
         Ok(plane)
     }
@@ -156,13 +156,13 @@ impl TcpPlane {
         for link in self.links.values() {
             let header = Header { len: body.len() as u32, ..Header::bare(FrameKind::Abort, self.world.id()) };
             // A writer that has gone needs not be told.
-            link.orders[0].push(Order::Last(header, body.clone()));
-            for (socket, orders) in link.sockets.iter().zip(&link.orders).skip(1) {
-                orders.push(Order::Stop);
+            link.commands[0].push(WriterCommand::Last(header, body.clone()));
+            for (socket, commands) in link.sockets.iter().zip(&link.commands).skip(1) {
+                commands.push(WriterCommand::Stop);
                 let _ = socket.shutdown(Shutdown::Both);
             }
         }
-        self.bell.bell().ring_loudly();
+        self.wakeup.wakeup().wake_always();
     }
 
     /// Lets go of all memory of all operations: no thread touches it after this. Whoever is told of a failure may free
@@ -174,30 +174,30 @@ impl TcpPlane {
     /// Says to all peers that this rank has finished everything. Never waits.
     pub(super) fn leave(&self) {
         for link in self.links.values() {
-            link.orders[0].push(Order::Last(Header::bare(FrameKind::Leave, self.world.id()), Vec::new()));
-            for orders in &link.orders[1..] {
-                orders.push(Order::Stop);
+            link.commands[0].push(WriterCommand::Last(Header::bare(FrameKind::Leave, self.world.id()), Vec::new()));
+            for commands in &link.commands[1..] {
+                commands.push(WriterCommand::Stop);
             }
         }
     }
 
     /// Sends an announcement with the body that `write` appends to nothing.
     pub(super) fn announce(&self, rank: u32, header: Header, write: impl FnOnce(&mut Vec<u8>)) {
-        let orders = &self.link(rank).orders[0];
-        let mut body = orders.body();
+        let commands = &self.link(rank).commands[0];
+        let mut body = commands.body();
         write(&mut body);
-        // An order that finds no writer follows an abort, which whoever waits is told.
-        orders.push(Order::Frame(Header { len: body.len() as u32, ..header }, body));
+        // A command that finds no writer follows an abort, which ends all waits.
+        commands.push(WriterCommand::Frame(Header { len: body.len() as u32, ..header }, body));
     }
 
     /// Has the bytes of a job fetched and sent over all connections; returns into how many jobs it was cut.
     pub(super) fn send(&self, rank: u32, job: &Job) -> usize {
-        let orders = &self.link(rank).orders[1..];
-        let cut = |i: u32| part(job.range.len(), CHUNK_BYTES, orders.len() as u32, i);
+        let commands = &self.link(rank).commands[1..];
+        let cut = |i: u32| part(job.range.len(), CHUNK_BYTES, commands.len() as u32, i);
         let mut n_jobs = 0;
-        for (i, orders) in orders.iter().enumerate() {
+        for (i, commands) in commands.iter().enumerate() {
             let range = cut(i as u32);
-            if !range.is_empty() && orders.push(Order::Fetch(Job { range, ..job.clone() })) {
+            if !range.is_empty() && commands.push(WriterCommand::Fetch(Job { range, ..job.clone() })) {
                 n_jobs += 1;
             }
         }
@@ -210,8 +210,8 @@ impl TcpPlane {
     }
 
     /// Wakes the rank if it sleeps.
-    pub(super) fn ring(&self) {
-        self.bell.bell().ring();
+    pub(super) fn wake(&self) {
+        self.wakeup.wakeup().wake();
     }
 
     fn link(&self, rank: u32) -> &Link {
@@ -239,7 +239,7 @@ impl TcpPlane {
     /// Aborts the world because a connection broke, unless the peer has said why.
     fn lost(&self, peer: u32, is_first: bool, kind: std::io::ErrorKind) {
         let is_explained = || self.has_left(peer) || self.aborted.get().is_some();
-        // A peer that aborts says so on the first connection while it closes the others.
+        // An aborting peer sends the abort on the first connection while it closes the others.
         let start = Instant::now();
         while !is_first && !is_explained() && start.elapsed() < EXPLAIN_MAX {
             std::thread::sleep(EXPLAIN_MAX / 20);
@@ -251,7 +251,7 @@ impl TcpPlane {
         }
     }
 
-    /// Reads one frame and acts on it; says whether another may follow.
+    /// Reads and handles one frame; returns whether another may follow.
     fn read_frame(
         &self,
         peer: u32,
@@ -306,28 +306,28 @@ impl TcpPlane {
     }
 
     /// Writes what it is told to until it is told to stop.
-    fn write(&self, peer: u32, mut socket: TcpStream, orders: &Orders) {
+    fn write(&self, peer: u32, mut socket: TcpStream, commands: &WriterQueue) {
         let mut chunk = vec![0u8; HEADER_BYTES + CHUNK_BYTES];
         loop {
-            let outcome = match orders.next() {
-                Order::Frame(header, body) => {
+            let outcome = match commands.next() {
+                WriterCommand::Frame(header, body) => {
                     let outcome = write_frame(&mut socket, &header, &body, &mut chunk);
-                    orders.recycle(body);
+                    commands.recycle(body);
                     outcome
                 }
-                Order::Fetch(job) => self.write_job(&mut socket, &job, &mut chunk),
-                Order::Last(header, body) => {
+                WriterCommand::Fetch(job) => self.write_job(&mut socket, &job, &mut chunk),
+                WriterCommand::Last(header, body) => {
                     let _ = write_frame(&mut socket, &header, &body, &mut chunk);
                     break;
                 }
-                Order::Stop => break,
+                WriterCommand::Stop => break,
             };
             if let Err(error) = outcome {
                 self.lost(peer, false, error.kind());
                 break;
             }
         }
-        orders.close();
+        commands.close();
         let _ = socket.shutdown(Shutdown::Write);
     }
 
@@ -363,8 +363,8 @@ impl TcpPlane {
 fn fetch(group: &mut TcpGroup, job: &Job, range: Range<usize>, to: &mut [u8]) -> bool {
     let Some(source) = group.source(job) else { return false };
     let from = source.slice(range);
-    // SAFETY: T-2: the operation is in its stream and the group is locked, so its memory is valid; nobody writes what it
-    // sends before all jobs are done.
+    // SAFETY: TCP-GROUP-2: the operation is in its stream and the group is locked, so its memory is valid; nobody
+    // writes what it sends before all jobs are done.
     unsafe { std::ptr::copy_nonoverlapping(from.start(), to.as_mut_ptr(), to.len()) };
     true
 }

@@ -30,7 +30,7 @@ fn two_ranks() -> [TcpRank; 2] {
 }
 
 #[test]
-fn whoever_waits_for_a_rank_that_left_is_told() {
+fn waiting_for_a_departed_rank_fails() {
     let [here, there] = two_ranks();
     let mut group = here.communicator(0).unwrap();
 

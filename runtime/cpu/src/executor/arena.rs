@@ -51,7 +51,7 @@ impl Arena {
         let (path, file) = new_file(dir, &mut |i| format!(".offload-{}-{i}", std::process::id())).map_err(failed)?;
         std::fs::remove_file(&path).map_err(failed)?;
         file.set_len(bytes as u64).map_err(failed)?;
-        // SAFETY: this process created the file, which has no name any more, so nobody else opens, writes or cuts it.
+        // SAFETY: this process created the file and unlinked it, so no other process can open, write or truncate it.
         let map = unsafe { MmapOptions::new().len(bytes).map_mut(&file) }.map_err(failed)?;
         Ok(Arena::Own(Some(map)))
     }
@@ -87,8 +87,8 @@ impl Arena {
     }
 }
 
-/// Creates a file under the first of these names that nobody else has: processes of other containers may have the same
-/// folder, and the same process ids.
+/// Creates a file under the first unused one of these names: processes of other containers may have the same folder,
+/// and the same process ids.
 fn new_file(dir: &Path, name: &mut dyn FnMut(u32) -> String) -> std::io::Result<(PathBuf, File)> {
     for i in 0..NAMES_MAX {
         let path = dir.join(name(i));

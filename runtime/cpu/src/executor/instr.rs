@@ -122,7 +122,7 @@ impl CpuMachine {
         // took the arena promised that no other machine in it is used meanwhile (`SharedArena::new`), and peers touch only
         // operands of collectives under way, which the verifier keeps apart. The scratch overlaps no value.
         let scratch = unsafe { &mut *self.scratch(c) };
-        let is_part = c.program.place.mesh.tp > 1;
+        let is_part = c.program.mesh_rank.mesh.tp > 1;
         let (reads, writes) = (&reads[..instr.reads.len()], &writes[..instr.writes.len()]);
         let mut operands = Operands { reads, writes, scratch, is_part, sum_plan };
         // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.

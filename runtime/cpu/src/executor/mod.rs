@@ -70,7 +70,7 @@ impl CpuMachine {
 
     /// Whether it has room for this value.
     fn has(&self, c: &Compiled, v: ValueId) -> bool {
-        c.layout.places[v.0 as usize].is_some_and(|place| self.arenas.contains_key(&place.region))
+        c.layout.locations[v.0 as usize].is_some_and(|location| self.arenas.contains_key(&location.region))
     }
 
     /// As [`CpuMachine::on`], for other programs whose regions of what outlasts a step are the same, and their memory is this
@@ -213,12 +213,12 @@ impl CpuMachine {
 
     fn buffer(&self, c: &Compiled, v: ValueId) -> Buffer {
         let value = c.program.value(v);
-        let place = c.layout.places[v.0 as usize].expect("the memory pass places every value that is touched");
-        let arena = &self.arenas[&place.region];
-        assert!(place.offset + value.size_bytes() <= arena.len(), "a place lies inside its region");
+        let location = c.layout.locations[v.0 as usize].expect("the memory pass places every value that is touched");
+        let arena = &self.arenas[&location.region];
+        assert!(location.offset + value.size_bytes() <= arena.len(), "a place lies inside its region");
         Buffer {
             // SAFETY: the assertion above keeps the address inside the mapping.
-            ptr: unsafe { arena.base().add(place.offset) },
+            ptr: unsafe { arena.base().add(location.offset) },
             rows: value.n_rows(),
             cols: value.n_columns(),
             dtype: value.dtype,
@@ -235,10 +235,10 @@ impl CpuMachine {
     }
 }
 
-/// The device gets on, unless what it computes is needed no more: then it is free at once, not at its next collective.
+/// Counts progress, and stops at once if the results are no longer needed.
 fn end_of_instruction(groups: &Groups) -> Result<(), ExecError> {
-    groups.pulse().tick();
-    if groups.pulse().is_left() { Err(ExecError::Left) } else { Ok(()) }
+    groups.progress_counter().tick();
+    if groups.progress_counter().is_left() { Err(ExecError::Left) } else { Ok(()) }
 }
 
 const REGIONS: [Region; 5] =
@@ -257,8 +257,8 @@ fn shared_regions(programs: &[&Compiled]) -> BTreeSet<Region> {
     let mut regions = BTreeSet::from([Region::Work]);
     for c in programs {
         for instr in c.program.instrs.iter().filter(|i| matches!(i.op, Op::Start(_))) {
-            let places = instr.reads.iter().chain(&instr.writes).filter_map(|v| c.layout.places[v.0 as usize]);
-            regions.extend(places.map(|place| place.region));
+            let locations = instr.reads.iter().chain(&instr.writes).filter_map(|v| c.layout.locations[v.0 as usize]);
+            regions.extend(locations.map(|location| location.region));
         }
     }
     regions

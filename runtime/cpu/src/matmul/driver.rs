@@ -11,8 +11,8 @@ use super::{Engine, portable};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx512, avx512_bf16, pairs, store::Store};
 
-/// Products of fewer multiplications than this run on the caller: handing them out costs as much (MM-1 holds: threads
-/// do not enter the arithmetic).
+/// Products of fewer multiplications than this run on the caller: handing them out costs as much (MATMUL-1 holds:
+/// threads do not enter the arithmetic).
 const MULTIPLICATIONS_SERIAL: usize = 1 << 19;
 /// Elements that one packing job should move at least.
 const ELEMENTS_PER_JOB: usize = 1 << 14;
@@ -20,7 +20,7 @@ const JOBS_MAX: usize = 64;
 /// Rows of strided storage in work at a time: their pages fit the first-level TLB. A multiple of every depth unit.
 const CHUNK_ROWS: usize = 64;
 
-/// Who works.
+/// The threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
     /// The current rayon pool.

@@ -1,6 +1,6 @@
 //! Vectors of sixteen lanes: masked loads and stores of every storage type, rounding, and the 16 × 16 transpose.
 //!
-//! Every function needs the features that [`available`] tests. Masked lanes are neither read nor written (MM-2).
+//! Every function needs the features that [`available`] tests. Masked lanes are neither read nor written (MATMUL-2).
 
 use std::arch::x86_64::*;
 use std::sync::OnceLock;

@@ -9,10 +9,10 @@
 //! in packing A and B of a block completely before any product, so that threads share them.
 //!
 //! Invariants:
-//! - MM-1 The bits of C do not depend on the number of threads: only m and n are split over tasks; the k loop of an
+//! - MATMUL-1 The bits of C do not depend on the number of threads: only m and n are split over tasks; the k loop of an
 //!   element is cut at fixed positions and runs on one thread at a time.
-//! - MM-2 No element outside the logical operands is read, none outside the logical C written.
-//! - MM-3 C narrower than f32 is rounded once; partial sums are f32.
+//! - MATMUL-2 No element outside the logical operands is read, none outside the logical C written.
+//! - MATMUL-3 C narrower than f32 is rounded once; partial sums are f32.
 //!
 //! Map: [`operand`] what callers pass; `plan` block sizes and scratch; `driver` loops and threads; `store` the
 //! epilogue; `avx512` f32 panels and kernel; `pairs` bf16 panels, `amx` and

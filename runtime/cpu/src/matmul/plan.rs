@@ -81,7 +81,7 @@ impl Geometry {
     }
 }
 
-/// The cut of one product; a function of its sizes and the engine only (MM-1).
+/// The cut of one product; a function of its sizes and the engine only (MATMUL-1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub geometry: Geometry,
@@ -130,8 +130,8 @@ impl Plan {
         [a, b, &mut rest[..self.partial]]
     }
 
-    /// Rows and columns of a task for so many threads: enough tasks that a slow thread delays the others little. Free to
-    /// depend on the threads, since it moves no sum (MM-1).
+    /// Rows and columns of a task for `n_threads` threads: enough tasks that a slow thread delays the others little.
+    /// Free to depend on the threads, since it moves no sum (MATMUL-1).
     pub fn task(&self, rows: usize, cols: usize, threads: usize) -> (usize, usize) {
         let g = &self.geometry;
         let (down_max, across_max) = (rows.div_ceil(g.mr), cols.div_ceil(g.nr));

@@ -1,6 +1,6 @@
 //! The engine of CPUs without AVX-512: operands widened line by line, products by the `gemm` crate.
 //!
-//! `gemm` runs on one thread per task: how it would share work among threads is not ours to fix (MM-1).
+//! `gemm` runs on one thread per task: how it would share work among threads is not ours to fix (MATMUL-1).
 
 use half::{bf16, f16};
 

@@ -7,7 +7,7 @@ use super::operand::{Storage, TileMut};
 
 /// What happens to the sums of one stretch of k: `to = alpha · sums + bias + from`.
 ///
-/// The first stretch brings in bias and C, the last one rounds into C; between them sums wait in f32 (MM-3).
+/// The first stretch brings in bias and C, the last one rounds into C; between them sums wait in f32 (MATMUL-3).
 #[derive(Clone, Copy)]
 pub(super) struct Store<'a> {
     pub alpha: f32,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_is_told_how_many_events_it_missed_and_holds_nobody_up() {
+    fn slow_reader_gets_the_count_of_missed_events_and_blocks_nobody() {
         let feed = Arc::new(Feed::default());
         let (mut slow, mut fast) = (feed.events(), feed.events());
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_sees_what_is_kept_and_who_goes_leaves_nothing() {
+    fn late_reader_sees_kept_events_and_a_dropped_reader_leaves_nothing() {
         let feed = Arc::new(Feed::default());
         feed.push(note(1));
 

@@ -22,13 +22,14 @@
 //! ```
 //!
 //! What a host can rely on:
-//! - **E-1** Nothing here waits on the host's event loop: a job has threads of its own, one of them for its
+//! - **EMBED-1** Nothing here waits on the host's event loop: a job has threads of its own, one of them for its
 //!   actors, and its tensors are in other processes.
-//! - **E-2** There is no global state: no variable of the environment is written or needed, no handler of signals or panics
-//!   is installed in the host, and any number of jobs and runtimes run side by side. A folder has one job at a time.
-//! - **E-3** A panic in a thread of a job is the error with which that job ends.
-//! - **E-4** Nobody who follows a job can hold it up; see [`feed`].
-//! - **E-5** Ranks die with the host, however that ends. Started again, a job goes on from its last checkpoint.
+//! - **EMBED-2** There is no global state: no variable of the environment is written or needed, no handler of signals
+//!   or panics is installed in the host, and any number of jobs and runtimes run side by side. A folder has one job at
+//!   a time.
+//! - **EMBED-3** A panic in a thread of a job is the error with which that job ends.
+//! - **EMBED-4** Nobody who follows a job can hold it up; see [`feed`].
+//! - **EMBED-5** Ranks die with the host, however that ends. Started again, a job goes on from its last checkpoint.
 //!
 //! Map: [`program`] is what ranks are started from, [`running`] a job that runs, [`feed`] its events.
 //!
@@ -41,7 +42,7 @@ pub mod running;
 use crate::api::job::Job;
 use crate::api::start::{Checked, Ranks};
 use crate::control::Control;
-use crate::coordinate::head::{Here, lead};
+use crate::coordinate::head_node::{LocalNode, lead};
 use crate::coordinate::serve::Serve;
 use crate::error::JobError;
 use crate::events::Report;
@@ -108,8 +109,9 @@ impl Runtime {
         Ok(Runtime { program, jobs: Arc::default() })
     }
 
-    /// Starts a job whose ranks are processes of this machine; also a single rank is one. Returns once its configuration and
-    /// model were checked; its data is prepared after that. If nobody waits for this, the job starts all the same.
+    /// Starts a job whose ranks are processes of this machine; also a single rank is one. Returns once its
+    /// configuration and model were checked; its data is prepared after that. The job starts even if this future is
+    /// dropped.
     ///
     /// # Errors
     /// When the job cannot start: its input is at fault, or another job is writing into its folder.
@@ -136,7 +138,7 @@ impl Runtime {
     /// As [`Runtime::start`].
     pub async fn coordinate(&self, job: Job, machines: Machines) -> Result<RunningJob, Arc<JobError>> {
         let (config, user) = job.into_parts();
-        let here = Here {
+        let here = LocalNode {
             program: self.program.path().to_owned(),
             n_slots: machines.ranks_here,
             advertise: machines.advertise_ranks,
@@ -227,7 +229,7 @@ fn spawn(output_dir: &Path, work: Box<Work>) -> Result<(watch::Receiver<bool>, R
         let outcome: Outcome =
             worked.unwrap_or_else(|panic| Err(JobError::Panicked(message(&*panic)))).map_err(Arc::new);
         control.close();
-        // Who waits for the end has it when the events end.
+        // Waiters for the end have the result before the event stream ends.
         ending.send_replace(Some(outcome));
         feed.end();
         drop(under_way);

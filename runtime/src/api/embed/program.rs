@@ -65,12 +65,12 @@ impl RankProgram {
 /// How a rank is started; made by [`crate::node::processes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RankStart {
-    /// Its node, place and incarnation, for whoever looks at the list of processes.
+    /// Its node, slot and incarnation, shown in process listings.
     worker: String,
     /// Descriptor of the socket to its node.
     channel: RawFd,
     /// Descriptor of the socket through which shared memory comes.
-    passage: RawFd,
+    fd_channel: RawFd,
 }
 
 impl RankStart {
@@ -79,8 +79,14 @@ impl RankStart {
         // One more than there may be: a longer command line is not meant.
         let args: Vec<OsString> = args.take(8).collect();
         let args: Vec<&str> = args.iter().map(OsString::as_os_str).map(OsStr::to_str).collect::<Option<_>>()?;
-        let ["rank", "--worker", worker, "--channel", channel, "--passage", passage] = args[..] else { return None };
-        Some(RankStart { worker: worker.to_owned(), channel: channel.parse().ok()?, passage: passage.parse().ok()? })
+        let ["rank", "--worker", worker, "--channel", channel, "--fd-channel", fd_channel] = args[..] else {
+            return None;
+        };
+        Some(RankStart {
+            worker: worker.to_owned(),
+            channel: channel.parse().ok()?,
+            fd_channel: fd_channel.parse().ok()?,
+        })
     }
 }
 
@@ -92,13 +98,13 @@ fn run(start: &RankStart) -> i32 {
         std::process::abort();
     }));
     log_to_stderr();
-    process::run(start.channel, start.passage).unwrap_or_else(|error| {
+    process::run(start.channel, start.fd_channel).unwrap_or_else(|error| {
         let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", start.worker);
         2
     })
 }
 
-/// Writes the log as `PHALANX_LOG` says: for processes that are nobody else's.
+/// Installs the log subscriber configured by `PHALANX_LOG`, for processes of our own.
 pub(crate) fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -113,11 +119,11 @@ mod tests {
         text.split_whitespace().map(OsString::from)
     }
 
-    const RANK: &str = "rank --worker 0.1.77 --channel 5 --passage 6";
+    const RANK: &str = "rank --worker 0.1.77 --channel 5 --fd-channel 6";
 
     #[test]
     fn a_rank_is_known_by_all_of_its_arguments() {
-        let start = RankStart { worker: "0.1.77".into(), channel: 5, passage: 6 };
+        let start = RankStart { worker: "0.1.77".into(), channel: 5, fd_channel: 6 };
 
         assert_eq!(RankStart::of(args(RANK)), Some(start));
         for other in

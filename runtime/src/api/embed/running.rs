@@ -118,7 +118,7 @@ impl RunningJob {
         match self.ask(Request::Status).await? {
             Answer::Status(status) => Ok(status),
             Answer::Refused(why) => Err(AskError::Refused(why)),
-            Answer::Done => Err(AskError::Refused("the coordinator did not say what the job is doing".into())),
+            Answer::Done => Err(AskError::Refused("the coordinator sent no status".into())),
         }
     }
 

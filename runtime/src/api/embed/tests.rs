@@ -27,7 +27,7 @@ async fn handles_go_to_any_thread_and_what_they_wait_for_moves_between_threads()
     });
 }
 
-// E-3
+// EMBED-3
 #[tokio::test]
 async fn a_panic_is_the_end_of_its_job_only() {
     let runtime = runtime();
@@ -67,7 +67,7 @@ async fn a_job_that_fails_before_it_is_under_way_does_not_start() {
     assert!(error.is_input());
 }
 
-// E-2
+// EMBED-2
 #[tokio::test]
 async fn a_folder_has_one_job_at_a_time() {
     let runtime = runtime();

@@ -7,10 +7,10 @@
 //! - [`ops`]: our fused kernels as differentiable operations on dfdx's tape.
 //!
 //! Invariants:
-//! - DX-1 A tape is made, recorded and run on the tape thread; only the module and finished gradients leave it.
-//! - DX-2 The program's buffers are the truth: the module's trained tensors are overwritten from them before every
+//! - DFDX-1 A tape is made, recorded and run on the tape thread; only the module and finished gradients leave it.
+//! - DFDX-2 The program's buffers are the truth: the module's trained tensors are overwritten from them before every
 //!   microbatch, so that checkpoints, clipping and optimizers need not know dfdx.
-//! - DX-3 No unsafe code: tensors are read and written with dfdx's own copies. A view of the memory inside a tensor
+//! - DFDX-3 No unsafe code: tensors are read and written with dfdx's own copies. A view of the memory inside a tensor
 //!   would save one memory pass an operand, but can be had only from the address of its first element, which Rust's
 //!   aliasing rules do not allow to be widened.
 //!

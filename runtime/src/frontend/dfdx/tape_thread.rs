@@ -57,7 +57,7 @@ impl<M: Send + 'static> TapeThread<M> {
             drop(ready_tx.send(Ok(())));
             pool.install(|| {
                 for work in work_rx {
-                    // Nobody waits for the answer any more once the run has ended.
+                    // The receiver is gone once the run has ended.
                     if done_tx.send(run(&mut loss, work)).is_err() {
                         return;
                     }

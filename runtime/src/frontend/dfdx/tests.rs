@@ -230,7 +230,7 @@ fn the_export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
 }
 
 #[test]
-fn keys_that_do_not_apply_are_refused_in_one_sentence() {
+fn inapplicable_keys_are_refused_in_one_sentence() {
     let dir = TempDir::new().unwrap();
     for (key, value) in [("bf16", "true"), ("gradient_checkpointing", "true"), ("model.hidden_size", "8")] {
         let error = job(dir.path(), transformer(1), &[(key, value)]).unwrap_err();
@@ -258,7 +258,7 @@ fn a_configuration_of_a_user_defined_model_alone_says_where_the_model_is() {
 }
 
 #[test]
-fn a_loss_that_panics_ends_the_run_with_what_it_said() {
+fn panicking_loss_ends_the_run_with_its_message() {
     let dir = TempDir::new().unwrap();
     let model = DfdxModel::new(Transformer::new(1), VOCAB, |_: &Transformer, batch: &Batch<'_>, _| -> Loss {
         panic!("no rows of {}", batch.seq_len)

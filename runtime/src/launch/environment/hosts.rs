@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_named() {
+    fn invalid_host_list_is_named() {
         assert_eq!(expand("n[1-3"), Err(HostsError::Bracket("n[1-3".into())));
         assert_eq!(expand("n]1["), Err(HostsError::Bracket("n]1[".into())));
         assert_eq!(expand("a,,b"), Err(HostsError::Empty("a,,b".into())));

@@ -1,6 +1,7 @@
-//! Where a process stands among those that a cluster's launcher started on several machines, as its environment says.
+//! The position of a process among those that a cluster launcher started on several machines, from its environment.
 //!
-//! Pure: variables in, a [`Place`] out. Who reads the environment of a process is where it starts, the command line.
+//! Pure: variables in, a [`LaunchContext`] out. Environment variables are read where the process starts, in the command
+//! line.
 
 pub mod hosts;
 mod slurm;
@@ -15,27 +16,27 @@ use std::collections::BTreeMap;
 /// Variables of an environment.
 pub type Variables = BTreeMap<String, String>;
 
-/// Where a process stands.
+/// The launch context of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// What all processes of this launch have in common, and those of no other.
+pub struct LaunchContext {
+    /// Identity of the launch, shared by all of its processes.
     pub launch: String,
-    /// Position of this machine; the one at 0 leads.
+    /// Index of this machine; machine 0 leads.
     pub node: u32,
     /// How many machines there are.
     pub n_nodes: u32,
     /// The first process of its machine speaks for it. Launchers that start one for each rank have others, which have
     /// nothing to do.
     pub speaks: bool,
-    /// Name or address of the machine that leads.
+    /// Host name or address of the head node.
     pub head: String,
-    /// Port on which it listens, if that was said.
+    /// Port of the head node, if given.
     pub port: Option<u16>,
-    /// Ranks of each machine, if the launcher says so.
+    /// Ranks per machine, if the launcher specifies them.
     pub n_ranks: Option<u32>,
-    /// GPUs of this machine, if the launcher says so.
+    /// GPUs of this machine, if the launcher specifies them.
     pub n_gpus: Option<u32>,
-    /// Cores of this process, if the launcher says so.
+    /// Cores of this process, if the launcher specifies them.
     pub n_cpus: Option<u32>,
 }
 

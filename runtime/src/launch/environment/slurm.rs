@@ -1,7 +1,7 @@
 //! A task of a Slurm step, one on each node: `srun --ntasks-per-node=1 phalanx train --slurm my.yaml`.
 
 use super::hosts::expand;
-use super::{EnvironmentError, Place, Reader, Variables, contradiction, within};
+use super::{EnvironmentError, LaunchContext, Reader, Variables, contradiction, within};
 
 const HINT: &str = "inside an allocation, `srun --ntasks-per-node=1 phalanx train --slurm …` sets it";
 
@@ -9,7 +9,7 @@ const HINT: &str = "inside an allocation, `srun --ntasks-per-node=1 phalanx trai
 ///
 /// # Errors
 /// When this is no step with one task on each node.
-pub fn slurm(variables: &Variables) -> Result<Place, EnvironmentError> {
+pub fn slurm(variables: &Variables) -> Result<LaunchContext, EnvironmentError> {
     let read = Reader { variables, hint: HINT };
     let (job, step) = (read.text("SLURM_JOB_ID")?, read.text("SLURM_STEP_ID")?);
     // A step may have fewer nodes than its allocation.
@@ -35,7 +35,7 @@ pub fn slurm(variables: &Variables) -> Result<Place, EnvironmentError> {
     }
     // A job that was preempted and comes back has the same number.
     let restarts: u32 = read.number_if_set("SLURM_RESTART_COUNT", super::POSITION)?.unwrap_or(0);
-    Ok(Place {
+    Ok(LaunchContext {
         launch: format!("slurm-{job}.{step}.{restarts}"),
         node,
         n_nodes,

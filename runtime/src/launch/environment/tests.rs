@@ -21,7 +21,7 @@ fn with(text: &str, name: &str, value: &str) -> Variables {
 
 #[test]
 fn a_task_of_a_slurm_step() {
-    let expected = Place {
+    let expected = LaunchContext {
         launch: "slurm-77.0.0".into(),
         node: 2,
         n_nodes: 4,
@@ -40,9 +40,9 @@ fn a_task_of_a_slurm_step() {
 fn a_step_on_a_part_of_its_allocation_counts_its_own_nodes() {
     let part = format!("{SLURM} SLURM_STEP_NUM_NODES=3 SLURM_STEP_NODELIST=gpu[04-05,11] SLURM_STEP_NUM_TASKS=3");
 
-    let place = slurm(&variables(&part)).unwrap();
+    let launch_context = slurm(&variables(&part)).unwrap();
 
-    assert_eq!((place.node, place.n_nodes, &*place.head), (2, 3, "gpu04"));
+    assert_eq!((launch_context.node, launch_context.n_nodes, &*launch_context.head), (2, 3, "gpu04"));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_requeued_slurm_job_is_another_launch() {
 
 #[test]
 fn a_process_of_torchrun_and_the_first_of_its_machine() {
-    let expected = Place {
+    let expected = LaunchContext {
         launch: "torchrun-head-29500-none".into(),
         node: 1,
         n_nodes: 2,
@@ -69,17 +69,20 @@ fn a_process_of_torchrun_and_the_first_of_its_machine() {
     assert_eq!(torchrun(&variables(TORCHRUN)), Ok(expected.clone()));
     let mut third = with(TORCHRUN, "RANK", "6");
     third.insert("LOCAL_RANK".into(), "2".into());
-    assert_eq!(torchrun(&third), Ok(Place { speaks: false, ..expected }));
+    assert_eq!(torchrun(&third), Ok(LaunchContext { speaks: false, ..expected }));
 }
 
 #[test]
 fn without_local_ranks_torchrun_variables_count_machines() {
-    let place = torchrun(&variables("MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=3 RANK=2")).unwrap();
+    let launch_context = torchrun(&variables("MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=3 RANK=2")).unwrap();
 
-    assert_eq!((place.node, place.n_nodes, place.n_ranks, place.speaks), (2, 3, None, true));
+    assert_eq!(
+        (launch_context.node, launch_context.n_nodes, launch_context.n_ranks, launch_context.speaks),
+        (2, 3, None, true)
+    );
 }
 
-type Parse = fn(&Variables) -> Result<Place, EnvironmentError>;
+type Parse = fn(&Variables) -> Result<LaunchContext, EnvironmentError>;
 
 #[test]
 fn variables_that_make_no_sense_are_named() {
@@ -116,7 +119,7 @@ proptest! {
     #[test]
     fn torchrun_gives_every_machine_one_process_that_speaks(n_nodes in 1..6u32, n_each in 1..6u32) {
         let world = n_nodes * n_each;
-        let place = |rank: u32| {
+        let launch_context = |rank: u32| {
             let text = format!(
                 "MASTER_ADDR=a MASTER_PORT=1 WORLD_SIZE={world} RANK={rank} LOCAL_WORLD_SIZE={n_each} LOCAL_RANK={}",
                 rank % n_each
@@ -124,9 +127,9 @@ proptest! {
             torchrun(&variables(&text)).unwrap()
         };
 
-        let places: Vec<Place> = (0..world).map(place).collect();
+        let places: Vec<LaunchContext> = (0..world).map(launch_context).collect();
 
-        let speakers: Vec<u32> = places.iter().filter(|place| place.speaks).map(|place| place.node).collect();
+        let speakers: Vec<u32> = places.iter().filter(|launch_context| launch_context.speaks).map(|launch_context| launch_context.node).collect();
         prop_assert_eq!(speakers, (0..n_nodes).collect::<Vec<_>>());
         prop_assert!(places.iter().all(|p| (p.n_nodes, &p.launch) == (n_nodes, &places[0].launch)));
     }
@@ -136,8 +139,8 @@ proptest! {
         let names = |text| variables(text).into_keys();
         for text in [SLURM, TORCHRUN] {
             let mixed: Variables = names(text).zip(values.iter().cloned()).collect();
-            for place in [slurm(&mixed), torchrun(&mixed)].into_iter().flatten() {
-                prop_assert!(place.node < place.n_nodes);
+            for launch_context in [slurm(&mixed), torchrun(&mixed)].into_iter().flatten() {
+                prop_assert!(launch_context.node < launch_context.n_nodes);
             }
         }
     }

@@ -3,15 +3,15 @@
 //! With `LOCAL_WORLD_SIZE` they count ranks, as under torchrun, which starts a process for each: the first of each machine
 //! stands for all of them. Without it they count machines, as where a cluster starts one process on each.
 
-use super::{EnvironmentError, Place, Reader, Variables, contradiction, within};
+use super::{EnvironmentError, LaunchContext, Reader, Variables, contradiction, within};
 
 const HINT: &str = "`--torchrun` needs MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK";
 
-/// Where a process stands.
+/// The launch context of a process.
 ///
 /// # Errors
 /// When a variable is missing, or two contradict each other.
-pub fn torchrun(variables: &Variables) -> Result<Place, EnvironmentError> {
+pub fn torchrun(variables: &Variables) -> Result<LaunchContext, EnvironmentError> {
     let read = Reader { variables, hint: HINT };
     let head = read.text("MASTER_ADDR")?.to_owned();
     read.text("MASTER_PORT")?;
@@ -43,9 +43,9 @@ pub fn torchrun(variables: &Variables) -> Result<Place, EnvironmentError> {
         let why = format!("with {n_each} ranks on each machine, this is the one at {} of its machine", rank % n_each);
         return Err(contradiction("LOCAL_RANK", local, "RANK", rank, &why));
     }
-    // Two runs after each other have the same address and port, unless torchrun says which is which.
+    // Consecutive runs have the same address and port, unless torchrun distinguishes them.
     let run = read.text_if_set("TORCHELASTIC_RUN_ID").map_or(String::new(), |run| format!("-{run}"));
-    Ok(Place {
+    Ok(LaunchContext {
         launch: format!("torchrun-{head}-{port}{run}"),
         node,
         n_nodes,

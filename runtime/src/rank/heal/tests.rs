@@ -1,4 +1,4 @@
-#![allow(unsafe_code)] // Lessons are lent memory.
+#![allow(unsafe_code)] // Catch-up transfers are lent memory.
 
 use super::*;
 use crate::devices::{self, remote::both};
@@ -11,7 +11,7 @@ use phalanx_device::groups::Groups;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{Backing, Collective, Device, Run};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
-use phalanx_strategies::mesh::{Mesh, Place as Seat};
+use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
@@ -32,7 +32,7 @@ pub(in crate::rank) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
     let parsed: HfConfig = serde_json::from_value(config).unwrap();
     let model = ModelConfig::try_from(&parsed).unwrap();
     let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8 }, Head::Loss).unwrap();
-    forward.place = Seat { mesh, rank };
+    forward.mesh_rank = MeshRank { mesh, rank };
     let spec = StepSpec {
         n_microbatches: 2,
         precision: Precision::F32,
@@ -116,13 +116,13 @@ fn links() -> ([Links; 4], EndsWorld) {
     (links, EndsWorld(world.control().clone()))
 }
 
-fn n_elements(places: &[Place]) -> usize {
-    places.iter().map(|(_, run)| run.len()).sum()
+fn n_elements(ranges: &[ElementRange]) -> usize {
+    ranges.iter().map(|(_, run)| run.len()).sum()
 }
 
-/// Member 0 holds two shards that 3 lacks, which asks for the later one first.
+/// Member 0 holds two shards that member 3 misses; member 3 asks for the later one first.
 #[test]
-fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for() {
+fn catch_up_transfer_of_several_shards_follows_the_request_order() {
     both().iter().for_each(|on| {
         what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for_on(&**on)
     });
@@ -139,44 +139,42 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
         scope.spawn(|| {
             let _ends = ends.clone();
             let held = [0, 1].map(|i| filled(on, &compiled[i]));
-            let holdings = [0, 1].map(|i| Holding { compiled: &compiled[i], machine: &*held[i] });
+            let held_states = [0, 1].map(|i| HeldState { compiled: &compiled[i], machine: &*held[i] });
             let mut healing = Healing::default();
-            shards.iter().zip(holdings).for_each(|(shard, held)| healing.holds(*shard, held, trainer_state(7)));
-            let asked = [1, 0].map(|i| healing.answer(&mut links_0, 3, shards[i]).unwrap().runs(&holdings[i]));
-            // SAFETY: what is held outlives the lesson, and nobody writes it.
-            let mut lessons = [unsafe { links_0.lesson(3, true, asked.concat()) }];
-            while !lessons[0].is_over() {
-                links_0.teach(&mut lessons, || ()).1.unwrap();
+            shards.iter().zip(held_states).for_each(|(shard, held)| healing.holds(*shard, held, trainer_state(7)));
+            let asked = [1, 0].map(|i| healing.answer(&mut links_0, 3, shards[i]).unwrap().runs(&held_states[i]));
+            // SAFETY: the held state outlives the transfer, and no thread writes it.
+            let mut catch_up_transfers = [unsafe { links_0.catch_up_transfer(3, true, asked.concat()) }];
+            while !catch_up_transfers[0].is_over() {
+                links_0.send_pages(&mut catch_up_transfers, || ()).1.unwrap();
             }
         });
 
         let mut rooms = [0, 1].map(|i| room(on, &compiled[i]));
         let mut healing = Healing::default();
         for (i, machine) in rooms.iter_mut().enumerate() {
-            healing.lacks(shards[i], Wanting { compiled: &compiled[i], machine: &mut **machine });
+            healing.missing(shards[i], StateToFill { compiled: &compiled[i], machine: &mut **machine });
         }
         [1, 0].into_iter().for_each(|i| healing.ask(&mut links_3, &[0], shards[i]).unwrap());
-        let (runs, state) = healing.lessons().unwrap();
+        let (runs, state) = healing.catch_up_transfers().unwrap();
         assert_eq!((runs.len(), state), (1, Some(trainer_state(7))));
-        // SAFETY: the rooms outlive the lesson, and are looked at when it is over.
-        let lesson = |(from, runs)| unsafe { links_3.lesson(from, false, runs) };
-        let mut lessons: Vec<_> = runs.into_iter().map(lesson).collect();
-        while !lessons[0].is_over() {
-            links_3.learn(&mut lessons).unwrap();
+        // SAFETY: the destinations outlive the transfer, and are read after its end.
+        let catch_up_transfer = |(from, runs)| unsafe { links_3.catch_up_transfer(from, false, runs) };
+        let mut catch_up_transfers: Vec<_> = runs.into_iter().map(catch_up_transfer).collect();
+        while !catch_up_transfers[0].is_over() {
+            links_3.receive_catch_up(&mut catch_up_transfers).unwrap();
         }
         rooms.iter().zip(&compiled).for_each(|(room, compiled)| assert_filled(&**room, compiled));
     });
 }
 
-/// Member 0 has a shard in the memory of an old seat, takes it along to a new one, and teaches 3 from there.
+/// Member 0 holds a shard in the arena of an old rank, moves it to a new one, and sends it to member 3 from there.
 #[test]
-fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before() {
-    both()
-        .iter()
-        .for_each(|on| what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before_on(&**on));
+fn catch_up_transfer_reads_the_arena_of_the_training_world() {
+    both().iter().for_each(|on| catch_up_sends_from_the_assignment_of_the_training_world_on(&**on));
 }
 
-fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_before_on(on: &dyn Device) {
+fn catch_up_sends_from_the_assignment_of_the_training_world_on(on: &dyn Device) {
     let meshes = [Mesh { dp_replicate: 2, tp: 2, ..MESH }, Mesh { tp: 2, ..MESH }];
     let [before, now] = meshes.map(|mesh| compiled(mesh, 1));
     let [shard, same] = meshes.map(|mesh| Shard::of(&mesh, 1));
@@ -190,35 +188,35 @@ fn what_is_taught_lies_in_the_seat_of_the_world_that_trains_wherever_it_lay_befo
             let _ends = ends.clone();
             let (held, mut room) = (filled(on, &before), room(on, &now));
             let mut healing = Healing::default();
-            healing.lacks(shard, Wanting { compiled: &now, machine: &mut *room });
-            healing.holds(shard, Holding { compiled: &before, machine: &*held }, trainer_state(7));
+            healing.missing(shard, StateToFill { compiled: &now, machine: &mut *room });
+            healing.holds(shard, HeldState { compiled: &before, machine: &*held }, trainer_state(7));
             healing.find(shard, shard);
-            let promised = healing.promise(&mut links_0, 3, shard).unwrap();
+            let promised = healing.answer_later(&mut links_0, 3, shard).unwrap();
             healing.carry_out(&mut links_0).unwrap();
-            let runs = promised.runs(&Holding { compiled: &now, machine: &*room });
-            // SAFETY: the room outlives the lesson, and nobody writes it.
-            let mut lessons = [unsafe { links_0.lesson(3, true, runs) }];
-            while !lessons[0].is_over() {
-                links_0.teach(&mut lessons, || ()).1.unwrap();
+            let runs = promised.runs(&HeldState { compiled: &now, machine: &*room });
+            // SAFETY: the buffer outlives the transfer, and no thread writes it.
+            let mut catch_up_transfers = [unsafe { links_0.catch_up_transfer(3, true, runs) }];
+            while !catch_up_transfers[0].is_over() {
+                links_0.send_pages(&mut catch_up_transfers, || ()).1.unwrap();
             }
         });
 
         let mut room = room(on, &now);
         let mut healing = Healing::default();
-        healing.lacks(shard, Wanting { compiled: &now, machine: &mut *room });
+        healing.missing(shard, StateToFill { compiled: &now, machine: &mut *room });
         healing.ask(&mut links_3, &[0], shard).unwrap();
-        let (runs, _) = healing.lessons().unwrap();
-        // SAFETY: the room outlives the lesson, and is looked at when it is over.
-        let lesson = |(from, runs)| unsafe { links_3.lesson(from, false, runs) };
-        let mut lessons: Vec<_> = runs.into_iter().map(lesson).collect();
-        while !lessons[0].is_over() {
-            links_3.learn(&mut lessons).unwrap();
+        let (runs, _) = healing.catch_up_transfers().unwrap();
+        // SAFETY: the buffer outlives the transfer, and is read after its end.
+        let catch_up_transfer = |(from, runs)| unsafe { links_3.catch_up_transfer(from, false, runs) };
+        let mut catch_up_transfers: Vec<_> = runs.into_iter().map(catch_up_transfer).collect();
+        while !catch_up_transfers[0].is_over() {
+            links_3.receive_catch_up(&mut catch_up_transfers).unwrap();
         }
         assert_filled(&*room, &now);
     });
 }
 
-/// Members 0, 1 and 2 hold what 3 lacks; 3 holds what 0 lacks.
+/// Members 0, 1 and 2 hold the state that member 3 misses; member 3 holds the state that member 0 misses.
 #[test]
 fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile() {
     both()
@@ -234,9 +232,9 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
     let gives = |links: &mut Links, machine: &dyn Machine, room: Option<&mut dyn Machine>| {
         let _ends = ends.clone();
         let mut healing = Healing::default();
-        healing.holds(shard, Holding { compiled: &compiled, machine }, trainer_state(7));
+        healing.holds(shard, HeldState { compiled: &compiled, machine }, trainer_state(7));
         if let Some(machine) = room {
-            healing.lacks(other, Wanting { compiled: &other_compiled, machine });
+            healing.missing(other, StateToFill { compiled: &other_compiled, machine });
             healing.ask(links, &[3], other).unwrap();
         }
         let asked = healing.answer(links, 3, shard).unwrap();
@@ -260,8 +258,8 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
 
         let (held, mut room) = (filled(on, &other_compiled), room(on, &compiled));
         let mut healing = Healing::default();
-        healing.holds(other, Holding { compiled: &other_compiled, machine: &*held }, trainer_state(7));
-        healing.lacks(shard, Wanting { compiled: &compiled, machine: &mut *room });
+        healing.holds(other, HeldState { compiled: &other_compiled, machine: &*held }, trainer_state(7));
+        healing.missing(shard, StateToFill { compiled: &compiled, machine: &mut *room });
         let asked = healing.answer(&mut links_3, 0, other).unwrap();
         healing.gives(0, asked);
         healing.ask(&mut links_3, &[0, 1, 2], shard).unwrap();
@@ -276,7 +274,7 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
 }
 
 #[test]
-fn what_nobody_has_is_told_and_others_get_what_they_were_promised() {
+fn elements_without_a_holder_are_reported_and_other_transfers_complete() {
     both().iter().for_each(|on| what_nobody_has_is_told_and_others_get_what_they_were_promised_on(&**on));
 }
 
@@ -291,7 +289,7 @@ fn what_nobody_has_is_told_and_others_get_what_they_were_promised_on(on: &dyn De
             let _ends = ends.clone();
             let mut healing = Healing::default();
             let machine = filled(on, &compiled);
-            healing.holds(shard, Holding { compiled: &compiled, machine: &*machine }, trainer_state(7));
+            healing.holds(shard, HeldState { compiled: &compiled, machine: &*machine }, trainer_state(7));
             let asked = healing.answer(&mut links_0, 3, shard).unwrap();
             healing.gives(3, asked);
             healing.carry_out(&mut links_0)
@@ -299,17 +297,17 @@ fn what_nobody_has_is_told_and_others_get_what_they_were_promised_on(on: &dyn De
         // The other half of the same tensors.
         let mut room = room(on, &other_compiled);
         let mut healing = Healing::default();
-        healing.lacks(other, Wanting { compiled: &other_compiled, machine: &mut *room });
+        healing.missing(other, StateToFill { compiled: &other_compiled, machine: &mut *room });
         healing.ask(&mut links_3, &[0], other).unwrap();
-        let lacks = healing.carry_out(&mut links_3);
+        let missing = healing.carry_out(&mut links_3);
 
-        assert!(matches!(lacks, Err(JobError::Unusable(text)) if text.contains("are in no memory that was asked")));
+        assert!(matches!(missing, Err(JobError::Unusable(text)) if text.contains("no queried peer holds")));
         assert!(gives.join().unwrap().is_ok());
     });
 }
 
 #[test]
-fn a_member_takes_what_it_holds_itself_however_that_is_cut() {
+fn member_copies_its_own_state_however_it_is_cut() {
     both().iter().for_each(|on| a_member_takes_what_it_holds_itself_however_that_is_cut_on(&**on));
 }
 
@@ -319,9 +317,9 @@ fn a_member_takes_what_it_holds_itself_however_that_is_cut_on(on: &dyn Device) {
     let whole = compiled(Mesh::ONE, 0);
     let mut room = room(on, &whole);
     let mut healing = Healing::default();
-    healing.lacks(Shard::WHOLE, Wanting { compiled: &whole, machine: &mut *room });
+    healing.missing(Shard::WHOLE, StateToFill { compiled: &whole, machine: &mut *room });
     for (rank, (compiled, machine)) in halves.iter().zip(&held).enumerate() {
-        healing.holds(Shard::of(&MESH, rank), Holding { compiled, machine: &**machine }, trainer_state(3));
+        healing.holds(Shard::of(&MESH, rank), HeldState { compiled, machine: &**machine }, trainer_state(3));
         healing.find(Shard::of(&MESH, rank), Shard::WHOLE);
     }
 
@@ -340,7 +338,7 @@ fn owner_and_shadow(
     let shard = Shard::of(&MESH, 1);
     let c = compiled(MESH, 1);
     let mut owner = filled(owner_on, &c);
-    let gradients = log(&c.program, &c.turn);
+    let gradients = log(&c.program, &c.phases);
     for (k, grad) in gradients.iter().enumerate() {
         owner.fill(&c, *grad, 0..c.program.value(*grad).n_elements(), |first, run| {
             (first..).zip(run).for_each(|(i, x)| *x = ((i * 7 + k) % 13) as f32 - 6.0);
@@ -350,7 +348,7 @@ fn owner_and_shadow(
     let mut scalars = [0.5; Hyper::LEN];
     scalars[Hyper::LOSS_SCALE] = 1.0;
     owner.write(&c, hyper, 0, &scalars);
-    if let Some(factor) = coefficient(&c.program, &c.turn) {
+    if let Some(factor) = coefficient(&c.program, &c.phases) {
         owner.write(&c, factor, 0, &[0.25]);
     }
     let id = WorldId { job: 1, generation: 1, incarnation: 1 };
@@ -375,7 +373,7 @@ fn owner_and_shadow(
         links_3.exchange(&[], &[(0, shadow.gradients())], bytes_max).unwrap();
     });
     shadow.update(&*owner, &c, &mut Groups::none()).unwrap();
-    owner.run(&c, c.turn.update(), &mut Run::with(&mut Groups::none())).unwrap();
+    owner.run(&c, c.phases.apply(), &mut Run::with(&mut Groups::none())).unwrap();
 
     let state = |machine: &dyn Machine, c: &Compiled| {
         let bits = |t: &Tensor| elements(machine, c, t).iter().map(|x| x.to_bits()).collect();

@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 
 use super::catalog::CheckpointId;
 use super::error::CheckpointError;
-use super::writer::{CheckpointMeta, CheckpointWriter, Piece, Seat};
+use super::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use crate::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 
@@ -125,16 +125,16 @@ impl CheckpointWriter {
     pub fn save_in_background<E: Display>(
         &self,
         meta: CheckpointMeta,
-        seat: Seat,
+        writer_rank: WriterRank,
         snapshot: Snapshot,
         keep: Option<usize>,
         sum: impl FnMut(u64) -> Result<u64, E> + Send + 'static,
     ) -> Result<BackgroundSave, CheckpointError> {
         let writer = self.clone();
         let save = move || {
-            let saved = writer.save_together(&meta, seat, &snapshot.pieces(), &snapshot.extras(), sum);
+            let saved = writer.save_together(&meta, writer_rank, &snapshot.pieces(), &snapshot.extras(), sum);
             let retained = |id| match keep {
-                Some(keep) if seat.writer == 0 => writer.retain(keep, &id).map(|_| id),
+                Some(keep) if writer_rank.writer == 0 => writer.retain(keep, &id).map(|_| id),
                 _ => Ok(id),
             };
             (snapshot, saved.and_then(retained))

@@ -68,7 +68,7 @@ impl Bucket {
 
     /// The name in the bucket of what a URL names.
     fn key(&self, url: &Path) -> Result<Key, CheckpointError> {
-        let bad = |reason: String| CheckpointError::BadPlace { path: url.to_owned(), reason };
+        let bad = |reason: String| CheckpointError::InvalidLocation { path: url.to_owned(), reason };
         let rest = url.to_str().and_then(|text| text.strip_prefix(&self.base));
         Key::parse(rest.ok_or_else(|| bad(format!("it does not lie in {}", self.base)))?).map_err(|e| bad(one_line(&e)))
     }
@@ -159,7 +159,7 @@ impl Store for Bucket {
 
     fn list(&self, root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         let found = self.run(self.objects.list_with_delimiter(Some(&self.key(root)?)));
-        // This is how a store is met first, and credentials are what it lacks most often.
+        // This is the first access to a store; missing credentials are the most frequent failure.
         let found = found.map_err(|error| {
             let reason = format!("{error}; credentials come from the environment: AWS_*, GOOGLE_* or AZURE_*");
             CheckpointError::Unreachable { action: "read", path: root.to_owned(), reason }

@@ -31,7 +31,7 @@ pub enum CheckpointError {
     },
     /// Checkpoints cannot lie where they shall.
     #[error("cannot keep checkpoints at {}: {reason}", path.display())]
-    BadPlace {
+    InvalidLocation {
         /// The path or URL.
         path: PathBuf,
         /// What is wrong with it, and what would fit.
@@ -55,7 +55,7 @@ pub enum CheckpointError {
         /// The marker.
         path: PathBuf,
     },
-    /// The manifest or an index is not the one that was committed.
+    /// The manifest or an index differs from the committed one.
     #[error("{} is damaged: its hash is {found}, but {expected} was committed", path.display())]
     ManifestHash {
         /// The manifest or index.

@@ -16,17 +16,19 @@
 //! indexes, is still read.
 //!
 //! Invariants, cited by the tests:
-//! - **C-1** A checkpoint exists if and only if its `COMMIT` verifies; what a crash leaves behind is never loaded.
-//! - **C-2** When a save returns, the checkpoint survives a power failure; until then the previous one does. A folder is
-//!   synced for that; an object store has what it has acknowledged.
-//! - **C-3** Any bit that differs from what was saved is seen before it is used, and named; a checkpoint that is opened whole
-//!   is then skipped, never loaded.
-//! - **C-4** A directory of a step is never written twice; a retry takes the next generation. Who may write is settled by
-//!   creating the directory, or `CLAIM`, which fails where it exists; `COMMIT` is created in the same way.
-//! - **C-5** Retention never removes the newest valid checkpoint.
-//! - **C-6** Names in a manifest cannot leave the directory, and its numbers cannot overflow or exhaust memory.
-//! - **C-7** A save of many writers is committed only when the boxes of all tile every tensor exactly once; it succeeds for
-//!   all of them or for none, except where their connection breaks at the very end.
+//! - **CHECKPOINT-1** A checkpoint exists if and only if its `COMMIT` verifies; what a crash leaves behind is never
+//!   loaded.
+//! - **CHECKPOINT-2** When a save returns, the checkpoint survives a power failure; until then the previous one does. A
+//!   folder is synced for that; an object store has what it has acknowledged.
+//! - **CHECKPOINT-3** Any bit that differs from what was saved is seen before it is used, and named; a checkpoint that
+//!   is opened whole is then skipped, never loaded.
+//! - **CHECKPOINT-4** A directory of a step is never written twice; a retry takes the next generation. Who may write is
+//!   settled by creating the directory, or `CLAIM`, which fails where it exists; `COMMIT` is created in the same way.
+//! - **CHECKPOINT-5** Retention never removes the newest valid checkpoint.
+//! - **CHECKPOINT-6** Names in a manifest cannot leave the directory, and its numbers cannot overflow or exhaust
+//!   memory.
+//! - **CHECKPOINT-7** A save of many writers is committed only when the boxes of all tile every tensor exactly once; it
+//!   succeeds for all of them or for none, except where their connection breaks at the very end.
 //!
 //! Map: [`writer`] saves, alone or with others, by way of [`pending`], a checkpoint without its marker,
 //! or [`background`] beside training; [`reader`] verifies

@@ -31,7 +31,7 @@ pub struct Checkpoint {
     reaches: BTreeMap<String, Vec<usize>>,
 }
 
-/// Who computes hashes: every thread when a run waits for its state, only the caller's while training goes on.
+/// Which threads compute hashes: all while a run waits for its state, only the caller's during training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hashing {
     AllThreads,

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_number_of_bytes_at_any_place_is_copied_whole() {
+    fn any_number_of_bytes_at_any_offset_is_copied_whole() {
         let all: Vec<u8> = (0..1_000u32).map(|i| (i * 31 % 251) as u8).collect();
         for first in 0..70 {
             for len in [0, 1, 15, 63, 64, 65, 127, 128, 500, 900] {

@@ -40,7 +40,7 @@ struct KnownFile {
 #[derive(Debug, Default)]
 struct Handle {
     file: Option<Arc<dyn StoredFile>>,
-    /// That of the file when it was opened last.
+    /// Identity of the file at its last opening.
     identity: String,
 }
 

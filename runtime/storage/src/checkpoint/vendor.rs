@@ -27,7 +27,7 @@ const RETRIES_MAX: usize = 5;
 /// # Errors
 /// When the scheme is not known, a bucket is missing, or the client finds what it was given unusable.
 pub(super) fn client(url: &str) -> Result<Arc<dyn ObjectStore>, CheckpointError> {
-    let bad = |reason: String| CheckpointError::BadPlace { path: PathBuf::from(url), reason };
+    let bad = |reason: String| CheckpointError::InvalidLocation { path: PathBuf::from(url), reason };
     let (scheme, rest) = url.split_once("://").ok_or_else(|| bad(FITS.into()))?;
     let bucket = rest.split('/').next().unwrap_or_default();
     match (scheme, bucket.is_empty()) {

@@ -40,7 +40,7 @@ pub struct CheckpointMeta {
 
 /// Which of the writers of a checkpoint one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct WriterRank {
     /// Its number; 0 leads.
     pub writer: u32,
     /// How many writers there are.
@@ -109,12 +109,12 @@ impl CheckpointWriter {
         pieces: &[Piece<'_>],
         extras: &[(&str, &[u8])],
     ) -> Result<CheckpointId, CheckpointError> {
-        let alone = Seat { writer: 0, n_writers: 1 };
+        let alone = WriterRank { writer: 0, n_writers: 1 };
         self.save_together(meta, alone, pieces, extras, Ok::<_, CheckpointError>)
     }
 
-    /// Saves a checkpoint together with the other writers, each of which calls this with its own seat, pieces and extras;
-    /// the pieces of all tile every tensor. When this returns, the whole checkpoint is durable.
+    /// Saves a checkpoint together with the other writers, each of which calls this with its own rank, pieces and
+    /// extras; the pieces of all tile every tensor. When this returns, the whole checkpoint is durable.
     ///
     /// `sum` gives the sum of what all writers give it; everyone calls it three times: for the generation that writer 0
     /// took, for how many could not write, and for whether writer 0 committed. A collective does this, and none of the
@@ -127,16 +127,16 @@ impl CheckpointWriter {
     pub fn save_together<E: std::fmt::Display>(
         &self,
         meta: &CheckpointMeta,
-        seat: Seat,
+        writer_rank: WriterRank,
         pieces: &[Piece<'_>],
         extras: &[(&str, &[u8])],
         mut sum: impl FnMut(u64) -> Result<u64, E>,
     ) -> Result<CheckpointId, CheckpointError> {
         let step = meta.step;
-        let is_leader = seat.writer == 0;
+        let is_leader = writer_rank.writer == 0;
         let mut sum =
             |value| sum(value).map_err(|error| CheckpointError::Agreement { step, reason: error.to_string() });
-        let checked = pieces::check(pieces, extras, seat.n_writers == 1);
+        let checked = pieces::check(pieces, extras, writer_rank.n_writers == 1);
         let begun = checked.and_then(|()| if is_leader { self.begin(meta).map(Some) } else { Ok(None) });
         // Generations are told plus one, so that zero says that there is none.
         let told = begun.as_ref().ok().and_then(Option::as_ref).map_or(0, |pending| pending.id().generation + 1);
@@ -146,7 +146,7 @@ impl CheckpointWriter {
         let (pending, written) = match begun {
             Ok(pending) => {
                 let pending = pending.unwrap_or_else(|| self.join(meta, generation));
-                let written = pending.write_part(seat.writer, pieces, extras);
+                let written = pending.write_part(writer_rank.writer, pieces, extras);
                 (pending, written)
             }
             Err(error) => (self.join(meta, generation), Err(error)),
@@ -159,7 +159,7 @@ impl CheckpointWriter {
             return Err(error);
         }
         // Once the marker may have been seen by somebody, nobody takes it back: only a failed commit is abandoned.
-        let committed = if is_leader { pending.commit(seat.n_writers) } else { Ok(()) };
+        let committed = if is_leader { pending.commit(writer_rank.n_writers) } else { Ok(()) };
         if committed.is_err() {
             pending.abandon();
         }

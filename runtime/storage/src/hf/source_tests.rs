@@ -157,7 +157,7 @@ fn shards_are_found_through_the_index_and_only_inside_the_directory() {
 }
 
 #[test]
-fn a_directory_with_pickled_weights_only_is_told_what_to_do() {
+fn directory_with_only_pickled_weights_is_refused_with_instructions() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("pytorch_model.bin"), b"x").unwrap();
 

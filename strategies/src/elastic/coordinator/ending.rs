@@ -1,8 +1,8 @@
-//! The end of a job (`K-7`): all are done, or it cannot go on.
+//! The end of a job (`COORDINATOR-7`): all are done, or it cannot go on.
 
 use super::super::incident::Phase as IncidentPhase;
 use super::super::membership::Status;
-use super::super::message::{Ending, Formation, MemberPhase, MemberReport, Record, Report};
+use super::super::message::{Ending, MemberPhase, MemberReport, Record, Report, WorldPlan};
 use super::super::quorum::Blocked;
 use super::{Command, Coordinator, Phase, Purpose};
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ impl Coordinator {
 
     /// Whether the world does not train, but only makes its state durable.
     pub(super) fn rests(&self) -> bool {
-        self.record.formation.as_ref().is_some_and(|formation| formation.rests)
+        self.record.world_plan.as_ref().is_some_and(|world_plan| world_plan.rests)
     }
 
     /// What the world began from is in a checkpoint, and nothing else is needed of its members: the next one begins there.
@@ -25,7 +25,7 @@ impl Coordinator {
         self.enter(now, IncidentPhase::Agree);
         self.manifests.abandon();
         let generation = self.record.generation.next();
-        self.write(Record { generation, formation: None, idle: false, ..self.record.clone() }, Purpose::Stop);
+        self.write(Record { generation, world_plan: None, idle: false, ..self.record.clone() }, Purpose::Stop);
     }
 
     /// The job cannot go on. The first reason is kept.
@@ -38,10 +38,10 @@ impl Coordinator {
         self.ending.get_or_insert(Ending::Finished);
     }
 
-    /// Whether every seat of the world that runs is done, and the state that they have is in a complete checkpoint.
+    /// Whether every rank of the world that runs is done, and the state that they have is in a complete checkpoint.
     pub(super) fn all_done(&self) -> bool {
         let saved = |member: &MemberReport| {
-            member.promise.applied.is_some_and(|applied| applied.step <= self.record.checkpoint.step)
+            member.commit_state.applied.is_some_and(|applied| applied.step <= self.record.checkpoint.step)
         };
         let done = |worker| match self.membership.status(worker) {
             Status::Alive(member) => {
@@ -49,7 +49,7 @@ impl Coordinator {
             }
             _ => false,
         };
-        !self.seats.is_empty() && self.seats.iter().all(|worker| done(*worker))
+        !self.assignments.is_empty() && self.assignments.iter().all(|worker| done(*worker))
     }
 
     /// Makes the end durable. Returns whether there is one.
@@ -69,30 +69,30 @@ impl Coordinator {
     }
 
     pub(super) fn note_told(&mut self, report: &Report) {
-        let id = self.order_id();
+        let id = self.desired_state_id();
         if let Phase::Ended { told } = &mut self.phase
-            && report.order == id
+            && report.desired_state == id
         {
             told.insert(report.node);
         }
     }
 
     /// Gives up if a node starts process after process in vain, and too few members are there to go on without it.
-    pub(super) fn note_stillborn(&mut self, now: Instant, report: &Report) {
-        let (found, max) = (report.n_stillborn, self.policy.incidents_max);
+    pub(super) fn note_failed_starts(&mut self, now: Instant, report: &Report) {
+        let (found, max) = (report.n_failed_starts, self.policy.incidents_max);
         let blocked = matches!(&self.phase, Phase::Regrouping { blocked: Some(Blocked::TooFew { .. }), .. });
         if blocked && found > max {
             let node = report.node;
             self.fail(format!(
-                "{node}: {found} processes in a row ended before their first word, expected at most {max}"
+                "{node}: {found} processes in a row ended before their first status report, expected at most {max}"
             ));
             self.advance(now);
         }
     }
 
     /// Crashes in a row, up to the one before this world, since a step was committed.
-    pub(super) fn n_crashes_before(&self, next: &Formation) -> u32 {
-        let progress = self.record.formation.as_ref().is_some_and(|last| next.base.step > last.base.step);
+    pub(super) fn n_crashes_before(&self, next: &WorldPlan) -> u32 {
+        let progress = self.record.world_plan.as_ref().is_some_and(|last| next.base.step > last.base.step);
         if progress { self.record.n_crashes.min(1) } else { self.record.n_crashes }
     }
 

@@ -5,7 +5,7 @@ use super::super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, W
 use super::super::membership::{Change, Status};
 use super::super::message::{MemberPhase, MemberReport, Record};
 use super::super::quorum::Blocked;
-use super::change::Look;
+use super::change::GrowthCheck;
 use super::watch::Watch;
 use super::{Command, Coordinator, Phase, Purpose, TIMELINES_MAX, Trouble};
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Coordinator {
-    /// `K-5`
+    /// `COORDINATOR-5`
     pub(super) fn forgive_own_sleep(&mut self, now: Instant) {
         let late = self.poll_timeout().map(|due| now.saturating_duration_since(due)).unwrap_or_default();
         if late < self.timing.life / 2 {
@@ -30,7 +30,7 @@ impl Coordinator {
         }
     }
 
-    /// The incident that is open, if any, hears of this too; else a running world is troubled by it.
+    /// Adds the cause to the open incident, if any; otherwise opens one for the running world.
     pub(super) fn trouble(&mut self, cause: Cause, healthy: Instant) {
         self.trouble_because(Trouble { cause, detail: None, healthy });
     }
@@ -66,17 +66,17 @@ impl Coordinator {
         let soon = now + self.timing.life / 20;
         match &mut self.phase {
             Phase::Regrouping { retry, .. } if is_news => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
-            Phase::Running { .. } if is_news => self.look_after_news(now),
+            Phase::Running { .. } if is_news => self.schedule_growth_check(now),
             _ => {}
         }
     }
 
     fn is_needed(&self, worker: Worker) -> bool {
-        [&self.seats, &self.learners, &self.guests].into_iter().any(|members| members.contains(&worker))
+        [&self.assignments, &self.catching_up, &self.guests].into_iter().any(|members| members.contains(&worker))
     }
 
-    /// A new coordinator learns from a node's first report that members of the world that it found are gone.
-    pub(super) fn find_dead_seats(&mut self, now: Instant, node: NodeId) {
+    /// A new coordinator catches up from a node's first report that members of the world that it found are gone.
+    pub(super) fn find_dead_ranks(&mut self, now: Instant, node: NodeId) {
         if let Phase::Stopping { waiting, .. } = &mut self.phase {
             waiting.retain(|worker| !matches!(self.membership.status(*worker), Status::Dead));
         }
@@ -88,7 +88,7 @@ impl Coordinator {
         }
     }
 
-    /// What one member says, as far as the phase waits for it.
+    /// Handles what the current phase waits for in one member's report.
     pub(super) fn note(&mut self, now: Instant, member: &MemberReport) {
         if let Some(reason) = &member.failure {
             self.fail(format!("{}: {reason}", member.worker));
@@ -105,8 +105,8 @@ impl Coordinator {
         if here && member.phase == MemberPhase::Paused {
             self.note_paused(now, member.worker);
         }
-        if here && member.phase == MemberPhase::Learning && !member.holds.is_empty() {
-            self.note_learnt(now);
+        if here && member.phase == MemberPhase::CatchingUp && !member.holds.is_empty() {
+            self.note_caught_up(now);
         }
         match &mut self.phase {
             Phase::TakingOver { unheard, .. } if here && member.phase >= MemberPhase::Ready => {
@@ -131,10 +131,10 @@ impl Coordinator {
                 }
                 // A world whose end is being written down does not resume.
                 // One that rests does not either.
-                let rests = self.record.formation.as_ref().is_some_and(|formation| formation.rests);
+                let rests = self.record.world_plan.as_ref().is_some_and(|world_plan| world_plan.rests);
                 let ends = rests || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
                 if let Some(incident) = self.incident.take_if(|_| !ends) {
-                    let step = self.record.formation.as_ref().map(|f| f.base.step).unwrap_or_default();
+                    let step = self.record.world_plan.as_ref().map(|f| f.base.step).unwrap_or_default();
                     let timeline = incident.close(now, generation, step);
                     self.timelines.push_back(timeline.clone());
                     if self.timelines.len() > TIMELINES_MAX {
@@ -193,8 +193,8 @@ impl Coordinator {
                 self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
                 true
             }
-            // Nothing has to be saved any more, or there never was anything.
-            Phase::Regrouping { .. } if self.record.wishes.stop && self.record.formation.is_none() => {
+            // Nothing is left to save.
+            Phase::Regrouping { .. } if self.record.requests.stop && self.record.world_plan.is_none() => {
                 self.finish();
                 true
             }
@@ -218,11 +218,11 @@ impl Coordinator {
 
     fn advance_running(&mut self, now: Instant) -> bool {
         self.watch(now);
-        self.find_drained_seats(now);
-        if let Phase::Running { look, .. } = &mut self.phase
-            && look.is_some_and(|look| now >= look.at)
+        self.find_drained_ranks(now);
+        if let Phase::Running { growth_check, .. } = &mut self.phase
+            && growth_check.is_some_and(|growth_check| now >= growth_check.at)
         {
-            *look = None;
+            *growth_check = None;
             self.consider_growth();
         }
         if self.trouble.is_some() {
@@ -232,7 +232,7 @@ impl Coordinator {
             let n_saves = self.n_saves_with(checkpoint);
             self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
         } else if self.all_done() {
-            if self.rests() && !self.record.wishes.stop {
+            if self.rests() && !self.record.requests.stop {
                 self.rest(now);
                 return false;
             }
@@ -244,7 +244,7 @@ impl Coordinator {
         false
     }
 
-    /// The world is to end: first that becomes durable (`K-1`).
+    /// The world is to end: first that becomes durable (`COORDINATOR-1`).
     fn end_world(&mut self, now: Instant) -> bool {
         let Some(Trouble { cause, detail, healthy }) = self.trouble.take() else { return false };
         match &mut self.incident {
@@ -266,41 +266,42 @@ impl Coordinator {
     pub(super) fn stop(&mut self, now: Instant) {
         self.guests.clear();
         self.broken = None;
-        // Whom a new coordinator has not heard yet may be all that has the state.
+        // A member that has not yet reported to a new coordinator may hold the only copy of the state.
         let is_new = now < self.began + self.timing.takeover_grace;
         let alive = |worker: &&Worker| match self.membership.status(**worker) {
             Status::Alive(_) => true,
             Status::Unheard => is_new,
             Status::Dead => false,
         };
-        let members = self.seats.iter().chain(&self.learners);
+        let members = self.assignments.iter().chain(&self.catching_up);
         let mut waiting: BTreeSet<Worker> = members.filter(alive).copied().collect();
         let chosen = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized | Why::Straggles);
         if self.record.cause.as_ref().is_some_and(chosen) {
-            // For whose sake the world ends, or who takes a slow one's seat; without them it would only be formed again.
+            // For whose sake the world ends, or who takes a slow one's rank; without them it would only be formed
+            // again.
             let others = self.membership.alive().map(|member| member.worker);
             waiting.extend(others.filter(|worker| !self.drains(worker.member.node)));
         }
-        if self.record.formation.is_none() {
-            self.seats.clear();
-            self.learners.clear();
+        if self.record.world_plan.is_none() {
+            self.assignments.clear();
+            self.catching_up.clear();
         }
         self.phase = Phase::Stopping { waiting, until: now + self.timing.stop_grace };
         self.enter(now, IncidentPhase::Abort);
         self.broadcast();
     }
 
-    /// Tries to form the next world (`K-3`).
+    /// Tries to form the next world (`COORDINATOR-3`).
     fn regroup(&mut self, now: Instant) -> bool {
         let Phase::Regrouping { since, .. } = self.phase else { return false };
         match self.next_world(now, since) {
-            Ok(formation) => {
-                let n_crashes = self.n_crashes_before(&formation);
+            Ok(world_plan) => {
+                let n_crashes = self.n_crashes_before(&world_plan);
                 if self.is_crash_loop(n_crashes) {
                     return true;
                 }
-                let formation = Some(Arc::new(formation));
-                self.write(Record { formation, n_crashes, idle: true, ..self.record.clone() }, Purpose::Form);
+                let world_plan = Some(Arc::new(world_plan));
+                self.write(Record { world_plan, n_crashes, idle: true, ..self.record.clone() }, Purpose::Form);
             }
             Err(blocked) => {
                 let remaining = match blocked {
@@ -319,15 +320,15 @@ impl Coordinator {
     }
 
     pub(super) fn form(&mut self, now: Instant) {
-        let formation = self.record.formation.clone().expect("it has just been made durable");
-        self.seats = formation.seats.iter().copied().collect();
-        self.learners = formation.learners.iter().map(|learner| learner.worker).collect();
-        self.guests = formation.guests.iter().copied().collect();
+        let world_plan = self.record.world_plan.clone().expect("it has just been made durable");
+        self.assignments = world_plan.assignments.iter().copied().collect();
+        self.catching_up = world_plan.catching_up.iter().map(|catch_up| catch_up.worker).collect();
+        self.guests = world_plan.guests.iter().copied().collect();
         // What befell members of the last world does not concern this one.
         (self.trouble, self.broken) = (None, None);
-        self.manifests.begin(&formation);
-        self.asked.restart_from(formation.base.step);
-        let waiting = self.seats.iter().chain(&self.learners).map(|worker| (*worker, 0)).collect();
+        self.manifests.begin(&world_plan);
+        self.asked.restart_from(world_plan.base.step);
+        let waiting = self.assignments.iter().chain(&self.catching_up).map(|worker| (*worker, 0)).collect();
         self.phase = Phase::Healing { waiting, until: now + self.timing.heal };
         self.enter(now, IncidentPhase::Heal);
         self.broadcast();
@@ -339,7 +340,7 @@ impl Coordinator {
         }
     }
 
-    /// All members of the world have their state: that they may train becomes durable first (`K-1`).
+    /// All members of the world have their state: that they may train becomes durable first (`COORDINATOR-1`).
     fn let_train(&mut self, now: Instant) -> bool {
         if self.record.idle {
             self.write(Record { idle: false, ..self.record.clone() }, Purpose::Run);
@@ -352,8 +353,8 @@ impl Coordinator {
     pub(super) fn run(&mut self, now: Instant) {
         self.guests.clear();
         let watch = Watch::new(now, self.timing.suspicion);
-        let look = Some(Look::after(None, now, &self.timing));
-        self.phase = Phase::Running { watch, look, change: None };
+        let growth_check = Some(GrowthCheck::after(None, now, &self.timing));
+        self.phase = Phase::Running { watch, growth_check, change: None };
         self.enter(now, IncidentPhase::Resume);
         self.broadcast();
     }

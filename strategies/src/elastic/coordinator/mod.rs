@@ -1,60 +1,63 @@
-//! The composition: news, agreement, stop, regroup, heal, run. One machine per term of a coordinator.
-//! File `life` is the life of a generation, `next_world` decides what to form, `watch` whether what runs makes progress,
-//! `rift` who cannot reach whom, `change` how a world makes room for another by choice, `wishes` what the operator wants, `ending` when the job is over; `status` is all of it as a value.
+//! The coordinator's state machine: detect, agree, stop, regroup, heal, run. One instance per term. File `life` is the
+//! life of a generation, `next_world` decides what to form, `watch` whether what runs makes progress, `partition` who
+//! cannot reach whom, `change` how a world makes room for another by choice, `requests` what the operator wants,
+//! `ending` when the job is over; `status` is all of it as a value.
 //!
 //! Invariants:
-//! - `K-1` A generation is durable before anybody is told of it, and so is its world with the state that it begins from, and
-//!   that it trains: of one that was not to train yet a successor knows that it has committed nothing, whoever is lost with it.
-//!   A record that the store refuses ends the coordinator: its successor has begun.
-//! - `K-2` A generation has one world. A world that loses a member before or while it runs is followed by the next
-//!   generation, not repaired.
-//! - `K-3` A world is formed by the rules of [`super::quorum`], from the state that [`super::commit`] names, with a source
-//!   for every shard that [`super::recovery`] found, among members that have left all earlier generations.
-//! - `K-4` An incident is open from its first news until members train again; it survives the coordinator. It is recorded at
-//!   least once: a new coordinator that cannot know whether it was does so again, under the same generation and cause.
-//! - `K-5` If the coordinator itself was asleep, nobody is blamed for it and no patience of its has run out.
-//! - `K-6` What the operator wants is durable before anybody is told of it. A drained node gets no seat again, and is
-//!   released when no seat is there any more and a world runs without it.
-//! - `K-7` A job ends once: when all seats are done, when a member has failed for good, or after too many crashes in a row.
-//!   That is durable before anybody is told of it, with the first reason.
-//! - `K-8` If too few members would stay for any world, those that are to leave first make the state durable: nothing that
-//!   was committed is lost with them.
-//! - `K-9` is in `rift`, `K-10` in `change`.
+//! - `COORDINATOR-1` A generation is durable before it is announced. So are its world plan with its base state, and the
+//!   decision to train: a successor that reads a plan without that decision knows that the world has committed nothing,
+//!   whichever members are lost. A record that the store refuses ends the coordinator: its successor has begun.
+//! - `COORDINATOR-2` A generation has one world. A world that loses a member before or while it runs is followed by the
+//!   next generation, not repaired.
+//! - `COORDINATOR-3` A world is formed by the rules of [`super::quorum`], from the state that [`super::commit`] names,
+//!   with a source for every shard that [`super::recovery`] found, among members that have left all earlier
+//!   generations.
+//! - `COORDINATOR-4` An incident is open from its first news until members train again; it survives the coordinator. It
+//!   is recorded at least once: a new coordinator that cannot know whether it was does so again, under the same
+//!   generation and cause.
+//! - `COORDINATOR-5` If the coordinator itself was suspended, no member is blamed and no timeout counts as expired.
+//! - `COORDINATOR-6` An operator request is durable before it is announced. A drained node gets no further rank, and is
+//!   released once a world runs without it.
+//! - `COORDINATOR-7` A job ends once: when all ranks are done, when a member has failed for good, or after too many
+//!   crashes in a row. The ending is durable, with its first reason, before it is announced.
+//! - `COORDINATOR-8` If too few members would stay for any world, those that are to leave first make the state durable:
+//!   nothing that was committed is lost with them.
+//! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`.
 
 mod change;
 mod ending;
 mod life;
 mod next_world;
-mod rift;
+mod partition;
+mod requests;
 pub mod status;
 #[cfg(test)]
 mod tests;
 mod watch;
-mod wishes;
 
 use super::identity::{JobId, NodeId, Stale, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
-use super::laggard::Relieved;
 use super::membership::Membership;
 use super::mesh_choice::Policy;
-use super::message::{Ending, Order, OrderId, Record, Report, Stage};
+use super::message::{DesiredState, DesiredStateId, Ending, Record, Report, Stage};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
+use super::straggler::Relieved;
 use super::timing::Timing;
-use change::{Change, Look};
-use rift::{Breach, Rifts};
+use change::{Change, GrowthCheck};
+use partition::{Partitions, SuspectedPartition};
+use requests::PendingRequests;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 use watch::Watch;
-use wishes::Asked;
 
-/// What the shell must do next.
+/// Commands for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Command {
     /// Send to a node; it need not arrive.
-    Send(NodeId, Order),
+    Send(NodeId, DesiredState),
     /// Make durable, unless the store has a later term; answer with [`Coordinator::handle_persisted`].
     Persist(Record),
     /// An incident is over.
@@ -97,7 +100,7 @@ enum Phase {
     Stopping { waiting: BTreeSet<Worker>, until: Instant },
     Regrouping { since: Instant, retry: Option<Instant>, blocked: Option<Blocked> },
     Healing { waiting: BTreeMap<Worker, u64>, until: Instant },
-    Running { watch: Watch, look: Option<Look>, change: Option<Change> },
+    Running { watch: Watch, growth_check: Option<GrowthCheck>, change: Option<Change> },
     Ended { told: BTreeSet<NodeId> },
     Deposed,
 }
@@ -106,7 +109,7 @@ enum Phase {
 #[derive(Clone, Debug)]
 struct Trouble {
     cause: Cause,
-    /// What there is to say about it.
+    /// Details.
     detail: Option<String>,
     /// When its culprit was last known to be well.
     healthy: Instant,
@@ -120,7 +123,7 @@ enum Purpose {
     Run,
     Save,
     Close,
-    Wish,
+    Request,
     End,
 }
 
@@ -135,25 +138,25 @@ pub struct Coordinator {
     record: Record,
     writing: Option<(Record, Purpose)>,
     phase: Phase,
-    /// Members of `record.formation`.
-    seats: BTreeSet<Worker>,
-    /// Who catches up while they train.
-    learners: BTreeSet<Worker>,
-    /// Who sends state while a world heals and has no seat in it.
+    /// Members of `record.world_plan`.
+    assignments: BTreeSet<Worker>,
+    /// Members that catch up while the others train.
+    catching_up: BTreeSet<Worker>,
+    /// Members without a rank that send state while a world heals.
     guests: BTreeSet<Worker>,
-    /// Why the world that is now must end.
+    /// Why the current world must end.
     trouble: Option<Trouble>,
-    /// That a member of it has lost others, and when that is believed.
-    broken: Option<Breach>,
-    rifts: Rifts,
+    /// A member's report of lost peers, and when the coordinator acts on it.
+    broken: Option<SuspectedPartition>,
+    partitions: Partitions,
     relieved: Relieved,
-    /// Nodes that get no seat for now (`K-9`).
+    /// Nodes that get no rank for now (`COORDINATOR-9`).
     left_out: BTreeSet<NodeId>,
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
-    asked: Asked,
-    /// How the job is to end, before that is durable.
+    asked: PendingRequests,
+    /// The ending that is being made durable.
     ending: Option<Ending>,
     /// The latest incidents that are over.
     timelines: VecDeque<Timeline>,
@@ -163,10 +166,11 @@ pub struct Coordinator {
 impl Coordinator {
     /// Begins a term with what the store has (the default record for a new job).
     pub fn new(now: Instant, job: JobId, term: Term, record: Record, policy: Policy, timing: Timing) -> Coordinator {
-        let seats: BTreeSet<Worker> = record.formation.iter().flat_map(|f| f.seats.iter().copied()).collect();
-        let learners: BTreeSet<Worker> =
-            record.formation.iter().flat_map(|f| f.learners.iter().map(|learner| learner.worker)).collect();
-        let asked = Asked::of(&record);
+        let assignments: BTreeSet<Worker> =
+            record.world_plan.iter().flat_map(|f| f.assignments.iter().copied()).collect();
+        let catching_up: BTreeSet<Worker> =
+            record.world_plan.iter().flat_map(|f| f.catching_up.iter().map(|catch_up| catch_up.worker)).collect();
+        let asked = PendingRequests::of(&record);
         let policy = Policy { wanted: record.wanted.unwrap_or(policy.wanted), ..policy };
         let mut coordinator = Coordinator {
             job,
@@ -174,16 +178,16 @@ impl Coordinator {
             policy,
             began: now,
             membership: Membership::new(now, timing),
-            phase: Phase::TakingOver { unheard: &seats | &learners, until: now + timing.takeover_grace },
+            phase: Phase::TakingOver { unheard: &assignments | &catching_up, until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
             record: Record { term, ..record },
             writing: None,
-            seats,
-            learners,
+            assignments,
+            catching_up,
             guests: BTreeSet::new(),
             trouble: None,
             broken: None,
-            rifts: Rifts::default(),
+            partitions: Partitions::default(),
             relieved: Relieved::default(),
             left_out: BTreeSet::new(),
             manifests: Manifests::default(),
@@ -198,12 +202,12 @@ impl Coordinator {
             return coordinator;
         }
         let interrupted =
-            coordinator.record.formation.as_ref().map(|f| f.generation) != Some(coordinator.record.generation);
+            coordinator.record.world_plan.as_ref().map(|f| f.generation) != Some(coordinator.record.generation);
         if interrupted {
-            let why = if coordinator.record.formation.is_none() { Why::Started } else { Why::Succession };
+            let why = if coordinator.record.world_plan.is_none() { Why::Started } else { Why::Succession };
             coordinator.trouble(Cause { culprit: Culprit::Job, why }, now);
-        } else if let Some(formation) = &coordinator.record.formation {
-            coordinator.manifests.begin(formation);
+        } else if let Some(world_plan) = &coordinator.record.world_plan {
+            coordinator.manifests.begin(world_plan);
         }
         coordinator.advance(now);
         coordinator
@@ -220,15 +224,16 @@ impl Coordinator {
         self.handle_timeout(now);
         self.membership.handle_report(now, report)?;
         self.take_news(now);
-        self.find_dead_seats(now, report.node);
+        self.find_dead_ranks(now, report.node);
         for member in &report.members {
             self.note(now, member);
         }
         self.advance(now);
         self.note_told(report);
-        self.note_stillborn(now, report);
-        let behind = report.order != self.order_id() || !self.membership.evictions(report.node).is_empty();
-        if (behind || self.releases(report.node)) && self.has_order() {
+        self.note_failed_starts(now, report);
+        let behind =
+            report.desired_state != self.desired_state_id() || !self.membership.evictions(report.node).is_empty();
+        if (behind || self.releases(report.node)) && self.has_desired_state() {
             self.send(report.node);
         }
         Ok(())
@@ -247,7 +252,7 @@ impl Coordinator {
             Purpose::Form => self.form(now),
             Purpose::Run => self.run(now),
             Purpose::Save => self.commands.push_back(Command::Saved(self.record.checkpoint)),
-            Purpose::Wish => self.take_up_wishes(now),
+            Purpose::Request => self.take_up_requests(now),
             Purpose::End => {
                 let ending = self.record.ending.clone().expect("it has just been made durable");
                 self.enter_ended(ending);
@@ -262,7 +267,7 @@ impl Coordinator {
         self.forgive_own_sleep(now);
         self.membership.handle_timeout(now);
         self.take_news(now);
-        self.forget_rifts(now);
+        self.forget_partitions(now);
         self.advance(now);
     }
 
@@ -277,9 +282,11 @@ impl Coordinator {
                 Some(*until)
             }
             Phase::Regrouping { retry, .. } => *retry,
-            Phase::Running { watch, look, .. } => Some(look.map_or(watch.next, |look| look.at.min(watch.next))),
+            Phase::Running { watch, growth_check, .. } => {
+                Some(growth_check.map_or(watch.next, |growth_check| growth_check.at.min(watch.next)))
+            }
         };
-        let broken = self.broken.as_ref().filter(|_| self.writing.is_none()).map(|breach| breach.due);
+        let broken = self.broken.as_ref().filter(|_| self.writing.is_none()).map(|suspected| suspected.due);
         [own, broken, self.membership.poll_timeout()].into_iter().flatten().min()
     }
 
@@ -297,7 +304,7 @@ impl Coordinator {
     pub fn blocked(&self) -> Option<Blocked> {
         match &self.phase {
             Phase::Regrouping { blocked, .. } => blocked.clone(),
-            Phase::Running { .. } => self.lacks(),
+            Phase::Running { .. } => self.missing_for_wanted(),
             _ => None,
         }
     }
@@ -316,35 +323,36 @@ impl Coordinator {
         }
     }
 
-    fn order_id(&self) -> OrderId {
+    fn desired_state_id(&self) -> DesiredStateId {
         let stage = match self.phase {
             Phase::Healing { .. } => Stage::Form,
             Phase::Running { .. } => Stage::Run,
             Phase::Ended { .. } => Stage::End,
             _ => Stage::Stop,
         };
-        let Record { term, generation, wishes, .. } = self.record;
-        OrderId { term, generation, stage, revision: wishes.revision() }
+        let Record { term, generation, requests, .. } = self.record;
+        DesiredStateId { term, generation, stage, revision: requests.revision() }
     }
 
-    /// Until the fate of the world that it found is clear, a new coordinator orders nothing.
-    fn has_order(&self) -> bool {
+    /// Until the fate of the world that it found is clear, a new coordinator desired states nothing.
+    fn has_desired_state(&self) -> bool {
         !matches!(self.phase, Phase::TakingOver { .. } | Phase::Deposed)
     }
 
     fn send(&mut self, node: NodeId) {
-        let id = self.order_id();
+        let id = self.desired_state_id();
         let has_world = matches!(id.stage, Stage::Form | Stage::Run);
-        let formation = self.record.formation.clone().filter(|_| has_world);
-        let wishes = self.record.wishes;
+        let world_plan = self.record.world_plan.clone().filter(|_| has_world);
+        let requests = self.record.requests;
         let release = self.membership.boot(node).filter(|_| self.releases(node));
-        let order = Order { job: self.job, id, formation, evict: self.membership.evictions(node), wishes, release };
-        self.commands.push_back(Command::Send(node, order));
+        let desired_state =
+            DesiredState { job: self.job, id, world_plan, evict: self.membership.evictions(node), requests, release };
+        self.commands.push_back(Command::Send(node, desired_state));
     }
 
-    /// All who take part in the latest world.
+    /// All members of the latest world.
     fn members(&self) -> impl Iterator<Item = &Worker> {
-        self.seats.iter().chain(&self.learners).chain(&self.guests)
+        self.assignments.iter().chain(&self.catching_up).chain(&self.guests)
     }
 
     fn broadcast(&mut self) {

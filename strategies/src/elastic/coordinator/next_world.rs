@@ -1,12 +1,13 @@
-//! The next world, from what members have said: who sits where, which state it begins from, and who sends it (`K-3`).
+//! Plans the next world from the members' reports: the rank assignment, the base state, and who sends it
+//! (`COORDINATOR-3`).
 
+use super::super::catch_up::{CatchUpPlan, catch_up_plan};
 use super::super::commit::{Version, decide};
 use super::super::identity::{Generation, NodeId, Worker};
-use super::super::learner::{Course, course};
 use super::super::membership::Status;
 use super::super::mesh_choice::{Choice, Last};
-use super::super::message::{Formation, MemberReport};
-use super::super::quorum::{Blocked, Seat, may_follow};
+use super::super::message::{MemberReport, WorldPlan};
+use super::super::quorum::{Blocked, Liveness, may_follow};
 use super::super::recovery::{self, Missing, Transfer};
 use super::super::shadow::{Shard, place};
 use super::Coordinator;
@@ -16,44 +17,49 @@ use std::time::Instant;
 
 impl Coordinator {
     /// The world to form now, or why there is none yet; a new one has been looked for `since` then.
-    pub(super) fn next_world(&self, now: Instant, since: Instant) -> Result<Formation, Blocked> {
-        let last = self.record.formation.as_deref();
-        let seats: Vec<Seat> = last.iter().flat_map(|last| &last.seats).map(|worker| self.seat(*worker)).collect();
+    pub(super) fn next_world(&self, now: Instant, since: Instant) -> Result<WorldPlan, Blocked> {
+        let last = self.record.world_plan.as_deref();
+        let assignments: Vec<Liveness> =
+            last.iter().flat_map(|last| &last.assignments).map(|worker| self.assignment(*worker)).collect();
         if !self.record.idle {
-            may_follow(&seats)?;
+            may_follow(&assignments)?;
         }
         let waited = now.saturating_duration_since(since);
-        let seated = last.map(Last::from);
+        let assigned = last.map(Last::from);
         let willing = self.relieved.without(self.candidates(), self.policy.wanted.size());
-        let (choice, leaves) = match self.policy.choose(seated, &willing, waited) {
+        let (choice, leaves) = match self.policy.choose(assigned, &willing, waited) {
             // Before those that are to leave do so, what they have is made durable.
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
                 let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
-                (self.policy.choose(seated, &all, waited).map_err(|_| self.too_few())?, true)
+                (self.policy.choose(assigned, &all, waited).map_err(|_| self.too_few())?, true)
             }
             choice => (choice?, false),
         };
         // A job that is to stop has no more steps to do.
-        let rests = leaves || self.record.wishes.stop;
-        let holds = place(&choice.mesh, &choice.seats, self.policy.shadows);
+        let rests = leaves || self.record.requests.stop;
+        let holds = place(&choice.mesh, &choice.assignments, self.policy.shadows);
         let shaken = self.shaken();
         let from_memory = last.and_then(|last| {
-            let left =
-                seats.iter().filter_map(|seat| if let Seat::Left(promise) = seat { Some(promise) } else { None });
+            let left = assignments.iter().filter_map(|assignment| {
+                if let Liveness::Left(commit_state) = assignment { Some(commit_state) } else { None }
+            });
             let committed = || decide(last.generation, last.base.step, left);
             let step = if self.record.idle { last.base.step } else { committed()? };
             let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
             let base = Version { step, ..last.base };
-            let plan = |holders: BTreeMap<Worker, &[Shard]>| match course(&self.policy, &choice, &holders, &shaken) {
-                Some(course) if !rests => Ok((course.choice.seats.iter().map(|_| vec![]).collect(), Some(course))),
-                _ => recovery::plan(&choice.seats, &holds, &holders).map(|transfers| (transfers, None)),
-            };
+            let plan =
+                |holders: BTreeMap<Worker, &[Shard]>| match catch_up_plan(&self.policy, &choice, &holders, &shaken) {
+                    Some(catch_up_plan) if !rests => {
+                        Ok((catch_up_plan.choice.assignments.iter().map(|_| vec![]).collect(), Some(catch_up_plan)))
+                    }
+                    _ => recovery::plan(&choice.assignments, &holds, &holders).map(|transfers| (transfers, None)),
+                };
             let reached = plan(self.holders(base, voted_in, |node| !self.left_out.contains(&node)));
-            // Who is left out may still be all that has the state, and within reach of some.
+            // A node that is left out may hold the only copy of the state and be reachable by some members.
             Some((base, voted_in, reached.or_else(|_| plan(self.holders(base, voted_in, |_| true)))))
         });
         let generation = self.record.generation;
-        let (base, voted_in, (transfers, course)) = match from_memory {
+        let (base, voted_in, (transfers, catch_up_plan)) = match from_memory {
             Some((base, voted_in, Ok(plan))) => (base, voted_in, plan),
             Some((_, _, Err(Missing(shards)))) if self.may_return(now) && waited < self.timing.disk_patience => {
                 let remaining = self.timing.disk_patience - waited;
@@ -66,16 +72,16 @@ impl Coordinator {
                 (base, generation, (recovery::from_disk(&holds, self.record.checkpoint), None))
             }
         };
-        let course = course.unwrap_or(Course { choice, holds, learners: vec![] });
-        let Course { choice: Choice { mesh, seats }, holds, learners } = course;
-        let guests = guests(&seats, &transfers);
+        let catch_up_plan = catch_up_plan.unwrap_or(CatchUpPlan { choice, holds, catching_up: vec![] });
+        let CatchUpPlan { choice: Choice { mesh, assignments }, holds, catching_up } = catch_up_plan;
+        let guests = guests(&assignments, &transfers);
         let n_saves = self.record.n_saves;
         let addresses = vec![];
-        let formation = Formation {
+        let world_plan = WorldPlan {
             generation,
             mesh,
-            seats,
-            learners,
+            assignments,
+            catching_up,
             guests,
             addresses,
             base,
@@ -85,23 +91,23 @@ impl Coordinator {
             n_saves,
             rests,
         };
-        let addresses = formation.members().map(|worker| self.address(worker)).collect();
-        Ok(Formation { addresses, ..formation })
+        let addresses = world_plan.members().map(|worker| self.address(worker)).collect();
+        Ok(WorldPlan { addresses, ..world_plan })
     }
 
     fn address(&self, worker: Worker) -> Option<SocketAddr> {
         if let Status::Alive(member) = self.membership.status(worker) { member.address } else { None }
     }
 
-    fn seat(&self, worker: Worker) -> Seat {
+    fn assignment(&self, worker: Worker) -> Liveness {
         match self.membership.status(worker) {
-            Status::Alive(member) if member.generation == self.record.generation => Seat::Left(member.promise),
-            Status::Alive(_) | Status::Unheard => Seat::Unheard,
-            Status::Dead => Seat::Dead,
+            Status::Alive(member) if member.generation == self.record.generation => Liveness::Left(member.commit_state),
+            Status::Alive(_) | Status::Unheard => Liveness::Unheard,
+            Status::Dead => Liveness::Dead,
         }
     }
 
-    /// Who has the state `base`, those of draining nodes too.
+    /// The members that hold the state `base`, including those of draining nodes.
     fn holders(
         &self,
         base: Version,
@@ -109,19 +115,19 @@ impl Coordinator {
         is_asked: impl Fn(NodeId) -> bool,
     ) -> BTreeMap<Worker, &[Shard]> {
         let reached = self.here().filter(|member| is_asked(member.worker.member.node));
-        let able = reached.filter(|member| !member.holds.is_empty() && member.promise.can_reach(base, voted_in));
+        let able = reached.filter(|member| !member.holds.is_empty() && member.commit_state.can_reach(base, voted_in));
         able.map(|member| (member.worker, &member.holds[..])).collect()
     }
 
-    /// Nodes of which a member of the last world was lost. Who is only to go has its copies still.
+    /// Nodes of which a member of the last world was lost. A draining node still holds its copies.
     fn shaken(&self) -> BTreeSet<NodeId> {
         let here: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
-        let lost = self.seats.iter().chain(&self.learners).filter(|worker| !here.contains(worker));
+        let lost = self.assignments.iter().chain(&self.catching_up).filter(|worker| !here.contains(worker));
         lost.map(|worker| worker.member.node).collect()
     }
 
-    /// Whether anybody may still turn up with state. If the last world was not to train yet, that may be somebody who is no
-    /// member of it, and of whom a new coordinator knows only by its report.
+    /// Whether a member that has not reported yet may hold state. If the last world had not been told to train, this
+    /// may be a worker outside it, which a new coordinator knows only from its report.
     fn may_return(&self, now: Instant) -> bool {
         let is_new = self.record.idle && now < self.began + self.timing.takeover_grace;
         let behind = |member: &MemberReport| member.generation != self.record.generation;
@@ -130,7 +136,7 @@ impl Coordinator {
         is_new || waits || self.members().any(unheard)
     }
 
-    /// Members that have been told of the latest generation and may take a seat.
+    /// Members that have been told of the latest generation and may take a rank.
     pub(super) fn candidates(&self) -> BTreeSet<Worker> {
         self.stay().collect()
     }
@@ -149,23 +155,24 @@ impl Coordinator {
         self.membership.alive().filter(|member| member.generation == self.record.generation)
     }
 
-    /// Whether everybody who may have a seat has been heard in this generation.
+    /// Whether every candidate for a rank has reported in this generation.
     fn all_here(&self) -> bool {
         let behind = |member: &MemberReport| member.generation != self.record.generation;
-        !self.membership.alive().any(behind) && !self.members().any(|member| self.seat(*member) == Seat::Unheard)
+        !self.membership.alive().any(behind)
+            && !self.members().any(|member| self.assignment(*member) == Liveness::Unheard)
     }
 
     fn too_few(&self) -> Blocked {
-        let last = self.record.formation.as_ref().map(|formation| formation.mesh);
+        let last = self.record.world_plan.as_ref().map(|world_plan| world_plan.mesh);
         Blocked::TooFew { have: self.n_candidates(), need: self.policy.smallest(last) }
     }
 }
 
-/// Who sends state and has no seat.
-fn guests(seats: &[Worker], transfers: &[Vec<Transfer>]) -> Vec<Worker> {
-    let seated: BTreeSet<Worker> = seats.iter().copied().collect();
+/// Members that send state and have no rank.
+fn guests(assignments: &[Worker], transfers: &[Vec<Transfer>]) -> Vec<Worker> {
+    let assigned: BTreeSet<Worker> = assignments.iter().copied().collect();
     let senders = transfers.iter().flatten().filter_map(|transfer| transfer.source.sender(transfer.shard));
     let guests: BTreeSet<Worker> =
-        senders.map(|(worker, _)| worker).filter(|worker| !seated.contains(worker)).collect();
+        senders.map(|(worker, _)| worker).filter(|worker| !assigned.contains(worker)).collect();
     guests.into_iter().collect()
 }

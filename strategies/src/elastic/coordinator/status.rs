@@ -1,8 +1,8 @@
-//! What a job is doing, as a value for people and programs.
+//! The job's status as a value, for the CLI and for JSON.
 
 use super::super::identity::{Generation, Incarnation, MemberId, NodeId, Step, Term, Worker};
 use super::super::incident::Timeline;
-use super::super::message::{Ending, MemberPhase, MemberReport, Wishes};
+use super::super::message::{Ending, MemberPhase, MemberReport, Requests};
 use super::super::progress::At;
 use super::super::snapshot::Checkpoint;
 use super::{Activity, Coordinator, Phase};
@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-/// All that a coordinator knows.
+/// The coordinator's view of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Which coordinator.
+    /// Term of the coordinator.
     pub term: Term,
     /// The latest world.
     pub generation: Generation,
-    /// What is being done.
+    /// What the coordinator is doing.
     pub activity: Activity,
     /// Why no world is formed yet, or not the one that is wanted.
     pub blocked: Option<String>,
@@ -29,8 +29,8 @@ pub struct Status {
     pub wanted: Mesh,
     /// The latest step that all members are known to have applied.
     pub step: Step,
-    /// What the operator wants of the members.
-    pub wishes: Wishes,
+    /// Operator requests.
+    pub requests: Requests,
     /// All nodes that were ever heard of.
     pub nodes: Vec<NodeStatus>,
     /// The latest incidents that are over, oldest first.
@@ -41,51 +41,51 @@ pub struct Status {
     pub ending: Option<Ending>,
 }
 
-/// What is known of a node.
+/// Status of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
     /// Which.
     pub node: NodeId,
-    /// Whether nothing was heard of it for too long.
+    /// Whether its last report is older than the detection time.
     pub silent: bool,
-    /// Whether it is to be left.
+    /// Whether it is draining.
     pub draining: bool,
-    /// Whether it gets no seat for now, since another node cannot reach it.
+    /// Whether it gets no rank for now, because another node cannot reach it.
     pub left_out: bool,
-    /// How long ago it was last heard of.
+    /// Milliseconds since its last report.
     pub heard_ago_ms: u64,
     /// Its workers.
-    pub workers: Vec<WorkerStatus>,
+    pub ranks: Vec<RankStatus>,
 }
 
-/// What is known of a worker.
+/// Status of one rank process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkerStatus {
-    /// Its place.
+pub struct RankStatus {
+    /// Its slot.
     pub member: MemberId,
-    /// Which process of that place.
+    /// Number of the process in that slot.
     pub incarnation: Incarnation,
-    /// Its seat in the latest world.
+    /// Its rank in the latest world.
     pub rank: Option<usize>,
-    /// Where that is, by axis.
+    /// Mesh coordinate of that rank, by axis.
     pub coordinate: Option<BTreeMap<String, usize>>,
-    /// The process, as the kernel of its machine calls it.
+    /// Process id on its machine.
     pub pid: Option<u32>,
-    /// Where its tensors are reached.
+    /// Address at which peers reach its tensors.
     pub address: Option<SocketAddr>,
-    /// The latest generation that it has been told of.
+    /// The latest generation announced to it.
     pub generation: Generation,
     /// What it does.
     pub phase: MemberPhase,
-    /// The last step whose gradients it has handed to the others.
+    /// The last step whose gradients it has contributed.
     pub entered: Step,
     /// The step of its state, if it has any.
     pub applied: Option<Step>,
-    /// What its device is at.
+    /// What its device is doing.
     pub at: At,
-    /// Whether it gives no sign of life.
+    /// Whether its heartbeats have stopped.
     pub hangs: bool,
-    /// Whether all others wait for it most of the time.
+    /// Whether it is a straggler: all others wait for it most of the time.
     pub slow: bool,
     /// Shards that it trains and has in memory.
     pub n_own: usize,
@@ -97,14 +97,17 @@ impl Coordinator {
     /// All that is known now.
     pub fn status(&self, now: Instant) -> Status {
         let record = &self.record;
-        let formation = record.formation.as_deref();
-        let mesh = formation.map(|formation| formation.mesh);
-        let ranks: BTreeMap<Worker, usize> =
-            formation.iter().flat_map(|f| f.seats.iter().enumerate()).map(|(rank, worker)| (*worker, rank)).collect();
+        let world_plan = record.world_plan.as_deref();
+        let mesh = world_plan.map(|world_plan| world_plan.mesh);
+        let ranks: BTreeMap<Worker, usize> = world_plan
+            .iter()
+            .flat_map(|f| f.assignments.iter().enumerate())
+            .map(|(rank, worker)| (*worker, rank))
+            .collect();
         let nodes: Vec<NodeStatus> =
             self.membership.nodes().map(|node| self.node_status(now, node, mesh, &ranks)).collect();
-        let seated = nodes.iter().flat_map(|node| &node.workers).filter(|worker| worker.rank.is_some());
-        let base = formation.map(|formation| formation.base.step).unwrap_or_default();
+        let assigned = nodes.iter().flat_map(|node| &node.ranks).filter(|worker| worker.rank.is_some());
+        let base = world_plan.map(|world_plan| world_plan.base.step).unwrap_or_default();
         Status {
             term: record.term,
             generation: record.generation,
@@ -112,8 +115,8 @@ impl Coordinator {
             blocked: self.blocked().map(|blocked| blocked.to_string()),
             mesh,
             wanted: self.policy.wanted,
-            step: seated.filter_map(|worker| worker.applied).min().unwrap_or_default().max(base),
-            wishes: record.wishes,
+            step: assigned.filter_map(|worker| worker.applied).min().unwrap_or_default().max(base),
+            requests: record.requests,
             nodes,
             timelines: self.timelines.iter().cloned().collect(),
             checkpoint: record.checkpoint,
@@ -131,7 +134,7 @@ impl Coordinator {
         let slow = if let Phase::Running { watch, .. } = &self.phase { watch.slow } else { None };
         let worker = |member: &MemberReport| {
             let status = worker_status(member, mesh, ranks.get(&member.worker).copied());
-            WorkerStatus { slow: slow == Some(member.worker), ..status }
+            RankStatus { slow: slow == Some(member.worker), ..status }
         };
         let heard = self.membership.heard(node).unwrap_or(now);
         NodeStatus {
@@ -140,19 +143,19 @@ impl Coordinator {
             draining: self.drains(node),
             left_out: self.left_out.contains(&node),
             heard_ago_ms: now.saturating_duration_since(heard).as_millis() as u64,
-            workers: self.membership.members(node).map(worker).collect(),
+            ranks: self.membership.members(node).map(worker).collect(),
         }
     }
 }
 
-fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>) -> WorkerStatus {
+fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>) -> RankStatus {
     let coordinate = mesh.zip(rank).map(|(mesh, rank)| {
         let at = mesh.coord(rank);
         Axis::ALL.into_iter().map(|axis| (axis.name().to_owned(), at.on(axis))).collect()
     });
     let own = mesh.zip(rank).map(|(mesh, rank)| super::super::shadow::Shard::of(&mesh, rank));
     let n_own = member.holds.iter().filter(|shard| Some(**shard) == own).count();
-    WorkerStatus {
+    RankStatus {
         member: member.worker.member,
         incarnation: member.worker.incarnation,
         rank,
@@ -162,7 +165,7 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
         generation: member.generation,
         phase: member.phase,
         entered: member.entered,
-        applied: member.promise.applied.map(|version| version.step),
+        applied: member.commit_state.applied.map(|version| version.step),
         at: member.progress.at,
         hangs: member.hangs,
         slow: false,

@@ -8,7 +8,7 @@ use crate::elastic::commit::Version;
 use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
 use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
-use crate::elastic::message::{MemberPhase, Wishes};
+use crate::elastic::message::{MemberPhase, Requests};
 use crate::elastic::progress::At;
 use crate::elastic::snapshot::Part;
 use crate::elastic::supervisor::{self, Supervisor};
@@ -24,7 +24,7 @@ struct Job {
     schedule: Schedule,
     nodes: BTreeMap<NodeId, Supervisor>,
     members: BTreeMap<Worker, Member>,
-    votes: BTreeMap<(Generation, Step), (BTreeSet<Worker>, Wishes)>,
+    votes: BTreeMap<(Generation, Step), (BTreeSet<Worker>, Requests)>,
     /// Steps that are being computed.
     open: Vec<(Worker, Generation, Step)>,
     /// All parts of checkpoints that were written.
@@ -36,8 +36,8 @@ struct Job {
     sick: Option<NodeId>,
     /// Whether no state gets from one to another.
     stuck: bool,
-    /// Whether processes end before their first word.
-    stillborn: bool,
+    /// Whether processes end before their first status report.
+    failed_starts: bool,
     /// Whose device does not go on with its step.
     frozen: Option<Worker>,
     /// Whose device takes four ticks for a step of one.
@@ -88,7 +88,7 @@ impl Job {
             ended: None,
             sick: None,
             stuck: false,
-            stillborn: false,
+            failed_starts: false,
             frozen: None,
             slow: None,
             n_ticks: 0,
@@ -117,7 +117,7 @@ impl Job {
         self.coordinator.handle_timeout(self.now);
         for (node, supervisor) in &mut self.nodes {
             for (_, member) in self.members.iter().filter(|(worker, _)| worker.member.node == *node) {
-                supervisor.handle_word(self.now, member.report());
+                supervisor.handle_status_report(self.now, member.report());
             }
             supervisor.handle_timeout(self.now);
         }
@@ -155,9 +155,9 @@ impl Job {
         while let Some(command) = self.coordinator.poll_command() {
             any = true;
             match command {
-                Command::Send(node, order) => {
+                Command::Send(node, desired_state) => {
                     if let Some(supervisor) = self.nodes.get_mut(&node) {
-                        let _ = supervisor.handle_order(self.now, order);
+                        let _ = supervisor.handle_desired_state(self.now, desired_state);
                     }
                 }
                 Command::Persist(_) => self.coordinator.handle_persisted(self.now, true),
@@ -188,16 +188,16 @@ impl Job {
             supervisor::Command::Send(report) => {
                 let _ = self.coordinator.handle_report(self.now, &report);
             }
-            supervisor::Command::Spawn(worker) if self.stillborn => supervisor.handle_exited(self.now, worker),
+            supervisor::Command::Spawn(worker) if self.failed_starts => supervisor.handle_exited(self.now, worker),
             supervisor::Command::Spawn(worker) => {
                 let member = Member::new(JobId(1), worker, None, self.schedule);
                 supervisor.handle_started(self.now, member.report());
                 self.members.insert(worker, member);
             }
             supervisor::Command::Kill(worker) => self.kill(worker),
-            supervisor::Command::Tell(worker, order) => {
+            supervisor::Command::Tell(worker, desired_state) => {
                 if let Some(member) = self.members.get_mut(&worker) {
-                    let _ = member.handle_order(&order);
+                    let _ = member.handle_desired_state(&desired_state);
                 }
             }
             supervisor::Command::Shutdown => drop(self.nodes.remove(&id)),
@@ -214,7 +214,7 @@ impl Job {
             }
             member::Command::Compute { .. } if self.sick == Some(worker.member.node) => self.kill(worker),
             member::Command::Compute { generation, step } => self.open.push((worker, generation, step)),
-            member::Command::Vote(vote, wishes) => self.vote(worker, vote.generation, vote.step, wishes),
+            member::Command::Vote(vote, requests) => self.vote(worker, vote.generation, vote.step, requests),
             member::Command::Save(part) => {
                 self.saved.push(part);
                 member.handle_saved(part);
@@ -224,44 +224,45 @@ impl Job {
             }
             member::Command::Exit => self.kill(worker),
             member::Command::Report => {
-                let word = member.report();
-                if word.phase == MemberPhase::Paused {
-                    self.rested.extend(word.promise.applied.map(|version| version.step));
+                let status_report = member.report();
+                if status_report.phase == MemberPhase::Paused {
+                    self.rested.extend(status_report.commit_state.applied.map(|version| version.step));
                 }
                 if let Some(supervisor) = self.nodes.get_mut(&worker.member.node) {
-                    supervisor.handle_word(self.now, word);
+                    supervisor.handle_status_report(self.now, status_report);
                 }
             }
             member::Command::Abort(_)
-            | member::Command::Learn(_)
+            | member::Command::CatchUp(_)
             | member::Command::Apply(_)
             | member::Command::Discard
             | member::Command::Keep(_) => {}
         }
     }
 
-    fn vote(&mut self, worker: Worker, generation: Generation, step: Step, wishes: Wishes) {
+    fn vote(&mut self, worker: Worker, generation: Generation, step: Step, requests: Requests) {
         let (voted, all) = self.votes.entry((generation, step)).or_default();
         voted.insert(worker);
-        *all = all.and(wishes);
-        let seats = self.members.values().find_map(|m| m.seat().map(|(f, _)| f).filter(|f| f.generation == generation));
-        let seats = seats.map(|formation| formation.seats.clone()).unwrap_or_default();
-        if seats.iter().all(|seat| voted.contains(seat)) {
+        *all = all.and(requests);
+        let assignments =
+            self.members.values().find_map(|m| m.assignment().map(|(f, _)| f).filter(|f| f.generation == generation));
+        let assignments = assignments.map(|world_plan| world_plan.assignments.clone()).unwrap_or_default();
+        if assignments.iter().all(|assignment| voted.contains(assignment)) {
             self.committed = self.committed.max(step);
             let all = *all;
             let frozen = self.frozen;
-            let learns = |m: &&mut Member| m.beside().is_some_and(|f| f.generation == generation);
-            for learner in self.members.values_mut().filter(learns).filter(|m| Some(m.worker()) != frozen) {
+            let catches_up = |m: &&mut Member| m.beside().is_some_and(|f| f.generation == generation);
+            for catch_up in self.members.values_mut().filter(catches_up).filter(|m| Some(m.worker()) != frozen) {
                 // What it had to get has come with the gradients of the step before.
-                let base = learner.beside().map(|formation| formation.base).unwrap_or_default();
-                if learner.report().holds.is_empty() && step.0 >= base.step.0 + 5 {
-                    learner.handle_learnt(generation, Version { step: Step(step.0 - 1), ..base }).unwrap();
+                let base = catch_up.beside().map(|world_plan| world_plan.base).unwrap_or_default();
+                if catch_up.report().holds.is_empty() && step.0 >= base.step.0 + 5 {
+                    catch_up.handle_caught_up(generation, Version { step: Step(step.0 - 1), ..base }).unwrap();
                 }
-                learner.handle_followed(generation, step).unwrap();
-                learner.handle_outcome(generation, step).unwrap();
+                catch_up.handle_followed(generation, step).unwrap();
+                catch_up.handle_outcome(generation, step).unwrap();
             }
-            for seat in seats {
-                if let Some(member) = self.members.get_mut(&seat) {
+            for assignment in assignments {
+                if let Some(member) = self.members.get_mut(&assignment) {
                     let _ = member.handle_committed(generation, step, all);
                 }
             }
@@ -277,7 +278,7 @@ impl Job {
     }
 
     fn running(&self, mesh: Mesh) -> bool {
-        let formed = self.coordinator.record().formation.as_ref().is_some_and(|formation| formation.mesh == mesh);
+        let formed = self.coordinator.record().world_plan.as_ref().is_some_and(|world_plan| world_plan.mesh == mesh);
         formed && self.coordinator.activity() == Activity::Running && self.coordinator.incident.is_none()
     }
 
@@ -294,7 +295,7 @@ fn until(last_step: u64) -> Schedule {
     Schedule { save_steps: 0, last_step: Some(Step(last_step)) }
 }
 
-// K-7, B-5
+// COORDINATOR-7, MEMBER-5
 #[test]
 fn a_job_ends_once_all_are_done_and_its_last_step_is_saved() {
     let mut job = Job::start(shards(2), 2, until(20));
@@ -307,7 +308,7 @@ fn a_job_ends_once_all_are_done_and_its_last_step_is_saved() {
     assert_eq!(job.committed, Step(20));
 }
 
-// B-4
+// MEMBER-4
 #[test]
 fn members_stop_after_the_same_step_and_save_it() {
     let mut job = Job::start(shards(3), 3, Schedule::default());
@@ -322,7 +323,7 @@ fn members_stop_after_the_same_step_and_save_it() {
     assert_eq!(job.ended, Some(Ending::Finished));
 }
 
-// K-7
+// COORDINATOR-7
 #[test]
 fn a_job_that_has_no_members_is_stopped_if_all_is_saved() {
     let mut job = Job::start(shards(2), 0, Schedule::default());
@@ -334,7 +335,7 @@ fn a_job_that_has_no_members_is_stopped_if_all_is_saved() {
     assert_eq!(job.ended, Some(Ending::Finished));
 }
 
-// K-7
+// COORDINATOR-7
 #[test]
 fn a_job_that_is_stopped_while_it_recovers_saves_what_it_has_and_trains_no_further() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -356,19 +357,19 @@ fn a_job_that_is_stopped_while_it_recovers_saves_what_it_has_and_trains_no_furth
     assert_eq!(job.coordinator.record().checkpoint.step, committed);
 }
 
-// K-7
+// COORDINATOR-7
 #[test]
 fn a_job_without_processes_that_can_be_started_ends_and_says_where() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
-    job.stillborn = true;
+    job.failed_starts = true;
 
     job.run_until("giving up", |job| job.ended.is_some());
 
     let Some(Ending::Failed(reason)) = &job.ended else { panic!("{:?}", job.ended) };
-    assert!(reason.contains("6 processes in a row ended before their first word"), "{reason}");
+    assert!(reason.contains("6 processes in a row ended before their first status report"), "{reason}");
 }
 
-// B-4, K-6
+// MEMBER-4, COORDINATOR-6
 #[test]
 fn a_checkpoint_that_was_asked_for_outlives_the_world_that_owed_it() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -385,14 +386,14 @@ fn a_checkpoint_that_was_asked_for_outlives_the_world_that_owed_it() {
     assert_eq!(job.saved, saved, "one request, one checkpoint");
 }
 
-// K-6
+// COORDINATOR-6
 #[test]
-fn wishes_survive_the_coordinator() {
+fn requests_survive_the_coordinator() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
     job.coordinator.handle_stop(job.now);
     let Some(Command::Persist(record)) = job.coordinator.poll_command() else { panic!("nothing is written") };
-    assert!(record.wishes.stop);
+    assert!(record.requests.stop);
     job.coordinator.handle_persisted(job.now, true);
 
     job.succeed();
@@ -401,9 +402,9 @@ fn wishes_survive_the_coordinator() {
     assert_eq!(job.ended, Some(Ending::Finished));
 }
 
-// K-6
+// COORDINATOR-6
 #[test]
-fn a_drained_node_is_left_without_loss_and_released_and_gets_no_seat_again() {
+fn drained_node_is_released_without_loss_and_gets_no_rank_again() {
     let mut job = Job::start(shards(3), 3, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
     let before = job.step();
@@ -411,11 +412,11 @@ fn a_drained_node_is_left_without_loss_and_released_and_gets_no_seat_again() {
     job.coordinator.handle_drain(job.now, NodeId(1));
     job.run_until("the node's release", |job| !job.nodes.contains_key(&NodeId(1)));
 
-    let formation = job.coordinator.record().formation.clone().unwrap();
-    assert_eq!((formation.mesh.dp_shard, formation.base.lineage), (2, Generation(1)), "nothing came from disk");
-    assert!(formation.base.step >= before);
-    assert!(formation.guests.iter().all(|guest| guest.member.node == NodeId(1)));
-    assert_eq!(formation.addresses.len(), formation.seats.len() + formation.guests.len());
+    let world_plan = job.coordinator.record().world_plan.clone().unwrap();
+    assert_eq!((world_plan.mesh.dp_shard, world_plan.base.lineage), (2, Generation(1)), "nothing came from disk");
+    assert!(world_plan.base.step >= before);
+    assert!(world_plan.guests.iter().all(|guest| guest.member.node == NodeId(1)));
+    assert_eq!(world_plan.addresses.len(), world_plan.assignments.len() + world_plan.guests.len());
     job.succeed();
     job.start_node(1);
     job.run_for(200);
@@ -427,17 +428,17 @@ fn a_drained_node_is_left_without_loss_and_released_and_gets_no_seat_again() {
 fn a_node_that_is_to_be_taken_away_is_left_and_shut_down() {
     let mut job = Job::start(shards(2), 3, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
-    let node = job.coordinator.record().formation.as_ref().unwrap().seats[0].member.node;
+    let node = job.coordinator.record().world_plan.as_ref().unwrap().assignments[0].member.node;
 
     let now = job.now;
     job.nodes.get_mut(&node).unwrap().handle_drain(now);
     job.run_until("its release", |job| !job.nodes.contains_key(&node));
 
-    job.run_until("the spare has its seat", |job| job.running(shards(2)));
+    job.run_until("the spare has its rank", |job| job.running(shards(2)));
     assert!(!job.coordinator.membership.any_silent());
 }
 
-// K-8
+// COORDINATOR-8
 #[test]
 fn when_all_are_to_leave_what_was_committed_is_saved_and_others_go_on_from_it() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -449,17 +450,17 @@ fn when_all_are_to_leave_what_was_committed_is_saved_and_others_go_on_from_it() 
 
     let committed = job.committed;
     let record = job.coordinator.record();
-    assert_eq!((record.checkpoint.step, record.formation.clone()), (committed, None));
+    assert_eq!((record.checkpoint.step, record.world_plan.clone()), (committed, None));
     assert!(matches!(job.coordinator.blocked(), Some(Blocked::TooFew { .. })), "{:?}", job.coordinator.blocked());
     assert_eq!(job.ended, None);
     job.succeed();
     (7..9).for_each(|node| job.start_node(node));
     job.run_until("training", |job| job.running(shards(2)));
-    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.step, committed);
+    assert_eq!(job.coordinator.record().world_plan.as_ref().unwrap().base.step, committed);
     assert_eq!(job.coordinator.timelines[0].cause.why, Why::Drains, "it was one long incident");
 }
 
-// K-7
+// COORDINATOR-7
 #[test]
 fn a_job_that_was_stopped_goes_on_from_its_checkpoint_if_its_record_is_opened_again() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -473,10 +474,10 @@ fn a_job_that_was_stopped_goes_on_from_its_checkpoint_if_its_record_is_opened_ag
     (7..9).for_each(|node| job.start_node(node));
     job.run_until("training", |job| job.running(shards(2)) && job.step() > saved);
 
-    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.step, saved);
+    assert_eq!(job.coordinator.record().world_plan.as_ref().unwrap().base.step, saved);
 }
 
-// K-6
+// COORDINATOR-6
 #[test]
 fn another_mesh_is_waited_for_and_then_formed_and_a_smaller_one_at_once() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -486,7 +487,7 @@ fn another_mesh_is_waited_for_and_then_formed_and_a_smaller_one_at_once() {
     job.run_for(20);
     assert!(job.running(shards(2)));
     let blocked = job.coordinator.blocked().unwrap();
-    assert_eq!(blocked.to_string(), "the mesh that is wanted needs 3 members, there are 2");
+    assert_eq!(blocked.to_string(), "the requested mesh needs 3 members, 2 are present");
     job.start_node(2);
     job.run_until("three shards", |job| job.running(shards(3)));
     job.coordinator.handle_resize(job.now, shards(1)).unwrap();
@@ -500,7 +501,7 @@ fn another_mesh_is_waited_for_and_then_formed_and_a_smaller_one_at_once() {
     assert!(job.running(shards(1)), "it is wanted still");
 }
 
-//
+// MESH-CHOICE-1
 #[test]
 fn a_mesh_may_become_any_other_and_until_that_is_there_it_goes_on_through_losses() {
     let mut job = Job::start(shards(4), 4, Schedule::default());
@@ -520,12 +521,12 @@ fn a_mesh_may_become_any_other_and_until_that_is_there_it_goes_on_through_losses
     }
     let too_large = Mesh { pp: 5, ..Mesh::ONE };
     job.coordinator.handle_resize(job.now, too_large).unwrap();
-    let lost = job.coordinator.record().formation.as_ref().unwrap().seats[3];
+    let lost = job.coordinator.record().world_plan.as_ref().unwrap().assignments[3];
     job.kill(lost);
     job.run_until("the same cut with fewer copies", |job| job.running(Mesh { pp: 2, ..Mesh::ONE }));
 
     let blocked = job.coordinator.blocked().unwrap();
-    assert!(blocked.to_string().starts_with("the mesh that is wanted needs 5 members"), "{blocked}");
+    assert!(blocked.to_string().starts_with("the requested mesh needs 5 members"), "{blocked}");
     (4..6).for_each(|node| job.start_node(node));
     job.run_until("five stages", |job| job.running(too_large));
 }
@@ -540,7 +541,7 @@ fn a_mesh_that_cannot_be_wanted_changes_nothing() {
     assert_eq!(job.coordinator.poll_command(), None);
 }
 
-// K-3
+// COORDINATOR-3
 #[test]
 fn a_world_whose_members_all_die_before_they_train_has_lost_nothing_that_guests_have() {
     let mut job = Job::start(shards(3), 3, Schedule::default());
@@ -550,17 +551,17 @@ fn a_world_whose_members_all_die_before_they_train_has_lost_nothing_that_guests_
     job.stuck = true;
     job.coordinator.handle_resize(job.now, shards(1)).unwrap();
     job.run_until("healing", |job| job.coordinator.activity() == Activity::Healing);
-    let seat = job.coordinator.record().formation.as_ref().unwrap().seats[0];
+    let assignment = job.coordinator.record().world_plan.as_ref().unwrap().assignments[0];
     job.stuck = false;
-    job.kill(seat);
+    job.kill(assignment);
     job.run_until("one shard", |job| job.running(shards(1)));
 
-    let formation = job.coordinator.record().formation.clone().unwrap();
-    assert_eq!((formation.generation, formation.base.lineage), (Generation(3), Generation(1)), "not from disk");
-    assert!(formation.base.step >= before);
+    let world_plan = job.coordinator.record().world_plan.clone().unwrap();
+    assert_eq!((world_plan.generation, world_plan.base.lineage), (Generation(3), Generation(1)), "not from disk");
+    assert!(world_plan.base.step >= before);
 }
 
-// K-7
+// COORDINATOR-7
 #[test]
 fn a_member_that_failed_for_good_ends_the_job_with_the_first_reason() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -581,7 +582,7 @@ fn a_member_that_failed_for_good_ends_the_job_with_the_first_reason() {
     assert!(matches!(job.coordinator.poll_command(), Some(Command::Ended(Ending::Failed(_)))));
 }
 
-// K-7
+// COORDINATOR-7
 #[test]
 fn crashes_in_a_row_without_a_step_end_the_job_and_others_do_not() {
     let mut job = Job::start(shards(2), 2, Schedule::default());
@@ -602,16 +603,16 @@ fn crashes_in_a_row_without_a_step_end_the_job_and_others_do_not() {
 }
 
 #[test]
-fn a_status_names_seats_states_and_incidents_and_survives_its_encoding() {
+fn status_names_ranks_states_and_incidents_and_survives_its_encoding() {
     let mut job = Job::start(shards(2), 3, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
 
     let status = job.coordinator.status(job.now + Duration::from_millis(30));
 
     assert_eq!((status.activity, status.mesh, status.nodes.len()), (Activity::Running, Some(shards(2)), 3));
-    let seated: Vec<_> = status.nodes.iter().flat_map(|node| &node.workers).filter(|w| w.rank.is_some()).collect();
-    assert_eq!(seated.len(), 2);
-    for worker in seated {
+    let assigned: Vec<_> = status.nodes.iter().flat_map(|node| &node.ranks).filter(|w| w.rank.is_some()).collect();
+    assert_eq!(assigned.len(), 2);
+    for worker in assigned {
         assert_eq!((worker.phase, worker.n_own, worker.n_shadows), (MemberPhase::Running, 1, 1));
         assert_eq!(worker.coordinate.as_ref().unwrap()["dp_shard"], worker.rank.unwrap());
         assert!(worker.applied.unwrap() >= Step(4));
@@ -625,9 +626,9 @@ fn last_incident(job: &Job) -> Timeline {
     job.coordinator.status(job.now).timelines.pop().unwrap()
 }
 
-// `progress` G-1
+// `progress` PROGRESS-1
 #[test]
-fn a_device_that_stands_still_is_replaced_and_those_that_wait_for_it_are_not() {
+fn stuck_device_is_replaced_and_waiting_devices_are_not() {
     let mut job = Job::start(shards(3), 3, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
     let worker = job.worker_on(1);
@@ -642,9 +643,9 @@ fn a_device_that_stands_still_is_replaced_and_those_that_wait_for_it_are_not() {
     assert!(others.iter().all(|other| job.members.contains_key(other)));
 }
 
-// `laggard`
+// `straggler` STRAGGLER-1, STRAGGLER-2
 #[test]
-fn a_slow_device_is_relieved_by_a_spare_and_if_that_is_as_slow_it_stays() {
+fn slow_device_is_replaced_by_a_spare_and_an_equally_slow_spare_stays() {
     let mut job = Job::start(shards(3), 4, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
     let slow = job.worker_on(1);
@@ -656,27 +657,27 @@ fn a_slow_device_is_relieved_by_a_spare_and_if_that_is_as_slow_it_stays() {
     let incident = last_incident(&job);
     assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(slow), why: Why::Straggles });
     assert!(incident.detail.as_ref().is_some_and(|detail| detail.contains("no other in more than")), "{incident}");
-    let formation = job.coordinator.record().formation.clone().unwrap();
-    let rank = formation
-        .seats
+    let world_plan = job.coordinator.record().world_plan.clone().unwrap();
+    let rank = world_plan
+        .assignments
         .iter()
-        .position(|seat| seat.member.node == NodeId(3))
-        .unwrap_or_else(|| panic!("{:?} {incident}", formation.seats));
-    let heir = formation.seats[rank];
+        .position(|assignment| assignment.member.node == NodeId(3))
+        .unwrap_or_else(|| panic!("{:?} {incident}", world_plan.assignments));
+    let shadow_holder = world_plan.assignments[rank];
 
-    job.slow = Some(heir.member);
+    job.slow = Some(shadow_holder.member);
     let is_slow = |job: &Job| {
         let nodes = job.coordinator.status(job.now).nodes;
-        nodes.iter().flat_map(|node| &node.workers).any(|worker| worker.member == heir.member && worker.slow)
+        nodes.iter().flat_map(|node| &node.ranks).any(|worker| worker.member == shadow_holder.member && worker.slow)
     };
     job.run_for(1_000);
-    job.run_until("a look at the heir", is_slow);
+    job.run_until("a look at the shadow holder", is_slow);
     job.run_for(200);
 
-    assert!(job.members.contains_key(&heir), "it is the work of that seat that is slow");
+    assert!(job.members.contains_key(&shadow_holder), "it is the work of that rank that is slow");
 }
 
-// `laggard` A-2
+// `straggler` STRAGGLER-2
 #[test]
 fn a_slow_device_without_a_spare_is_named_and_waited_for() {
     let mut job = Job::start(shards(3), 3, Schedule::default());
@@ -685,14 +686,14 @@ fn a_slow_device_without_a_spare_is_named_and_waited_for() {
 
     job.slow = Some(slow.member);
     job.run_for(1_000);
-    let names = |job: &Job| job.coordinator.status(job.now).nodes[1].workers[0].slow;
+    let names = |job: &Job| job.coordinator.status(job.now).nodes[1].ranks[0].slow;
     job.run_until("its name", names);
     job.run_for(200);
 
     assert!(job.members.contains_key(&slow) && job.running(shards(3)));
 }
 
-// K-9
+// COORDINATOR-9
 #[test]
 fn of_two_nodes_that_lost_each_other_one_is_left_out_until_they_are_tried_again() {
     let mut job = Job::start(shards(3), 3, Schedule::default());
@@ -703,10 +704,10 @@ fn of_two_nodes_that_lost_each_other_one_is_left_out_until_they_are_tried_again(
     job.members.get_mut(&worker).unwrap().handle_broken(generation, Some(lost), "timed out").unwrap();
     job.run_until("a world without one of them", |job| job.running(shards(2)));
     let incident = last_incident(&job);
-    let seats = job.coordinator.record().formation.as_ref().unwrap().seats.clone();
+    let assignments = job.coordinator.record().world_plan.as_ref().unwrap().assignments.clone();
     job.run_until("a world of all", |job| job.running(shards(3)));
 
     assert_eq!(incident.cause, Cause { culprit: Culprit::Worker(lost), why: Why::Unreachable });
     assert!(incident.detail.as_ref().is_some_and(|detail| detail.ends_with("timed out")), "{incident}");
-    assert!(!seats.contains(&lost) && incident.step >= committed);
+    assert!(!assignments.contains(&lost) && incident.step >= committed);
 }

@@ -1,11 +1,11 @@
-//! Whether a running world makes progress, and who holds it up: by standing still, or by being slow.
+//! Whether a running world makes progress, and which member delays it, because it is stuck or slow.
 
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
-use super::super::laggard::{LOOKS, Looks};
 use super::super::membership::Status;
 use super::super::message::{MemberPhase, MemberReport};
-use super::super::progress::{At, Patience, Pulses, Wait};
+use super::super::progress::{At, Patience, Pauses, Wait};
+use super::super::straggler::{N_OBSERVATIONS, Observations};
 use super::{Coordinator, Phase, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,35 +13,35 @@ use std::time::{Duration, Instant};
 /// Whether a running world makes progress.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
-    pulses: Pulses<Worker>,
-    looks: Looks<Worker>,
-    /// Who keeps all others waiting most of the time.
+    pauses: Pauses<Worker>,
+    observations: Observations<Worker>,
+    /// The member for which all others wait most of the time.
     pub(super) slow: Option<Worker>,
     /// When to look again.
     pub(super) next: Instant,
 }
 
-/// A world in which somebody does not get on.
+/// A world in which a member makes no progress.
 #[derive(Default)]
 struct Standstill {
-    /// Who neither gets on nor waits for anybody, and since when.
+    /// The member that neither makes progress nor waits, and since when.
     culprits: BTreeMap<Worker, Instant>,
     /// How many wait in vain for the same collective, and for which.
     waiting: BTreeMap<Wait, usize>,
-    /// Since when nobody gets on, if that is so.
+    /// Since when no member makes progress, if so.
     all_since: Option<Instant>,
-    /// Who computes at this moment, and who waits.
+    /// Which members compute at this moment, and which wait.
     busy: BTreeMap<Worker, bool>,
 }
 
 impl Watch {
     pub(super) fn new(now: Instant, soon: Duration) -> Watch {
-        Watch { pulses: Pulses::new(), looks: Looks::new(), slow: None, next: now + soon }
+        Watch { pauses: Pauses::new(), observations: Observations::new(), slow: None, next: now + soon }
     }
 
-    /// `K-5`
+    /// `COORDINATOR-5`
     pub(super) fn forgive(&mut self, now: Instant, soon: Duration) {
-        self.pulses.forgive(now);
+        self.pauses.forgive(now);
         self.next = now + soon;
     }
 }
@@ -54,10 +54,10 @@ impl Coordinator {
             return;
         }
         watch.next = now + self.timing.suspicion;
-        let mut pulses = std::mem::take(&mut watch.pulses);
-        let mut found = self.standstill(now, &mut pulses);
+        let mut pauses = std::mem::take(&mut watch.pauses);
+        let mut found = self.standstill(now, &mut pauses);
         if let Phase::Running { watch, .. } = &mut self.phase {
-            watch.pulses = pulses;
+            watch.pauses = pauses;
         }
         self.note_slow(now, std::mem::take(&mut found.busy));
         let nodes: BTreeSet<NodeId> = found.culprits.keys().map(|worker| worker.member.node).collect();
@@ -65,7 +65,10 @@ impl Coordinator {
         match (nodes.len(), found.all_since) {
             (0, None) => {}
             (0, Some(since)) => self.trouble_because(found.trouble(now, job, since)),
-            (1, _) if self.policy.evict_stragglers && found.culprits.len() < self.seats.len() + self.learners.len() => {
+            (1, _)
+                if self.policy.evict_stragglers
+                    && found.culprits.len() < self.assignments.len() + self.catching_up.len() =>
+            {
                 for (worker, since) in &found.culprits {
                     self.membership.evict(*worker);
                     let cause = Cause { culprit: Culprit::Worker(*worker), why: Why::Straggles };
@@ -81,40 +84,42 @@ impl Coordinator {
         }
     }
 
-    /// Relieves who is slow of its seat, if there is another one to take it (`A-2` of [`super::super::laggard`]).
+    /// Replaces a straggler if a spare can take its rank (`STRAGGLER-2` of [`super::super::straggler`]).
     fn note_slow(&mut self, now: Instant, busy: BTreeMap<Worker, bool>) {
-        let n_seats = self.seats.len();
-        let has_spare = self.n_candidates() > n_seats;
-        let (Phase::Running { watch, .. }, Some(formation)) = (&mut self.phase, &self.record.formation) else { return };
-        // When somebody reads or writes files, or rests between two steps, the others wait for other reasons.
-        if n_seats < 2 || busy.len() < n_seats {
+        let n_assigned = self.assignments.len();
+        let has_spare = self.n_candidates() > n_assigned;
+        let (Phase::Running { watch, .. }, Some(world_plan)) = (&mut self.phase, &self.record.world_plan) else {
+            return;
+        };
+        // While a member reads or writes files, or pauses between two steps, the others wait for other reasons.
+        if n_assigned < 2 || busy.len() < n_assigned {
             return;
         }
-        let slow = watch.looks.note(busy);
+        let slow = watch.observations.note(busy);
         watch.slow = slow.map(|(worker, ..)| worker);
         let Some((worker, own, others)) = slow.filter(|_| has_spare && self.policy.evict_stragglers) else { return };
-        let Some(rank) = formation.rank_of(worker) else { return };
-        if self.relieved.relieve(&formation.mesh, rank, worker.member) {
+        let Some(rank) = world_plan.rank_of(worker) else { return };
+        if self.relieved.relieve(&world_plan.mesh, rank, worker.member) {
             self.membership.evict(worker);
             let cause = Cause { culprit: Culprit::Worker(worker), why: Why::Straggles };
-            let detail = format!("it computed in {own} of {LOOKS} looks, no other in more than {others}");
+            let detail = format!("it computed in {own} of {N_OBSERVATIONS} looks, no other in more than {others}");
             self.trouble_because(Trouble { cause, detail: Some(detail), healthy: now });
         }
     }
 
-    fn standstill(&self, now: Instant, pulses: &mut Pulses<Worker>) -> Standstill {
+    fn standstill(&self, now: Instant, pauses: &mut Pauses<Worker>) -> Standstill {
         let patience = Patience { first_step: self.timing.first_step, stuck: self.timing.stuck };
         let mut found = Standstill::default();
         let mut all_wait = true;
-        for worker in self.seats.iter().chain(&self.learners) {
+        for worker in self.assignments.iter().chain(&self.catching_up) {
             let Status::Alive(member) = self.membership.status(*worker) else { continue };
             match member.progress.at {
-                _ if self.learners.contains(worker) => {}
+                _ if self.catching_up.contains(worker) => {}
                 At::Computes => drop(found.busy.insert(*worker, true)),
                 At::Waits(_) => drop(found.busy.insert(*worker, false)),
                 At::Rests | At::Stores => {}
             }
-            let paused = self.look_at(now, pulses, member, &patience);
+            let paused = self.observe_member(now, pauses, member, &patience);
             all_wait &= paused.is_some();
             let Some(since) = paused else { continue };
             match member.progress.at {
@@ -130,16 +135,16 @@ impl Coordinator {
         found
     }
 
-    fn look_at(
+    fn observe_member(
         &self,
         now: Instant,
-        pulses: &mut Pulses<Worker>,
+        pauses: &mut Pauses<Worker>,
         member: &MemberReport,
         patience: &Patience,
     ) -> Option<Instant> {
-        let applied = member.promise.applied.map(|version| version.step);
-        let paused = pulses.look(now, member.worker, member.progress, applied, patience);
-        // Who has learnt that the last step is committed has only files to write.
+        let applied = member.commit_state.applied.map(|version| version.step);
+        let paused = pauses.observe(now, member.worker, member.progress, applied, patience);
+        // A member that knows the last step is committed has only files left to write.
         paused.filter(|_| member.phase <= MemberPhase::Running)
     }
 }

@@ -77,7 +77,7 @@ impl<'a> Search<'a> {
             instr.writes.iter().for_each(|v| writer[v.0 as usize] = Some(i));
             instr.reads.iter().for_each(|v| readers[v.0 as usize].push(i));
         }
-        let (tp, me) = (program.place.mesh.tp, program.place.on(Axis::Tp));
+        let (tp, me) = (program.mesh_rank.mesh.tp, program.mesh_rank.on(Axis::Tp));
         Search { program, tp, me, writer, readers, cut: Cut { run: 1, ..Cut::default() } }
     }
 

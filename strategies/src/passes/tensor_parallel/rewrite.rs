@@ -14,12 +14,12 @@ const GROUP: Group = Group::over(&[Axis::Tp]);
 
 pub(super) fn rewrite(program: &mut Program, cut: &Cut, sequence_parallel: bool) {
     let instrs = std::mem::take(&mut program.instrs);
-    let place = program.place;
+    let mesh_rank = program.mesh_rank;
     let ids = program.bound(Role::Ids).next();
     let mut r = Rewrite {
         n_tokens: ids.map_or(0, |ids| program.value(ids).shape[0]),
-        tp: place.mesh.tp,
-        me: place.on(Axis::Tp),
+        tp: mesh_rank.mesh.tp,
+        me: mesh_rank.on(Axis::Tp),
         cut,
         sequence_parallel,
         entered: BTreeMap::new(),

@@ -1,14 +1,14 @@
 use super::*;
 use crate::cost::Cost;
-use crate::plan::cost::{Placement, collective_seconds, instr_seconds};
+use crate::plan::cost::{NodeSpan, collective_seconds, instr_seconds};
 use crate::plan::hardware::HardwareError;
 use crate::world::Kind;
 use proptest::prelude::*;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-fn at(n_nodes: u32, per_node: u32) -> Placement {
-    Placement { n_nodes, per_node }
+fn at(n_nodes: u32, per_node: u32) -> NodeSpan {
+    NodeSpan { n_nodes, per_node }
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -90,13 +90,13 @@ fn between_nodes_every_member_carries_its_share() {
 }
 
 #[test]
-fn a_group_of_one_costs_nothing() {
-    assert_eq!(collective_seconds(&h100(), Kind::AllReduce, GIB, Placement::of(&[3])), 0.0);
+fn group_of_one_has_no_cost() {
+    assert_eq!(collective_seconds(&h100(), Kind::AllReduce, GIB, NodeSpan::of(&[3])), 0.0);
 }
 
 #[test]
 fn placement_counts_nodes_and_the_fewest_members() {
-    assert_eq!(Placement::of(&[0, 0, 1, 1, 1, 5, 5]), at(3, 2));
+    assert_eq!(NodeSpan::of(&[0, 0, 1, 1, 1, 5, 5]), at(3, 2));
 }
 
 proptest! {

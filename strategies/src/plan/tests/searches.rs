@@ -99,7 +99,7 @@ fn reasons_name_the_numbers_that_do_not_fit() {
 }
 
 #[test]
-fn a_plan_is_written_with_sentences_for_reasons() {
+fn plan_report_gives_its_reasons_as_sentences() {
     let workload = small(8);
 
     let plan = search(&workload, &h100(), &options(1), |c| pretended(c, &workload));
@@ -147,7 +147,7 @@ fn four_thousand_ranks_are_planned_in_seconds() {
 }
 
 #[test]
-fn what_fits_is_found_although_bounds_of_memory_are_low() {
+fn fitting_candidate_is_found_although_memory_bounds_are_low() {
     let workload = llama_70b(512);
     let low = |c: &Candidate| pretended(c, &workload).map(|e| Evaluation { memory_bytes: e.memory_bytes * 3 / 2, ..e });
     let few = Options { n_evaluate_max: 40, ..options(128) };

@@ -92,11 +92,11 @@ fn groups_that_a_rank_does_not_bind_are_refused() {
 
 #[test]
 fn memberships_are_checked() {
-    let mut foreign = World::new();
+    let mut foreign = WorldTraces::new();
     let (trace, group) = (foreign.trace(vec![]), foreign.group(vec![Rank(1)]));
     foreign.rank(trace, vec![group]);
     foreign.rank(trace, vec![group]);
-    let mut absent = World::new();
+    let mut absent = WorldTraces::new();
     let (trace, group) = (absent.trace(vec![]), absent.group(vec![Rank(0), Rank(7)]));
     absent.rank(trace, vec![group]);
 
@@ -150,7 +150,7 @@ fn two_ranks_that_send_to_each_other_first_deadlock() {
 #[test]
 fn a_circle_of_equal_ranks_is_a_deadlock_of_all_of_them() {
     let n = 6;
-    let mut ring = World::new();
+    let mut ring = WorldTraces::new();
     let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();
     let (send, receive) =
         (on(0, 0, Kind::Send { to: 1, channel: 0 }, 1), on(1, 0, Kind::Recv { from: 0, channel: 0 }, 1));

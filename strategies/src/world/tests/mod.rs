@@ -30,8 +30,8 @@ fn both(post: Post) -> [Step; 2] {
 }
 
 /// A world in which rank `i` runs `traces[i]` and binds all of `groups` that it is a member of, in their order.
-fn world(groups: &[&[u32]], traces: Vec<Vec<Step>>) -> World {
-    let mut world = World::new();
+fn world(groups: &[&[u32]], traces: Vec<Vec<Step>>) -> WorldTraces {
+    let mut world = WorldTraces::new();
     let ids: Vec<GroupId> = groups.iter().map(|g| world.group(g.iter().map(|r| Rank(*r)).collect())).collect();
     for (rank, steps) in traces.into_iter().enumerate() {
         let bound = groups.iter().zip(&ids).filter(|(g, _)| g.contains(&(rank as u32))).map(|(_, id)| *id);

@@ -89,7 +89,7 @@ fn draft(n: u32, groups: &[Vec<u32>], issues: &[Issue]) -> Draft {
 }
 
 impl Draft {
-    fn world(&self) -> World {
+    fn world(&self) -> WorldTraces {
         let groups: Vec<&[u32]> = self.groups.iter().map(Vec::as_slice).collect();
         world(&groups, self.traces.clone())
     }
@@ -203,7 +203,7 @@ fn links(f: impl FnOnce(&Links<'_>) -> Timeline) -> Timeline {
 
 proptest! {
     #[test]
-    fn ranks_that_follow_one_order_pass(draft in drafts()) {
+    fn ranks_with_one_collective_order_pass_verification(draft in drafts()) {
         prop_assert_eq!(draft.world().verify(), Ok(()));
     }
 
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn two_collectives_in_exchanged_places_are_caught((mut draft, start) in with_a_start(), next in 1usize..4) {
+    fn two_swapped_collectives_are_caught((mut draft, start) in with_a_start(), next in 1usize..4) {
         let Some((rank, step)) = start else { return Ok(()) };
         let first = draft.post(rank, step).clone();
         let same_stream = |p: &Post| p.collective.group == first.collective.group

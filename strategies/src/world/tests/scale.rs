@@ -8,8 +8,8 @@ const LAYERS: u32 = 10;
 
 /// pp x dp x tp ranks, tp innermost. Each stage runs 1F1B with two tensor-parallel sums a layer each way and, at the
 /// end, one data-parallel reduction a layer. `marked` makes all traces differ.
-fn mesh(pp: u32, dp: u32, tp: u32, n_microbatches: u32, marked: bool) -> World {
-    let mut world = World::new();
+fn mesh(pp: u32, dp: u32, tp: u32, n_microbatches: u32, marked: bool) -> WorldTraces {
+    let mut world = WorldTraces::new();
     let rank = |s: u32, d: u32, t: u32| Rank((s * dp + d) * tp + t);
     let mut steps: Vec<Vec<Step>> = (0..pp).map(|s| stage_steps(pp, s, n_microbatches)).collect();
     for s in 0..pp {

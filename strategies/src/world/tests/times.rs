@@ -113,7 +113,7 @@ fn durations_see_the_nodes_of_those_who_take_part() {
 #[test]
 fn both_transfers_of_a_rank_on_a_ring_take_their_time() {
     let n = 6;
-    let mut ring = World::new();
+    let mut ring = WorldTraces::new();
     let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();
     let [send, sent] = both(on(0, 0, Kind::Send { to: 1, channel: 0 }, 1));
     let [receive, received] = both(on(1, 0, Kind::Recv { from: 0, channel: 0 }, 1));

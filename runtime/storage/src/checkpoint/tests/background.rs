@@ -7,9 +7,9 @@ use super::*;
 use crate::checkpoint::background::Snapshot;
 use crate::checkpoint::catalog::list;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::writer::Seat;
+use crate::checkpoint::writer::WriterRank;
 
-const ALONE: Seat = Seat { writer: 0, n_writers: 1 };
+const ALONE: WriterRank = WriterRank { writer: 0, n_writers: 1 };
 
 fn add(snapshot: &mut Snapshot, start: usize, weights: &[f32]) {
     let (offset, shape) = ([start], [weights.len()]);
@@ -56,11 +56,11 @@ fn a_snapshot_is_used_again_and_the_leader_removes_old_checkpoints() {
             snapshot.clear();
             snapshot
         });
-        let savings = [(0, first), (1, second)].map(|(seat, mut snapshot)| {
-            add(&mut snapshot, seat as usize * 4, &[step as f32; 4]);
-            let (seat, board) = (Seat { writer: seat, n_writers: 2 }, board.clone());
+        let savings = [(0, first), (1, second)].map(|(writer_rank, mut snapshot)| {
+            add(&mut snapshot, writer_rank as usize * 4, &[step as f32; 4]);
+            let (writer_rank, board) = (WriterRank { writer: writer_rank, n_writers: 2 }, board.clone());
             let sum = move |value| board.sum(value);
-            writer.save_in_background(meta(step), seat, snapshot, Some(2), sum).unwrap()
+            writer.save_in_background(meta(step), writer_rank, snapshot, Some(2), sum).unwrap()
         });
         snapshots = savings.map(|saving| {
             let (snapshot, saved) = saving.wait();

@@ -1,4 +1,4 @@
-//! C-4 and C-5: names, order, retries and retention.
+//! CHECKPOINT-4 and CHECKPOINT-5: names, order, retries and retention.
 
 use std::fs;
 

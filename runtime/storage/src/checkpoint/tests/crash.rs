@@ -1,4 +1,5 @@
-//! C-1 and C-2: a crash, a power failure or a full disk at any moment of a save costs nothing that was committed.
+//! CHECKPOINT-1 and CHECKPOINT-2: a crash, a power failure or a full disk at any moment of a save costs nothing that
+//! was committed.
 
 use super::faulty_disk::FaultyDisk;
 use super::*;

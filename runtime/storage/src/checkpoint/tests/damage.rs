@@ -1,4 +1,5 @@
-//! C-3 and C-6: every damaged bit is seen, the previous checkpoint is used, and a hostile manifest is refused.
+//! CHECKPOINT-3 and CHECKPOINT-6: every damaged bit is seen, the previous checkpoint is used, and a hostile manifest is
+//! refused.
 
 use std::fs;
 use std::path::PathBuf;

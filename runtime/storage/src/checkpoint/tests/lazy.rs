@@ -1,4 +1,4 @@
-//! C-3 for ranks that read only their part: what they read is verified, and nothing else is touched.
+//! CHECKPOINT-3 for ranks that read only their part: what they read is verified, and nothing else is touched.
 
 use std::fs;
 

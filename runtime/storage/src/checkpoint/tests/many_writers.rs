@@ -1,4 +1,4 @@
-//! C-7: many writers save one checkpoint, any others read it, and it exists only when it is whole.
+//! CHECKPOINT-7: many writers save one checkpoint, any others read it, and it exists only when it is whole.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex};
@@ -10,9 +10,9 @@ use proptest::sample::Index as Pick;
 use super::round_trip::{cut, region_of, split};
 use super::*;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::writer::Seat;
+use crate::checkpoint::writer::WriterRank;
 
-/// What a collective sum is in a run: everyone's value is added, and everyone fails once somebody has left.
+/// Stands in for a collective sum: all values are added, and all writers fail once one has left.
 pub(super) struct Board {
     n: usize,
     state: Mutex<BoardState>,
@@ -146,11 +146,11 @@ fn save(root: &Path, n: usize, tensors: &[Cut], shard_bytes_max: u64) -> Vec<Res
         };
         let pieces: Vec<Piece<'_>> =
             parts.iter().map(|(name, t, r, c): &(String, _, _, _)| piece((name, t, r, c))).collect();
-        let seat = Seat { writer: writer as u32, n_writers: n as u32 };
+        let writer_rank = WriterRank { writer: writer as u32, n_writers: n as u32 };
         let name = format!("rng-{writer}");
         let extras: [(&str, &[u8]); 1] = [(&name, &[writer as u8])];
         let disk = quick_writer(root).with_shard_bytes_max(shard_bytes_max);
-        disk.save_together(&meta(1), seat, &pieces, &extras, |value| board.sum(value))
+        disk.save_together(&meta(1), writer_rank, &pieces, &extras, |value| board.sum(value))
     };
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..n).map(|writer| scope.spawn(move || part(writer))).collect();
@@ -161,7 +161,7 @@ fn save(root: &Path, n: usize, tensors: &[Cut], shard_bytes_max: u64) -> Vec<Res
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
-    fn what_any_number_of_writers_saved_any_number_of_readers_read_bit_for_bit(
+    fn any_number_of_readers_reads_bit_for_bit_what_any_number_of_writers_saved(
         tensors in proptest::collection::vec((proptest::collection::vec(1usize..7, 0..4), scheme(), scheme()), 1..4),
         n_writers in 1usize..6,
         n_readers in 1usize..6,

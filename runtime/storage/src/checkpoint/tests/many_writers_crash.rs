@@ -1,10 +1,11 @@
-//! C-1, C-2 and C-7 with many writers: whoever dies, and whenever, costs nothing that was committed.
+//! CHECKPOINT-1, CHECKPOINT-2 and CHECKPOINT-7 with many writers: whoever dies, and whenever, costs nothing that was
+//! committed.
 
 use super::faulty_disk::FaultyDisk;
 use super::many_writers::Board;
 use super::*;
 use crate::checkpoint::catalog::list;
-use crate::checkpoint::writer::Seat;
+use crate::checkpoint::writer::WriterRank;
 
 const N_WRITERS: u32 = 3;
 
@@ -18,7 +19,7 @@ enum Death {
 /// One writer's part of the state that [`loaded_step`] expects.
 fn save_part(
     writer: &CheckpointWriter,
-    seat: u32,
+    writer_rank: u32,
     step: u64,
     sum: impl FnMut(u64) -> Result<u64, String>,
 ) -> Result<CheckpointId, CheckpointError> {
@@ -34,51 +35,51 @@ fn save_part(
     };
     let json = format!("{{\"step\":{step}}}");
     let extras: [(&str, &[u8]); 1] = [("trainer.json", json.as_bytes())];
-    let seat = Seat { writer: seat, n_writers: N_WRITERS };
+    let writer_rank = WriterRank { writer: writer_rank, n_writers: N_WRITERS };
     let counts = Piece::whole("counts", Dtype::U64, &[3], bytemuck::cast_slice(&counts));
-    let pieces = match seat.writer {
+    let pieces = match writer_rank.writer {
         0 => vec![row(0)],
         1 => vec![counts, row(1)],
         _ => vec![],
     };
-    writer.save_together(&meta(step), seat, &pieces, if seat.writer == 0 { &extras } else { &[] }, sum)
+    writer.save_together(&meta(step), writer_rank, &pieces, if writer_rank.writer == 0 { &extras } else { &[] }, sum)
 }
 
 /// All writers on one disk, none of which dies.
 fn save_on(disk: &FaultyDisk, root: &Path, step: u64) -> Vec<Result<CheckpointId, CheckpointError>> {
     let board = Board::new(N_WRITERS as usize);
     let writer = CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root);
-    let part = |seat| save_part(&writer, seat, step, |value| board.sum(value));
+    let part = |writer_rank| save_part(&writer, writer_rank, step, |value| board.sum(value));
     std::thread::scope(|scope| {
-        let seats: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || part(seat))).collect();
-        seats.into_iter().map(|seat| seat.join().unwrap()).collect()
+        let writer_ranks: Vec<_> = (0..N_WRITERS).map(|writer_rank| scope.spawn(move || part(writer_rank))).collect();
+        writer_ranks.into_iter().map(|writer_rank| writer_rank.join().unwrap()).collect()
     })
 }
 
 /// All writers; one of them dies. The dead one's result is what it would have returned had it lived.
 fn save_with_death(root: &Path, step: u64, dying: u32, death: Death) -> Vec<Result<CheckpointId, CheckpointError>> {
     let board = Board::new(N_WRITERS as usize);
-    let part = |seat| {
+    let part = |writer_rank| {
         let disk = match death {
-            Death::Operation(n) if seat == dying => FaultyDisk::stopping_after(n),
+            Death::Operation(n) if writer_rank == dying => FaultyDisk::stopping_after(n),
             _ => FaultyDisk::default(),
         };
         let mut n_exchanges = 0;
         let sum = |value| {
             let dies = disk.has_stopped() || death == Death::Exchange(n_exchanges);
             n_exchanges += 1;
-            if seat == dying && dies {
+            if writer_rank == dying && dies {
                 board.leave();
                 return Err("dead".into());
             }
             board.sum(value)
         };
-        save_part(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root), seat, step, sum)
+        save_part(&CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root), writer_rank, step, sum)
     };
     std::thread::scope(|scope| {
         let part = &part;
-        let seats: Vec<_> = (0..N_WRITERS).map(|seat| scope.spawn(move || part(seat))).collect();
-        seats.into_iter().map(|seat| seat.join().unwrap()).collect()
+        let writer_ranks: Vec<_> = (0..N_WRITERS).map(|writer_rank| scope.spawn(move || part(writer_rank))).collect();
+        writer_ranks.into_iter().map(|writer_rank| writer_rank.join().unwrap()).collect()
     })
 }
 

@@ -1,4 +1,4 @@
-//! C-1 to C-5 in object stores: in memory, and a folder as if it were one.
+//! CHECKPOINT-1 to CHECKPOINT-5 in object stores: in memory, and a folder as if it were one.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ fn stores() -> [(Arc<dyn Store>, PathBuf, Option<tempfile::TempDir>); 2] {
 }
 
 #[test]
-fn what_is_saved_is_found_loaded_and_removed_when_it_is_old() {
+fn saved_checkpoint_is_found_loaded_and_removed_when_old() {
     for (store, root, _guard) in stores() {
         let writer = CheckpointWriter::on(store.clone(), &root);
         assert_eq!(loaded_step_in(&store, &root), None, "nothing lies in a new place");
@@ -58,7 +58,7 @@ fn what_is_saved_is_found_loaded_and_removed_when_it_is_old() {
 }
 
 #[test]
-fn what_was_saved_in_a_folder_as_an_object_store_is_read_as_a_folder_too() {
+fn file_url_checkpoint_is_readable_as_a_plain_folder() {
     let [_, (store, root, folder)] = stores();
     save_state(&CheckpointWriter::on(store, &root), 7).unwrap();
 
@@ -125,7 +125,7 @@ fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint(
 }
 
 #[test]
-fn a_lost_answer_to_any_operation_costs_at_most_the_save_that_it_belongs_to() {
+fn lost_answer_to_any_operation_fails_at_most_its_own_save() {
     for k in 0..12 {
         let objects = memory();
         save_state(&writer_to(&objects, Fault::Nothing), 1).unwrap();
@@ -267,7 +267,7 @@ fn a_large_object_goes_in_parts_and_none_of_it_is_there_when_one_fails() {
 }
 
 #[test]
-fn a_url_that_cannot_be_gets_one_sentence() {
+fn invalid_url_is_refused_in_one_sentence() {
     let refused = |url: &str| store::at(Path::new(url)).unwrap_err().to_string();
 
     for (url, why) in [

@@ -1,4 +1,4 @@
-//! Worlds that others follow by choice, and those who catch up before they have a seat in one.
+//! Worlds that others follow by choice, and those who catch up before they have a rank in one.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn ticks_to_join(wanted: usize) -> u64 {
 }
 
 #[test]
-fn nobody_is_waited_for_when_all_are_there_that_are_wanted() {
+fn growth_does_not_wait_when_all_wanted_members_are_present() {
     let life = (Timing::default().life.as_millis() / TICK.as_millis()) as u64;
 
     let (last_one, not_the_last) = (ticks_to_join(3), ticks_to_join(4));
@@ -24,7 +24,7 @@ fn nobody_is_waited_for_when_all_are_there_that_are_wanted() {
     assert!(not_the_last >= life, "others may come, but {not_the_last} ticks");
 }
 
-// K-10
+// COORDINATOR-10
 #[test]
 fn a_world_grows_between_two_steps() {
     let mut job = Job::start(shards(3), 2, Schedule::default());
@@ -45,7 +45,7 @@ fn a_world_grows_between_two_steps() {
 const ONE: Mesh = Mesh::ONE;
 const TWO: Mesh = Mesh { dp_replicate: 2, ..Mesh::ONE };
 
-/// One replica trains, and a second one comes, which lacks too much to be waited for.
+/// One replica trains, and a second one joins with too much missing state to wait for.
 fn a_replica_and_a_newcomer() -> Job {
     let mut job = Job::start(TWO, 1, Schedule::default());
     job.coordinator.policy.rest_bytes_max = 0;
@@ -54,52 +54,54 @@ fn a_replica_and_a_newcomer() -> Job {
     job
 }
 
-// E-1, E-3
+// CATCH-UP-1, CATCH-UP-3
 #[test]
-fn a_newcomer_that_lacks_much_learns_while_the_others_train_and_has_its_seat_when_it_has_learnt() {
+fn newcomer_with_much_missing_state_catches_up_while_the_others_train_and_then_gets_its_rank() {
     let mut job = a_replica_and_a_newcomer();
     let newcomer = |job: &Job| job.members.values().find(|m| m.worker().member.node == NodeId(2)).map(Member::report);
-    job.run_until("learning", |job| newcomer(job).is_some_and(|word| word.phase == MemberPhase::Learning));
+    job.run_until("learning", |job| {
+        newcomer(job).is_some_and(|status_report| status_report.phase == MemberPhase::CatchingUp)
+    });
 
     let began = job.committed;
     assert!(job.running(ONE) && newcomer(&job).unwrap().holds.is_empty());
-    job.run_until("its seat", |job| job.running(TWO));
+    job.run_until("its rank", |job| job.running(TWO));
 
     assert!(job.committed >= Step(began.0 + 4), "the others trained meanwhile");
-    let formation = job.coordinator.record().formation.clone().unwrap();
-    assert_eq!(formation.transfers, [vec![], vec![]], "nobody waits for state");
-    assert_eq!((formation.learners.len(), formation.base.lineage), (0, Generation(1)));
+    let world_plan = job.coordinator.record().world_plan.clone().unwrap();
+    assert_eq!(world_plan.transfers, [vec![], vec![]], "nobody waits for state");
+    assert_eq!((world_plan.catching_up.len(), world_plan.base.lineage), (0, Generation(1)));
 }
 
-// E-3, B-8
+// CATCH-UP-3, MEMBER-8
 #[test]
-fn who_dies_while_it_learns_costs_no_step_and_its_successor_begins_anew() {
+fn death_during_catch_up_loses_no_step_and_the_successor_starts_over() {
     let mut job = a_replica_and_a_newcomer();
-    let learner =
-        |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).map(Member::worker);
-    job.run_until("learning", |job| learner(job).is_some());
-    let (first, before) = (learner(&job).unwrap(), job.committed);
+    let catch_up =
+        |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::CatchingUp).map(Member::worker);
+    job.run_until("learning", |job| catch_up(job).is_some());
+    let (first, before) = (catch_up(&job).unwrap(), job.committed);
 
     job.kill(first);
-    job.run_until("another world", |job| job.running(ONE) && learner(job).is_some_and(|worker| worker != first));
+    job.run_until("another world", |job| job.running(ONE) && catch_up(job).is_some_and(|worker| worker != first));
     assert!(job.committed >= before);
-    job.run_until("the seat of the successor", |job| job.running(TWO));
+    job.run_until("the rank of the successor", |job| job.running(TWO));
 
-    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
+    assert_eq!(job.coordinator.record().world_plan.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
 }
 
 #[test]
-fn a_learner_whose_device_stands_still_is_replaced_and_the_others_train_on() {
+fn catching_up_rank_with_a_stuck_device_is_replaced_while_the_others_train() {
     let mut job = a_replica_and_a_newcomer();
-    let learner = |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::Learning).cloned();
+    let catch_up = |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::CatchingUp).cloned();
     let computes = |m: Member| m.report().progress.at == At::Computes;
-    job.run_until("a learner that computes", |job| learner(job).is_some_and(computes));
+    job.run_until("a catching-up member that computes", |job| catch_up(job).is_some_and(computes));
 
-    job.frozen = learner(&job).map(|member| member.worker());
+    job.frozen = catch_up(&job).map(|member| member.worker());
     // As long as a first step may take.
     job.run_for(60_000);
-    job.run_until("the seat of its successor", |job| job.running(TWO));
+    job.run_until("the rank of its successor", |job| job.running(TWO));
 
     assert!(job.frozen.is_some_and(|frozen| !job.members.contains_key(&frozen)));
-    assert_eq!(job.coordinator.record().formation.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
+    assert_eq!(job.coordinator.record().world_plan.as_ref().unwrap().base.lineage, Generation(1), "no step was lost");
 }

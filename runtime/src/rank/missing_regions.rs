@@ -1,8 +1,8 @@
-//! What of its state a member still has to get: boxes of tensors, less and less until there are none.
+//! The missing regions of a member's state: boxes of tensors, which shrink until none is left.
 //!
-//! Senders may have the same elements as each other (norms that all tensor shards have, copies of a head, an embedding of
-//! two stages). Each is asked only for what nobody before it had, so that what has come is counted once. Senders that have
-//! all the same are asked for as much as each other, to within an element.
+//! Senders may hold the same elements (norms in all tensor shards, copied key/value heads, an embedding of two stages).
+//! Each is asked only for elements that no earlier sender had, so every element is counted once. Senders with identical
+//! state are asked for equal amounts, to within one element.
 
 use crate::train::weights::Tensor;
 use phalanx_device::parts::part;
@@ -11,7 +11,7 @@ use phalanx_strategies::elastic::recovery::Share;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A box of a tensor of the model file. Which one: its index in a list that both sides of a message know.
+/// A box of a tensor, identified by its index in a list that both sides know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Piece {
     pub(crate) tensor: usize,
@@ -20,39 +20,41 @@ pub(crate) struct Piece {
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub(crate) struct Lacking {
-    /// What was lacking at first; pieces are of these.
+pub(crate) struct MissingRegions {
+    /// The tensors that the pieces belong to.
     pub(crate) tensors: Vec<Tensor>,
     pieces: Vec<Piece>,
 }
 
-impl Lacking {
+impl MissingRegions {
     /// All of these tensors.
-    pub(crate) fn all(tensors: Vec<Tensor>) -> Lacking {
+    pub(crate) fn all(tensors: Vec<Tensor>) -> MissingRegions {
         let whole = |(tensor, t): (usize, &Tensor)| Piece { tensor, region: t.held.region.clone() };
         let pieces = tensors.iter().enumerate().map(whole).collect();
-        Lacking { tensors, pieces }
+        MissingRegions { tensors, pieces }
     }
 
-    /// The boxes that are lacking now; no two have an element in common, unless two tensors have.
+    /// The missing boxes; no two overlap, unless their tensors do.
     pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// How many elements that are.
+    /// Number of missing elements.
     pub(crate) fn n_elements(&self) -> usize {
         self.pieces.iter().map(Piece::n_elements).sum()
     }
 
-    /// This has come. Returns whether all of it was lacking; otherwise nothing has changed.
+    /// Removes a received box. Returns whether all of it was missing; otherwise nothing has changed.
     #[must_use]
     pub(crate) fn came(&mut self, piece: &Piece) -> bool {
-        let of_tensor = self.pieces.iter().enumerate().filter(|(_, lacking)| lacking.tensor == piece.tensor);
-        let common = |(at, lacking): (usize, &Piece)| Some((at, lacking.region.intersection(&piece.region)?));
+        let of_tensor =
+            self.pieces.iter().enumerate().filter(|(_, missing_regions)| missing_regions.tensor == piece.tensor);
+        let common =
+            |(at, missing_regions): (usize, &Piece)| Some((at, missing_regions.region.intersection(&piece.region)?));
         let common: Vec<(usize, TensorBox)> = of_tensor.filter_map(common).collect();
-        let n_lacking: usize = common.iter().map(|(_, common)| common.n_elements()).sum();
+        let n_missing: usize = common.iter().map(|(_, common)| common.n_elements()).sum();
         // Of what is lacking no two boxes have an element in common.
-        if n_lacking == 0 || piece.region.n_elements_checked() != Some(n_lacking) {
+        if n_missing == 0 || piece.region.n_elements_checked() != Some(n_missing) {
             return false;
         }
         for (at, common) in common.into_iter().rev() {
@@ -69,15 +71,14 @@ impl Piece {
     }
 }
 
-/// A tensor as a message names it, and a box of it.
+/// A tensor name and a box of that tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Named {
     pub(crate) name: String,
     pub(crate) piece: Piece,
 }
 
-/// What tensors have of the boxes: the tensor, and which part of which box. Of two tensors that have the same elements the
-/// first one gives them.
+/// Intersects held tensors with the wanted boxes. If two tensors have the same elements, the first one provides them.
 pub(crate) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor, Piece)> {
     let mut by_name: BTreeMap<&str, Vec<&Tensor>> = BTreeMap::new();
     for tensor in held {
@@ -95,7 +96,7 @@ pub(crate) fn found<'a>(held: &'a [Tensor], wanted: &[Named]) -> Vec<(&'a Tensor
     found
 }
 
-/// The share of what was found, as if it lay in one row, that one of several senders gives that find the same. It is sound.
+/// One sender's share of the found boxes, as if they formed one row. The share must be valid.
 pub(crate) fn share_of(found: Vec<(&Tensor, Piece)>, share: Share) -> Vec<(&Tensor, Piece)> {
     let n_elements = found.iter().map(|(_, piece)| piece.n_elements()).sum();
     let own = part(n_elements, 1, share.n_parts, share.part);
@@ -127,9 +128,10 @@ mod tests {
         Tensor { name: name.into(), shape: shape.to_vec(), value: ValueId(0), elements, trainable: true, held }
     }
 
-    fn named(lacking: &Lacking) -> Vec<Named> {
-        let of = |piece: &Piece| Named { name: lacking.tensors[piece.tensor].name.clone(), piece: piece.clone() };
-        lacking.pieces().iter().map(of).collect()
+    fn named(missing_regions: &MissingRegions) -> Vec<Named> {
+        let of =
+            |piece: &Piece| Named { name: missing_regions.tensors[piece.tensor].name.clone(), piece: piece.clone() };
+        missing_regions.pieces().iter().map(of).collect()
     }
 
     fn places(piece: &Piece) -> Vec<(usize, usize)> {
@@ -139,11 +141,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_element_comes_once_whoever_has_it_and_what_nobody_has_is_lacking(
+        fn each_element_arrives_once_and_elements_without_a_holder_stay_missing(
             senders in prop::collection::vec(prop::collection::vec((0usize..6, 0usize..6, 1usize..7, 1usize..7), 0..3), 0..5),
         ) {
             let shape = [6, 6];
-            let mut lacking = Lacking::all(vec![tensor("w", &shape, &[1, 0], &[5, 6])]);
+            let mut missing_regions = MissingRegions::all(vec![tensor("w", &shape, &[1, 0], &[5, 6])]);
             let mut came: Vec<(usize, usize)> = Vec::new();
             let mut had: BTreeSet<(usize, usize)> = BTreeSet::new();
 
@@ -155,8 +157,8 @@ mod tests {
                 for t in &held {
                     had.extend(places(&Piece { tensor: 0, region: t.held.region.clone() }));
                 }
-                for (_, piece) in found(&held, &named(&lacking)) {
-                    prop_assert!(lacking.came(&piece));
+                for (_, piece) in found(&held, &named(&missing_regions)) {
+                    prop_assert!(missing_regions.came(&piece));
                     came.extend(places(&piece));
                 }
             }
@@ -164,7 +166,7 @@ mod tests {
             had.retain(|(row, _)| *row >= 1);
             prop_assert_eq!(came.len(), had.len(), "{:?}", came);
             prop_assert_eq!(came.into_iter().collect::<BTreeSet<_>>(), had.clone());
-            prop_assert_eq!(lacking.n_elements(), 30 - had.len());
+            prop_assert_eq!(missing_regions.n_elements(), 30 - had.len());
         }
     }
 
@@ -178,8 +180,8 @@ mod tests {
                 tensor("w", &shape, &[*r, *c], &[(*h).min(6 - r), (*w).min(6 - c)])
             };
             let held: Vec<Tensor> = boxes.iter().map(cut).collect();
-            let mut lacking = Lacking::all(vec![tensor("w", &shape, &[0, 0], &[6, 6])]);
-            let wanted = named(&lacking);
+            let mut missing_regions = MissingRegions::all(vec![tensor("w", &shape, &[0, 0], &[6, 6])]);
+            let wanted = named(&missing_regions);
             let all: BTreeSet<_> = found(&held, &wanted).iter().flat_map(|(_, piece)| places(piece)).collect();
 
             let mut came: BTreeSet<(usize, usize)> = BTreeSet::new();
@@ -191,7 +193,7 @@ mod tests {
                 for (tensor, piece) in given {
                     let held = places(&Piece { tensor: 0, region: tensor.held.region.clone() });
                     prop_assert!(places(&piece).iter().all(|place| held.contains(place)));
-                    prop_assert!(lacking.came(&piece), "{:?} comes twice", piece);
+                    prop_assert!(missing_regions.came(&piece), "{:?} comes twice", piece);
                     came.extend(places(&piece));
                 }
             }
@@ -200,15 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_lacking_is_refused() {
-        let mut lacking = Lacking::all(vec![tensor("w", &[4, 4], &[0, 0], &[2, 4]), tensor("b", &[], &[], &[])]);
+    fn regions_that_were_not_missing_are_refused() {
+        let mut missing_regions =
+            MissingRegions::all(vec![tensor("w", &[4, 4], &[0, 0], &[2, 4]), tensor("b", &[], &[], &[])]);
         let row = |r, n| Piece { tensor: 0, region: TensorBox { offset: vec![r, 0], extent: vec![n, 4] } };
         let scalar = Piece { tensor: 1, region: TensorBox::whole(&[]) };
 
-        assert!(lacking.came(&row(0, 1)) && lacking.came(&scalar));
+        assert!(missing_regions.came(&row(0, 1)) && missing_regions.came(&scalar));
         let again = [row(0, 1), row(1, 2), row(usize::MAX, 2), scalar.clone(), Piece { tensor: 2, ..scalar }];
-        assert!(again.iter().all(|piece| !lacking.came(piece)));
+        assert!(again.iter().all(|piece| !missing_regions.came(piece)));
 
-        assert_eq!(lacking.pieces(), [row(1, 1)]);
+        assert_eq!(missing_regions.pieces(), [row(1, 1)]);
     }
 }

@@ -1,21 +1,21 @@
-//! A rank as the control plane and the device thread see it together: the pure machine, what the device is to do next, and
-//! what stops it where it waits.
+//! State of a rank, shared by the control plane and the device thread: the state machine, the device's next tasks, and
+//! the means to interrupt its waits.
 //!
-//! Both sides take the lock for microseconds and never while they wait for somebody. In the hot loop that is twice a step.
-//! Whatever need not be answered at once is the rank actor's (`phalanx_actors::rank`), of which this is the desk.
+//! Both sides hold the lock for microseconds and never while waiting; the hot loop takes it twice per step. Everything
+//! that needs no immediate answer is handled by the rank actor (`phalanx_actors::rank`), whose port this is.
 
 use crate::control::Control;
 use crate::error::JobError;
 use crate::launch::channel::FrameSender;
-use crate::rank::words::FromRank;
+use crate::rank::rank_messages::FromRank;
 use crate::train::trainer::Member as TrainingMember;
-use phalanx_actors::mesh_group::{Communicator, Missing};
-use phalanx_actors::rank::{Desk, Handle};
-use phalanx_device::pulse::Pulse;
+use phalanx_actors::mesh_group::{GroupControl, Missing};
+use phalanx_actors::rank::{Handle, RankPort};
+use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
 use phalanx_strategies::elastic::member::{Command, Member};
-use phalanx_strategies::elastic::message::{Formation, MemberPhase, MemberReport, Order, Wishes};
+use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, WorldPlan};
 use phalanx_strategies::elastic::progress::Progress;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Part;
@@ -23,17 +23,17 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What the device thread does next.
+/// Tasks of the device thread.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Task {
-    /// The outcome of the open step is known: it counts, or not.
+    /// The outcome of the open step is known: commit or discard it.
     Settle(Option<Version>),
     /// Free the state of all other shards.
     Keep(Vec<Shard>),
-    /// Join the world, and get or give state.
-    Join(Arc<Formation>),
+    /// Join the world, and receive or send state.
+    Join(Arc<WorldPlan>),
     /// Catch up while others train.
-    Learn(Generation),
+    CatchUp(Generation),
     /// Train, or finish if nothing is left to train.
     Train(Generation),
     /// The job is over.
@@ -41,13 +41,13 @@ pub(crate) enum Task {
 }
 
 /// See the [module](self).
-pub(crate) struct Cell {
+pub(crate) struct RankState {
     inner: Mutex<Inner>,
     changed: Condvar,
     sender: Mutex<FrameSender>,
     control: Arc<Control>,
-    pulse: Pulse,
-    /// The actor beside the device.
+    progress_counter: ProgressCounter,
+    /// The rank's actor.
     rank: OnceLock<Handle>,
 }
 
@@ -62,22 +62,27 @@ struct Inner {
     training: Option<Generation>,
     /// Parts of checkpoints that are being written.
     parts: Vec<Part>,
-    /// Whether the supervisor is to be told something.
+    /// Whether a status report is due.
     news: bool,
 }
 
-/// What others must be told of.
+/// Pending notifications.
 #[must_use]
 struct News {
     /// Earlier worlds than this are left.
     left: Option<Generation>,
-    /// The supervisor is to hear where this member is.
+    /// A status report is due.
     report: bool,
 }
 
-impl Cell {
-    /// A member whose supervisor listens at the other end of `sender`; wishes of the operator go to `control`.
-    pub(crate) fn new(member: Member, sender: FrameSender, control: Arc<Control>, pulse: Pulse) -> Cell {
+impl RankState {
+    /// The state of a member whose supervisor reads from `sender`; operator requests go to `control`.
+    pub(crate) fn new(
+        member: Member,
+        sender: FrameSender,
+        control: Arc<Control>,
+        progress_counter: ProgressCounter,
+    ) -> RankState {
         let inner = Inner {
             member,
             tasks: VecDeque::new(),
@@ -87,22 +92,22 @@ impl Cell {
             parts: Vec::new(),
             news: false,
         };
-        Cell {
+        RankState {
             inner: Mutex::new(inner),
             changed: Condvar::new(),
             sender: Mutex::new(sender),
             control,
-            pulse,
+            progress_counter,
             rank: OnceLock::new(),
         }
     }
 
-    /// From now on the groups of worlds belong to this actor.
+    /// Sets the actor that owns the groups of worlds.
     pub(crate) fn belongs_to(&self, rank: Handle) {
         let _ = self.rank.set(rank);
     }
 
-    /// Tells the supervisor something else.
+    /// Sends another message to the supervisor.
     pub(crate) fn tell(&self, what: &FromRank) {
         what.deliver(&mut self.sender.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -113,7 +118,7 @@ impl Cell {
         loop {
             if let Some(task) = inner.tasks.pop_front() {
                 inner.training = match task {
-                    Task::Train(generation) | Task::Learn(generation) => Some(generation),
+                    Task::Train(generation) | Task::CatchUp(generation) => Some(generation),
                     _ => None,
                 };
                 return task;
@@ -123,31 +128,31 @@ impl Cell {
         }
     }
 
-    /// The device has joined a world and has these groups there: from now on an order to leave it wakes the device wherever it
-    /// waits.
-    pub(crate) fn entered(&self, generation: Generation, groups: Vec<Box<dyn Communicator>>) {
+    /// The device has joined a world with these groups: from now on a desired state to leave it wakes the device from
+    /// any wait.
+    pub(crate) fn entered(&self, generation: Generation, groups: Vec<Box<dyn GroupControl>>) {
         if let Some(rank) = self.rank.get() {
             rank.entered(generation, groups);
         }
     }
 
-    /// The device has its seat, and all pieces of state that the world's formation names for it have arrived.
-    pub(crate) fn healed(&self, formation: &Formation, rank: usize) {
+    /// The device has joined with its rank, and all planned transfers to it have arrived.
+    pub(crate) fn healed(&self, world_plan: &WorldPlan, rank: usize) {
         self.with(|member| {
-            let generation = formation.generation;
+            let generation = world_plan.generation;
             member.handle_joined(generation)?;
-            formation.transfers[rank].iter().try_for_each(|transfer| member.handle_fetched(generation, *transfer))
+            world_plan.transfers[rank].iter().try_for_each(|transfer| member.handle_fetched(generation, *transfer))
         })
-        .unwrap_or_else(|stale| tracing::debug!(%stale, "healed too late"));
+        .unwrap_or_else(|stale| tracing::debug!(%stale, "healed after the world had ended"));
     }
 
-    /// The device has its place beside those who train.
-    pub(crate) fn seated(&self, generation: Generation) {
+    /// The device has joined to catch up beside the training members.
+    pub(crate) fn joined_beside(&self, generation: Generation) {
         self.with(|member| member.handle_joined(generation))
-            .unwrap_or_else(|stale| tracing::debug!(%stale, "came too late to learn"));
+            .unwrap_or_else(|stale| tracing::debug!(%stale, "joined to catch up after the world had ended"));
     }
 
-    /// Whether its world is to train, rather than only to save what it has.
+    /// Whether its world trains, rather than only saving its base state.
     pub(crate) fn trains(&self) -> bool {
         self.lock().member.report().phase == MemberPhase::Running
     }
@@ -163,25 +168,25 @@ impl Cell {
         self.change(saved);
     }
 
-    /// All that belongs to the end of the job is done.
+    /// The work at the end of the job is done.
     pub(crate) fn finished(&self, generation: Generation) {
         if let Err(stale) = self.with(|member| member.handle_finished(generation)) {
-            tracing::debug!(%stale, "finished too late");
+            tracing::debug!(%stale, "finished after the world had ended");
         }
     }
 
-    /// The world of this generation cannot go on here: `lost`, by its position among the members, cannot be reached, or
-    /// nobody knows what broke it. If the world was to end anyhow, that is no news.
+    /// The world of this generation cannot go on here: the member at index `lost` cannot be reached, or the cause is
+    /// unknown. Ignored if the world was ending anyway.
     pub(crate) fn broken(&self, generation: Generation, lost: Option<u32>, reason: &str) {
         let lost_in = |member: &Member| {
-            let formation = member.seat().map(|(formation, _)| formation).or(member.beside())?;
-            formation.members().nth(lost? as usize)
+            let world_plan = member.assignment().map(|(world_plan, _)| world_plan).or(member.beside())?;
+            world_plan.members().nth(lost? as usize)
         };
         self.with(|member| member.handle_broken(generation, lost_in(member), reason))
-            .unwrap_or_else(|stale| tracing::debug!(%stale, "an older world broke"));
+            .unwrap_or_else(|stale| tracing::debug!(%stale, "an earlier world failed"));
     }
 
-    /// This member cannot go on, and no successor could.
+    /// This member has failed permanently.
     pub(crate) fn failed(&self, reason: &str) {
         self.change(|inner| inner.member.handle_failed(reason));
     }
@@ -189,7 +194,7 @@ impl Cell {
     fn in_training(&self, act: impl FnOnce(&mut Member, Generation) -> Result<(), Stale>) -> Result<(), JobError> {
         let mut outcome = Ok(());
         self.change(|inner| {
-            // A task that is not training has no steps.
+            // Only a training task has steps.
             let generation = inner.training.unwrap_or_default();
             outcome = act(&mut inner.member, generation);
         });
@@ -216,7 +221,7 @@ impl Cell {
     /// Tells the rank actor and the supervisor what a change was about.
     fn pass_on(&self, News { left, report }: News) {
         if let Some(left) = left {
-            self.pulse.leave(left.0);
+            self.progress_counter.leave(left.0);
         }
         if let Some((rank, left)) = self.rank.get().zip(left) {
             rank.left(left);
@@ -231,20 +236,20 @@ impl Cell {
     }
 }
 
-impl Desk for Cell {
-    fn order(&self, order: &Order) {
+impl RankPort for RankState {
+    fn apply_desired_state(&self, desired_state: &DesiredState) {
         let news = {
             let mut inner = self.lock();
-            if let Err(stale) = inner.member.handle_order(order) {
-                tracing::debug!(%stale, "an order was refused");
+            if let Err(stale) = inner.member.handle_desired_state(desired_state) {
+                tracing::debug!(%stale, "rejected a desired state");
                 return;
             }
-            if order.wishes.stop {
+            if desired_state.requests.stop {
                 self.control.stop();
             }
-            self.control.saves.fetch_max(order.wishes.save, Ordering::AcqRel);
-            self.control.pause.fetch_max(order.wishes.pause.0, Ordering::AcqRel);
-            inner.drain(order.formation.as_ref());
+            self.control.saves.fetch_max(desired_state.requests.save, Ordering::AcqRel);
+            self.control.pause.fetch_max(desired_state.requests.pause.0, Ordering::AcqRel);
+            inner.drain(desired_state.world_plan.as_ref());
             inner.take_news()
         };
         self.changed.notify_all();
@@ -253,13 +258,13 @@ impl Desk for Cell {
 
     fn say(&self) {
         let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let word = MemberReport { progress: self.pulse.read(), ..self.lock().member.report() };
+        let status_report = MemberReport { progress: self.progress_counter.read(), ..self.lock().member.report() };
         // Whoever does not listen any more is about to end this process.
-        let _ = sender.send(&FromRank::Word(word));
+        let _ = sender.send(&FromRank::StatusReport(status_report));
     }
 
     fn progress(&self) -> Progress {
-        self.pulse.read()
+        self.progress_counter.read()
     }
 
     fn generation(&self) -> Generation {
@@ -268,7 +273,7 @@ impl Desk for Cell {
 
     fn waits_for(&self, missing: &[Missing]) {
         let missing: Vec<String> = missing.iter().map(Missing::to_string).collect();
-        tracing::info!(worker = %self.lock().member.worker(), missing = missing.join("; "), "waits for others");
+        tracing::info!(worker = %self.lock().member.worker(), missing = missing.join("; "), "waiting for peers");
     }
 }
 
@@ -278,7 +283,7 @@ impl Inner {
     }
 
     /// Does at once what need not wait for the device, and leaves it the rest.
-    fn drain(&mut self, formation: Option<&Arc<Formation>>) {
+    fn drain(&mut self, world_plan: Option<&Arc<WorldPlan>>) {
         let mut train = None;
         while let Some(command) = self.member.poll_command() {
             match command {
@@ -300,18 +305,18 @@ impl Inner {
                     self.parts.push(part);
                     train = Some(part.of.generation);
                 }
-                Command::Learn(generation) => self.tasks.push_back(Task::Learn(generation)),
+                Command::CatchUp(generation) => self.tasks.push_back(Task::CatchUp(generation)),
                 Command::Exit => self.tasks.push_back(Task::Exit),
                 // The device is told to join below; it fetches when it does, and votes when it has computed.
                 Command::Join(_) | Command::Fetch { .. } | Command::Vote(..) => {}
                 Command::Report => self.news = true,
             }
         }
-        if let Some(formation) = formation.filter(|f| f.generation > self.joined) {
+        if let Some(world_plan) = world_plan.filter(|f| f.generation > self.joined) {
             let me = self.member.report().worker;
-            if formation.member_of(me).is_some() {
-                self.joined = formation.generation;
-                self.tasks.push_back(Task::Join(Arc::clone(formation)));
+            if world_plan.member_of(me).is_some() {
+                self.joined = world_plan.generation;
+                self.tasks.push_back(Task::Join(Arc::clone(world_plan)));
             }
         }
         let queued = |generation| self.tasks.contains(&Task::Train(generation));
@@ -321,7 +326,7 @@ impl Inner {
     }
 }
 
-impl TrainingMember for Cell {
+impl TrainingMember for RankState {
     fn computed(&self, step: u64) -> Result<(), JobError> {
         self.in_training(|member, generation| {
             member.handle_entered(generation, Step(step))?;
@@ -329,14 +334,14 @@ impl TrainingMember for Cell {
         })
     }
 
-    fn committed(&self, step: u64, wishes: Wishes) -> Result<(), JobError> {
-        self.in_training(|member, generation| member.handle_committed(generation, Step(step), wishes))
+    fn committed(&self, step: u64, requests: Requests) -> Result<(), JobError> {
+        self.in_training(|member, generation| member.handle_committed(generation, Step(step), requests))
     }
 
-    fn learnt(&self, step: u64) -> Result<(), JobError> {
+    fn caught_up(&self, step: u64) -> Result<(), JobError> {
         self.in_training(|member, generation| {
-            let base = member.beside().map(|formation| formation.base).unwrap_or_default();
-            member.handle_learnt(generation, Version { step: Step(step), ..base })
+            let base = member.beside().map(|world_plan| world_plan.base).unwrap_or_default();
+            member.handle_caught_up(generation, Version { step: Step(step), ..base })
         })
     }
 

@@ -1,75 +1,76 @@
-//! What a rank sleeps on, with all of its threads that wait: one word that whoever changes something for it rings.
+//! The futex on which all waiting threads of a rank sleep; a peer that changes something for the rank wakes it.
 //!
-//! A waiter first looks a number of times, because most waits are short; then it says that it sleeps, looks once more,
-//! and sleeps. Whoever changes what it waits for first publishes the change and then looks whether it sleeps. Of these
-//! two pairs of write and read one must see the other (both are apart by a sequentially consistent fence), so that no
-//! change is slept through, and ringing costs a system call only if somebody sleeps.
+//! A waiter first polls, because most waits are short; then it announces that it sleeps, polls once more, and sleeps. A
+//! peer first publishes its change and then checks for sleepers. A sequentially consistent fence lies between the two
+//! accesses on either side, so one side always sees the other: no change is missed, and waking takes a system call only
+//! if a thread sleeps.
 #![allow(unsafe_code)] // The futex system call takes a raw address.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// How long a sleeper sleeps before it looks again. Nothing depends on it but peers that died between a change and a ring.
-const LOOK_AGAIN_NS: i64 = 50_000_000;
+/// How long a waiter sleeps before it polls again; matters only for peers that die between a change and the wake-up.
+const RECHECK_NS: i64 = 50_000_000;
 
-/// A bell, alone on its cache line.
+/// A futex word with its count of sleepers, alone on its cache line.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(super) struct Bell {
-    rung: AtomicU32,
+pub(super) struct Wakeup {
+    n_wakes: AtomicU32,
     /// Threads of the owner that are about to sleep or sleep.
     n_sleepers: AtomicU32,
 }
 
-/// The right to sleep once, unless the bell has been rung since.
+/// Permission to sleep once, unless a wake-up has happened since.
 #[must_use]
-pub(super) struct Dozing<'a> {
-    bell: &'a Bell,
+pub(super) struct SleepPermit<'a> {
+    wakeup: &'a Wakeup,
     seen: u32,
 }
 
-impl Bell {
-    /// Wakes the owner if it sleeps. What it is to see must have been written before.
-    pub(super) fn ring(&self) {
+impl Wakeup {
+    /// Wakes the owner if it sleeps. Writes that it is to see must come before.
+    pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.n_sleepers.load(Ordering::Relaxed) != 0 {
-            self.ring_loudly();
+            self.wake_always();
         }
     }
 
-    /// Wakes the owner, whatever it says.
-    pub(super) fn ring_loudly(&self) {
-        self.rung.fetch_add(1, Ordering::SeqCst);
+    /// Wakes the owner unconditionally.
+    pub(super) fn wake_always(&self) {
+        self.n_wakes.fetch_add(1, Ordering::SeqCst);
         // SAFETY: the address is that of a live atomic; FUTEX_WAKE reads nothing else.
         unsafe {
-            libc::syscall(libc::SYS_futex, self.rung.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+            libc::syscall(libc::SYS_futex, self.n_wakes.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
         }
     }
 
-    /// Announces that the owner will sleep. It must look for changes once more before it does.
-    pub(super) fn doze(&self) -> Dozing<'_> {
-        let seen = self.rung.load(Ordering::SeqCst);
+    /// Announces that the owner will sleep. It must poll once more before it does.
+    pub(super) fn prepare_to_sleep(&self) -> SleepPermit<'_> {
+        let seen = self.n_wakes.load(Ordering::SeqCst);
         self.n_sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        Dozing { bell: self, seen }
+        SleepPermit { wakeup: self, seen }
     }
 }
 
-impl Dozing<'_> {
-    /// Sleeps until the bell is rung; not at all if it has been since [`Bell::doze`]. May return early.
+impl SleepPermit<'_> {
+    /// Sleeps until the next wake-up; returns at once if one has happened since [`Wakeup::prepare_to_sleep`]. May
+    /// return early.
     pub(super) fn sleep(self) {
-        let timeout = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN_NS };
+        let timeout = libc::timespec { tv_sec: 0, tv_nsec: RECHECK_NS };
         // SAFETY: the address is that of a live atomic and the timeout outlives the call. FUTEX_WAIT without the private
         // flag works across processes. Its outcome does not matter: the caller looks again.
         unsafe {
-            let word = self.bell.rung.as_ptr();
+            let word = self.wakeup.n_wakes.as_ptr();
             libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, self.seen, &raw const timeout);
         }
     }
 }
 
-impl Drop for Dozing<'_> {
+impl Drop for SleepPermit<'_> {
     fn drop(&mut self) {
-        self.bell.n_sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.wakeup.n_sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -80,7 +81,8 @@ mod tests {
 
     use super::*;
 
-    /// The median of several times: one may be long because the machine is busy, most are long only if the bell is not heard.
+    /// The median of several times: one may be long because the machine is busy, most are long only if the wake-up is
+    /// not heard.
     fn median(mut time: impl FnMut() -> Duration) -> Duration {
         let mut times: Vec<Duration> = (0..9).map(|_| time()).collect();
         times.sort();
@@ -88,11 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn a_change_between_the_last_look_and_sleep_is_not_slept_through() {
+    fn change_between_the_last_check_and_sleep_is_not_missed() {
         let asleep = median(|| {
-            let bell = Bell::default();
-            let dozing = bell.doze();
-            bell.ring();
+            let wakeup = Wakeup::default();
+            let dozing = wakeup.prepare_to_sleep();
+            wakeup.wake();
 
             let start = Instant::now();
             dozing.sleep();
@@ -105,10 +107,10 @@ mod tests {
     #[test]
     fn one_thread_that_wakes_does_not_leave_another_asleep() {
         let asleep = median(|| {
-            let bell = Bell::default();
-            let first = bell.doze();
-            drop(bell.doze());
-            bell.ring();
+            let wakeup = Wakeup::default();
+            let first = wakeup.prepare_to_sleep();
+            drop(wakeup.prepare_to_sleep());
+            wakeup.wake();
 
             let start = Instant::now();
             first.sleep();
@@ -120,7 +122,7 @@ mod tests {
 
     #[test]
     fn every_change_wakes_its_sleeper() {
-        let (bell, flag) = (Bell::default(), AtomicBool::new(false));
+        let (wakeup, flag) = (Wakeup::default(), AtomicBool::new(false));
         let n_rounds = 2000;
 
         let slept = std::thread::scope(|scope| {
@@ -130,13 +132,13 @@ mod tests {
                         std::thread::yield_now();
                     }
                     flag.store(true, Ordering::Release);
-                    bell.ring();
+                    wakeup.wake();
                 }
             });
             let start = Instant::now();
             for _ in 0..n_rounds {
                 while !flag.load(Ordering::Acquire) {
-                    let dozing = bell.doze();
+                    let dozing = wakeup.prepare_to_sleep();
                     if !flag.load(Ordering::Acquire) {
                         dozing.sleep();
                     }

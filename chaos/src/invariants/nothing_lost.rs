@@ -1,4 +1,4 @@
-//! No committed step is lost while no more than one node was disturbed since all members last had their state.
+//! No committed step is lost as long as at most one node has been disturbed since all members last had their state.
 //! Source: DESIGN, "Elasticity: what is promised", 1.
 
 use super::{Invariant, Observation};
@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 /// See the [module](self).
 #[derive(Default)]
-pub struct Promise {
-    learnt: Step,
+pub struct NothingLost {
+    committed: Step,
     lineage: Generation,
     disturbed: BTreeSet<NodeId>,
     lasting: Vec<NodeId>,
@@ -16,14 +16,14 @@ pub struct Promise {
     n_nodes: usize,
 }
 
-impl Invariant for Promise {
+impl Invariant for NothingLost {
     fn name(&self) -> &'static str {
         "nothing committed is lost"
     }
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Learnt { step, .. } => self.learnt = self.learnt.max(*step),
+            Observation::Committed { step, .. } => self.committed = self.committed.max(*step),
             Observation::Disturbed { node, lasts } => {
                 self.disturbed.insert(*node);
                 if *lasts {
@@ -35,25 +35,25 @@ impl Invariant for Promise {
                     self.lasting.remove(i);
                 }
             }
-            // Who still catches up has nothing yet.
-            Observation::Healed(formation, _) if formation.learners.is_empty() => {
+            // Catching-up members have no state yet.
+            Observation::Healed(world_plan, _) if world_plan.catching_up.is_empty() => {
                 self.disturbed = self.lasting.iter().copied().collect();
-                let nodes: BTreeSet<NodeId> = formation.seats.iter().map(|worker| worker.member.node).collect();
+                let nodes: BTreeSet<NodeId> = world_plan.assignments.iter().map(|worker| worker.member.node).collect();
                 self.n_nodes = nodes.len();
             }
-            Observation::Formed(formation) => {
-                let step = formation.base.step;
+            Observation::Formed(world_plan) => {
+                let step = world_plan.base.step;
                 let promised = self.n_nodes > 1 && self.disturbed.len() <= 1;
-                let lost = step < self.learnt;
+                let lost = step < self.committed;
                 let disturbed: Vec<String> = self.disturbed.iter().map(NodeId::to_string).collect();
-                if lost && (promised || formation.base.lineage == self.lineage) {
-                    let learnt = self.learnt;
+                if lost && (promised || world_plan.base.lineage == self.lineage) {
+                    let committed = self.committed;
                     return Err(format!(
-                        "{} begins from {step}, {learnt} was committed; disturbed since: {disturbed:?}",
-                        formation.generation
+                        "{} begins from {step}, {committed} was committed; disturbed since: {disturbed:?}",
+                        world_plan.generation
                     ));
                 }
-                (self.learnt, self.lineage) = (step, formation.base.lineage);
+                (self.committed, self.lineage) = (step, world_plan.base.lineage);
             }
             _ => {}
         }

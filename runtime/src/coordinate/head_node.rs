@@ -4,12 +4,12 @@ use crate::config::JobConfig;
 use crate::control::Control;
 use crate::coordinate::sentence::{self, sentence};
 use crate::coordinate::serve::{
-    CONTROL, Coordinated, Coordinating, Serve, Told, admission, begin_alone, listen_alone, serve,
+    CONTROL, Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
 };
 use crate::error::{JobError, unusable};
 use crate::events::{Event, Report};
+use crate::node::bootstrap::JobBootstrap;
 use crate::node::join::{JoinAs, Leave, Outcome, Part, enter, join};
-use crate::node::welcome::Welcome;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::ModelPlan;
 use crate::train::saving::Saving;
@@ -27,9 +27,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The ranks of this machine.
+/// Settings of this machine's ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct Here {
+pub(crate) struct LocalNode {
     pub(crate) program: PathBuf,
     /// Rank processes; there may be none.
     pub(crate) n_slots: u32,
@@ -42,7 +42,7 @@ pub(crate) fn lead(
     config: &JobConfig,
     model: &ModelPlan,
     how: &Serve,
-    here: Here,
+    here: LocalNode,
     control: &Control,
     told: &mut dyn FnMut(&str),
     on_event: &mut (dyn FnMut(&Event) + Send),
@@ -56,14 +56,16 @@ pub(crate) fn lead(
         // Dropped with the last join string, so that a node that never gets one does not wait for it.
         let joins = joins;
         serve(config, model, how, control, is_abandoned, &mut |happened| match happened {
-            Told::Join(string) => {
+            CoordinatorEvent::Join(string) => {
                 let _ = joins.send(string.clone());
                 // This machine is the first of the job, so that its leader is here; an error means that it has no ranks.
                 let _ = has_entered.recv();
                 told(&string);
             }
-            Told::StandsBy => tell(&Event::Note("another coordinator of this job lives; it is waited for".into())),
-            Told::Event(event) => tell(&Event::Note(sentence(&event))),
+            CoordinatorEvent::StandsBy => {
+                tell(&Event::Note("waiting: another coordinator of this job is active".into()))
+            }
+            CoordinatorEvent::Event(event) => tell(&Event::Note(sentence(&event))),
         })
     };
     together(config, take_part, coordinate, on_event)
@@ -74,14 +76,14 @@ pub(crate) fn lead(
 pub(crate) fn lead_alone(
     config: &JobConfig,
     model: ModelPlan,
-    here: Here,
+    here: LocalNode,
     control: &Control,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let term = begin_alone(config, &mut |warning| on_event(&Event::Note(warning)))?;
     let (node, boot) = (NodeId(0), Incarnation(1));
     let (operators, requests) = listen_alone(config, &term)?;
-    let Pair { coordinator, inbox, node: uplink, orders } = connect(node, boot, WAITING_MAX);
+    let Pair { coordinator, inbox, node: uplink, desired_states } = connect(node, boot, WAITING_MAX);
     let thread = ControlThread::start("phalanx-control").map_err(unusable)?;
     let admission = admission(config, &model, Some(here.n_slots));
     let mesh = config.parallel.mesh()?;
@@ -89,13 +91,13 @@ pub(crate) fn lead_alone(
         job: term.job(),
         node,
         boot,
-        welcome: Welcome { yaml: config.to_yaml(), secret: Vec::new(), start_from: term.start_from.clone() },
+        bootstrap: JobBootstrap { yaml: config.to_yaml(), secret: Vec::new(), start_from: term.start_from.clone() },
         n_slots: here.n_slots,
         n_threads: config.precision.threads.unwrap_or_else(|| (model.device.available_threads() / mesh.size()).max(1)),
         listen: None,
         program: here.program,
         uplink: Arc::new(uplink),
-        orders,
+        desired_states,
     };
     let inboxes = vec![inbox, requests];
     let coordinating = Coordinating::start(config, &model, term, &thread, admission, Arc::new(coordinator), inboxes)?;
@@ -105,7 +107,7 @@ pub(crate) fn lead_alone(
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
         coordinating.follow(control, is_abandoned, &mut |happened| {
             // Of one machine, only what interrupts the steps is worth a line.
-            if let Told::Event(happening) = happened
+            if let CoordinatorEvent::Event(happening) = happened
                 && let What::Incident(incident) = &happening.what
                 && incident.why != Why::Started
             {
@@ -134,7 +136,7 @@ fn together(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let on_event = Mutex::new(on_event);
-    // Two threads tell; a reader that panicked on one of them is not asked again on the other.
+    // Two threads emit events; the lock survives a panic of the callback.
     let tell = |event: &Event| on_event.lock().unwrap_or_else(PoisonError::into_inner)(event);
     let (has_done_its_part, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (status, node) = std::thread::scope(|scope| {
@@ -154,7 +156,7 @@ fn together(
         }
         (status, node.join())
     });
-    // What went wrong here is why the job went wrong.
+    // A local failure is the cause of the job's failure.
     let Outcome { report, failure } = node.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     match (report, status) {
         (_, Err(error)) => Err(failure.unwrap_or(error)),
@@ -164,7 +166,7 @@ fn together(
     }
 }
 
-/// Is set when it goes, however that comes about.
+/// Sets the flag when dropped, even during a panic.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -175,7 +177,7 @@ impl Drop for Raise<'_> {
 
 fn take_part(
     config: &JobConfig,
-    here: Here,
+    here: LocalNode,
     joined: Receiver<String>,
     entered: Sender<()>,
     is_over: &AtomicBool,
@@ -188,7 +190,7 @@ fn take_part(
     let string: JoinString = string.parse().map_err(unusable)?;
     let dir = config.output.output_dir.join(CONTROL).join("here");
     let credential = enter(&string, &dir)?;
-    // Nobody waits for it any more if the coordinator has failed.
+    // The receiver is gone if the coordinator has failed.
     let _ = entered.send(());
     drop(entered);
     let (n_slots, advertise, program) = (here.n_slots, here.advertise, here.program);
@@ -196,12 +198,12 @@ fn take_part(
     join(how, &|| leaves_once(is_over), on_event)
 }
 
-/// How a job ended whose leader was on another machine.
+/// The report of a job whose leader was on another machine.
 fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
     let output = &config.output;
     let saving = Saving::new(output, Vec::new());
     let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto)?;
-    let finished = !status.wishes.stop;
+    let finished = !status.requests.stop;
     let model_dir = finished.then(|| output.output_dir.join("model"));
     Ok(Report { steps: status.checkpoint.step.0, finished, last: None, checkpoint, model_dir })
 }

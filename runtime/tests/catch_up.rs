@@ -5,10 +5,10 @@ mod support;
 
 use serde_json::Value;
 use support::Project;
-use support::job::{JOB, Job, Places, signal, until};
+use support::job::{Addresses, JOB, Job, signal, until};
 
 /// Replicas that do not wait for each other, and state that is always too much to be fetched at rest.
-const LEARNERS: [&str; 6] =
+const CATCHING_UP: [&str; 6] =
     ["--dp_replicate_size", "2", "--elastic.replace_patience", "0", "--elastic.rest_bytes_max", "0"];
 
 /// The worlds of the job, as it has told of them.
@@ -27,36 +27,36 @@ fn incidents(p: &Project) -> Vec<Value> {
     events(p, "incident")
 }
 
-fn n_learners(world: &Value) -> usize {
-    world["learners"].as_array().map_or(0, Vec::len)
+fn n_catching_up(world: &Value) -> usize {
+    world["catching_up"].as_array().map_or(0, Vec::len)
 }
 
-/// Waits for a world behind the first `n_before` in which so many learn and others train in `mesh`.
+/// Waits for a world after the first `n_before` in which `n` members catch up and the others train with this mesh.
 fn until_world(p: &Project, n_before: usize, n: usize, dp_replicate: u64) -> usize {
-    let is_it = |world: &Value| n_learners(world) == n && world["mesh"]["dp_replicate"] == dp_replicate;
+    let is_it = |world: &Value| n_catching_up(world) == n && world["mesh"]["dp_replicate"] == dp_replicate;
     until("a world", || worlds(p).iter().skip(n_before).position(is_it).map(|at| n_before + at + 1))
 }
 
 fn straight(p: &Project, more: &[&str]) -> Vec<u8> {
-    p.train(&[&JOB[..], &LEARNERS, more, &["--output_dir", "straight"]].concat()).succeeds();
+    p.train(&[&JOB[..], &CATCHING_UP, more, &["--output_dir", "straight"]].concat()).succeeds();
     p.model_bytes("straight")
 }
 
 #[test]
-fn on_one_machine_a_successor_learns_and_one_that_dies_meanwhile_is_succeeded() {
+fn successor_on_one_machine_catches_up_and_is_replaced_if_it_dies_meanwhile() {
     let p = Project::new();
     let one = ["--dp_shard_size", "1", "--max_steps", "2500"];
     let expected = straight(&p, &one);
-    let places = Places { ranks_per_node: 2, ..Places::default() };
-    let job = Job::start_at(&p, 1, &[&LEARNERS[..], &one].concat(), places);
+    let addresses = Addresses { ranks_per_node: 2, ..Addresses::default() };
+    let job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &one].concat(), addresses);
     let whole = until_world(&p, 0, 0, 2);
     job.until_step(10);
 
     let first = job.ranks(0)[0];
     signal(first, libc::SIGKILL);
-    let learning = until_world(&p, whole, 1, 1);
+    let catching_up = until_world(&p, whole, 1, 1);
     // Whether that is still so when it is killed is for the machine to say; so this is done more than once.
-    let mut n_known = learning;
+    let mut n_known = catching_up;
     for _ in 0..3 {
         signal(*job.ranks(0).iter().max().unwrap(), libc::SIGKILL);
         n_known = until_world(&p, n_known, 1, 1);
@@ -68,12 +68,12 @@ fn on_one_machine_a_successor_learns_and_one_that_dies_meanwhile_is_succeeded() 
 }
 
 #[test]
-fn a_machine_that_comes_back_learns_from_those_that_train_over_the_network() {
+fn returning_machine_catches_up_over_the_network_while_the_others_train() {
     let p = Project::new();
     let two = ["--dp_shard_size", "2", "--max_steps", "700"];
     let expected = straight(&p, &two);
-    let places = Places { ranks_per_node: 2, ..Places::default() };
-    let mut job = Job::start_at(&p, 2, &[&LEARNERS[..], &two].concat(), places);
+    let addresses = Addresses { ranks_per_node: 2, ..Addresses::default() };
+    let mut job = Job::start_at(&p, 2, &[&CATCHING_UP[..], &two].concat(), addresses);
     let whole = until_world(&p, 0, 0, 2);
     job.until_step(10);
 
@@ -81,13 +81,13 @@ fn a_machine_that_comes_back_learns_from_those_that_train_over_the_network() {
     job.nodes[1].wait().unwrap();
     let alone = until_world(&p, whole, 0, 1);
     job.add_node(1);
-    let learning = until_world(&p, alone, 2, 1);
-    let together = until_world(&p, learning, 0, 2);
+    let catching_up = until_world(&p, alone, 2, 1);
+    let together = until_world(&p, catching_up, 0, 2);
     job.until_step(job.n_steps() + 5);
     // One of two that share a replica dies: the other one, which has all it needs, keeps up.
     signal(job.ranks(0)[0], libc::SIGKILL);
-    let learning = until_world(&p, together, 2, 1);
-    until_world(&p, learning, 0, 2);
+    let catching_up = until_world(&p, together, 2, 1);
+    until_world(&p, catching_up, 0, 2);
 
     assert_eq!(job.finish(), expected);
     assert_eq!(p.metrics("out").len(), 700, "every step is told of once");
@@ -98,7 +98,7 @@ fn process(p: &Project, rank: u64) -> u32 {
     let status = p.run(&["status", "out", "--json"]).succeeds().stdout;
     let status: Value = serde_json::from_str(&status).unwrap();
     let nodes = status["nodes"].as_array().unwrap().iter();
-    let members = nodes.flat_map(|node| node["workers"].as_array().unwrap());
+    let members = nodes.flat_map(|node| node["ranks"].as_array().unwrap());
     let pid = members.filter(|member| member["rank"] == rank).find_map(|member| member["pid"].as_u64());
     pid.unwrap() as u32
 }
@@ -106,13 +106,13 @@ fn process(p: &Project, rank: u64) -> u32 {
 /// Three processes on one machine and two on the other: whoever trains the second shard on the other machine also has a
 /// copy of the first one while all who train that are on the first machine, and has none while one of them is not.
 #[test]
-fn who_gets_or_loses_a_copy_for_others_keeps_up_while_others_learn() {
+fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
     let p = Project::new();
     let long = ["--dp_shard_size", "2", "--max_steps", "4000"];
     let expected = straight(&p, &long);
-    let places = Places { ranks_per_node: 3, ..Places::default() };
+    let addresses = Addresses { ranks_per_node: 3, ..Addresses::default() };
     let two = ["--elastic.dp_shard_min", "2"];
-    let mut job = Job::start_at(&p, 1, &[&LEARNERS[..], &long, &two].concat(), places);
+    let mut job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &long, &two].concat(), addresses);
     // The first machine trains alone, each of its processes with a copy of what the other one has: who comes later learns
     // both of the same ones.
     let alone = until_world(&p, 0, 0, 1);
@@ -131,11 +131,11 @@ fn who_gets_or_loses_a_copy_for_others_keeps_up_while_others_learn() {
     assert_eq!(job.finish(), expected);
     assert_eq!(p.metrics("out").len(), 4000, "every step is told of once");
     assert!(worlds.iter().skip(1).all(|world| world["step"] != 0), "nobody begins again: {worlds:?}");
-    assert!(worlds.iter().filter(|world| n_learners(world) == 2).count() > 1, "two learn: {worlds:?}");
+    assert!(worlds.iter().filter(|world| n_catching_up(world) == 2).count() > 1, "two learn: {worlds:?}");
 }
 
 #[test]
-fn who_learns_an_adapter_has_the_weights_that_are_never_updated_from_the_base_model() {
+fn rank_catching_up_on_an_adapter_loads_frozen_weights_from_the_base_model() {
     let p = Project::new();
     p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
     let yaml = support::YAML.split_once("datasets:").unwrap().1;
@@ -143,15 +143,15 @@ fn who_learns_an_adapter_has_the_weights_that_are_never_updated_from_the_base_mo
         "base_model: base/model\nadapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
     p.write("job.yaml", &format!("{adapter}datasets:{yaml}"));
     let long = ["--dp_shard_size", "1", "--max_steps", "1500"];
-    p.train(&[&JOB[..], &LEARNERS, &long, &["--output_dir", "straight"]].concat()).succeeds();
-    let places = Places { ranks_per_node: 2, ..Places::default() };
-    let mut job = Job::start_at(&p, 1, &[&LEARNERS[..], &long].concat(), places);
+    p.train(&[&JOB[..], &CATCHING_UP, &long, &["--output_dir", "straight"]].concat()).succeeds();
+    let addresses = Addresses { ranks_per_node: 2, ..Addresses::default() };
+    let mut job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &long].concat(), addresses);
     let whole = until_world(&p, 0, 0, 2);
     job.until_step(10);
 
     signal(job.ranks(0)[0], libc::SIGKILL);
-    let learning = until_world(&p, whole, 1, 1);
-    until_world(&p, learning, 0, 2);
+    let catching_up = until_world(&p, whole, 1, 1);
+    until_world(&p, catching_up, 0, 2);
     until("the end", || job.coordinator.try_wait().unwrap());
 
     assert_eq!(p.metrics("out"), p.metrics("straight"));

@@ -1,10 +1,10 @@
-//! What a node and its rank processes say to each other, as frames of their channels.
+//! Messages between a node and its rank processes, as frames of their channels.
 
 use crate::events::{Event, Report};
 use crate::launch::channel::FrameSender;
-use crate::rank::excuse::Excuse;
+use crate::rank::failure_report::FailureReport;
 use phalanx_strategies::elastic::identity::{JobId, Worker};
-use phalanx_strategies::elastic::message::{MemberReport, Order};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
@@ -14,13 +14,13 @@ use std::path::PathBuf;
 /// From a node to a rank process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// Who it is; comes first, and once.
+    /// Identity and configuration; the first message, sent once.
     Begin(Box<Begin>),
-    /// What the coordinator wants.
-    Order(Order),
+    /// A desired state from the coordinator.
+    DesiredState(DesiredState),
 }
 
-/// Who a rank process is and what it will run.
+/// Identity and configuration of a rank process.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Begin {
     pub(crate) job: JobId,
@@ -28,19 +28,19 @@ pub(crate) struct Begin {
     pub(crate) n_threads: usize,
     /// The whole configuration, overrides applied.
     pub(crate) yaml: String,
-    /// Where it listens for ranks of other nodes; nowhere if there are none.
+    /// Address on which it listens for ranks of other nodes, if any.
     pub(crate) listen: Option<IpAddr>,
-    /// What all ranks of the job know and nobody else does.
+    /// Shared secret of all ranks of the job.
     pub(crate) secret: Vec<u8>,
-    /// The machine's measured best, FLOP/s of a rank.
+    /// Measured peak of the machine, FLOP/s per rank.
     pub(crate) peak_flops: f64,
-    /// Where the checkpoint lies from which the job begins, if that is elsewhere: its step and its folder.
+    /// Step and folder of the checkpoint from which the job begins, if it lies elsewhere.
     pub(crate) start_from: Option<(u64, PathBuf)>,
-    /// The seat that it will probably have: that of the process before it.
-    pub(crate) seat: (Mesh, usize),
-    /// Bytes that it shares with its peers there.
-    pub(crate) seat_bytes: u64,
-    /// How often it gives a sign of life, and when a machine counts as lost.
+    /// The rank that it will probably get: that of its predecessor.
+    pub(crate) assignment: (Mesh, usize),
+    /// Size of its arena there, in bytes.
+    pub(crate) arena_bytes: u64,
+    /// Heartbeat interval and detection times.
     pub(crate) timing: Timing,
 }
 
@@ -53,14 +53,14 @@ impl std::fmt::Debug for Begin {
 /// From a rank process to its node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum FromRank {
-    /// Where it is; also a sign of life.
-    Word(MemberReport),
-    /// Something happened in the world of this generation. Only the leader tells more than its steps.
+    /// A status report, which is also a heartbeat.
+    StatusReport(MemberReport),
+    /// An event in the world of this generation. Only the leader sends events other than steps.
     Event { generation: u64, rank: u32, event: Event },
     /// The leader has finished the run.
     Done(Report),
-    /// It cannot go on, and no successor could.
-    Failed(Excuse),
+    /// A permanent failure, which a restart would not cure.
+    Failed(FailureReport),
 }
 
 impl FromRank {
@@ -72,10 +72,10 @@ impl FromRank {
             FromRank::Done(report) => {
                 tracing::error!(%error, ?report, "the run is finished, and the node cannot be told");
             }
-            FromRank::Failed(excuse) => {
-                tracing::error!(%error, ?excuse, "this rank failed, and the node cannot be told");
+            FromRank::Failed(failure_report) => {
+                tracing::error!(%error, ?failure_report, "this rank failed, and the node cannot be told");
             }
-            FromRank::Word(_) | FromRank::Event { .. } => {}
+            FromRank::StatusReport(_) | FromRank::Event { .. } => {}
         }
     }
 }
@@ -107,10 +107,10 @@ mod tests {
         drop(node);
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        let excuse = Excuse { text: "the disk is full".into(), is_input: false, is_consequence: false };
+        let failure_report = FailureReport { text: "the disk is full".into(), is_input: false, is_consequence: false };
 
         tracing::subscriber::with_default(subscriber, || {
-            FromRank::Failed(excuse).deliver(&mut FrameSender::into_socket(socket));
+            FromRank::Failed(failure_report).deliver(&mut FrameSender::into_socket(socket));
         });
 
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

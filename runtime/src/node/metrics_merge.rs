@@ -1,8 +1,8 @@
-//! The events of all ranks as those of one run: the leader's, in order, with every step as all ranks measured it.
+//! Merges the events of all ranks into those of one run: the leader's, in sequence, with the step metrics of all ranks.
 //!
-//! A step of the leader waits until each other rank has told of it; every rank does before it begins the next. What the
-//! leader says after it waits with it, so nothing is told out of order. A step of a world that is over, which a leader makes
-//! up for because the one before it died before it had told, is told by no other rank.
+//! A step event of the leader is held back until every other rank has reported that step, which each does before it
+//! begins the next; later events of the leader wait behind it. A step that a new leader reports for its dead
+//! predecessor is reported by no other rank.
 
 use crate::events::{Event, StepMetrics};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,15 +13,15 @@ pub(super) struct EventSink {
     pub(super) is_alone: bool,
     /// Of ranks of this world.
     generation: u64,
-    chorus: Chorus,
+    metrics_merge: MetricsMerge,
 }
 
 impl EventSink {
     pub(super) fn new(is_alone: bool) -> EventSink {
-        EventSink { is_alone, generation: 0, chorus: Chorus::default() }
+        EventSink { is_alone, generation: 0, metrics_merge: MetricsMerge::default() }
     }
 
-    pub(super) fn hear(&mut self, generation: u64, rank: u32, event: Event, on_event: &mut (dyn FnMut(&Event) + Send)) {
+    pub(super) fn add(&mut self, generation: u64, rank: u32, event: Event, on_event: &mut (dyn FnMut(&Event) + Send)) {
         if !self.is_alone {
             // The leader alone tells; what ranks of other nodes measured is not known here.
             if rank == 0 {
@@ -31,40 +31,40 @@ impl EventSink {
         }
         if generation > self.generation {
             self.rest(on_event);
-            (self.generation, self.chorus) = (generation, Chorus::default());
+            (self.generation, self.metrics_merge) = (generation, MetricsMerge::default());
         }
         if generation == self.generation {
-            self.chorus.hear(rank, event);
+            self.metrics_merge.add(rank, event);
         }
-        while let Some(event) = self.chorus.next() {
+        while let Some(event) = self.metrics_merge.next() {
             on_event(&event);
         }
     }
 
     /// Tells what waited for ranks that say no more.
     pub(super) fn rest(&mut self, on_event: &mut (dyn FnMut(&Event) + Send)) {
-        while let Some(event) = self.chorus.next_as_it_is() {
+        while let Some(event) = self.metrics_merge.next_as_it_is() {
             on_event(&event);
         }
     }
 }
 
-/// Puts the events of ranks together.
+/// Merges the events of ranks.
 #[derive(Debug, Default)]
-struct Chorus {
-    /// How many ranks tell of a step, as the leader says when it starts.
+struct MetricsMerge {
+    /// Number of ranks that report each step, from the leader's start event.
     n_ranks: usize,
-    /// The last step that was done before they began.
+    /// The last step before the run started.
     first_step: u64,
-    /// Of the leader, not told yet.
+    /// Events of the leader that are held back.
     events: VecDeque<Event>,
-    /// What the other ranks measured in steps that were not told yet.
+    /// Metrics of the other ranks for steps that are held back.
     steps: BTreeMap<u64, Vec<(u32, StepMetrics)>>,
 }
 
-impl Chorus {
-    /// Takes what a rank says.
-    fn hear(&mut self, rank: u32, event: Event) {
+impl MetricsMerge {
+    /// Adds an event of a rank.
+    fn add(&mut self, rank: u32, event: Event) {
         match event {
             event if rank == 0 => {
                 if let Event::Started(started) = &event {
@@ -88,7 +88,7 @@ impl Chorus {
         self.next_as_it_is()
     }
 
-    /// As [`Chorus::next`], without waiting for ranks that say no more.
+    /// As [`MetricsMerge::next`], without waiting for ranks that have ended.
     fn next_as_it_is(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         let Event::Step(m) = event else { return Some(event) };
@@ -142,12 +142,12 @@ mod tests {
     }
 
     /// Ranks of a world that begins after this step.
-    fn begun(n_ranks: usize, first_step: u64) -> Chorus {
+    fn begun(n_ranks: usize, first_step: u64) -> MetricsMerge {
         let started = started(n_ranks, first_step);
-        let mut chorus = Chorus::default();
-        chorus.hear(0, Event::Started(started.clone()));
-        assert_eq!(chorus.next(), Some(Event::Started(started)));
-        chorus
+        let mut metrics_merge = MetricsMerge::default();
+        metrics_merge.add(0, Event::Started(started.clone()));
+        assert_eq!(metrics_merge.next(), Some(Event::Started(started)));
+        metrics_merge
     }
 
     fn started(n_ranks: usize, first_step: u64) -> Started {
@@ -158,56 +158,56 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_told_once_with_the_memory_of_all_and_the_rank_they_waited_for() {
-        let mut chorus = begun(3, 0);
+    fn step_is_reported_once_with_total_memory_and_the_slowest_rank() {
+        let mut metrics_merge = begun(3, 0);
 
-        chorus.hear(1, step(1, 20, 5.0));
-        chorus.hear(0, step(1, 10, 30.0));
-        chorus.hear(0, Event::Note("after".into()));
-        let early = chorus.next();
-        chorus.hear(2, step(1, 30, 25.0));
+        metrics_merge.add(1, step(1, 20, 5.0));
+        metrics_merge.add(0, step(1, 10, 30.0));
+        metrics_merge.add(0, Event::Note("after".into()));
+        let early = metrics_merge.next();
+        metrics_merge.add(2, step(1, 30, 25.0));
 
         assert_eq!(early, None, "rank 2 has not told of step 1");
-        let Some(Event::Step(m)) = chorus.next() else { panic!("the step is complete") };
+        let Some(Event::Step(m)) = metrics_merge.next() else { panic!("the step is complete") };
         assert_eq!((m.memory_bytes, m.collective_pct, m.slowest_rank), (60, Some(20.0), Some(1)));
-        assert_eq!(chorus.next(), Some(Event::Note("after".into())));
-        assert_eq!(chorus.next(), None);
+        assert_eq!(metrics_merge.next(), Some(Event::Note("after".into())));
+        assert_eq!(metrics_merge.next(), None);
     }
 
     #[test]
     fn a_step_of_a_world_that_is_over_waits_for_no_other_rank() {
-        let mut chorus = begun(2, 6);
+        let mut metrics_merge = begun(2, 6);
 
-        chorus.hear(0, step(6, 10, 0.0));
-        chorus.hear(0, step(7, 10, 0.0));
+        metrics_merge.add(0, step(6, 10, 0.0));
+        metrics_merge.add(0, step(7, 10, 0.0));
 
-        assert!(matches!(chorus.next(), Some(Event::Step(m)) if m.step == 6), "nobody else tells of it");
-        assert_eq!(chorus.next(), None, "the other rank trains step 7, too");
+        assert!(matches!(metrics_merge.next(), Some(Event::Step(m)) if m.step == 6), "nobody else tells of it");
+        assert_eq!(metrics_merge.next(), None, "the other rank trains step 7, too");
     }
 
     #[test]
-    fn what_the_leader_said_is_not_lost_with_a_rank_that_ended() {
-        let mut chorus = begun(2, 0);
-        chorus.hear(0, step(4, 10, 0.0));
+    fn leader_events_survive_the_end_of_another_rank() {
+        let mut metrics_merge = begun(2, 0);
+        metrics_merge.add(0, step(4, 10, 0.0));
 
-        assert_eq!(chorus.next(), None);
-        assert!(matches!(chorus.next_as_it_is(), Some(Event::Step(m)) if m.step == 4 && m.memory_bytes == 10));
+        assert_eq!(metrics_merge.next(), None);
+        assert!(matches!(metrics_merge.next_as_it_is(), Some(Event::Step(m)) if m.step == 4 && m.memory_bytes == 10));
     }
 
     #[test]
     fn step_of_a_single_rank_is_reported_as_the_rank_measured_it() {
-        let mut chorus = begun(1, 0);
+        let mut metrics_merge = begun(1, 0);
         let Event::Step(measured) = step(1, 10, 0.0) else { panic!("it is a step") };
         let measured = StepMetrics { collective_pct: None, ..measured };
 
-        chorus.hear(0, Event::Step(measured.clone()));
+        metrics_merge.add(0, Event::Step(measured.clone()));
 
-        assert_eq!(chorus.next(), Some(Event::Step(measured)));
+        assert_eq!(metrics_merge.next(), Some(Event::Step(measured)));
     }
 
     fn reported(sink: &mut EventSink, generation: u64, rank: u32, event: Event) -> Vec<Event> {
         let mut events = vec![];
-        sink.hear(generation, rank, event, &mut |event| events.push(event.clone()));
+        sink.add(generation, rank, event, &mut |event| events.push(event.clone()));
         events
     }
 

@@ -9,26 +9,26 @@ use crate::train::trainer::Trainer;
 use std::path::{Path, PathBuf};
 
 /// What becomes of the events of a rank: the leader's also go into files and into its report.
-pub(crate) struct Telling<'a> {
+pub(crate) struct EventSink<'a> {
     files: Option<MetricsFiles>,
     path: PathBuf,
     pub(crate) report: Report,
     on_event: &'a mut (dyn FnMut(&Event) + Send),
 }
 
-impl<'a> Telling<'a> {
+impl<'a> EventSink<'a> {
     pub(crate) fn new(
         output_dir: &Path,
         first_step: u64,
         leads: bool,
         resume: Option<PathBuf>,
         on_event: &'a mut (dyn FnMut(&Event) + Send),
-    ) -> Result<Telling<'a>, JobError> {
+    ) -> Result<EventSink<'a>, JobError> {
         let path = output_dir.join("metrics.jsonl");
         let files = leads.then(|| MetricsFiles::open(output_dir, first_step)).transpose();
         let files = files.map_err(|source| JobError::Io { action: "write", path: path.clone(), source })?;
         let report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
-        Ok(Telling { files, path, report, on_event })
+        Ok(EventSink { files, path, report, on_event })
     }
 
     /// Tells of a step that was done in an earlier world, unless that was told already.

@@ -1,30 +1,30 @@
-//! What lies in the memory of a seat, and for which other seat it may stay there.
+//! Contents of a rank's arena, and which other rank can reuse them in place.
 //!
-//! A survivor that has the same shard in the next world keeps its memory, whatever the mesh: what outlasts a step lies where
-//! the shard's tensors put it, and all else is scratch. So nothing is copied, and no memory is touched for the first time
+//! A survivor with the same shard in the next world keeps its arena, whatever the mesh: the location of persistent
+//! tensors depends on the shard only, and everything else is scratch. Nothing is copied, and no memory is first-touched
 //! while others wait.
 
 use crate::train::programs::Programs;
 use crate::train::weights::{Tensor, lasting};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::Mesh;
-use phalanx_strategies::passes::memory::Place;
+use phalanx_strategies::passes::memory::BufferLocation;
 use std::sync::Arc;
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub(crate) struct SeatMemory {
+pub(crate) struct ArenaContents {
     pub(crate) mesh: Mesh,
     pub(crate) rank: usize,
-    /// The own one, then those of which it holds shadows.
+    /// Its own shard, then its shadows.
     pub(crate) shards: Vec<Shard>,
     lasting: Arc<Lasting>,
 }
 
-/// What outlasts a step in the memory of a rank.
+/// Tensors of a rank that persist across steps.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Lasting {
-    tensors: Vec<(Tensor, Place)>,
+    tensors: Vec<(Tensor, BufferLocation)>,
     /// Bytes of each region, and whether it is shared.
     regions: [(usize, bool); 3],
 }
@@ -35,19 +35,19 @@ impl Lasting {
     }
 }
 
-impl SeatMemory {
-    pub(crate) fn new(mesh: Mesh, rank: usize, shards: &[Shard], lasting: Arc<Lasting>) -> SeatMemory {
-        SeatMemory { mesh, rank, shards: shards.to_vec(), lasting }
+impl ArenaContents {
+    pub(crate) fn new(mesh: Mesh, rank: usize, shards: &[Shard], lasting: Arc<Lasting>) -> ArenaContents {
+        ArenaContents { mesh, rank, shards: shards.to_vec(), lasting }
     }
 
-    /// Whether it is the memory of this very seat.
+    /// Whether the contents belong to exactly this rank.
     pub(crate) fn is_of(&self, mesh: Mesh, rank: usize, shards: &[Shard]) -> bool {
         (self.mesh, self.rank, &self.shards[..]) == (mesh, rank, shards)
     }
 
-    /// Whether the next seat may have this memory, with what is in it. Copies of the state of others lie behind the scratch,
-    /// which is not as long for every mesh; they may be needed until the next world runs.
-    pub(crate) fn may_become(&self, next: &SeatMemory) -> bool {
+    /// Whether the next rank can reuse this arena with its contents. Shadows lie behind the scratch area, whose length
+    /// depends on the mesh, and may be needed until the next world runs.
+    pub(crate) fn may_become(&self, next: &ArenaContents) -> bool {
         let is_alone = self.shards.len() == 1 && self.shards[0] == next.shards[0];
         self.is_of(next.mesh, next.rank, &next.shards) || is_alone && self.lasting == next.lasting
     }
@@ -67,9 +67,9 @@ pub(crate) mod tests {
     }
 
     /// The memory of a rank that holds its own shard and those of these others.
-    pub(crate) fn memory(mesh: Mesh, rank: usize, others: &[usize]) -> SeatMemory {
+    pub(crate) fn memory(mesh: Mesh, rank: usize, others: &[usize]) -> ArenaContents {
         let shards: Vec<Shard> = std::iter::once(&rank).chain(others).map(|rank| Shard::of(&mesh, *rank)).collect();
-        SeatMemory::new(mesh, rank, &shards, Arc::new(Lasting::of(&programs(mesh, rank))))
+        ArenaContents::new(mesh, rank, &shards, Arc::new(Lasting::of(&programs(mesh, rank))))
     }
 
     fn replicas(n: usize) -> Mesh {
@@ -77,7 +77,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_has_the_same_shard_keeps_its_memory_whatever_the_number_of_replicas() {
+    fn member_with_the_same_shard_keeps_its_arena_for_any_number_of_replicas() {
         for (from, to) in [(3, 2), (2, 1), (1, 2), (1, 3)] {
             let (before, next) = (memory(replicas(from), 1, &[]), memory(replicas(to), 1, &[]));
 
@@ -88,17 +88,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_has_another_shard_or_copies_for_others_does_not() {
+    fn member_with_another_shard_or_shadows_does_not_keep_its_arena() {
         let alone = memory(replicas(2), 1, &[]);
 
         assert!(!alone.may_become(&memory(replicas(2), 0, &[])));
         assert!(!alone.may_become(&memory(Mesh { dp_shard: 3, ..Mesh::ONE }, 1, &[])));
         assert!(!memory(replicas(1), 1, &[0]).may_become(&alone), "others may need the copy until the next world runs");
-        assert!(memory(replicas(1), 1, &[0]).may_become(&memory(replicas(1), 1, &[0])), "it is the same seat");
+        assert!(memory(replicas(1), 1, &[0]).may_become(&memory(replicas(1), 1, &[0])), "it is the same rank");
     }
 
     #[test]
-    fn what_outlasts_a_step_is_there_for_the_programs_of_the_next_mesh_and_nothing_was_copied() {
+    fn persistent_tensors_stay_for_the_programs_of_the_next_mesh_without_a_copy() {
         let (two, alone) = (programs(replicas(2), 1), programs(replicas(1), 1));
         let bytes = two.shared_bytes().max(alone.shared_bytes()) as u64;
         let id = WorldId { job: 1, generation: 1, incarnation: 1 };

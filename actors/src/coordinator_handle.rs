@@ -1,7 +1,7 @@
-//! A coordinator on its control thread, for programs that have no actors of their own.
+//! Handle of a coordinator that runs on its own control thread, for programs without actors.
 
 use crate::control::{ControlThread, RunError};
-use crate::coordinator::{Coordinator, Outlets, ReportArrived, SendOrder, Settings};
+use crate::coordinator::{Coordinator, Outlets, ReportArrived, SendDesiredState, Settings};
 use crate::events::Event;
 use crate::operator::{self, Answer, Request};
 use crate::store::SharedStore;
@@ -13,9 +13,9 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Handle of a coordinator.
+/// Handle of a coordinator's actor.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct CoordinatorHandle {
     thread: ControlThread,
     coordinator: Addr<Coordinator>,
     admission: Admission,
@@ -29,8 +29,7 @@ pub struct Admission(Arc<Check>);
 type Check = dyn Fn(&Request) -> Result<(), String> + Send + Sync;
 
 impl Admission {
-    /// `check` may take its time: it runs on a thread of its own. It is asked about other meshes and about nodes that are to
-    /// leave.
+    /// `check` may block: it runs on its own thread. It is asked about other meshes and about nodes that are to leave.
     pub fn new(check: impl Fn(&Request) -> Result<(), String> + Send + Sync + 'static) -> Admission {
         Admission(Arc::new(check))
     }
@@ -54,38 +53,38 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// Orders that wait for the transport; one for each of so many nodes may be given at once.
-const ORDERS_MAX: usize = 2_048;
+/// Mailbox size for desired states: one for each node of a large job at once.
+const DESIRED_STATES_MAX: usize = 2_048;
 
-/// Gives orders to the transport.
+/// Gives desired states to the transport.
 struct Outlet(Arc<dyn Downlink>);
 
 impl Actor for Outlet {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        ctx.set_mailbox_capacity(ORDERS_MAX);
+        ctx.set_mailbox_capacity(DESIRED_STATES_MAX);
     }
 }
 
-impl Handler<SendOrder> for Outlet {
+impl Handler<SendDesiredState> for Outlet {
     type Result = ();
 
-    fn handle(&mut self, SendOrder { node, order }: SendOrder, _: &mut Context<Self>) {
-        if let Err(error) = self.0.order(node, &order) {
-            tracing::debug!(%node, %error, "an order was not sent; the node's next report asks for it again");
+    fn handle(&mut self, SendDesiredState { node, desired_state }: SendDesiredState, _: &mut Context<Self>) {
+        if let Err(error) = self.0.send_desired_state(node, &desired_state) {
+            tracing::debug!(%node, %error, "a desired state was not sent; the next report of the node requests it again");
         }
     }
 }
 
 /// Gives events to a function.
-struct Scribe<F>(F);
+struct EventOutlet<F>(F);
 
-impl<F: Unpin + 'static> Actor for Scribe<F> {
+impl<F: Unpin + 'static> Actor for EventOutlet<F> {
     type Context = Context<Self>;
 }
 
-impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for Scribe<F> {
+impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for EventOutlet<F> {
     type Result = ();
 
     fn handle(&mut self, event: Event, _: &mut Context<Self>) {
@@ -93,9 +92,10 @@ impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for Scribe<F> {
     }
 }
 
-impl Head {
-    /// Starts a candidate on `thread` that sends orders through `downlink`. `events` is called with what happens and must
-    /// not block. What is asked has to pass `admission` first. What comes in is taken up by [`Head::serve`].
+impl CoordinatorHandle {
+    /// Starts a candidate on `thread` that sends desired states through `downlink`. `events` is called with what
+    /// happens and must not block. What is asked has to pass `admission` first. What comes in is taken up by
+    /// [`CoordinatorHandle::serve`].
     ///
     /// # Errors
     /// When the thread has ended.
@@ -106,25 +106,25 @@ impl Head {
         admission: Admission,
         downlink: Arc<dyn Downlink>,
         events: impl FnMut(&Event) + Send + Unpin + 'static,
-    ) -> Result<Head, RunError> {
+    ) -> Result<CoordinatorHandle, RunError> {
         let start = move |guardian: crate::control::Guardian| async move {
-            let orders = guardian.start("transport to the nodes", |_| Outlet(downlink)).recipient();
-            let events = guardian.start("writer of events", |_| Scribe(events)).recipient();
-            let outlets = Outlets { orders, events };
+            let desired_states = guardian.start("transport to the nodes", |_| Outlet(downlink)).recipient();
+            let events = guardian.start("writer of events", |_| EventOutlet(events)).recipient();
+            let outlets = Outlets { desired_states, events };
             guardian.start("coordinator", |_| Coordinator::new(settings, store, outlets))
         };
         let coordinator = thread.run(start).await?;
-        Ok(Head { thread: thread.clone(), coordinator, admission })
+        Ok(CoordinatorHandle { thread: thread.clone(), coordinator, admission })
     }
 
-    /// A node's report has arrived. One that finds no room is lost; the next one says it all again.
+    /// Delivers a node's report. A report that finds the mailbox full is dropped; the next one repeats it.
     pub fn report(&self, report: Report) {
         if let Err(error) = self.coordinator.try_send(ReportArrived(report)) {
-            tracing::debug!(%error, "a report was not taken; the next one says it all again");
+            tracing::debug!(%error, "a report was dropped; the next one repeats it");
         }
     }
 
-    /// Asks something.
+    /// Sends a request and waits for its answer.
     pub async fn ask(&self, request: Request) -> Answer {
         if let Err(why) = self.admission.check(&request).await {
             return Answer::Refused(why);
@@ -137,10 +137,10 @@ impl Head {
     /// # Errors
     /// When the thread has ended.
     pub async fn serve(&self, mut inbox: Inbox) -> Result<(), RunError> {
-        let head = self.clone();
+        let handle = self.clone();
         let serving = async move {
             while let Some(inbound) = inbox.recv().await {
-                head.take(inbound).await;
+                handle.take(inbound).await;
             }
         };
         self.thread.run(move |guardian| async move { guardian.spawn("receiver of reports", serving) }).await
@@ -155,11 +155,11 @@ impl Head {
             // Reports that find no room are lost; the next ones say it all again.
             Inbound::Heartbeats(reports) => reports.into_iter().for_each(|report| self.report(report)),
             Inbound::Request { frame, answer } => {
-                let head = self.clone();
+                let handle = self.clone();
                 // Beside the reports: a request waits until it is durable.
                 tokio::task::spawn_local(async move {
                     let said = match wire::decode::<Request>(&frame) {
-                        Ok(request) => head.ask(request).await,
+                        Ok(request) => handle.ask(request).await,
                         Err(error) => Answer::Refused(error.to_string()),
                     };
                     if let Ok(frame) = wire::encode(&said) {
@@ -167,8 +167,8 @@ impl Head {
                     }
                 });
             }
-            Inbound::Connected { node, boot, peer } => tracing::info!(%node, %boot, ?peer, "a node is connected"),
-            Inbound::Disconnected { node, boot, why } => tracing::info!(%node, %boot, %why, "a node is not connected"),
+            Inbound::Connected { node, boot, peer } => tracing::info!(%node, %boot, ?peer, "a node connected"),
+            Inbound::Disconnected { node, boot, why } => tracing::info!(%node, %boot, %why, "a node disconnected"),
         }
     }
 }

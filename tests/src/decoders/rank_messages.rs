@@ -6,7 +6,7 @@ use phalanx::fuzzing::{Pieces, asked_for, json_again, offered};
 use phalanx::launch::frame::{FRAME_BYTES_MAX, FrameCutter, encode};
 use serde_json::json;
 
-pub(super) const TARGET: Target = Target { name: "words", run, seeds };
+pub(super) const TARGET: Target = Target { name: "rank_messages", run, seeds };
 
 /// Frames come out the same however the stream is cut; JSON is written as it will be read; what a member gives or takes
 /// of its memory is what it holds.
@@ -43,7 +43,11 @@ fn frames(bytes: &[u8], n: usize) -> Vec<Vec<u8>> {
 
 fn seeds() -> Vec<Vec<u8>> {
     let honest = honest::job();
-    let order = honest.orders.iter().rfind(|order| order.formation.is_some()).expect("a world was formed");
+    let desired_state = honest
+        .desired_states
+        .iter()
+        .rfind(|desired_state| desired_state.world_plan.is_some())
+        .expect("a world was formed");
     let word = honest.reports.iter().flat_map(|report| &report.members).next_back().expect("somebody reported");
     let piece = |(offset, extent): ([usize; 2], [usize; 2])| json!({"tensor": 0, "region": {"offset": offset, "shape": extent}});
     let (whole, part, beside) = (([1, 0], [2, 6]), ([2, 3], [1, 2]), ([2, 0], [1, 3]));
@@ -53,7 +57,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let wanted = json!([{"name": "w", "piece": piece(whole)}, {"name": "b", "piece": scalar}]);
     let ask = |part, n_parts| json!({"wanted": wanted, "share": {"part": part, "n_parts": n_parts}});
     let values = [
-        json!({"Order": order}),
+        json!({"DesiredState": desired_state}),
         json!({"Word": word}),
         json!({"Done": null}),
         json!({"yaml": "a: 1", "secret": [1, 2, 3], "start_from": [5, "checkpoints/step"]}),

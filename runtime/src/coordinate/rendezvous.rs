@@ -1,13 +1,13 @@
-//! Machines that a cluster has started with the same command find each other: the first one leads and leaves the join
-//! string in the job's folder, which all of them share, in a file that only its owner can read; the others wait for it.
+//! Rendezvous of machines that a cluster started with the same command: the first one leads and writes the join string
+//! to a private file in the shared job folder; the others wait for it.
 
 use crate::config::JobConfig;
 use crate::control::Control;
-use crate::coordinate::head::{Here, lead};
+use crate::coordinate::head_node::{LocalNode, lead};
 use crate::coordinate::serve::{CONTROL, Serve};
 use crate::error::{JobError, unusable};
 use crate::events::{Event, Report};
-use crate::launch::environment::Place;
+use crate::launch::environment::LaunchContext;
 use crate::node::join::{JoinAs, Leave, enter, join};
 use crate::train::fit::check;
 use phalanx_actors::trust::file;
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// This machine among those of its launch.
-pub(crate) struct Muster<'a> {
+pub(crate) struct Rendezvous<'a> {
     pub(crate) config: &'a JobConfig,
-    pub(crate) place: &'a Place,
+    pub(crate) launch_context: &'a LaunchContext,
     pub(crate) program: PathBuf,
     /// Rank processes of this machine.
     pub(crate) n_slots: u32,
@@ -28,24 +28,24 @@ pub(crate) struct Muster<'a> {
     pub(crate) patience: Duration,
 }
 
-/// How often it is looked for the join string.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval of polling for the join string.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// A cluster that takes a job's machines away tells all of them at about the same time. Then the first one ends the job,
 /// saved, and nobody needs the state of the others.
 const TOGETHER: Duration = Duration::from_secs(2);
 /// How long other machines may join: as long as any allocation lasts.
 const JOIN_LIFETIME: Duration = Duration::from_secs(60 * 24 * 3600);
 
-impl Muster<'_> {
-    /// Takes part until the job is over, or this machine has left it; the first machine reports how it ended. A stop that is
-    /// asked of the first machine ends the job, saved; one that is asked of another drains that one.
+impl Rendezvous<'_> {
+    /// Takes part until the job is over or this machine has left it; the first machine reports how it ended. Stopping
+    /// the first machine stops the job with a checkpoint; stopping another machine drains that one.
     pub(crate) fn run(
         self,
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Option<Report>, JobError> {
         let path = self.join_path();
-        if self.place.node > 0 {
+        if self.launch_context.node > 0 {
             return self.follow(&path, control, on_event).map(|()| None);
         }
         // Of a launch before this one.
@@ -55,10 +55,11 @@ impl Muster<'_> {
         report.map(Some)
     }
 
-    /// Where the join string of this launch lies.
+    /// Path of the join string of this launch.
     fn join_path(&self) -> PathBuf {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
-        let launch: String = self.place.launch.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect();
+        let launch: String =
+            self.launch_context.launch.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect();
         self.config.output.output_dir.join(CONTROL).join(format!("join.{launch}"))
     }
 
@@ -69,14 +70,14 @@ impl Muster<'_> {
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
         let model = check(self.config)?;
-        let (listen, advertise) = listen_at(&self.place.head, self.place.port.unwrap_or(0))?;
+        let (listen, advertise) = listen_at(&self.launch_context.head, self.launch_context.port.unwrap_or(0))?;
         let how = Serve {
             listen,
-            advertise: vec![Address { host: self.place.head.clone(), port: listen.port() }],
+            advertise: vec![Address { host: self.launch_context.head.clone(), port: listen.port() }],
             n_machines: 1024,
             token_lifetime: JOIN_LIFETIME,
         };
-        let here = Here { program: self.program.clone(), n_slots: self.n_slots, advertise };
+        let here = LocalNode { program: self.program.clone(), n_slots: self.n_slots, advertise };
         let mut written = Ok(());
         let mut tell = |string: &str| {
             written = file::write(path, string.as_bytes());
@@ -95,7 +96,7 @@ impl Muster<'_> {
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<(), JobError> {
-        let Place { node, head, launch, .. } = self.place;
+        let LaunchContext { node, head, launch, .. } = self.launch_context;
         let dir = self.config.output.output_dir.join(CONTROL).join(format!("node-{node}.{launch}"));
         let deadline = Instant::now() + self.patience;
         let mut last = None;
@@ -103,7 +104,7 @@ impl Muster<'_> {
             on_event(&Event::Note(format!("node {node} waits for {}, which node 0 on {head} writes", path.display())));
         }
         while !control.stops() {
-            // One that is not good any more is of an earlier launch; this one's will come.
+            // An expired join string belongs to an earlier launch; the current one will follow.
             let found = file::read(path).map_err(unusable)?;
             let entered = found.map(|text| {
                 let string: JoinString = String::from_utf8_lossy(&text).parse().map_err(unusable)?;
@@ -123,7 +124,7 @@ impl Muster<'_> {
             if Instant::now() >= deadline {
                 return Err(last.unwrap_or_else(|| self.nobody_leads(path)));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -133,7 +134,7 @@ impl Muster<'_> {
             "{} has not come in {} s: node 0 on {} does not coordinate, or output_dir is not shared with it",
             path.display(),
             self.patience.as_secs(),
-            self.place.head
+            self.launch_context.head
         ))
     }
 }
@@ -157,12 +158,12 @@ fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), JobE
     if !address.ip().is_loopback() || is_meant {
         return Ok((address, None));
     }
-    // Some machines know their own name as a loopback address, at which nobody else reaches them.
+    // Some machines resolve their own name to a loopback address, which other machines cannot reach.
     let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     Ok((SocketAddr::new(any, port), outward()))
 }
 
-/// The address of this machine on its way out. No packet is sent: the address is one that is kept for documentation.
+/// The address of this machine on its way out. No packet is sent: the address is reserved for documentation.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;

@@ -1,21 +1,21 @@
-//! State on its way from one that trains to one that learns, a part of it in each step ([`phalanx_strategies::elastic::learner`]).
+//! Transfers of state from a training member to a catching-up member, one part per step
+//! ([`phalanx_strategies::elastic::catch_up`]).
 //!
-//! Both sides count the same pages: the sender says before each one that it comes, and when no more come in this step. So
-//! whatever comes in a step is of the version between the same two updates at both ends, and the sender never waits for the
-//! receiver with more than a page.
-#![allow(unsafe_code)] // Who makes a lesson lends it the memory: see `Links::lesson`.
+//! Both sides count the same pages: the sender announces each page, and the end of the pages of a step. Everything sent
+//! in one step is therefore of one version at both ends, and the sender waits for the receiver with at most one page.
+#![allow(unsafe_code)] // Who makes a catch-up transfer lends it the memory: see `Links::transfer`.
 
 use super::lane::Lane;
-use phalanx_device::pulse::Pulse;
+use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Chunks that pass between two looks whether the step needs the link: 4 MiB.
+/// Chunks between two checks whether the step needs the link: 4 MiB.
 const PAGE: usize = 16;
 
-/// What one peer sends to another in the course of many steps.
-pub(crate) struct Lesson {
+/// A transfer between two peers that spans many steps.
+pub(crate) struct CatchUpTransfer {
     peer: u32,
     lane: Lane,
     /// Chunks that have passed.
@@ -24,9 +24,9 @@ pub(crate) struct Lesson {
 
 type Peers = BTreeMap<u32, Box<dyn Collective>>;
 
-impl Lesson {
-    pub(super) fn new(peer: u32, lane: Lane) -> Lesson {
-        Lesson { peer, lane, at: 0 }
+impl CatchUpTransfer {
+    pub(super) fn new(peer: u32, lane: Lane) -> CatchUpTransfer {
+        CatchUpTransfer { peer, lane, at: 0 }
     }
 
     /// Whether all of it has passed.
@@ -36,8 +36,8 @@ impl Lesson {
 
     fn pass_page(&mut self, group: &mut dyn Collective) -> Result<(), CollectiveError> {
         let end = self.lane.n_chunks().min(self.at + PAGE);
-        // SAFETY: the promise of whoever made the lesson. All that was started is finished, or a finish has failed: then the
-        // world is aborted, and no communicator touches operands after that.
+        // SAFETY: the creator of the transfer promised this. All that was started is finished, or a finish has failed:
+        // then the world is aborted, and no communicator touches operands after that.
         let passed = unsafe { self.lane.pass(group, self.at..end) };
         match &passed {
             Ok(()) => self.at = end,
@@ -58,7 +58,7 @@ impl Lesson {
     }
 }
 
-/// Stops the teaching when the work is done, also if that panics.
+/// Stops sending when the work is done, even if it panics.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -67,72 +67,81 @@ impl Drop for Done<'_> {
     }
 }
 
-pub(super) fn teach<T>(
+pub(super) fn send_pages<T>(
     peers: &mut Peers,
-    lessons: &mut [Lesson],
+    transfers: &mut [CatchUpTransfer],
     work: impl FnOnce() -> T,
 ) -> (T, Result<(), CollectiveError>) {
-    if lessons.iter().all(Lesson::is_over) {
+    if transfers.iter().all(CatchUpTransfer::is_over) {
         return (work(), Ok(()));
     }
     let done = AtomicBool::new(false);
-    let mut teach = || teach_until(&done, &mut pairs(peers, lessons));
-    let (worked, taught) = std::thread::scope(|scope| {
-        let teaching = std::thread::Builder::new().name("teaching".to_owned()).spawn_scoped(scope, &mut teach);
+    let mut send_pages = || send_until(&done, &mut pairs(peers, transfers));
+    let (worked, sent) = std::thread::scope(|scope| {
+        let outgoing_catch_up =
+            std::thread::Builder::new().name("catch-up-sender".to_owned()).spawn_scoped(scope, &mut send_pages);
         let worked = {
             let _done = Done(&done);
             work()
         };
-        (worked, teaching.ok().map(joined))
+        (worked, outgoing_catch_up.ok().map(joined))
     });
-    // Where the system refuses threads, the learner waits for its page.
-    (worked, taught.unwrap_or_else(teach))
+    // Without a thread, the receiver waits for its page.
+    (worked, sent.unwrap_or_else(send_pages))
 }
 
-fn teach_until(done: &AtomicBool, open: &mut Vec<Pair<'_>>) -> Result<(), CollectiveError> {
+fn send_until(done: &AtomicBool, open: &mut Vec<Pair<'_>>) -> Result<(), CollectiveError> {
     while !open.is_empty() {
-        for (lesson, group) in open.iter_mut() {
-            lesson.say(group.as_mut(), true)?;
-            lesson.pass_page(group.as_mut())?;
+        for (transfer, group) in open.iter_mut() {
+            transfer.say(group.as_mut(), true)?;
+            transfer.pass_page(group.as_mut())?;
         }
-        open.retain(|(lesson, _)| !lesson.is_over());
+        open.retain(|(transfer, _)| !transfer.is_over());
         if done.load(Ordering::Acquire) {
-            return open.iter_mut().try_for_each(|(lesson, group)| lesson.say(group.as_mut(), false));
+            return open.iter_mut().try_for_each(|(transfer, group)| transfer.say(group.as_mut(), false));
         }
     }
     Ok(())
 }
 
-pub(super) fn learn(peers: &mut Peers, lessons: &mut [Lesson], pulse: &Pulse) -> Result<(), CollectiveError> {
+pub(super) fn receive_catch_up(
+    peers: &mut Peers,
+    transfers: &mut [CatchUpTransfer],
+    progress_counter: &ProgressCounter,
+) -> Result<(), CollectiveError> {
     std::thread::scope(|scope| {
         let mut all = Vec::new();
-        for (lesson, group) in pairs(peers, lessons) {
-            all.push(scope.spawn(move || learn_from(lesson, group.as_mut(), pulse)));
+        for (transfer, group) in pairs(peers, transfers) {
+            all.push(scope.spawn(move || receive_from(transfer, group.as_mut(), progress_counter)));
         }
         all.into_iter().map(joined).fold(Ok(()), Result::and)
     })
 }
 
-fn learn_from(lesson: &mut Lesson, group: &mut dyn Collective, pulse: &Pulse) -> Result<(), CollectiveError> {
-    while !lesson.is_over() && lesson.hear(group)? {
-        lesson.pass_page(group)?;
-        pulse.tick();
+fn receive_from(
+    transfer: &mut CatchUpTransfer,
+    group: &mut dyn Collective,
+    progress_counter: &ProgressCounter,
+) -> Result<(), CollectiveError> {
+    while !transfer.is_over() && transfer.hear(group)? {
+        transfer.pass_page(group)?;
+        progress_counter.tick();
     }
     Ok(())
 }
 
-/// A lesson that is not over, and the link on which it passes.
-type Pair<'a> = (&'a mut Lesson, &'a mut Box<dyn Collective>);
+/// An unfinished transfer and its link.
+type Pair<'a> = (&'a mut CatchUpTransfer, &'a mut Box<dyn Collective>);
 
-/// Of each peer there is one lesson at most.
-fn pairs<'a>(peers: &'a mut Peers, lessons: &'a mut [Lesson]) -> Vec<Pair<'a>> {
+/// There is at most one transfer per peer.
+fn pairs<'a>(peers: &'a mut Peers, transfers: &'a mut [CatchUpTransfer]) -> Vec<Pair<'a>> {
     let mut groups: BTreeMap<u32, &mut Box<dyn Collective>> =
         peers.iter_mut().map(|(peer, group)| (*peer, group)).collect();
-    let open = lessons.iter_mut().filter(|lesson| !lesson.is_over());
-    open.map(|lesson| {
+    let open = transfers.iter_mut().filter(|transfer| !transfer.is_over());
+    open.map(|transfer| {
         let group =
-            groups.remove(&lesson.peer).expect("a world has a group for each two members that exchange anything");
-        (lesson, group)
+            groups.remove(&transfer.peer).expect("a world has a group for each two members that exchange anything");
+        (transfer, group)
     })
     .collect()
 }
@@ -171,9 +180,9 @@ mod tests {
         values.iter_mut().for_each(|value| *value = value.mul_add(0.5, 1.0));
     }
 
-    /// Two that train and one that learns half of what it needs from each: all make the same updates between the parts.
+    /// Two training members send half of the state each to a third one; all apply the same updates between the parts.
     #[test]
-    fn what_comes_in_parts_between_updates_is_in_the_end_what_those_that_sent_it_have() {
+    fn state_received_in_parts_between_updates_equals_the_senders_state() {
         const N: u32 = 3;
         const LEN: usize = 150 * CHUNK + 7;
         let world = World::new(ID, N, (0..N - 1).map(|i| vec![i, N - 1]).collect()).unwrap();
@@ -181,20 +190,20 @@ mod tests {
         let first = |i: usize| i as f32 % 1013.0;
         let half = |me: u32| if me == 0 { 0..LEN / 2 } else { LEN / 2..LEN };
 
-        let teach = |me: u32, outcome: std::sync::mpsc::Sender<(u64, Vec<f32>)>| {
+        let send_pages = |me: u32, outcome: std::sync::mpsc::Sender<(u64, Vec<f32>)>| {
             let mut links = links(&world, me, N);
             let mut state: Vec<f32> = (0..LEN).map(first).collect();
             let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(|run| Source::from(run).stretch()).collect();
-            // SAFETY: `state` outlives the lessons, and is written only between the parts of them.
-            let mut lessons = [unsafe { links.lesson(N - 1, true, runs) }];
+            // SAFETY: `state` outlives the transfers, and is written only between their parts.
+            let mut transfers = [unsafe { links.catch_up_transfer(N - 1, true, runs) }];
             for step in 1u64.. {
                 match step {
-                    // Whoever has nothing to do passes a page, which is not all.
+                    // Without other work one page is sent, which is not all.
                     1 => {
                         let done = AtomicBool::new(true);
-                        super::teach_until(&done, &mut super::pairs(&mut links.peers, &mut lessons)).unwrap();
+                        super::send_until(&done, &mut super::pairs(&mut links.peers, &mut transfers)).unwrap();
                     }
-                    _ => links.teach(&mut lessons, || std::thread::sleep(Duration::from_millis(3))).1.unwrap(),
+                    _ => links.send_pages(&mut transfers, || std::thread::sleep(Duration::from_millis(3))).1.unwrap(),
                 }
                 links.send_number(N - 1, step as f64).unwrap();
                 update(&mut state);
@@ -205,22 +214,23 @@ mod tests {
             }
         };
         let (sender, outcomes) = channel();
-        let (learnt, n_steps) = std::thread::scope(|scope| {
+        let (caught_up, n_steps) = std::thread::scope(|scope| {
             for me in 0..N - 1 {
-                let (teach, sender) = (&teach, sender.clone());
-                scope.spawn(move || teach(me, sender));
+                let (send_pages, sender) = (&send_pages, sender.clone());
+                scope.spawn(move || send_pages(me, sender));
             }
             let mut links = links(&world, N - 1, N);
             let mut state = vec![f32::NAN; LEN];
-            let mut lessons = Vec::new();
+            let mut transfers = Vec::new();
             for from in 0..N - 1 {
                 let run = Room::from(&mut state[half(from)]).stretch();
-                // SAFETY: `state` outlives the lessons, whose halves lie apart, and is touched only between the parts of them.
-                lessons.push(unsafe { links.lesson(from, false, vec![run]) });
+                // SAFETY: `state` outlives the transfers, whose halves are disjoint; it is accessed only between their
+                // parts.
+                transfers.push(unsafe { links.catch_up_transfer(from, false, vec![run]) });
             }
             for step in 1u64.. {
-                links.learn(&mut lessons).unwrap();
-                let over = lessons.iter().all(super::Lesson::is_over);
+                links.receive_catch_up(&mut transfers).unwrap();
+                let over = transfers.iter().all(super::CatchUpTransfer::is_over);
                 for from in 0..N - 1 {
                     assert_eq!(links.receive_number(from).unwrap(), step as f64);
                 }
@@ -232,13 +242,13 @@ mod tests {
                     return (state, step);
                 }
             }
-            unreachable!("lessons end");
+            unreachable!("catch-up transfers end");
         });
 
         drop(sender);
         for (step, state) in outcomes {
             assert_eq!(step, n_steps);
-            assert!(state == learnt, "all have the same after {step} steps");
+            assert!(state == caught_up, "all have the same after {step} steps");
         }
         assert!(n_steps > 1, "a page is not all");
     }

@@ -9,7 +9,7 @@ use super::plane::Job;
 
 /// What a writer is to do next. There are never more waiting than operations in flight have tensors and peers.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum WriterCommand {
     Frame(Header, Vec<u8>),
     Fetch(Job),
     /// Send this and nothing more.
@@ -20,45 +20,45 @@ pub(super) enum Order {
 
 /// Orders of one writer.
 #[derive(Debug, Default)]
-pub(super) struct Orders {
+pub(super) struct WriterQueue {
     inner: Mutex<Inner>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    waiting: VecDeque<Order>,
+    waiting: VecDeque<WriterCommand>,
     /// Bodies of frames that were sent, to be used again.
     spare: Vec<Vec<u8>>,
     /// The writer has ended.
     is_closed: bool,
 }
 
-impl Orders {
+impl WriterQueue {
     /// Adds an order; whether there is a writer to carry it out.
-    pub(super) fn push(&self, order: Order) -> bool {
+    pub(super) fn push(&self, command: WriterCommand) -> bool {
         let mut inner = self.lock();
         if inner.is_closed {
             return false;
         }
-        inner.waiting.push_back(order);
+        inner.waiting.push_back(command);
         drop(inner);
         self.changed.notify_one();
         true
     }
 
     /// Waits for the next order.
-    pub(super) fn next(&self) -> Order {
+    pub(super) fn next(&self) -> WriterCommand {
         let mut inner = self.lock();
         loop {
             match inner.waiting.pop_front() {
-                Some(order) => return order,
+                Some(command) => return command,
                 None => inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 
-    /// An empty body for a frame, which may have the memory of one that was sent.
+    /// An empty frame body, which may reuse the memory of a sent one.
     pub(super) fn body(&self) -> Vec<u8> {
         self.lock().spare.pop().unwrap_or_default()
     }

@@ -1,0 +1,338 @@
+//! Validation of messages beyond the types of their fields. The state machines index by message fields, so a
+//! contradictory message is rejected where it is decoded.
+
+use super::identity::{Generation, NodeId, Worker};
+use super::message::{CatchUp, DesiredState, MemberReport, Record, Report, Stage, WorldPlan};
+use super::recovery::Transfer;
+use super::shadow::{Cut, Shard};
+use crate::mesh::Mesh;
+
+/// Upper limit of ranks, and of parts of a cut.
+pub const RANKS_MAX: usize = 1 << 16;
+/// Upper limit of decoded counters, which leaves room to increment them.
+pub const COUNTER_MAX: u64 = 1 << 62;
+
+/// Why a message is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidMessage {
+    /// A node may report its own workers only.
+    #[error("{node} reports a worker of another node: {found}")]
+    Foreign {
+        /// The reporting node.
+        node: NodeId,
+        /// The foreign worker.
+        found: Worker,
+    },
+    /// The shard lies outside its cut.
+    #[error("{0:?} is not a valid shard: each axis is cut into 1 to {RANKS_MAX} parts, counted from 0")]
+    Shard(Shard),
+    /// The mesh has no ranks, or too many.
+    #[error("mesh {0} must have 1 to {RANKS_MAX} ranks")]
+    Mesh(Mesh),
+    /// A list whose length does not match the mesh.
+    #[error("the mesh {mesh} has {expected} {what}, found {found}")]
+    Count {
+        /// The shape.
+        mesh: Mesh,
+        /// Contents of the list.
+        what: &'static str,
+        /// Expected length.
+        expected: usize,
+        /// Found length.
+        found: usize,
+    },
+    /// A catching-up member whose future rank does not extend the current mesh.
+    #[error("{worker} catches up for rank {rank} of {mesh}, which does not extend the current mesh")]
+    CatchUp {
+        /// The worker.
+        worker: Worker,
+        /// The mesh of the rank.
+        mesh: Mesh,
+        /// The rank.
+        rank: usize,
+    },
+    /// The desired state of one generation carries the plan of another.
+    #[error("desired state for {expected} carries a world plan for {found}")]
+    Generation {
+        /// Of the desired state.
+        expected: Generation,
+        /// Generation of the world.
+        found: Generation,
+    },
+    /// A desired state that stops the members carries a world plan.
+    #[error("desired state that stops the members carries a world plan for {0}")]
+    Untimely(Generation),
+    /// A counter above [`COUNTER_MAX`].
+    #[error("{what} is {found}, expected at most {COUNTER_MAX}")]
+    Counter {
+        /// Of what.
+        what: &'static str,
+        /// The number.
+        found: u64,
+    },
+}
+
+impl Report {
+    /// Validates a report.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn check(&self) -> Result<(), InvalidMessage> {
+        counted("boot", self.boot.0)?;
+        counted("number of a report", self.number)?;
+        for member in &self.members {
+            if member.worker.member.node != self.node {
+                return Err(InvalidMessage::Foreign { node: self.node, found: member.worker });
+            }
+            member.check()?;
+        }
+        Ok(())
+    }
+}
+
+impl MemberReport {
+    fn check(&self) -> Result<(), InvalidMessage> {
+        let commit_state = &self.commit_state;
+        let steps = commit_state
+            .applied
+            .map(|applied| applied.step)
+            .into_iter()
+            .chain(commit_state.voted.map(|vote| vote.step));
+        let lineages = commit_state
+            .applied
+            .map(|applied| applied.lineage)
+            .into_iter()
+            .chain(commit_state.voted.map(|vote| vote.generation));
+        counted("incarnation", self.worker.incarnation.0)?;
+        counted("ticks of a device", self.progress.ticks)?;
+        lineages.chain([self.generation, commit_state.entered]).try_for_each(|g| counted("generation", g.0))?;
+        steps.chain([self.entered]).try_for_each(|step| counted("step", step.0))?;
+        if let Some(saved) = &self.saved {
+            counted("generation", saved.of.generation.0)?;
+            counted("step", saved.of.step.0)?;
+            saved.shard.check()?;
+        }
+        self.holds.iter().try_for_each(Shard::check)
+    }
+}
+
+impl DesiredState {
+    /// Validates a message of the coordinator.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn check(&self) -> Result<(), InvalidMessage> {
+        counted("term", self.id.term.0)?;
+        counted("generation", self.id.generation.0)?;
+        counted("number of checkpoints", self.requests.save)?;
+        let Some(world_plan) = &self.world_plan else { return Ok(()) };
+        let (found, expected) = (world_plan.generation, self.id.generation);
+        if found != expected {
+            return Err(InvalidMessage::Generation { expected, found });
+        }
+        if !matches!(self.id.stage, Stage::Form | Stage::Run) {
+            return Err(InvalidMessage::Untimely(found));
+        }
+        world_plan.check()
+    }
+}
+
+impl Record {
+    /// Validates a message of the coordinator.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn check(&self) -> Result<(), InvalidMessage> {
+        counted("term", self.term.0)?;
+        counted("generation", self.generation.0)?;
+        counted("number of checkpoints", self.requests.save.max(self.n_saves))?;
+        counted("generation", self.requests.pause.0.max(self.checkpoint.generation.0))?;
+        counted("step", self.checkpoint.step.0)?;
+        if let Some(mesh) = self.wanted {
+            ranks(mesh)?;
+        }
+        self.world_plan.as_ref().map_or(Ok(()), |world_plan| world_plan.check())
+    }
+}
+
+impl WorldPlan {
+    /// Whether each list has an entry for each rank, and the mesh as many ranks.
+    fn check(&self) -> Result<(), InvalidMessage> {
+        let mesh = self.mesh;
+        let n_ranks = ranks(mesh)?;
+        let counts = [
+            ("ranks", n_ranks, self.assignments.len()),
+            ("addresses of members", n_ranks + self.catching_up.len() + self.guests.len(), self.addresses.len()),
+            ("lists of shards", n_ranks, self.holds.len()),
+            ("ranks with a shard of their own", n_ranks, self.holds.iter().filter(|shards| !shards.is_empty()).count()),
+            ("lists of transfers", n_ranks, self.transfers.len()),
+        ];
+        if let Some((what, expected, found)) = counts.into_iter().find(|(_, expected, found)| expected != found) {
+            return Err(InvalidMessage::Count { mesh, what, expected, found });
+        }
+        counted("generation", self.generation.0.max(self.base.lineage.0).max(self.voted_in.0))?;
+        counted("step", self.base.step.0)?;
+        counted("number of checkpoints", self.n_saves)?;
+        self.holds.iter().flatten().try_for_each(Shard::check)?;
+        check_transfers(self.transfers.iter().flatten())?;
+        self.catching_up.iter().try_for_each(|catch_up| catch_up.check(mesh))
+    }
+}
+
+impl CatchUp {
+    /// Whether there is such a rank, in a mesh that cuts the state as that of the world does.
+    fn check(&self, world: Mesh) -> Result<(), InvalidMessage> {
+        let leads_there = self.rank < ranks(self.mesh)? && Cut::of(&self.mesh) == Cut::of(&world);
+        if !leads_there || self.holds.first() != Some(&Shard::of(&self.mesh, self.rank)) {
+            return Err(InvalidMessage::CatchUp { worker: self.worker, mesh: self.mesh, rank: self.rank });
+        }
+        self.holds.iter().try_for_each(Shard::check)?;
+        check_transfers(self.transfers.iter())
+    }
+}
+
+fn check_transfers<'a>(mut transfers: impl Iterator<Item = &'a Transfer>) -> Result<(), InvalidMessage> {
+    transfers.try_for_each(|transfer| {
+        transfer.shard.check()?;
+        transfer.source.sender(transfer.shard).map_or(Ok(()), |(_, held)| held.check())
+    })
+}
+
+impl Shard {
+    fn check(&self) -> Result<(), InvalidMessage> {
+        let Shard { stage, tensor, part, cut } = *self;
+        let n =
+            u64::from(cut.n_stages).checked_mul(cut.n_tensors.into()).and_then(|n| n.checked_mul(cut.n_parts.into()));
+        let is_within = stage < cut.n_stages && tensor < cut.n_tensors && part < cut.n_parts;
+        if is_within && n.is_some_and(|n| n <= RANKS_MAX as u64) { Ok(()) } else { Err(InvalidMessage::Shard(*self)) }
+    }
+}
+
+/// Number of ranks of a mesh that can be one of a world.
+fn ranks(mesh: Mesh) -> Result<usize, InvalidMessage> {
+    mesh.checked_size().filter(|n| (1..=RANKS_MAX).contains(n)).ok_or(InvalidMessage::Mesh(mesh))
+}
+
+fn counted(what: &'static str, found: u64) -> Result<(), InvalidMessage> {
+    if found <= COUNTER_MAX { Ok(()) } else { Err(InvalidMessage::Counter { what, found }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::identity::{Incarnation, MemberId};
+    use crate::elastic::message::DesiredStateId;
+    use crate::elastic::recovery::{Source, Transfer};
+    use crate::elastic::shadow::{Cut, place};
+    use crate::elastic::snapshot::Checkpoint;
+    use std::sync::Arc;
+
+    const SHARD: Shard = Shard { stage: 0, tensor: 0, part: 0, cut: Cut::WHOLE };
+
+    fn worker(node: u32) -> Worker {
+        Worker { member: MemberId { node: NodeId(node), slot: 0 }, incarnation: Incarnation(1) }
+    }
+
+    fn report(of: Worker, holds: Vec<Shard>) -> Report {
+        use crate::elastic::member::{Member, Schedule};
+        let status_report = Member::new(Default::default(), of, None, Schedule::default()).report();
+        let (node, members) = (NodeId(0), vec![MemberReport { holds, ..status_report }]);
+        let (job, boot, desired_state) = Default::default();
+        Report { job, node, boot, number: 1, desired_state, draining: false, n_failed_starts: 0, members }
+    }
+
+    fn desired_state(change: impl FnOnce(&mut WorldPlan)) -> DesiredState {
+        let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
+        let assignments = vec![worker(0), worker(1)];
+        let holds = place(&mesh, &assignments, true);
+        let mut world_plan = WorldPlan {
+            generation: Generation(1),
+            mesh,
+            addresses: vec![None; 3],
+            catching_up: vec![],
+            guests: vec![worker(2)],
+            base: Default::default(),
+            voted_in: Generation(0),
+            transfers: crate::elastic::recovery::from_disk(&holds, Checkpoint::default()),
+            holds,
+            assignments,
+            n_saves: 0,
+            rests: false,
+        };
+        change(&mut world_plan);
+        let (job, requests) = Default::default();
+        let id = DesiredStateId { generation: Generation(1), stage: Stage::Form, ..DesiredStateId::default() };
+        DesiredState { job, id, world_plan: Some(Arc::new(world_plan)), evict: vec![], requests, release: None }
+    }
+
+    #[test]
+    fn a_node_speaks_for_its_own_workers_and_of_parts_that_exist() {
+        assert_eq!(report(worker(0), vec![SHARD]).check(), Ok(()));
+        assert_eq!(
+            report(worker(1), vec![]).check(),
+            Err(InvalidMessage::Foreign { node: NodeId(0), found: worker(1) })
+        );
+        let cut = |n_stages, n_parts| Cut { n_stages, n_tensors: 1, n_parts };
+        for (part, cut) in [(0, cut(1, 0)), (1, cut(1, 1)), (0, cut(1, u32::MAX)), (0, cut(u32::MAX, u32::MAX))] {
+            let shard = Shard { part, cut, ..SHARD };
+            assert_eq!(report(worker(0), vec![shard]).check(), Err(InvalidMessage::Shard(shard)));
+        }
+        let late = Report { number: u64::MAX, ..report(worker(0), vec![]) };
+        assert!(matches!(late.check(), Err(InvalidMessage::Counter { what: "number of a report", .. })));
+    }
+
+    // A member that took a rank from one such desired state and lost its state to the next would run without.
+    #[test]
+    fn desired_state_that_forms_no_world_carries_no_plan() {
+        for stage in [Stage::Stop, Stage::End] {
+            let untimely =
+                DesiredState { id: DesiredStateId { stage, ..desired_state(|_| ()).id }, ..desired_state(|_| ()) };
+
+            assert_eq!(untimely.check(), Err(InvalidMessage::Untimely(Generation(1))));
+            assert_eq!(DesiredState { world_plan: None, ..untimely }.check(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_world_has_an_entry_in_each_list_for_each_rank() {
+        assert_eq!(desired_state(|_| ()).check(), Ok(()));
+        let count = |change: fn(&mut WorldPlan)| match desired_state(change).check() {
+            Err(InvalidMessage::Count { what, .. }) => what,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(count(|f| f.assignments.truncate(1)), "ranks");
+        assert_eq!(count(|f| f.addresses.truncate(2)), "addresses of members");
+        assert_eq!(count(|f| f.holds.truncate(1)), "lists of shards");
+        assert_eq!(count(|f| f.holds[1].clear()), "ranks with a shard of their own");
+        assert_eq!(count(|f| f.transfers.truncate(1)), "lists of transfers");
+        assert!(matches!(desired_state(|f| f.mesh.tp = usize::MAX).check(), Err(InvalidMessage::Mesh(_))));
+        let (expected, found) = (Generation(1), Generation(2));
+        assert_eq!(
+            desired_state(|f| f.generation = found).check(),
+            Err(InvalidMessage::Generation { expected, found })
+        );
+        assert!(matches!(desired_state(|f| f.mesh.tp = 0).check(), Err(InvalidMessage::Mesh(_))));
+        let catch_up = |rank: usize, mesh: Mesh| CatchUp {
+            worker: worker(3),
+            mesh,
+            rank,
+            holds: vec![Shard::of(&Mesh { dp_shard: 2, ..Mesh::ONE }, 1)],
+            transfers: vec![],
+        };
+        let catches_up = |catch_up: CatchUp| {
+            let with_catch_up = |f: &mut WorldPlan| {
+                f.catching_up = vec![catch_up];
+                f.addresses.push(None);
+            };
+            desired_state(with_catch_up).check()
+        };
+        let mesh = Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE };
+        assert_eq!(catches_up(catch_up(3, mesh)), Ok(()));
+        let wrong = [catch_up(2, mesh), catch_up(4, mesh), catch_up(1, Mesh { dp_shard: 3, ..Mesh::ONE })];
+        assert!(wrong.into_iter().all(|wrong| matches!(catches_up(wrong), Err(InvalidMessage::CatchUp { .. }))));
+        let bad = Shard { tensor: 1, ..SHARD };
+        let transfer = |source| Transfer { shard: SHARD, source };
+        let survivor = desired_state(|f| f.transfers[0].push(transfer(Source::Survivor(worker(1), bad))));
+        assert_eq!(survivor.check(), Err(InvalidMessage::Shard(bad)));
+    }
+}
