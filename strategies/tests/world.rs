@@ -77,16 +77,17 @@ impl Case {
     }
 }
 
-/// What a rank starts, and of how many tensors. Left out are the sums of key/value heads that several tensor-parallel
-/// ranks hold, which are of those shards only in which such heads lie; sizes differ where parts are uneven, and with
-/// them where one bucket of gradients ends and the next begins.
+/// What a rank starts, in the order of the first of each kind, and of how many tensors in all. Left out are the sums of
+/// key/value heads that several tensor-parallel ranks hold, which only the shards with such heads have. Tensors are counted
+/// over all starts of a kind: where parts are uneven, a tensor may fall into the next bucket of gradients, and another start
+/// may lie between the two.
 fn starts(mut program: Program) -> Vec<(Collective, usize)> {
     program.instrs.retain(|i| matches!(i.op, Op::Start(c) if c.group.run.is_none()));
     let mut starts: Vec<(Collective, usize)> = Vec::new();
     for step in Trace::of(&program).steps {
         let Step::Start(post) = step else { continue };
         let (like, n_tensors) = (Collective { sequence: 0, ..post.collective }, post.tensors.len());
-        match starts.last_mut().filter(|(last, _)| *last == like) {
+        match starts.iter_mut().find(|(known, _)| *known == like) {
             Some((_, n)) => *n += n_tensors,
             None => starts.push((like, n_tensors)),
         }

@@ -184,7 +184,7 @@ fn contradictory_messages_are_refused() {
     let refused = decode::<Report>(&encode(&report).unwrap()).unwrap_err().to_string();
     let desired_state = decode::<DesiredState>(&encode(&lonely).unwrap()).unwrap_err().to_string();
 
-    assert_eq!(refused, "a report cannot be: node 300 reports node 0 slot 0 (incarnation 0)");
+    assert_eq!(refused, "a report cannot be: node 300 reports a worker of another node: node 0 slot 0 (incarnation 0)");
     assert!(desired_state.contains("has 2 ranks, found 0"), "{desired_state}");
 }
 
