@@ -33,10 +33,10 @@ fn arrangements() -> Vec<Cell> {
                 let zero = if dp_shard > 1 { 1 + i % 3 } else { 3 };
                 let schedule = match i % 4 {
                     _ if pp == 1 => "1f1b",
+                    // Their microbatches fill two runs of layers a stage.
+                    _ if [(4, 1, 1), (2, 2, 2)].contains(&(pp, dp_replicate, dp_shard)) => "interleaved",
                     0 => "gpipe",
                     1 => "zero_bubble",
-                    // Two runs of layers a stage, and as many microbatches as fill it.
-                    2 if pp <= 4 && 8 % (pp * dp_replicate * dp_shard) == 0 => "interleaved",
                     _ => "1f1b",
                 };
                 cells.push(cell(mesh(pp, dp_replicate, dp_shard), zero, schedule));
