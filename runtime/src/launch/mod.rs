@@ -5,7 +5,7 @@
 //!   Slots::start ──── fork, exec ────────────────▶  channel::adopt(descriptor from its arguments)
 //!   Slots::send ───── frames down: stop, save ───▶  FrameReceiver::receive
 //!   Slots::next_event ◀──── frames up: events ────  FrameSender::send
-//!   Slots::fd channel ◀─── descriptors of memory ───▶  channel::adopt_passage
+//!   Slots::fd_channel ◀─── descriptors of memory ───▶  channel::adopt_fd_channel
 //!        ▲ exit (pidfd) · lines of stderr
 //! ```
 //!

@@ -97,12 +97,12 @@ pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: NodeS
 /// ```
 /// use phalanx_strategies::plan::Hardware;
 /// use phalanx_strategies::plan::cost::post_duration;
-/// use phalanx_strategies::world::{Links, Mover, World};
+/// use phalanx_strategies::world::{Links, Mover, WorldTraces};
 ///
 /// let h200 = Hardware::named("h200").expect("it is shipped"); let node = |rank| h200.node(rank); let duration = |post:
 /// &_, nodes: &[u32]| post_duration(&h200, post, nodes);
 ///
-/// let timeline = World::new().simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false)?;
+/// let timeline = WorldTraces::new().simulate(&Links { mover: Mover::Links, node: &node, duration: &duration }, false)?;
 ///
 /// assert!(timeline.makespan.is_zero());
 /// # Ok::<(), phalanx_strategies::world::WorldError>(())
