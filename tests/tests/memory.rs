@@ -8,9 +8,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Share by which the measured peak may differ from the planned one: without AVX-512 the products are those of the gemm
-/// crate, which keeps workspaces of its own (16 MB beside 744 on two cores with AVX2).
-const SHARE: f64 = 0.03;
+/// Share by which the measured peak may differ from the planned one. Without AVX-512 a training job was seen to take 16 MB
+/// beside 744 (2.2 %); the gemm crate, which multiplies there, keeps workspaces of its own, but that they are the cause was
+/// not verified.
+fn share() -> f64 {
+    if is_x86_feature_detected!("avx512f") { 0.02 } else { 0.03 }
+}
 
 fn probe(args: &[&str]) -> Result<Value> {
     let output = Command::new(env!("CARGO_BIN_EXE_memory_probe")).args(args).output()?;
@@ -31,7 +34,7 @@ fn assert_as_planned(what: &str, measured: &Value, at: &str) -> Result<()> {
     let off = taken / planned - 1.0;
     println!("{what}: planned {:.1} MB, taken {:.1} MB ({:+.2} %)", planned / 1e6, taken / 1e6, 100.0 * off);
     ensure!(planned > 500e6, "{what}: {planned} bytes are too few to tell");
-    ensure!(off.abs() < SHARE, "{what}: planned {planned}, taken {taken}");
+    ensure!(off.abs() < share(), "{what}: planned {planned}, taken {taken}");
     Ok(())
 }
 
