@@ -10,7 +10,8 @@
 //! The thread ends when it is told to [stop](ControlThread::stop), when the last handle is dropped, or by `CONTROL-2`.
 //! All of its actors are dropped with it.
 
-use actix::{Actor, Addr, AsyncContext, Context};
+use actix::prelude::SendError;
+use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
 use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,6 +66,22 @@ const JOBS_MAX: usize = 64;
 
 /// How long the end waits for a file that is being written.
 const STORE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a thread sleeps that finds a mailbox full.
+const FULL_NAP: Duration = Duration::from_micros(200);
+
+/// Sends a message to an actor, and waits while its mailbox is full. For threads that may block. An actor that has ended gets
+/// nothing.
+pub(crate) fn deliver<A, M>(to: &Addr<A>, mut message: M)
+where
+    A: Actor<Context = Context<A>> + Handler<M>,
+    M: Message<Result = ()> + Send + 'static,
+{
+    while let Err(SendError::Full(back)) = to.try_send(message) {
+        message = back;
+        std::thread::sleep(FULL_NAP);
+    }
+}
 
 /// Waits for a future on the thread that calls, for programs without an event loop.
 ///
@@ -213,7 +230,6 @@ impl Panicked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use actix::{Handler, Message};
 
     /// Adds one, and panics at three.
     struct Counter(u32);

@@ -9,8 +9,8 @@
 //! - [`control`]: the one thread of all control actors of a process, and what becomes of a panic;
 //! - [`coordinator`]: the shell around the machines that decide; [`store`] is what survives it, [`events`] what it tells;
 //! - [`supervisor`]: the shell around the machine of a node; holds no device state;
-//! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`mesh_group`]: the controls of each of its
-//!   groups, for one generation;
+//! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`step_log`]: what it hears of the device's
+//!   steps; [`mesh_group`]: the owner of each of its communicators, for one generation;
 //! - [`coordinator_handle`], [`node`]: both for programs without actors of their own; [`operator`]: what can be asked
 //!   of a job.
 //!
@@ -33,6 +33,7 @@ pub mod node;
 pub mod operator;
 pub mod quic;
 pub mod rank;
+pub mod step_log;
 pub mod store;
 pub mod supervisor;
 pub mod transport;

@@ -1,8 +1,9 @@
-//! One group of ranks of a world, seen from one of them: the actor that owns its communicator's controls for one generation.
+//! One group of ranks of a world, seen from one of them: the actor that owns its communicator for one generation.
 //!
-//! The device thread drives the collectives of the group; a message for each would be two changes of threads.
-//! Operations that must not wait for the device are done here: aborting the group, and reporting which ranks have not
-//! entered a collective.
+//! The device thread starts and finishes the group's collectives through words that it shares with this actor (the runtime's
+//! `group_handle`): a message for each would be two changes of threads. Through the same words the actor drives the group: it
+//! reads how far the device is, stops it, aborts the group at all members, and tells which members have not entered what this
+//! one has, on whatever machine they are.
 
 use actix::{Actor, Context, Handler, Message, MessageResult};
 use phalanx_strategies::mesh::Axes;
@@ -17,45 +18,64 @@ pub struct Watermark {
     pub finished: u64,
 }
 
-/// What can be done with a communicator while its device is anywhere.
-pub trait GroupControl: Send {
-    /// Over which axes its members lie; none for the group of all ranks.
+/// What members of a group have not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// To enter a collective of the whole group.
+    Collective,
+    /// To send a message to this member.
+    Send,
+    /// To receive a message of this member.
+    Receive,
+}
+
+/// Members that have not done what this member waits for or has done before them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Behind {
+    /// What they have not done.
+    pub awaited: Awaited,
+    /// Number of the collective or message, counted from 0 in each generation.
+    pub number: u64,
+    /// Their ranks.
+    pub ranks: Vec<u32>,
+}
+
+/// A communicator, as its owner has it: no method waits for the device or for a member.
+pub trait OwnedGroup: Send {
+    /// Over which axes its members lie; none for the group of all ranks, and for pairs that exchange state.
     fn axes(&self) -> Axes;
 
-    /// The rank of this member.
-    fn rank(&self) -> u32;
+    /// How far the device of this rank is in it.
+    fn watermark(&self) -> Watermark;
 
-    /// The ranks of all members, by position.
-    fn members(&self) -> &[u32];
+    /// Which members are behind this one.
+    fn behind(&self) -> Vec<Behind>;
 
-    /// How far each member is, by position; nothing of members whose memory cannot be seen from here.
-    fn watermarks(&self) -> Vec<Option<Watermark>>;
-
-    /// Aborts the group: every wait in it returns at once, here and at all members that share its memory or
-    /// connections.
+    /// Ends the group at all its members: every wait in it returns at once, and the device starts nothing more in it. Other
+    /// groups go on.
     fn abort(&self, reason: &str);
 }
 
 /// See the [module](self).
-pub struct MeshGroup(Box<dyn GroupControl>);
+pub struct MeshGroup(Box<dyn OwnedGroup>);
 
 /// Abort the group.
 #[derive(Clone, Debug)]
 pub struct Abort(pub String);
 
-/// Asks which ranks have not entered the collective that this rank entered last.
+/// Asks which ranks have not entered what this rank has.
 #[derive(Clone, Copy, Debug)]
 pub struct WhoIsMissing;
 
-/// A collective that some members have not entered.
+/// Ranks that are behind in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// Of the group over these axes.
     pub axes: Axes,
-    /// Its number, counted from 0 in each generation.
-    pub number: u64,
-    /// The ranks that have not entered it.
-    pub ranks: Vec<u32>,
+    /// How far the asking rank is there.
+    pub watermark: Watermark,
+    /// Who is behind in what.
+    pub behind: Behind,
 }
 
 impl Message for Abort {
@@ -63,24 +83,18 @@ impl Message for Abort {
 }
 
 impl Message for WhoIsMissing {
-    type Result = Option<Missing>;
+    type Result = Vec<Missing>;
 }
 
 impl MeshGroup {
-    /// The actor of this communicator.
-    pub fn new(group_control: Box<dyn GroupControl>) -> MeshGroup {
-        MeshGroup(group_control)
+    /// The actor that owns this group.
+    pub fn new(group: Box<dyn OwnedGroup>) -> MeshGroup {
+        MeshGroup(group)
     }
 
-    fn missing(&self) -> Option<Missing> {
-        let group = &*self.0;
-        let watermarks = group.watermarks();
-        let by_rank = || group.members().iter().copied().zip(&watermarks);
-        let (_, own) = by_rank().find(|(rank, _)| *rank == group.rank())?;
-        let entered = (*own)?.entered;
-        let behind = by_rank().filter(|(_, mark)| mark.is_some_and(|mark| mark.entered < entered));
-        let ranks: Vec<u32> = behind.map(|(rank, _)| rank).collect();
-        (!ranks.is_empty()).then(|| Missing { axes: group.axes(), number: entered - 1, ranks })
+    fn missing(&self) -> Vec<Missing> {
+        let (axes, watermark) = (self.0.axes(), self.0.watermark());
+        self.0.behind().into_iter().map(|behind| Missing { axes, watermark, behind }).collect()
     }
 }
 
@@ -107,14 +121,18 @@ impl Handler<WhoIsMissing> for MeshGroup {
 /// For people: `rank 3 has not entered collective #14 on dp_shard`.
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks: Vec<String> = self.ranks.iter().map(u32::to_string).collect();
+        let Behind { awaited, number, ranks } = &self.behind;
         let (noun, verb) = if ranks.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
-        let ranks = ranks.join(", ");
-        write!(f, "{noun} {ranks} {verb} not entered ")?;
-        if self.axes == Axes::NONE {
-            return write!(f, "the vote #{} of all ranks", self.number);
+        let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+        write!(f, "{noun} {} {verb} not ", ranks.join(", "))?;
+        let all = self.axes == Axes::NONE;
+        match awaited {
+            Awaited::Collective if all => return write!(f, "entered the vote #{number} of all ranks"),
+            Awaited::Collective => write!(f, "entered collective #{number}")?,
+            Awaited::Send => write!(f, "sent message #{number}")?,
+            Awaited::Receive => write!(f, "received message #{number}")?,
         }
-        write!(f, "collective #{} on {}", self.number, self.axes)
+        if all { Ok(()) } else { write!(f, " on {}", self.axes) }
     }
 }
 
@@ -124,31 +142,24 @@ pub(crate) mod tests {
     use phalanx_strategies::mesh::Axis;
     use std::sync::{Arc, Mutex};
 
-    /// A group over dp_shard whose watermarks the test sets and whose abort it observes.
+    /// A group over dp_shard that is behind as the test says, and whose abort the test observes.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct Fake {
-        pub(crate) rank: u32,
-        pub(crate) members: Vec<u32>,
-        pub(crate) entered: Arc<Mutex<Vec<Option<u64>>>>,
+        pub(crate) behind: Arc<Mutex<Vec<Behind>>>,
         pub(crate) aborted: Arc<Mutex<Vec<String>>>,
     }
 
-    impl GroupControl for Fake {
+    impl OwnedGroup for Fake {
         fn axes(&self) -> Axes {
             Axes::of(&[Axis::DpShard])
         }
 
-        fn rank(&self) -> u32 {
-            self.rank
+        fn watermark(&self) -> Watermark {
+            Watermark { entered: 15, finished: 14 }
         }
 
-        fn members(&self) -> &[u32] {
-            &self.members
-        }
-
-        fn watermarks(&self) -> Vec<Option<Watermark>> {
-            let mark = |entered: &Option<u64>| entered.map(|entered| Watermark { entered, finished: 0 });
-            self.entered.lock().unwrap().iter().map(mark).collect()
+        fn behind(&self) -> Vec<Behind> {
+            self.behind.lock().unwrap().clone()
         }
 
         fn abort(&self, reason: &str) {
@@ -156,28 +167,20 @@ pub(crate) mod tests {
         }
     }
 
-    fn missing(entered: &[Option<u64>]) -> Option<String> {
-        let entered = Arc::new(Mutex::new(entered.to_vec()));
-        let group = Fake { rank: 6, members: vec![4, 5, 6, 7], entered, ..Fake::default() };
-        MeshGroup::new(Box::new(group)).missing().map(|missing| missing.to_string())
-    }
-
     #[test]
-    fn ranks_behind_are_named_and_invisible_ranks_are_not() {
+    fn ranks_that_are_behind_are_named_with_what_they_have_not_done() {
+        let text = |axes, awaited, ranks: &[u32]| {
+            let behind = Behind { awaited, number: 14, ranks: ranks.to_vec() };
+            Missing { axes, watermark: Watermark::default(), behind }.to_string()
+        };
+        let dp_shard = Axes::of(&[Axis::DpShard]);
+
+        assert_eq!(text(dp_shard, Awaited::Collective, &[5]), "rank 5 has not entered collective #14 on dp_shard");
         assert_eq!(
-            missing(&[Some(15), Some(14), Some(15), Some(15)]).unwrap(),
-            "rank 5 has not entered collective #14 on dp_shard"
+            text(Axes::NONE, Awaited::Collective, &[4, 7]),
+            "ranks 4, 7 have not entered the vote #14 of all ranks"
         );
-        assert_eq!(
-            missing(&[Some(0), None, Some(1), Some(0)]).unwrap(),
-            "ranks 4, 7 have not entered collective #0 on dp_shard"
-        );
-        assert_eq!(missing(&[Some(15), None, Some(15), Some(16)]), None);
-        assert_eq!(
-            missing(&[Some(15), Some(15), None, Some(15)]),
-            None,
-            "a rank that does not see itself knows nothing"
-        );
-        assert_eq!(missing(&[Some(0), Some(0), Some(0), Some(0)]), None);
+        assert_eq!(text(Axes::of(&[Axis::Pp]), Awaited::Send, &[1]), "rank 1 has not sent message #14 on pp");
+        assert_eq!(text(Axes::NONE, Awaited::Receive, &[2]), "rank 2 has not received message #14");
     }
 }

@@ -1,39 +1,97 @@
-//! The actor of a rank: handles desired states and sends heartbeats whatever the device is doing, and keeps a
-//! [`MeshGroup`] for each group of the device's world.
+//! The actor of a rank. It owns the rank's state machine (`phalanx_strategies::elastic::member`): it handles desired states,
+//! sends heartbeats whatever the device is doing, tells the device thread what to do next, and starts a [`MeshGroup`] for each
+//! group of the world that the device has joined.
 //!
-//! Decisions are made by the state machine `phalanx_strategies::elastic::member`, which lies behind a [`RankPort`]
-//! shared with the device thread: the device queries it twice per step and needs the answer at once.
+//! The device thread shares no state with it. It gets [`Task`]s, writes what it does in its steps into a [`step_log`], and
+//! sends everything else as a [`DeviceEvent`].
 //!
 //! Invariants:
 //! - `RANK-ACTOR-1` Leaving a world aborts all its process groups, including groups created after the abort.
 //! - `RANK-ACTOR-2` A rank that waits long for peers reports them, once per group and set of peers.
+//! - `RANK-ACTOR-3` What the device did in a world before its end was announced is handled before the announcement.
 
-use crate::control::{ControlThread, Guardian};
-use crate::mesh_group::{Abort, GroupControl, MeshGroup, Missing, WhoIsMissing};
+use crate::control::{ControlThread, Guardian, deliver};
+use crate::mesh_group::{Abort, Awaited, MeshGroup, Missing, OwnedGroup, WhoIsMissing};
+use crate::step_log::{Record, StepReader, StepWriter, step_log};
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
-use phalanx_strategies::elastic::identity::Generation;
-use phalanx_strategies::elastic::message::DesiredState;
+use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::identity::{Generation, Stale};
+use phalanx_strategies::elastic::member::{Command, Member};
+use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, WorldPlan};
 use phalanx_strategies::elastic::progress::{At, Progress};
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::snapshot::Part;
 use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// State shared by a rank actor and its device thread. No method waits for the device.
-pub trait RankPort: Send + Sync + 'static {
-    /// Applies a desired state, or rejects a stale one.
-    fn apply_desired_state(&self, desired_state: &DesiredState);
+/// What a device thread is to do next, in order.
+#[derive(Debug)]
+pub enum Task {
+    /// The outcome of the open step is known: commit or discard it.
+    Settle(Option<Version>),
+    /// Free the state of all other shards.
+    Keep(Vec<Shard>),
+    /// Join the world, and receive or send state.
+    Join(Arc<WorldPlan>),
+    /// Catch up while others train.
+    CatchUp(StepWriter),
+    /// Train, or finish if nothing is left to train.
+    Train {
+        /// For what it does in its steps.
+        steps: StepWriter,
+        /// Whether the world trains, rather than only saving its base state.
+        trains: bool,
+    },
+    /// The job is over.
+    Exit,
+}
 
-    /// Sends a status report to the supervisor.
-    fn say(&self);
+/// What a rank actor acts on: its device thread and its supervisor. No method waits for the device.
+pub trait RankPort: Send + 'static {
+    /// Gives the device a task.
+    fn assign(&mut self, task: Task);
+
+    /// All worlds before this generation are over: their tasks need not be begun, and what is done for them can stop.
+    fn leave(&mut self, generation: Generation);
+
+    /// Tells the device what operators have requested.
+    fn request(&mut self, requests: Requests);
+
+    /// Sends a status report to the supervisor, with the progress of the device.
+    fn report(&mut self, status_report: MemberReport);
 
     /// Progress of the device.
     fn progress(&self) -> Progress;
 
-    /// The latest generation announced to it.
-    fn generation(&self) -> Generation;
-
     /// Reports the peers that the device has been waiting for.
-    fn waits_for(&self, missing: &[Missing]);
+    fn waits_for(&mut self, missing: &[Missing]);
+}
+
+/// Aborts a world whose groups are not connected yet.
+pub type AbortWorld = Box<dyn Fn(&str) + Send>;
+
+/// What a device thread tells its actor, besides its steps.
+pub enum DeviceEvent {
+    /// It connects the groups of a world.
+    Connects(Generation, AbortWorld),
+    /// It has connected the groups of a world; the actor owns them from now on.
+    Connected(Generation, Vec<Box<dyn OwnedGroup>>),
+    /// It has joined with its rank, and all planned transfers to it have arrived.
+    Healed(Generation),
+    /// It has joined to catch up beside the training members.
+    JoinedBeside(Generation),
+    /// The step log has news that should not wait for the next heartbeat.
+    Logged,
+    /// A checkpoint of this step is durable.
+    Saved(u64),
+    /// The work at the end of the job is done.
+    Finished(Generation),
+    /// A world cannot go on here: the member at this index cannot be reached, or the cause is unknown. Ignored if the world was
+    /// ending anyway.
+    Broken(Generation, Option<u32>, String),
+    /// This member has failed permanently.
+    Failed(String),
 }
 
 /// Intervals of a rank's heartbeats and reports.
@@ -47,18 +105,36 @@ pub struct Life {
 
 /// See the [module](self).
 pub struct Rank {
-    port: Arc<dyn RankPort>,
+    member: Member,
+    port: Box<dyn RankPort>,
     life: Life,
     guardian: Guardian,
-    /// The world that the device has joined.
+    /// The latest world that the device was told to join.
+    joins: Generation,
+    /// The steps of the world in which it trains or catches up.
+    steps: Option<StepReader>,
+    /// Parts of checkpoints that are being written.
+    parts: Vec<Part>,
+    /// The world that the device is connecting.
+    connects: Option<(Generation, AbortWorld)>,
+    /// The world that it has joined.
     world: Option<(Generation, Vec<Addr<MeshGroup>>)>,
     /// What the device waits for, and since when.
     waits: Option<(Progress, Instant)>,
     /// Missing ranks that have been reported for this world.
-    said: Vec<(Axes, Vec<u32>)>,
+    said: Vec<(Axes, Awaited, Vec<u32>)>,
 }
 
-/// Handle of a rank's actor, for other threads. Dropping the last one ends its thread.
+/// Who causes a change of the state machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The coordinator, by a desired state: the device is to be told.
+    DesiredState,
+    /// The device itself, which knows what follows.
+    Device,
+}
+
+/// Handle of a rank's actor, for other threads, which wait while the actor is behind. Dropping the last one ends its thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
     /// Kept for as long as there is a handle.
@@ -68,34 +144,35 @@ pub struct Handle {
 
 struct DesiredStateArrived(DesiredState);
 
-/// The device has joined a world.
-struct Entered {
-    generation: Generation,
-    groups: Vec<Box<dyn GroupControl>>,
+impl Message for DesiredStateArrived {
+    type Result = ();
 }
 
-/// The rank has left all earlier worlds.
-struct Left(Generation);
-
-macro_rules! notifications {
-    ($($message:ident),*) => {
-        $(impl Message for $message {
-            type Result = ();
-        })*
-    };
+impl Message for DeviceEvent {
+    type Result = ();
 }
-
-notifications!(DesiredStateArrived, Entered, Left);
 
 impl Handle {
-    /// Starts the actor of a rank on a thread of its own.
+    /// Starts the actor of this member on a thread of its own.
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub async fn start(port: Arc<dyn RankPort>, life: Life) -> std::io::Result<Handle> {
+    pub async fn start(member: Member, port: Box<dyn RankPort>, life: Life) -> std::io::Result<Handle> {
         let thread = ControlThread::start("rank")?;
         let start = move |guardian: Guardian| async move {
-            let rank = Rank { port, life, guardian: guardian.clone(), world: None, waits: None, said: vec![] };
+            let rank = Rank {
+                member,
+                port,
+                life,
+                guardian: guardian.clone(),
+                joins: Generation(0),
+                steps: None,
+                parts: vec![],
+                connects: None,
+                world: None,
+                waits: None,
+                said: vec![],
+            };
             guardian.start("rank", |_| rank)
         };
         let rank = thread.run(start).await.map_err(std::io::Error::other)?;
@@ -104,28 +181,171 @@ impl Handle {
 
     /// Delivers a desired state.
     pub fn apply_desired_state(&self, desired_state: DesiredState) {
-        self.rank.do_send(DesiredStateArrived(desired_state));
+        deliver(&self.rank, DesiredStateArrived(desired_state));
     }
 
-    /// The device has joined the world of this generation, and has these groups there.
-    pub fn entered(&self, generation: Generation, groups: Vec<Box<dyn GroupControl>>) {
-        self.rank.do_send(Entered { generation, groups });
-    }
-
-    /// The rank has left all worlds before this generation.
-    pub fn left(&self, generation: Generation) {
-        self.rank.do_send(Left(generation));
+    /// Delivers what the device tells.
+    pub fn tell(&self, event: DeviceEvent) {
+        deliver(&self.rank, event);
     }
 }
 
 impl Rank {
-    /// Aborts the groups of an ended world (`RANK-ACTOR-1`).
-    fn leave(&mut self, generation: Generation) {
-        if let Some((_, groups)) = self.world.take_if(|(before, _)| *before < generation) {
-            for group in groups {
-                group.do_send(Abort("a later world has begun".into()));
+    fn apply_desired_state(&mut self, desired_state: &DesiredState, ctx: &mut Context<Self>) -> Result<(), Stale> {
+        // RANK-ACTOR-3: once the log is closed, the device can vote for nothing and commit nothing.
+        if self.member.ends_world(desired_state)?
+            && let Some(steps) = &self.steps
+        {
+            steps.close(desired_state.id.generation);
+        }
+        self.read_steps(ctx);
+        self.member.handle_desired_state(desired_state)?;
+        self.port.request(desired_state.requests);
+        self.obey(Cause::DesiredState, ctx);
+        if let Some(world_plan) = desired_state.world_plan.as_ref().filter(|plan| plan.generation > self.joins)
+            && world_plan.member_of(self.member.worker()).is_some()
+        {
+            self.joins = world_plan.generation;
+            self.port.assign(Task::Join(Arc::clone(world_plan)));
+        }
+        Ok(())
+    }
+
+    /// Handles what the device has done in its steps.
+    fn read_steps(&mut self, ctx: &mut Context<Self>) {
+        let Some(mut steps) = self.steps.take() else { return };
+        let generation = steps.generation();
+        while let Some(record) = steps.read() {
+            if let Err(stale) = self.handle_record(generation, record) {
+                tracing::warn!(%stale, ?record, "a step of a world that had ended");
             }
         }
+        self.steps = Some(steps);
+        self.obey(Cause::Device, ctx);
+    }
+
+    fn handle_record(&mut self, generation: Generation, record: Record) -> Result<(), Stale> {
+        let member = &mut self.member;
+        match record {
+            Record::Computed(step) => {
+                member.handle_entered(generation, step)?;
+                member.handle_computed(generation, step)
+            }
+            Record::Committed(step, requests) => member.handle_committed(generation, step, requests),
+            Record::CaughtUp(step) => {
+                let base = member.beside().map(|world_plan| world_plan.base).unwrap_or_default();
+                member.handle_caught_up(generation, Version { step, ..base })
+            }
+            Record::Followed(step) => member.handle_followed(generation, step),
+            Record::Outcome(step) => member.handle_outcome(generation, step),
+        }
+    }
+
+    fn handle_device_event(&mut self, event: DeviceEvent, ctx: &mut Context<Self>) -> Result<(), Stale> {
+        match event {
+            DeviceEvent::Connects(generation, abort) => {
+                (self.connects, self.said) = (Some((generation, abort)), Vec::new());
+                self.leave(self.member.generation(), ctx);
+            }
+            DeviceEvent::Connected(generation, groups) => {
+                let start = |group| self.guardian.start("mesh group", |_| MeshGroup::new(group));
+                let groups = groups.into_iter().map(start).collect();
+                self.leave(generation, ctx);
+                (self.connects, self.world) = (None, Some((generation, groups)));
+                self.leave(self.member.generation(), ctx);
+            }
+            DeviceEvent::Healed(generation) => {
+                self.member.handle_joined(generation)?;
+                let assignment = self.member.assignment();
+                let transfers = assignment.map(|(plan, rank)| plan.transfers[rank].clone()).unwrap_or_default();
+                transfers.into_iter().try_for_each(|transfer| self.member.handle_fetched(generation, transfer))?;
+            }
+            DeviceEvent::JoinedBeside(generation) => self.member.handle_joined(generation)?,
+            DeviceEvent::Logged => {}
+            DeviceEvent::Saved(step) => {
+                let done: Vec<Part> = self.parts.extract_if(.., |part| part.of.step.0 <= step).collect();
+                done.into_iter().for_each(|part| self.member.handle_saved(part));
+            }
+            DeviceEvent::Finished(generation) => self.member.handle_finished(generation)?,
+            DeviceEvent::Broken(generation, lost, reason) => {
+                let world_plan = self.member.assignment().map(|(world_plan, _)| world_plan).or(self.member.beside());
+                let lost = world_plan.and_then(|plan| plan.members().nth(lost? as usize));
+                self.member.handle_broken(generation, lost, &reason)?;
+                // Whoever waits for this rank there waits in vain.
+                self.leave(Generation(generation.0 + 1), ctx);
+            }
+            DeviceEvent::Failed(reason) => self.member.handle_failed(&reason),
+        }
+        Ok(())
+    }
+
+    /// Does what the state machine asks for.
+    fn obey(&mut self, cause: Cause, ctx: &mut Context<Self>) {
+        let (mut starts, mut report) = (None, false);
+        while let Some(command) = self.member.poll_command() {
+            match command {
+                Command::Abort(generation) => {
+                    self.parts.clear();
+                    if let Some(steps) = self.steps.take() {
+                        steps.close(generation);
+                    }
+                    self.port.leave(generation);
+                    self.leave(generation, ctx);
+                }
+                Command::Report => report = true,
+                Command::Save(part) => {
+                    self.parts.push(part);
+                    starts = Some(part.of.generation);
+                }
+                Command::Compute { generation, .. } | Command::Finish(generation) => starts = Some(generation),
+                Command::CatchUp(generation) => {
+                    let steps = self.new_steps(generation);
+                    self.port.assign(Task::CatchUp(steps));
+                }
+                // In training the device knows by itself; out of it the outcome comes with the next world.
+                Command::Apply(_) if cause == Cause::Device => {}
+                Command::Apply(version) => self.port.assign(Task::Settle(Some(version))),
+                Command::Discard => self.port.assign(Task::Settle(None)),
+                Command::Keep(shards) => self.port.assign(Task::Keep(shards)),
+                Command::Exit => self.port.assign(Task::Exit),
+                // The device is told to join with the plan; it fetches when it does, and votes when it has computed.
+                Command::Join(_) | Command::Fetch { .. } | Command::Vote(..) => {}
+            }
+        }
+        if let Some(generation) = starts.filter(|_| cause == Cause::DesiredState) {
+            let trains = self.member.phase() == MemberPhase::Running;
+            let steps = self.new_steps(generation);
+            self.port.assign(Task::Train { steps, trains });
+        }
+        if report {
+            self.port.report(self.member.report());
+        }
+    }
+
+    fn new_steps(&mut self, generation: Generation) -> StepWriter {
+        let (writer, reader) = step_log(generation);
+        self.steps = Some(reader);
+        writer
+    }
+
+    /// Aborts the groups of worlds before this generation (`RANK-ACTOR-1`).
+    fn leave(&mut self, generation: Generation, ctx: &mut Context<Self>) {
+        const REASON: &str = "a later world has begun";
+        if let Some((_, abort)) = self.connects.take_if(|(before, _)| *before < generation) {
+            abort(REASON);
+        }
+        let Some((_, groups)) = self.world.take_if(|(before, _)| *before < generation) else { return };
+        for group in groups {
+            // It is in the mailbox when `send` returns, or follows as soon as there is room.
+            let sent = group.send(Abort(REASON.into()));
+            ctx.spawn(async move { sent.await.unwrap_or_default() }.into_actor(self));
+        }
+    }
+
+    fn heartbeat(&mut self, ctx: &mut Context<Self>) {
+        self.read_steps(ctx);
+        self.port.report(self.member.report());
+        self.report_waits(ctx);
     }
 
     /// Reports the peers that the device waits for, if it has waited long (`RANK-ACTOR-2`).
@@ -140,17 +360,17 @@ impl Rank {
         let answers = async move {
             let mut missing = Vec::new();
             for answer in asked {
-                missing.extend(answer.await.ok().flatten());
+                missing.extend(answer.await.into_iter().flatten());
             }
             missing
         };
-        ctx.spawn(answers.into_actor(self).map(|missing, rank, _| rank.waits_for(missing)));
+        ctx.spawn(answers.into_actor(self).map(|missing, rank, _| rank.say_missing(missing)));
     }
 
-    fn waits_for(&mut self, mut missing: Vec<Missing>) {
-        missing
-            .retain(|missing| !self.said.iter().any(|(axes, ranks)| (*axes, ranks) == (missing.axes, &missing.ranks)));
-        self.said.extend(missing.iter().map(|missing| (missing.axes, missing.ranks.clone())));
+    fn say_missing(&mut self, mut missing: Vec<Missing>) {
+        let key = |missing: &Missing| (missing.axes, missing.behind.awaited, missing.behind.ranks.clone());
+        missing.retain(|missing| !self.said.contains(&key(missing)));
+        self.said.extend(missing.iter().map(key));
         if !missing.is_empty() {
             self.port.waits_for(&missing);
         }
@@ -161,104 +381,125 @@ impl Actor for Rank {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        self.port.say();
-        ctx.run_interval(self.life.interval, |rank, ctx| {
-            rank.port.say();
-            rank.report_waits(ctx);
-        });
+        self.heartbeat(ctx);
+        ctx.run_interval(self.life.interval, Rank::heartbeat);
     }
 }
 
 impl Handler<DesiredStateArrived> for Rank {
     type Result = ();
 
-    fn handle(&mut self, DesiredStateArrived(desired_state): DesiredStateArrived, _: &mut Context<Self>) {
-        self.port.apply_desired_state(&desired_state);
+    fn handle(&mut self, DesiredStateArrived(desired_state): DesiredStateArrived, ctx: &mut Context<Self>) {
+        if let Err(stale) = self.apply_desired_state(&desired_state, ctx) {
+            tracing::debug!(%stale, "rejected a desired state");
+        }
     }
 }
 
-impl Handler<Entered> for Rank {
+impl Handler<DeviceEvent> for Rank {
     type Result = ();
 
-    fn handle(&mut self, Entered { generation, groups }: Entered, _: &mut Context<Self>) {
-        let start = |group| self.guardian.start("mesh group", |_| MeshGroup::new(group));
-        let groups = groups.into_iter().map(start).collect();
-        self.leave(generation);
-        (self.world, self.said) = (Some((generation, groups)), Vec::new());
-        self.leave(self.port.generation());
-    }
-}
-
-impl Handler<Left> for Rank {
-    type Result = ();
-
-    fn handle(&mut self, Left(generation): Left, _: &mut Context<Self>) {
-        self.leave(generation);
+    fn handle(&mut self, event: DeviceEvent, ctx: &mut Context<Self>) {
+        self.read_steps(ctx);
+        if let Err(stale) = self.handle_device_event(event, ctx) {
+            tracing::debug!(%stale, "an event of a world that had ended");
+        }
+        self.obey(Cause::Device, ctx);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mesh_group::Behind;
     use crate::mesh_group::tests::Fake;
-    use phalanx_strategies::elastic::identity::{JobId, Term};
-    use phalanx_strategies::elastic::message::{DesiredStateId, Requests, Stage};
+    use phalanx_strategies::elastic::identity::{Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
+    use phalanx_strategies::elastic::member::Schedule;
+    use phalanx_strategies::elastic::message::{DesiredStateId, Stage};
     use phalanx_strategies::elastic::progress::Wait;
+    use phalanx_strategies::elastic::recovery::from_disk;
+    use phalanx_strategies::elastic::shadow::place;
+    use phalanx_strategies::elastic::snapshot::Checkpoint;
+    use phalanx_strategies::mesh::Mesh;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::mpsc;
 
-    /// A port that only notes what happens; its device waits at a place that the test moves.
-    #[derive(Default)]
+    const WORKER: Worker = Worker { member: MemberId { node: NodeId(0), slot: 0 }, incarnation: Incarnation(1) };
+
+    /// What a port has been told; the device waits at a place that the test moves.
+    #[derive(Clone, Default)]
     struct Notes {
-        generation: AtomicU64,
-        ticks: AtomicU64,
-        n_said: AtomicUsize,
-        missing: Mutex<Vec<String>>,
+        ticks: Arc<AtomicU64>,
+        reports: Arc<Mutex<Vec<MemberReport>>>,
+        missing: Arc<Mutex<Vec<String>>>,
     }
 
-    impl RankPort for Notes {
-        fn apply_desired_state(&self, desired_state: &DesiredState) {
-            self.generation.store(desired_state.id.generation.0, Ordering::SeqCst);
+    struct Port(Notes, mpsc::Sender<Task>);
+
+    impl RankPort for Port {
+        fn assign(&mut self, task: Task) {
+            self.1.send(task).unwrap();
         }
 
-        fn say(&self) {
-            self.n_said.fetch_add(1, Ordering::SeqCst);
+        fn leave(&mut self, _: Generation) {}
+
+        fn request(&mut self, _: Requests) {}
+
+        fn report(&mut self, status_report: MemberReport) {
+            self.0.reports.lock().unwrap().push(status_report);
         }
 
         fn progress(&self) -> Progress {
-            Progress { ticks: self.ticks.load(Ordering::SeqCst), at: At::Waits(Wait::default()) }
+            Progress { ticks: self.0.ticks.load(Ordering::SeqCst), at: At::Waits(Wait::default()) }
         }
 
-        fn generation(&self) -> Generation {
-            Generation(self.generation.load(Ordering::SeqCst))
-        }
-
-        fn waits_for(&self, missing: &[Missing]) {
-            self.missing.lock().unwrap().extend(missing.iter().map(Missing::to_string));
+        fn waits_for(&mut self, missing: &[Missing]) {
+            self.0.missing.lock().unwrap().extend(missing.iter().map(Missing::to_string));
         }
     }
 
-    fn group(entered: &[u64]) -> Fake {
-        let entered = entered.iter().copied().map(Some).collect();
-        Fake { rank: 0, members: vec![0, 1], entered: Arc::new(Mutex::new(entered)), ..Fake::default() }
+    fn group(behind: &[u32]) -> Fake {
+        let behind = Behind { awaited: Awaited::Collective, number: 6, ranks: behind.to_vec() };
+        let behind = if behind.ranks.is_empty() { vec![] } else { vec![behind] };
+        Fake { behind: Arc::new(Mutex::new(behind)), ..Fake::default() }
     }
 
-    fn desired_state(generation: u64) -> DesiredState {
-        let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-        DesiredState {
-            job: JobId(1),
-            id,
-            world_plan: None,
-            evict: vec![],
-            requests: Requests::default(),
-            release: None,
-        }
+    fn owned(groups: &[&Fake]) -> Vec<Box<dyn OwnedGroup>> {
+        groups.iter().map(|group| Box::new((*group).clone()) as Box<dyn OwnedGroup>).collect()
     }
 
-    async fn start(patience: Duration) -> (Arc<Notes>, Handle) {
-        let notes = Arc::new(Notes::default());
+    fn desired_state(generation: u64, stage: Stage, world_plan: Option<&Arc<WorldPlan>>) -> DesiredState {
+        let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
+        let (job, world_plan, evict) = (JobId(1), world_plan.cloned(), vec![]);
+        DesiredState { job, id, world_plan, evict, requests: Requests::default(), release: None }
+    }
+
+    /// A world of one rank, from the initial weights.
+    fn world_plan(generation: u64) -> Arc<WorldPlan> {
+        let holds = place(&Mesh::ONE, &[WORKER], false);
+        Arc::new(WorldPlan {
+            generation: Generation(generation),
+            mesh: Mesh::ONE,
+            assignments: vec![WORKER],
+            catching_up: vec![],
+            guests: vec![],
+            addresses: vec![None],
+            base: Version { lineage: Generation(generation), step: Step(0) },
+            voted_in: Generation(generation),
+            transfers: from_disk(&holds, Checkpoint::default()),
+            holds,
+            n_saves: 0,
+            rests: false,
+        })
+    }
+
+    async fn start(patience: Duration) -> (Notes, mpsc::Receiver<Task>, Handle) {
+        let (notes, (sender, tasks)) = (Notes::default(), mpsc::channel());
         let life = Life { interval: Duration::from_millis(5), patience };
-        (notes.clone(), Handle::start(notes, life).await.unwrap())
+        let member = Member::new(JobId(1), WORKER, None, Schedule::default());
+        let port = Box::new(Port(notes.clone(), sender));
+        (notes, tasks, Handle::start(member, port, life).await.unwrap())
     }
 
     async fn until(is_so: impl Fn() -> bool) {
@@ -270,65 +511,127 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
     }
 
+    const FOR_EVER: Duration = Duration::from_secs(600);
+
     // RANK-ACTOR-1
     #[tokio::test]
     async fn all_groups_of_a_world_that_is_left_are_aborted_and_none_of_the_next() {
-        let (notes, rank) = start(Duration::from_secs(600)).await;
-        let (first, second, next) = (group(&[0, 0]), group(&[0, 0]), group(&[0, 0]));
-        rank.apply_desired_state(desired_state(1));
-        rank.entered(Generation(1), vec![Box::new(first.clone()), Box::new(second.clone())]);
+        let (notes, _tasks, rank) = start(FOR_EVER).await;
+        let (first, second, next) = (group(&[]), group(&[]), group(&[]));
+        rank.apply_desired_state(desired_state(1, Stage::Stop, None));
+        rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&first, &second])));
 
-        rank.apply_desired_state(desired_state(2));
-        rank.left(Generation(2));
-        rank.entered(Generation(2), vec![Box::new(next.clone())]);
+        rank.apply_desired_state(desired_state(2, Stage::Stop, None));
+        rank.tell(DeviceEvent::Connected(Generation(2), owned(&[&next])));
 
         until(|| second.aborted.lock().unwrap().len() == 1).await;
-        until(|| notes.n_said.load(Ordering::SeqCst) > 3).await;
+        let n_reports = notes.reports.lock().unwrap().len();
+        until(|| notes.reports.lock().unwrap().len() > n_reports + 3).await;
         assert_eq!(*first.aborted.lock().unwrap(), ["a later world has begun"]);
         assert!(next.aborted.lock().unwrap().is_empty());
     }
 
     // RANK-ACTOR-1
     #[tokio::test]
-    async fn groups_that_arrive_after_their_world_ended_are_aborted() {
-        let (_, rank) = start(Duration::from_secs(600)).await;
-        let late = group(&[0, 0]);
-        rank.apply_desired_state(desired_state(2));
-        rank.left(Generation(2));
+    async fn groups_that_arrive_after_their_world_ended_are_aborted_also_while_they_connect() {
+        let (_, _tasks, rank) = start(FOR_EVER).await;
+        let (late, reasons) = (group(&[]), Arc::new(Mutex::new(Vec::new())));
+        let aborts = reasons.clone();
+        let abort = Box::new(move |reason: &str| aborts.lock().unwrap().push(reason.to_owned()));
+        rank.tell(DeviceEvent::Connects(Generation(1), abort));
+        rank.apply_desired_state(desired_state(2, Stage::Stop, None));
+        until(|| *reasons.lock().unwrap() == ["a later world has begun"]).await;
 
-        rank.entered(Generation(1), vec![Box::new(late.clone())]);
+        rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&late])));
 
         until(|| !late.aborted.lock().unwrap().is_empty()).await;
+    }
+
+    // RANK-ACTOR-1
+    #[tokio::test]
+    async fn a_device_that_cannot_go_on_releases_its_groups() {
+        let (_, _tasks, rank) = start(FOR_EVER).await;
+        let (plan, of_world) = (world_plan(1), group(&[]));
+        rank.apply_desired_state(desired_state(1, Stage::Form, Some(&plan)));
+        rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&of_world])));
+
+        rank.tell(DeviceEvent::Broken(Generation(1), None, "a connection broke".into()));
+
+        until(|| !of_world.aborted.lock().unwrap().is_empty()).await;
     }
 
     // RANK-ACTOR-2
     #[tokio::test]
     async fn absent_ranks_are_reported_once_and_again_when_they_change() {
-        let (notes, rank) = start(Duration::from_millis(20)).await;
-        let waited_for = group(&[7, 6]);
-        rank.entered(Generation(1), vec![Box::new(waited_for.clone())]);
+        let (notes, _tasks, rank) = start(Duration::from_millis(20)).await;
+        let of_world = group(&[1]);
+        let missing = || notes.missing.lock().unwrap().clone();
+        rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&of_world])));
 
-        until(|| !notes.missing.lock().unwrap().is_empty()).await;
+        until(|| missing().len() == 1).await;
         for tick in 1..10 {
             notes.ticks.store(tick, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
-        assert_eq!(*notes.missing.lock().unwrap(), ["rank 1 has not entered collective #6 on dp_shard"]);
-        let third = Fake { members: vec![0, 1, 2], ..group(&[9, 9, 5]) };
-        rank.entered(Generation(2), vec![Box::new(third)]);
+        assert_eq!(missing(), ["rank 1 has not entered collective #6 on dp_shard"]);
+        of_world.behind.lock().unwrap()[0].ranks = vec![2];
 
-        until(|| notes.missing.lock().unwrap().len() == 2).await;
-        assert_eq!(notes.missing.lock().unwrap()[1], "rank 2 has not entered collective #8 on dp_shard");
+        until(|| missing().len() == 2).await;
+        assert_eq!(missing()[1], "rank 2 has not entered collective #6 on dp_shard");
     }
 
     // RANK-ACTOR-2
     #[tokio::test]
     async fn a_device_that_gets_on_is_not_asked_whom_it_waits_for() {
-        let (notes, rank) = start(Duration::from_secs(600)).await;
-        rank.entered(Generation(1), vec![Box::new(group(&[7, 6]))]);
+        let (notes, _tasks, rank) = start(FOR_EVER).await;
+        rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&group(&[1])])));
 
-        until(|| notes.n_said.load(Ordering::SeqCst) > 10).await;
+        until(|| notes.reports.lock().unwrap().len() > 10).await;
 
         assert!(notes.missing.lock().unwrap().is_empty());
+    }
+
+    // RANK-ACTOR-3
+    #[tokio::test]
+    async fn what_the_device_did_before_the_end_of_its_world_is_reported_and_nothing_after_it_happens() {
+        let (notes, tasks, rank) = start(FOR_EVER).await;
+        let plan = world_plan(1);
+        rank.apply_desired_state(desired_state(1, Stage::Form, Some(&plan)));
+        rank.tell(DeviceEvent::Healed(Generation(1)));
+        rank.apply_desired_state(desired_state(1, Stage::Run, Some(&plan)));
+        let trains = |task| match task {
+            Task::Train { steps, trains: true } => Some(steps),
+            _ => None,
+        };
+        let mut steps = tasks.iter().find_map(trains).unwrap();
+        for step in 1..=2 {
+            steps.write(Record::Computed(Step(step))).unwrap();
+            steps.write(Record::Committed(Step(step), Requests::default())).unwrap();
+        }
+        steps.write(Record::Computed(Step(3))).unwrap();
+
+        rank.apply_desired_state(desired_state(2, Stage::Stop, None));
+
+        let reported = || notes.reports.lock().unwrap().iter().find(|report| report.generation.0 == 2).cloned();
+        until(|| reported().is_some()).await;
+        let commit_state = reported().unwrap().commit_state;
+        assert_eq!(commit_state.applied.map(|version| version.step), Some(Step(2)));
+        assert_eq!(commit_state.voted.map(|vote| vote.step), Some(Step(3)));
+        let stale = Stale::Generation { found: Generation(1), have: Generation(2) };
+        assert_eq!(steps.write(Record::Committed(Step(3), Requests::default())), Err(stale));
+    }
+
+    #[tokio::test]
+    async fn a_device_whose_actor_is_behind_waits_and_loses_nothing() {
+        let (notes, _tasks, rank) = start(FOR_EVER).await;
+
+        let many = tokio::task::spawn_blocking(move || {
+            (1..=1000).for_each(|_| rank.tell(DeviceEvent::Logged));
+            rank.tell(DeviceEvent::Failed("the last one".into()));
+            rank
+        });
+        let _rank = many.await.unwrap();
+
+        until(|| notes.reports.lock().unwrap().iter().any(|report| report.failure.is_some())).await;
     }
 }

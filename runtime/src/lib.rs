@@ -34,7 +34,7 @@ pub(crate) mod rank;
 pub mod train;
 pub mod units;
 
-pub use api::embed::program::{RankProgram, rank_process};
+pub use api::embed::program::{RankProgram, rank_process, rank_process_with};
 pub use api::embed::running::{Resize, RunningJob};
 pub use api::embed::{Machines, Runtime};
 pub use api::job::{Job, JobBuilder, JobHandle};

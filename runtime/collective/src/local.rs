@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::reduce;
-use phalanx_device::communicator::{Collective, Progress, Ticket};
+use phalanx_device::communicator::{Behind, Collective, CollectiveControl, Progress, Ticket};
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::error::CollectiveError;
 use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream, check_on_host};
@@ -26,6 +26,7 @@ pub struct LocalWorld {
 #[derive(Debug, Default)]
 struct Shared {
     aborted: Option<String>,
+    aborted_groups: BTreeMap<usize, String>,
     taken: Vec<(usize, u32)>,
     rendezvous: BTreeMap<OperationKey, PendingOperation>,
 }
@@ -45,6 +46,13 @@ struct Deposit {
     rank: u32,
     descriptor: Descriptor,
     payloads: Vec<Vec<u8>>,
+}
+
+impl Shared {
+    fn aborted_in(&self, group: usize) -> Option<CollectiveError> {
+        let reason = self.aborted.as_ref().or(self.aborted_groups.get(&group));
+        reason.map(|reason| CollectiveError::aborted(reason.clone()))
+    }
 }
 
 impl LocalWorld {
@@ -138,8 +146,8 @@ impl LocalCollective {
                 }
                 return Ok(());
             }
-            if let Some(reason) = &shared.aborted {
-                return Err(CollectiveError::aborted(reason.clone()));
+            if let Some(aborted) = shared.aborted_in(self.group) {
+                return Err(aborted);
             }
             shared = self.world.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
         }
@@ -210,8 +218,8 @@ impl Collective for LocalCollective {
     }
 
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
-        if let Some(reason) = &self.world.lock().aborted {
-            return Err(CollectiveError::aborted(reason.clone()));
+        if let Some(aborted) = self.world.lock().aborted_in(self.group) {
+            return Err(aborted);
         }
         if let Err(error) = check_on_host(operation, operands, self.position, self.size()) {
             self.abort(&format!("rank {}: {error}", self.members[self.position as usize]));
@@ -235,6 +243,47 @@ impl Collective for LocalCollective {
 
     fn abort(&self, reason: &str) {
         self.world.abort(reason);
+    }
+
+    fn control(&self) -> Arc<dyn CollectiveControl> {
+        Arc::new(LocalControl { world: self.world.clone(), group: self.group, position: self.position })
+    }
+}
+
+/// The control end of a communicator.
+struct LocalControl {
+    world: Arc<LocalWorld>,
+    group: usize,
+    position: u32,
+}
+
+impl CollectiveControl for LocalControl {
+    fn behind(&self) -> Vec<Behind> {
+        let shared = self.world.lock();
+        let mut last: BTreeMap<Stream, Behind> = BTreeMap::new();
+        for ((group, pair, index), rendezvous) in
+            shared.rendezvous.iter().filter(|((group, ..), _)| *group == self.group)
+        {
+            let n_members = self.world.world.groups()[*group].len() as u32;
+            let (stream, places) = match pair {
+                None => (Stream::Group, (0..n_members).collect()),
+                Some((from, to)) if *from == self.position => (Stream::SendTo(*to), vec![*from, *to]),
+                Some((from, to)) if *to == self.position => (Stream::RecvFrom(*from), vec![*from, *to]),
+                Some(_) => continue,
+            };
+            let has = |(position, deposit): (u32, &Option<Deposit>)| (position, deposit.is_some());
+            let started: Vec<(u32, bool)> = places.into_iter().zip(&rendezvous.deposits).map(has).collect();
+            let positions: Vec<u32> = started.iter().filter(|(_, has)| !has).map(|(position, _)| *position).collect();
+            if started.contains(&(self.position, true)) && !positions.is_empty() {
+                last.insert(stream, Behind { stream, index: *index, positions });
+            }
+        }
+        last.into_values().collect()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world.lock().aborted_groups.entry(self.group).or_insert_with(|| reason.to_owned());
+        self.world.changed.notify_all();
     }
 }
 

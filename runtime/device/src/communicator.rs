@@ -6,6 +6,7 @@ use super::element::Element;
 use super::error::CollectiveError;
 use super::operation::{Operand, Operation, OperationKind, RawBuffer, Stream};
 use super::parts::part;
+use std::sync::Arc;
 
 /// An operation that was started and has to be finished.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,6 +46,37 @@ impl std::fmt::Display for Waiting {
     }
 }
 
+/// Operations of one stream that this member has started and others have not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Behind {
+    /// The stream, as this member calls it.
+    pub stream: Stream,
+    /// The operation that this member started last in it, from 0.
+    pub index: u64,
+    /// Positions of the members that have not started it.
+    pub positions: Vec<u32>,
+}
+
+impl Behind {
+    /// What follows from how many operations of a stream this member and the others, by position, have started.
+    pub fn of(stream: Stream, own: u64, others: Vec<(u32, u64)>) -> Option<Behind> {
+        let behind = others.into_iter().filter(|(_, started)| *started < own);
+        let positions: Vec<u32> = behind.map(|(position, _)| position).collect();
+        (!positions.is_empty()).then(|| Behind { stream, index: own - 1, positions })
+    }
+}
+
+/// The control end of a communicator, for a thread other than the one that starts and finishes its operations. No method
+/// waits for that thread or for a member.
+pub trait CollectiveControl: Send + Sync {
+    /// Which members have not started what this one has, in each stream where there are such members.
+    fn behind(&self) -> Vec<Behind>;
+
+    /// Aborts this group, at all of its members: every wait in it returns at once, every later call fails with `reason`, and
+    /// other groups of the world go on. The first reason stands.
+    fn abort(&self, reason: &str);
+}
+
 /// One group of ranks seen from one member.
 ///
 /// Every member issues the operations of a [`Stream`] in the same order. Sums run over positions 0, 1, 2, … for every
@@ -55,8 +87,8 @@ impl std::fmt::Display for Waiting {
 /// members may finish operations of different streams in different orders without waiting for each other for ever.
 ///
 /// # Errors
-/// Any error but a refusal ([`CollectiveError::is_refusal`]) aborts the world: every later call at every rank fails
-/// with [`CollectiveError::Aborted`], and the contents of all result buffers are unspecified. Members that disagree
+/// Any error but a refusal ([`CollectiveError::is_refusal`]) and the abort of the group alone aborts the world: every later call
+/// at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are unspecified. Members that disagree
 /// about an operation get [`CollectiveError::Mismatch`], or an abort with that reason.
 pub trait Collective: Send {
     /// Position of this member in the group.
@@ -89,6 +121,9 @@ pub trait Collective: Send {
 
     /// Aborts the world: every waiter returns at once, every later call fails with `reason`. The first reason stands.
     fn abort(&self, reason: &str);
+
+    /// The control end of this communicator.
+    fn control(&self) -> Arc<dyn CollectiveControl>;
 }
 
 /// Operations on slices, each started and finished in one call: for code on the host that has nothing to overlap.

@@ -6,6 +6,7 @@
 //! - [`world`], [`operation`], [`communicator`]: the ranks of a world, what a member of a group asks for, and the trait
 //!   through which it asks. [`parts`] cuts a whole among members; [`descriptor`] describes an operation, so that members
 //!   that disagree get an [`error`] which names both sides.
+//! - [`group_handle`]: a communicator divided between the actor that owns it and the device that uses it.
 //! - [`groups`]: the communicators of one rank, and the collectives in flight.
 //! - [`shared_memory`]: memory that the ranks of a machine map.
 //! - [`progress_counter`]: the progress of a device, readable from any thread.
@@ -18,6 +19,7 @@ pub mod device;
 pub mod element;
 pub mod error;
 pub mod float;
+pub mod group_handle;
 pub mod groups;
 pub mod machine;
 pub mod operation;
@@ -28,7 +30,7 @@ pub mod span;
 pub mod thread;
 pub mod world;
 
-pub use communicator::{Collective, Progress, SliceOperations, Ticket};
+pub use communicator::{Collective, CollectiveControl, Progress, SliceOperations, Ticket};
 pub use device::Device;
 pub use element::{Element, ElementType};
 pub use error::CollectiveError;

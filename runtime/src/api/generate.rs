@@ -7,6 +7,7 @@ use crate::config::precision::DeviceChoice;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
+use crate::train::weights::FirstValues;
 use crate::train::{plan, weights};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
@@ -76,8 +77,9 @@ impl Generator {
             len = (2 * len).min(longest);
         }
         let mut machine = device.machine(&programs.iter().collect::<Vec<_>>(), &Backing::default())?;
-        let source = TensorSource::open(dir)?;
-        weights::initialise(&mut *machine, &programs[0], Some(&model), 0, Some(&source))?;
+        let source = Some(TensorSource::open(dir)?);
+        let first = FirstValues { model: Some(&model), params: &[], source, seed: 0 };
+        weights::initialise(&mut *machine, &programs[0], &first, |_| true)?;
         Ok(Generator { model, tokenizer, machine, programs, logits: Vec::new() })
     }
 

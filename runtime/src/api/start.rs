@@ -26,8 +26,13 @@ use std::sync::Arc;
 pub(crate) enum Ranks {
     /// Threads of this process.
     Threads,
-    /// Processes of this program.
-    Processes(PathBuf),
+    /// Processes.
+    Processes {
+        /// Of this program.
+        program: PathBuf,
+        /// Whether it makes user-defined models in them.
+        makes_models: bool,
+    },
 }
 
 /// Runs a job to its end, or until it is asked to stop. Nothing is written before the whole input was checked.
@@ -44,7 +49,6 @@ pub(crate) fn run(
 /// A job of which everything was checked but its data.
 pub(crate) struct Checked<'a> {
     config: &'a JobConfig,
-    user: Option<UserModel>,
     /// The program of the rank processes, if ranks are such.
     program: Option<&'a Path>,
     tokenizer: Tokenizer,
@@ -61,12 +65,12 @@ impl<'a> Checked<'a> {
         ranks: &'a Ranks,
     ) -> Result<Checked<'a>, JobError> {
         let tokenizer = plan::tokenizer(config)?;
-        let model = match &user {
-            Some(user) => plan::user_plan(config, &tokenizer, user)?,
+        let model = match user {
+            Some(user) => plan::user_plan(config, &tokenizer, &Arc::new(user))?,
             None => plan::model_plan(config, &tokenizer)?,
         };
         let mesh = config.parallel.mesh()?;
-        check_ranks(mesh, user.is_some())?;
+        check_ranks(&model, mesh)?;
         if config.parallel.nnodes > 1 {
             return Err(JobError::Unusable(format!(
                 "nnodes is {}, and this is one machine; several are started by `phalanx train --slurm` or `--torchrun`, or by `phalanx coordinator` and `phalanx node`",
@@ -74,12 +78,12 @@ impl<'a> Checked<'a> {
             )));
         }
         let program = match ranks {
-            Ranks::Processes(program) => Some(program.as_path()),
+            Ranks::Processes { program, .. } => Some(program.as_path()),
             Ranks::Threads => None,
         };
-        if user.is_some() && program.is_some() {
+        if model.model.user().is_some() && matches!(ranks, Ranks::Processes { makes_models: false, .. }) {
             return Err(JobError::Unusable(
-                "a model written in Rust exists in this process only, not in rank processes; `Job::start` trains it on threads".into(),
+                "the job's model is written in Rust, and its rank processes do not make it; a `main` that begins with `phalanx::rank_process_with` lets them, and `Job::start` trains it on threads".into(),
             ));
         }
         // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
@@ -90,12 +94,12 @@ impl<'a> Checked<'a> {
         let n_spares = if program.is_some() { config.elastic.spare_ranks } else { 0 };
         check_memory(&programs, n_spares)?;
         Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
-        Ok(Checked { config, user, program, tokenizer, model, mesh, programs })
+        Ok(Checked { config, program, tokenizer, model, mesh, programs })
     }
 
     /// Prepares the data and runs the job.
     pub(crate) fn run(self, control: &Control, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
-        let Checked { config, user, program, tokenizer, model, mesh, programs } = self;
+        let Checked { config, program, tokenizer, model, mesh, programs } = self;
         if let Some(note) = plan::ignored_dropout(&model.hf_config) {
             on_event(&Event::Note(note));
         }
@@ -110,7 +114,7 @@ impl<'a> Checked<'a> {
             return lead_alone(config, model, here, control, on_event);
         }
         let extras = extras(config, &model, &tokenizer)?;
-        let run = Run { config, model: &model, data: &data, extras, control, user: user.as_ref() };
+        let run = Run { config, model: &model, data: &data, extras, control };
         if mesh.size() > 1 {
             let plan = TeamPlan::new(&model, mesh, config.data.val_set_size != ValSetSize::Nothing)?;
             let world = shared_world(&plan, &programs)?;

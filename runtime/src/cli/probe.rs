@@ -8,6 +8,7 @@ use crate::train::programs::Programs;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::shared_world;
 use crate::train::weights;
+use crate::train::weights::FirstValues;
 use phalanx_device::{Backing, Machine, Run, Timings};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::cost::{Cost, instr_cost};
@@ -107,7 +108,8 @@ pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<
 fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<Timings>, JobError> {
     let c = &programs.train;
     let mut machine = plan.device.machine(&[c], &Backing { shared: team.memory(), offload_dir: None })?;
-    weights::initialise(&mut *machine, c, plan.model.known(), 0, None)?;
+    let first = FirstValues { source: None, ..plan.first_values(0)? };
+    weights::initialise(&mut *machine, c, &first, |_| true)?;
     fill_inputs(&mut *machine, c, plan);
     let mut steps = Vec::new();
     for _ in 0..N_FIRST + N_STEPS {

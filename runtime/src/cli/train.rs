@@ -75,7 +75,8 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     };
     let program = program.path().to_owned();
     let report = match &launch_context {
-        None => start::run(&config, None, &Ranks::Processes(program), &control, &mut on_event).map(Some),
+        None => start::run(&config, None, &Ranks::Processes { program, makes_models: false }, &control, &mut on_event)
+            .map(Some),
         Some(launch_context) => {
             let (n_slots, patience) = (n_slots(&config)?, args.cluster.patience());
             Rendezvous { config: &config, launch_context, program, n_slots, patience }.run(&control, &mut on_event)

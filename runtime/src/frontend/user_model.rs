@@ -92,6 +92,16 @@ impl UserModel {
         }
     }
 
+    /// What tells it from another: names, shapes and first values of its tensors.
+    pub(crate) fn digest(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for UserParam { name, shape, trainable, values } in &self.params {
+            hasher.update(format!("{name:?} {shape:?} {trainable}").as_bytes());
+            hasher.update(bytemuck::cast_slice(values));
+        }
+        hasher.update(&self.vocab_size.to_le_bytes()).finalize().to_hex().to_string()
+    }
+
     /// The operation of one rank.
     pub(crate) fn start(&self, batch: BatchShape) -> Result<Box<dyn OpaqueModel>, ThreadError> {
         (self.start)(batch)

@@ -4,6 +4,7 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::error::{JobError, unusable};
 use crate::events::{Event, Report};
+use crate::frontend::UserModel;
 use crate::node::bootstrap::JobBootstrap;
 use crate::node::failures::FailureReports;
 use crate::node::metrics_merge::EventSink;
@@ -176,6 +177,7 @@ impl Part {
             peak_flops: model.device.peak_flops(model.spec.precision == Precision::Bf16),
             start_from: bootstrap.start_from,
             timing,
+            user_model: model.model.user().map(UserModel::digest),
         };
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots)?;

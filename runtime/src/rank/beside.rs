@@ -5,12 +5,14 @@ use crate::error::JobError;
 use crate::rank::device::{Device, RankInstance, senders};
 use crate::rank::heal::{Healing, HeldRanges};
 use crate::rank::pairs::gradient_senders;
+use crate::rank::port::Membership;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
 use crate::train::team::{JoinedWorld, Team};
 use crate::train::trainer::catching_up::IncomingCatchUp;
+use phalanx_actors::rank::DeviceEvent;
+use phalanx_actors::step_log::StepWriter;
 use phalanx_device::span::Stretch;
-use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::elastic::message::{CatchUp, WorldPlan};
 use phalanx_strategies::elastic::recovery::shared;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -48,7 +50,7 @@ impl<'a> Device<'a> {
             IncomingCatchUp { catch_up_transfers, gradient_senders: gradient_senders(world_plan, catch_up) },
         );
         self.instances.push(instance);
-        self.rank_state.joined_beside(world_plan.generation);
+        self.rank.tell(DeviceEvent::JoinedBeside(world_plan.generation));
         Ok(())
     }
 
@@ -92,13 +94,14 @@ impl<'a> Device<'a> {
     }
 
     /// Catches up until the world ends.
-    pub(crate) fn receive_catch_up(&mut self, generation: Generation) -> Result<(), JobError> {
-        self.give_up_before(generation);
+    pub(crate) fn receive_catch_up(&mut self, steps: StepWriter) -> Result<(), JobError> {
+        self.give_up_before(steps.generation());
+        let mut member = Membership { steps, rank: self.rank.clone() };
         let Some(instance) = self.instances.last_mut() else { return Ok(()) };
         if !instance.trainer.is_whole() {
             instance.has.clear();
         }
-        let caught_up = instance.trainer.receive_catch_up();
+        let caught_up = instance.trainer.receive_catch_up(&mut member);
         if instance.trainer.is_whole() {
             instance.completed();
         }

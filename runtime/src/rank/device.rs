@@ -10,10 +10,10 @@ use crate::rank::arena_contents::{ArenaContents, Lasting};
 use crate::rank::beside::catch_up_transfers;
 use crate::rank::failure_report::FailureReport;
 use crate::rank::heal::{Healing, HeldRanges, HeldState, StateToFill};
-use crate::rank::mesh_groups::group_controls;
+use crate::rank::mesh_groups::owned;
 use crate::rank::pairs::{followers, shadow_holders};
+use crate::rank::port::{Membership, Outbox, Tasks, generation};
 use crate::rank::rank_messages::FromRank;
-use crate::rank::rank_state::{RankState, Task};
 use crate::rank::recycled_arenas::{Spare, largest_spare};
 use crate::rank::warm::Warm;
 use crate::rank::world_groups::{owner, placement, team_plan_of};
@@ -28,6 +28,8 @@ use crate::train::team::{JoinedWorld, Site, Team, TeamPlan};
 use crate::train::trainer::catching_up::OutgoingCatchUp;
 use crate::train::trainer::{Pause, TrainData, Trainer};
 use crate::train::weights;
+use phalanx_actors::rank::{DeviceEvent, Handle, Task};
+use phalanx_actors::step_log::StepWriter;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::passing::receive_world;
 use phalanx_collective::shm::world::ShmWorld;
@@ -36,7 +38,6 @@ use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::WorldId;
 use phalanx_device::{CollectiveError, Machine};
-use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
 use phalanx_strategies::elastic::message::WorldPlan;
@@ -55,7 +56,10 @@ use std::time::Instant;
 
 /// State of a rank process for its whole life.
 pub(crate) struct Device<'a> {
-    pub(crate) rank_state: Arc<RankState>,
+    /// Its actor.
+    pub(crate) rank: Handle,
+    pub(crate) tasks: Tasks,
+    pub(crate) outbox: Outbox,
     pub(crate) control: Arc<Control>,
     pub(crate) progress_counter: ProgressCounter,
     pub(crate) job: JobId,
@@ -131,9 +135,9 @@ impl<'a> Device<'a> {
     /// Executes tasks until the job is over.
     pub(crate) fn run(&mut self) {
         loop {
-            let task = self.rank_state.next_task();
-            tracing::debug!(worker = %self.worker, task = task.name(), "device");
-            let generation = task.generation();
+            let Some(task) = self.tasks.next() else { return };
+            tracing::debug!(worker = %self.worker, task = name(&task), "device");
+            let generation = generation(&task);
             let progress_counter = self.progress_counter.clone();
             let _computes = progress_counter.during(At::Computes);
             let outcome = match task {
@@ -143,22 +147,24 @@ impl<'a> Device<'a> {
                     Ok(())
                 }
                 Task::Join(world_plan) => self.join(&world_plan),
-                Task::CatchUp(generation) => self.receive_catch_up(generation),
-                Task::Train(generation) => self.train(generation),
+                Task::CatchUp(steps) => self.receive_catch_up(steps),
+                Task::Train { steps, trains } => self.train(steps, trains),
                 Task::Exit => return,
             };
             match outcome {
-                Ok(()) => {}
+                // It may be at rest for a reason that others wait for.
+                Ok(()) => self.rank.tell(DeviceEvent::Logged),
                 Err(error) if error.is_of_the_world() => {
                     tracing::info!(worker = %self.worker, %error, "left a world");
                     if let Some(generation) = generation {
-                        self.rank_state.broken(generation, error.unreachable(), &error.to_string());
+                        let broken = DeviceEvent::Broken(generation, error.unreachable(), error.to_string());
+                        self.rank.tell(broken);
                     }
                 }
                 Err(error) => {
                     let failure_report = FailureReport::from(&error);
-                    self.rank_state.failed(&failure_report.text);
-                    self.rank_state.tell(&FromRank::Failed(failure_report));
+                    self.rank.tell(DeviceEvent::Failed(failure_report.text.clone()));
+                    self.outbox.send(&FromRank::Failed(failure_report));
                 }
             }
         }
@@ -187,13 +193,15 @@ impl<'a> Device<'a> {
         let id = WorldId { job: self.job.0, generation: world_plan.generation.0, incarnation: 0 };
         let placement = placement(&plan, id, world_plan)?;
         let shm = self.receive(&placement)?;
-        let machine = self.worker.member.node.0;
-        self.rank_state
-            .entered(world_plan.generation, group_controls(&plan, &placement, shm.control(), machine, member));
+        let control = shm.control().clone();
+        let abort = Box::new(move |reason: &str| control.abort(reason));
+        self.rank.tell(DeviceEvent::Connects(world_plan.generation, abort));
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let addresses: Vec<SocketAddr> = world_plan.addresses.iter().map(|a| a.unwrap_or(nowhere)).collect();
         let site = Site { listener: &self.listener, addresses: &addresses, config: &self.tcp };
-        let joined = plan.join_at(&placement, &shm, member, &site)?;
+        let mut joined = plan.join_at(&placement, &shm, member, &site)?;
+        let groups = owned(std::mem::take(&mut joined.connected));
+        self.rank.tell(DeviceEvent::Connected(world_plan.generation, groups));
         match (world_plan.rank_of(self.worker), world_plan.catch_up(self.worker)) {
             (Some(rank), _) => self.take_rank(world_plan, rank, joined),
             (None, Some(catch_up)) => self.join_beside(world_plan, catch_up, joined),
@@ -243,7 +251,7 @@ impl<'a> Device<'a> {
         let outgoing_catch_up = OutgoingCatchUp { catch_up_transfers, followers: followers(world_plan, rank) };
         instance.trainer.link(links, shadow_holders(world_plan, rank), outgoing_catch_up);
         self.instances.push(instance);
-        self.rank_state.healed(world_plan, rank);
+        self.rank.tell(DeviceEvent::Healed(world_plan.generation));
         Ok(())
     }
 
@@ -286,8 +294,8 @@ impl<'a> Device<'a> {
         let arena = team.memory().expect("ranks of elastic worlds share memory").clone();
         let shadows = self.shadows(mesh, &shards[1..], &arena, &programs)?;
         let (run, sampler, dir) = (self.run, self.sampler, &self.config.output.output_dir);
-        let trainer = Trainer::new(self.model, run, programs, sampler, vec![], team, dir, self.peak_flops)?;
-        let mut trainer = trainer.with_member(self.rank_state.clone(), shadows);
+        let trainer = Trainer::new(self.model, run, programs, sampler, team, dir, self.peak_flops)?;
+        let mut trainer = trainer.with_shadows(shadows);
         if let Some(last) = self.instances.last() {
             trainer.tell_of(&last.trainer);
         }
@@ -425,13 +433,12 @@ impl<'a> Device<'a> {
         machine: &mut dyn Machine,
         wanted: impl Fn(&phalanx_strategies::program::Param) -> bool,
     ) -> Result<(), JobError> {
-        let source = self.model.weights.as_deref().map(TensorSource::open).transpose()?;
-        let (known, seed) = (self.model.model.known(), self.config.output.seed);
+        let first = self.model.first_values(self.config.output.seed)?;
         let wanted = |param: &phalanx_strategies::program::Param| {
             self.progress_counter.tick();
             wanted(param)
         };
-        Ok(weights::initialise_some(machine, c, known, seed, source.as_ref(), wanted)?)
+        Ok(weights::initialise(machine, c, &first, wanted)?)
     }
 
     fn restore(&self, instance: &mut RankInstance<'a>, checkpoint: Checkpoint) -> Result<(), JobError> {
@@ -465,7 +472,7 @@ impl<'a> Device<'a> {
 
     fn tell(&self, instance: &RankInstance<'a>, event: Event) {
         if instance.memory.rank == 0 || matches!(event, Event::Step(_)) {
-            self.rank_state.tell(&FromRank::Event {
+            self.outbox.send(&FromRank::Event {
                 generation: instance.generation.0,
                 rank: instance.memory.rank as u32,
                 event,
@@ -473,16 +480,17 @@ impl<'a> Device<'a> {
         }
     }
 
-    fn train(&mut self, generation: Generation) -> Result<(), JobError> {
+    fn train(&mut self, steps: StepWriter, trains: bool) -> Result<(), JobError> {
+        let generation = steps.generation();
         self.give_up_before(generation);
         let mut saving = self.saving().of_generation(generation.0);
         let Some(mut instance) = self.instances.pop() else { return Ok(()) };
-        let trained = self.train_in(&mut instance, &mut saving);
+        let trained = self.train_in(&mut instance, &mut saving, steps, trains);
         self.instances.push(instance);
         if let Some(report) = trained? {
-            self.rank_state.tell(&FromRank::Done(report));
+            self.outbox.send(&FromRank::Done(report));
         }
-        self.rank_state.finished(generation);
+        self.rank.tell(DeviceEvent::Finished(generation));
         Ok(())
     }
 
@@ -499,21 +507,28 @@ impl<'a> Device<'a> {
     }
 
     /// Trains to the end; the leader reports.
-    fn train_in(&self, instance: &mut RankInstance<'a>, saving: &mut Saving) -> Result<Option<Report>, JobError> {
+    fn train_in(
+        &self,
+        instance: &mut RankInstance<'a>,
+        saving: &mut Saving,
+        steps: StepWriter,
+        trains: bool,
+    ) -> Result<Option<Report>, JobError> {
         let output = &self.config.output;
         let leads = instance.memory.rank == 0;
         let first_step = instance.trainer.state.step;
-        instance.trainer.begin(instance.generation, instance.n_saves)?;
+        let member = Box::new(Membership { steps, rank: self.rank.clone() });
+        instance.trainer.begin(instance.generation, instance.n_saves, member)?;
         let buffer_bytes = instance.trainer.buffer_bytes()?;
         let n_rows = (self.data.train.len(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
         let (generation, rank) = (instance.generation.0, instance.memory.rank as u32);
-        let rank_state = &self.rank_state;
+        let (actor, outbox) = (&self.rank, &self.outbox);
         let mut on_event = |event: &Event| {
             if let Event::Saved { step, .. } = event {
-                rank_state.saved(*step);
+                actor.tell(DeviceEvent::Saved(*step));
             }
             if leads || matches!(event, Event::Step(_)) {
-                rank_state.tell(&FromRank::Event { generation, rank, event: event.clone() });
+                outbox.send(&FromRank::Event { generation, rank, event: event.clone() });
             }
         };
         let found = self.start_from.as_ref().filter(|(step, _)| instance.from_disk && *step == first_step);
@@ -532,7 +547,7 @@ impl<'a> Device<'a> {
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: output.save_steps,
         };
-        if self.rank_state.trains() {
+        if trains {
             let ended = instance.trainer.train(&data, saving, &self.control, &mut |event| event_sink.emit(event))?;
             if ended == Pause::Paused {
                 return Ok(None);
@@ -584,25 +599,14 @@ impl<'a> Device<'a> {
     }
 }
 
-impl Task {
-    /// The world that it is of.
-    fn generation(&self) -> Option<Generation> {
-        match self {
-            Task::Join(world_plan) => Some(world_plan.generation),
-            Task::Train(generation) | Task::CatchUp(generation) => Some(*generation),
-            Task::Settle(_) | Task::Keep(_) | Task::Exit => None,
-        }
-    }
-
-    const fn name(&self) -> &'static str {
-        match self {
-            Task::Settle(_) => "settle",
-            Task::Keep(_) => "keep",
-            Task::Join(_) => "join",
-            Task::CatchUp(_) => "catch up",
-            Task::Train(_) => "train",
-            Task::Exit => "exit",
-        }
+const fn name(task: &Task) -> &'static str {
+    match task {
+        Task::Settle(_) => "settle",
+        Task::Keep(_) => "keep",
+        Task::Join(_) => "join",
+        Task::CatchUp(_) => "catch up",
+        Task::Train { .. } => "train",
+        Task::Exit => "exit",
     }
 }
 

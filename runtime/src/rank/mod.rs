@@ -1,8 +1,8 @@
 //! A rank process: an actor takes orders and reports, a thread drives the device.
 //!
-//! - `process`: the process from its first instruction; `words`: what a node and its rank processes say to each other;
-//!   `failure_report`: why a rank cannot go on; `rank_state`: the state that actor and device share; `mesh_groups`:
-//!   what the actor has of the device's communicators.
+//! - `process`: the process from its first instruction; `rank_messages`: what a node and its rank processes say to each other;
+//!   `failure_report`: why a rank cannot go on; `port`: how the actor reaches the device and the supervisor; `mesh_groups`: the
+//!   communicators as their actors own them.
 //! - `device`: joins worlds, heals, trains; `world_groups`: the groups of a world; `beside`: catches up while others
 //!   train; `heal`: state from memory to memory; `missing_regions`: what of it is still to come; `pairs`: who has
 //!   messages for whom.
@@ -19,9 +19,9 @@ pub(crate) mod heal;
 mod mesh_groups;
 mod missing_regions;
 mod pairs;
+mod port;
 pub(crate) mod process;
 pub(crate) mod rank_messages;
-pub(crate) mod rank_state;
 pub(crate) mod recycled_arenas;
 mod warm;
 pub(crate) mod world_groups;

@@ -4,15 +4,17 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::error::JobError;
+use crate::frontend::UserModel;
 use crate::launch::channel;
 use crate::launch::channel::{FrameReceiver, FrameSender};
 use crate::launch::error::LaunchError;
 use crate::rank::device::Device;
 use crate::rank::failure_report::FailureReport;
+use crate::rank::port::{Outbox, Port};
 use crate::rank::rank_messages::{Begin, FromRank, ToRank};
-use crate::rank::rank_state::RankState;
 use crate::rank::warm::Warm;
 use crate::train::plan;
+use crate::train::plan::MakeModel;
 use crate::train::preparation::{extras, prepare_data};
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
@@ -28,11 +30,12 @@ use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// Runs the rank whose node is at the other ends of these inherited descriptors; returns its exit code.
+/// Runs the rank whose node is at the other ends of these inherited descriptors; returns its exit code. `make` makes
+/// user-defined models.
 ///
 /// # Errors
 /// When there is no node at their other ends, so that nobody could be told.
-pub(crate) fn run(channel: RawFd, fd_channel: RawFd) -> Result<i32, LaunchError> {
+pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -> Result<i32, LaunchError> {
     #[allow(unsafe_code)] // Taking descriptors by their numbers.
     // SAFETY: the node opened both for this process and names them in its arguments. This runs first in the process, so
     // the descriptors are unowned; duplicate numbers are rejected.
@@ -50,7 +53,7 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd) -> Result<i32, LaunchError>
         }
     };
     let worker = begin.worker;
-    let (sender, failure_report) = match serve(begin, sender, receiver, fd_channel) {
+    let (sender, failure_report) = match serve(begin, make, sender, receiver, fd_channel) {
         Ok(()) => return Ok(0),
         Err(failed) => failed,
     };
@@ -64,12 +67,23 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd) -> Result<i32, LaunchError>
 
 type Failed = (Option<FrameSender>, FailureReport);
 
-fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, fd_channel: UnixStream) -> Result<(), Failed> {
+fn serve(
+    begin: Begin,
+    make: Option<&MakeModel>,
+    sender: FrameSender,
+    receiver: FrameReceiver,
+    fd_channel: UnixStream,
+) -> Result<(), Failed> {
     let mut sender = Some(sender);
     let serve = || -> Result<(), JobError> {
         let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
         let tokenizer = plan::tokenizer(&config)?;
-        let model = plan::model_plan(&config, &tokenizer)?;
+        let model = plan::rank_plan(&config, &tokenizer, make)?;
+        if model.model.user().map(UserModel::digest) != begin.user_model {
+            return Err(JobError::Unusable(
+                "the model that this rank made has other tensors or first values than the job's; `rank_process_with` must make the same in every process".into(),
+            ));
+        }
         let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
         let n_rows = data.train.len() as u64;
         let run = plan::run_plan(&config, n_rows);
@@ -83,16 +97,23 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, fd_channel:
             Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
         let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
         let control = Arc::new(Control::default());
-        let sender = sender.take().expect("it is taken once");
         let progress_counter = ProgressCounter::new();
-        let rank_state = Arc::new(RankState::new(member, sender, Arc::clone(&control), progress_counter.clone()));
         let extras = extras(&config, &model, &tokenizer)?;
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         // Before it sends its first status report: then others may wait for it.
         let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
+        let outbox = Outbox::new(sender.take().expect("it is taken once"));
         model.device.on_device_thread(begin.n_threads, || {
+            let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), progress_counter.clone());
+            // Whoever is missing is named well before it counts as lost.
+            let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
+            let refused = |source| JobError::Thread(ThreadError::Spawn(source));
+            let rank = block_on(Handle::start(member, Box::new(port), life)).and_then(|rank| rank).map_err(refused)?;
+            obey(rank.clone(), receiver)?;
             let mut device = Device {
-                rank_state: Arc::clone(&rank_state),
+                rank,
+                tasks,
+                outbox,
                 control,
                 job: begin.job,
                 worker: begin.worker,
@@ -116,12 +137,6 @@ fn serve(begin: Begin, sender: FrameSender, receiver: FrameReceiver, fd_channel:
                 warm: Some(warm),
                 instances: Vec::new(),
             };
-            // Whoever is missing is named well before it counts as lost.
-            let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
-            let refused = |source| JobError::Thread(ThreadError::Spawn(source));
-            let rank = block_on(Handle::start(rank_state.clone(), life)).and_then(|rank| rank).map_err(refused)?;
-            rank_state.belongs_to(rank.clone());
-            obey(rank, receiver)?;
             device.run();
             Ok::<(), JobError>(())
         })?

@@ -42,6 +42,8 @@ pub(crate) struct Begin {
     pub(crate) arena_bytes: u64,
     /// Heartbeat interval and detection times.
     pub(crate) timing: Timing,
+    /// Digest of the model, if the user wrote it.
+    pub(crate) user_model: Option<String>,
 }
 
 impl std::fmt::Debug for Begin {

@@ -12,7 +12,6 @@ use crate::train::weights;
 use phalanx_collective::shm::passing::receive_world;
 use phalanx_device::Machine;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
-use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::mesh::MeshRank;
 use std::os::unix::net::UnixStream;
@@ -56,9 +55,8 @@ impl Warm {
         let mut frozen = c.program.params.iter().filter(|param| !param.trainable);
         let is_filled = frozen.all(|param| machine.has(c, param.value));
         if is_filled {
-            let source = model.weights.as_deref().map(TensorSource::open).transpose()?;
             let is_frozen = |param: &phalanx_strategies::program::Param| !param.trainable;
-            weights::initialise_some(&mut *machine, c, model.model.known(), seed, source.as_ref(), is_frozen)?;
+            weights::initialise(&mut *machine, c, &model.first_values(seed)?, is_frozen)?;
         }
         let memory = ArenaContents::new(mesh, rank, &[Shard::of(&mesh, rank)], Arc::new(Lasting::of(&programs)));
         Ok((Warm { machine, memory, shared, is_filled }, world.arenas().to_vec()))

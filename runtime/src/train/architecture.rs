@@ -2,10 +2,12 @@
 
 use super::plan::parse_model;
 use crate::error::JobError;
-use crate::frontend::user_model::{MODEL_TYPE, UserTable};
+use crate::frontend::user_model::{MODEL_TYPE, UserModel, UserTable};
+use phalanx_device::{OpaqueModel, ThreadError};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig, ModelError};
 use phalanx_strategies::program::Program;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// What computes a model.
 #[derive(Clone, Debug)]
@@ -16,9 +18,13 @@ pub enum Architecture {
     User(User),
 }
 
-/// A user-defined model's parameter table.
+/// A user-defined model.
 #[derive(Clone, Debug)]
-pub struct User(pub(crate) UserTable);
+pub struct User {
+    pub(crate) table: UserTable,
+    /// The model itself, in a program that has it.
+    pub(crate) model: Option<Arc<UserModel>>,
+}
 
 impl Architecture {
     /// Reads what a checkpoint holds as `config.json`; `origin` says where it is from.
@@ -29,7 +35,7 @@ impl Architecture {
             if table.vocab_size == 0 {
                 return Err(JobError::Unusable(format!("{origin}: vocab_size is 0; a model has at least one token")));
             }
-            return Ok(Architecture::User(User(table)));
+            return Ok(Architecture::User(User { table, model: None }));
         }
         Ok(Architecture::Known(parse_model(config, origin)?))
     }
@@ -38,14 +44,14 @@ impl Architecture {
     pub(crate) fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
         match self {
             Architecture::Known(model) => model.forward(batch, head),
-            Architecture::User(user) => Ok(user.0.forward(batch)),
+            Architecture::User(user) => Ok(user.table.forward(batch)),
         }
     }
 
     pub(crate) const fn vocab_size(&self) -> usize {
         match self {
             Architecture::Known(model) => model.vocab_size,
-            Architecture::User(user) => user.0.vocab_size,
+            Architecture::User(user) => user.table.vocab_size,
         }
     }
 
@@ -55,6 +61,22 @@ impl Architecture {
             Architecture::Known(model) => Some(model),
             Architecture::User(_) => None,
         }
+    }
+
+    /// The model that the user wrote, if it is one and this program has it.
+    pub(crate) fn user(&self) -> Option<&UserModel> {
+        match self {
+            Architecture::Known(_) => None,
+            Architecture::User(user) => user.model.as_deref(),
+        }
+    }
+
+    /// The opaque operations of a rank's programs, to be made on its device thread.
+    ///
+    /// # Errors
+    /// When the system refuses one a thread.
+    pub(crate) fn operations(&self, batch: BatchShape) -> Result<Vec<Box<dyn OpaqueModel>>, ThreadError> {
+        self.user().into_iter().map(|user| user.start(batch)).collect()
     }
 }
 

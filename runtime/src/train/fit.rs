@@ -28,6 +28,7 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
 /// # Errors
 /// Why it cannot.
 pub(crate) fn fits(model: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<u64, JobError> {
+    check_axes(model, mesh)?;
     let n_ranks = mesh.checked_size().filter(|n| *n <= RANKS_MAX as usize).ok_or_else(|| {
         JobError::Unusable(format!("a mesh has at least one rank on each axis and at most {RANKS_MAX}; this is {mesh}"))
     })?;
@@ -53,17 +54,22 @@ pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots:
     check_bytes(needed.saturating_add((needed / mesh.size() as u64).saturating_mul(n_spares)))
 }
 
-/// Refuses a mesh that one machine, or this model, cannot have.
-pub(crate) fn check_ranks(mesh: Mesh, is_user_defined: bool) -> Result<(), JobError> {
-    if is_user_defined && (mesh.pp, mesh.cp, mesh.tp) != (1, 1, 1) {
-        return Err(JobError::Unusable(format!(
-            "a user-defined model is one operation, which {mesh} would cut; `dp_replicate_size` and `dp_shard_size` fit it"
-        )));
-    }
+/// Refuses a mesh that a model, or one machine, cannot have.
+pub(crate) fn check_ranks(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
+    check_axes(model, mesh)?;
     if mesh.size() > LOCAL_RANKS_MAX as usize {
         return Err(JobError::Unusable(format!(
             "the mesh {mesh} has {} ranks; at most {LOCAL_RANKS_MAX} fit one machine",
             mesh.size()
+        )));
+    }
+    Ok(())
+}
+
+fn check_axes(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
+    if model.model.known().is_none() && (mesh.pp, mesh.cp, mesh.tp) != (1, 1, 1) {
+        return Err(JobError::Unusable(format!(
+            "a user-defined model is one operation, which {mesh} would cut; `dp_replicate_size` and `dp_shard_size` fit it"
         )));
     }
     Ok(())

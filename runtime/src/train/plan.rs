@@ -13,8 +13,9 @@ use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
 use crate::frontend::UserModel;
+use crate::train::weights::FirstValues;
 use phalanx_device::Device;
-use phalanx_storage::hf::source::read_json;
+use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
@@ -52,6 +53,16 @@ impl ModelPlan {
     pub(crate) fn forward(&self) -> Result<Program, JobError> {
         let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
         self.model.forward(self.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })
+    }
+
+    /// Where the first values of its parameters come from.
+    ///
+    /// # Errors
+    /// When the directory of the weights cannot be read.
+    pub(crate) fn first_values(&self, seed: u64) -> Result<FirstValues<'_>, JobError> {
+        let source = self.weights.as_deref().map(TensorSource::open).transpose()?;
+        let params = self.model.user().map(UserModel::params).unwrap_or_default();
+        Ok(FirstValues { model: self.model.known(), params, source, seed })
     }
 
     /// How a step computes on another mesh: the same batch, shared by other ranks. Where it cannot be shared evenly, ranks
@@ -180,11 +191,15 @@ const USER_DEFINED_ELSEWHERE: &str =
 /// # Errors
 /// When the configuration asks for something that does not apply to it, or its vocabulary is smaller than the
 /// tokenizer's.
-pub(crate) fn user_plan(config: &JobConfig, tokenizer: &Tokenizer, user: &UserModel) -> Result<ModelPlan, JobError> {
+pub(crate) fn user_plan(
+    config: &JobConfig,
+    tokenizer: &Tokenizer,
+    user: &Arc<UserModel>,
+) -> Result<ModelPlan, JobError> {
     check_user_defined(config)?;
     let table = user.table();
     let hf_config = serde_json::to_value(&table).map_err(|e| JobError::Unusable(e.to_string()))?;
-    let model = Architecture::User(User(table));
+    let model = Architecture::User(User { table, model: Some(Arc::clone(user)) });
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     let device = devices::of(config.precision.device)?;
@@ -198,6 +213,28 @@ pub(crate) fn user_plan(config: &JobConfig, tokenizer: &Tokenizer, user: &UserMo
         spec,
         device,
     })
+}
+
+/// Makes the model that a configuration calls user-defined, in a program that has it.
+pub type MakeModel = dyn Fn(&JobConfig) -> Result<UserModel, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Resolves the job of a rank process whose program makes user-defined models with `make`.
+///
+/// # Errors
+/// As [`model_plan`] and [`user_plan`]; when the model cannot be made.
+pub(crate) fn rank_plan(
+    config: &JobConfig,
+    tokenizer: &Tokenizer,
+    make: Option<&MakeModel>,
+) -> Result<ModelPlan, JobError> {
+    let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
+    match make.filter(|_| is_user_defined(&described)) {
+        Some(make) => {
+            let user = make(config).map_err(|error| JobError::Unusable(format!("the model of this rank: {error}")))?;
+            user_plan(config, tokenizer, &Arc::new(user))
+        }
+        None => model_plan(config, tokenizer),
+    }
 }
 
 /// Whether a configuration says that the model is user-defined, and asks for nothing that does not apply to such a

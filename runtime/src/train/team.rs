@@ -8,6 +8,7 @@ use phalanx_collective::hierarchical::collective::HierarchicalRank;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_device::group_handle::{GroupOwner, owned};
 use phalanx_device::groups::{GroupKey, Groups, group_keys, groups_of_world};
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::shared_memory::Arena;
@@ -48,6 +49,17 @@ pub(crate) struct JoinedWorld {
     pub(crate) links: Links,
     /// Its own memory, which peers reach.
     pub(crate) memory: Arena,
+    /// All groups behind the two, for whoever owns them.
+    pub(crate) connected: Vec<ConnectedGroup>,
+}
+
+/// A group that was connected: its device's end is in a team or in links.
+pub(crate) struct ConnectedGroup {
+    /// Over which axes its members lie; none for the group of all ranks, and for pairs.
+    pub(crate) axes: Axes,
+    /// By position.
+    pub(crate) members: Vec<u32>,
+    pub(crate) owner: GroupOwner,
 }
 
 impl TeamPlan {
@@ -78,14 +90,6 @@ impl TeamPlan {
         World::new(id, n + self.n_others, groups.collect())
     }
 
-    /// Numbers and axes of the groups in which all members meet: those of `member`, and that of all ranks.
-    pub(crate) fn meetings(&self, member: u32) -> Vec<(usize, Axes)> {
-        let own =
-            |(_, ((_, channel), ranks)): &(usize, &(GroupKey, Vec<u32>))| channel.is_none() && ranks.contains(&member);
-        let own = self.groups.iter().enumerate().filter(own).map(|(i, ((group, _), _))| (i, group.axes));
-        own.chain([(self.groups.len() + self.pairs.len(), Axes::NONE)]).collect()
-    }
-
     /// Takes the place of `member` in a world of these groups over several machines, of which `shm` is this one's part.
     pub(crate) fn join_at(
         &self,
@@ -95,10 +99,16 @@ impl TeamPlan {
         site: &Site<'_>,
     ) -> Result<JoinedWorld, CollectiveError> {
         let rank = HierarchicalRank::join(placement, member, shm, site.listener, site.addresses, site.config)?;
+        let mut connected = Vec::new();
+        let mut connect = |group: usize, axes| {
+            let (owner, handle) = owned(rank.communicator(group)?);
+            connected.push(ConnectedGroup { axes, members: placement.world().groups()[group].clone(), owner });
+            Ok(Box::new(handle) as Box<dyn Collective>)
+        };
         let mut peers = BTreeMap::new();
         for (i, pair) in self.pairs.iter().enumerate().filter(|(_, pair)| pair.contains(&member)) {
             let peer = if pair[0] == member { pair[1] } else { pair[0] };
-            peers.insert(peer, rank.communicator(self.groups.len() + i)?);
+            peers.insert(peer, connect(self.groups.len() + i, Axes::NONE)?);
         }
         let links = Links::new(peers);
         #[allow(unsafe_code)] // Clones of an arena name the same memory.
@@ -106,13 +116,13 @@ impl TeamPlan {
         // with other machines in it begins, those of the last one have ended.
         let memory = unsafe { rank.arena() };
         if member as usize >= self.mesh.size() {
-            return Ok(JoinedWorld { team: None, links, memory });
+            return Ok(JoinedWorld { team: None, links, memory, connected });
         }
         let mesh_rank = MeshRank { mesh: self.mesh, rank: member as usize };
-        let groups = Groups::connect(&mesh_rank, &self.groups, |group| rank.communicator(group))?;
-        let everyone = rank.communicator(self.groups.len() + self.pairs.len())?;
+        let groups = Groups::connect(&mesh_rank, &self.groups, |i| connect(i, self.groups[i].0.0.axes))?;
+        let everyone = connect(self.groups.len() + self.pairs.len(), Axes::NONE)?;
         let team = Team { mesh_rank, groups, everyone: Some(everyone), memory: Some(memory.clone()) };
-        Ok(JoinedWorld { team: Some(team), links, memory })
+        Ok(JoinedWorld { team: Some(team), links, memory, connected })
     }
 
     /// Takes the place of `rank` in a world of these groups.

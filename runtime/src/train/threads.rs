@@ -11,7 +11,6 @@ use crate::data::prepare::Prepared;
 use crate::data::rows::Rows;
 use crate::error::JobError;
 use crate::events::{Event, Report};
-use crate::frontend::UserModel;
 use crate::train::programs::Programs;
 use crate::train::trainer::{TrainData, Trainer};
 use phalanx_collective::shm::world::ShmWorld;
@@ -39,7 +38,6 @@ pub(crate) struct Run<'a> {
     pub(crate) data: &'a Prepared,
     pub(crate) extras: Vec<(String, Vec<u8>)>,
     pub(crate) control: &'a Control,
-    pub(crate) user: Option<&'a UserModel>,
 }
 
 impl Run<'_> {
@@ -52,8 +50,8 @@ impl Run<'_> {
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
         let saving = Saving::new(&self.config.output, self.extras.clone());
-        let Run { config, model, data, user, .. } = *self;
-        let session = Session { config, model, programs, data, saving, n_threads, user };
+        let Run { config, model, data, .. } = *self;
+        let session = Session { config, model, programs, data, saving, n_threads };
         model.device.on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?
     }
 
@@ -114,7 +112,6 @@ struct Session<'a> {
     data: &'a Prepared,
     saving: Saving,
     n_threads: usize,
-    user: Option<&'a UserModel>,
 }
 
 impl Session<'_> {
@@ -137,13 +134,9 @@ impl Session<'_> {
             true => self.model.device.peak_flops(self.model.spec.precision == Precision::Bf16),
             false => f64::INFINITY,
         };
-        let models = self.user.iter().map(|user| user.start(self.model.batch)).collect::<Result<Vec<_>, _>>()?;
         let programs = Arc::clone(self.programs);
-        let mut trainer = Trainer::new(self.model, run, programs, sampler, models, team, &out.output_dir, peak)?;
-        match self.user {
-            Some(user) => trainer.start_from(user.params()),
-            None => trainer.initialise(out.seed)?,
-        }
+        let mut trainer = Trainer::new(self.model, run, programs, sampler, team, &out.output_dir, peak)?;
+        trainer.initialise(out.seed)?;
         if let Some(path) = &resume {
             let changed = trainer.restore(&self.saving, path)?;
             if !changed.is_empty() {

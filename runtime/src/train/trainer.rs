@@ -16,12 +16,10 @@ use crate::control::Control;
 use crate::data::rows::Rows;
 use crate::error::JobError;
 use crate::events::{EvalMetrics, Event, Started, StepMetrics};
-use crate::frontend::UserParam;
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::{Room, Source};
 use phalanx_device::{Backing, Machine, OpaqueModel, Run};
-use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::elastic::identity::Generation;
@@ -39,36 +37,36 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// The control plane of a rank whose worlds follow each other: it decides which steps count.
-pub(crate) trait Member: Send + Sync {
+pub(crate) trait Member: Send {
     /// The device holds everything that the update to `step` needs.
     ///
     /// # Errors
     /// When the world has ended.
-    fn computed(&self, step: u64) -> Result<(), JobError>;
+    fn computed(&mut self, step: u64) -> Result<(), JobError>;
 
     /// All members have voted for `step`.
     ///
     /// # Errors
     /// When the world has ended; the outcome comes with the next one.
-    fn committed(&self, step: u64, requests: Requests) -> Result<(), JobError>;
+    fn committed(&mut self, step: u64, requests: Requests) -> Result<(), JobError>;
 
     /// All that this rank is to have has come, and is of `step`.
     ///
     /// # Errors
     /// When the world has ended.
-    fn caught_up(&self, step: u64) -> Result<(), JobError>;
+    fn caught_up(&mut self, step: u64) -> Result<(), JobError>;
 
     /// The catching-up device has the gradients of `step`.
     ///
     /// # Errors
     /// When the world has ended.
-    fn followed(&self, step: u64) -> Result<(), JobError>;
+    fn followed(&mut self, step: u64) -> Result<(), JobError>;
 
     /// The catching-up device knows that `step` is committed.
     ///
     /// # Errors
     /// When the world has ended; the outcome comes with the next one.
-    fn outcome(&self, step: u64) -> Result<(), JobError>;
+    fn outcome(&mut self, step: u64) -> Result<(), JobError>;
 }
 
 /// A run in progress.
@@ -82,7 +80,7 @@ pub(crate) struct Trainer<'a> {
     /// For what needs no other rank.
     alone: Groups,
     /// What the control plane knows of this rank, where there is one.
-    member: Option<Arc<dyn Member>>,
+    member: Option<Box<dyn Member>>,
     /// Copies of the state of others.
     shadows: Vec<Shadow>,
     /// Ranks that hold copies of the state of this one.
@@ -142,7 +140,6 @@ impl<'a> Trainer<'a> {
         run: RunPlan,
         programs: Arc<Programs>,
         sampler: Sampler,
-        models: Vec<Box<dyn OpaqueModel>>,
         team: Team,
         output_dir: &Path,
         peak_flops: f64,
@@ -160,7 +157,7 @@ impl<'a> Trainer<'a> {
             run,
             programs,
             machine,
-            models,
+            models: plan.model.operations(plan.batch)?,
             alone: alone(&team),
             team,
             member: None,
@@ -182,22 +179,10 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Fills the weights with the first values of a user-defined model.
-    pub(crate) fn start_from(&mut self, params: &[UserParam]) {
-        let c = &self.programs.train;
-        for tensor in weights::parameters(c) {
-            // A user's parameter is one tensor, of the same place in both tables.
-            let of = |p: &phalanx_strategies::program::Param| p.value == tensor.value;
-            let Some(index) = c.program.params.iter().position(of) else { continue };
-            weights::unpack_from_whole(&mut *self.machine, c, &tensor, &params[index].values);
-        }
-    }
-
-    /// Fills the weights from the base model or from scratch.
+    /// Fills the weights with their first values.
     pub(crate) fn initialise(&mut self, seed: u64) -> Result<(), JobError> {
-        let source = self.plan.weights.as_deref().map(TensorSource::open).transpose()?;
-        weights::initialise(&mut *self.machine, &self.programs.train, self.plan.model.known(), seed, source.as_ref())?;
-        Ok(())
+        let first = self.plan.first_values(seed)?;
+        Ok(weights::initialise(&mut *self.machine, &self.programs.train, &first, |_| true)?)
     }
 
     /// Fills weights, optimizer state and position from a checkpoint; returns the keys of the configuration that have
@@ -280,7 +265,7 @@ impl<'a> Trainer<'a> {
     /// The outcome of a save is separate: a rank that knows the step is committed applies it, whatever else failed.
     fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(Requests, bool, SaveOutcome), JobError> {
         let step = self.state.step + 1;
-        self.member.as_ref().map_or(Ok(()), |member| member.computed(step))?;
+        self.member.as_mut().map_or(Ok(()), |member| member.computed(step))?;
         // Any rank may be asked to stop; what the leader was asked to save is told to all.
         let stop = u64::from(control.stop.load(Ordering::Acquire));
         let saves = if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 };
@@ -296,7 +281,7 @@ impl<'a> Trainer<'a> {
         }
         let pause = if pause > 0 { self.generation.0 } else { 0 };
         let requests = Requests { stop: stop > 0, save: saves, pause: Generation(pause) };
-        self.member.as_ref().map_or(Ok(()), |member| member.committed(step, requests))?;
+        self.member.as_mut().map_or(Ok(()), |member| member.committed(step, requests))?;
         Ok((requests, self.is_asked(saves), saving.count(ballots, &self.team)))
     }
 
@@ -522,9 +507,9 @@ impl<'a> Trainer<'a> {
         Ok(self.team.gather(self.machine.allocated_bytes() as u64)?)
     }
 
-    /// The same trainer as a member of elastic worlds, with room for copies of the state of others.
-    pub(crate) fn with_member(self, member: Arc<dyn Member>, shadows: Vec<Shadow>) -> Trainer<'a> {
-        Trainer { member: Some(member), shadows, ..self }
+    /// The same trainer with room for copies of the state of others.
+    pub(crate) fn with_shadows(self, shadows: Vec<Shadow>) -> Trainer<'a> {
+        Trainer { shadows, ..self }
     }
 
     /// Whether its state lies in this memory.
@@ -634,10 +619,15 @@ impl<'a> Trainer<'a> {
         Ok(texts.iter().find_map(|text| serde_json::from_str(text).ok()))
     }
 
-    /// Begins to train in a world: weights that others update may be of an earlier step here.
-    pub(crate) fn begin(&mut self, generation: Generation, n_saves: u64) -> Result<(), JobError> {
+    /// Begins to train in a world, as a member of it: weights that others update may be of an earlier step here.
+    pub(crate) fn begin(
+        &mut self,
+        generation: Generation,
+        n_saves: u64,
+        member: Box<dyn Member>,
+    ) -> Result<(), JobError> {
         let c = &self.programs.train;
-        (self.generation, self.n_saves) = (generation, n_saves);
+        (self.generation, self.n_saves, self.member) = (generation, n_saves, Some(member));
         let with = &mut Run { groups: &mut self.team.groups, models: &mut self.models, timings: None };
         Ok(self.machine.run(c, c.phases.gather(), with)?)
     }

@@ -1,5 +1,6 @@
 //! Parameters and optimizer state as the tensors of a model file: names, shapes, and their bytes in the machine.
 
+use crate::frontend::UserParam;
 use phalanx_device::Machine;
 use phalanx_storage::hf::error::HfError;
 use phalanx_storage::hf::source::TensorSource;
@@ -107,39 +108,45 @@ fn tensors(param: &Param, value: ValueId, run: &Range<usize>, first: usize, pref
     param.boxes(run).into_iter().map(tensor).collect()
 }
 
-/// Fills parameters from a model directory, or from scratch where there is none or it lacks an adapter; and constants.
+/// Where the first values of parameters come from.
+pub(crate) struct FirstValues<'a> {
+    /// The model, if it is of a known family.
+    pub(crate) model: Option<&'a ModelConfig>,
+    /// Those of a user-defined model.
+    pub(crate) params: &'a [UserParam],
+    /// The directory of a model; adapters, which it lacks, are drawn.
+    pub(crate) source: Option<TensorSource>,
+    /// For what is drawn.
+    pub(crate) seed: u64,
+}
+
+/// Fills those parameters that are `wanted` with their first values; and constants.
 ///
 /// # Errors
 /// When a tensor is missing, has another shape, or is not finite.
 pub(crate) fn initialise(
     machine: &mut dyn Machine,
     c: &Compiled,
-    model: Option<&ModelConfig>,
-    seed: u64,
-    source: Option<&TensorSource>,
-) -> Result<(), HfError> {
-    initialise_some(machine, c, model, seed, source, |_| true)
-}
-
-/// As [`initialise`], of the parameters that are `wanted` only.
-pub(crate) fn initialise_some(
-    machine: &mut dyn Machine,
-    c: &Compiled,
-    model: Option<&ModelConfig>,
-    seed: u64,
-    source: Option<&TensorSource>,
+    first: &FirstValues<'_>,
     wanted: impl Fn(&Param) -> bool,
 ) -> Result<(), HfError> {
-    let rng = CounterRng::new(seed).fork_named("init");
+    let FirstValues { model, params, source, seed } = first;
+    let rng = CounterRng::new(*seed).fork_named("init");
     let prefix = model.map_or("", |m| m.family.prefix);
     for param in c.program.params.iter().filter(|p| wanted(p)) {
         let adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
-        match source {
-            Some(source) if !adapter => load(machine, c, param, source, prefix)?,
+        // A user's parameter is one tensor.
+        let user = params.iter().find(|user| user.name == param.parts[0].name);
+        match (user, source) {
+            (Some(user), _) => {
+                let held = tensors(param, param.value, &param.held, 0, "");
+                held.iter().for_each(|tensor| unpack_from_whole(machine, c, tensor, &user.values));
+            }
+            (None, Some(source)) if !adapter => load(machine, c, param, source, prefix)?,
             _ => draw(machine, c, param, rng),
         }
     }
-    fill_constants(machine, c, model);
+    fill_constants(machine, c, *model);
     if let Some(source) = source {
         tracing::debug!(rank = c.program.mesh_rank.rank, bytes = source.bytes_read(), "weights read");
     }

@@ -103,7 +103,9 @@ fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u
         let source = TensorSource::open(dir).unwrap();
         let opened = source.bytes_read();
 
-        initialise(&mut *machine, &c, Some(&model), 1, Some(&source)).unwrap();
+        let first = FirstValues { model: Some(&model), params: &[], source: Some(source), seed: 1 };
+        initialise(&mut *machine, &c, &first, |_| true).unwrap();
+        let source = first.source.unwrap();
 
         let mut held = 0;
         for tensor in parameters(&c) {

@@ -176,6 +176,11 @@ impl Member {
         }
     }
 
+    /// Its phase in the latest generation.
+    pub fn phase(&self) -> MemberPhase {
+        self.phase
+    }
+
     /// Its identity.
     pub fn worker(&self) -> Worker {
         self.worker
@@ -201,31 +206,37 @@ impl Member {
         self.commit_state.applied == Some(base) && self.holds.contains(&shard)
     }
 
+    /// Whether a desired state would end the world in which this member is; what that world has done so far must have been
+    /// handled before it is.
+    ///
+    /// # Errors
+    /// When it is older than the current one (`MEMBER-1`).
+    pub fn ends_world(&self, desired_state: &DesiredState) -> Result<bool, Stale> {
+        let (id, own) = (desired_state.id, self.desired_state);
+        if desired_state.job != self.job {
+            return Err(Stale::Job { found: desired_state.job, have: self.job });
+        }
+        refuse_older(id.term, own.term, |found, have| Stale::Term { found, have })?;
+        refuse_older(id.generation, own.generation, |found, have| Stale::Generation { found, have })?;
+        let begins = id.generation > own.generation;
+        if !begins && id.stage < own.stage {
+            return Err(Stale::Overtaken { found: id.stage as u64, have: own.stage as u64 });
+        }
+        Ok(begins || id.stage == Stage::End && own.stage < Stage::End)
+    }
+
     /// Handles a desired state from the coordinator.
     ///
     /// # Errors
     /// When it is older than the current one (`MEMBER-1`). Nothing has changed.
     pub fn handle_desired_state(&mut self, desired_state: &DesiredState) -> Result<(), Stale> {
-        if desired_state.job != self.job {
-            return Err(Stale::Job { found: desired_state.job, have: self.job });
-        }
-        refuse_older(desired_state.id.term, self.desired_state.term, |found, have| Stale::Term { found, have })?;
-        refuse_older(desired_state.id.generation, self.desired_state.generation, |found, have| Stale::Generation {
-            found,
-            have,
-        })?;
+        let ends_world = self.ends_world(desired_state)?;
         let begins = desired_state.id.generation > self.desired_state.generation;
-        if !begins && desired_state.id.stage < self.desired_state.stage {
-            return Err(Stale::Overtaken {
-                found: desired_state.id.stage as u64,
-                have: self.desired_state.stage as u64,
-            });
-        }
         let formed = !begins && self.desired_state.stage >= Stage::Form;
-        let ends = desired_state.id.stage == Stage::End && (begins || self.desired_state.stage < Stage::End);
+        let ends = ends_world && desired_state.id.stage == Stage::End;
         self.desired_state = desired_state.id;
         self.requests = self.requests.and(desired_state.requests);
-        if begins || ends {
+        if ends_world {
             self.broken = None;
             self.stop();
         }

@@ -9,13 +9,17 @@ use super::placement::Placement;
 use super::staged::{Levels, SUMS_MAX, StagedSum};
 use crate::engine::{Advance, Engine, lock};
 use crate::flat;
+use crate::shm::collective::ShmCollectiveControl;
 use crate::shm::world::{ShmRank, ShmWorld};
-use crate::tcp::collective::{TcpCollective, TcpRank};
+use crate::tcp::collective::{TcpCollective, TcpCollectiveControl, TcpRank};
 use crate::tcp::connect::TcpConfig;
+use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::check_on_host;
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
+use phalanx_device::{
+    Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket,
+};
 
 /// Sums of up to this many bytes go over TCP in one step, in order of position.
 const DIRECT_BYTES: usize = 4096;
@@ -166,7 +170,11 @@ impl Advance for State {
         if let Err(error) = &outcome {
             // Steps that are in flight belong to communicators that let go of all memory when the world is aborted.
             self.failed = Some(error.clone());
-            self.all.abort(&error.to_string());
+            match error {
+                // All members hear of that, and each aborts the groups of its own steps.
+                CollectiveError::Aborted { reason, .. } => self.levels.abort(reason),
+                _ => self.all.abort(&error.to_string()),
+            }
         }
         outcome
     }
@@ -202,6 +210,7 @@ impl Collective for HierarchicalCollective {
                 let _ = state.advance();
             }
             Err(error) if error.is_refusal() => {}
+            Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => state.all.abort(&format!("rank {}: {error}", self.rank)),
         }
         started
@@ -219,6 +228,32 @@ impl Collective for HierarchicalCollective {
 
     fn abort(&self, reason: &str) {
         lock(&self.state).all.abort(reason);
+    }
+
+    fn control(&self) -> Arc<dyn CollectiveControl> {
+        let state = lock(&self.state);
+        let [all, outer] = [&state.all, &state.levels.outer].map(TcpCollective::control_end);
+        Arc::new(HierarchicalControl { all, inner: state.levels.inner.control_end(), outer })
+    }
+}
+
+/// The control end of a communicator.
+struct HierarchicalControl {
+    all: TcpCollectiveControl,
+    inner: ShmCollectiveControl,
+    outer: TcpCollectiveControl,
+}
+
+impl CollectiveControl for HierarchicalControl {
+    fn behind(&self) -> Vec<Behind> {
+        // All members announce all operations there, sums included.
+        self.all.behind()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.all.abort(reason);
+        self.inner.abort(reason);
+        self.outer.abort(reason);
     }
 }
 

@@ -18,7 +18,9 @@ use crate::summand::Summand;
 use crate::tcp::collective::TcpCollective;
 use phalanx_device::operation::IN_FLIGHT_MAX;
 use phalanx_device::parts::part;
-use phalanx_device::{Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket};
+use phalanx_device::{
+    Collective, CollectiveControl, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket,
+};
 
 /// Most sums of one communicator in flight.
 pub(super) const SUMS_MAX: usize = IN_FLIGHT_MAX;
@@ -32,6 +34,14 @@ pub(super) struct Levels {
     pub inner: ShmCollective,
     /// Members of this place on all machines.
     pub outer: TcpCollective,
+}
+
+impl Levels {
+    /// Aborts the groups of the steps, and nothing else of the world.
+    pub(super) fn abort(&self, reason: &str) {
+        self.inner.control_end().abort(reason);
+        self.outer.control_end().abort(reason);
+    }
 }
 
 /// One sum.

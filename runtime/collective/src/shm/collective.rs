@@ -4,14 +4,16 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use super::control::Control;
 use super::group::GroupStream;
 use super::pair::PairStream;
 use super::plane::Plane;
 use super::queue::Queue;
+use super::ring::Ring;
 use crate::engine::{Advance, Engine, lock};
-use phalanx_device::communicator::Waiting;
+use phalanx_device::communicator::{Behind, Waiting};
 use phalanx_device::operation::check_on_host;
-use phalanx_device::{Collective, CollectiveError, Operand, Operation, Progress, Stream, Ticket};
+use phalanx_device::{Collective, CollectiveControl, CollectiveError, Operand, Operation, Progress, Stream, Ticket};
 
 /// One group of ranks of one machine, seen from one member.
 #[derive(Debug)]
@@ -29,6 +31,7 @@ pub struct ShmCollective {
 #[derive(Debug)]
 struct Streams {
     plane: Arc<Plane>,
+    number: usize,
     group: GroupStream,
     /// Those that were used so far.
     pairs: Vec<PairStream>,
@@ -46,7 +49,7 @@ impl ShmCollective {
         let (members, position) = world.membership(group, plane.rank)?;
         let size = members.len() as u32;
         let stream = GroupStream::new(plane.clone(), group, members, position);
-        let streams = Streams { plane: plane.clone(), group: stream, pairs: Vec::new(), failed: None };
+        let streams = Streams { plane: plane.clone(), number: group, group: stream, pairs: Vec::new(), failed: None };
         let streams = Arc::new(Mutex::new(streams));
         engine.add(streams.clone());
         let progress = Progress::default();
@@ -76,6 +79,12 @@ impl ShmCollective {
         let mut streams = lock(&self.streams);
         streams.advance()?;
         streams.is_complete(ticket)
+    }
+
+    /// Its control end.
+    pub(crate) fn control_end(&self) -> ShmCollectiveControl {
+        let (control, group) = (self.plane.control.clone(), self.group);
+        ShmCollectiveControl { control, group, position: self.position, size: self.size }
     }
 
     fn show_waiting(&self, ticket: &Ticket) {
@@ -137,7 +146,7 @@ impl Advance for Streams {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let aborted = self.plane.control.aborted();
+        let aborted = self.plane.control.aborted_in(self.number);
         let outcome = match aborted {
             None => self.advance_streams(),
             Some(aborted) => {
@@ -147,8 +156,11 @@ impl Advance for Streams {
         };
         if let Err(error) = &outcome {
             self.failed = Some(error.clone());
-            let name = self.plane.control.world().name_of(self.plane.rank);
-            self.plane.control.abort(&format!("rank {name}: {error}"));
+            // An abort is known to all whom it concerns.
+            if !matches!(error, CollectiveError::Aborted { .. }) {
+                let name = self.plane.control.world().name_of(self.plane.rank);
+                self.plane.control.abort(&format!("rank {name}: {error}"));
+            }
         }
         outcome
     }
@@ -168,7 +180,7 @@ impl Collective for ShmCollective {
     }
 
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
-        if let Some(aborted) = self.plane.control.aborted() {
+        if let Some(aborted) = self.plane.control.aborted_in(self.group) {
             return Err(aborted);
         }
         let started = check_on_host(operation, operands, self.position, self.size)
@@ -208,6 +220,44 @@ impl Collective for ShmCollective {
 
     fn abort(&self, reason: &str) {
         self.plane.control.abort(reason);
+    }
+
+    fn control(&self) -> Arc<dyn CollectiveControl> {
+        Arc::new(self.control_end())
+    }
+}
+
+/// The control end of a communicator. What it reads and writes is in control memory.
+pub(crate) struct ShmCollectiveControl {
+    control: Arc<Control>,
+    group: usize,
+    position: u32,
+    size: u32,
+}
+
+impl CollectiveControl for ShmCollectiveControl {
+    fn behind(&self) -> Vec<Behind> {
+        let others = || (0..self.size).filter(|position| *position != self.position);
+        let layout = self.control.layout();
+        let announced = |at: usize| Ring::new(self.control.clone(), at).n_announced();
+        // Its own count, and those of the members that take part in the stream.
+        let group = |position: u32| announced(layout.group_ring_at(self.group, position));
+        let sent = |from: u32, to: u32| announced(layout.pair_ring_at(self.group, from, to, true));
+        let received = |from: u32, to: u32| announced(layout.pair_ring_at(self.group, from, to, false));
+        let of_group = (Stream::Group, group(self.position), others().map(|other| (other, group(other))).collect());
+        let of_pairs = others().flat_map(|other| {
+            let (to, from) = (sent(self.position, other), received(other, self.position));
+            [
+                (Stream::SendTo(other), to, vec![(other, received(self.position, other))]),
+                (Stream::RecvFrom(other), from, vec![(other, sent(other, self.position))]),
+            ]
+        });
+        let streams = std::iter::once(of_group).chain(of_pairs);
+        streams.filter_map(|(stream, own, others)| Behind::of(stream, own, others)).collect()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.control.abort_group(self.group, reason);
     }
 }
 

@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::layout::{Header, Layout, MAGIC, REASON_BYTES, RingHead, Slot, VERSION, WaitingWords};
+use super::layout::{AbortWords, Header, Layout, MAGIC, REASON_BYTES, RingHead, Slot, VERSION, WaitingWords};
 use crate::wakeup::Wakeup;
 use phalanx_device::communicator::Waiting;
 use phalanx_device::descriptor::Descriptor;
@@ -128,18 +128,7 @@ impl Control {
     /// Aborts the world: every waiter returns at once, every later call fails with `reason` (cut at 1024 bytes). The
     /// first reason stands. Callable from any thread or process, any number of times.
     pub fn abort(&self, reason: &str) {
-        let header = self.header();
-        if header.reason_claim.swap(1, Ordering::AcqRel) == 0 {
-            let bytes = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
-            for (to, from) in header.reason.iter().zip(bytes) {
-                to.store(*from, Ordering::Relaxed);
-            }
-            header.reason_len.store(bytes.len() as u32, Ordering::Relaxed);
-            header.aborted.store(1, Ordering::SeqCst);
-        } else {
-            // Whoever claimed the reason may have died before it was written; the abort must not depend on it.
-            let _ = header.aborted.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst);
-        }
+        self.header().abort.raise(reason);
         for rank in 0..self.layout.n_ranks() {
             self.wakeup(rank).wake_always();
         }
@@ -147,16 +136,25 @@ impl Control {
 
     /// The error that every call returns once the world is aborted.
     pub fn aborted(&self) -> Option<CollectiveError> {
-        let header = self.header();
-        match header.aborted.load(Ordering::Acquire) {
-            0 => None,
-            1 => {
-                let len = (header.reason_len.load(Ordering::Relaxed) as usize).min(REASON_BYTES);
-                let bytes: Vec<u8> = header.reason[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
-                Some(CollectiveError::aborted(String::from_utf8_lossy(&bytes)))
-            }
-            _ => Some(CollectiveError::aborted("reason not recorded")),
-        }
+        self.header().abort.read()
+    }
+
+    /// As [`Control::abort`], of one group: other groups go on.
+    ///
+    /// # Panics
+    /// If the world has no such group.
+    pub(super) fn abort_group(&self, group: usize, reason: &str) {
+        self.abort_words(group).raise(reason);
+        self.world.groups()[group].iter().for_each(|rank| self.wakeup(*rank).wake_always());
+    }
+
+    /// The error that every call in this group returns once the group or the world is aborted.
+    pub(super) fn aborted_in(&self, group: usize) -> Option<CollectiveError> {
+        self.aborted().or_else(|| self.abort_words(group).read())
+    }
+
+    fn abort_words(&self, group: usize) -> &AbortWords {
+        self.memory.get(self.layout.abort_at(group))
     }
 
     /// Whether `rank` writes memory of others at this moment. No write begins in an aborted world.
@@ -178,7 +176,7 @@ impl Control {
         let writes = &self.slot(rank)?.writes;
         writes.fetch_add(1, Ordering::SeqCst);
         let writing = Writing { writes };
-        match self.header().aborted.load(Ordering::SeqCst) {
+        match self.header().abort.aborted.load(Ordering::SeqCst) {
             0 => Ok(writing),
             _ => Err(self.aborted().expect("that is never taken back")),
         }
@@ -218,6 +216,35 @@ impl Control {
 
     fn header(&self) -> &Header {
         self.memory.get(0)
+    }
+}
+
+impl AbortWords {
+    /// Aborts; the first reason stands.
+    fn raise(&self, reason: &str) {
+        if self.reason_claim.swap(1, Ordering::AcqRel) == 0 {
+            let bytes = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
+            for (to, from) in self.reason.iter().zip(bytes) {
+                to.store(*from, Ordering::Relaxed);
+            }
+            self.reason_len.store(bytes.len() as u32, Ordering::Relaxed);
+            self.aborted.store(1, Ordering::SeqCst);
+        } else {
+            // Whoever claimed the reason may have died before it was written; the abort must not depend on it.
+            let _ = self.aborted.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    fn read(&self) -> Option<CollectiveError> {
+        match self.aborted.load(Ordering::Acquire) {
+            0 => None,
+            1 => {
+                let len = (self.reason_len.load(Ordering::Relaxed) as usize).min(REASON_BYTES);
+                let bytes: Vec<u8> = self.reason[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
+                Some(CollectiveError::aborted(String::from_utf8_lossy(&bytes)))
+            }
+            _ => Some(CollectiveError::aborted("reason not recorded")),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where everything lies in the control memory of a world.
 //!
-//! In order: one page of header; a page per rank; per group, in the order of the world: a ring per member for operations
-//! of the group, a flat area per member, and for every ordered pair of members a ring of the sender and one of the
+//! In order: one page of header; a page per rank; per group, in the order of the world: words of its abort, a ring per member
+//! for operations of the group, a flat area per member, and for every ordered pair of members a ring of the sender and one of the
 //! receiver. Most of it is never touched and so never takes a page of memory.
 #![allow(unsafe_code)] // Types are declared to be atomics only.
 
@@ -17,7 +17,7 @@ use phalanx_device::world::{LOCAL_RANKS_MAX, World};
 /// First word of control memory.
 pub(super) const MAGIC: u64 = 0x5048_4c58_434f_4c32;
 /// Changes with this file.
-pub(super) const VERSION: u64 = 3;
+pub(super) const VERSION: u64 = 4;
 /// Longest text of an abort, in bytes.
 pub(super) const REASON_BYTES: usize = 1024;
 /// Posts of a ring. Twice what may be in flight, see `stream`.
@@ -39,9 +39,16 @@ pub(super) struct Header {
     pub id: [AtomicU64; 3],
     /// Over the number of ranks and all groups.
     pub world_digest: AtomicU64,
+    /// Of the world.
+    pub abort: AbortWords,
+}
+
+/// Whether something is aborted, and why.
+#[repr(C, align(64))]
+pub(super) struct AbortWords {
     /// 0 until a member has claimed the right to write the reason of the abort.
     pub reason_claim: AtomicU32,
-    /// 0 while the world works, 1 when it is aborted with a reason, 2 when it is aborted and the reason not yet there.
+    /// 0 while it works, 1 when it is aborted with a reason, 2 when it is aborted and the reason not yet there.
     pub aborted: AtomicU32,
     pub reason_len: AtomicU32,
     pub reason: [AtomicU8; REASON_BYTES],
@@ -112,6 +119,8 @@ unsafe impl AtomicsOnly for Byte {}
 // SAFETY: all of these consist of atomics, arrays of them and each other.
 unsafe impl AtomicsOnly for Header {}
 // SAFETY: as above.
+unsafe impl AtomicsOnly for AbortWords {}
+// SAFETY: as above.
 unsafe impl AtomicsOnly for Slot {}
 // SAFETY: as above.
 unsafe impl AtomicsOnly for RingHead {}
@@ -126,6 +135,7 @@ const _: () = assert!(size_of::<Header>() <= PAGE && size_of::<Slot>() <= PAGE &
 pub(super) const RING_BYTES: usize = HEAD_BYTES + 64 * POSTS as usize + 16 * OFFSETS as usize;
 /// Bytes of its head.
 pub(super) const HEAD_BYTES: usize = size_of::<RingHead>();
+const ABORT_BYTES: usize = size_of::<AbortWords>();
 const FLAT_AREA_BYTES: usize = FLAT_BYTES * POSTS as usize;
 
 /// Offsets in the control memory of a world.
@@ -153,7 +163,7 @@ impl Layout {
         for members in world.groups() {
             groups.push((at, members.len() as u32));
             let n = members.len();
-            at += (n * (RING_BYTES + FLAT_AREA_BYTES) + 2 * n * n * RING_BYTES).next_multiple_of(PAGE);
+            at += (ABORT_BYTES + n * (RING_BYTES + FLAT_AREA_BYTES) + 2 * n * n * RING_BYTES).next_multiple_of(PAGE);
         }
         if at as u64 > BYTES_MAX {
             let expected = format!("at most {BYTES_MAX}");
@@ -174,16 +184,21 @@ impl Layout {
         PAGE * (1 + rank as usize)
     }
 
+    /// The words of a group's abort.
+    pub(super) fn abort_at(&self, group: usize) -> usize {
+        self.groups[group].0
+    }
+
     /// The ring of a member for operations of the group.
     pub(super) fn group_ring_at(&self, group: usize, position: u32) -> usize {
-        self.groups[group].0 + position as usize * RING_BYTES
+        self.groups[group].0 + ABORT_BYTES + position as usize * RING_BYTES
     }
 
     /// The flat area of a member for operation `index` of the group.
     pub(super) fn flat_at(&self, group: usize, position: u32, index: u64) -> usize {
         let (at, n) = self.groups[group];
         let slot = (index % POSTS) as usize;
-        at + n as usize * RING_BYTES + position as usize * FLAT_AREA_BYTES + slot * FLAT_BYTES
+        at + ABORT_BYTES + n as usize * RING_BYTES + position as usize * FLAT_AREA_BYTES + slot * FLAT_BYTES
     }
 
     /// The ring of the sender, or that of the receiver, for messages from one member to another.
@@ -191,7 +206,7 @@ impl Layout {
         let (at, n) = self.groups[group];
         let n = n as usize;
         let pair = (from as usize * n + to as usize) * 2 + usize::from(!is_sender);
-        at + n * (RING_BYTES + FLAT_AREA_BYTES) + pair * RING_BYTES
+        at + ABORT_BYTES + n * (RING_BYTES + FLAT_AREA_BYTES) + pair * RING_BYTES
     }
 }
 
@@ -209,6 +224,7 @@ mod tests {
         let mut areas: Vec<(usize, usize)> = vec![(0, PAGE)];
         areas.extend((0..4).map(|rank| (layout.slot_at(rank), PAGE)));
         for (group, n) in [(0, 3), (1, 2)] {
+            areas.push((layout.abort_at(group), ABORT_BYTES));
             for a in 0..n {
                 areas.push((layout.group_ring_at(group, a), RING_BYTES));
                 areas.extend((0..POSTS).map(|index| (layout.flat_at(group, a, index), FLAT_BYTES)));

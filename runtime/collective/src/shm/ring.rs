@@ -47,6 +47,11 @@ impl Ring {
         self.head().announced.0.store(index + 1, Ordering::Release);
     }
 
+    /// Operations that the owner has announced.
+    pub(super) fn n_announced(&self) -> u64 {
+        self.head().announced.0.load(Ordering::Acquire)
+    }
+
     /// What the owner announced as operation `index`, and the number of its first place, if it has.
     pub(super) fn announced(&self, index: u64) -> Option<(Descriptor, u64)> {
         let post = self.post(index);

@@ -10,10 +10,13 @@ use super::plane::TcpPlane;
 use crate::engine::{Engine, HasWakeup, lock};
 use crate::shm::control::Control;
 use crate::wakeup::Wakeup;
+use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::check_on_host;
 use phalanx_device::world::World;
-use phalanx_device::{Collective, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket};
+use phalanx_device::{
+    Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket,
+};
 
 /// One rank, connected with all ranks that it shares a group with. When it and its communicators are dropped, it leaves.
 #[derive(Clone, Debug)]
@@ -87,7 +90,7 @@ impl TcpRank {
         let state = self.member.plane.group(group)?.clone();
         let (members, position) = self.member.plane.membership(group)?;
         let progress = Progress::default();
-        Ok(TcpCollective { member: self.member.clone(), state, position, members, progress })
+        Ok(TcpCollective { member: self.member.clone(), group, state, position, members, progress })
     }
 
     /// Aborts the world, here and at all peers.
@@ -100,6 +103,7 @@ impl TcpRank {
 #[derive(Debug)]
 pub struct TcpCollective {
     member: Arc<Member>,
+    group: usize,
     state: Arc<Mutex<TcpGroup>>,
     position: u32,
     members: Vec<u32>,
@@ -113,7 +117,20 @@ impl TcpCollective {
     /// As [`Collective::finish`].
     pub(crate) fn try_finish(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
         let outcome = self.is_complete(ticket.stream, ticket.index);
-        outcome.inspect_err(|error| self.member.plane.let_go(error))
+        outcome.inspect_err(|error| self.let_go(error))
+    }
+
+    /// Its control end.
+    pub(crate) fn control_end(&self) -> TcpCollectiveControl {
+        TcpCollectiveControl { plane: self.member.plane.clone(), group: self.group }
+    }
+
+    /// Lets go of memory after a failure: of this group if it alone is aborted, or else of all.
+    fn let_go(&self, error: &CollectiveError) {
+        let of_group = matches!(error, CollectiveError::Aborted { .. }) && self.member.plane.aborted().is_none();
+        if !of_group {
+            self.member.plane.let_go(error);
+        }
     }
 
     /// Starts an operation that only compares what members are about to do elsewhere.
@@ -137,6 +154,9 @@ impl TcpCollective {
         let plane = &self.member.plane;
         let stream = operation.kind.stream();
         let mut state = lock(&self.state);
+        if let Some(failed) = state.failed() {
+            return Err(failed.clone());
+        }
         match state.start(plane, operation, operands, descriptor) {
             Ok(index) => {
                 let left = self.members.iter().find(|rank| {
@@ -195,9 +215,11 @@ impl Collective for TcpCollective {
         match &started {
             Ok(_) => self.progress.entered += 1,
             Err(error) if error.is_refusal() => {}
+            // Of the group alone: of the world, see above.
+            Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => {
                 self.abort(&format!("rank {}: {error}", self.member.plane.name()));
-                self.member.plane.let_go(error);
+                self.let_go(error);
             }
         }
         started
@@ -211,11 +233,31 @@ impl Collective for TcpCollective {
             Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => self.abort(&format!("rank {}: {error}", self.member.plane.name())),
         }
-        outcome.inspect_err(|error| self.member.plane.let_go(error))
+        outcome.inspect_err(|error| self.let_go(error))
     }
 
     fn abort(&self, reason: &str) {
         self.member.plane.abort(reason);
+    }
+
+    fn control(&self) -> Arc<dyn CollectiveControl> {
+        Arc::new(self.control_end())
+    }
+}
+
+/// The control end of a communicator.
+pub(crate) struct TcpCollectiveControl {
+    plane: Arc<TcpPlane>,
+    group: usize,
+}
+
+impl CollectiveControl for TcpCollectiveControl {
+    fn behind(&self) -> Vec<Behind> {
+        self.plane.group(self.group).map(|group| lock(group).behind()).unwrap_or_default()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.plane.abort_group(self.group, reason);
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) enum FrameKind {
     Data,
     /// The world is aborted, with the reason.
     Abort,
+    /// One group is aborted, with the reason.
+    AbortGroup,
     /// The sender has finished everything and leaves.
     Leave,
 }
@@ -90,6 +92,7 @@ impl Header {
             FrameKind::Data => 2,
             FrameKind::Abort => 3,
             FrameKind::Leave => 4,
+            FrameKind::AbortGroup => 5,
         };
         let lane: u32 = match self.lane {
             Lane::Group => 0,
@@ -122,7 +125,8 @@ impl Header {
             2 => (FrameKind::Data, CHUNK_BYTES),
             3 => (FrameKind::Abort, REASON_BYTES),
             4 => (FrameKind::Leave, 0),
-            other => return Err(invalid("kind of a frame", 4, u64::from(other))),
+            5 => (FrameKind::AbortGroup, REASON_BYTES),
+            other => return Err(invalid("kind of a frame", 5, u64::from(other))),
         };
         let lane = match small(1) {
             0 => Lane::Group,
@@ -151,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_or_within_limits(bytes in prop::array::uniform32(any::<u8>()), kind in 0..6u32, lane in 0..4u32) {
+        fn any_bytes_are_refused_or_within_limits(bytes in prop::array::uniform32(any::<u8>()), kind in 0..7u32, lane in 0..4u32) {
             let mut all = Header::bare(FrameKind::Data, ID).encode();
             all[8..40].copy_from_slice(&bytes);
             all[..4].copy_from_slice(&kind.to_le_bytes());

@@ -15,6 +15,7 @@ use super::exchange::Exchange;
 use super::frame::{FrameKind, Header, Lane};
 use super::plane::{Job, TcpPlane};
 use crate::flat;
+use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::{DESCRIPTOR_WORDS, Descriptor};
 use phalanx_device::operation::IN_FLIGHT_MAX;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, Stream};
@@ -96,6 +97,17 @@ impl TcpGroup {
     pub(super) fn fail(&mut self, error: CollectiveError) {
         self.failed.get_or_insert(error);
         self.lanes.values_mut().for_each(|lane| lane.started.clear());
+    }
+
+    /// Which members have not announced what this one has started.
+    pub(super) fn behind(&self) -> Vec<Behind> {
+        let of = |(stream, lane): (&Stream, &StreamState)| {
+            let own = lane.completed + lane.started.len() as u64;
+            let announced = |peer: &u32| lane.announced.get(peer).map_or(0, VecDeque::len) as u64;
+            let others = self.peers_of(*stream).map(|peer| (peer, lane.completed + announced(&peer)));
+            Behind::of(*stream, own, others.collect())
+        };
+        self.lanes.iter().filter_map(of).collect()
     }
 
     /// Operations of a stream that are complete, in order.

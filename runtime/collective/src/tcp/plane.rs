@@ -165,6 +165,23 @@ impl TcpPlane {
         self.wakeup.wakeup().wake_always();
     }
 
+    /// Aborts one group here and tells its other members. The first reason stands. Never waits for a member.
+    pub(super) fn abort_group(&self, group: usize, reason: &str) {
+        let Some(state) = self.groups.get(&group) else { return };
+        let mut state = lock(state);
+        if state.failed().is_some() {
+            return;
+        }
+        let body = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
+        let header = Header { group: group as u32, ..Header::bare(FrameKind::AbortGroup, self.world.id()) };
+        for rank in self.world.groups()[group].iter().filter(|rank| **rank != self.rank) {
+            self.announce(*rank, header, |to| to.extend_from_slice(body));
+        }
+        state.fail(CollectiveError::aborted(reason));
+        drop(state);
+        self.wakeup.wakeup().wake_always();
+    }
+
     /// Lets go of all memory of all operations: no thread touches it after this. Whoever is told of a failure may free
     /// what it has lent.
     pub(super) fn let_go(&self, error: &CollectiveError) {
@@ -281,7 +298,7 @@ impl TcpPlane {
                 }
                 return Ok(false);
             }
-            FrameKind::Announce | FrameKind::Data => {}
+            FrameKind::Announce | FrameKind::Data | FrameKind::AbortGroup => {}
         }
         let mut group = lock(self.group(header.group as usize)?);
         let not_a_member = CollectiveError::NotAMember {
@@ -292,6 +309,11 @@ impl TcpPlane {
         let position = group.position_of(peer).ok_or(not_a_member)?;
         let outcome = match header.kind {
             FrameKind::Announce => group.on_announce(self, position, &header, body),
+            FrameKind::AbortGroup => {
+                group.fail(CollectiveError::aborted(String::from_utf8_lossy(body)));
+                self.wakeup.wakeup().wake_always();
+                Ok(())
+            }
             _ => group.on_data(self, position, &header, body),
         };
         if let Err(error) = &outcome {

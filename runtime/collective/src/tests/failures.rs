@@ -4,8 +4,11 @@
 use std::sync::Mutex;
 
 use super::{ID, Rank, with_failures};
+use phalanx_device::communicator::Behind;
 use phalanx_device::world::World;
-use phalanx_device::{CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations};
+use phalanx_device::{
+    CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Stream,
+};
 
 /// What each rank of a world got, over one implementation after the other.
 fn errors_of(
@@ -133,6 +136,80 @@ fn abort_releases_whoever_waits_and_fails_later_calls() {
         assert_eq!(rank.group(0).all_reduce(&mut [1.0f32]).unwrap_err(), expected);
     };
     with_failures().for_each(|(_, run)| run(&world, &body));
+}
+
+/// Two groups of all ranks.
+fn twice(n_ranks: u32) -> World {
+    World::new(ID, n_ranks, vec![(0..n_ranks).collect(); 2]).unwrap()
+}
+
+#[test]
+fn an_aborted_group_releases_its_members_and_leaves_other_groups_alone() {
+    let world = twice(4);
+
+    let body = |rank: &mut Rank| {
+        let expected = CollectiveError::aborted("this group only");
+        if rank.rank == 1 {
+            let control = rank.group(0).control();
+            control.abort("this group only");
+            control.abort("later");
+        } else {
+            // Neither a copy with the announcement nor one operation: it waits for rank 1 in every implementation.
+            assert_eq!(rank.group(0).all_reduce(&mut vec![1.0f32; 100_000]).unwrap_err(), expected);
+        }
+        assert_eq!(rank.group(0).barrier().unwrap_err(), expected);
+        let mut values = vec![rank.rank as f32; 100_000];
+        rank.group(1).all_reduce(&mut values).unwrap();
+        assert!(values.iter().all(|value| *value == 6.0));
+    };
+    with_failures().for_each(|(_, run)| run(&world, &body));
+}
+
+#[test]
+fn members_that_have_not_started_an_operation_are_named() {
+    let world = twice(4);
+
+    let body = |rank: &mut Rank| {
+        let control = rank.group(0).control();
+        if rank.rank > 0 {
+            rank.group(1).barrier().unwrap();
+            rank.group(0).barrier().unwrap();
+            return;
+        }
+        let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
+        // SAFETY: it has no operands.
+        let ticket = unsafe { rank.group(0).start(&barrier, &[]) }.unwrap();
+        let behind = Behind { stream: Stream::Group, index: 0, positions: vec![1, 2, 3] };
+        assert_eq!(control.behind(), [behind]);
+        rank.group(1).barrier().unwrap();
+        rank.group(0).finish(ticket).unwrap();
+        assert_eq!(control.behind(), []);
+    };
+    with_failures().for_each(|(_, run)| run(&world, &body));
+}
+
+#[test]
+fn the_other_side_of_a_message_is_named_until_it_starts_its_own() {
+    let world = twice(2);
+
+    let body = |rank: &mut Rank| {
+        let control = rank.group(0).control();
+        if rank.rank > 0 {
+            rank.group(1).barrier().unwrap();
+            rank.group(0).send(&[1.0f32], 0).unwrap();
+            return;
+        }
+        let room = rank.memory.alloc(4);
+        let operand = Operand { send: RawBuffer::EMPTY, recv: room, dtype: ElementType::F32, n_elements: 1 };
+        let operation = Operation { kind: OperationKind::Recv { from: 1 }, sequence: 0, unit: 1 };
+        // SAFETY: the memory lives as long as the rank.
+        let ticket = unsafe { rank.group(0).start(&operation, &[operand]) }.unwrap();
+        assert_eq!(control.behind(), [Behind { stream: Stream::RecvFrom(1), index: 0, positions: vec![1] }]);
+        rank.group(1).barrier().unwrap();
+        rank.group(0).finish(ticket).unwrap();
+        assert_eq!(control.behind(), []);
+    };
+    super::IMPLEMENTATIONS.iter().for_each(|(_, run)| run(&world, &body));
 }
 
 #[test]

@@ -33,7 +33,10 @@
 //!
 //! Map: [`program`] is what ranks are started from, [`running`] a job that runs, [`feed`] its events.
 //!
-//! Deliberately absent: models written in Rust. They exist in this process only; [`Job::start`] trains them on its threads.
+//! A model written in Rust is made anew in every rank process, by the host's own `main`: see
+//! [`rank_process_with`](program::rank_process_with).
+//!
+//! Deliberately absent: models written in Rust on several machines.
 
 pub mod feed;
 pub mod program;
@@ -117,10 +120,10 @@ impl Runtime {
     /// When the job cannot start: its input is at fault, or another job is writing into its folder.
     pub async fn start(&self, job: Job) -> Result<RunningJob, Arc<JobError>> {
         let (config, user) = job.into_parts();
-        let program = self.program.path().to_owned();
+        let (program, makes_models) = (self.program.path().to_owned(), self.program.makes_models());
         let output_dir = folder(&config.output.output_dir);
         let work = move |under_way: &mut dyn FnMut(Option<&str>), control: &Control, feed: &Feed| {
-            let ranks = Ranks::Processes(program);
+            let ranks = Ranks::Processes { program, makes_models };
             let checked = Checked::new(&config, user, &ranks)?;
             under_way(None);
             checked.run(control, &mut |event| feed.push(event.clone()))

@@ -5,8 +5,11 @@
 //! does not notice would start ranks of its own, and these theirs; so [`Runtime`](crate::api::embed::Runtime) needs a [`RankProgram`],
 //! of which that line makes one, and refuses to exist in a process that was started as a rank.
 
+use crate::config::JobConfig;
 use crate::error::JobError;
+use crate::frontend::UserModel;
 use crate::rank::process;
+use crate::train::plan::MakeModel;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::fd::RawFd;
@@ -14,7 +17,11 @@ use std::path::{Path, PathBuf};
 
 /// A program that can be a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankProgram(PathBuf);
+pub struct RankProgram {
+    path: PathBuf,
+    /// Whether its ranks make user-defined models.
+    makes_models: bool,
+}
 
 /// Makes this process a rank if it was started as one, and never returns then. To be called first in `main`, before
 /// threads and event loops; the host's own executable is then the program of its ranks.
@@ -30,22 +37,48 @@ pub struct RankProgram(PathBuf);
 /// A rank is told all it needs by its arguments and a socket; of the environment it reads `PHALANX_LOG` only, for what it
 /// writes to its standard error, of which each line is an [`Event::Note`](crate::Event::Note) of its job.
 pub fn rank_process() -> RankProgram {
+    this_program(None)
+}
+
+/// As [`rank_process`], of a host that trains models written in Rust: each rank process makes its own with `make`, which must
+/// give the same tensors and first values in every process. The configuration tells which model is asked for.
+///
+/// ```no_run
+/// # fn net() -> Result<phalanx::frontend::UserModel, std::fmt::Error> { unimplemented!() }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let runtime = phalanx::Runtime::new(phalanx::rank_process_with(|_| Ok(net()?)))?;
+///     let job = phalanx::Job::builder().set("output_dir", "run").model(net()?).build()?;
+///     // …
+///     Ok(())
+/// }
+/// ```
+pub fn rank_process_with(
+    make: impl Fn(&JobConfig) -> Result<UserModel, Box<dyn std::error::Error + Send + Sync>> + 'static,
+) -> RankProgram {
+    this_program(Some(&make))
+}
+
+fn this_program(make: Option<&MakeModel>) -> RankProgram {
     if let Some(start) = RankStart::of(std::env::args_os().skip(1)) {
-        std::process::exit(run(&start));
+        std::process::exit(run(&start, make));
     }
     // A program that cannot say where it lies is refused by `Runtime::new`.
-    RankProgram(std::env::current_exe().unwrap_or_default())
+    RankProgram { path: std::env::current_exe().unwrap_or_default(), makes_models: make.is_some() }
 }
 
 impl RankProgram {
     /// Another program whose `main` begins with [`rank_process`], such as the `phalanx` binary.
     pub fn at(path: impl Into<PathBuf>) -> RankProgram {
-        RankProgram(path.into())
+        RankProgram { path: path.into(), makes_models: false }
     }
 
     /// Where it lies.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    pub(crate) const fn makes_models(&self) -> bool {
+        self.makes_models
     }
 
     /// Refuses what is no file, and any program in a process that is itself to be a rank and did not notice.
@@ -55,10 +88,10 @@ impl RankProgram {
                 "this process was started as a rank and does not begin with `phalanx::rank_process()`, so it would start itself again and again".into(),
             ));
         }
-        if self.0.is_file() {
+        if self.path.is_file() {
             return Ok(());
         }
-        Err(JobError::Unusable(format!("the program of ranks, {}, is not a file", self.0.display())))
+        Err(JobError::Unusable(format!("the program of ranks, {}, is not a file", self.path.display())))
     }
 }
 
@@ -90,7 +123,7 @@ impl RankStart {
     }
 }
 
-fn run(start: &RankStart) -> i32 {
+fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
     // The process is the unit of failure: a panic on any thread ends all of it, so that no half of a rank lives on.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -98,7 +131,7 @@ fn run(start: &RankStart) -> i32 {
         std::process::abort();
     }));
     log_to_stderr();
-    process::run(start.channel, start.fd_channel).unwrap_or_else(|error| {
+    process::run(start.channel, start.fd_channel, make).unwrap_or_else(|error| {
         let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", start.worker);
         2
     })
@@ -135,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_host_that_was_started_as_a_rank_and_did_not_notice_starts_nothing() {
-        let program = RankProgram(std::env::current_exe().unwrap());
+        let program = RankProgram::at(std::env::current_exe().unwrap());
 
         assert!(program.check(args("serve")).is_ok());
         let error = program.check(args(RANK)).unwrap_err().to_string();

@@ -6,7 +6,7 @@
 //! the commit. Without the acknowledgement a member behind a slow network would always be one step late and never
 //! finish catching up.
 
-use super::{Outcome, Trainer};
+use super::{Member, Outcome, Trainer};
 use crate::error::JobError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
@@ -57,8 +57,7 @@ impl Trainer<'_> {
     ///
     /// # Errors
     /// When the world ends, in any case.
-    pub(crate) fn receive_catch_up(&mut self) -> Result<(), JobError> {
-        let member = self.member.clone().expect("only members of elastic worlds catch up");
+    pub(crate) fn receive_catch_up(&mut self, member: &mut dyn Member) -> Result<(), JobError> {
         let leader = self.incoming_catch_up.gradient_senders[0];
         let mut has_caught_up = false;
         loop {

@@ -1,0 +1,166 @@
+//! The device thread's end of a group whose communicator a mesh-group actor owns for one generation.
+//!
+//! The actor drives the group through words that both ends share: the device starts and finishes operations without a message
+//! and without a lock, and each of them moves the watermark; once the actor has closed the group, the device starts nothing
+//! more in it. One relaxed load and one store per operation.
+
+use crate::CollectiveError;
+use crate::communicator::{Collective, CollectiveControl, Progress, Ticket};
+use crate::operation::{Operand, Operation};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The device's end. It is a communicator like the one behind it.
+pub struct GroupHandle {
+    communicator: Box<dyn Collective>,
+    words: Arc<Words>,
+}
+
+/// The actor's end.
+pub struct GroupOwner {
+    control: Arc<dyn CollectiveControl>,
+    words: Arc<Words>,
+}
+
+#[derive(Debug, Default)]
+struct Words {
+    entered: AtomicU64,
+    finished: AtomicU64,
+    /// Why nothing is started any more.
+    closed: OnceLock<String>,
+}
+
+/// Divides a communicator between its owner and the device that uses it.
+pub fn owned(communicator: Box<dyn Collective>) -> (GroupOwner, GroupHandle) {
+    let words: Arc<Words> = Arc::default();
+    let owner = GroupOwner { control: communicator.control(), words: words.clone() };
+    (owner, GroupHandle { communicator, words })
+}
+
+impl GroupOwner {
+    /// Operations that the device has started and finished.
+    pub fn progress(&self) -> Progress {
+        let finished = self.words.finished.load(Ordering::Acquire);
+        Progress { entered: self.words.entered.load(Ordering::Acquire), finished }
+    }
+
+    /// What other threads can do with the communicator.
+    pub fn control(&self) -> &dyn CollectiveControl {
+        &*self.control
+    }
+
+    /// Ends the group: the device starts nothing more in it, and its members are released from every wait in it.
+    pub fn abort(&self, reason: &str) {
+        self.words.closed.get_or_init(|| reason.to_owned());
+        self.control.abort(reason);
+    }
+}
+
+impl Collective for GroupHandle {
+    fn position(&self) -> u32 {
+        self.communicator.position()
+    }
+
+    fn size(&self) -> u32 {
+        self.communicator.size()
+    }
+
+    fn progress(&self) -> Progress {
+        self.communicator.progress()
+    }
+
+    #[allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
+    unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
+        if let Some(reason) = self.words.closed.get() {
+            return Err(CollectiveError::aborted(reason.clone()));
+        }
+        // SAFETY: the caller's contract.
+        let ticket = unsafe { self.communicator.start(operation, operands) }?;
+        // One thread writes: no read-modify-write is needed.
+        self.words.entered.store(self.words.entered.load(Ordering::Relaxed) + 1, Ordering::Release);
+        Ok(ticket)
+    }
+
+    fn finish(&mut self, ticket: Ticket) -> Result<(), CollectiveError> {
+        self.communicator.finish(ticket)?;
+        self.words.finished.store(self.words.finished.load(Ordering::Relaxed) + 1, Ordering::Release);
+        Ok(())
+    }
+
+    fn abort(&self, reason: &str) {
+        self.communicator.abort(reason);
+    }
+
+    fn control(&self) -> Arc<dyn CollectiveControl> {
+        self.communicator.control()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::{Behind, SliceOperations};
+    use crate::operation::Stream;
+    use std::sync::Mutex;
+
+    /// A group of one that counts, and notes its aborts.
+    #[derive(Clone, Default)]
+    struct Alone(Arc<Mutex<(Progress, Vec<String>)>>);
+
+    impl CollectiveControl for Alone {
+        fn behind(&self) -> Vec<Behind> {
+            Vec::new()
+        }
+
+        fn abort(&self, reason: &str) {
+            self.0.lock().unwrap().1.push(reason.to_owned());
+        }
+    }
+
+    #[allow(unsafe_code)] // By the trait's contract; nothing is lent.
+    impl Collective for Alone {
+        fn position(&self) -> u32 {
+            0
+        }
+
+        fn size(&self) -> u32 {
+            1
+        }
+
+        fn progress(&self) -> Progress {
+            self.0.lock().unwrap().0
+        }
+
+        unsafe fn start(&mut self, _: &Operation, _: &[Operand]) -> Result<Ticket, CollectiveError> {
+            let progress = &mut self.0.lock().unwrap().0;
+            progress.entered += 1;
+            Ok(Ticket { stream: Stream::Group, index: progress.entered - 1 })
+        }
+
+        fn finish(&mut self, _: Ticket) -> Result<(), CollectiveError> {
+            Ok(())
+        }
+
+        fn abort(&self, _: &str) {}
+
+        fn control(&self) -> Arc<dyn CollectiveControl> {
+            Arc::new(self.clone())
+        }
+    }
+
+    #[test]
+    fn owner_sees_what_the_device_does_and_ends_it() {
+        let alone = Alone::default();
+        let (owner, mut handle) = owned(Box::new(alone.clone()));
+
+        handle.barrier().unwrap();
+        handle.barrier().unwrap();
+        assert_eq!(owner.progress(), Progress { entered: 2, finished: 2 });
+        owner.abort("a later world has begun");
+
+        assert_eq!(handle.barrier(), Err(CollectiveError::aborted("a later world has begun")));
+        assert_eq!(owner.progress(), Progress { entered: 2, finished: 2 });
+        assert_eq!(alone.0.lock().unwrap().0.entered, 2, "nothing came to the communicator");
+        assert_eq!(alone.0.lock().unwrap().1, ["a later world has begun"]);
+    }
+}

@@ -1,0 +1,181 @@
+//! What a rank actor acts on: the queue of its device thread, operators' requests, and the channel to its supervisor.
+
+use crate::control::Control;
+use crate::error::JobError;
+use crate::launch::channel::FrameSender;
+use crate::rank::rank_messages::FromRank;
+use crate::train::trainer::Member;
+use phalanx_actors::mesh_group::Missing;
+use phalanx_actors::rank::{DeviceEvent, Handle, RankPort, Task};
+use phalanx_actors::step_log::{Record, StepWriter};
+use phalanx_device::progress_counter::ProgressCounter;
+use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
+use phalanx_strategies::elastic::message::{MemberReport, Requests};
+use phalanx_strategies::elastic::progress::Progress;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+/// The channel to the supervisor, for the actor and the device thread.
+#[derive(Clone)]
+pub(crate) struct Outbox(Arc<Mutex<FrameSender>>);
+
+impl Outbox {
+    pub(crate) fn new(sender: FrameSender) -> Outbox {
+        Outbox(Arc::new(Mutex::new(sender)))
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&self, what: &FromRank) {
+        what.deliver(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// See the [module](self).
+pub(crate) struct Port {
+    pub(crate) worker: Worker,
+    tasks: mpsc::Sender<Task>,
+    left: Arc<AtomicU64>,
+    outbox: Outbox,
+    control: Arc<Control>,
+    progress_counter: ProgressCounter,
+}
+
+/// The tasks of a device thread.
+pub(crate) struct Tasks {
+    tasks: mpsc::Receiver<Task>,
+    /// Worlds before this generation are over.
+    left: Arc<AtomicU64>,
+}
+
+impl Port {
+    /// The port of a worker, and the tasks that come through it.
+    pub(crate) fn new(
+        worker: Worker,
+        outbox: Outbox,
+        control: Arc<Control>,
+        progress_counter: ProgressCounter,
+    ) -> (Port, Tasks) {
+        let (sender, tasks) = mpsc::channel();
+        let left: Arc<AtomicU64> = Arc::default();
+        let port = Port { worker, tasks: sender, left: left.clone(), outbox, control, progress_counter };
+        (port, Tasks { tasks, left })
+    }
+}
+
+impl RankPort for Port {
+    fn assign(&mut self, task: Task) {
+        // A device thread that has ended takes the process with it.
+        let _ = self.tasks.send(task);
+    }
+
+    fn leave(&mut self, generation: Generation) {
+        self.left.fetch_max(generation.0, Ordering::AcqRel);
+        self.progress_counter.leave(generation.0);
+    }
+
+    fn request(&mut self, requests: Requests) {
+        if requests.stop {
+            self.control.stop();
+        }
+        self.control.saves.fetch_max(requests.save, Ordering::AcqRel);
+        self.control.pause.fetch_max(requests.pause.0, Ordering::AcqRel);
+    }
+
+    fn report(&mut self, status_report: MemberReport) {
+        let progress = self.progress_counter.read();
+        // Whoever does not listen any more is about to end this process.
+        self.outbox.send(&FromRank::StatusReport(MemberReport { progress, ..status_report }));
+    }
+
+    fn progress(&self) -> Progress {
+        self.progress_counter.read()
+    }
+
+    fn waits_for(&mut self, missing: &[Missing]) {
+        for missing in missing {
+            let (worker, entered, finished) = (self.worker, missing.watermark.entered, missing.watermark.finished);
+            tracing::info!(%worker, %missing, entered, finished, "waiting for peers");
+        }
+    }
+}
+
+impl Tasks {
+    /// Waits for the next task. What was to be done in a world that has been left is passed over; its outcome stands. None
+    /// once the actor has ended.
+    pub(crate) fn next(&self) -> Option<Task> {
+        let is_left = |task: &Task| generation(task).is_some_and(|of| of.0 < self.left.load(Ordering::Acquire));
+        self.tasks.iter().find(|task| !is_left(task))
+    }
+}
+
+/// The world that a task is of.
+pub(crate) fn generation(task: &Task) -> Option<Generation> {
+    match task {
+        Task::Join(world_plan) => Some(world_plan.generation),
+        Task::Train { steps, .. } | Task::CatchUp(steps) => Some(steps.generation()),
+        Task::Settle(_) | Task::Keep(_) | Task::Exit => None,
+    }
+}
+
+/// The place of a trainer in a world: what it does in its steps goes to the actor through the log.
+pub(crate) struct Membership {
+    pub(crate) steps: StepWriter,
+    pub(crate) rank: Handle,
+}
+
+impl Membership {
+    fn write(&mut self, record: Record) -> Result<(), JobError> {
+        self.steps.write(record).map_err(JobError::Superseded)
+    }
+}
+
+impl Member for Membership {
+    fn computed(&mut self, step: u64) -> Result<(), JobError> {
+        self.write(Record::Computed(Step(step)))
+    }
+
+    fn committed(&mut self, step: u64, requests: Requests) -> Result<(), JobError> {
+        self.write(Record::Committed(Step(step), requests))
+    }
+
+    fn caught_up(&mut self, step: u64) -> Result<(), JobError> {
+        self.write(Record::CaughtUp(Step(step)))?;
+        self.rank.tell(DeviceEvent::Logged);
+        Ok(())
+    }
+
+    fn followed(&mut self, step: u64) -> Result<(), JobError> {
+        self.write(Record::Followed(Step(step)))
+    }
+
+    fn outcome(&mut self, step: u64) -> Result<(), JobError> {
+        self.write(Record::Outcome(Step(step)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_actors::step_log::step_log;
+    use phalanx_strategies::elastic::identity::{Incarnation, MemberId, NodeId};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn tasks_of_a_world_that_was_left_are_passed_over_and_outcomes_are_not() {
+        let (socket, _node) = UnixStream::pair().unwrap();
+        let worker = Worker { member: MemberId { node: NodeId(0), slot: 0 }, incarnation: Incarnation(1) };
+        let outbox = Outbox::new(FrameSender::into_socket(socket));
+        let (mut port, tasks) = Port::new(worker, outbox, Arc::default(), ProgressCounter::new());
+        let train = |generation| Task::Train { steps: step_log(Generation(generation)).0, trains: true };
+
+        port.assign(train(3));
+        port.assign(Task::Settle(None));
+        port.leave(Generation(4));
+        port.assign(train(4));
+        drop(port);
+
+        assert!(matches!(tasks.next(), Some(Task::Settle(None))));
+        assert!(matches!(tasks.next(), Some(Task::Train { steps, .. }) if steps.generation() == Generation(4)));
+        assert!(tasks.next().is_none());
+    }
+}
