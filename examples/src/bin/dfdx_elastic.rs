@@ -54,7 +54,10 @@ fn main() -> anyhow::Result<()> {
                 Event::Started(_) => {
                     let nodes = running.status().await?.nodes;
                     let pids = nodes.iter().flat_map(|node| &node.ranks).filter_map(|rank| rank.pid);
-                    println!("ranks are the processes {}", pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(" "));
+                    println!(
+                        "ranks are the processes {}",
+                        pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(" ")
+                    );
                 }
                 Event::Step(m) if m.step == 1 || m.step % 50 == 0 => println!("step {:>3}  loss {:.6}", m.step, m.loss),
                 Event::Note(note) => println!("{note}"),

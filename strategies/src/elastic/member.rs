@@ -15,8 +15,11 @@
 //! - `MEMBER-8` is in `catching_up`.
 
 mod catching_up;
+mod command;
 
-use super::commit::{CommitState, Version, Vote};
+pub use command::Command;
+
+use super::commit::{CommitState, Version};
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
 use super::message::{
     Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, Requests, Stage, WorldPlan,
@@ -28,52 +31,6 @@ use super::snapshot::{Checkpoint, Part, writes};
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-
-/// Commands for the shell.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Command {
-    /// Abort everything in progress for earlier generations: collectives, transfers, the open step.
-    Abort(Generation),
-    /// Apply the open update: the state becomes this one.
-    Apply(Version),
-    /// Drop the open update.
-    Discard,
-    /// Free the state of all other shards.
-    Keep(Vec<Shard>),
-    /// Leave the previous world and join this one as a rank or as a guest; answer with [`Member::handle_joined`].
-    Join(Generation),
-    /// Fetch a piece of the state `base`; answer with [`Member::handle_fetched`].
-    Fetch {
-        /// For which world.
-        generation: Generation,
-        /// Which state.
-        base: Version,
-        /// What from where.
-        transfer: Transfer,
-    },
-    /// Catch up beside the world of this generation; answer with [`Member::handle_caught_up`] once all is there, and
-    /// with [`Member::handle_followed`] for the gradients of each step.
-    CatchUp(Generation),
-    /// Compute the update that leads to this step; answer with [`Member::handle_computed`].
-    Compute {
-        /// In which world.
-        generation: Generation,
-        /// Which step.
-        step: Step,
-    },
-    /// Send this vote to all members of the world, together with the operator requests known here.
-    Vote(Vote, Requests),
-    /// Copy the state and make a part of a checkpoint durable; answer with [`Member::handle_saved`].
-    Save(Part),
-    /// All steps are done and all parts durable: do what else belongs to the end; answer with
-    /// [`Member::handle_finished`].
-    Finish(Generation),
-    /// The job is over: end the process.
-    Exit,
-    /// Tell the supervisor at once: see [`Member::report`].
-    Report,
-}
 
 /// What a member does by itself as steps go by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -553,6 +510,7 @@ fn bounded(reason: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elastic::commit::Vote;
     use crate::elastic::identity::{Incarnation, MemberId, NodeId, Term};
     use crate::elastic::recovery::{Source, from_disk};
     use crate::elastic::shadow::place;

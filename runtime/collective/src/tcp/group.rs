@@ -32,6 +32,7 @@ pub(super) struct TcpGroup {
     position: u32,
     lanes: BTreeMap<Stream, StreamState>,
     failed: Option<CollectiveError>,
+    is_aborted: bool,
 }
 
 /// One stream of it.
@@ -80,7 +81,7 @@ impl Announced {
 impl TcpGroup {
     /// Group number `group` as its member at `position` sees it.
     pub(super) fn new(group: usize, members: &[u32], position: u32) -> TcpGroup {
-        TcpGroup { group, members: members.to_vec(), position, lanes: BTreeMap::new(), failed: None }
+        TcpGroup { group, members: members.to_vec(), position, lanes: BTreeMap::new(), failed: None, is_aborted: false }
     }
 
     /// The position of a rank in it.
@@ -91,6 +92,11 @@ impl TcpGroup {
     /// What went wrong here first.
     pub(super) fn failed(&self) -> Option<&CollectiveError> {
         self.failed.as_ref()
+    }
+
+    /// Notes that all members know that the group is aborted; whether that is new. It may have failed here before that.
+    pub(super) fn abort(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_aborted, true)
     }
 
     /// Lets go of all memory: nothing of this group is touched after this.

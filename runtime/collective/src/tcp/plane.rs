@@ -169,7 +169,7 @@ impl TcpPlane {
     pub(super) fn abort_group(&self, group: usize, reason: &str) {
         let Some(state) = self.groups.get(&group) else { return };
         let mut state = lock(state);
-        if state.failed().is_some() {
+        if !state.abort() {
             return;
         }
         let body = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
@@ -310,6 +310,8 @@ impl TcpPlane {
         let outcome = match header.kind {
             FrameKind::Announce => group.on_announce(self, position, &header, body),
             FrameKind::AbortGroup => {
+                // All members hear of it from whom this one does.
+                group.abort();
                 group.fail(CollectiveError::aborted(String::from_utf8_lossy(body)));
                 self.wakeup.wakeup().wake_always();
                 Ok(())
