@@ -105,6 +105,7 @@ impl Reference {
                 self.hyper("eps").as_f64().context("eps is a number")?
             ),
             "sgd" => format!("optimizer: sgd\nmomentum: {}", self.hyper("momentum")),
+            "lion" => format!("optimizer: lion\nadam_beta1: {}\nadam_beta2: {}", betas[0], betas[1]),
             other => bail!("{}: there are no keys for the optimizer {other}", self.name),
         };
         Ok(format!("{own}\nweight_decay: {wd}"))
