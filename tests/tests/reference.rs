@@ -25,7 +25,7 @@ const MODELS: [&str; 9] = [
     "tiny-granite",
 ];
 /// Runs of other optimizers than AdamW.
-const OTHER_OPTIMIZERS: [&str; 2] = ["tiny-llama3-sgd", "tiny-llama3-lion"];
+const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tiny-llama3-adafactor"];
 
 /// Largest relative distance of logits.
 const LOGITS_BOUND: f64 = 5e-6;
