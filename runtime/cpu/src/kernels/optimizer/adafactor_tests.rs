@@ -114,7 +114,7 @@ impl Reference {
 
 /// Gradients with rows and columns of very different size, and one of zeros.
 fn gradient(n: usize, seed: u64) -> Vec<f32> {
-    let sizes = |i: usize| if i % 29 == 0 { 0.0 } else { (1 + i % 7) as f32 };
+    let sizes = |i: usize| if i.is_multiple_of(29) { 0.0 } else { (1 + i % 7) as f32 };
     random(n, seed).iter().enumerate().map(|(i, g)| g * sizes(i)).collect()
 }
 
