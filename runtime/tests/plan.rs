@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::{Project, Run};
 
 /// Jobs of one and more ranks, over every axis.
-const JOBS: [&str; 13] = [
+const JOBS: [&str; 16] = [
     "--bf16 false",
     "--bf16 true --gradient_checkpointing full --val_set_size 0.1 --eval_steps 2",
     "--adapter lora --lora_r 4 --lora_target_linear true --gradient_checkpointing selective",
@@ -23,6 +23,9 @@ const JOBS: [&str; 13] = [
     "--pipeline_parallel_size 2 --dp_shard_size 2 --tensor_parallel_size 2 --bf16 true --gradient_checkpointing full",
     "--dp_replicate_size 2 --context_parallel_size 2 --adapter lora --lora_r 4 --lora_target_linear true",
     "--optimizer lion --dp_shard_size 2 --offload_optimizer true",
+    "--optimizer adafactor --dp_shard_size 2 --tensor_parallel_size 2",
+    "--optimizer adafactor --pipeline_parallel_size 2 --dp_shard_size 2 --offload_optimizer true",
+    "--optimizer adafactor --dp_shard_size 2 --reproducible true",
 ];
 
 fn words(line: &str) -> Vec<&str> {

@@ -23,6 +23,7 @@ use crate::passes::recompute::{Recompute, recompute};
 use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::shadow::shadow;
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
+use crate::passes::tensor_sums::Exchange;
 use crate::pipeline::{ScheduleKind, Slot, Work, order};
 use crate::program::{Program, Role};
 use crate::target::Target;
@@ -92,6 +93,15 @@ impl Parallel {
     /// Shards begin at multiples of so many elements; in reproducible runs at blocks of the norm.
     const fn shard_unit(&self) -> usize {
         if self.logical_shards.is_some() { BLOCK } else { UNIT }
+    }
+
+    /// How the sums of optimizers come about.
+    fn exchange_of_sums(&self) -> Exchange {
+        let (unit, weights) = (self.shard_unit(), self.zero_stage != ZeroStage::One);
+        match self.logical_shards {
+            None => Exchange::Sums,
+            Some(_) => Exchange::Elements { unit, bucket_bytes: self.bucket_bytes, weights },
+        }
     }
 
     fn chunks(&self, mesh_rank: &MeshRank) -> usize {
@@ -206,7 +216,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
             clip_and_loss(&mut program, &grads, &step.losses, n_leaves, spec.max_grad_norm)
         }
     };
-    optimizer(&mut program, &grads, coefficient, &spec.optimizer);
+    optimizer(&mut program, &grads, coefficient, &spec.optimizer, &parallel.exchange_of_sums());
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
     if parallel.zero_stage == ZeroStage::One {
         gather_updated(&mut program, &trained, parallel.bucket_bytes, parallel.shard_unit());

@@ -9,6 +9,7 @@ use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
+use phalanx_strategies::program::Param;
 use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -45,9 +46,10 @@ proptest! {
         mesh in any_mesh(), parallel in any_parallel(),
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
+        optimizer in support::optimizers(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
-        let spec = StepSpec { parallel, lora, ..spec(n, precision, recompute) };
+        let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
 
         for rank in 0..mesh.size() {
             let (step, eval) = compile((family, 6, kv_heads, tied), &spec, MeshRank { mesh, rank });
@@ -63,19 +65,21 @@ proptest! {
 
     /// Also where several tensor-parallel ranks hold a key/value head, in a tensor of its own or packed with others.
     #[test]
-    fn every_element_of_a_model_is_saved_by_one_rank(
+    fn every_element_of_a_model_and_of_the_optimizers_state_is_saved_by_one_rank(
         family in families(), kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
-        mesh in any_mesh(),
+        mesh in any_mesh(), optimizer in support::optimizers(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
-        let spec = StepSpec { lora, ..spec(2, Precision::F32, Recompute::None) };
+        let spec = StepSpec { lora, optimizer, ..spec(2, Precision::F32, Recompute::None) };
         let mut saved: BTreeMap<String, Vec<u32>> = BTreeMap::new();
 
         for rank in 0..mesh.size() {
             let mesh_rank = MeshRank { mesh, rank };
             let (step, _) = compile((family, 6, kv_heads, tied), &spec, mesh_rank);
-            let owned = step.program.params.iter().filter(|p| p.owned && mesh_rank.on(Axis::DpReplicate) == 0);
-            for held in owned.flat_map(|p| p.boxes(&p.updated)).filter(|held| held.owned) {
+            let is_owned = |p: &Param| p.owned && mesh_rank.on(Axis::DpReplicate) == 0;
+            let weights = step.program.params.iter().filter(|p| is_owned(p)).flat_map(|p| p.boxes(&p.updated));
+            let state = step.program.optimizer_state().into_iter().filter(|state| is_owned(state.param));
+            for held in weights.chain(state.flat_map(|state| state.boxes)).filter(|held| held.owned) {
                 let times = saved.entry(held.name.clone()).or_insert_with(|| vec![0; held.shape.iter().product()]);
                 held.runs().for_each(|(i, at)| times[i..i + at.len()].iter_mut().for_each(|n| *n += 1));
             }
@@ -83,7 +87,14 @@ proptest! {
 
         let forward = model(family, 6, kv_heads, tied).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
         for part in forward.params.iter().flat_map(|p| &p.parts) {
-            prop_assert!(saved.get(&part.name).is_some_and(|times| times.iter().all(|n| *n == 1)), "{}", part.name);
+            prop_assert!(saved.contains_key(&part.name), "{}", part.name);
+            let state = optimizer.state(part.shape.len()).iter().map(|tensor| format!("{}.{}", tensor.name, part.name));
+            for name in state.filter(|_| !adapters) {
+                prop_assert!(saved.contains_key(&name), "{}", name);
+            }
+        }
+        for (name, times) in saved {
+            prop_assert!(times.iter().all(|n| *n == 1), "{}: {:?}", name, times);
         }
     }
 }

@@ -32,7 +32,8 @@ fn updated(model_of: Model, spec: &StepSpec, mesh_rank: MeshRank) -> Vec<HeldBox
     forward.mesh_rank = mesh_rank;
     let program = compile_step(forward, spec, &Nowhere::default()).unwrap().program;
     let trained = program.params.iter().filter(|param| param.trainable);
-    trained.flat_map(|param| param.boxes(&param.updated)).collect()
+    let weights = trained.flat_map(|param| param.boxes(&param.updated));
+    weights.chain(program.optimizer_state().into_iter().flat_map(|state| state.boxes)).collect()
 }
 
 fn elements(boxes: &[HeldBox]) -> BTreeSet<(String, usize)> {
@@ -90,10 +91,10 @@ proptest! {
     fn every_element_that_a_rank_needs_is_in_a_piece_that_the_plan_names(
         family in families(),
         kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
-        from in any_mesh(), to in any_mesh(), parallel in any_parallel(),
+        from in any_mesh(), to in any_mesh(), parallel in any_parallel(), optimizer in support::optimizers(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
-        let spec = StepSpec { parallel, lora, ..spec(2, Precision::F32, Recompute::None) };
+        let spec = StepSpec { parallel, lora, optimizer, ..spec(2, Precision::F32, Recompute::None) };
 
         let missing = missing((family, LAYERS, kv_heads, tied), &spec, from, to);
 
@@ -104,9 +105,9 @@ proptest! {
     #[test]
     fn ranks_that_have_the_same_shard_have_the_same_boxes_of_it_in_the_same_order_whatever_their_meshes(
         family in families(), tied: bool, from in any_mesh(), replicas in 1usize..3,
-        parallel in any_parallel(),
+        parallel in any_parallel(), optimizer in support::optimizers(),
     ) {
-        let spec = StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) };
+        let spec = StepSpec { parallel, optimizer, ..spec(2, Precision::F32, Recompute::None) };
         let model_of = (family, LAYERS, 2, tied);
         let to = Mesh { dp_replicate: replicas, dp_shard: from.cp, cp: from.dp_shard, ..from };
         let boxes = |mesh: Mesh| -> Vec<(Shard, Vec<HeldBox>)> {

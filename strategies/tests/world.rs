@@ -38,10 +38,11 @@ fn any_case() -> impl Strategy<Value = Case> {
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let model = (family, kv_heads, any::<bool>());
-    (model, any_mesh(), any_parallel(), (1usize..6, precision, recompute, any::<bool>())).prop_map(
-        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters))| {
+    let how = (1usize..6, precision, recompute, any::<bool>(), support::optimizers());
+    (model, any_mesh(), any_parallel(), how).prop_map(
+        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters, optimizer))| {
             let lora = adapters.then(|| support::adapters(family));
-            let spec = StepSpec { parallel, lora, ..spec(n, precision, recompute) };
+            let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
             Case { model: model_of(family, kv_heads, tied), mesh, spec }
         },
     )
@@ -106,6 +107,18 @@ proptest! {
     fn all_ranks_of_every_mesh_fit_together(case in any_case()) {
         prop_assert_eq!(case.verify(Case::step), Ok(()));
         prop_assert_eq!(case.verify(Case::evaluation), Ok(()));
+    }
+
+    /// Sums over whole tensors are made of gathered elements then.
+    #[test]
+    fn all_ranks_of_reproducible_runs_fit_together_with_every_optimizer(case in any_case(), n_more in 0usize..4) {
+        let mesh = Mesh { cp: 1, ..case.mesh };
+        let n_leaves = mesh.data_ranks() + n_more;
+        let parallel = Parallel { logical_shards: Some(n_leaves), ..case.spec.parallel };
+        let n_microbatches = n_leaves.div_ceil(mesh.data_ranks());
+        let case = Case { mesh, spec: StepSpec { parallel, n_microbatches, ..case.spec }, ..case };
+
+        prop_assert_eq!(case.verify(Case::step), Ok(()));
     }
 
     #[test]

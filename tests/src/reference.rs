@@ -105,6 +105,14 @@ impl Reference {
                 self.hyper("eps").as_f64().context("eps is a number")?
             ),
             "sgd" => format!("optimizer: sgd\nmomentum: {}", self.hyper("momentum")),
+            "lion" => format!("optimizer: lion\nadam_beta1: {}\nadam_beta2: {}", betas[0], betas[1]),
+            "adafactor" => format!(
+                "optimizer: adafactor\nadafactor_beta2_decay: {}\nadafactor_eps1: {:e}\nadafactor_eps2: {}\nadafactor_d: {}",
+                self.hyper("beta2_decay"),
+                self.hyper("eps1").as_f64().context("eps1 is a number")?,
+                self.hyper("eps2"),
+                self.hyper("d")
+            ),
             other => bail!("{}: there are no keys for the optimizer {other}", self.name),
         };
         Ok(format!("{own}\nweight_decay: {wd}"))

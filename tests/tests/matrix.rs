@@ -165,6 +165,17 @@ fn lion_trains_as_on_one_rank() -> Result<()> {
     Ok(())
 }
 
+/// Rows, columns and whole tensors are summed over all ranks that have a part of them.
+#[test]
+fn adafactor_trains_as_on_one_rank() -> Result<()> {
+    const EXTRA: &[(&str, &str)] = &[("optimizer", "adafactor"), LORA[0], LORA[1], LORA[2], LORA[3]];
+    for shape in Shape::ALL {
+        check(&Task { shape, extra: &[("optimizer", "adafactor")] }, &few_cells(), &Tolerance::F32)?;
+    }
+    let cells = [mesh(1, 1, 1, 1, 4), Cell { zero: 2, ..mesh(2, 1, 2, 1, 2) }];
+    check(&Task { shape: Shape::Phi3, extra: EXTRA }, &cells, &Tolerance::F32)
+}
+
 /// 13 validation rows, which no number of ranks divides.
 #[test]
 fn validation_losses_are_equal_on_every_mesh() -> Result<()> {

@@ -24,8 +24,8 @@ const MODELS: [&str; 9] = [
     "tiny-olmo2",
     "tiny-granite",
 ];
-/// Runs of other optimizers than AdamW; not yet tiny-llama3-lion and tiny-llama3-adafactor.
-const OTHER_OPTIMIZERS: [&str; 1] = ["tiny-llama3-sgd"];
+/// Runs of other optimizers than AdamW.
+const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tiny-llama3-adafactor"];
 
 /// Largest relative distance of logits.
 const LOGITS_BOUND: f64 = 5e-6;

@@ -74,9 +74,8 @@ fn every_arrangement_ends_with_the_bits_of_one_rank() {
     }
 }
 
-#[test]
-fn lion_ends_with_the_bits_of_one_rank() {
-    const EXTRA: &[(&str, &str)] = &[("reproducible", "true"), ("optimizer", "lion"), ("learning_rate", "1e-4")];
+/// A few arrangements, with two or three microbatches a rank.
+fn assert_bits_of_one_rank(extra: &'static [(&str, &str)]) {
     let cells = [
         cell(mesh(1, 2, 1), 3, "1f1b"),
         cell(mesh(1, 1, 2), 1, "1f1b"),
@@ -84,7 +83,7 @@ fn lion_ends_with_the_bits_of_one_rank() {
         cell(mesh(2, 1, 2), 2, "interleaved"),
     ];
     for shape in Shape::ALL {
-        let task = Task { shape, extra: EXTRA };
+        let task = Task { shape, extra };
         let dir = tempfile::tempdir().unwrap();
         let alone = bits(&task, &Cell::ALONE, dir.path());
         for cell in &cells {
@@ -94,6 +93,16 @@ fn lion_ends_with_the_bits_of_one_rank() {
             assert!(theirs.0 == alone.0, "{shape} {cell}: weights");
         }
     }
+}
+
+#[test]
+fn lion_ends_with_the_bits_of_one_rank() {
+    assert_bits_of_one_rank(&[("reproducible", "true"), ("optimizer", "lion"), ("learning_rate", "1e-4")]);
+}
+
+#[test]
+fn adafactor_ends_with_the_bits_of_one_rank() {
+    assert_bits_of_one_rank(&[("reproducible", "true"), ("optimizer", "adafactor"), ("learning_rate", "1e-2")]);
 }
 
 #[test]

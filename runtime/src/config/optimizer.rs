@@ -189,6 +189,7 @@ fn words() -> String {
 fn fits(range: Range) -> String {
     let range = match range {
         Range::NotNegative => setting::NOT_NEGATIVE,
+        Range::NotPositive => setting::NOT_POSITIVE,
         Range::Positive => setting::POSITIVE,
         Range::BelowOne => setting::BELOW_ONE,
     };

@@ -35,6 +35,8 @@ pub(crate) const AT_LEAST_ONE: Range = Range { fits: "a whole number of at least
 pub(crate) const POSITIVE: Range = Range { fits: "a number above 0", holds: |x| x > 0.0 && x.is_finite() };
 /// Numbers from zero up.
 pub(crate) const NOT_NEGATIVE: Range = Range { fits: "a number of at least 0", holds: |x| x >= 0.0 && x.is_finite() };
+/// Numbers from zero down.
+pub(crate) const NOT_POSITIVE: Range = Range { fits: "a number of at most 0", holds: |x| x <= 0.0 && x.is_finite() };
 /// Shares of a whole.
 pub(crate) const SHARE: Range = Range { fits: "a number between 0 and 1", holds: |x| (0.0..=1.0).contains(&x) };
 /// Decay rates of moving averages; at 1 the average would never move.

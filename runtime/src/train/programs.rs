@@ -28,7 +28,8 @@ impl Programs {
         forward.mesh_rank = mesh_rank;
         let (spec, device) = (plan.spec_on(mesh_rank.mesh), Arc::clone(&plan.device));
         let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, device.target())).transpose()?;
-        let n_params = whole_model(&forward, &spec);
+        let whole = whole_model(&forward, &spec);
+        let n_params = (whole.n_params(), whole.n_trainable());
         Ok(Programs { train: compile_step(forward, &spec, device.target())?, eval, n_params, device })
     }
 
@@ -49,16 +50,18 @@ impl Programs {
 
 /// Bytes of all that updates change: trained weights, and what the optimizer keeps for each.
 pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
-    let n_trained = whole_model(&plan.forward()?, &plan.spec).1 as u64;
-    Ok(n_trained * size_of::<f32>() as u64 * (1 + plan.spec.optimizer.state().len() as u64))
+    let whole = whole_model(&plan.forward()?, &plan.spec);
+    let trained = whole.params.iter().filter(|param| param.trainable);
+    let n_values: usize = trained.map(|param| param.updated.len() + param.n_state(&plan.spec.optimizer)).sum();
+    Ok((n_values * size_of::<f32>()) as u64)
 }
 
-/// Elements of all parameters and of the trained ones, adapters included.
-fn whole_model(forward: &Program, spec: &StepSpec) -> (usize, usize) {
+/// The model as one rank would have it, adapters included.
+fn whole_model(forward: &Program, spec: &StepSpec) -> Program {
     let mut whole = forward.clone();
     if let Some(adapters) = &spec.lora {
         // What does not fit is reported when the step is compiled.
         let _ = lora(&mut whole, adapters);
     }
-    (whole.n_params(), whole.n_trainable())
+    whole
 }

@@ -8,8 +8,8 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::passes::memory::BufferLocation;
-use phalanx_strategies::program::held::HeldBox;
-use phalanx_strategies::program::{Init, Kind, Op, Param, ValueId};
+use phalanx_strategies::program::held::{HeldBox, StateBoxes};
+use phalanx_strategies::program::{Init, Kind, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -41,17 +41,17 @@ impl Tensor {
 
 /// What this rank holds of all parameters, in table order.
 pub(crate) fn parameters(c: &Compiled) -> Vec<Tensor> {
-    c.program.params.iter().flat_map(|p| tensors(p, p.value, &p.held, 0, "")).collect()
+    c.program.params.iter().flat_map(|p| tensors(p, &p.held, 0)).collect()
 }
 
 /// What this rank saves of all parameters: of ranks that hold the same, one does.
 pub(crate) fn saved_parameters(c: &Compiled) -> Vec<Tensor> {
     let saved = |p: &&Param| is_saved_here(c, p);
-    let own = |p: &Param| tensors(p, p.value, &p.updated, p.updated.start - p.held.start, "");
+    let own = |p: &Param| tensors(p, &p.updated, p.updated.start - p.held.start);
     c.program.params.iter().filter(saved).flat_map(own).filter(|t| t.held.owned).collect()
 }
 
-/// The optimizer's state on this rank, named `exp_avg.<parameter>`.
+/// The optimizer's state on this rank, named `exp_avg.<weight>`.
 pub(crate) fn optimizer_state(c: &Compiled) -> Vec<Tensor> {
     state_of(c, |_| true)
 }
@@ -59,7 +59,7 @@ pub(crate) fn optimizer_state(c: &Compiled) -> Vec<Tensor> {
 /// The state that this rank's updates change: what recovery must find again. What else it holds comes from the base model,
 /// or from other ranks' updates.
 pub(crate) fn updated_state(c: &Compiled) -> Vec<Tensor> {
-    let own = |p: &Param| tensors(p, p.value, &p.updated, p.updated.start - p.held.start, "");
+    let own = |p: &Param| tensors(p, &p.updated, p.updated.start - p.held.start);
     let trained = c.program.params.iter().filter(|p| p.trainable).flat_map(own);
     trained.chain(state_of(c, |_| true)).collect()
 }
@@ -86,26 +86,23 @@ fn is_saved_here(c: &Compiled, param: &Param) -> bool {
 }
 
 fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
-    let mut found = Vec::new();
-    for instr in &c.program.instrs {
-        let Op::Update(update) = instr.op else { continue };
-        let of = update.operands(&instr.reads);
-        let Some(param) = c.program.param_of(*of.param).filter(|p| wanted(p)) else { continue };
-        for (slot, state) in update.rule.state().iter().zip(of.state) {
-            found.extend(tensors(param, *state, &param.updated, 0, &format!("{slot}.")));
-        }
-    }
-    found
+    let state = c.program.optimizer_state().into_iter().filter(|state| wanted(state.param));
+    let of = |state: StateBoxes<'_>| {
+        let (value, trainable) = (state.value, state.param.trainable);
+        state.boxes.into_iter().map(move |held| tensor(held, value, trainable))
+    };
+    state.flat_map(of).collect()
 }
 
-/// The tensors that a run of a parameter's elements is, which `value` holds from its element `first` on.
-fn tensors(param: &Param, value: ValueId, run: &Range<usize>, first: usize, prefix: &str) -> Vec<Tensor> {
-    let tensor = |mut held: HeldBox| {
-        held.start += first;
-        let (name, shape) = (format!("{prefix}{}", held.name), held.shape.clone());
-        Tensor { name, shape, value, elements: held.span(), trainable: param.trainable, held }
-    };
-    param.boxes(run).into_iter().map(tensor).collect()
+/// The tensors that a run of a parameter's elements is, which its value holds from element `first` on.
+fn tensors(param: &Param, run: &Range<usize>, first: usize) -> Vec<Tensor> {
+    let behind = |held: HeldBox| HeldBox { start: held.start + first, ..held };
+    param.boxes(run).into_iter().map(|held| tensor(behind(held), param.value, param.trainable)).collect()
+}
+
+fn tensor(held: HeldBox, value: ValueId, trainable: bool) -> Tensor {
+    let (name, shape, elements) = (held.name.clone(), held.shape.clone(), held.span());
+    Tensor { name, shape, value, elements, trainable, held }
 }
 
 /// Where the first values of parameters come from.
@@ -171,7 +168,7 @@ fn load(
     source: &TensorSource,
     prefix: &str,
 ) -> Result<(), HfError> {
-    for tensor in tensors(param, param.value, &param.held, 0, "") {
+    for tensor in tensors(param, &param.held, 0) {
         let name = name_in(source, &tensor.name, prefix);
         source.check_shape(name, &tensor.shape)?;
         let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
@@ -217,7 +214,7 @@ fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
 /// Element `i` of a tensor depends on (seed, its name, i in the whole tensor) only: neither on the number of threads nor
 /// on how projections are stacked or ranks share them.
 fn draw(machine: &mut dyn Machine, c: &Compiled, param: &Param, rng: CounterRng) {
-    for tensor in tensors(param, param.value, &param.held, 0, "") {
+    for tensor in tensors(param, &param.held, 0) {
         match param.init {
             Init::Zeros => fill(machine, c, &tensor, |_, run| run.fill(0.0)),
             Init::Ones => fill(machine, c, &tensor, |_, run| run.fill(1.0)),

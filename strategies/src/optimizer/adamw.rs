@@ -3,7 +3,7 @@
 //!
 //! Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
 
-use super::{Hyperparameter, N_SCALARS, Range, Rule, WEIGHT_DECAY};
+use super::{Hyperparameter, N_SCALARS, Range, Rule, StateTensor, WEIGHT_DECAY};
 
 /// Hyperparameters of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,8 +58,8 @@ impl Rule for AdamW {
         ]
     }
 
-    fn state(&self) -> &'static [&'static str] {
-        &["exp_avg", "exp_avg_sq"]
+    fn state(&self, _: usize) -> &'static [StateTensor] {
+        const { &[StateTensor::of_elements("exp_avg"), StateTensor::of_elements("exp_avg_sq")] }
     }
 
     /// The bias corrections `1 - beta1^t` and `1 - beta2^t`.

@@ -4,7 +4,7 @@
 //!
 //! Source: Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, algorithm 2 (arXiv:2302.06675).
 
-use super::{Hyperparameter, Range, Rule, WEIGHT_DECAY};
+use super::{Hyperparameter, Range, Rule, StateTensor, WEIGHT_DECAY};
 
 /// Hyperparameters of Lion.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +56,7 @@ impl Rule for Lion {
         ]
     }
 
-    fn state(&self) -> &'static [&'static str] {
-        &["exp_avg"]
+    fn state(&self, _: usize) -> &'static [StateTensor] {
+        const { &[StateTensor::of_elements("exp_avg")] }
     }
 }

@@ -4,14 +4,20 @@
 //! registration below. Everything else follows from the rule: configuration keys and their validation, instructions and
 //! their shapes, memory, sharding, names in checkpoints, shadows, and the bounds of the planner.
 //!
+//! A rule that works element by element has state of the shape of its parameter. A rule may also keep a value for each row
+//! or column of a tensor, and need sums over whole tensors, of which each rank has some elements only ([`Extent`]): the
+//! sums are made before the vote on the step ([`crate::passes::tensor_sums`]), so that an update needs no other rank.
+//!
 //! State is f32, like the parameters.
 //!
 //! Deliberately absent: arithmetic on elements, which is the kernel's; and the learning rate, which comes with each step.
 
+mod adafactor;
 mod adamw;
 mod lion;
 mod sgd;
 
+pub use adafactor::Adafactor;
 pub use adamw::AdamW;
 pub use lion::Lion;
 pub use sgd::Sgd;
@@ -27,8 +33,15 @@ pub trait Rule {
     /// The configuration keys that it uses, each with its value here.
     fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>>;
 
-    /// Names of its state tensors, each with the shape of the parameter.
-    fn state(&self) -> &'static [&'static str];
+    /// Its state for a parameter with this number of dims.
+    fn state(&self, n_dims: usize) -> &'static [StateTensor];
+
+    /// The sums over whole tensors that an update of such a parameter reads, in rounds: those of a round may depend on the
+    /// sums of the rounds before it.
+    fn sums(&self, n_dims: usize) -> &'static [&'static [Extent]] {
+        let _ = n_dims;
+        &[]
+    }
 
     /// What the kernel needs that changes from update to update, besides the learning rate; `t` counts updates from 1.
     fn scalars(&self, t: u64) -> [f64; N_SCALARS] {
@@ -39,6 +52,36 @@ pub trait Rule {
 
 /// Scalars that a rule derives from the number of the update.
 pub const N_SCALARS: usize = 2;
+
+/// A tensor of a rule's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateTensor {
+    /// Its name; in a checkpoint the name of the weight follows.
+    pub name: &'static str,
+    /// What it has a value for.
+    pub extent: Extent,
+}
+
+impl StateTensor {
+    /// A tensor of the shape of the parameter.
+    pub const fn of_elements(name: &'static str) -> StateTensor {
+        StateTensor { name, extent: Extent::Elements }
+    }
+}
+
+/// What state or sums have a value for. A tensor with more than two dims is a stack of matrices, one with fewer is a
+/// matrix of one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Each element that this rank updates.
+    Elements,
+    /// Each row of the whole tensor.
+    Rows,
+    /// Each column of the whole tensor.
+    Columns,
+    /// The tensor.
+    Tensor,
+}
 
 /// A configuration key of a rule.
 #[derive(Debug)]
@@ -58,6 +101,8 @@ pub struct Hyperparameter<'a> {
 pub enum Range {
     /// 0 and above.
     NotNegative,
+    /// 0 and below.
+    NotPositive,
     /// Above 0.
     Positive,
     /// 0 and above, below 1.
@@ -69,6 +114,7 @@ impl Range {
     pub fn holds(self, value: f64) -> bool {
         match self {
             Range::NotNegative => value >= 0.0 && value.is_finite(),
+            Range::NotPositive => value <= 0.0 && value.is_finite(),
             Range::Positive => value > 0.0 && value.is_finite(),
             Range::BelowOne => (0.0..1.0).contains(&value),
         }
@@ -116,6 +162,8 @@ optimizers! {
     Sgd,
     /// The sign of averaged gradients.
     Lion,
+    /// Gradients divided by the root of factored averages of their squares.
+    Adafactor,
 }
 
 impl OptimizerSpec {
@@ -156,8 +204,18 @@ impl OptimizerSpec {
     }
 
     /// See [`Rule::state`].
-    pub fn state(&self) -> &'static [&'static str] {
-        self.rule().state()
+    pub fn state(&self, n_dims: usize) -> &'static [StateTensor] {
+        self.rule().state(n_dims)
+    }
+
+    /// See [`Rule::sums`].
+    pub fn sums(&self, n_dims: usize) -> &'static [&'static [Extent]] {
+        self.rule().sums(n_dims)
+    }
+
+    /// Values of its state for each element of a matrix; what it keeps for rows and columns is not counted.
+    pub fn n_state_of_elements(&self) -> usize {
+        self.state(2).iter().filter(|tensor| tensor.extent == Extent::Elements).count()
     }
 
     /// See [`Rule::scalars`].

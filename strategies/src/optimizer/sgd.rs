@@ -3,7 +3,7 @@
 //!
 //! Source: Sutskever et al. 2013, On the importance of initialization and momentum in deep learning, §2.
 
-use super::{Hyperparameter, Range, Rule, WEIGHT_DECAY};
+use super::{Hyperparameter, Range, Rule, StateTensor, WEIGHT_DECAY};
 
 /// Hyperparameters of SGD.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -41,7 +41,7 @@ impl Rule for Sgd {
         ]
     }
 
-    fn state(&self) -> &'static [&'static str] {
-        &["momentum_buffer"]
+    fn state(&self, _: usize) -> &'static [StateTensor] {
+        const { &[StateTensor::of_elements("momentum_buffer")] }
     }
 }

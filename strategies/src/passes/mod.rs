@@ -2,8 +2,8 @@
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
-//! `backward`, `enter`, `recompute`, `accumulate`, `data_parallel`, `fully_sharded`, `clip`, `optimizer`, `offload`, `overlap`,
-//! `commit`, `compact`, `memory`.
+//! `backward`, `enter`, `recompute`, `accumulate`, `data_parallel`, `fully_sharded`, `clip`, `optimizer` (with `tensor_sums`),
+//! `offload`, `overlap`, `commit`, `compact`, `memory`.
 //!
 //! Each parallel pass leaves a program as it is where its axis has one rank, and knows nothing of the other axes: every
 //! combination is their composition.
@@ -31,3 +31,4 @@ pub mod recompute;
 pub mod reproducible;
 pub mod shadow;
 pub mod tensor_parallel;
+pub mod tensor_sums;

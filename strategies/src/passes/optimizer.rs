@@ -1,28 +1,68 @@
 //! The parameter update: one fused instruction for each trainable parameter.
 
-use crate::optimizer::OptimizerSpec;
+use super::tensor_sums::{Exchange, tensor_sums};
+use crate::optimizer::{Extent, OptimizerSpec};
+use crate::program::tiles::Tiles;
 use crate::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, Update, ValueId};
 
-/// Appends the update of every parameter in `grads`.
-pub fn optimizer(program: &mut Program, grads: &[(usize, ValueId)], coefficient: ValueId, spec: &OptimizerSpec) {
-    let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
-    let hyper = hyper(program);
-    for (index, grad) in grads {
-        let param = program.params[*index].clone();
-        let name = program.value(param.value).name.clone();
-        // Sharded state is a run of elements; whole state keeps the shape of its parameter.
-        let (held, updated) = (param.held.clone(), param.updated.clone());
-        let whole = updated.len() == param.shape.iter().product::<usize>();
-        let shape = if whole { param.shape.clone() } else { vec![updated.len()] };
-        let mut state = vec![param.value];
-        for slot in spec.state() {
-            state.push(program.add_value(format!("{slot}.{name}"), &shape, DType::F32, Kind::OptimizerState));
-        }
-        let rule = if param.decay { *spec } else { spec.without_decay() };
-        let update = Update { rule, first: updated.start - held.start, n_state: spec.state().len() };
-        let reads = state.iter().copied().chain([*grad, hyper, coefficient]).collect();
-        program.push(Op::Update(update), reads, state, site);
+pub(super) const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
+
+/// An update whose sums are still to be made.
+pub(super) struct Pending {
+    /// Index of the parameter.
+    pub(super) param: usize,
+    pub(super) update: Update,
+    /// The parameter and the optimizer's state.
+    pub(super) state: Vec<ValueId>,
+    pub(super) grad: ValueId,
+    /// Sums over whole tensors that there are.
+    pub(super) sums: Vec<ValueId>,
+}
+
+/// Appends the update of every parameter in `grads`, and the sums over whole tensors that the rule needs before.
+pub fn optimizer(
+    program: &mut Program,
+    grads: &[(usize, ValueId)],
+    coefficient: ValueId,
+    spec: &OptimizerSpec,
+    exchange: &Exchange,
+) {
+    let scalars = [hyper(program), coefficient];
+    let mut updates: Vec<Pending> = grads.iter().map(|(param, grad)| pending(program, *param, *grad, spec)).collect();
+    tensor_sums(program, &mut updates, scalars, exchange);
+    for Pending { update, state, grad, sums, .. } in updates {
+        let reads = state.iter().copied().chain([grad]).chain(sums).chain(scalars).collect();
+        program.push(Op::Update(update), reads, state, SITE);
     }
+}
+
+/// Makes the state of a parameter.
+fn pending(program: &mut Program, index: usize, grad: ValueId, spec: &OptimizerSpec) -> Pending {
+    let param = program.params[index].clone();
+    let name = program.value(param.value).name.clone();
+    let n_dims = param.shape.len();
+    // Sharded state is a run of elements; whole state keeps the shape of its parameter.
+    let (held, updated) = (param.held.clone(), param.updated.clone());
+    let whole = updated.len() == param.shape.iter().product::<usize>();
+    let of_elements = if whole { param.shape.clone() } else { vec![updated.len()] };
+    let tiles = if by_element(spec, n_dims) { Tiles::default() } else { Tiles::of(&param, &updated) };
+    let mut state = vec![param.value];
+    for tensor in spec.state(n_dims) {
+        let shape = match tensor.extent {
+            Extent::Elements => of_elements.clone(),
+            extent => vec![tiles.n_values(extent)],
+        };
+        state.push(program.add_value(format!("{}.{name}", tensor.name), &shape, DType::F32, Kind::OptimizerState));
+    }
+    let rule = if param.decay { *spec } else { spec.without_decay() };
+    let n_rounds = rule.sums(n_dims).len();
+    let update = Update { rule, first: updated.start - held.start, n_dims, n_rounds, tiles };
+    Pending { param: index, update, state, grad, sums: Vec::new() }
+}
+
+/// Whether a rule needs to know nothing of rows, columns and whole tensors.
+fn by_element(spec: &OptimizerSpec, n_dims: usize) -> bool {
+    spec.sums(n_dims).is_empty() && spec.state(n_dims).iter().all(|tensor| tensor.extent == Extent::Elements)
 }
 
 /// The input of the step's scalars, made if the program has none.

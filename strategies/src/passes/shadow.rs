@@ -1,8 +1,8 @@
 //! The second half of another rank's step, for whoever keeps a copy of that rank's state.
 //!
 //! A shadow gets the reduced gradients of the rank that it stands for and makes the same updates with the same scalars, so
-//! its state has the same bits: a replicated log, as in state-machine replication. What it gets are the gradients that
-//! [`log`] lists, in this order; the scalars are the same on all ranks.
+//! its state has the same bits: a replicated log, as in state-machine replication. What it gets are the gradients, and
+//! sums that go with them, that [`log`] lists, in this order; the scalars are the same on all ranks.
 //!
 //! Source: Schneider 1990, Implementing Fault-Tolerant Services Using the State Machine Approach, §2.
 
@@ -10,9 +10,13 @@ use super::commit::StepPhases;
 use crate::program::{Binding, Instr, Kind, Op, Param, Program, Role, Update, Value, ValueId};
 use std::collections::BTreeMap;
 
-/// The gradients that the updates of a step read.
+/// The gradients that the updates of a step read, each followed by the sums over whole tensors that go with it.
 pub fn log(step: &Program, phases: &StepPhases) -> Vec<ValueId> {
-    updates(step, phases).map(|(update, instr)| *update.operands(&instr.reads).grad).collect()
+    let of = |(update, instr): (&Update, &Instr)| -> Vec<ValueId> {
+        let of = update.operands(&instr.reads);
+        std::iter::once(*of.grad).chain(of.sums.iter().copied()).collect()
+    };
+    updates(step, phases).flat_map(of).collect()
 }
 
 /// The factor by which the updates of a step scale gradients, if it has any updates.
@@ -20,8 +24,8 @@ pub fn coefficient(step: &Program, phases: &StepPhases) -> Option<ValueId> {
     updates(step, phases).next().map(|(update, instr)| *update.operands(&instr.reads).coefficient)
 }
 
-fn updates<'a>(step: &'a Program, phases: &StepPhases) -> impl Iterator<Item = (Update, &'a Instr)> {
-    step.instrs[phases.apply()].iter().map(|instr| match instr.op {
+fn updates<'a>(step: &'a Program, phases: &StepPhases) -> impl Iterator<Item = (&'a Update, &'a Instr)> {
+    step.instrs[phases.apply()].iter().map(|instr| match &instr.op {
         Op::Update(update) => (update, instr),
         _ => unreachable!("what does not update state is computed before or after all updates"),
     })
@@ -40,15 +44,15 @@ pub fn shadow(step: &Program, phases: &StepPhases) -> Program {
     for (update, instr) in updates(step, phases) {
         let of = update.operands(&instr.reads);
         let param = step.param_of(*of.param).expect("an update begins with its parameter").clone();
-        let shape = &step.value(*of.grad).shape;
         let mut reads = Vec::with_capacity(instr.reads.len());
         for state in std::iter::once(of.param).chain(of.state) {
-            reads.push(copy(&mut program, *state, shape, step.value(*state).kind));
+            // Here the parameter holds nothing else than what is updated.
+            let like = if state == of.param { of.grad } else { state };
+            reads.push(copy(&mut program, *state, &step.value(*like).shape, step.value(*state).kind));
         }
         let state = reads.clone();
-        for (value, role) in
-            [(of.grad, Role::Gradient), (of.hyper, Role::Hyper), (of.coefficient, Role::ClipCoefficient)]
-        {
+        let log = std::iter::once(of.grad).chain(of.sums).map(|value| (value, Role::Gradient));
+        for (value, role) in log.chain([(of.hyper, Role::Hyper), (of.coefficient, Role::ClipCoefficient)]) {
             let shape = &step.value(*value).shape;
             let input = copy(&mut program, *value, shape, Kind::Input);
             reads.push(input);
@@ -56,8 +60,7 @@ pub fn shadow(step: &Program, phases: &StepPhases) -> Program {
                 program.bindings.push(Binding::new(role, input));
             }
         }
-        // Here the parameter holds nothing else.
-        program.push(Op::Update(Update { first: 0, ..update }), reads, state.clone(), instr.site);
+        program.push(Op::Update(Update { first: 0, ..update.clone() }), reads, state.clone(), instr.site);
         program.params.push(Param { value: state[0], held: param.updated.clone(), ..param });
     }
     program

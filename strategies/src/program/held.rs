@@ -2,9 +2,15 @@
 //!
 //! Every rank can compute this for every other one, so saving, loading and resharding need no messages.
 
-use super::{Param, ParamPart};
+use super::tiles::{Tiles, shape_of_values, whole_tensors};
+use super::{Op, Param, ParamPart, Program, ValueId};
 use crate::boxes::TensorBox;
+use crate::mesh::{Axis, Group, MeshRank};
+use crate::optimizer::{Extent, OptimizerSpec, StateTensor};
 use std::ops::Range;
+
+/// Ranks that share the elements of a parameter.
+const SHARING: Group = Group::over(&[Axis::DpShard, Axis::Cp, Axis::Tp]);
 
 /// A box of a tensor of the model file, and its elements in a value that holds a run of a parameter's elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +73,63 @@ impl Param {
             }
         }
         boxes
+    }
+}
+
+/// What a rank holds of the optimizer's state for a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateBoxes<'a> {
+    /// The parameter.
+    pub param: &'a Param,
+    /// The value that holds it.
+    pub value: ValueId,
+    /// Boxes of tensors named `exp_avg.<weight>`.
+    pub boxes: Vec<HeldBox>,
+}
+
+impl Program {
+    /// The optimizer's state on this rank, in the order of the updates.
+    pub fn optimizer_state(&self) -> Vec<StateBoxes<'_>> {
+        let mut found = Vec::new();
+        for instr in &self.instrs {
+            let Op::Update(update) = &instr.op else { continue };
+            let of = update.operands(&instr.reads);
+            let Some(param) = self.param_of(*of.param) else { continue };
+            for (tensor, value) in update.rule.state(update.n_dims).iter().zip(of.state) {
+                let boxes = param.state_boxes(tensor, &self.mesh_rank);
+                found.push(StateBoxes { param, value: *value, boxes });
+            }
+        }
+        found
+    }
+}
+
+impl Param {
+    /// Number of values of the optimizer's state for this parameter on a rank.
+    pub fn n_state(&self, optimizer: &OptimizerSpec) -> usize {
+        let n_values = |tensor: &StateTensor| match tensor.extent {
+            Extent::Elements => self.updated.len(),
+            extent => Tiles::of(self, &self.updated).n_values(extent),
+        };
+        optimizer.state(self.shape.len()).iter().map(n_values).sum()
+    }
+
+    /// Boxes of a tensor of the optimizer's state. Of values for rows and columns, each rank has all; one saves them.
+    fn state_boxes(&self, tensor: &StateTensor, mesh_rank: &MeshRank) -> Vec<HeldBox> {
+        let named = |held: HeldBox| HeldBox { name: format!("{}.{}", tensor.name, held.name), ..held };
+        if tensor.extent == Extent::Elements {
+            return self.boxes(&self.updated).into_iter().map(named).collect();
+        }
+        let owned = mesh_rank.position(SHARING) == 0;
+        let mut start = 0;
+        let whole = |part: &ParamPart| {
+            let shape = shape_of_values(&part.shape, tensor.extent);
+            let region = TensorBox::whole(&shape);
+            let first = start;
+            start += region.n_elements();
+            named(HeldBox { name: part.name.clone(), shape, stored: region.clone(), region, start: first, owned })
+        };
+        whole_tensors(self).map(whole).collect()
     }
 }
 

@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod held;
 pub mod op;
 pub mod param;
+pub mod tiles;
 
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
@@ -153,7 +154,7 @@ pub enum Role {
     GradNorm,
     /// Sum of squares of one parameter's gradient, f64 scalar; the binding's microbatch is the index of the parameter.
     GradSumSquares,
-    /// Of a shadow: a reduced gradient, in the order of [`crate::passes::shadow::log`].
+    /// Of a shadow: a reduced gradient, or sums that go with one, in the order of [`crate::passes::shadow::log`].
     Gradient,
     /// Of a shadow: the factor that clips gradients, f64 scalar.
     ClipCoefficient,

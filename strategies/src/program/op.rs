@@ -6,6 +6,7 @@
 
 use super::DType;
 use super::collective::{Collective, CollectiveKind};
+use super::tiles::Tiles;
 use crate::mesh::Group;
 use crate::optimizer::OptimizerSpec;
 
@@ -162,15 +163,19 @@ pub struct VocabShard {
     pub n_shards: usize,
 }
 
-/// The update of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The update of a parameter, or the sums that it needs.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// How.
     pub rule: OptimizerSpec,
     /// First element of the parameter that is updated.
     pub first: usize,
-    /// Tensors of the optimizer's state.
-    pub n_state: usize,
+    /// Dims of the parameter.
+    pub n_dims: usize,
+    /// Rounds of the rule's sums that are operands; an update reads them all.
+    pub n_rounds: usize,
+    /// Rows and columns of the gradient's elements, if the rule asks for any.
+    pub tiles: Tiles,
 }
 
 /// Operands of an [`Update`].
@@ -182,6 +187,8 @@ pub struct UpdateOperands<'a, T> {
     pub state: &'a [T],
     /// The reduced gradient.
     pub grad: &'a T,
+    /// Sums over whole tensors, in the order of [`OptimizerSpec::sums`].
+    pub sums: &'a [T],
     /// The scalars of the step.
     pub hyper: &'a T,
     /// The factor of the gradient.
@@ -189,9 +196,19 @@ pub struct UpdateOperands<'a, T> {
 }
 
 impl Update {
+    /// Tensors of the optimizer's state.
+    pub fn n_state(&self) -> usize {
+        self.rule.state(self.n_dims).len()
+    }
+
+    /// Sums among the operands.
+    pub fn n_sums(&self) -> usize {
+        self.rule.sums(self.n_dims)[..self.n_rounds].iter().map(|round| round.len()).sum()
+    }
+
     /// Number of operands.
-    pub const fn n_reads(&self) -> usize {
-        self.n_state + 4
+    pub fn n_reads(&self) -> usize {
+        self.n_state() + self.n_sums() + 4
     }
 
     /// Takes a list of operands apart.
@@ -200,9 +217,12 @@ impl Update {
     /// If it is not of [`Update::n_reads`].
     pub fn operands<'a, T>(&self, reads: &'a [T]) -> UpdateOperands<'a, T> {
         let (param, rest) = reads.split_first().expect("an update begins with its parameter");
-        let (state, rest) = rest.split_at(self.n_state);
-        let [grad, hyper, coefficient] = rest else { panic!("{} operands, {} fit", reads.len(), self.n_reads()) };
-        UpdateOperands { param, state, grad, hyper, coefficient }
+        let (state, rest) = rest.split_at(self.n_state());
+        let [grad, sums @ .., hyper, coefficient] = rest else {
+            panic!("{} operands, {} fit", reads.len(), self.n_reads())
+        };
+        assert_eq!(sums.len(), self.n_sums(), "{} operands, {} fit", reads.len(), self.n_reads());
+        UpdateOperands { param, state, grad, sums, hyper, coefficient }
     }
 }
 
@@ -403,8 +423,11 @@ pub enum Op {
         /// Largest norm that is left alone.
         max_norm: Option<f64>,
     },
-    /// `[p, state…, g, hyper, coefficient] -> [p, state…]`: what an optimizer makes of a gradient, where `state` and `g` may
-    /// be of a run of the elements of `p`; see [`crate::optimizer`].
+    /// `[p, state…, g, sums…, hyper, coefficient] -> [sums…]`: of the elements that are here, the next round of the sums over
+    /// whole tensors that an update needs; see [`crate::passes::tensor_sums`].
+    UpdateSums(Update),
+    /// `[p, state…, g, sums…, hyper, coefficient] -> [p, state…]`: what an optimizer makes of a gradient, where `state` and
+    /// `g` may be of a run of the elements of `p`; see [`crate::optimizer`].
     Update(Update),
     /// `[buffers…] -> [results…]`: begins a collective; see [`CollectiveKind`]. Operands and results may not be touched
     /// before the matching await.
@@ -455,6 +478,7 @@ impl Op {
             Op::Opaque { .. } => "opaque",
             Op::SumSquares { .. } => "sum_squares",
             Op::ClipCoefficient { .. } => "clip_coefficient",
+            Op::UpdateSums(_) => "update_sums",
             Op::Update(update) => update.rule.name(),
             Op::Start(_) => "start",
             Op::Await(_) => "await",
@@ -498,7 +522,7 @@ impl Op {
                 let (first, n_grads) = (n_inputs + n_params + 1, if *gradient { *n_params } else { 0 });
                 (0..=n_grads).map(|i| (first + i, i)).collect()
             }
-            Op::Update(update) => (0..=update.n_state).map(|i| (i, i)).collect(),
+            Op::Update(update) => (0..=update.n_state()).map(|i| (i, i)).collect(),
             Op::Start(Collective { kind: CollectiveKind::AllReduce | CollectiveKind::Broadcast { .. }, .. }) => {
                 (0..n_reads).map(|i| (i, i)).collect()
             }

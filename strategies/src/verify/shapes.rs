@@ -1,6 +1,7 @@
 //! Operands and results of each operation: how many, which shapes, which element types.
 
 use crate::mesh::MeshRank;
+use crate::optimizer::Extent;
 use crate::program::op::UpdateOperands;
 use crate::program::{
     ActivationFn, Attention, AttentionPart, Collective, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind,
@@ -72,6 +73,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
             s.scalar(writes[0])
         }
         Op::ClipCoefficient { .. } => s.clip(),
+        Op::UpdateSums(update) => s.update_sums(update),
         Op::Update(update) => s.update(update),
         Op::Start(c) => s.collective(c, &program.mesh_rank),
         Op::Await(_) => s.count(reads.len(), 0),
@@ -460,19 +462,63 @@ impl Signature<'_> {
     }
 
     fn update(&self, update: &Update) -> Result<(), String> {
-        self.count(update.n_reads(), 1 + update.n_state)?;
-        let UpdateOperands { param, state, grad, hyper, coefficient } = update.operands(self.reads);
+        let all = update.rule.sums(update.n_dims).len();
+        if update.n_rounds != all {
+            return Err(format!("{} rounds of sums found, {all} fit", update.n_rounds));
+        }
+        self.count(update.n_reads(), 1 + update.n_state())?;
+        self.update_operands(update)?;
+        self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(DType::F32)))
+    }
+
+    fn update_sums(&self, update: &Update) -> Result<(), String> {
+        let rounds = update.rule.sums(update.n_dims);
+        let Some(next) = rounds.get(update.n_rounds) else {
+            return Err(format!("no sums follow {} rounds", update.n_rounds));
+        };
+        self.count(update.n_reads(), next.len())?;
+        self.update_operands(update)?;
+        self.values(update, self.writes, next.iter().copied())
+    }
+
+    fn update_operands(&self, update: &Update) -> Result<(), String> {
+        let UpdateOperands { param, state, grad, sums, hyper, coefficient } = update.operands(self.reads);
         let n = grad.n_elements();
         self.run(param, update.first, n)?;
-        for v in state.iter().chain([param, grad]) {
+        for v in [param, grad] {
             self.shape(v, &v.shape, Some(DType::F32))?;
         }
-        if let Some(v) = state.iter().find(|v| v.n_elements() != n) {
-            return Err(format!("`{}` has {} elements, {n} fit", v.name, v.n_elements()));
+        for tile in &update.tiles.tiles {
+            let stack = update.tiles.tensors.get(tile.tensor).ok_or("a tile is of no tensor")?;
+            let is_inside = tile.matrix < stack.n_matrices
+                && tile.row + tile.n_rows <= stack.n_rows
+                && tile.column + tile.n_columns <= stack.n_columns
+                && (tile.n_rows == 0 || tile.row_at(tile.n_rows - 1).end <= n);
+            if !is_inside {
+                return Err(format!("{tile:?} does not lie in {n} elements of {stack:?}"));
+            }
         }
+        self.values(update, state, update.rule.state(update.n_dims).iter().map(|tensor| tensor.extent))?;
+        let rounds = update.rule.sums(update.n_dims)[..update.n_rounds].iter();
+        self.values(update, sums, rounds.flat_map(|round| round.iter().copied()))?;
         self.hyper(hyper)?;
-        self.scalar(coefficient)?;
-        self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(DType::F32)))
+        self.scalar(coefficient)
+    }
+
+    /// Values of an optimizer, one for each of these extents.
+    fn values(&self, update: &Update, values: &[&Value], extents: impl Iterator<Item = Extent>) -> Result<(), String> {
+        let UpdateOperands { grad, .. } = update.operands(self.reads);
+        for (v, extent) in values.iter().zip(extents) {
+            let n = match extent {
+                Extent::Elements => grad.n_elements(),
+                extent => update.tiles.n_values(extent),
+            };
+            self.shape(v, &v.shape, Some(DType::F32))?;
+            if v.n_elements() != n {
+                return Err(format!("`{}` has {} elements, {n} fit", v.name, v.n_elements()));
+            }
+        }
+        Ok(())
     }
 
     fn collective(&self, c: &Collective, mesh_rank: &MeshRank) -> Result<(), String> {

@@ -28,6 +28,11 @@ pub fn families() -> impl Strategy<Value = &'static str> {
     prop::sample::select(FAMILIES.iter().map(|f| f.model_type).collect::<Vec<_>>())
 }
 
+/// Any optimizer, with its defaults.
+pub fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
+    prop::sample::select(OptimizerSpec::all())
+}
+
 /// Adapters on the first two linear layers of a family's blocks, which may be parts of one product, and on the last.
 pub fn adapters(family: &str) -> LoraSpec {
     let linears = Family::named(family).unwrap().linears;

@@ -72,6 +72,8 @@ pub(super) struct Operands<'a> {
 
 /// Tensors of state that an optimizer keeps for a parameter at most.
 const MAX_STATE: usize = 4;
+/// Sums over whole tensors that an update reads at most.
+const MAX_SUMS: usize = 8;
 
 /// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
 pub(super) const MAX_OPERANDS: usize = 24;
@@ -320,6 +322,7 @@ impl Operands<'_> {
                     self.writes[0].slice_mut::<f64>()[0] =
                         with_element!(g.dtype, T => reduce::sum_squares::<T>(&g.slice()[first..first + len]));
                 }
+                Op::UpdateSums(update) => self.update_sums(update),
                 Op::Update(update) => self.update(update),
                 Op::ClipCoefficient { .. }
                 | Op::Opaque { .. }
@@ -581,21 +584,54 @@ impl Operands<'_> {
         }
     }
 
-    unsafe fn update(&mut self, update: &Update) {
-        let UpdateOperands { grad, hyper, coefficient, .. } = update.operands(self.reads);
-        // SAFETY: results are the parameter and the state, of which no other slice is made; gradient and scalars lie apart.
+    unsafe fn update_sums(&mut self, update: &Update) {
+        let UpdateOperands { param, state, grad, sums, hyper, coefficient } = update.operands(self.reads);
+        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
         unsafe {
-            let hyper = hyper.slice::<f64>();
-            let step = optimizer::Step {
-                lr: hyper[Hyper::LEARNING_RATE],
-                scalars: std::array::from_fn(|i| hyper[Hyper::RULE + i]),
-                grad_scale: coefficient.slice::<f64>()[0],
-            };
+            let (g, p) = (grad.slice(), param.slice());
+            let mut of_state: [&[f32]; MAX_STATE] = Default::default();
+            state.iter().zip(&mut of_state).for_each(|(r, s)| *s = r.slice());
+            let mut of_sums: [&[f32]; MAX_SUMS] = Default::default();
+            sums.iter().zip(&mut of_sums).for_each(|(r, s)| *s = r.slice());
+            let mut out: [&mut [f32]; MAX_SUMS] = Default::default();
+            self.writes.iter().zip(&mut out).for_each(|(w, s)| *s = w.slice_mut());
+            let p = &p[update.first..update.first + g.len()];
+            let whole = optimizer::Whole { tiles: &update.tiles, sums: &of_sums[..sums.len()] };
+            let (state, out) = (&of_state[..state.len()], &mut out[..self.writes.len()]);
+            optimizer::sums(&update.rule, p, state, g, &whole, &step_of(hyper, coefficient), out);
+        }
+    }
+
+    unsafe fn update(&mut self, update: &Update) {
+        let UpdateOperands { state, grad, sums, hyper, coefficient, .. } = update.operands(self.reads);
+        // SAFETY: results are the parameter and the state, of which no other slice is made; gradient, sums and scalars lie
+        // apart.
+        unsafe {
             let (g, p) = (grad.slice(), self.writes[0].slice_mut());
-            let mut state: [&mut [f32]; MAX_STATE] = Default::default();
-            self.writes[1..].iter().zip(&mut state).for_each(|(w, s)| *s = w.slice_mut());
+            let mut of_state: [&mut [f32]; MAX_STATE] = Default::default();
+            self.writes[1..].iter().zip(&mut of_state).for_each(|(w, s)| *s = w.slice_mut());
+            let mut of_sums: [&[f32]; MAX_SUMS] = Default::default();
+            sums.iter().zip(&mut of_sums).for_each(|(r, s)| *s = r.slice());
             let p = &mut p[update.first..update.first + g.len()];
-            optimizer::update(&update.rule, p, &mut state[..update.n_state], g, &step);
+            let whole = optimizer::Whole { tiles: &update.tiles, sums: &of_sums[..sums.len()] };
+            let state = &mut of_state[..state.len()];
+            optimizer::update(&update.rule, p, state, g, &whole, &step_of(hyper, coefficient));
+        }
+    }
+}
+
+/// The scalars of an update.
+///
+/// # Safety
+/// Nothing writes the operands meanwhile.
+unsafe fn step_of(hyper: &Buffer, coefficient: &Buffer) -> optimizer::Step {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let hyper = hyper.slice::<f64>();
+        optimizer::Step {
+            lr: hyper[Hyper::LEARNING_RATE],
+            scalars: std::array::from_fn(|i| hyper[Hyper::RULE + i]),
+            grad_scale: coefficient.slice::<f64>()[0],
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Parameter updates, each in one pass over memory: of each rule ([`phalanx_strategies::optimizer`]) the arithmetic, and its
-//! place in [`update`].
+//! place in [`update`]; and in [`sums`] if it needs sums over whole tensors.
+
+mod adafactor;
 
 use super::parallel::CHUNK;
 use super::simd::simd;
 use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, Sgd};
+use phalanx_strategies::program::tiles::Tiles;
 use rayon::prelude::*;
 
 /// Scalars of one update.
@@ -17,16 +20,57 @@ pub struct Step {
     pub grad_scale: f64,
 }
 
+/// What a rule knows of the tensors that elements belong to.
+#[derive(Clone, Copy, Debug)]
+pub struct Whole<'a> {
+    /// Rows and columns of the elements; empty for rules that work element by element.
+    pub tiles: &'a Tiles,
+    /// Sums over whole tensors, in the order of [`OptimizerSpec::sums`].
+    pub sums: &'a [&'a [f32]],
+}
+
+/// The next round of the sums over whole tensors that an update needs, of the elements that are here.
+///
+/// # Shapes
+/// `p`, `g`: equal; `state`, `whole.sums` and `out`: as the rule has them.
+///
+/// # Panics
+/// If the rule has no such sums.
+pub fn sums(
+    rule: &OptimizerSpec,
+    p: &[f32],
+    state: &[&[f32]],
+    g: &[f32],
+    whole: &Whole<'_>,
+    step: &Step,
+    out: &mut [&mut [f32]],
+) {
+    assert_eq!(g.len(), p.len());
+    match (rule, whole.sums, out) {
+        (OptimizerSpec::Adafactor(_), [], out) => adafactor::squares(p, g, whole, step, out),
+        (OptimizerSpec::Adafactor(rule), _, [out]) => adafactor::squares_of_updates(state, g, rule, whole, step, out),
+        (_, sums, _) => unreachable!("{} has no sums behind {}", rule.name(), sums.len()),
+    }
+}
+
 /// Changes `p` and the state as the rule says. A `grad_scale` that is not finite (the gradient overflowed) leaves
 /// everything as it is.
 ///
 /// # Shapes
-/// `p`, each of `state`, `g`: equal.
+/// `p`, `g`: equal; each of `state`: equal to them, or as the rule has it.
 ///
 /// # Panics
 /// If shapes differ, or the rule has not as many tensors of state.
-pub fn update(rule: &OptimizerSpec, p: &mut [f32], state: &mut [&mut [f32]], g: &[f32], step: &Step) {
-    assert!(state.iter().all(|s| s.len() == p.len()) && g.len() == p.len());
+pub fn update(
+    rule: &OptimizerSpec,
+    p: &mut [f32],
+    state: &mut [&mut [f32]],
+    g: &[f32],
+    whole: &Whole<'_>,
+    step: &Step,
+) {
+    let by_element = whole.tiles.tensors.is_empty();
+    assert!(g.len() == p.len() && (!by_element || state.iter().all(|s| s.len() == p.len())));
     if !step.grad_scale.is_finite() {
         return;
     }
@@ -34,6 +78,7 @@ pub fn update(rule: &OptimizerSpec, p: &mut [f32], state: &mut [&mut [f32]], g: 
         (OptimizerSpec::AdamW(rule), [m, v]) => adamw(p, m, v, g, rule, step),
         (OptimizerSpec::Sgd(rule), [buffer]) => sgd(p, buffer, g, rule, step),
         (OptimizerSpec::Lion(rule), [m]) => lion(p, m, g, rule, step),
+        (OptimizerSpec::Adafactor(rule), averages) => adafactor::update(p, averages, g, rule, whole, step),
         (_, state) => unreachable!("{} with {} tensors of state", rule.name(), state.len()),
     }
 }
@@ -109,8 +154,10 @@ simd! {
 mod tests {
     use super::super::testing::{close, random, wide};
     use super::*;
+    use phalanx_strategies::program::{Init, Param, ParamPart, ValueId};
 
     const N: usize = 1000;
+    const WHOLE: Whole<'_> = Whole { tiles: &Tiles { tensors: Vec::new(), tiles: Vec::new() }, sums: &[] };
 
     fn step(lr: f64, rule: &OptimizerSpec, t: u64) -> Step {
         Step { lr, scalars: rule.scalars(t), grad_scale: 0.5 }
@@ -125,7 +172,7 @@ mod tests {
         for t in 1..=5 {
             let g = random(N, 10 + t);
             let bias_corrections = (1.0 - 0.9f64.powi(t as i32), 1.0 - 0.95f64.powi(t as i32));
-            update(&rule, &mut p, &mut [&mut m, &mut v], &g, &step(1e-2, &rule, t));
+            update(&rule, &mut p, &mut [&mut m, &mut v], &g, &WHOLE, &step(1e-2, &rule, t));
             for (i, g) in wide(&g).iter().map(|g| 0.5 * g).enumerate() {
                 em[i] = 0.9 * em[i] + 0.1 * g;
                 ev[i] = 0.95 * ev[i] + 0.05 * g * g;
@@ -147,7 +194,7 @@ mod tests {
 
         for t in 1..=4 {
             let g = random(N, 20 + t);
-            update(&rule, &mut p, &mut [&mut buffer], &g, &step(0.1, &rule, t));
+            update(&rule, &mut p, &mut [&mut buffer], &g, &WHOLE, &step(0.1, &rule, t));
             for (i, g) in wide(&g).iter().enumerate() {
                 let g = 0.5 * g + 0.01 * expected[i];
                 expected_buffer[i] = 0.9 * expected_buffer[i] + g;
@@ -168,7 +215,7 @@ mod tests {
         for t in 1..=5 {
             let mut g = random(N, 30 + t);
             g[7] = 0.0;
-            update(&rule, &mut p, &mut [&mut m], &g, &step(1e-2, &rule, t));
+            update(&rule, &mut p, &mut [&mut m], &g, &WHOLE, &step(1e-2, &rule, t));
             for (i, g) in wide(&g).iter().map(|g| 0.5 * g).enumerate() {
                 let direction = 0.8 * em[i] + 0.2 * g;
                 let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
@@ -185,12 +232,17 @@ mod tests {
     #[test]
     fn overflowed_gradients_leave_everything_as_it_is() {
         let before = random(N, 2);
+        let param = Param::whole(ValueId(0), &[N], vec![ParamPart::whole("w", &[N])], Init::Zeros);
+        let tiles = Tiles::of(&param, &(0..N));
         for rule in OptimizerSpec::all() {
             let mut p = before.clone();
-            let mut state = vec![before.clone(); rule.state().len()];
+            let mut state = vec![before.clone(); rule.state(1).len()];
             let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
+            let sums: Vec<&[f32]> = rule.sums(1).iter().flat_map(|round| round.iter().map(|_| &before[..])).collect();
+            let whole = Whole { tiles: &tiles, sums: &sums };
+            let step = Step { grad_scale: f64::NAN, ..step(0.1, &rule, 1) };
 
-            update(&rule, &mut p, &mut slices, &before, &Step { grad_scale: f64::NAN, ..step(0.1, &rule, 1) });
+            update(&rule, &mut p, &mut slices, &before, &whole, &step);
 
             assert!(p == before && state.iter().all(|s| *s == before), "{}", rule.name());
         }

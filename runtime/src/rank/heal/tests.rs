@@ -25,6 +25,10 @@ const MESH: Mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
 
 /// The step of a rank of a mesh that trains a model of 800,000 parameters.
 pub(in crate::rank) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
+    compiled_with(mesh, rank, OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }))
+}
+
+fn compiled_with(mesh: Mesh, rank: usize, optimizer: OptimizerSpec) -> Compiled {
     let config = json!({
         "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3, "vocab_size": 1001,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
@@ -38,7 +42,7 @@ pub(in crate::rank) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
         precision: Precision::F32,
         recompute: Recompute::None,
         lora: None,
-        optimizer: OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }),
+        optimizer,
         max_grad_norm: None,
         offload_optimizer: false,
         parallel: Parallel::default(),
@@ -334,9 +338,10 @@ fn owner_and_shadow(
     owner_on: &dyn Device,
     shadow_on: &dyn Device,
     bytes_max: usize,
+    optimizer: OptimizerSpec,
 ) -> [BTreeMap<String, Vec<u32>>; 2] {
     let shard = Shard::of(&MESH, 1);
-    let c = compiled(MESH, 1);
+    let c = compiled_with(MESH, 1, optimizer);
     let mut owner = filled(owner_on, &c);
     let gradients = log(&c.program, &c.phases);
     for (k, grad) in gradients.iter().enumerate() {
@@ -384,11 +389,14 @@ fn owner_and_shadow(
 
 #[test]
 fn shadow_has_the_state_of_its_owner_wherever_both_lie() {
-    let expected = owner_and_shadow(&*devices::host(), &*devices::host(), STAGED);
-    assert!(expected[0] == expected[1] && expected[0].len() > 10);
-    for owner_on in both() {
-        for shadow_on in both() {
-            assert!(owner_and_shadow(&*owner_on, &*shadow_on, STAGED) == expected, "{owner_on:?} {shadow_on:?}");
+    for optimizer in OptimizerSpec::all() {
+        let expected = owner_and_shadow(&*devices::host(), &*devices::host(), STAGED, optimizer);
+        assert!(expected[0] == expected[1] && expected[0].len() > 10, "{}", optimizer.name());
+        for owner_on in both() {
+            for shadow_on in both() {
+                let found = owner_and_shadow(&*owner_on, &*shadow_on, STAGED, optimizer);
+                assert!(found == expected, "{} {owner_on:?} {shadow_on:?}", optimizer.name());
+            }
         }
     }
 }

@@ -1,0 +1,169 @@
+//! Sums over whole tensors, for optimizers whose update of an element depends on others: on those of its row and column,
+//! or on all of its tensor.
+//!
+//! Each rank sums the elements that it updates, and one collective for many tensors adds the sums of the ranks that share
+//! them: those of `dp_shard x cp`, and of `tp` where that cuts the parameter. They are made in the compute phase, before the
+//! vote, so that the update needs no other rank; a shadow gets them with the gradients ([`super::shadow`]). For a matrix of
+//! `R x C` elements, Adafactor adds `R + C + 2` numbers; its gradient is `R C`.
+//!
+//! In reproducible runs no sum may depend on where shards end, so the ranks of `dp_shard x cp` gather the gradients (and
+//! weights, where those are sharded) of a bucket after the other and each sums all of them in one order. This moves
+//! up to 8 bytes for each element in every step, and takes memory for one bucket.
+//!
+//! Source: Shazeer and Stern 2018, Adafactor, §3 and §6 (arXiv:1804.04235), for what is summed.
+
+use super::data_parallel::{buckets, like};
+use super::fully_sharded::GROUP as SHARDS;
+use super::optimizer::{Pending, SITE};
+use crate::mesh::{Axis, Group};
+use crate::optimizer::Extent;
+use crate::program::tiles::{Tiles, is_shared};
+use crate::program::{Collective, CollectiveKind, DType, Kind, Op, Program, Update, ValueId};
+use std::collections::BTreeMap;
+
+/// Tensors of one collective at most.
+const TENSORS_MAX: usize = 256;
+
+/// How ranks that share a tensor get at its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// They add the sums of their elements.
+    Sums,
+    /// They gather the elements, so that the bits of the sums do not depend on who has which.
+    Elements {
+        /// Shards begin at multiples of so many elements.
+        unit: usize,
+        /// Elements that are gathered together, in bytes.
+        bucket_bytes: usize,
+        /// Weights are sharded, not only their updates.
+        weights: bool,
+    },
+}
+
+/// Appends the sums that the updates need, round by round, and tells each update its own.
+pub(super) fn tensor_sums(program: &mut Program, updates: &mut [Pending], scalars: [ValueId; 2], exchange: &Exchange) {
+    let wanting: Vec<usize> = (0..updates.len()).filter(|i| updates[*i].update.n_rounds > 0).collect();
+    let n_shards = program.mesh_rank.group_size(SHARDS);
+    let buckets = match exchange {
+        Exchange::Elements { bucket_bytes, .. } if n_shards > 1 => {
+            buckets(program, &wanting, |i| updates[i].param, *bucket_bytes)
+        }
+        _ => vec![wanting],
+    };
+    for bucket in buckets {
+        let sources: Vec<Source> = match exchange {
+            Exchange::Elements { unit, weights, .. } if n_shards > 1 => {
+                gather(program, updates, &bucket, *unit, *weights)
+            }
+            _ => bucket.iter().map(|i| Source::own(&updates[*i])).collect(),
+        };
+        let n_rounds = bucket.iter().map(|i| updates[*i].update.n_rounds).max().unwrap_or(0);
+        for round in 0..n_rounds {
+            let mut partial: BTreeMap<Group, Vec<ValueId>> = BTreeMap::new();
+            let mut summed: Vec<(usize, ValueId)> = Vec::new();
+            for (i, source) in bucket.iter().zip(&sources).filter(|(i, _)| round < updates[**i].update.n_rounds) {
+                let of_elements = sums_of_elements(program, &updates[*i], source, round, scalars);
+                partial.entry(group(program, updates[*i].param, source)).or_default().extend(&of_elements);
+                summed.extend(of_elements.into_iter().map(|sum| (*i, sum)));
+            }
+            let totals: BTreeMap<ValueId, ValueId> =
+                partial.into_iter().flat_map(|(group, sums)| add_up(program, group, sums)).collect();
+            summed.into_iter().for_each(|(i, sum)| updates[i].sums.push(totals[&sum]));
+        }
+    }
+}
+
+/// The elements that a rank sums.
+struct Source {
+    param: ValueId,
+    grad: ValueId,
+    update: Update,
+    /// It has all elements that the ranks of `dp_shard x cp` have together.
+    is_gathered: bool,
+}
+
+impl Source {
+    /// Those that it updates.
+    fn own(pending: &Pending) -> Source {
+        let Pending { update, state, grad, .. } = pending;
+        Source { param: state[0], grad: *grad, update: update.clone(), is_gathered: false }
+    }
+}
+
+/// All elements of a bucket of parameters.
+fn gather(program: &mut Program, updates: &[Pending], bucket: &[usize], unit: usize, weights: bool) -> Vec<Source> {
+    let (mut shards, mut wholes, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+    for pending in bucket.iter().map(|i| &updates[*i]) {
+        let param = program.params[pending.param].clone();
+        let n_elements = param.shape.iter().product();
+        let mut whole = |program: &mut Program, shard: ValueId, kind: Kind| {
+            let name = program.value(shard).name.clone();
+            let whole = program.add_value(name, &param.shape, DType::F32, kind);
+            shards.push(shard);
+            wholes.push(whole);
+            whole
+        };
+        let grad = whole(program, pending.grad, Kind::Gradient);
+        let weight = if weights { whole(program, param.value, Kind::Activation) } else { param.value };
+        let tiles = Tiles::of(&param, &(0..n_elements));
+        let update = Update { first: 0, tiles, ..pending.update.clone() };
+        sources.push(Source { param: weight, grad, update, is_gathered: true });
+    }
+    let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, SHARDS) };
+    for (shards, wholes) in shards.chunks(TENSORS_MAX).zip(wholes.chunks(TENSORS_MAX)) {
+        program.push(Op::Start(c), shards.to_vec(), wholes.to_vec(), SITE);
+        program.push(Op::Await(c), wholes.to_vec(), vec![], SITE);
+    }
+    sources
+}
+
+/// Appends one round of the sums of a source's elements.
+fn sums_of_elements(
+    program: &mut Program,
+    pending: &Pending,
+    source: &Source,
+    round: usize,
+    scalars: [ValueId; 2],
+) -> Vec<ValueId> {
+    let update = Update { n_rounds: round, ..source.update.clone() };
+    let extents: &[Extent] = update.rule.sums(update.n_dims)[round];
+    let sums: Vec<ValueId> = extents
+        .iter()
+        .map(|extent| {
+            let n_values = update.tiles.n_values(*extent);
+            program.add_value("tensor_sums", &[n_values], DType::F32, Kind::Activation)
+        })
+        .collect();
+    let state = std::iter::once(source.param).chain(pending.state[1..].iter().copied());
+    let reads = state.chain([source.grad]).chain(pending.sums.iter().copied()).chain(scalars).collect();
+    program.push(Op::UpdateSums(update), reads, sums.clone(), SITE);
+    sums
+}
+
+/// The ranks that have the other elements of a parameter's tensors.
+fn group(program: &Program, param: usize, source: &Source) -> Group {
+    let mesh = program.mesh_rank.mesh;
+    match (is_shared(&program.params[param]), source.is_gathered) {
+        (false, true) => Group::over(&[]),
+        (false, false) => SHARDS,
+        (true, true) => Group::over(&[Axis::Tp]),
+        (true, false) => {
+            let sharing = SHARDS.axes.iter().chain([Axis::Tp]).filter(|axis| mesh.axis(*axis) > 1);
+            Group::over(&sharing.collect::<Vec<Axis>>())
+        }
+    }
+}
+
+/// Adds the sums of the ranks of a group; alone, there is nothing to add.
+fn add_up(program: &mut Program, group: Group, sums: Vec<ValueId>) -> Vec<(ValueId, ValueId)> {
+    if program.mesh_rank.group_size(group) == 1 {
+        return sums.into_iter().map(|sum| (sum, sum)).collect();
+    }
+    let totals: Vec<ValueId> = sums.iter().map(|sum| like(program, *sum)).collect();
+    let c = Collective::new(CollectiveKind::AllReduce, group);
+    for (sums, totals) in sums.chunks(TENSORS_MAX).zip(totals.chunks(TENSORS_MAX)) {
+        program.push(Op::Start(c), sums.to_vec(), totals.to_vec(), SITE);
+        program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+    }
+    sums.into_iter().zip(totals).collect()
+}
