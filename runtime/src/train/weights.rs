@@ -136,7 +136,7 @@ pub(crate) fn initialise(
         let user = params.iter().find(|user| user.name == param.parts[0].name);
         match (user, source) {
             (Some(user), _) => {
-                let held = tensors(param, param.value, &param.held, 0, "");
+                let held = tensors(param, &param.held, 0);
                 held.iter().for_each(|tensor| unpack_from_whole(machine, c, tensor, &user.values));
             }
             (None, Some(source)) if !adapter => load(machine, c, param, source, prefix)?,
