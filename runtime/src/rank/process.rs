@@ -3,6 +3,7 @@
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::Control;
+use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::frontend::UserModel;
 use crate::launch::channel;
@@ -14,7 +15,7 @@ use crate::rank::port::{Outbox, Port};
 use crate::rank::rank_messages::{Begin, FromRank, ToRank};
 use crate::rank::warm::Warm;
 use crate::train::plan;
-use crate::train::plan::MakeModel;
+use crate::train::plan::{MakeModel, ModelPlan};
 use crate::train::preparation::{extras, prepare_data};
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
@@ -78,12 +79,7 @@ fn serve(
     let serve = || -> Result<(), JobError> {
         let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
         let tokenizer = plan::tokenizer(&config)?;
-        let model = plan::rank_plan(&config, &tokenizer, make)?;
-        if model.model.user().map(UserModel::digest) != begin.user_model {
-            return Err(JobError::Unusable(
-                "the model that this rank made has other tensors or first values than the job's; `rank_process_with` must make the same in every process".into(),
-            ));
-        }
+        let model = model_of(&begin, &config, &tokenizer, make)?;
         let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
         let n_rows = data.train.len() as u64;
         let run = plan::run_plan(&config, n_rows);
@@ -105,10 +101,7 @@ fn serve(
         let outbox = Outbox::new(sender.take().expect("it is taken once"));
         model.device.on_device_thread(begin.n_threads, || {
             let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), progress_counter.clone());
-            // Whoever is missing is named well before it counts as lost.
-            let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
-            let refused = |source| JobError::Thread(ThreadError::Spawn(source));
-            let rank = block_on(Handle::start(member, Box::new(port), life)).and_then(|rank| rank).map_err(refused)?;
+            let rank = start_actor(&begin, member, port)?;
             obey(rank.clone(), receiver)?;
             let mut device = Device {
                 rank,
@@ -143,6 +136,29 @@ fn serve(
     };
     let outcome = serve();
     outcome.map_err(|error| (sender, FailureReport::from(&error)))
+}
+
+/// The model, as all ranks of the job have it.
+fn model_of(
+    begin: &Begin,
+    config: &JobConfig,
+    tokenizer: &Tokenizer,
+    make: Option<&MakeModel>,
+) -> Result<ModelPlan, JobError> {
+    let model = plan::rank_plan(config, tokenizer, make)?;
+    if model.model.user().map(UserModel::digest) == begin.user_model {
+        return Ok(model);
+    }
+    Err(JobError::Unusable(
+        "the model that this rank made has other tensors or first values than the job's; `rank_process_with` must make the same in every process".into(),
+    ))
+}
+
+fn start_actor(begin: &Begin, member: Member, port: Port) -> Result<Handle, JobError> {
+    // Whoever is missing is named well before it counts as lost.
+    let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
+    let refused = |source| JobError::Thread(ThreadError::Spawn(source));
+    block_on(Handle::start(member, Box::new(port), life)).and_then(|rank| rank).map_err(refused)
 }
 
 fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {
