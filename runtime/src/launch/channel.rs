@@ -8,13 +8,18 @@ use std::os::unix::net::UnixStream;
 use serde::Serialize;
 
 use super::error::LaunchError;
-use super::frame::{FrameCutter, FrameError, encode};
+use super::frame::{FrameCutter, FrameError, encode_into};
 use super::sys;
+
+/// More than a frame about a step has: a step allocates nothing for it.
+const EVENT_BYTES: usize = 4 << 10;
 
 /// What a rank tells its launcher. Sending blocks while the launcher is behind.
 #[derive(Debug)]
 pub struct FrameSender {
     socket: UnixStream,
+    /// The last frame, whose memory the next one takes: the device thread sends one per step.
+    frame: Vec<u8>,
 }
 
 /// What a launcher tells its rank; read on a thread of its own.
@@ -35,7 +40,10 @@ pub unsafe fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchErr
     // SAFETY: the caller's contract.
     let socket = unsafe { sys::inherited_socket(fd) }.ok_or(LaunchError::NoChannel { fd })?;
     let sender = socket.try_clone().map_err(|error| LaunchError::system("duplicate the channel", &error))?;
-    Ok((FrameSender { socket: sender }, FrameReceiver { socket, cutter: FrameCutter::default() }))
+    Ok((
+        FrameSender { socket: sender, frame: Vec::with_capacity(EVENT_BYTES) },
+        FrameReceiver { socket, cutter: FrameCutter::default() },
+    ))
 }
 
 /// Takes the second socket to the launcher, which carries no frames but descriptors of shared memory.
@@ -54,7 +62,7 @@ impl FrameSender {
     /// Sends into this socket.
     #[cfg(test)]
     pub(crate) fn into_socket(socket: UnixStream) -> FrameSender {
-        FrameSender { socket }
+        FrameSender { socket, frame: Vec::new() }
     }
 
     /// Sends a value as a frame.
@@ -62,8 +70,8 @@ impl FrameSender {
     /// # Errors
     /// When it is no frame, or the launcher is gone.
     pub fn send(&mut self, value: &impl Serialize) -> Result<(), FrameError> {
-        let frame = encode(value)?;
-        self.socket.write_all(&frame).map_err(|error| FrameError::Broken(error.to_string()))
+        encode_into(value, &mut self.frame)?;
+        self.socket.write_all(&self.frame).map_err(|error| FrameError::Broken(error.to_string()))
     }
 }
 

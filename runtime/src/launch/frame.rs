@@ -36,14 +36,25 @@ pub enum FrameError {
 /// # Errors
 /// When it has no JSON form or is too long.
 pub fn encode(value: &impl Serialize) -> Result<Vec<u8>, FrameError> {
-    let mut frame = vec![0; PREFIX_BYTES];
-    serde_json::to_writer(&mut frame, value).map_err(|error| FrameError::Json(error.to_string()))?;
+    let mut frame = Vec::new();
+    encode_into(value, &mut frame)?;
+    Ok(frame)
+}
+
+/// The frame of a value, in place of an earlier one, whose memory it takes.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_into(value: &impl Serialize, frame: &mut Vec<u8>) -> Result<(), FrameError> {
+    frame.clear();
+    frame.extend([0; PREFIX_BYTES]);
+    serde_json::to_writer(&mut *frame, value).map_err(|error| FrameError::Json(error.to_string()))?;
     let found = frame.len() - PREFIX_BYTES;
     if found > FRAME_BYTES_MAX {
         return Err(FrameError::TooLong { found });
     }
     frame[..PREFIX_BYTES].copy_from_slice(&(found as u32).to_le_bytes());
-    Ok(frame)
+    Ok(())
 }
 
 /// Cuts a stream into the contents of its frames.

@@ -187,23 +187,25 @@ impl Links {
         receives: &[Tensors<Room<'_>>],
         bytes_max: usize,
     ) -> Result<(), CollectiveError> {
+        // SAFETY: the tensors are lent until this returns.
+        unsafe { self.repeat(&mut Exchange::new(sends, receives, bytes_max)) }
+    }
+
+    /// Carries out an exchange, perhaps not for the first time: of its tensors as they are now.
+    ///
+    /// # Safety
+    /// The tensors that the exchange was made of still lie where they lay, and are lent until this returns.
+    pub(crate) unsafe fn repeat(&mut self, exchange: &mut Exchange) -> Result<(), CollectiveError> {
         let progress_counter = self.progress_counter.clone();
         let _waits = progress_counter.during(At::Waits(Wait::default()));
-        let to = |(peer, tensors): &Tensors<Source<'_>>| {
-            Direction::new(*peer, true, tensors.iter().map(Source::stretch).collect(), bytes_max)
-        };
-        let from = |(peer, tensors): &Tensors<Room<'_>>| {
-            Direction::new(*peer, false, tensors.iter().map(Room::stretch).collect(), bytes_max)
-        };
-        let mut all: Vec<Direction> = sends.iter().map(to).chain(receives.iter().map(from)).collect();
-        let mut under_way = VecDeque::new();
+        let Exchange { all, under_way, operands } = exchange;
         // SAFETY: the tensors are lent until this returns. Before that everything that was started is finished: after a
         // failure by the lines below, which abort the world first, and in an aborted world no communicator touches operands.
-        let outcome = unsafe { self.pass_all(&mut all, &mut under_way) };
+        let outcome = unsafe { self.pass_all(all, under_way, operands) };
         if let Err(error) = &outcome {
             // A peer would wait for what was refused here.
             all.iter().for_each(|direction| self.peer(direction.peer).abort(&error.to_string()));
-            under_way.into_iter().for_each(|Started { at, ticket, .. }| drop(self.peer(all[at].peer).finish(ticket)));
+            under_way.drain(..).for_each(|Started { at, ticket, .. }| drop(self.peer(all[at].peer).finish(ticket)));
         }
         outcome
     }
@@ -217,6 +219,7 @@ impl Links {
         &mut self,
         all: &mut [Direction],
         under_way: &mut VecDeque<Started>,
+        operands: &mut Vec<Operand>,
     ) -> Result<(), CollectiveError> {
         let n_rounds = all.iter().map(|direction| direction.operations.len()).max().unwrap_or(0);
         for round in 0..n_rounds {
@@ -231,8 +234,8 @@ impl Links {
                 };
                 // SAFETY: the caller's contract; what was staged two rounds before is finished.
                 let ticket = unsafe {
-                    let operands = direction.operands(round);
-                    group.start(&Operation { kind, sequence: 0, unit: 1 }, &operands)
+                    direction.operands(round, operands);
+                    group.start(&Operation { kind, sequence: 0, unit: 1 }, operands)
                 }?;
                 under_way.push_back(Started { at, round, ticket });
             }
@@ -254,6 +257,27 @@ impl Links {
             unsafe { all[at].came(round) };
         }
         Ok(())
+    }
+}
+
+/// Tensors that pass between a member and its peers at once, and perhaps again later: so it keeps what it was made with.
+#[derive(Default)]
+pub(crate) struct Exchange {
+    all: Vec<Direction>,
+    under_way: VecDeque<Started>,
+    operands: Vec<Operand>,
+}
+
+impl Exchange {
+    /// As [`Links::exchange`] has it.
+    pub(crate) fn new(sends: &[Tensors<Source<'_>>], receives: &[Tensors<Room<'_>>], bytes_max: usize) -> Exchange {
+        let to = |(peer, tensors): &Tensors<Source<'_>>| {
+            Direction::new(*peer, true, tensors.iter().map(Source::stretch).collect(), bytes_max)
+        };
+        let from = |(peer, tensors): &Tensors<Room<'_>>| {
+            Direction::new(*peer, false, tensors.iter().map(Room::stretch).collect(), bytes_max)
+        };
+        Exchange { all: sends.iter().map(to).chain(receives.iter().map(from)).collect(), ..Exchange::default() }
     }
 }
 
@@ -301,12 +325,12 @@ impl Direction {
     ///
     /// # Safety
     /// The tensors are lent, and the operation two before is finished.
-    unsafe fn operands(&mut self, round: usize) -> Vec<Operand> {
+    unsafe fn operands(&mut self, round: usize, operands: &mut Vec<Operand>) {
         let operation = &self.operations[round];
         let staging = &mut self.staging[round % UNDER_WAY];
         staging.resize(staged(operation).map(Stretch::bytes).sum::<usize>() / size_of::<f32>(), 0.0);
         let mut rest = &mut staging[..];
-        let mut operands = Vec::with_capacity(operation.len());
+        operands.clear();
         for tensor in operation {
             let n_elements = tensor.bytes() / size_of::<f32>();
             let buffer = if tensor.is_on_host() {
@@ -323,7 +347,6 @@ impl Direction {
             let (send, recv) = if self.sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
             operands.push(Operand { send, recv, dtype: ElementType::F32, n_elements });
         }
-        operands
     }
 
     /// An operation is finished: what was staged for it goes where it belongs.

@@ -7,10 +7,15 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
 
+/// More than a line has, whatever the numbers are: a step allocates nothing for its line.
+const LINE_BYTES: usize = 1 << 10;
+
 /// Writes measurements to the files of a run.
 #[derive(Debug)]
 pub struct MetricsFiles {
     jsonl: File,
+    /// The last line, whose memory the next one takes.
+    line: Vec<u8>,
     events: EventWriter,
     /// The last step that was told of.
     last_step: u64,
@@ -28,7 +33,7 @@ impl MetricsFiles {
         let (keep, last_step) = kept(&jsonl, resumed_step)?;
         jsonl.set_len(keep)?;
         jsonl.seek(SeekFrom::End(0))?;
-        Ok(MetricsFiles { jsonl, events: EventWriter::create(dir)?, last_step })
+        Ok(MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir)?, last_step })
     }
 
     /// The last step of which there is a line.
@@ -68,9 +73,10 @@ impl MetricsFiles {
     }
 
     fn line(&mut self, m: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(m)?;
-        line.push(b'\n');
-        self.jsonl.write_all(&line)
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, m)?;
+        self.line.push(b'\n');
+        self.jsonl.write_all(&self.line)
     }
 }
 

@@ -9,10 +9,18 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// More than a record has: a step allocates nothing for its scalars.
+const RECORD_BYTES: usize = 1 << 10;
+
 /// Appends scalars to an event file.
 #[derive(Debug)]
 pub struct EventWriter {
     file: File,
+    /// Those of the last record, whose memory the next one takes.
+    message: Vec<u8>,
+    summary: Vec<u8>,
+    event: Vec<u8>,
+    record: Vec<u8>,
 }
 
 impl EventWriter {
@@ -23,11 +31,11 @@ impl EventWriter {
     pub fn create(dir: &Path) -> io::Result<EventWriter> {
         let now = wall_time();
         let name = format!("events.out.tfevents.{:010}.{}.phalanx", now as u64, std::process::id());
-        let mut writer = EventWriter { file: File::create(dir.join(name))? };
-        let mut event = Vec::new();
+        let [message, summary, mut event, record] = [(); 4].map(|()| Vec::with_capacity(RECORD_BYTES));
         double(&mut event, 1, now);
         bytes(&mut event, 3, b"brain.Event:2");
-        writer.record(&event)?;
+        let mut writer = EventWriter { file: File::create(dir.join(name))?, message, summary, event, record };
+        writer.write()?;
         Ok(writer)
     }
 
@@ -36,30 +44,33 @@ impl EventWriter {
     /// # Errors
     /// When the file cannot be written.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
-        let mut summary = Vec::new();
+        let EventWriter { message, summary, event, .. } = self;
+        summary.clear();
         for (tag, value) in scalars {
-            let mut message = Vec::new();
-            bytes(&mut message, 1, tag.as_bytes());
-            key(&mut message, 2, 5);
+            message.clear();
+            bytes(message, 1, tag.as_bytes());
+            key(message, 2, 5);
             message.extend((*value as f32).to_le_bytes());
-            bytes(&mut summary, 1, &message);
+            bytes(summary, 1, message);
         }
-        let mut event = Vec::new();
-        double(&mut event, 1, wall_time());
-        key(&mut event, 2, 0);
-        varint(&mut event, step);
-        bytes(&mut event, 5, &summary);
-        self.record(&event)
+        event.clear();
+        double(event, 1, wall_time());
+        key(event, 2, 0);
+        varint(event, step);
+        bytes(event, 5, summary);
+        self.write()
     }
 
-    fn record(&mut self, data: &[u8]) -> io::Result<()> {
-        let length = (data.len() as u64).to_le_bytes();
-        let mut out = Vec::with_capacity(data.len() + 16);
-        out.extend(length);
-        out.extend(masked_crc(&length).to_le_bytes());
-        out.extend(data);
-        out.extend(masked_crc(data).to_le_bytes());
-        self.file.write_all(&out)
+    /// Appends the event as a record.
+    fn write(&mut self) -> io::Result<()> {
+        let EventWriter { event, record, .. } = self;
+        let length = (event.len() as u64).to_le_bytes();
+        record.clear();
+        record.extend(length);
+        record.extend(masked_crc(&length).to_le_bytes());
+        record.extend_from_slice(event);
+        record.extend(masked_crc(event).to_le_bytes());
+        self.file.write_all(record)
     }
 }
 

@@ -3,7 +3,7 @@
 pub(crate) mod catching_up;
 
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
-use super::links::{Links, STAGED, WHOLE};
+use super::links::{Exchange, Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
 use super::programs::Programs;
 use super::saving::{Saved, Saving, TrainerState};
@@ -86,6 +86,8 @@ pub(crate) struct Trainer<'a> {
     /// Ranks that hold copies of the state of this one.
     shadow_holders: Vec<u32>,
     links: Links,
+    /// Gradients to shadow holders and from the ranks of its shadows, once they have passed for the first time.
+    gradients: Option<Exchange>,
     outgoing_catch_up: OutgoingCatchUp,
     incoming_catch_up: IncomingCatchUp,
     /// A step that is prepared and neither applied nor given up: the position behind it, and its outcome.
@@ -164,6 +166,7 @@ impl<'a> Trainer<'a> {
             shadows: Vec::new(),
             shadow_holders: Vec::new(),
             links: Links::default(),
+            gradients: None,
             outgoing_catch_up: OutgoingCatchUp::default(),
             incoming_catch_up: IncomingCatchUp::default(),
             open: None,
@@ -286,10 +289,16 @@ impl<'a> Trainer<'a> {
     }
 
     /// Sends this step's gradients to shadow holders and followers of this rank, and receives those of other ranks.
+    #[allow(unsafe_code)] // Lends gradients to an exchange that was made before.
     fn share_gradients(&mut self, outcome: &Outcome) -> Result<(), JobError> {
         let followers = &self.outgoing_catch_up.followers;
         if self.shadow_holders.is_empty() && self.shadows.is_empty() && followers.is_empty() {
             return Ok(());
+        }
+        if let Some(gradients) = self.gradients.as_mut().filter(|_| followers.is_empty()) {
+            // SAFETY: it was made of gradients of this machine and of the shadows, which lie where they lay: whatever maps
+            // or replaces a machine forgets it. No program runs on these machines before this returns.
+            return Ok(unsafe { self.links.repeat(gradients) }?);
         }
         let known = if followers.is_empty() { Vec::new() } else { self.known_of_step(outcome) };
         let c = &self.programs.train;
@@ -304,7 +313,12 @@ impl<'a> Trainer<'a> {
         let sends: Vec<(u32, Vec<Source<'_>>)> = to_shadow_holders.chain(to_followers).collect();
         let receives: Vec<(u32, Vec<Room<'_>>)> =
             self.shadows.iter_mut().map(|shadow| (shadow.of, shadow.gradients())).collect();
-        Ok(self.links.exchange(&sends, &receives, bytes_max)?)
+        let mut exchange = Exchange::new(&sends, &receives, bytes_max);
+        // SAFETY: the tensors are borrowed until this returns.
+        unsafe { self.links.repeat(&mut exchange) }?;
+        // What followers are told is of this step alone.
+        self.gradients = followers.is_empty().then_some(exchange);
+        Ok(())
     }
 
     /// Bytes of gradients that pass in one operation: the ranks of a world have devices of one kind.
@@ -531,6 +545,7 @@ impl<'a> Trainer<'a> {
             team.mesh_rank == self.team.mesh_rank && self.is_in(team.memory()),
             "a trainer keeps its place and its memory"
         );
+        self.gradients = None;
         if let Some(memory) = team.memory() {
             self.machine.remap(memory);
             self.shadows.iter_mut().for_each(|shadow| shadow.machine.remap(memory));
@@ -555,6 +570,7 @@ impl<'a> Trainer<'a> {
     /// As [`Trainer::follow`].
     pub(crate) fn take_over(&mut self, before: Box<dyn Machine>, output_dir: &Path) -> Result<(), JobError> {
         let backing = Backing { shared: self.team.memory(), offload_dir: Some(output_dir) };
+        self.gradients = None;
         self.machine = before.succeed(&self.programs.all(), &backing)?;
         Ok(())
     }
@@ -567,7 +583,7 @@ impl<'a> Trainer<'a> {
     /// Sets the links for gradients outside the program, and the followers of this rank.
     pub(crate) fn link(&mut self, links: Links, shadow_holders: Vec<u32>, outgoing_catch_up: OutgoingCatchUp) {
         (self.links, self.shadow_holders, self.outgoing_catch_up) = (links, shadow_holders, outgoing_catch_up);
-        self.incoming_catch_up = IncomingCatchUp::default();
+        (self.gradients, self.incoming_catch_up) = (None, IncomingCatchUp::default());
     }
 
     fn bytes_in_shared(&self) -> usize {

@@ -658,6 +658,7 @@ mod tests {
 
         member.handle_desired_state(&desired_state(2, Stage::Form, Some(&Arc::new(next)))).unwrap();
         assert!(commands(&mut member).contains(&Command::Join(Generation(2))));
+        before.transfers[0].iter().for_each(|transfer| member.handle_fetched(Generation(2), *transfer).unwrap());
         assert_eq!(member.report().phase, MemberPhase::Healing);
         assert!(member.handle_joined(Generation(1)).is_err());
         member.handle_joined(Generation(2)).unwrap();

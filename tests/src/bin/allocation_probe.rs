@@ -1,11 +1,15 @@
-//! Counts what the hot loop allocates, on all threads, in a process in which nothing else runs: a test harness has
-//! threads of its own.
+//! Counts what the hot loop allocates, in a process in which nothing else runs: a test harness has threads of its own.
 //!
-//! `allocation_probe f32|bf16 THREADS`: prints the number of allocations of 20 steps, batches filled from documents
-//! included, and to standard error where the first of them came from.
+//! `allocation_probe f32|bf16 THREADS`: prints the number of allocations of 20 steps on all threads, batches filled from
+//! documents included, and to standard error where the first of them came from.
+//!
+//! Otherwise it is the `phalanx` command line. Its rank processes count where `PHALANX_PROBE_DIR` names a folder: from the
+//! moment when there is a file `begin-0` in it until there is a file `end-0`, then from `begin-1` to `end-1`, and so on. Each
+//! then writes to `PID.count-0` and so on how many allocations its device thread has made with its pool, and how many the
+//! threads of its connections; and to `PID.trace` where the first ones of the device thread came from.
 #![allow(unsafe_code)] // an allocator can be written in no other way
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use phalanx::config::datasets::DatasetType;
 use phalanx::data::config::{DataConfig, DatasetConfig};
 use phalanx::data::prepare::prepare;
@@ -16,7 +20,12 @@ use phalanx_strategies::sampler::Sampler;
 use phalanx_tests::step::{BenchProgram, bench_model};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The system's allocator, counting.
 struct Counting;
@@ -24,12 +33,26 @@ struct Counting;
 /// Calls that asked for memory, on all threads.
 static N_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The next allocation shows its backtrace.
-static WATCHED: AtomicBool = AtomicBool::new(false);
+/// Calls are watched.
+static WATCHES: AtomicBool = AtomicBool::new(false);
+
+/// Calls that asked for memory while they were watched: of the device thread and its pool, and of connections.
+static N_WATCHED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// How many of the first show their backtraces.
+const N_SHOWN: u64 = 3;
+
+/// In a rank process: the folder of its counts. Threads of the control plane are not watched there.
+static PROBE_DIR: OnceLock<PathBuf> = OnceLock::new();
+
+/// Names of watched threads, or how they begin, and the counter of each.
+const WATCHED: [(&str, usize); 4] = [("device", 0), ("compute-", 0), ("state", 0), ("tcp-", 1)];
 
 std::thread_local! {
     /// This thread is showing a backtrace, whose own allocations do not count.
     static SHOWS: Cell<bool> = const { Cell::new(false) };
+    /// The counter of this thread, if it has one, once that is known.
+    static COUNTER: Cell<Option<Option<usize>>> = const { Cell::new(None) };
 }
 
 fn count() {
@@ -37,12 +60,43 @@ fn count() {
         return;
     }
     N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-    if WATCHED.swap(false, Ordering::SeqCst) {
+    let Some(counter) = WATCHES.load(Ordering::Acquire).then(counter).flatten() else { return };
+    if N_WATCHED[counter].fetch_add(1, Ordering::SeqCst) < N_SHOWN && counter == 0 {
         SHOWS.set(true);
-        let thread = std::thread::current();
-        eprintln!("thread {:?} allocates\n{}", thread.name(), std::backtrace::Backtrace::force_capture());
+        show();
         SHOWS.set(false);
     }
+}
+
+fn counter() -> Option<usize> {
+    if PROBE_DIR.get().is_none() {
+        return Some(0);
+    }
+    COUNTER.get().unwrap_or_else(|| {
+        // The kernel tells the name without an allocation.
+        let mut name = [0; 16];
+        let n = std::fs::File::open("/proc/thread-self/comm").and_then(|mut file| file.read(&mut name)).unwrap_or(0);
+        let found = WATCHED.iter().find(|(begin, _)| name[..n].starts_with(begin.as_bytes()));
+        let counter = found.map(|(_, counter)| *counter);
+        COUNTER.set(Some(counter));
+        counter
+    })
+}
+
+fn show() {
+    let thread = std::thread::current();
+    let text = format!("thread {:?} allocates\n{}\n", thread.name(), std::backtrace::Backtrace::force_capture());
+    let Some(dir) = PROBE_DIR.get() else {
+        eprint!("{text}");
+        return;
+    };
+    let file = std::fs::File::options().create(true).append(true).open(of_this_process(dir, "trace"));
+    // What is missing from it is still counted.
+    let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
+}
+
+fn of_this_process(dir: &Path, what: &str) -> PathBuf {
+    dir.join(format!("{}.{what}", std::process::id()))
 }
 
 // SAFETY: every call goes to the system's allocator unchanged, which keeps the contract.
@@ -96,11 +150,9 @@ fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
     let sampler = Sampler::new(7, rows.len() as u64, BATCH.n_rows as u64, true)?;
     let [mut ids, mut labels, mut positions, mut doc_start] = [const { [0i32; BATCH.n_tokens()] }; 4];
     let mut picked = vec![0; BATCH.n_rows];
-    let mut before = 0;
     for i in 0..N_WARM_UP + N_STEPS {
         if i == N_WARM_UP {
-            before = N_ALLOCATIONS.load(Ordering::SeqCst);
-            WATCHED.store(true, Ordering::SeqCst);
+            WATCHES.store(true, Ordering::SeqCst);
         }
         sampler.fill_step(i, 0, &mut picked);
         let mut batch =
@@ -109,14 +161,34 @@ fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
         step.write_batch(&ids, &labels, &positions, &doc_start);
         ensure!(step.run().is_finite(), "step {i}: the loss is not a number");
     }
-    let n = N_ALLOCATIONS.load(Ordering::SeqCst) - before;
-    WATCHED.store(false, Ordering::SeqCst);
-    Ok(n)
+    WATCHES.store(false, Ordering::SeqCst);
+    Ok(N_WATCHED[0].load(Ordering::SeqCst))
 }
 
-fn main() -> Result<()> {
-    let args: Vec<String> = std::env::args().collect();
-    let [_, precision, n_threads] = &args[..] else { bail!("usage: allocation_probe f32|bf16 THREADS") };
+/// Counts in a rank process for as long as the test asks for it.
+fn count_while_asked(dir: &Path) -> std::io::Result<()> {
+    let wait_for = |name: String| {
+        while !dir.join(&name).exists() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    for window in 0.. {
+        wait_for(format!("begin-{window}"));
+        N_WATCHED.iter().for_each(|n| n.store(0, Ordering::SeqCst));
+        WATCHES.store(true, Ordering::SeqCst);
+        std::fs::write(of_this_process(dir, &format!("watches-{window}")), "")?;
+        wait_for(format!("end-{window}"));
+        WATCHES.store(false, Ordering::SeqCst);
+        let [of_device, of_connections] = [0, 1].map(|counter: usize| N_WATCHED[counter].load(Ordering::SeqCst));
+        // The name comes last, so that nobody reads half of it.
+        let unnamed = of_this_process(dir, "unnamed");
+        std::fs::write(&unnamed, format!("{of_device} {of_connections}"))?;
+        std::fs::rename(unnamed, of_this_process(dir, &format!("count-{window}")))?;
+    }
+    Ok(())
+}
+
+fn print_allocations_of_steps(precision: &str, n_threads: &str) -> Result<()> {
     let (bf16, n_threads) = (precision == "bf16", n_threads.parse()?);
     let dir = tempfile::tempdir()?;
     let rows = rows(dir.path())?;
@@ -126,4 +198,23 @@ fn main() -> Result<()> {
 
     println!("{}", phalanx::devices::host().on_device_thread(n_threads, || allocations_of_steps(bf16, &rows))??);
     Ok(())
+}
+
+fn main() -> Result<ExitCode> {
+    let args: Vec<String> = std::env::args().collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[1..] {
+        [precision @ ("f32" | "bf16"), n_threads] => {
+            print_allocations_of_steps(precision, n_threads)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        ["rank", ..] => {
+            if let Some(dir) = std::env::var_os("PHALANX_PROBE_DIR") {
+                let dir = PROBE_DIR.get_or_init(|| dir.into());
+                let counts = std::thread::Builder::new().name("counts".into());
+                counts.spawn(|| count_while_asked(dir).expect("the folder of the probe is there"))?;
+            }
+        }
+        _ => {}
+    }
+    Ok(phalanx::cli::main())
 }

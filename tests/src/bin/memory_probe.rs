@@ -2,13 +2,17 @@
 //!
 //! `memory_probe measure-step f32|bf16 ROWS`: three steps of the benchmark model.
 //! `memory_probe measure-job JOB.yaml`: a whole job. Both print one JSON line.
+//! `memory_probe measure-ranks JOB.yaml`: a job whose ranks are processes, until its first checkpoint. Prints the bytes that the
+//! ranks allocated for their buffers, by rank, and the largest sum of what the kernel says that their processes take.
 
-use phalanx::{Control, Event, Job, JobError};
+use phalanx::{Control, Event, Job, JobError, Runtime};
+use phalanx_actors::control::block_on;
 use phalanx_strategies::model::BatchShape;
 use phalanx_tests::step::{BenchProgram, bench_model};
-use phalanx_tests::{peak_rss_bytes, rss_bytes};
+use phalanx_tests::{children_pss_bytes, peak_rss_bytes, rss_bytes};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
@@ -20,14 +24,19 @@ fn main() -> ExitCode {
                 .expect("two threads start");
             ExitCode::SUCCESS
         }
-        ["measure-job", yaml] => match measure_job(Path::new(yaml)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
-            }
-        },
+        ["measure-job", yaml] => code(measure_job(Path::new(yaml)).map_err(Into::into)),
+        ["measure-ranks", yaml] => code(measure_ranks(Path::new(yaml))),
         _ => phalanx::cli::main(),
+    }
+}
+
+fn code(outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -50,6 +59,41 @@ fn measure_job(yaml: &Path) -> Result<(), JobError> {
         _ => {}
     })?;
     print(planned, baseline, in_steps, peak_rss_bytes());
+    Ok(())
+}
+
+/// Ranks are processes of this program, and children of this process.
+fn measure_ranks(yaml: &Path) -> anyhow::Result<()> {
+    let job = Job::from_yaml(yaml)?;
+    let checkpoints = job.config().output.output_dir.join("checkpoints");
+    let runtime = Runtime::new(phalanx::rank_process())?;
+    let running = block_on(runtime.start(job))??;
+    let events = running.clone();
+    let planned = std::thread::spawn(move || {
+        block_on(async {
+            let mut events = events.events();
+            while let Some(event) = events.next().await {
+                if let Ok(Event::Started(started)) = event {
+                    return started.buffer_bytes;
+                }
+            }
+            Vec::new()
+        })
+    });
+    // Until it has saved: then one rank exports, while the others still have their state, which is not what is planned.
+    let is_saved =
+        || std::fs::read_dir(&checkpoints).into_iter().flatten().flatten().any(|c| c.path().join("COMMIT").exists());
+    let (mut peak, mut n_looks) = (0, 0);
+    while running.outcome().is_none() && !is_saved() {
+        let of_ranks: u64 = children_pss_bytes().iter().sum();
+        if !is_saved() {
+            (peak, n_looks) = (peak.max(of_ranks), n_looks + 1);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    block_on(running.wait())??;
+    let planned = planned.join().expect("nothing in it panics")?;
+    println!("{{\"planned\": {planned:?}, \"peak\": {peak}, \"looks\": {n_looks}}}");
     Ok(())
 }
 

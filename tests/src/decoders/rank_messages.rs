@@ -65,6 +65,10 @@ fn seeds() -> Vec<Vec<u8>> {
         ask(1, 3),
         json!({"state": state, "pieces": [piece(whole)]}),
         json!({"state": state, "pieces": [piece(part), piece(beside)]}),
+        // What no honest member asks for or offers: shares that do not exist, and a box of which only a part is missing.
+        ask(0, 0),
+        ask(3, 3),
+        json!({"state": state, "pieces": [piece(([0, 0], [4, 6]))]}),
         state.clone(),
         json!({"unix_ms": 1, "term": 1, "event": "checkpoint", "generation": 1, "step": 2}),
         json!({"unix_ms": 1, "term": 1, "event": "ended", "ending": {"failed": "why"}}),
