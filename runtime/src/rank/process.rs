@@ -4,6 +4,7 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::error::JobError;
+use crate::error::peer::PeerError;
 use crate::frontend::UserModel;
 use crate::launch::channel;
 use crate::launch::channel::{FrameReceiver, FrameSender};
@@ -48,7 +49,7 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
         Err(error) => {
-            FromRank::Failed(FailureReport::from(&error)).deliver(&mut sender);
+            FromRank::Failed(FailureReport::from(&error.into())).deliver(&mut sender);
             return Ok(1);
         }
     };
@@ -80,9 +81,7 @@ fn serve(
         let tokenizer = plan::tokenizer(&config)?;
         let model = plan::rank_plan(&config, &tokenizer, make)?;
         if model.model.user().map(UserModel::digest) != begin.user_model {
-            return Err(JobError::Unusable(
-                "the model that this rank made has other tensors or first values than the job's; `rank_process_with` must make the same in every process".into(),
-            ));
+            return Err(PeerError::OtherModel.into());
         }
         let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
         let n_rows = data.train.len() as u64;
@@ -145,14 +144,13 @@ fn serve(
     outcome.map_err(|error| (sender, FailureReport::from(&error)))
 }
 
-fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {
-    let unusable = |what: String| JobError::Unusable(format!("invalid start message for a rank: {what}"));
-    let frame = receiver.receive().map_err(|e| unusable(e.to_string()))?;
-    let frame = frame.ok_or_else(|| unusable("the node closed the channel".into()))?;
+fn begin(receiver: &mut FrameReceiver) -> Result<Begin, PeerError> {
+    let frame = receiver.receive().map_err(PeerError::StartFrame)?;
+    let frame = frame.ok_or(PeerError::NoStart)?;
     match serde_json::from_slice(&frame) {
         Ok(ToRank::Begin(begin)) => Ok(*begin),
-        Ok(ToRank::DesiredState(_)) => Err(unusable("a desired state arrived before the start message".into())),
-        Err(error) => Err(unusable(error.to_string())),
+        Ok(ToRank::DesiredState(_)) => Err(PeerError::StartOrder),
+        Err(error) => Err(PeerError::StartMessage(error)),
     }
 }
 
