@@ -1,8 +1,25 @@
-//! Why a job cannot start or go on.
+//! Why a job cannot start or go on. What a request asks for that cannot be done has a file for each concern.
+
+pub mod command;
+pub mod control_plane;
+pub mod export;
+pub mod fit;
+pub mod generate;
+pub mod host;
+pub mod peer;
+pub mod plan;
 
 use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
 use crate::data::tokenizer::TokenizerError;
+use crate::error::command::CommandError;
+use crate::error::control_plane::ControlPlaneError;
+use crate::error::export::ExportError;
+use crate::error::fit::FitError;
+use crate::error::generate::GenerateError;
+use crate::error::host::HostError;
+use crate::error::peer::PeerError;
+use crate::error::plan::PlanError;
 use crate::frontend::UserModelError;
 use crate::launch::error::LaunchError;
 use crate::units::human_bytes;
@@ -93,9 +110,22 @@ pub enum JobError {
     /// The world of this rank is over.
     #[error("this world is over: what was done {0}")]
     Superseded(phalanx_strategies::elastic::identity::Stale),
-    /// Something a request asks for that does not exist here.
-    #[error("{0}")]
-    Unusable(String),
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    ControlPlane(#[from] ControlPlaneError),
+    #[error(transparent)]
+    Command(#[from] CommandError),
 }
 
 impl JobError {
@@ -168,7 +198,69 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An error that no program treats differently from another: its text says all.
-pub(crate) fn unusable(error: impl std::fmt::Display) -> JobError {
-    JobError::Unusable(error.to_string())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::frame::FrameError;
+    use phalanx_actors::quic::QuicError;
+    use phalanx_strategies::mesh::Mesh;
+    use std::error::Error;
+
+    fn no_json() -> serde_json::Error {
+        serde_json::from_str::<u32>("{").unwrap_err()
+    }
+
+    #[test]
+    fn request_that_cannot_be_met_is_an_error_of_the_input() {
+        let errors: [JobError; 8] = [
+            CommandError::NoRanks.into(),
+            ControlPlaneError::NoAddress.into(),
+            ExportError::NothingToMerge.into(),
+            FitError::Machine { mesh: Mesh::ONE }.into(),
+            GenerateError::NoLogits.into(),
+            HostError::StartedAsRank.into(),
+            PeerError::OtherModel.into(),
+            PlanError::NotUserDefined.into(),
+        ];
+
+        for error in errors {
+            assert!(error.is_input() && !error.is_consequence() && !error.is_of_the_world(), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn error_of_the_control_plane_keeps_what_caused_it() {
+        let source = QuicError::Refused("its term is over".into());
+
+        let error = JobError::from(ControlPlaneError::NoAnswer { output_dir: "/job".into(), source: source.clone() });
+
+        assert_eq!(error.source().and_then(|cause| cause.downcast_ref()), Some(&source));
+        let text = "the coordinator of the job in /job does not answer: the coordinator refuses: its term is over";
+        assert_eq!(chain(&error), text);
+    }
+
+    #[test]
+    fn errors_of_other_libraries_are_sources_and_are_told_once() {
+        let errors: [JobError; 5] = [
+            PlanError::Description { origin: "model".into(), source: no_json() }.into(),
+            ExportError::Json { file: "config.json".into(), source: no_json() }.into(),
+            PeerError::Decode { member: 1, source: no_json() }.into(),
+            PeerError::StartMessage(no_json()).into(),
+            ControlPlaneError::Decode(no_json()).into(),
+        ];
+
+        for error in errors {
+            let source = error.source().and_then(|cause| cause.downcast_ref::<serde_json::Error>());
+            assert_eq!(source.map(ToString::to_string), Some(no_json().to_string()), "{error:?}");
+            assert_eq!(chain(&error).matches(&no_json().to_string()).count(), 1, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn start_that_is_cut_short_says_how_many_bytes_are_missing() {
+        let error = JobError::from(PeerError::StartFrame(FrameError::CutShort { missing: 3 }));
+
+        let text = "invalid start message for a rank: the stream ended 3 bytes before the end of a frame";
+        assert_eq!(chain(&error), text);
+    }
 }

@@ -7,6 +7,7 @@ use crate::config::precision::DeviceChoice;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
+use crate::error::generate::GenerateError;
 use crate::train::weights::FirstValues;
 use crate::train::{plan, weights};
 use phalanx_device::groups::Groups;
@@ -105,11 +106,11 @@ impl Generator {
     pub fn all_logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
         let length = |c: &Compiled| c.program.bound(Role::Ids).next().map_or(0, |v| c.program.value(v).n_elements());
         let fits = self.programs.iter().find(|c| !ids.is_empty() && length(c) >= ids.len());
-        let c = fits.ok_or_else(|| JobError::Unusable(format!("a text of {} tokens does not fit", ids.len())))?;
+        let c = fits.ok_or(GenerateError::Length { n_tokens: ids.len() })?;
         for (i, id) in ids.iter().enumerate() {
             if *id as usize >= self.model.vocab_size {
-                let v = self.model.vocab_size;
-                return Err(JobError::Unusable(format!("token {id} at {i} is not below the model's vocab_size {v}")));
+                let vocab_size = self.model.vocab_size;
+                return Err(GenerateError::Token { id: *id, position: i, vocab_size }.into());
             }
         }
         let machine = &mut *self.machine;
@@ -127,7 +128,7 @@ impl Generator {
         weights::fill_constants(machine, c, Some(&self.model));
         machine.run_all(c, &mut Groups::none())?;
         let logits = c.program.bound(Role::Logits).next();
-        let logits = logits.ok_or_else(|| JobError::Unusable("the program has no logits".into()))?;
+        let logits = logits.ok_or(GenerateError::NoLogits)?;
         let wanted = 0..ids.len() * self.model.vocab_size;
         Ok(match machine.host(c, logits) {
             Some(bytes) => &bytemuck::cast_slice(bytes)[wanted],

@@ -6,6 +6,7 @@ use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead_alone};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
+use crate::error::host::HostError;
 use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::train::fit::{check_memory, check_ranks, create_dir};
@@ -72,19 +73,14 @@ impl<'a> Checked<'a> {
         let mesh = config.parallel.mesh()?;
         check_ranks(&model, mesh)?;
         if config.parallel.nnodes > 1 {
-            return Err(JobError::Unusable(format!(
-                "nnodes is {}, and this is one machine; several are started by `phalanx train --slurm` or `--torchrun`, or by `phalanx coordinator` and `phalanx node`",
-                config.parallel.nnodes
-            )));
+            return Err(HostError::SeveralMachines { n_nodes: config.parallel.nnodes }.into());
         }
         let program = match ranks {
             Ranks::Processes { program, .. } => Some(program.as_path()),
             Ranks::Threads => None,
         };
         if model.model.user().is_some() && matches!(ranks, Ranks::Processes { makes_models: false, .. }) {
-            return Err(JobError::Unusable(
-                "the job's model is written in Rust, and its rank processes do not make it; a `main` that begins with `phalanx::rank_process_with` lets them, and `Job::start` trains it on threads".into(),
-            ));
+            return Err(HostError::RanksWithoutModel.into());
         }
         // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;

@@ -3,6 +3,7 @@
 use super::probe::{Sample, Work, samples, small};
 use crate::config::JobConfig;
 use crate::error::JobError;
+use crate::error::fit::FitError;
 use crate::train::plan::ModelPlan;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_strategies::mesh::Mesh;
@@ -25,7 +26,7 @@ pub(super) fn this_machine(
     n_ranks: usize,
 ) -> Result<Hardware, JobError> {
     if n_ranks > LOCAL_RANKS_MAX as usize {
-        return Err(JobError::Unusable(format!("{n_ranks} ranks; at most {LOCAL_RANKS_MAX} fit one machine")));
+        return Err(FitError::Measured { n_ranks }.into());
     }
     let n_threads = config.precision.threads.unwrap_or_else(|| (plan.device.available_threads() / n_ranks).max(1));
     let probe = small(plan, model);

@@ -4,6 +4,8 @@ use super::JobArgs;
 use crate::config::JobConfig;
 use crate::config::error::ConfigError;
 use crate::error::JobError;
+use crate::error::command::CommandError;
+use crate::error::fit::FitError;
 use crate::launch::environment::{LaunchContext, Variables, slurm, torchrun};
 use std::time::Duration;
 
@@ -38,18 +40,14 @@ impl ClusterArgs {
             (true, _) => slurm(&environment()),
             (_, true) => torchrun(&environment()),
             _ if self.spare_nodes > 0 => {
-                return Err(JobError::Unusable(
-                    "--spare-nodes needs --slurm or --torchrun, which tell of nodes".into(),
-                ));
+                return Err(CommandError::SpareNodesAlone.into());
             }
             _ => return Ok(None),
         };
-        let launch_context = launch_context.map_err(|error| JobError::Unusable(error.to_string()))?;
-        if self.spare_nodes >= launch_context.n_nodes {
-            return Err(JobError::Unusable(format!(
-                "--spare-nodes is {}, and there are {} nodes; at least one has to train",
-                self.spare_nodes, launch_context.n_nodes
-            )));
+        let launch_context = launch_context.map_err(CommandError::Environment)?;
+        let (n_spares, n_nodes) = (self.spare_nodes, launch_context.n_nodes);
+        if n_spares >= n_nodes {
+            return Err(CommandError::SpareNodes { n_spares, n_nodes }.into());
         }
         Ok(Some(launch_context))
     }
@@ -93,11 +91,7 @@ pub(super) fn n_slots(config: &JobConfig) -> Result<u32, JobError> {
     let (parallel, mesh) = (&config.parallel, config.parallel.mesh()?);
     let n_each = mesh.size() / parallel.nnodes;
     if n_each * parallel.nnodes != mesh.size() {
-        return Err(JobError::Unusable(format!(
-            "the mesh {mesh} has {} ranks, which {} nodes cannot share evenly; --spare-nodes takes nodes out",
-            mesh.size(),
-            parallel.nnodes
-        )));
+        return Err(FitError::Uneven { mesh, n_nodes: parallel.nnodes }.into());
     }
     Ok((n_each + config.elastic.spare_ranks) as u32)
 }

@@ -6,6 +6,7 @@ use crate::control::Control;
 use crate::coordinate::sentence::sentence;
 use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::train::fit::check;
 use phalanx_actors::trust::join::parse_addresses;
 use std::net::SocketAddr;
@@ -45,7 +46,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let config = args.job.load()?;
     let model = check(&config)?;
     let advertise = match &args.advertise {
-        Some(text) => parse_addresses(text).map_err(|error| JobError::Unusable(format!("--advertise: {error}")))?,
+        Some(text) => parse_addresses(text).map_err(CommandError::Advertise)?,
         None => Vec::new(),
     };
     let how = Serve {

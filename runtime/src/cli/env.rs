@@ -4,6 +4,7 @@ use super::say;
 use crate::config::precision::DeviceChoice;
 use crate::devices;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::units::human_bytes;
 use serde_json::json;
 
@@ -16,7 +17,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let system = sysinfo::System::new();
-    let mut system = system.map_err(|e| JobError::Unusable(format!("cannot ask the system: {e}")))?;
+    let mut system = system.map_err(CommandError::System)?;
     system.refresh_memory();
     system.refresh_cpu_all();
     let device = devices::of(DeviceChoice::Auto)?;

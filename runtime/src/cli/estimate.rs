@@ -5,6 +5,7 @@ use super::forecast::Forecast;
 use super::{JobArgs, right, say};
 use crate::config::datasets::ValSetSize;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::programs::Programs;
 use crate::train::saving::snapshot_bytes;
@@ -48,7 +49,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let tokenizer = plan::tokenizer(&config)?;
     let plan = plan::model_plan(&config, &tokenizer)?;
     let mesh = config.parallel.mesh()?;
-    let model = plan.model.known().ok_or_else(|| JobError::Unusable("a user-defined model has no estimate".into()))?;
+    let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     // Before anything is measured, so that a job that cannot train is refused at once.
     let hardware = Hardware::named("cpu").expect("it is shipped");
@@ -193,7 +194,7 @@ impl Args {
                 ("--json", _) => all.json = true,
                 (_, Some(path)) => all.trace = Some(path.into()),
                 ("--trace", _) => {
-                    let missing = || JobError::Unusable("`--trace`: a value is missing".into());
+                    let missing = || CommandError::NoValue { word: word.clone() };
                     all.trace = Some(words.next().ok_or_else(missing)?.into());
                 }
                 _ => all.job.overrides.push(word.clone()),

@@ -3,6 +3,7 @@
 use crate::api::generate::{Sampling, with_generator};
 use crate::data::text_stream::TextStream;
 use crate::error::JobError;
+use crate::error::generate::GenerateError;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +60,7 @@ pub(super) fn continue_text(
             ids.extend(tokenizer.encode(prompt)?);
         }
         if ids.is_empty() {
-            return Err(JobError::Unusable("this tokenizer has no token that begins a text; give --prompt".into()));
+            return Err(GenerateError::NoBeginning.into());
         }
         let mut out = std::io::stdout().lock();
         let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();

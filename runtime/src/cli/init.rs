@@ -5,6 +5,7 @@ use crate::config::datasets::DatasetType;
 use crate::config::reference::reference_markdown;
 use crate::config::starter::starter_yaml;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -36,8 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         return Ok(());
     }
     if args.file.exists() {
-        let text = format!("{} exists; name another file or remove it first", args.file.display());
-        return Err(JobError::Unusable(text));
+        return Err(CommandError::Exists { path: args.file.clone() }.into());
     }
     let asks = !args.yes && std::io::stdin().is_terminal();
     let answer = |question: &str, default: &str| if asks { ask(question, default) } else { default.to_string() };
@@ -53,10 +53,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "completion" => DatasetType::Completion,
         "alpaca" => DatasetType::Alpaca,
         "chat_template" => DatasetType::ChatTemplate,
-        other => {
-            let text = format!("`{other}` is no type of dataset; completion, alpaca and chat_template are");
-            return Err(JobError::Unusable(text));
-        }
+        other => return Err(CommandError::DatasetType { found: other.into() }.into()),
     };
     write(&args.file, &starter_yaml(base_model.as_deref(), &dataset, kind))?;
     say(format_args!("wrote {0}; next:  phalanx estimate {0}  and  phalanx train {0}", args.file.display()));

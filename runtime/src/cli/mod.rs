@@ -19,6 +19,7 @@ mod signals;
 mod train;
 
 use crate::api::embed::program::{log_to_stderr, rank_process};
+use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -94,18 +95,18 @@ struct JobArgs {
 }
 
 impl JobArgs {
-    fn overrides(&self) -> Result<Vec<(String, String)>, JobError> {
+    fn overrides(&self) -> Result<Vec<(String, String)>, CommandError> {
         let mut pairs = Vec::new();
         let mut words = self.overrides.iter();
         while let Some(word) = words.next() {
-            let unusable = |why: &str| JobError::Unusable(format!("`{word}`: {why}"));
-            let key = word.strip_prefix("--").ok_or_else(|| unusable("an override is written `--key value`"))?;
+            let named = || word.clone();
+            let key = word.strip_prefix("--").ok_or_else(|| CommandError::NoOverride { word: named() })?;
             if ["slurm", "torchrun"].contains(&key) {
-                return Err(unusable("goes before the YAML file; what follows that are its keys"));
+                return Err(CommandError::FlagAfterFile { word: named() });
             }
             let (key, value) = match key.split_once('=') {
                 Some((key, value)) => (key.to_string(), value.to_string()),
-                None => (key.to_string(), words.next().ok_or_else(|| unusable("a value is missing"))?.clone()),
+                None => (key.to_string(), words.next().ok_or_else(|| CommandError::NoValue { word: named() })?.clone()),
             };
             pairs.push((key, value));
         }

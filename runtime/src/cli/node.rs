@@ -5,6 +5,7 @@ use super::signals::on_signal;
 use super::train::show;
 use crate::api::embed::program::RankProgram;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::node::join::{JoinAs, Leave, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
@@ -37,9 +38,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
-    let parsed: JoinString = args.join.parse().map_err(|error| JobError::Unusable(format!("--join: {error}")))?;
+    let parsed: JoinString = args.join.parse().map_err(CommandError::Join)?;
     if args.ranks == 0 {
-        return Err(JobError::Unusable("--ranks is 0; a node has at least one rank".into()));
+        return Err(CommandError::NoRanks.into());
     }
     let program = program.path().to_owned();
     let credential = enter(&parsed, &args.dir)?;

@@ -6,6 +6,7 @@ use crate::config::JobConfig;
 use crate::coordinate::ask::ask;
 use crate::coordinate::sentence::incident;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use comfy_table::{Table, presets};
 use phalanx_actors::events::IncidentLine;
 use phalanx_actors::operator::{Answer, Request};
@@ -79,20 +80,20 @@ impl Which {
     }
 
     fn ask(&self, request: &Request) -> Result<Answer, JobError> {
-        ask(&self.output_dir()?, request)
+        Ok(ask(&self.output_dir()?, request)?)
     }
 
     fn status(&self) -> Result<Status, JobError> {
         match self.ask(&Request::Status)? {
             Answer::Status(status) => Ok(*status),
-            Answer::Refused(why) => Err(JobError::Unusable(why)),
-            Answer::Done => Err(JobError::Unusable("the coordinator sent no status".into())),
+            Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
+            Answer::Done => Err(CommandError::NoStatus.into()),
         }
     }
 
     fn request(&self, request: &Request, done: &str) -> Result<(), JobError> {
         match self.ask(request)? {
-            Answer::Refused(why) => Err(JobError::Unusable(why)),
+            Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
             Answer::Done | Answer::Status(_) => {
                 say(done);
                 Ok(())
@@ -104,7 +105,7 @@ impl Which {
 pub(super) fn status(args: &StatusArgs) -> Result<(), JobError> {
     let status = args.which.status()?;
     if args.json {
-        let text = serde_json::to_string_pretty(&status).map_err(|e| JobError::Unusable(e.to_string()))?;
+        let text = serde_json::to_string_pretty(&status).map_err(CommandError::Encode)?;
         say(text);
     } else {
         show(&status);
@@ -116,8 +117,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
     let known = args.which.status()?;
     let node = NodeId(args.node);
     if !known.nodes.iter().any(|other| other.node == node) {
-        let all: Vec<String> = known.nodes.iter().map(|other| other.node.0.to_string()).collect();
-        return Err(JobError::Unusable(format!("the job has no node {}; it has {}", args.node, all.join(", "))));
+        let nodes = known.nodes.iter().map(|other| other.node.0).collect();
+        return Err(CommandError::UnknownNode { node: args.node, nodes }.into());
     }
     args.which.request(&Request::Drain(node), &format!("draining {node}; it exits once other nodes hold its state"))
 }

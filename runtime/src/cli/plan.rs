@@ -7,6 +7,7 @@ use super::{JobArgs, right, say};
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::programs::Programs;
 use crate::train::step_trace::check_writable;
@@ -76,15 +77,14 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let mut found = search::search(&planner.workload, &planner.hardware, &options, |c| planner.evaluate(c));
     planner.confirm(&mut found);
     if args.json {
-        let json = serde_json::to_value(&found).map_err(|e| JobError::Unusable(e.to_string()))?;
+        let json = serde_json::to_value(&found).map_err(CommandError::Encode)?;
         say(json!({ "hardware": planner.hardware, "world_size": options.world_size, "plan": json }));
     } else {
         planner.print(&found, &options);
     }
     let Some(best) = found.ranked.first() else {
-        let why = report::refusals(&found).first().map_or(String::new(), |(_, why)| format!(": {why}"));
-        let n = options.world_size;
-        return Err(JobError::Unusable(format!("no arrangement of {n} ranks trains this job{why}")));
+        let refusal = report::refusals(&found).into_iter().next().map(|(_, why)| why);
+        return Err(CommandError::NoArrangement { n_ranks: options.world_size, refusal }.into());
     };
     if let Some(path) = &args.trace {
         let chrome = planner.forecast(&best.candidate, true)?.timeline.chrome();
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
 
 impl Args {
     /// Flags of ours may stand among the overrides, behind the file.
-    fn gathered(&self) -> Result<Args, JobError> {
+    fn gathered(&self) -> Result<Args, CommandError> {
         let mut all = Args {
             gpu: self.gpu.clone(),
             trace: self.trace.clone(),
@@ -118,9 +118,10 @@ impl Args {
                 all.job.overrides.extend(joined.is_none().then(|| words.next().cloned()).flatten());
                 continue;
             }
-            let bad = |why: &str| JobError::Unusable(format!("`{key}`: {why}"));
-            let value = joined.or_else(|| words.next().cloned()).ok_or_else(|| bad("a value is missing"))?;
-            let number = || value.parse::<u32>().map_err(|_| bad(&format!("`{value}` is not a number")));
+            let missing = || CommandError::NoValue { word: key.into() };
+            let value = joined.or_else(|| words.next().cloned()).ok_or_else(missing)?;
+            let no_number = |_| CommandError::NotANumber { flag: key.into(), value: value.clone() };
+            let number = || value.parse::<u32>().map_err(no_number);
             match key {
                 "--nodes" => all.nodes = number()?,
                 "--gpus-per-node" => all.gpus_per_node = Some(number()?),
@@ -137,7 +138,7 @@ impl Args {
 
 impl Args {
     /// Refuses numbers that no search can be of.
-    fn checked(self) -> Result<Args, JobError> {
+    fn checked(self) -> Result<Args, CommandError> {
         let numbers = [
             ("--nodes", self.nodes as usize),
             ("--gpus-per-node", self.gpus_per_node.unwrap_or(1) as usize),
@@ -146,13 +147,11 @@ impl Args {
             ("--micro-batch-max", self.micro_batch_max),
         ];
         if let Some((flag, _)) = numbers.iter().find(|(_, n)| *n == 0) {
-            return Err(JobError::Unusable(format!("`{flag}` is 0; at least 1 is needed")));
+            return Err(CommandError::Zero { flag });
         }
         let n_ranks = numbers[0].1 * numbers[1].1;
         if n_ranks > RANKS_MAX {
-            return Err(JobError::Unusable(format!(
-                "{n_ranks} ranks are more than the {RANKS_MAX} that can be planned"
-            )));
+            return Err(CommandError::TooManyRanks { n_ranks, n_ranks_max: RANKS_MAX });
         }
         Ok(self)
     }
@@ -173,7 +172,7 @@ struct Planner {
 impl Planner {
     fn new(args: &Args, config: &JobConfig, plan: ModelPlan) -> Result<Planner, JobError> {
         let model = plan.model.known().cloned();
-        let model = model.ok_or_else(|| JobError::Unusable("a user-defined model has nothing to arrange".into()))?;
+        let model = model.ok_or(CommandError::NothingToArrange)?;
         let hardware = hardware(args, config, &plan, &model)?;
         let forward = model.forward(plan.batch, Head::Loss);
         let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
@@ -277,10 +276,7 @@ impl Planner {
 }
 
 fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConfig) -> Result<Hardware, JobError> {
-    let unknown = || {
-        let names = Hardware::NAMES.join(", ");
-        JobError::Unusable(format!("`--gpu`: `{}` is not known; there are {names}", args.gpu))
-    };
+    let unknown = || CommandError::Gpu { found: args.gpu.clone() };
     let named = Hardware::named(&args.gpu).ok_or_else(unknown)?;
     let n_ranks = args.gpus_per_node.unwrap_or(if args.gpu == "cpu" { 1 } else { named.devices_per_node });
     let hardware = if args.gpu == "cpu" {
@@ -288,5 +284,5 @@ fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConf
     } else {
         Hardware { devices_per_node: n_ranks, ..named }
     };
-    hardware.validate().map_err(|e| JobError::Unusable(e.to_string()))
+    Ok(hardware.validate().map_err(CommandError::Hardware)?)
 }

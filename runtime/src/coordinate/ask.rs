@@ -1,7 +1,7 @@
 //! The operator's client: sends one request to a job's coordinator, with the credential from the job's folder.
 
 use crate::coordinate::serve::{ADDRESS, CONTROL};
-use crate::error::{JobError, unusable};
+use crate::error::control_plane::ControlPlaneError;
 use phalanx_actors::control::block_on;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::ask::Operator;
@@ -16,22 +16,20 @@ use std::path::Path;
 ///
 /// # Errors
 /// When there is none, or it cannot be reached.
-pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobError> {
+pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, ControlPlaneError> {
     let control = output_dir.join(CONTROL);
-    let nobody = || unusable(format!("{} contains no coordinated job", output_dir.display()));
+    let nobody = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
     let addresses = std::fs::read_to_string(control.join(ADDRESS)).map_err(|_| nobody())?;
-    let addresses = parse_addresses(addresses.trim()).map_err(unusable)?;
-    let credential = Credential::load(&control, OPERATOR).map_err(unusable)?.ok_or_else(nobody)?;
-    let frame = wire::encode(request).map_err(unusable)?;
+    let addresses = parse_addresses(addresses.trim())?;
+    let credential = Credential::load(&control, OPERATOR)?.ok_or_else(nobody)?;
+    let frame = wire::encode(request)?;
     let asking = async {
         let operator = Operator::connect(&addresses, &credential, &Timing::default()).await?;
         let answer = operator.ask(frame).await;
         operator.close().await;
         answer
     };
-    let not_running = |why: &dyn std::fmt::Display| {
-        unusable(format!("the coordinator of the job in {} does not answer: {why}", output_dir.display()))
-    };
-    let answer = block_on(asking).map_err(unusable)?.map_err(|error| not_running(&error))?;
-    wire::decode(&answer).map_err(unusable)
+    let no_answer = |source| ControlPlaneError::NoAnswer { output_dir: output_dir.to_owned(), source };
+    let answer = block_on(asking).map_err(ControlPlaneError::cannot("start an event loop"))?.map_err(no_answer)?;
+    Ok(wire::decode(&answer)?)
 }

@@ -6,7 +6,8 @@ use crate::coordinate::sentence::{self, sentence};
 use crate::coordinate::serve::{
     CONTROL, Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
 };
-use crate::error::{JobError, unusable};
+use crate::error::JobError;
+use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::node::bootstrap::JobBootstrap;
 use crate::node::join::{JoinAs, Leave, Outcome, Part, enter, join};
@@ -84,7 +85,8 @@ pub(crate) fn lead_alone(
     let (node, boot) = (NodeId(0), Incarnation(1));
     let (operators, requests) = listen_alone(config, &term)?;
     let Pair { coordinator, inbox, node: uplink, desired_states } = connect(node, boot, WAITING_MAX);
-    let thread = ControlThread::start("phalanx-control").map_err(unusable)?;
+    let thread =
+        ControlThread::start("phalanx-control").map_err(ControlPlaneError::cannot("start the control thread"))?;
     let admission = admission(config, &model, Some(here.n_slots));
     let mesh = config.parallel.mesh()?;
     let part = Part {
@@ -187,7 +189,7 @@ fn take_part(
     if here.n_slots == 0 {
         return Ok(Outcome::default());
     }
-    let string: JoinString = string.parse().map_err(unusable)?;
+    let string: JoinString = string.parse().map_err(ControlPlaneError::JoinString)?;
     let dir = config.output.output_dir.join(CONTROL).join("here");
     let credential = enter(&string, &dir)?;
     // The receiver is gone if the coordinator has failed.

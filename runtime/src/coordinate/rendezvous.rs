@@ -5,7 +5,8 @@ use crate::config::JobConfig;
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead};
 use crate::coordinate::serve::{CONTROL, Serve};
-use crate::error::{JobError, unusable};
+use crate::error::JobError;
+use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::launch::environment::LaunchContext;
 use crate::node::join::{JoinAs, Leave, enter, join};
@@ -86,7 +87,7 @@ impl Rendezvous<'_> {
             }
         };
         let report = lead(self.config, &model, &how, here, control, &mut tell, on_event);
-        written.map_err(unusable)?;
+        written.map_err(ControlPlaneError::from)?;
         report
     }
 
@@ -105,9 +106,10 @@ impl Rendezvous<'_> {
         }
         while !control.stops() {
             // An expired join string belongs to an earlier launch; the current one will follow.
-            let found = file::read(path).map_err(unusable)?;
+            let found = file::read(path).map_err(ControlPlaneError::from)?;
             let entered = found.map(|text| {
-                let string: JoinString = String::from_utf8_lossy(&text).parse().map_err(unusable)?;
+                let string: JoinString =
+                    String::from_utf8_lossy(&text).parse().map_err(ControlPlaneError::JoinString)?;
                 Ok((enter(&string, &dir)?, string))
             });
             match entered {
@@ -122,20 +124,16 @@ impl Rendezvous<'_> {
                 None => {}
             }
             if Instant::now() >= deadline {
-                return Err(last.unwrap_or_else(|| self.nobody_leads(path)));
+                return Err(last.unwrap_or_else(|| self.nobody_leads(path).into()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    fn nobody_leads(&self, path: &Path) -> JobError {
-        unusable(format!(
-            "{} has not come in {} s: node 0 on {} does not coordinate, or output_dir is not shared with it",
-            path.display(),
-            self.patience.as_secs(),
-            self.launch_context.head
-        ))
+    fn nobody_leads(&self, path: &Path) -> ControlPlaneError {
+        let head = self.launch_context.head.clone();
+        ControlPlaneError::NobodyLeads { path: path.to_owned(), patience: self.patience, head }
     }
 }
 
@@ -150,10 +148,10 @@ fn leaves(control: &Control, asked: &Cell<Option<Instant>>) -> Leave {
 }
 
 /// Where the first machine listens, and where ranks of others reach its own if that is another address.
-fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), JobError> {
+fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), ControlPlaneError> {
     let found = (head, port).to_socket_addrs().map(|mut addresses| addresses.next());
-    let found = found.map_err(|error| unusable(format!("node 0, `{head}`, has no address: {error}")))?;
-    let address = found.ok_or_else(|| unusable(format!("node 0, `{head}`, has no address")))?;
+    let found = found.map_err(|source| ControlPlaneError::Resolve { head: head.into(), source })?;
+    let address = found.ok_or_else(|| ControlPlaneError::NoHeadAddress { head: head.into() })?;
     let is_meant = head == "localhost" || head.parse::<IpAddr>().is_ok();
     if !address.ip().is_loopback() || is_meant {
         return Ok((address, None));

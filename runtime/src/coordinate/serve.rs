@@ -6,7 +6,8 @@ use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::standby::{self, Watched};
-use crate::error::{JobError, unusable};
+use crate::error::JobError;
+use crate::error::control_plane::ControlPlaneError;
 use crate::node::bootstrap::JobBootstrap;
 use crate::train::fit::{fits, fits_here};
 use crate::train::plan::ModelPlan;
@@ -102,7 +103,7 @@ fn take_over(
     stands_by: &mut dyn FnMut(),
 ) -> Result<Option<Term>, JobError> {
     let folder = config.output.output_dir.join(CONTROL);
-    let store = Directory::open(&folder.join("store")).map_err(unusable)?;
+    let store = Directory::open(&folder.join("store")).map_err(ControlPlaneError::from)?;
     // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
     loop {
@@ -125,10 +126,10 @@ fn take_over(
 /// When a coordinator of several machines works in the folder, or the store or a checkpoint cannot be used.
 pub(super) fn begin_alone(config: &JobConfig, warn: &mut dyn FnMut(String)) -> Result<Term, JobError> {
     let folder = config.output.output_dir.join(CONTROL);
-    let store = Directory::open(&folder.join("store")).map_err(unusable)?;
+    let store = Directory::open(&folder.join("store")).map_err(ControlPlaneError::from)?;
     let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
-    let mut seen = store.read_lease().map_err(unusable)?;
-    if seen.holder != ALONE && store.read_record().map_err(unusable)?.ending.is_none() {
+    let mut seen = store.read_lease().map_err(ControlPlaneError::from)?;
+    if seen.holder != ALONE && store.read_record().map_err(ControlPlaneError::from)?.ending.is_none() {
         let is_alive = std::cell::Cell::new(false);
         let watched = standby::wait(&store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
         let Watched::Vacant(lease) = watched else { return Err(in_use()) };
@@ -143,7 +144,7 @@ pub(super) fn begin_alone(config: &JobConfig, warn: &mut dyn FnMut(String)) -> R
 /// Takes the lease for the next term, unless another candidate was faster.
 fn claim(store: &Directory, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
     let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
-    Ok(store.replace_lease(seen, lease).map_err(unusable)?.ok().map(|lease| (lease, asked)))
+    Ok(store.replace_lease(seen, lease).map_err(ControlPlaneError::from)?.ok().map(|lease| (lease, asked)))
 }
 
 /// Coordinates a job of several machines to its end; returns what it was then, unless another coordinator has taken over.
@@ -180,9 +181,11 @@ fn try_serve(
         .map(|a| if a.port == 0 { Address { port: listener.address().port(), ..a } } else { a })
         .collect();
     write_address(config, &addresses)?;
-    let invitation = listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(unusable)?;
+    let invitation =
+        listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(ControlPlaneError::from)?;
     tell(CoordinatorEvent::Join(invitation.to_string()));
-    let thread = ControlThread::start("phalanx-control").map_err(|e| unusable(format!("no thread: {e}")))?;
+    let thread =
+        ControlThread::start("phalanx-control").map_err(ControlPlaneError::cannot("start the control thread"))?;
     let admission = admission(config, model, None);
     let coordinating = Coordinating::start(config, model, term, &thread, admission, Arc::new(listener), vec![inbox])?;
     let outcome = coordinating.follow(control, is_abandoned, tell);
@@ -221,17 +224,17 @@ fn write_address(config: &JobConfig, addresses: &[Address]) -> Result<(), JobErr
 /// Opens the coordinator's side to nodes and operators.
 fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
     let folder = config.output.output_dir.join(CONTROL);
-    let authority = Authority::open(&folder, term.job).map_err(unusable)?;
+    let authority = Authority::open(&folder, term.job).map_err(ControlPlaneError::from)?;
     let secret = authority.secret("tensors between ranks").to_vec();
     drop(authority);
     let bootstrap = JobBootstrap { yaml: config.to_yaml(), secret, start_from: term.start_from.clone() };
     let settings = ListenerConfig {
         listen: at,
         timing: config.elastic.timing(),
-        bootstrap: serde_json::to_vec(&bootstrap).map_err(unusable)?,
+        bootstrap: serde_json::to_vec(&bootstrap).map_err(ControlPlaneError::Encode)?,
         ..ListenerConfig::new(&folder, term.job)
     };
-    Listener::start(settings).map_err(unusable)
+    Ok(Listener::start(settings).map_err(ControlPlaneError::from)?)
 }
 
 /// A job that this process coordinates.
@@ -286,7 +289,9 @@ impl<'a> Coordinating<'a> {
             }
             Ok::<CoordinatorHandle, RunError>(handle)
         };
-        let handle = block_on(starting).map_err(unusable)?.map_err(unusable)?;
+        let handle = block_on(starting)
+            .map_err(ControlPlaneError::cannot("start an event loop"))?
+            .map_err(ControlPlaneError::from)?;
         Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_told: false })
     }
 
@@ -361,7 +366,7 @@ impl<'a> Coordinating<'a> {
     }
 
     fn ask(&self, request: Request) -> Result<Answer, JobError> {
-        block_on(self.handle.ask(request)).map_err(unusable)
+        Ok(block_on(self.handle.ask(request)).map_err(ControlPlaneError::cannot("start an event loop"))?)
     }
 }
 
@@ -378,7 +383,7 @@ fn begin(
     warn: &mut dyn FnMut(String),
 ) -> Result<Option<(u64, PathBuf)>, JobError> {
     let output = &config.output;
-    let found = store.read_record().map_err(unusable)?;
+    let found = store.read_record().map_err(ControlPlaneError::from)?;
     let is_over = earlier == Earlier::IsOver || found.ending.is_some();
     if is_over {
         // A later run of the job; who took part in the earlier one has nothing to do with it.
@@ -398,7 +403,7 @@ fn begin(
         start_from = Some((id.step, path));
     }
     // A later term has its own record, and this coordinator will find out that it does not lead.
-    store.write_record(&record).map_err(unusable)?;
+    store.write_record(&record).map_err(ControlPlaneError::from)?;
     Ok(start_from)
 }
 
@@ -410,10 +415,7 @@ const JOB: &str = "job";
 fn job_of(control: &Path) -> Result<JobId, JobError> {
     let path = control.join(JOB);
     match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse().map(JobId).map_err(|_| {
-            let path = path.display();
-            JobError::Unusable(format!("{path} does not hold the number of a job; remove it to begin a new job"))
-        }),
+        Ok(text) => text.trim().parse().map(JobId).map_err(|_| ControlPlaneError::JobFile { path }.into()),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let job = job_id();
             write(&path, job.0.to_string().as_bytes())?;

@@ -4,7 +4,8 @@
 //! Any coordinator begins so. Started where none is it has nothing to wait for; started again after it was killed it waits
 //! for its own last lease to run out.
 
-use crate::error::{JobError, unusable};
+use crate::error::JobError;
+use crate::error::control_plane::ControlPlaneError;
 use phalanx_actors::store::Store;
 use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::elastic::timing::Timing;
@@ -29,7 +30,7 @@ pub(crate) fn wait(
     stops: &dyn Fn() -> bool,
     stands_by: &mut dyn FnMut(),
 ) -> Result<Watched, JobError> {
-    let (mut seen, mut since) = (store.read_lease().map_err(unusable)?, Instant::now());
+    let (mut seen, mut since) = (store.read_lease().map_err(ControlPlaneError::from)?, Instant::now());
     let mut is_alive = false;
     // A lease of no term was never held.
     while seen != Lease::default() && since.elapsed() < timing.lease {
@@ -37,7 +38,7 @@ pub(crate) fn wait(
             return Ok(Watched::NotNeeded);
         }
         std::thread::sleep(timing.lease_renewal / 2);
-        let lease = store.read_lease().map_err(unusable)?;
+        let lease = store.read_lease().map_err(ControlPlaneError::from)?;
         if lease == seen {
             continue;
         }
@@ -46,7 +47,7 @@ pub(crate) fn wait(
             stands_by();
         }
     }
-    let has_ended = is_alive && store.read_record().map_err(unusable)?.ending.is_some();
+    let has_ended = is_alive && store.read_record().map_err(ControlPlaneError::from)?.ending.is_some();
     Ok(if has_ended { Watched::NotNeeded } else { Watched::Vacant(seen) })
 }
 

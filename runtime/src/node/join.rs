@@ -2,7 +2,8 @@
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
-use crate::error::{JobError, unusable};
+use crate::error::JobError;
+use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::node::bootstrap::JobBootstrap;
@@ -72,7 +73,9 @@ pub(crate) enum Leave {
 /// # Errors
 /// When no coordinator answers, or it refuses.
 pub(crate) fn enter(join: &JoinString, dir: &Path) -> Result<Credential, JobError> {
-    block_on(enrol(join, dir, &Timing::default())).map_err(unusable)?.map_err(unusable)
+    let enrolled =
+        block_on(enrol(join, dir, &Timing::default())).map_err(ControlPlaneError::cannot("start an event loop"))?;
+    Ok(enrolled.map_err(ControlPlaneError::from)?)
 }
 
 /// What a node knows when its part of a job is over.
@@ -110,27 +113,23 @@ pub(crate) fn join(
 ) -> Result<Outcome, JobError> {
     let credential = how.credential;
     let Name { job, role: Role::Node { node, boot } } = credential.certified().name else {
-        return Err(unusable("the certificate from the coordinator is not a node certificate"));
+        return Err(ControlPlaneError::NotANode.into());
     };
-    let bootstrap: JobBootstrap = serde_json::from_slice(credential.bootstrap())
-        .map_err(|error| unusable(format!("cannot decode the coordinator's message: {error}")))?;
+    let bootstrap: JobBootstrap = serde_json::from_slice(credential.bootstrap()).map_err(ControlPlaneError::Decode)?;
     let config = JobConfig::from_yaml_str(&bootstrap.yaml, &[])?;
     let timing = config.elastic.timing();
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;
     prepare_data(&config, &model, &tokenizer, on_event)?;
     on_event(&Event::Note(format!("{node} of {job} ({boot}) with {} ranks", how.n_slots)));
-    let listen = how
-        .advertise
-        .or_else(|| towards(&how.join))
-        .ok_or_else(|| unusable("cannot find an address at which other nodes reach this one; set --advertise"))?;
+    let listen = how.advertise.or_else(|| towards(&how.join)).ok_or(ControlPlaneError::NoAddress)?;
     let settings = LinkConfig {
         addresses: how.join.addresses.clone(),
         dir: how.dir,
         timing,
         n_desired_states_max: DESIRED_STATES_MAX,
     };
-    let (link, desired_states) = Link::start(settings, credential).map_err(unusable)?;
+    let (link, desired_states) = Link::start(settings, credential).map_err(ControlPlaneError::from)?;
     let part = Part {
         job,
         node,
@@ -146,7 +145,8 @@ pub(crate) fn join(
         uplink: Arc::new(link),
         desired_states,
     };
-    let thread = ControlThread::start("phalanx-control").map_err(unusable)?;
+    let thread =
+        ControlThread::start("phalanx-control").map_err(ControlPlaneError::cannot("start the control thread"))?;
     let outcome = part.take(&config, model, &thread, leaves, on_event);
     thread.stop();
     outcome
@@ -182,11 +182,12 @@ impl Part {
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots)?;
         let (commands, taken) = channel();
-        let (waker, wakened) = UnixStream::pair().map_err(unusable)?;
+        let (waker, wakened) = UnixStream::pair().map_err(ControlPlaneError::cannot("make a pair of sockets"))?;
         for end in [&waker, &wakened] {
-            end.set_nonblocking(true).map_err(unusable)?;
+            end.set_nonblocking(true).map_err(ControlPlaneError::cannot("make a pair of sockets"))?;
         }
-        processes.wake_on(OwnedFd::from(wakened.try_clone().map_err(unusable)?));
+        processes
+            .wake_on(OwnedFd::from(wakened.try_clone().map_err(ControlPlaneError::cannot("make a pair of sockets"))?));
         let wake = move |command| {
             let _ = commands.send(command);
             // A full socket wakes as well as a fuller one.
@@ -194,7 +195,9 @@ impl Part {
         };
         let settings = Settings { job, node, boot, n_slots, timing };
         let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.desired_states, wake);
-        let supervisor = block_on(starting).map_err(unusable)?.map_err(unusable)?;
+        let supervisor = block_on(starting)
+            .map_err(ControlPlaneError::cannot("start an event loop"))?
+            .map_err(ControlPlaneError::from)?;
         let is_alone = self.listen.is_none();
         let mut node_loop = NodeLoop {
             processes,

@@ -7,6 +7,7 @@
 //! concurrently, to and from all peers.
 
 use crate::error::JobError;
+use crate::error::peer::PeerError;
 use crate::rank::missing_regions::{MissingRegions, Named, Piece, found, share_of};
 use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
@@ -117,7 +118,7 @@ impl<'a> Healing<'a> {
         let (_, state) = self.held(held);
         let Ask { wanted, share } = links.receive_value(to)?;
         if !share.is_valid() {
-            return Err(JobError::Unusable(format!("member {to} requested an invalid share: {share:?}")));
+            return Err(PeerError::Share { member: to, share }.into());
         }
         let tensors = updated_state(compiled);
         let found = share_of(found(&tensors, &wanted), share);
@@ -140,7 +141,7 @@ impl<'a> Healing<'a> {
             links.send_value(*from, &Ask { wanted: wanted.clone(), share: Share { part, n_parts } })?;
             let answer: Answer = links.receive_value(*from)?;
             if !answer.pieces.iter().all(|piece| missing_regions.came(piece)) {
-                return Err(unasked(*from));
+                return Err(PeerError::NotRequested { member: *from }.into());
             }
             let ranges =
                 answer.pieces.iter().flat_map(|piece| ranges(&missing_regions.tensors[piece.tensor], piece)).collect();
@@ -186,7 +187,7 @@ impl<'a> Healing<'a> {
         }
         // Local copies run last, since no peer waits for them.
         links.flow(flows, || copies.iter().for_each(|(from, to)| copy(from, to)))?;
-        missing_regions.map_or(Ok(state), |(shard, n)| Err(in_no_memory(shard, n)))
+        missing_regions.map_or(Ok(state), |(shard, n)| Err(PeerError::NotHeld { shard, n_elements: n }.into()))
     }
 
     /// Prepares catch-up transfers without running them: the buffers of each sender, in the agreed sequence, and the
@@ -197,7 +198,7 @@ impl<'a> Healing<'a> {
     pub(crate) fn catch_up_transfers(self) -> Result<(RunsOf, Option<TrainerState>), JobError> {
         let Healing { mut missing, state, takes, .. } = self;
         if let Some((shard, n)) = still_missing(&missing) {
-            return Err(in_no_memory(shard, n));
+            return Err(PeerError::NotHeld { shard, n_elements: n }.into());
         }
         let mut runs = RunsOf::new();
         for (from, rooms) in rooms_of(&mut missing, &takes)? {
@@ -230,25 +231,13 @@ fn rooms_of<'r>(
     for (shard, (to_fill, _)) in missing {
         let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
         let ranges: Vec<ElementRange> = of_shard.flat_map(|(.., ranges)| ranges).cloned().collect();
-        let rooms = to_fill.machine.rooms(to_fill.compiled, &ranges).ok_or_else(|| overlap(*shard))?;
+        let rooms = to_fill.machine.rooms(to_fill.compiled, &ranges).ok_or(PeerError::Overlap { shard: *shard })?;
         of_shards.insert(*shard, rooms.into_iter());
     }
     Ok(takes.iter().map(move |(from, shard, ranges)| {
         let of_shard = of_shards.get_mut(shard).expect("who takes something lacks it");
         (from, of_shard.by_ref().take(ranges.len()).collect())
     }))
-}
-
-fn in_no_memory(shard: Shard, n: usize) -> JobError {
-    JobError::Unusable(format!("no queried peer holds {n} elements of {shard:?}"))
-}
-
-fn overlap(shard: Shard) -> JobError {
-    JobError::Unusable(format!("two boxes of {shard:?} overlap"))
-}
-
-fn unasked(from: u32) -> JobError {
-    JobError::Unusable(format!("member {from} sent a box that was not requested"))
 }
 
 fn named(missing_regions: &MissingRegions) -> Vec<Named> {

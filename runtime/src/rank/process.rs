@@ -5,6 +5,7 @@ use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
+use crate::error::peer::PeerError;
 use crate::frontend::UserModel;
 use crate::launch::channel;
 use crate::launch::channel::{FrameReceiver, FrameSender};
@@ -49,7 +50,7 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
         Err(error) => {
-            FromRank::Failed(FailureReport::from(&error)).deliver(&mut sender);
+            FromRank::Failed(FailureReport::from(&error.into())).deliver(&mut sender);
             return Ok(1);
         }
     };
@@ -149,9 +150,7 @@ fn model_of(
     if model.model.user().map(UserModel::digest) == begin.user_model {
         return Ok(model);
     }
-    Err(JobError::Unusable(
-        "the model that this rank made has other tensors or first values than the job's; `rank_process_with` must make the same in every process".into(),
-    ))
+    Err(PeerError::OtherModel.into())
 }
 
 fn start_actor(begin: &Begin, member: Member, port: Port) -> Result<Handle, JobError> {
@@ -161,14 +160,13 @@ fn start_actor(begin: &Begin, member: Member, port: Port) -> Result<Handle, JobE
     block_on(Handle::start(member, Box::new(port), life)).and_then(|rank| rank).map_err(refused)
 }
 
-fn begin(receiver: &mut FrameReceiver) -> Result<Begin, JobError> {
-    let unusable = |what: String| JobError::Unusable(format!("invalid start message for a rank: {what}"));
-    let frame = receiver.receive().map_err(|e| unusable(e.to_string()))?;
-    let frame = frame.ok_or_else(|| unusable("the node closed the channel".into()))?;
+fn begin(receiver: &mut FrameReceiver) -> Result<Begin, PeerError> {
+    let frame = receiver.receive().map_err(PeerError::StartFrame)?;
+    let frame = frame.ok_or(PeerError::NoStart)?;
     match serde_json::from_slice(&frame) {
         Ok(ToRank::Begin(begin)) => Ok(*begin),
-        Ok(ToRank::DesiredState(_)) => Err(unusable("a desired state arrived before the start message".into())),
-        Err(error) => Err(unusable(error.to_string())),
+        Ok(ToRank::DesiredState(_)) => Err(PeerError::StartOrder),
+        Err(error) => Err(PeerError::StartMessage(error)),
     }
 }
 

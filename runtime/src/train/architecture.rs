@@ -2,6 +2,7 @@
 
 use super::plan::parse_model;
 use crate::error::JobError;
+use crate::error::plan::PlanError;
 use crate::frontend::user_model::{MODEL_TYPE, UserModel, UserTable};
 use phalanx_device::{OpaqueModel, ThreadError};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig, ModelError};
@@ -31,9 +32,9 @@ impl Architecture {
     pub(crate) fn parse(config: &Value, origin: &str) -> Result<Architecture, JobError> {
         if is_user_defined(config) {
             let table = serde_json::from_value(config.clone());
-            let table: UserTable = table.map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+            let table: UserTable = table.map_err(|source| PlanError::Description { origin: origin.into(), source })?;
             if table.vocab_size == 0 {
-                return Err(JobError::Unusable(format!("{origin}: vocab_size is 0; a model has at least one token")));
+                return Err(PlanError::NoTokens { origin: origin.into() }.into());
             }
             return Ok(Architecture::User(User { table, model: None }));
         }

@@ -7,6 +7,7 @@ use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::devices;
 use crate::error::JobError;
+use crate::error::export::ExportError;
 use phalanx_device::{Backing, Machine};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};
@@ -44,8 +45,7 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
     let shown: Vec<Shown<'_>> = tensors.iter().map(|t| shown(from, t)).collect();
     let list: Vec<ExportTensor<'_>> =
         tensors.iter().zip(&shown).map(|(t, shown)| export_tensor(&t.name, t, shown)).collect();
-    let config = json_extra(extras, CONFIG_JSON)?
-        .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
+    let config = json_extra(extras, CONFIG_JSON)?.ok_or(ExportError::Missing { file: CONFIG_JSON })?;
     let generation = json_extra(extras, GENERATION_JSON)?;
     let tokenizer: Vec<(String, Vec<u8>)> = extras.iter().filter(|(n, _)| is_tokenizer_file(n)).cloned().collect();
     export_model(
@@ -84,8 +84,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     let extras =
         names.into_iter().map(|name| opened.extra(&name).map(|bytes| (name, bytes))).collect::<Result<Vec<_>, _>>()?;
     let job = parse_job(&extras)?;
-    let config = json_extra(&extras, CONFIG_JSON)?
-        .ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {CONFIG_JSON}")))?;
+    let config = json_extra(&extras, CONFIG_JSON)?.ok_or(ExportError::Missing { file: CONFIG_JSON })?;
     let model = Architecture::parse(&config, CONFIG_JSON)?;
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
     let forward =
@@ -104,10 +103,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
         read(&opened, &tensor, &mut *machine, &compiled)?;
     }
     if merge {
-        let lora = job
-            .adapter
-            .lora()
-            .ok_or_else(|| JobError::Unusable("--merge: this run trained no adapter; export it without".into()))?;
+        let lora = job.adapter.lora().ok_or(ExportError::NothingToMerge)?;
         merge_adapters(&mut *machine, &compiled, lora.alpha / lora.rank as f64);
     }
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
@@ -154,7 +150,7 @@ fn adapts_stored_in_out(c: &Compiled, tensors: &[Tensor]) -> bool {
 
 fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobConfig) -> Result<(), JobError> {
     let Some(lora) = job.adapter.lora() else {
-        return Err(JobError::Unusable("the checkpoint holds adapters but its job trains none".into()));
+        return Err(ExportError::UnknownAdapters.into());
     };
     let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.name.contains(".lora_")).collect();
     let names: Vec<String> = adapters
@@ -192,13 +188,13 @@ fn is_tokenizer_file(name: &str) -> bool {
     ![JOB_YAML, CONFIG_JSON, GENERATION_JSON, "trainer.json"].contains(&name)
 }
 
-fn json_extra(extras: &[(String, Vec<u8>)], name: &str) -> Result<Option<Value>, JobError> {
+fn json_extra(extras: &[(String, Vec<u8>)], name: &str) -> Result<Option<Value>, ExportError> {
     let Some((_, bytes)) = extras.iter().find(|(n, _)| n == name) else { return Ok(None) };
-    serde_json::from_slice(bytes).map(Some).map_err(|e| JobError::Unusable(format!("{name}: {e}")))
+    serde_json::from_slice(bytes).map(Some).map_err(|source| ExportError::Json { file: name.into(), source })
 }
 
 fn parse_job(extras: &[(String, Vec<u8>)]) -> Result<JobConfig, JobError> {
     let yaml = extras.iter().find(|(n, _)| n == JOB_YAML).map(|(_, bytes)| String::from_utf8_lossy(bytes));
-    let yaml = yaml.ok_or_else(|| JobError::Unusable(format!("the checkpoint lacks {JOB_YAML}")))?;
+    let yaml = yaml.ok_or(ExportError::Missing { file: JOB_YAML })?;
     Ok(JobConfig::from_yaml_str(&yaml, &[])?)
 }

@@ -5,6 +5,7 @@ use super::saving::Saving;
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::error::JobError;
+use crate::error::fit::FitError;
 use crate::train::programs::Programs;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::world::RANKS_MAX;
@@ -29,9 +30,7 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
 /// Why it cannot.
 pub(crate) fn fits(model: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<u64, JobError> {
     check_axes(model, mesh)?;
-    let n_ranks = mesh.checked_size().filter(|n| *n <= RANKS_MAX as usize).ok_or_else(|| {
-        JobError::Unusable(format!("a mesh has at least one rank on each axis and at most {RANKS_MAX}; this is {mesh}"))
-    })?;
+    let n_ranks = mesh.checked_size().filter(|n| *n <= RANKS_MAX as usize).ok_or(FitError::Size { mesh })?;
     let mut bytes = 0;
     for stage in 0..mesh.pp {
         let rank = mesh.rank(Coord::default().with(Axis::Pp, stage));
@@ -45,10 +44,7 @@ pub(crate) fn fits(model: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<u64
 pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots: u32) -> Result<(), JobError> {
     let needed = fits(model, mesh, evaluates)?;
     if mesh.size() > n_slots as usize {
-        return Err(JobError::Unusable(format!(
-            "the mesh {mesh} has {} ranks; the job was started with {n_slots} rank processes, all on this machine",
-            mesh.size()
-        )));
+        return Err(FitError::Slots { mesh, n_slots }.into());
     }
     let n_spares = n_slots as u64 - mesh.size() as u64;
     check_bytes(needed.saturating_add((needed / mesh.size() as u64).saturating_mul(n_spares)))
@@ -58,19 +54,14 @@ pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots:
 pub(crate) fn check_ranks(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
     check_axes(model, mesh)?;
     if mesh.size() > LOCAL_RANKS_MAX as usize {
-        return Err(JobError::Unusable(format!(
-            "the mesh {mesh} has {} ranks; at most {LOCAL_RANKS_MAX} fit one machine",
-            mesh.size()
-        )));
+        return Err(FitError::Machine { mesh }.into());
     }
     Ok(())
 }
 
 fn check_axes(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
     if model.model.known().is_none() && (mesh.pp, mesh.cp, mesh.tp) != (1, 1, 1) {
-        return Err(JobError::Unusable(format!(
-            "a user-defined model is one operation, which {mesh} would cut; `dp_replicate_size` and `dp_shard_size` fit it"
-        )));
+        return Err(FitError::UserDefined { mesh }.into());
     }
     Ok(())
 }

@@ -8,6 +8,7 @@
 use super::catch_up_transfer::CatchUpTransfer;
 use super::lane::{CHUNK, Lane, UNDER_WAY};
 use crate::error::JobError;
+use crate::error::peer::PeerError;
 use phalanx_device::operation::OPERANDS_MAX;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::{Room, Source, Stretch};
@@ -66,7 +67,7 @@ impl Links {
 
     /// Sends a value to a peer that receives it.
     pub(crate) fn send_value(&mut self, to: u32, value: &impl Serialize) -> Result<(), JobError> {
-        let text = serde_json::to_vec(value).map_err(|e| JobError::Unusable(format!("a message is no JSON: {e}")))?;
+        let text = serde_json::to_vec(value).map_err(PeerError::Encode)?;
         let mut words = vec![0i32; text.len().div_ceil(size_of::<i32>())];
         bytemuck::cast_slice_mut(&mut words)[..text.len()].copy_from_slice(&text);
         let there = 1 - self.peer(to).position();
@@ -85,8 +86,7 @@ impl Links {
         let mut words = vec![0i32; (n_bytes as usize).div_ceil(size_of::<i32>())];
         words.chunks_mut(CHUNK).try_for_each(|chunk| self.peer(from).recv(chunk, there))?;
         let text = &bytemuck::cast_slice::<i32, u8>(&words)[..n_bytes as usize];
-        serde_json::from_slice(text)
-            .map_err(|e| JobError::Unusable(format!("member {from} sent what is no message: {e}")))
+        Ok(serde_json::from_slice(text).map_err(|source| PeerError::Decode { member: from, source })?)
     }
 
     /// Sends and receives what is to pass between this member and each of these peers, several of them at once and each

@@ -12,6 +12,7 @@ use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
+use crate::error::plan::PlanError;
 use crate::frontend::UserModel;
 use crate::train::weights::FirstValues;
 use phalanx_device::Device;
@@ -130,12 +131,13 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
     if path.exists() || !pattern.contains(['*', '?', '[']) {
         return Ok(vec![path.to_owned()]);
     }
-    let bad = |e: &dyn std::fmt::Display| JobError::Unusable(format!("dataset pattern {pattern}: {e}"));
-    let found = glob::glob(&pattern).map_err(|e| bad(&e))?;
-    let paths = found.collect::<Result<Vec<_>, _>>().map_err(|e| bad(&e))?;
+    let pattern = || pattern.to_string();
+    let found = glob::glob(&pattern()).map_err(|source| PlanError::Pattern { pattern: pattern(), source })?;
+    let paths = found.collect::<Result<Vec<_>, _>>();
+    let paths = paths.map_err(|source| PlanError::Unreadable { pattern: pattern(), source })?;
     let files: Vec<PathBuf> = paths.into_iter().filter(|p| p.is_file()).collect();
     if files.is_empty() {
-        return Err(bad(&"no file matches"));
+        return Err(PlanError::NoFile { pattern: pattern() }.into());
     }
     Ok(files)
 }
@@ -170,7 +172,7 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
         ModelSource::Scratch(description) => {
             let described = Value::Object(description.0.clone());
             if is_user_defined(&described) {
-                return Err(JobError::Unusable(USER_DEFINED_ELSEWHERE.into()));
+                return Err(PlanError::UserDefinedElsewhere.into());
             }
             (completed(described, tokenizer), None, "model".to_string())
         }
@@ -182,9 +184,6 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     let spec = step_spec(config, &model, &*device);
     Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec, device })
 }
-
-const USER_DEFINED_ELSEWHERE: &str =
-    "the model is user-defined: it lives in the program that built this job, not in a file; run that program";
 
 /// Resolves a job whose model the user wrote.
 ///
@@ -198,7 +197,7 @@ pub(crate) fn user_plan(
 ) -> Result<ModelPlan, JobError> {
     check_user_defined(config)?;
     let table = user.table();
-    let hf_config = serde_json::to_value(&table).map_err(|e| JobError::Unusable(e.to_string()))?;
+    let hf_config = serde_json::to_value(&table).map_err(PlanError::Encode)?;
     let model = Architecture::User(User { table, model: Some(Arc::clone(user)) });
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
@@ -230,7 +229,7 @@ pub(crate) fn rank_plan(
     let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
     match make.filter(|_| is_user_defined(&described)) {
         Some(make) => {
-            let user = make(config).map_err(|error| JobError::Unusable(format!("the model of this rank: {error}")))?;
+            let user = make(config).map_err(|source| PlanError::Make { source })?;
             user_plan(config, tokenizer, &Arc::new(user))
         }
         None => model_plan(config, tokenizer),
@@ -242,7 +241,7 @@ pub(crate) fn rank_plan(
 pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
     let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
     if !is_user_defined(&described) {
-        return Err(JobError::Unusable("the job was given a model, but its configuration names another one".into()));
+        return Err(PlanError::NotUserDefined.into());
     }
     let other = described.as_object().and_then(|keys| keys.keys().find(|k| *k != "model_type"));
     let keys = [
@@ -254,9 +253,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
     ];
     match keys.into_iter().find_map(|(key, asked)| key.filter(|_| asked)) {
         None => Ok(()),
-        Some(key) => Err(JobError::Unusable(format!(
-            "`{key}` does not apply to a user-defined model, which computes as it is written; remove it"
-        ))),
+        Some(key) => Err(PlanError::NotForUserDefined { key }.into()),
     }
 }
 
@@ -265,8 +262,8 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
 /// # Errors
 /// When it is not one we build; `origin` says where it is from.
 pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
-    let parsed: HfConfig =
-        serde_json::from_value(hf_config.clone()).map_err(|e| JobError::Unusable(format!("{origin}: {e}")))?;
+    let parsed: HfConfig = serde_json::from_value(hf_config.clone())
+        .map_err(|source| PlanError::Description { origin: origin.into(), source })?;
     ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
 }
 
@@ -377,12 +374,9 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
 }
 
 fn check_vocabulary(model: &Architecture, tokenizer: &Tokenizer) -> Result<(), JobError> {
-    if tokenizer.vocab_size() <= model.vocab_size() {
+    let (n_tokens, vocab_size) = (tokenizer.vocab_size(), model.vocab_size());
+    if n_tokens <= vocab_size {
         return Ok(());
     }
-    Err(JobError::Unusable(format!(
-        "the tokenizer has {} tokens but the model's vocab_size is {}; use the model's own tokenizer or a vocab_size of at least {0}",
-        tokenizer.vocab_size(),
-        model.vocab_size()
-    )))
+    Err(PlanError::Vocabulary { n_tokens, vocab_size }.into())
 }

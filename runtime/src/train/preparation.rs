@@ -7,6 +7,7 @@ use crate::data::prepare::{Prepared, Summary, prepare};
 use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
+use crate::error::export::ExportError;
 use crate::events::Event;
 
 pub(crate) fn prepare_data(
@@ -53,7 +54,7 @@ pub(crate) fn extras(
     model: &ModelPlan,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<(String, Vec<u8>)>, JobError> {
-    let json = serde_json::to_vec_pretty(&model.hf_config).map_err(|e| JobError::Unusable(e.to_string()))?;
+    let json = serde_json::to_vec_pretty(&model.hf_config).map_err(ExportError::Encode)?;
     let mut extras =
         vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
     extras.extend(tokenizer.files());

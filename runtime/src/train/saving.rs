@@ -6,6 +6,7 @@ use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::config::output::{OutputSection, Resume};
 use crate::error::JobError;
+use crate::error::export::ExportError;
 use phalanx_device::Machine;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
@@ -276,7 +277,7 @@ impl Saving {
         if !team.leads() {
             return Ok(Vec::new());
         }
-        let state = serde_json::to_vec_pretty(state).map_err(|e| JobError::Unusable(e.to_string()))?;
+        let state = serde_json::to_vec_pretty(state).map_err(ExportError::Encode)?;
         Ok([(STATE.to_string(), state)].into_iter().chain(self.extras.iter().cloned()).collect())
     }
 

@@ -15,6 +15,7 @@ use super::weights;
 use crate::control::Control;
 use crate::data::rows::Rows;
 use crate::error::JobError;
+use crate::error::plan::PlanError;
 use crate::events::{EvalMetrics, Event, Started, StepMetrics};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
@@ -484,7 +485,7 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, rows: &Rows) -> Result<EvalMetrics, JobError> {
         let start = Instant::now();
         let Some(c) = &self.programs.eval else {
-            return Err(JobError::Unusable("no program for evaluation was compiled".into()));
+            return Err(PlanError::NoEvaluation.into());
         };
         let inputs = inputs(c);
         let n_rows = self.plan.batch.n_rows;

@@ -48,6 +48,7 @@ use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead};
 use crate::coordinate::serve::Serve;
 use crate::error::JobError;
+use crate::error::host::HostError;
 use crate::events::Report;
 use crate::train::fit::check;
 use feed::Feed;
@@ -149,9 +150,7 @@ impl Runtime {
         let output_dir = folder(&config.output.output_dir);
         let work = move |under_way: &mut dyn FnMut(Option<&str>), control: &Control, feed: &Feed| {
             if user.is_some() {
-                return Err(JobError::Unusable(
-                    "a model written in Rust is in this process only, not on other machines".into(),
-                ));
+                return Err(HostError::MachinesWithoutModel.into());
             }
             let model = check(&config)?;
             let mut told = |join: &str| under_way(Some(join));
@@ -204,7 +203,7 @@ impl Runtime {
 impl Machines {
     fn serve(&self) -> Result<Serve, JobError> {
         let advertise = self.advertise.as_deref().map(parse_addresses).transpose();
-        let advertise = advertise.map_err(|error| JobError::Unusable(format!("Machines::advertise: {error}")))?;
+        let advertise = advertise.map_err(HostError::Advertise)?;
         Ok(Serve {
             listen: self.listen,
             advertise: advertise.unwrap_or_default(),

@@ -7,6 +7,7 @@
 
 use crate::config::JobConfig;
 use crate::error::JobError;
+use crate::error::host::HostError;
 use crate::frontend::UserModel;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
@@ -84,14 +85,12 @@ impl RankProgram {
     /// Refuses what is no file, and any program in a process that is itself to be a rank and did not notice.
     pub(crate) fn check(&self, args: impl Iterator<Item = OsString>) -> Result<(), JobError> {
         if RankStart::of(args).is_some() {
-            return Err(JobError::Unusable(
-                "this process was started as a rank and does not begin with `phalanx::rank_process()`, so it would start itself again and again".into(),
-            ));
+            return Err(HostError::StartedAsRank.into());
         }
         if self.path.is_file() {
             return Ok(());
         }
-        Err(JobError::Unusable(format!("the program of ranks, {}, is not a file", self.path.display())))
+        Err(HostError::NoProgram { path: self.path.clone() }.into())
     }
 }
 

@@ -1,6 +1,7 @@
 //! What holds of every job, whatever it does.
 
 use super::*;
+use crate::error::plan::PlanError;
 use crate::events::Event;
 
 fn runtime() -> Runtime {
@@ -58,12 +59,11 @@ async fn a_panic_is_the_end_of_its_job_only() {
 
 #[tokio::test]
 async fn a_job_that_fails_before_it_is_under_way_does_not_start() {
-    let fails =
-        |_: &mut dyn FnMut(Option<&str>), _: &Control, _: &Feed| Err(JobError::Unusable("no such model".into()));
+    let fails = |_: &mut dyn FnMut(Option<&str>), _: &Control, _: &Feed| Err(PlanError::UserDefinedElsewhere.into());
 
     let error = runtime().launch(Path::new("/a"), Box::new(fails)).await.unwrap_err();
 
-    assert_eq!(error.to_string(), "no such model");
+    assert!(matches!(*error, JobError::Plan(PlanError::UserDefinedElsewhere)), "{error}");
     assert!(error.is_input());
 }
 

@@ -8,6 +8,7 @@
 
 use super::{Member, Outcome, Trainer};
 use crate::error::JobError;
+use crate::error::peer::PeerError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
 use phalanx_device::span::Room;
@@ -73,8 +74,7 @@ impl Trainer<'_> {
             self.links.send_number(leader, next.step as f64)?;
             let counts = self.links.receive_number(leader)?;
             if counts != next.step as f64 {
-                let what = format!("member {leader} says that step {counts} counts, and this one is at {}", next.step);
-                return Err(JobError::Unusable(what));
+                return Err(PeerError::Outcome { member: leader, theirs: counts, here: next.step }.into());
             }
             member.outcome(next.step)?;
             self.update_alone()?;
@@ -125,9 +125,7 @@ impl Trainer<'_> {
         for follower in self.outgoing_catch_up.followers.iter().filter(|follower| follower.leads) {
             let has = self.links.receive_number(follower.member)?;
             if has != step {
-                let what =
-                    format!("member {} has the gradients of step {has}, and this one is at {step}", follower.member);
-                return Err(JobError::Unusable(what));
+                return Err(PeerError::Gradients { member: follower.member, theirs: has, here: step }.into());
             }
         }
         Ok(())
