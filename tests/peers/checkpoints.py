@@ -5,7 +5,9 @@ Both: two ranks save a Llama-shaped state with AdamW in f32, each tensor cut in 
 from the page cache into memory that was touched. torch: DTensors on Gloo, a process a rank, one thread each; `torch` is
 its default, `torch, no fsync` has sync_files=False; no checksums. Its `load-rows` is of the shards as they were saved.
 Phalanx: `cargo bench --bench checkpoint`, fsync and checksums; its `load-rows` cuts the rows anew, among three ranks.
-`load-columns` is resharded in both. A blocking save is what training waits for in torch, `stall` in Phalanx.
+`load-columns` is resharded in both. A blocking save is what training waits for in `dcp.save`, the call itself in
+`dcp.async_save`, `stall` in Phalanx. A save is durable when all ranks have it: in Phalanx the copy and what follows it, of
+`async_save` the call and its future. Both copy into memory that an earlier save has left (`first`: the first save).
 """
 import json
 import pathlib
@@ -25,6 +27,7 @@ def torch_rank(rank, folder, mib, no_fsync):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -53,9 +56,30 @@ def torch_rank(rank, folder, mib, no_fsync):
         if rank == 0:
             print(what, f"{time.perf_counter() - start:.4f}", flush=True)
 
+    def timed_async(first):
+        """A save beside training, of which nothing is left afterwards."""
+        path = f"{folder}/async"
+        dist.barrier()
+        start = time.perf_counter()
+        future = dcp.async_save(saved, storage_writer=dcp.FileSystemWriter(path, sync_files=not no_fsync), async_stager=stager)
+        dist.barrier()
+        waited = time.perf_counter() - start
+        getattr(future, "upload_completion", future).result()
+        dist.barrier()
+        if rank == 0:
+            print("async-first" if first else "async-stall", f"{waited:.4f}")
+            print("async-save-first" if first else "async-save", f"{time.perf_counter() - start:.4f}", flush=True)
+            shutil.rmtree(path)
+        dist.barrier()
+
     where = f"{folder}/checkpoint"
     storage = dcp.FileSystemWriter(where, sync_files=not no_fsync)
     saved = state(0, 1.0 + rank)
+    # Kept from save to save, with its memory. Memory that is pinned needs a GPU.
+    options = {"use_pinned_memory": False, "use_shared_memory": False, "use_async_staging": False, "use_non_blocking_copy": False}
+    stager = DefaultStager(StagingOptions(**options))
+    for first in (True, False):
+        timed_async(first)
     timed("save", lambda: dcp.save(saved, storage_writer=storage))
     for what, dim in (("load-rows", 0), ("load-columns", 1)):
         loaded = state(dim, 0.0)
@@ -70,7 +94,7 @@ def torch(folder, mib, *, no_fsync=False):
 
 
 def phalanx(folder, mib):
-    return figures(["cargo", "bench", "-q", "-p", "phalanx", "--bench", "checkpoint", "--", str(folder), str(mib)])
+    return figures(["cargo", "bench", "-q", "-p", "phalanx-storage", "--bench", "checkpoint", "--", str(folder), str(mib)])
 
 
 def figures(command):
@@ -91,14 +115,18 @@ def compare(rounds, mib):
             shutil.rmtree(folder)
     gb = found["phalanx"][0]["bytes"] / 1e9
 
-    def of(name, what):
-        return [run[what] / gb for run in found[name]]
+    def of(name, *whats):
+        return [sum(run[what] for what in whats) / gb for run in found[name]]
 
     rows = [
-        ("durable save", ("phalanx", "save"), ("torch", "save")),
-        ("durable save, torch's not", ("phalanx", "save"), ("torch, no fsync", "save")),
+        ("durable save, copy included", ("phalanx", "stall", "save"), ("torch", "save")),
+        ("the same, beside async_save", ("phalanx", "stall", "save"), ("torch", "async-save")),
+        ("the same, torch's not durable", ("phalanx", "stall", "save"), ("torch, no fsync", "save")),
+        ("the same, async_save not durable", ("phalanx", "stall", "save"), ("torch, no fsync", "async-save")),
         ("load-rows", ("phalanx", "load-rows"), ("torch", "load-rows")),
         ("load-columns", ("phalanx", "load-columns"), ("torch", "load-columns")),
+        ("training waits, beside async_save", ("phalanx", "stall"), ("torch", "async-stall")),
+        ("training waits, first save, beside async_save", ("phalanx", "first"), ("torch", "async-first")),
         ("training waits", ("phalanx", "stall"), ("torch", "save")),
         ("training waits, torch's not durable", ("phalanx", "stall"), ("torch, no fsync", "save")),
         ("training waits, first save", ("phalanx", "first"), ("torch", "save")),

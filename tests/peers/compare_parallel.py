@@ -1,7 +1,9 @@
 """Times the training step of two ranks, Phalanx and PyTorch on Gloo side by side, interleaved; prints a table of medians.
 
 usage: PYTHON_WITH_TORCH tests/peers/compare_parallel.py [ROUNDS [STEPS]]     (from the root, after `cargo build --release`)
-Both: the model of torch_step.py, two processes with one thread each, a batch of 4 x 256 each.
+Both: the model of torch_step.py from the same weights, two processes with one thread each, a batch of 4 x 256 each of the same
+text in the same order; the losses of all steps must agree. Memory is the largest PSS of the two rank processes, half of it
+each, of both sides in the same way and in runs of their own; what starts the ranks is not counted.
 """
 import json
 import pathlib
@@ -11,19 +13,35 @@ import subprocess
 import sys
 import tempfile
 
+import torch as pytorch
+
+import safetensors_file
+from pss import children, command_line, peak_mib
+from torch_step import Model, name_in_file
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
-WORK = pathlib.Path(tempfile.mkdtemp())
+STEPS_OF_MEMORY = 4
+# Nats by which a loss may differ: other orders of sums in f32, other places of rounding in bf16.
+TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
+FOLDER = tempfile.TemporaryDirectory()
+WORK = pathlib.Path(FOLDER.name)
+TEXT, MODEL, OUT, YAML = WORK / "text.txt", WORK / "model", WORK / "out", WORK / "job.yaml"
+CONFIG = {"model_type": "llama", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6,
+          "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+          "rope_theta": 10000.0, "tie_word_embeddings": False}
 JOB = """
-model: {{model_type: llama, vocab_size: 4096, hidden_size: 512, intermediate_size: 1408, num_hidden_layers: 6,
-        num_attention_heads: 8, num_key_value_heads: 8, max_position_embeddings: 256}}
+base_model: {model}
 tokenizer: bytes
 datasets: [{{path: {text}, type: completion}}]
+shuffle: false
 sequence_len: 256
 micro_batch_size: 4
 max_steps: {steps}
 learning_rate: 3e-4
+lr_scheduler: constant
+warmup_steps: 0
 weight_decay: 0.1
 max_grad_norm: none
 bf16: {bf16}
@@ -31,44 +49,79 @@ threads: 1
 save_steps: none
 resume_from_checkpoint: none
 output_dir: {out}
+elastic: {{spare_ranks: 0, shadows: false}}
 {mesh}: 2
 """
 
 
-def torch(mode, precision):
+def prepare():
+    """The text, without what is no byte of its own, and a model directory."""
+    text = b"".join(path.read_bytes() for path in sorted((ROOT / "strategies/src").rglob("*.rs")))
+    TEXT.write_bytes(text.replace(b"<", b"("))
+    MODEL.mkdir()
+    (MODEL / "config.json").write_text(json.dumps(CONFIG))
+    pytorch.manual_seed(0)
+    model = Model()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            pytorch.nn.init.normal_(parameter, std=0.02)
+    tensors = {name_in_file(name): parameter for name, parameter in model.named_parameters()}
+    safetensors_file.write(MODEL / "model.safetensors", tensors)
+
+
+def torch(mode, precision, steps):
     script = str(ROOT / "tests/peers/torch_parallel_step.py")
-    command = [sys.executable, script, mode, precision, str(STEPS)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return [sys.executable, script, mode, precision, str(steps), str(MODEL / "model.safetensors"), str(TEXT)]
 
 
-def phalanx(mode, precision):
-    text, out, job = WORK / "text.txt", WORK / "out", WORK / "job.yaml"
-    shutil.rmtree(out, ignore_errors=True)
-    if not text.exists():
-        text.write_text("".join(p.read_text() for p in sorted((ROOT / "strategies/src").rglob("*.rs"))))
+def phalanx(mode, precision, steps):
+    shutil.rmtree(OUT, ignore_errors=True)
     mesh = "dp_replicate_size" if mode == "ddp" else "dp_shard_size"
     bf16 = "true" if precision == "bf16" else "false"
-    job.write_text(JOB.format(text=text, out=out, steps=STEPS, bf16=bf16, mesh=mesh))
-    command = [str(ROOT / "target/release/phalanx"), "train", str(job)]
-    subprocess.run(command, check=True, capture_output=True)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "step_ms" in line]
-    peak = max(line.get("memory_bytes", 0) for line in lines) / 2**20
-    return {"median_ms": statistics.median(line["step_ms"] for line in lines[2:]), "peak_rss_mib": peak}
+    YAML.write_text(JOB.format(model=MODEL, text=TEXT, out=OUT, steps=steps, bf16=bf16, mesh=mesh))
+    return [str(ROOT / "target/release/phalanx"), "train", str(YAML)]
 
 
+def result(who, case):
+    done = subprocess.run(who(*case, STEPS), check=True, capture_output=True, text=True)
+    if who is torch:
+        return json.loads(done.stdout.splitlines()[-1])
+    lines = [json.loads(line) for line in (OUT / "metrics.jsonl").read_text().splitlines()]
+    times = [line["step_ms"] for line in lines[2:]]
+    return {"median_ms": statistics.median(times), "losses": [line["loss"] for line in lines]}
+
+
+def ranks(launcher):
+    """Of torch the processes that are spawned, without the tracker of their resources."""
+    pids = [pid for pid in children(launcher) if "rank --worker" in command_line(pid) or "spawn_main" in command_line(pid)]
+    return pids if len(pids) == 2 else []
+
+
+prepare()
 CASES = [(mode, precision) for mode in ("ddp", "fsdp") for precision in ("f32", "bf16")]
-results = {(who.__name__, *case): [] for case in CASES for who in (torch, phalanx)}
+SIDES = (torch, phalanx)
+peaks = {(who, case): peak_mib(who(*case, STEPS_OF_MEMORY), ranks) for case in CASES for who in SIDES}
+results = {(who, case): [] for case in CASES for who in SIDES}
 for _ in range(ROUNDS):
     for case in CASES:
-        for who in (torch, phalanx):
-            results[(who.__name__, *case)].append(who(*case))
+        for who in SIDES:
+            results[(who, case)].append(result(who, case))
 
-print("| two ranks | median ms | rounds (medians of a run) | ratio | MiB a rank | ratio |")
-print("|---|---|---|---|---|---|")
-for (who, *case), rounds in results.items():
-    def median(of, key):
-        return statistics.median(r[key] for r in results[(of, *case)])
+
+def off(case):
+    """The largest difference of two losses of a step, in any round."""
+    ours, theirs = ([loss for round in results[(who, case)] for loss in round["losses"]] for who in (phalanx, torch))
+    assert len(ours) == len(theirs) == ROUNDS * STEPS, (len(ours), len(theirs))
+    return max(abs(a - b) for a, b in zip(ours, theirs))
+
+
+print("| two ranks | median ms | rounds (medians of a run) | ratio | MiB a rank | ratio | last loss | losses differ by |")
+print("|---|---|---|---|---|---|---|---|")
+for (who, case), rounds in results.items():
+    median = lambda of: statistics.median(r["median_ms"] for r in results[(of, case)])
     shown = " ".join(f"{r['median_ms']:.0f}" for r in rounds)
-    t, p = median(who, "median_ms") / median("torch", "median_ms"), median(who, "peak_rss_mib") / median("torch", "peak_rss_mib")
-    print(f"| {who} {' '.join(case)} | {median(who, 'median_ms'):.0f} | {shown} | {t:.2f} | {median(who, 'peak_rss_mib'):.0f} | {p:.2f} |")
+    t, p = median(who) / median(torch), peaks[(who, case)] / peaks[(torch, case)]
+    print(f"| {who.__name__} {' '.join(case)} | {median(who):.0f} | {shown} | {t:.2f} | {peaks[(who, case)]:.0f} | {p:.2f} "
+          f"| {rounds[-1]['losses'][-1]:.4f} | {off(case):.1e} |")
+for case in CASES:
+    assert off(case) < TOLERANCE[case[1]], f"{case}: a loss differs by {off(case)}"

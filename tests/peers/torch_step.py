@@ -1,10 +1,11 @@
 """One PyTorch process timing the training step of the benchmark model; prints one JSON line.
 
-usage: torch_step.py f32|bf16 STEPS
+usage: torch_step.py eager|compile f32|bf16 STEPS START
 The model: Llama-shaped, d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, fused AdamW, 2 threads.
+START is a file of `step_time --write`: the weights and the batch of ours. `compile` is `torch.compile` of the model, which
+needs a C++ compiler; the first step, in which it compiles, is not among the timed ones.
 """
 import json
-import resource
 import statistics
 import sys
 import time
@@ -12,6 +13,8 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import safetensors_file
 
 D, H, LAYERS, FF, V, B, S = 512, 8, 6, 1408, 4096, 4, 256
 
@@ -56,19 +59,45 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
+NAMES = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+NAMES_IN_BLOCK = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+NAMES_IN_BLOCK |= {name: f"self_attn.{name}_proj" for name in "qkvo"}
+NAMES_IN_BLOCK |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+
+
+def name_in_file(name):
+    """Where the model directories of Llama have a parameter of ours."""
+    words = name.split(".")
+    if words[0] == "blocks":
+        return f"model.layers.{words[1]}.{NAMES_IN_BLOCK[words[2]]}.weight"
+    return f"{NAMES[words[0]]}.weight"
+
+
+def start_from(model, tensors):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[name_in_file(name)])
+
+
+def optimizer(model):
+    """AdamW, which as in Phalanx leaves the gains of norms without weight decay."""
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays} for decays in (True, False)]
+    return torch.optim.AdamW(groups, lr=3e-4, fused=True)
+
+
 def main():
-    mode, steps = sys.argv[1], int(sys.argv[2])
+    how, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(2)
-    torch.manual_seed(0)
-    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    tensors = safetensors_file.read(sys.argv[4])
     model = Model()
-    for p in model.parameters():
-        if p.dim() > 1:
-            nn.init.normal_(p, std=0.02)
-    opt = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-    ids = torch.randint(0, V, (B, S))
-    labels = torch.randint(0, V, (B, S))
-    times = []
+    start_from(model, tensors)
+    opt = optimizer(model)
+    ids, labels = (tensors[name].long().view(B, S) for name in ("ids", "labels"))
+    del tensors
+    if how == "compile":
+        model = torch.compile(model)
+    times, losses = [], []
     for _ in range(steps):
         start = time.perf_counter()
         opt.zero_grad(set_to_none=True)
@@ -76,11 +105,10 @@ def main():
             loss = F.cross_entropy(model(ids).view(-1, V).float(), labels.view(-1))
         loss.backward()
         opt.step()
+        losses.append(loss.item())
         times.append((time.perf_counter() - start) * 1e3)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"name": f"torch {torch.__version__} {mode}", "median_ms": statistics.median(times[2:]),
-                      "min_ms": min(times[2:]), "peak_rss_mib": peak, "import_rss_mib": imported,
-                      "loss": loss.item()}))
+    print(json.dumps({"name": f"torch {torch.__version__} {how} {mode}", "median_ms": statistics.median(times[2:]),
+                      "min_ms": min(times[2:]), "losses": losses}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Hyper, Init, Kind, Op, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// The benchmark's model.
 pub fn bench_model() -> ModelConfig {
@@ -134,6 +137,39 @@ impl BenchStep {
     /// If the machine has not the half gigabyte that it takes.
     pub fn new(bf16: bool) -> BenchStep {
         BenchProgram::new(bench_model(), bf16, BATCH).allocate()
+    }
+
+    /// Writes the weights and the batch as they are, with the names of a model directory.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_start(&self, path: &Path) -> Result<(), SafeTensorError> {
+        let c = &self.compiled;
+        let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+        for param in &c.program.params {
+            let values = self.machine.read::<f32>(c, param.value);
+            let mut at = 0;
+            for part in &param.parts {
+                let values = values[at..at + part.n_elements()].iter();
+                tensors.push((
+                    part.name.clone(),
+                    Dtype::F32,
+                    part.shape.clone(),
+                    values.flat_map(|x| x.to_le_bytes()).collect(),
+                ));
+                at += part.n_elements();
+            }
+        }
+        for (name, role) in [("ids", Role::Ids), ("labels", Role::Labels)] {
+            let value = c.program.bound(role).next().expect("the input is bound");
+            let tokens = self.machine.read::<i32>(c, value);
+            let bytes = tokens.iter().flat_map(|x| x.to_le_bytes()).collect();
+            tensors.push((name.to_owned(), Dtype::I32, vec![tokens.len()], bytes));
+        }
+        let views = tensors
+            .iter()
+            .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)));
+        safetensors::serialize_to_file(views.collect::<Result<Vec<_>, SafeTensorError>>()?, None, path)
     }
 
     /// Writes a batch in place of the random one, each column `[rows * seq_len]`.

@@ -1,8 +1,10 @@
 //! Times the training step of the benchmark model in a process of its own; prints one JSON line.
 //!
-//! `step_time f32|bf16 STEPS [--profile]`; compared with PyTorch by `tests/peers/compare_step.py`.
+//! `step_time f32|bf16 STEPS [--profile] [--write FILE]`; compared with PyTorch by `tests/peers/compare_step.py`, which starts
+//! from the weights and the batch in FILE.
 
 use phalanx_tests::step::BenchStep;
+use std::path::Path;
 use std::time::Instant;
 
 fn main() {
@@ -10,16 +12,20 @@ fn main() {
     let bf16 = args.get(1).is_some_and(|m| m == "bf16");
     let n_steps: usize = args.get(2).and_then(|n| n.parse().ok()).unwrap_or(12);
     let profile = args.iter().any(|a| a == "--profile");
-    phalanx::devices::host().on_device_thread(2, || run(bf16, n_steps, profile)).expect("two threads start");
+    let written = args.iter().position(|a| a == "--write").and_then(|i| args.get(i + 1)).map(Path::new);
+    phalanx::devices::host().on_device_thread(2, || run(bf16, n_steps, profile, written)).expect("two threads start");
 }
 
-fn run(bf16: bool, n_steps: usize, profile: bool) {
+fn run(bf16: bool, n_steps: usize, profile: bool, written: Option<&Path>) {
     let mut step = BenchStep::new(bf16);
+    if let Some(path) = written {
+        step.write_start(path).expect("the file can be written");
+    }
     let mut times = Vec::new();
-    let mut loss = 0.0;
+    let mut losses = Vec::new();
     for _ in 0..n_steps {
         let start = Instant::now();
-        loss = step.run();
+        losses.push(step.run());
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     if profile {
@@ -28,10 +34,9 @@ fn run(bf16: bool, n_steps: usize, profile: bool) {
     let mut timed = times.split_off(2.min(n_steps - 1));
     timed.sort_by(f64::total_cmp);
     println!(
-        "{{\"name\": \"phalanx {}\", \"median_ms\": {:.1}, \"min_ms\": {:.1}, \"peak_rss_mib\": {:.1}, \"loss\": {loss:.4}}}",
+        "{{\"name\": \"phalanx {}\", \"median_ms\": {:.1}, \"min_ms\": {:.1}, \"losses\": {losses:?}}}",
         if bf16 { "bf16" } else { "f32" },
         timed[timed.len() / 2],
         timed[0],
-        phalanx_tests::peak_rss_bytes() as f64 / f64::from(1 << 20),
     );
 }
