@@ -83,7 +83,7 @@ def phalanx(mode, precision, steps):
 
 
 def result(who, case):
-    done = subprocess.run(who(*case, STEPS), check=True, capture_output=True, text=True)
+    done = subprocess.run(who(*case, STEPS), check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if who is torch:
         return json.loads(done.stdout.splitlines()[-1])
     lines = [json.loads(line) for line in (OUT / "metrics.jsonl").read_text().splitlines()]

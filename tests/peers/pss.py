@@ -47,7 +47,7 @@ def of_itself(pid):
 def peak_mib(command, which=of_itself, interval_s=0.02, **how):
     """Runs a command to its end; the largest memory of a process of it, on the average over those that `which` names by the
     process id of the command. Looking takes time of the kernel, so what is measured like this is not timed."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
     peaks, has_ended = [0], threading.Event()
 
     def look():

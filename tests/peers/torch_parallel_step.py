@@ -35,7 +35,8 @@ def rank_main(rank, world, mode, precision, steps, port, start_file, text):
         fully_shard(model)
     opt = optimizer(model)
     with open(text, "rb") as file:
-        ids_of_steps = torch.tensor(list(file.read(steps * world * B * S))).view(steps, world, B, S)
+        # The byte tokenizer of Phalanx begins a text with BOS.
+        ids_of_steps = torch.tensor([256, *file.read(steps * world * B * S - 1)]).view(steps, world, B, S)
     times, losses = [], []
     for ids in ids_of_steps[:, rank]:
         dist.barrier()

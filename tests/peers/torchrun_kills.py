@@ -5,7 +5,8 @@ with ranks of Phalanx.
 
 Two ranks on Gloo (torch_worker.py). torchrun's agent stops the other worker, starts both again, and they go on from the last
 save; steps since then are done once more. Told for each kill: the time to the first step of all, to the first step that had not
-been done before, and how many were done again. Monitor interval, rendezvous and all else are torchrun's defaults.
+been done before, and how many were done again. Monitor interval, rendezvous and all else are torchrun's defaults. On a busy machine
+Gloo may fail to connect after each restart (`connection refused`); then this ends with the log of the agent.
 """
 import argparse
 import os
