@@ -1,9 +1,9 @@
-//! What many nodes cost one coordinator: CPU for heartbeats, memory for connections.
+//! Overhead of many nodes at one coordinator: CPU for heartbeats, memory for connections.
 //!
 //! `cargo bench -p phalanx-actors --bench connections -- [NODES] [DETECTION_TIME_MS …]`; default 1,000 nodes at the
-//! default detection time. The nodes are real links, each with its certificate and socket, in a second process, so that
-//! what is measured is the coordinator alone. They share a thread: on loopback the sender pays for waking the receiver,
-//! which does not happen on a network. Linux only.
+//! default detection time. The nodes are real links, each with its certificate and socket. They run in a second process, so
+//! that only the coordinator is measured, and share a thread: on loopback the sender pays for waking the receiver, which does
+//! not happen on a network. Linux only.
 
 use anyhow::{Context, Result, ensure};
 use phalanx_actors::quic::link::{Link, LinkConfig};
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Listens, starts the other process, and measures itself.
+/// Starts the listener and the process of the nodes, and measures this process.
 fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let timing = Timing::derive(Duration::from_millis(detection_ms));
@@ -62,13 +62,13 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     while n_connected < n_nodes {
         match events.blocking_recv().context("the listener has ended")? {
             Inbound::Connected { .. } => n_connected += 1,
-            Inbound::Disconnected { node, why, .. } => println!("lost {node} while others connect: {why}"),
+            Inbound::Disconnected { node, why, .. } => println!("lost {node} while other nodes connect: {why}"),
             _ => {}
         }
-        ensure!(since.elapsed() < Duration::from_secs(120), "{n_connected} of {n_nodes} nodes have connected");
+        ensure!(since.elapsed() < Duration::from_secs(120), "{n_connected} of {n_nodes} nodes connected within 120 s");
     }
     let connecting = since.elapsed();
-    // The last to connect have not settled; their handshakes are not what is measured.
+    // Excludes the handshakes of the last nodes from the measurement.
     while since.elapsed() < connecting + Duration::from_secs(2) {
         events.blocking_recv().context("the listener has ended")?;
     }
@@ -91,8 +91,8 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     let (elapsed, after) = (start.elapsed().as_secs_f64(), cpu_time()?);
     let [listener_s, rest_s] = [after.listener - cpu.listener, after.rest - cpu.rest];
     println!(
-        "{n_nodes} nodes, connected in {:.1} s; a heartbeat every {:?}: {:.0}/s, {n_lost} nodes lost; CPU of the \
-         coordinator {:.1} % of a core (sockets {:.1} %, events {:.1} %), {:.1} us a heartbeat; {:.0} KiB a connection",
+        "{n_nodes} nodes, connected in {:.1} s; a heartbeat every {:?}: {:.0}/s, {n_lost} nodes lost; \
+         coordinator CPU {:.1} % of a core (sockets {:.1} %, events {:.1} %), {:.1} us per heartbeat; {:.0} KiB per connection",
         connecting.as_secs_f64(),
         timing.heartbeat,
         n_reports as f64 / elapsed,
@@ -108,7 +108,7 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     Ok(())
 }
 
-/// The other process: links of as many nodes, each of which repeats the same report.
+/// The process of the nodes: `n_nodes` links, each of which repeats one report.
 fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<()> {
     let timing = Timing::derive(Duration::from_millis(detection_ms));
     let authority = Authority::open(dir, JOB)?;
@@ -129,7 +129,7 @@ fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<(
             links.push((link, desired_states, report(node, boot)));
             tokio::task::yield_now().await;
         }
-        // Nodes are not in step with each other: each has its own moment within the interval.
+        // Spreads the nodes' heartbeats over the interval, as on independent machines.
         let start = tokio::time::Instant::now();
         for beat in 0.. {
             for (idx, (link, _, report)) in links.iter_mut().enumerate() {
@@ -175,19 +175,19 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
     }
 }
 
-/// Seconds of CPU that the process has used.
+/// Seconds of CPU that this process has used.
 struct CpuTime {
     listener: f64,
     rest: f64,
 }
 
-/// By thread: a hundredth of a second is the kernel's resolution.
+/// CPU time by thread. The kernel's resolution is 10 ms.
 fn cpu_time() -> Result<CpuTime> {
     const TICKS_PER_SECOND: f64 = 100.0;
     let mut time = CpuTime { listener: 0.0, rest: 0.0 };
     for task in std::fs::read_dir("/proc/self/task")? {
         let stat = std::fs::read_to_string(task?.path().join("stat"))?;
-        let (name, fields) = stat.rsplit_once(')').context("a task has a name")?;
+        let (name, fields) = stat.rsplit_once(')').context("a task without a name in /proc/self/task")?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let seconds = (fields[11].parse::<f64>()? + fields[12].parse::<f64>()?) / TICKS_PER_SECOND;
         if name.contains("phalanx-listen") {
@@ -201,6 +201,6 @@ fn cpu_time() -> Result<CpuTime> {
 
 fn memory_bytes() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a process has memory")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS in /proc/self/status")?;
     Ok(line.trim().trim_end_matches(" kB").trim().parse::<u64>()? * 1024)
 }

@@ -1,14 +1,13 @@
 //! One OS thread for all control actors of a job in this process.
 //!
 //! Invariants:
-//! - `CONTROL-1` Actors of one thread run one at a time; nothing on it blocks.
-//! - `CONTROL-2` A panic in any of its actors, or in what it was asked to run, ends the whole thread: there is never
-//!   half a process. The first cause is kept and told to everyone who asks.
-//! - `CONTROL-3` There is no `System` and no global state: several threads may live side by side, each with its own
-//!   actors.
+//! - `CONTROL-1` The actors of one thread run one at a time and never block.
+//! - `CONTROL-2` A panic in an actor or a request ends the whole thread, so a process never runs with some of its actors
+//!   missing. The thread keeps the first cause and reports it to every caller.
+//! - `CONTROL-3` There is no `System` and no global state: a process may have several threads, each with its own actors.
 //!
-//! The thread ends when it is told to [stop](ControlThread::stop), when the last handle is dropped, or by `CONTROL-2`.
-//! All of its actors are dropped with it.
+//! The thread ends on [`stop`](ControlThread::stop), when the last handle is dropped, or by `CONTROL-2`. Its actors are
+//! dropped with it.
 
 use actix::prelude::SendError;
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
@@ -29,31 +28,31 @@ pub struct ControlThread {
     end: watch::Receiver<Option<End>>,
 }
 
-/// How a control thread ended: as it was told to, or by a panic.
+/// How a control thread ended: on request, or by a panic.
 pub type End = Result<(), Panicked>;
 
-/// Something on a control thread panicked.
+/// An actor or request on a control thread panicked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {actor} panicked: {message}")]
 pub struct Panicked {
-    /// What it was, as it was called when it was started.
+    /// Name given to the actor at its start.
     pub actor: String,
-    /// What the panic said.
+    /// The panic message.
     pub message: String,
 }
 
-/// Why something could not be run on a control thread.
+/// Why a request did not run on a control thread.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunError {
-    /// It has ended as it was told to.
+    /// The thread has ended on request.
     #[error("the control thread has ended")]
     Ended,
-    /// It has ended by a panic.
+    /// The thread has ended by a panic.
     #[error(transparent)]
     Panicked(#[from] Panicked),
 }
 
-/// Starts actors on the thread that it belongs to and notices their panics (`CONTROL-2`).
+/// Starts actors on its thread and detects their panics (`CONTROL-2`).
 #[derive(Clone, Debug)]
 pub struct Guardian {
     panicked: mpsc::Sender<Panicked>,
@@ -64,14 +63,14 @@ type Job = Box<dyn FnOnce(Guardian) -> Pin<Box<dyn Future<Output = ()>>> + Send>
 /// Capacity of the request queue; further callers wait.
 const JOBS_MAX: usize = 64;
 
-/// How long the end waits for a file that is being written.
+/// How long a stopping thread waits for file writes in progress.
 const STORE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a thread sleeps that finds a mailbox full.
-const FULL_NAP: Duration = Duration::from_micros(200);
+/// Pause before another try after a full mailbox.
+const FULL_PAUSE: Duration = Duration::from_micros(200);
 
-/// Sends a message to an actor, and waits while its mailbox is full. For threads that may block. An actor that has ended gets
-/// nothing.
+/// Sends a message to an actor, and waits while its mailbox is full. For threads that may block. Drops the message if the
+/// actor has ended.
 pub(crate) fn deliver<A, M>(to: &Addr<A>, mut message: M)
 where
     A: Actor<Context = Context<A>> + Handler<M>,
@@ -79,17 +78,17 @@ where
 {
     while let Err(SendError::Full(back)) = to.try_send(message) {
         message = back;
-        std::thread::sleep(FULL_NAP);
+        std::thread::sleep(FULL_PAUSE);
     }
 }
 
-/// Waits for a future on the thread that calls, for programs without an event loop.
+/// Runs a future to completion on the calling thread, for programs without an event loop.
 ///
 /// # Errors
-/// When the system gives no timers.
+/// When the system cannot provide timers.
 ///
 /// # Panics
-/// When the caller is on an event loop.
+/// When called from an event loop.
 pub fn block_on<F: Future>(future: F) -> std::io::Result<F::Output> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(future))
@@ -99,7 +98,7 @@ impl ControlThread {
     /// Starts a thread of this name.
     ///
     /// # Errors
-    /// When the system gives no thread or no timers.
+    /// When the system cannot provide a thread or timers.
     pub fn start(name: &str) -> std::io::Result<ControlThread> {
         let (jobs, incoming) = mpsc::channel(JOBS_MAX);
         let (stop, stopped) = watch::channel(false);
@@ -112,7 +111,7 @@ impl ControlThread {
             if let Err(panicked) = &end {
                 tracing::error!(%panicked, "the control thread ends");
             }
-            // Actors are dropped before the end is announced.
+            // A caller that sees the end may rely on the actors being dropped.
             drop(actors);
             runtime.shutdown_timeout(STORE_PATIENCE);
             ending.send_replace(Some(end));
@@ -120,10 +119,10 @@ impl ControlThread {
         Ok(ControlThread { jobs, stop: Arc::new(stop), end })
     }
 
-    /// Runs something on the thread, where it can start actors, and gives back what it returns.
+    /// Runs `job` on the thread, where it can start actors, and returns its result.
     ///
     /// # Errors
-    /// When the thread has ended, or ends before it is done.
+    /// When the thread has ended, or ends before `job` completes.
     pub async fn run<T, F>(&self, job: impl FnOnce(Guardian) -> F + Send + 'static) -> Result<T, RunError>
     where
         T: Send + 'static,
@@ -150,26 +149,26 @@ impl ControlThread {
         self.stop.send_replace(true);
     }
 
-    /// How it ended, if it has.
+    /// How the thread ended, if it has.
     pub fn has_ended(&self) -> Option<End> {
         self.end.borrow().clone()
     }
 
-    /// Waits for the end.
+    /// Waits until the thread ends.
     ///
     /// # Errors
-    /// The panic that ended it, if one did.
+    /// The panic that ended the thread, if one did.
     pub async fn ended(&self) -> End {
         let mut end = self.end.clone();
         let result = match end.wait_for(Option::is_some).await {
             Ok(end) => end.clone(),
             Err(_) => None,
         };
-        result.unwrap_or_else(|| Err(Panicked { actor: "control thread".into(), message: "it ended silently".into() }))
+        result.unwrap_or_else(|| Err(Panicked { actor: "control thread".into(), message: "no cause is known".into() }))
     }
 }
 
-/// Runs what is asked for until it is to stop or something panics.
+/// Runs requests until the thread is stopped or a task panics.
 async fn serve(mut jobs: mpsc::Receiver<Job>, mut stopped: watch::Receiver<bool>) -> End {
     let (panicked, mut panics) = mpsc::channel(1);
     let guardian = Guardian { panicked };
@@ -177,7 +176,7 @@ async fn serve(mut jobs: mpsc::Receiver<Job>, mut stopped: watch::Receiver<bool>
         tokio::select! {
             biased;
             Some(cause) = panics.recv() => return Err(cause),
-            // An error means that no handle is left, as does the end of the requests.
+            // An error here, like the end of `jobs`, means that the last handle was dropped.
             _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             job = jobs.recv() => match job {
                 Some(job) => guardian.watch("request", job(guardian.clone())),
@@ -188,7 +187,7 @@ async fn serve(mut jobs: mpsc::Receiver<Job>, mut stopped: watch::Receiver<bool>
 }
 
 impl Guardian {
-    /// Starts an actor; its panic ends the thread under this name. To be called on the thread.
+    /// Starts an actor; its panic ends the thread and is reported under `name`. Call it on the thread.
     pub fn start<A>(&self, name: &str, create: impl FnOnce(&mut Context<A>) -> A) -> Addr<A>
     where
         A: Actor<Context = Context<A>>,
@@ -200,7 +199,7 @@ impl Guardian {
         addr
     }
 
-    /// Runs a task beside the actors; its panic ends the thread under this name. To be called on the thread.
+    /// Runs a task beside the actors; its panic ends the thread and is reported under `name`. Call it on the thread.
     pub fn spawn(&self, name: &str, task: impl Future<Output = ()> + 'static) {
         self.watch(name, task);
     }
@@ -212,7 +211,7 @@ impl Guardian {
             if let Err(error) = task.await
                 && let Ok(payload) = error.try_into_panic()
             {
-                // Full means that another one came first, and the first cause is kept.
+                // A full channel already holds the first cause.
                 let _ = panicked.try_send(Panicked::of(&name, &*payload));
             }
         });
@@ -260,7 +259,7 @@ mod tests {
 
     // CONTROL-2
     #[tokio::test]
-    async fn a_panicking_actor_ends_its_thread_with_the_cause_and_all_its_siblings() {
+    async fn panicking_actor_ends_its_thread_and_all_siblings() {
         let thread = ControlThread::start("control").unwrap();
         let (bad, sibling) = (counter(&thread, "bad counter").await, counter(&thread, "sibling").await);
         assert_eq!((bad.send(Add).await, bad.send(Add).await, sibling.send(Add).await), (Ok(1), Ok(2), Ok(1)));
@@ -276,7 +275,7 @@ mod tests {
 
     // CONTROL-2
     #[tokio::test]
-    async fn a_panic_in_what_a_thread_is_asked_to_run_ends_it() {
+    async fn panicking_request_ends_its_thread() {
         let thread = ControlThread::start("control").unwrap();
 
         let answer = thread.run(|_| async { panic!("no actor was created") }).await;
@@ -287,7 +286,7 @@ mod tests {
 
     // CONTROL-3
     #[tokio::test]
-    async fn one_thread_ends_and_another_goes_on() {
+    async fn stopping_a_thread_leaves_other_threads_running() {
         let (first, second) = (ControlThread::start("first").unwrap(), ControlThread::start("second").unwrap());
         let (one, two) = (counter(&first, "one").await, counter(&second, "two").await);
 
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_handle_takes_the_thread_with_it() {
+    async fn thread_ends_when_its_last_handle_is_dropped() {
         let thread = ControlThread::start("control").unwrap();
         let mut end = thread.end.clone();
 

@@ -1,13 +1,13 @@
-//! The actor shell of a candidate for coordinator: owns the clock, the timer, the store and the ways out; decides nothing.
+//! The actor shell of a coordinator candidate: owns the clock, the timer, the store and the outlets; decides nothing.
 //!
-//! Every process that may coordinate runs one. It waits as a candidate, leads once it has won the lease, and answers
-//! requests of the operator only then. Messages without an awaited answer are sent with `try_send`: the protocol is
-//! level-triggered, so a message dropped by a full mailbox is repeated.
+//! Every process that may coordinate runs one. A candidate leads once it wins the lease, and answers operator requests only
+//! then. Messages without an awaited answer are sent with `try_send`: the protocol is level-triggered, so a message dropped
+//! by a full mailbox is repeated.
 //!
 //! Invariants:
-//! - `COORDINATOR-ACTOR-1` An answer of the store is delivered to the term that asked, or dropped.
-//! - `COORDINATOR-ACTOR-2` The store is used in `spawn_blocking`; a write of a record that failed is tried again until
-//!   it is answered.
+//! - `COORDINATOR-ACTOR-1` The store's answer goes to the term that asked for it, or is dropped.
+//! - `COORDINATOR-ACTOR-2` The store is used in `spawn_blocking`; a failed write of a record is retried until the store
+//!   answers.
 //! - `COORDINATOR-ACTOR-3` A request is answered once it is durable, or once this candidate can no longer make it
 //!   durable.
 
@@ -29,22 +29,22 @@ use std::pin::Pin;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// What a coordinator must know of its job and of itself.
+/// Settings of a coordinator candidate.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The job.
     pub job: JobId,
-    /// Which candidate this one is; no two are the same.
+    /// Number of this candidate, unique among the candidates of the job.
     pub candidate: u32,
-    /// The lease that it holds already, and when that was asked for; without one it waits as a candidate.
+    /// A lease that this candidate already holds, and when it was requested; `None` for a candidate that does not lead.
     pub holds: Option<(Lease, Instant)>,
-    /// What the user allows.
+    /// The user's mesh and limits.
     pub policy: Policy,
     /// All timeouts.
     pub timing: Timing,
 }
 
-/// Where a coordinator's words go.
+/// Receivers of a coordinator's messages.
 #[derive(Clone, Debug)]
 pub struct Outlets {
     /// The transport to the nodes.
@@ -53,12 +53,12 @@ pub struct Outlets {
     pub events: Recipient<Event>,
 }
 
-/// Send this to a node; it need not arrive.
+/// Sends a desired state to a node. Delivery is not guaranteed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendDesiredState {
-    /// To whom.
+    /// The receiver.
     pub node: NodeId,
-    /// What.
+    /// The desired state.
     pub desired_state: DesiredState,
 }
 
@@ -66,40 +66,40 @@ pub struct SendDesiredState {
 #[derive(Clone, Debug)]
 pub struct ReportArrived(pub Report);
 
-/// Asks what the job is doing.
+/// Requests the status of the job.
 #[derive(Clone, Copy, Debug)]
 pub struct GetStatus;
 
-/// Asks to leave and release a node.
+/// Requests that the job leave and release a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Drain(pub NodeId);
 
-/// Asks for another mesh.
+/// Requests another mesh.
 #[derive(Clone, Copy, Debug)]
 pub struct Resize(pub Mesh);
 
-/// Asks for a checkpoint.
+/// Requests a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Save;
 
-/// Asks to end the job after a step, with a checkpoint.
+/// Requests that the job stop after a step, with a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
-/// Asks the candidate to go without a word; a standby takes over once the lease has run out.
+/// Stops the candidate without a message to its peers; a standby takes over once the lease expires.
 #[derive(Clone, Copy, Debug)]
 pub struct Leave;
 
 /// Why a request has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Another candidate leads, or none does yet.
+    /// Another candidate leads, or no candidate does yet.
     #[error("this coordinator does not lead the job")]
     NotLeading,
-    /// Too many requests wait for the store.
-    #[error("too many requests wait to be made durable; nobody knows yet whether this one will be")]
+    /// The queue of requests that wait for the store is full.
+    #[error("{WAITING_MAX} requests already wait to become durable; this one may still take effect: check the status")]
     Busy,
-    /// The mesh cannot be wanted.
+    /// The mesh is invalid.
     #[error(transparent)]
     Resize(#[from] ResizeError),
 }
@@ -142,16 +142,16 @@ pub struct Coordinator {
     store: SharedStore,
     outlets: Outlets,
     succession: Succession,
-    /// The term that it has won and not lost.
+    /// The term that this candidate has won and not lost.
     term: Option<Term>,
     /// The machine of that term, once the record is read.
     leader: Option<Leader>,
-    /// Waiters for the answer to a request.
+    /// Reply channels of requests that are not durable yet.
     waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
     timer: SpawnHandle,
 }
 
-/// The machine of a term, and what was already said of it.
+/// The machine of a term, and which of its events were sent.
 struct Leader {
     term: Term,
     machine: machine::Coordinator,
@@ -159,17 +159,17 @@ struct Leader {
     nodes_told: bool,
 }
 
-/// The answer to a request, once there is one.
+/// The future answer to a request.
 type Answer = Pin<Box<dyn Future<Output = Result<(), RequestError>>>>;
 
-/// Requests that wait for the store.
+/// Requests that may wait for the store at once.
 const WAITING_MAX: usize = 64;
 
-/// Reports that wait to be handled; one for each of so many nodes may come at once.
+/// Mailbox size: one report from each node of a large job at once.
 pub const MAILBOX_LEN: usize = 2_048;
 
 impl Coordinator {
-    /// A candidate.
+    /// Creates a candidate.
     pub fn new(settings: Settings, store: SharedStore, outlets: Outlets) -> Coordinator {
         let Settings { candidate, timing, holds, .. } = settings;
         let succession = match holds {
@@ -188,7 +188,7 @@ impl Coordinator {
         }
     }
 
-    /// Performs every pending command, then re-arms the timer. Called after each event.
+    /// Performs all pending commands, then re-arms the timer. Called after each event.
     fn drive(&mut self, ctx: &mut Context<Self>) {
         while let Some(command) = self.succession.poll_command() {
             self.candidate(command, ctx);
@@ -196,7 +196,8 @@ impl Coordinator {
         while let Some(command) = self.leader.as_mut().and_then(|leader| leader.machine.poll_command()) {
             self.lead(command, ctx);
         }
-        if let Some(leader) = self.leader.as_mut().filter(|leader| !leader.nodes_told && leader.machine.all_told()) {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| !leader.nodes_told && leader.machine.all_notified())
+        {
             leader.nodes_told = true;
             self.tell(What::NodesTold, ctx);
         }
@@ -260,7 +261,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells of a world when its first desired state leaves.
+    /// Logs a world when its first desired state is sent.
     fn announce(&mut self, desired_state: &DesiredState, ctx: &mut Context<Self>) {
         let (Some(leader), Some(world_plan)) = (&mut self.leader, &desired_state.world_plan) else { return };
         if desired_state.id.stage == Stage::Form && world_plan.generation > leader.announced {
@@ -310,7 +311,7 @@ impl Coordinator {
     fn lease_written(&mut self, asked: Instant, result: Result<Result<Lease, Lease>, StoreError>) {
         match result {
             Ok(result) => self.succession.handle_written(now(), asked, result),
-            // Whether it was written is seen at the next try.
+            // The next try shows whether the lease was written.
             Err(error) => tracing::warn!(%error, "cannot write the lease; retrying"),
         }
     }
@@ -350,7 +351,7 @@ impl Coordinator {
         let answer = tokio::task::spawn_blocking(move || question(&store));
         ctx.spawn(answer.into_actor(self).map(|answer, actor, ctx| match answer {
             Ok(answer) => done(actor, answer, ctx),
-            // A store that panics is broken beyond what can be decided here.
+            // This actor cannot handle a panic of the store: the thread ends with it.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => {}
         }));
@@ -358,10 +359,10 @@ impl Coordinator {
 
     fn tell(&self, what: What, ctx: &mut Context<Self>) {
         let term = self.leader.as_ref().map(|leader| leader.term).unwrap_or_default();
-        // Events are few and none may be lost, so that a full mailbox is waited for.
-        let told = self.outlets.events.send(Event::now(term, what));
-        ctx.spawn(told.into_actor(self).map(|told, _, _| {
-            if let Err(error) = told {
+        // Events are rare and must not be lost, so this waits for a full mailbox.
+        let sent = self.outlets.events.send(Event::now(term, what));
+        ctx.spawn(sent.into_actor(self).map(|sent, _, _| {
+            if let Err(error) = sent {
                 tracing::warn!(%error, "an event was not logged");
             }
         }));
@@ -372,7 +373,7 @@ impl Coordinator {
         self.leader.as_mut().filter(leads).map(|leader| &mut leader.machine).ok_or(RequestError::NotLeading)
     }
 
-    /// Passes a request on and does what follows from it.
+    /// Passes a request to the machine and performs the resulting commands.
     fn request<E: Into<RequestError>>(
         &mut self,
         ctx: &mut Context<Self>,
@@ -386,7 +387,7 @@ impl Coordinator {
             Err(error) => drop(reply.send(Err(error))),
         }
         self.drive(ctx);
-        // One that is dropped goes with its actor.
+        // The sender is dropped only with the actor.
         Box::pin(async { answer.await.unwrap_or(Err(RequestError::NotLeading)) })
     }
 
@@ -398,7 +399,7 @@ impl Coordinator {
             Err(error) => Err(error),
         };
         for reply in self.waiting.drain(..) {
-            // Whoever asked may have gone.
+            // The receiver may be gone.
             let _ = reply.send(answer.clone());
         }
     }
@@ -420,7 +421,7 @@ impl Handler<ReportArrived> for Coordinator {
     fn handle(&mut self, ReportArrived(report): ReportArrived, ctx: &mut Context<Self>) {
         let Some(leader) = &mut self.leader else { return };
         if let Err(stale) = leader.machine.handle_report(now(), &report) {
-            tracing::debug!(node = %report.node, number = report.number, "a report {stale}; it is refused");
+            tracing::debug!(node = %report.node, number = report.number, "rejecting a report that {stale}");
         }
         self.drive(ctx);
     }
@@ -479,7 +480,7 @@ impl Handler<Leave> for Coordinator {
     type Result = ();
 
     fn handle(&mut self, _: Leave, ctx: &mut Context<Self>) {
-        // Without this it would keep running without an address, because of its timer.
+        // The timer would keep the actor running without an address.
         ctx.stop();
     }
 }

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Handle of a coordinator's actor.
+/// Handle of a coordinator actor.
 #[derive(Clone, Debug)]
 pub struct CoordinatorHandle {
     thread: ControlThread,
@@ -21,15 +21,15 @@ pub struct CoordinatorHandle {
     admission: Admission,
 }
 
-/// Whether a job can do at all what is asked of it, or why not: what a coordinator, which does not know the model, cannot
-/// tell.
+/// Checks whether a job can carry out a request. The coordinator cannot check this itself, because it does not hold the
+/// model.
 #[derive(Clone)]
 pub struct Admission(Arc<Check>);
 
 type Check = dyn Fn(&Request) -> Result<(), String> + Send + Sync;
 
 impl Admission {
-    /// `check` may block: it runs on its own thread. It is asked about other meshes and about nodes that are to leave.
+    /// `check` may block: it runs on its own thread. It is called for requests to resize and to drain.
     pub fn new(check: impl Fn(&Request) -> Result<(), String> + Send + Sync + 'static) -> Admission {
         Admission(Arc::new(check))
     }
@@ -38,12 +38,12 @@ impl Admission {
         if !matches!(request, Request::Resize(_) | Request::Drain(_)) {
             return Ok(());
         }
-        let (tell, told) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let (check, request) = (Arc::clone(&self.0), request.clone());
         let thread = std::thread::Builder::new().name("phalanx-admission".into());
-        let started = thread.spawn(move || tell.send(check(&request)));
-        started.map_err(|error| format!("the request could not be checked: {error}"))?;
-        told.await.unwrap_or_else(|_| Err("the request could not be checked".into()))
+        let started = thread.spawn(move || reply.send(check(&request)));
+        started.map_err(|error| format!("cannot check the request: {error}"))?;
+        answer.await.unwrap_or_else(|_| Err("cannot check the request: the check panicked".into()))
     }
 }
 
@@ -53,7 +53,7 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// Mailbox size for desired states: one for each node of a large job at once.
+/// Mailbox size: one desired state for each node of a large job at once.
 const DESIRED_STATES_MAX: usize = 2_048;
 
 /// Gives desired states to the transport.
@@ -93,9 +93,9 @@ impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for EventOutlet<F> {
 }
 
 impl CoordinatorHandle {
-    /// Starts a candidate on `thread` that sends desired states through `downlink`. `events` is called with what
-    /// happens and must not block. What is asked has to pass `admission` first. What comes in is taken up by
-    /// [`CoordinatorHandle::serve`].
+    /// Starts a candidate on `thread` that sends desired states through `downlink`. `events` is called with each event
+    /// and must not block. Requests have to pass `admission` first. [`CoordinatorHandle::serve`] handles incoming
+    /// messages.
     ///
     /// # Errors
     /// When the thread has ended.
@@ -117,7 +117,7 @@ impl CoordinatorHandle {
         Ok(CoordinatorHandle { thread: thread.clone(), coordinator, admission })
     }
 
-    /// Delivers a node's report. A report that finds the mailbox full is dropped; the next one repeats it.
+    /// Delivers a node's report. A full mailbox drops the report; the next one repeats its content.
     pub fn report(&self, report: Report) {
         if let Err(error) = self.coordinator.try_send(ReportArrived(report)) {
             tracing::debug!(%error, "a report was dropped; the next one repeats it");
@@ -132,7 +132,8 @@ impl CoordinatorHandle {
         operator::answer(&self.coordinator, request).await
     }
 
-    /// From now on serves what comes in through this transport, until that is closed. There may be several.
+    /// Starts to handle the messages of a transport, until that transport is closed. May be called for several
+    /// transports.
     ///
     /// # Errors
     /// When the thread has ended.
@@ -149,20 +150,20 @@ impl CoordinatorHandle {
     async fn take(&self, inbound: Inbound) {
         match inbound {
             Inbound::Report(report) => {
-                // Back-pressure reaches the listener, which drops heartbeats and keeps the rest.
+                // Waiting here lets the listener drop heartbeats and keep other messages.
                 let _ = self.coordinator.send(ReportArrived(report)).await;
             }
-            // Reports that find no room are lost; the next ones say it all again.
+            // The next heartbeat repeats the content of a dropped one.
             Inbound::Heartbeats(reports) => reports.into_iter().for_each(|report| self.report(report)),
             Inbound::Request { frame, answer } => {
                 let handle = self.clone();
-                // Beside the reports: a request waits until it is durable.
+                // A task of its own: a request must not delay reports until it is durable.
                 tokio::task::spawn_local(async move {
-                    let said = match wire::decode::<Request>(&frame) {
+                    let answered = match wire::decode::<Request>(&frame) {
                         Ok(request) => handle.ask(request).await,
                         Err(error) => Answer::Refused(error.to_string()),
                     };
-                    if let Ok(frame) = wire::encode(&said) {
+                    if let Ok(frame) = wire::encode(&answered) {
                         let _ = answer.send(frame);
                     }
                 });

@@ -1,4 +1,4 @@
-//! Events of a job; each is one JSON object per line in `events.jsonl`.
+//! Events of a job: one JSON object per line in `events.jsonl`.
 
 use actix::Message;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term, Worker};
@@ -37,25 +37,25 @@ pub enum What {
     Checkpoint(Checkpoint),
     /// The job is over.
     Ended {
-        /// How.
+        /// How the job ended.
         ending: Ending,
     },
-    /// All reachable nodes know that the job is over.
+    /// All reachable nodes have confirmed the end of the job.
     NodesTold,
 }
 
 /// A new world, as an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorldEvent {
-    /// Its number.
+    /// Generation of the world.
     pub generation: Generation,
-    /// Its shape.
+    /// Mesh of the world.
     pub mesh: Mesh,
     /// The step from which it continues.
     pub step: Step,
-    /// The worker of each rank, by position.
+    /// The worker of each rank, in rank order.
     pub ranks: Vec<Worker>,
-    /// Members without a rank that catch up while the others train.
+    /// Members without a rank that catch up while the ranks train.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub catching_up: Vec<Worker>,
     /// Members without a rank that send state.
@@ -78,7 +78,7 @@ pub struct IncidentLine {
     pub node: Option<NodeId>,
     /// Kind of the root cause.
     pub why: Why,
-    /// Further causes until it was over.
+    /// Further causes before training resumed.
     pub also: Vec<String>,
     /// Duration of each phase.
     pub phases_ms: PhasesMs,
@@ -110,13 +110,13 @@ impl Message for Event {
 }
 
 impl Event {
-    /// Something that happens now.
+    /// An event at the current time.
     pub fn now(term: Term, what: What) -> Event {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Event { unix_ms: since.as_millis() as u64, term, what }
     }
 
-    /// Its line in `events.jsonl`, without the end of the line.
+    /// The event as a line of `events.jsonl`, without the newline.
     pub fn to_line(&self) -> String {
         serde_json::to_string(self).expect("an event has string keys only")
     }
@@ -167,7 +167,7 @@ impl From<&WorldPlan> for WorldEvent {
 }
 
 fn ms(duration: Duration) -> f64 {
-    // Microsecond precision suffices.
+    // Microsecond precision keeps the lines short.
     duration.as_micros() as f64 / 1e3
 }
 
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incident_is_one_line_that_names_the_first_cause_and_every_phase() {
+    fn incident_is_one_line_that_names_the_first_cause_and_every_phase() {
         let event = Event { unix_ms: 5, term: Term(2), what: What::Incident(IncidentLine::from(&timeline())) };
 
         let line = event.to_line();

@@ -1,6 +1,6 @@
-//! Damages good frames at random and decodes them. For the tests of whatever can be decoded.
+//! Damages valid frames at random and decodes them. For the tests of all decoders.
 //!
-//! `PHALANX_FUZZ_SEED` repeats a run, `PHALANX_FUZZ_FACTOR` makes all of them that much longer.
+//! `PHALANX_FUZZ_SEED` repeats a run, `PHALANX_FUZZ_FACTOR` multiplies the number of cases.
 
 use crate::wire::VERSION;
 #[cfg(test)]
@@ -9,8 +9,8 @@ use crate::wire::{self, Message};
 use std::fmt::Debug;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Decodes `n_cases` damaged frames. Each gives an error, or a message that is no longer than the frame and survives
-/// being sent again. Both happen, or nothing was tested.
+/// Decodes `n_cases` damaged frames. Each gives an error, or a message that encodes to at most the frame's length and
+/// decodes to itself. Fails unless both occur.
 #[cfg(test)]
 pub(crate) fn damage<M: Message + PartialEq + Debug>(messages: &[M], n_cases: u64) {
     let good: Vec<Vec<u8>> = messages.iter().map(|message| wire::encode(message).unwrap()).collect();
@@ -19,16 +19,16 @@ pub(crate) fn damage<M: Message + PartialEq + Debug>(messages: &[M], n_cases: u6
         Ok(message) => {
             n_good += 1;
             let again = wire::encode(&message).unwrap();
-            assert!(again.len() <= bytes.len(), "{case:?}: {} bytes have become {}", bytes.len(), again.len());
+            assert!(again.len() <= bytes.len(), "{case:?}: {} bytes grew to {}", bytes.len(), again.len());
             assert_eq!(wire::decode(&again), Ok(message), "{case:?}");
             true
         }
         Err(_) => false,
     });
-    assert!(n_good > 0 && n_bad > 0, "{n_good} good and {n_bad} bad cases: the damage is of the wrong sort");
+    assert!(n_good > 0 && n_bad > 0, "expected valid and invalid frames, found {n_good} and {n_bad}");
 }
 
-/// Calls `decode` with damaged copies, each with its seed and number; returns how often it said no.
+/// Calls `decode` with damaged copies, each with its seed and number; returns how many it rejected.
 pub fn cases(n_cases: u64, good: &[Vec<u8>], mut decode: impl FnMut((u64, u64), &[u8]) -> bool) -> u64 {
     let var = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
@@ -47,7 +47,7 @@ pub fn cases(n_cases: u64, good: &[Vec<u8>], mut decode: impl FnMut((u64, u64), 
     n_bad
 }
 
-/// One damage, of the sorts that decoders have fallen for.
+/// Applies one random kind of damage.
 fn mutate(bytes: &mut Vec<u8>, good: &[Vec<u8>], random: &mut Random) {
     let at = random.below(bytes.len() + 1);
     let rest = bytes.len() - at;
@@ -56,7 +56,7 @@ fn mutate(bytes: &mut Vec<u8>, good: &[Vec<u8>], random: &mut Random) {
         1 if rest > 0 => bytes[at] = random.next() as u8,
         // Markers of long integers, the largest values, one and zero.
         2 if rest > 0 => bytes[at] = [0, 1, 250, 251, 252, 253, 254, 255][random.below(8)],
-        // A length that lies.
+        // A wrong length.
         3 => drop(bytes.splice(at..at + rest.min(1), [253].into_iter().chain(random.next().to_le_bytes()))),
         4 => drop(bytes.splice(at..at + rest.min(1), [252, 255, 255, 255, random.next() as u8])),
         5 => bytes.truncate(at),
@@ -69,7 +69,7 @@ fn mutate(bytes: &mut Vec<u8>, good: &[Vec<u8>], random: &mut Random) {
             drop(bytes.splice(at..at + random.below(rest + 1), piece));
         }
     }
-    // Most damage shall get past the envelope.
+    // Restores most envelopes, so that the damage reaches the payload decoder.
     let envelope = &good[0][..4];
     if envelope.starts_with(&[b'p', b'x', VERSION]) && bytes.len() >= 4 && random.below(16) > 0 {
         bytes[..4].copy_from_slice(envelope);

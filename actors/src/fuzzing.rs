@@ -1,4 +1,4 @@
-//! Doors for fuzz targets to decoders that are private otherwise. Thin: what is asserted, the targets say.
+//! Access to private decoders for fuzz targets. The assertions are in the targets.
 
 use crate::operator::{Answer, Request};
 use crate::quic::fuzzing::{Join, Renew};
@@ -30,7 +30,7 @@ pub const KINDS: [Kind; 8] = [
 pub fn frame_again(expected: Kind, frame: &[u8]) -> Option<Vec<u8>> {
     fn again<M: Message>(frame: &[u8]) -> Option<Vec<u8>> {
         let message: M = wire::decode(frame).ok()?;
-        Some(wire::encode(&message).expect("what was decoded can be sent"))
+        Some(wire::encode(&message).expect("a decoded message can be encoded"))
     }
     match expected {
         Kind::Report => again::<Report>(frame),
@@ -44,19 +44,19 @@ pub fn frame_again(expected: Kind, frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Good frames of the kinds that have no public type.
+/// Valid frames of the kinds without a public type.
 pub fn private_frames() -> Vec<Vec<u8>> {
-    let encoded = |frame: Result<Vec<u8>, _>| frame.expect("it is short");
+    let encoded = |frame: Result<Vec<u8>, _>| frame.expect("the frame is short");
     let joins = crate::quic::fuzzing::joins().map(|join| encoded(wire::encode(&join)));
     joins.into_iter().chain([encoded(wire::encode(&Renew)), register::fuzzing::example()]).collect()
 }
 
-/// Whether these are a signing request, and whether they are a private key.
+/// Whether the bytes are a signing request, and whether they are a private key.
 pub fn key_material(der: &[u8]) -> (bool, bool) {
     (requested_key(der).is_ok(), read_key(der).is_ok())
 }
 
-/// The join string with these bytes and addresses, its check included.
+/// The join string with this body and these addresses, and a valid checksum.
 pub fn join_word(body: &[u8; join::BODY_BYTES], addresses: &str) -> String {
     join::word(body, addresses)
 }
@@ -71,7 +71,7 @@ pub fn record_of(text: &str) -> Option<Record> {
     directory::decode(text).ok().filter(|record: &Record| record.check().is_ok())
 }
 
-/// Reads the store's files and writes what they say again.
+/// Decodes a file of the store as a record and as a lease, and encodes the results again.
 pub fn stored_again(text: &str) -> [Option<String>; 2] {
     fn again<T: DeserializeOwned + Serialize>(text: &str) -> Option<String> {
         directory::decode::<T>(text).ok().map(|value| directory::encode(&value))

@@ -1,23 +1,22 @@
 //! The operating system: coordinator, node supervisors, ranks and mesh groups as actors, and the QUIC traffic between
 //! them.
 //!
-//! Code map, in the order in which a message passes:
-//! - [`wire`]: the only place that encodes; versions, limits, exact lengths;
-//! - [`trust`]: who may take part: the job's certificate authority, tokens, the join string, credentials;
-//! - [`transport`]: the seam between coordinator and nodes; [`quic`] is the one across machines: the coordinator's listener and
-//!   the node's link to it; `transport::in_process` is the one inside a process;
-//! - [`control`]: the one thread of all control actors of a process, and what becomes of a panic;
-//! - [`coordinator`]: the shell around the machines that decide; [`store`] is what survives it, [`events`] what it tells;
+//! Code map, in the order of a message's path:
+//! - [`wire`]: the only encoder; versions, limits, exact lengths;
+//! - [`trust`]: admission: the job's certificate authority, tokens, the join string, credentials;
+//! - [`transport`]: the interface between coordinator and nodes; [`quic`] implements it across machines (the coordinator's
+//!   listener and the node's link), `transport::in_process` inside a process;
+//! - [`control`]: the thread of all control actors of a process, and its panic handling;
+//! - [`coordinator`]: the shell around the deciding machines; [`store`] keeps their durable state, [`events`] logs what happens;
 //! - [`supervisor`]: the shell around the machine of a node; holds no device state;
-//! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`step_log`]: what it hears of the device's
-//!   steps; [`mesh_group`]: the owner of each of its communicators, for one generation;
-//! - [`coordinator_handle`], [`node`]: both for programs without actors of their own; [`operator`]: what can be asked
-//!   of a job.
+//! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`step_log`]: the device thread's step
+//!   counters; [`mesh_group`]: the owner of each of the rank's communicators, for one generation;
+//! - [`coordinator_handle`], [`node`]: handles for programs without actors; [`operator`]: operator requests to a job.
 //!
-//! Writing a checkpoint is no actor: it blocks, and what its writers must agree on they settle at the boundaries of steps
-//! (`phalanx`'s `train::background`).
+//! Writing a checkpoint is not an actor: it blocks, and its writers agree at step boundaries (`phalanx`'s
+//! `train::background`).
 //!
-//! Deliberately absent, now and later: decisions. A handler with an `if` about policy belongs in `phalanx_strategies`.
+//! Deliberately absent: decisions. A handler with an `if` about policy belongs in `phalanx_strategies`.
 
 pub mod control;
 pub mod coordinator;

@@ -1,38 +1,38 @@
-//! One group of ranks of a world, seen from one of them: the actor that owns its communicator for one generation.
+//! One process group of a world at one rank: the actor that owns the group's communicator for one generation.
 //!
-//! The device thread starts and finishes the group's collectives through words that it shares with this actor (the runtime's
-//! `group_handle`): a message for each would be two changes of threads. Through the same words the actor drives the group: it
-//! reads how far the device is, stops it, aborts the group at all members, and tells which members have not entered what this
-//! one has, on whatever machine they are.
+//! The device thread starts and finishes the group's collectives through memory shared with this actor (the runtime's
+//! `group_handle`): a message per collective would cost two thread switches. Through the same memory the actor reads the
+//! device's progress, stops the device, aborts the group at all members, and finds the members that are behind this rank, on
+//! any machine.
 
 use actix::{Actor, Context, Handler, Message, MessageResult};
 use phalanx_strategies::mesh::Axes;
 use std::fmt;
 
-/// How far a member is in the collectives of a group.
+/// Progress of a member in the collectives of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermark {
-    /// Collectives that it has entered.
+    /// Collectives that the member has entered.
     pub entered: u64,
-    /// Collectives that it has finished.
+    /// Collectives that the member has finished.
     pub finished: u64,
 }
 
-/// What members of a group have not done.
+/// The operation that members of a group have not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// To enter a collective of the whole group.
+    /// Entering a collective of the whole group.
     Collective,
-    /// To send a message to this member.
+    /// Sending a message to this member.
     Send,
-    /// To receive a message of this member.
+    /// Receiving a message from this member.
     Receive,
 }
 
-/// Members that have not done what this member waits for or has done before them.
+/// Members that have not started an operation that this member has started or waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Behind {
-    /// What they have not done.
+    /// The operation that they have not started.
     pub awaited: Awaited,
     /// Number of the collective or message, counted from 0 in each generation.
     pub number: u64,
@@ -40,41 +40,41 @@ pub struct Behind {
     pub ranks: Vec<u32>,
 }
 
-/// A communicator, as its owner has it: no method waits for the device or for a member.
+/// The owner's side of a communicator. No method waits for the device or for a member.
 pub trait OwnedGroup: Send {
-    /// Over which axes its members lie; none for the group of all ranks, and for pairs that exchange state.
+    /// The mesh axes that the group spans; none for the group of all ranks and for pairs that exchange state.
     fn axes(&self) -> Axes;
 
-    /// How far the device of this rank is in it.
+    /// Progress of this rank's device in the group.
     fn watermark(&self) -> Watermark;
 
-    /// Which members are behind this one.
+    /// The members that are behind this one.
     fn behind(&self) -> Vec<Behind>;
 
-    /// Ends the group at all its members: every wait in it returns at once, and the device starts nothing more in it. Other
-    /// groups go on.
+    /// Ends the group at all its members: every wait in the group returns at once, and the device starts no further collective
+    /// in it. Other groups continue.
     fn abort(&self, reason: &str);
 }
 
 /// See the [module](self).
 pub struct MeshGroup(Box<dyn OwnedGroup>);
 
-/// Abort the group.
+/// Aborts the group, for this reason.
 #[derive(Clone, Debug)]
 pub struct Abort(pub String);
 
-/// Asks which ranks have not entered what this rank has.
+/// Requests the ranks that are behind this rank.
 #[derive(Clone, Copy, Debug)]
 pub struct WhoIsMissing;
 
 /// Ranks that are behind in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Of the group over these axes.
+    /// The axes of the group.
     pub axes: Axes,
-    /// How far the asking rank is there.
+    /// Progress of the asking rank in the group.
     pub watermark: Watermark,
-    /// Who is behind in what.
+    /// The ranks, and the operation that they have not started.
     pub behind: Behind,
 }
 
@@ -142,7 +142,7 @@ pub(crate) mod tests {
     use phalanx_strategies::mesh::Axis;
     use std::sync::{Arc, Mutex};
 
-    /// A group over dp_shard that is behind as the test says, and whose abort the test observes.
+    /// A group over dp_shard. The test sets the members behind and observes the abort.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct Fake {
         pub(crate) behind: Arc<Mutex<Vec<Behind>>>,
@@ -168,7 +168,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ranks_that_are_behind_are_named_with_what_they_have_not_done() {
+    fn missing_names_the_ranks_and_the_operation_they_have_not_started() {
         let text = |axes, awaited, ranks: &[u32]| {
             let behind = Behind { awaited, number: 14, ranks: ranks.to_vec() };
             Missing { axes, watermark: Watermark::default(), behind }.to_string()

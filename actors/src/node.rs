@@ -12,20 +12,20 @@ use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Commands of the supervisor for processes.
+/// Commands of the supervisor to processes.
 #[derive(Clone, Debug)]
 pub enum Process {
-    /// Start one; answer with [`Node::started`], or with [`Node::exited`].
+    /// Start a process; answer with [`Node::started`] or [`Node::exited`].
     Spawn(Worker),
-    /// Kill one, or the start of one; answer with [`Node::exited`].
+    /// Kill a process, or cancel its start; answer with [`Node::exited`].
     Kill(Worker),
-    /// Pass a desired state on to one.
+    /// Pass a desired state on to a process.
     Tell(Worker, DesiredState),
-    /// None is left and none will be started.
+    /// No process is left, and no process will be started.
     Shutdown,
 }
 
-/// Handle of a supervisor's actor.
+/// Handle of a supervisor actor.
 #[derive(Clone, Debug)]
 pub struct Node {
     supervisor: Addr<Supervisor>,
@@ -61,7 +61,7 @@ commands! {
     Shutdown: Shutdown => Process::Shutdown,
 }
 
-/// Tells heartbeats from news and gives them to the transport.
+/// Gives reports to the transport: as news if they differ from the last report, else as heartbeats.
 struct UplinkActor {
     uplink: Arc<dyn Uplink>,
     last: Option<Report>,
@@ -78,8 +78,8 @@ impl Handler<SendReport> for UplinkActor {
         let is_news = self.last.as_ref().is_none_or(|last| gist(last) != gist(&report));
         let sent = if is_news { self.uplink.news(&report) } else { self.uplink.heartbeat(&report) };
         match sent {
-            // What was not sent is news still.
-            Err(NotSent::Full) => tracing::debug!("a report found no room; the next one repeats it"),
+            // An unsent report is still news at the next call.
+            Err(NotSent::Full) => tracing::debug!("the transport is full; the next report repeats this one"),
             Err(NotSent::Closed) => tracing::debug!("a report was not sent: the connection is closed"),
             Err(error) => tracing::error!(%error, "cannot send a report"),
             Ok(()) => self.last = Some(report),
@@ -87,7 +87,7 @@ impl Handler<SendReport> for UplinkActor {
     }
 }
 
-/// A report without the fields that change in every step.
+/// The report without the fields that change in every step.
 fn gist(report: &Report) -> Report {
     let members = report.members.iter().map(|member| MemberReport {
         entered: Default::default(),
@@ -99,8 +99,8 @@ fn gist(report: &Report) -> Report {
 }
 
 impl Node {
-    /// Starts a supervisor on `thread` that reports through `uplink`, obeys `desired_states` and calls `processes` with
-    /// what is to be done with processes, which must not block.
+    /// Starts a supervisor on `thread` that reports through `uplink`, applies `desired_states` and calls `processes` with
+    /// each command to a process. `processes` must not block.
     ///
     /// # Errors
     /// When the thread has ended.
@@ -112,7 +112,7 @@ impl Node {
         processes: impl FnMut(Process) + Send + Unpin + 'static,
     ) -> Result<Node, RunError> {
         let start = move |guardian: crate::control::Guardian| async move {
-            let processes = guardian.start("way out to the processes", |_| Processes(processes));
+            let processes = guardian.start("outlet to the processes", |_| Processes(processes));
             let uplink_actor = guardian.start("transport to the coordinators", |_| UplinkActor { uplink, last: None });
             let outlets = Outlets {
                 spawn: processes.clone().recipient(),
@@ -122,12 +122,12 @@ impl Node {
                 shutdown: processes.recipient(),
             };
             let supervisor = guardian.start("supervisor", |_| Supervisor::new(settings, outlets));
-            let obeys = supervisor.clone();
+            let receiver = supervisor.clone();
             guardian.spawn("receiver of desired states", async move {
                 while let Some(desired_state) = desired_states.recv().await {
                     // Waits while the mailbox is full, so that newer desired states replace older ones at the
                     // coordinator.
-                    let _ = obeys.send(DesiredStateArrived(desired_state)).await;
+                    let _ = receiver.send(DesiredStateArrived(desired_state)).await;
                 }
             });
             supervisor
@@ -139,33 +139,33 @@ impl Node {
     /// Delivers a process's first report. Returns whether the mailbox had room; if not, call it again.
     #[must_use]
     pub fn started(&self, status_report: MemberReport) -> bool {
-        self.say(WorkerStarted(status_report))
+        self.try_send(WorkerStarted(status_report))
     }
 
-    /// A process is gone; as [`Node::started`].
+    /// Reports that a process has exited. Returns like [`Node::started`].
     #[must_use]
     pub fn exited(&self, worker: Worker) -> bool {
-        self.say(WorkerExited(worker))
+        self.try_send(WorkerExited(worker))
     }
 
-    /// A process that has not begun cannot, and no successor could; as [`Node::started`].
+    /// Reports that a process cannot start, and that a restart would fail too. Returns like [`Node::started`].
     #[must_use]
     pub fn cannot_start(&self, worker: Worker, reason: String) -> bool {
-        self.say(WorkerUnfit { worker, reason })
+        self.try_send(WorkerUnfit { worker, reason })
     }
 
-    /// A process gives a heartbeat; if there is no room for it, the next one will do.
+    /// Delivers a process's heartbeat. Returns whether the mailbox had room; if not, the next heartbeat replaces it.
     pub fn status_report(&self, status_report: MemberReport) -> bool {
-        self.say(StatusReport(status_report))
+        self.try_send(StatusReport(status_report))
     }
 
-    /// The machine is about to be taken away.
+    /// Drains the node before its machine is taken away. Returns like [`Node::started`].
     #[must_use]
     pub fn drain(&self) -> bool {
-        self.say(DrainNode)
+        self.try_send(DrainNode)
     }
 
-    fn say<M>(&self, message: M) -> bool
+    fn try_send<M>(&self, message: M) -> bool
     where
         M: Message<Result = ()> + Send + 'static,
         Supervisor: Handler<M>,

@@ -1,14 +1,14 @@
 //! The actor of a rank. It owns the rank's state machine (`phalanx_strategies::elastic::member`): it handles desired states,
-//! sends heartbeats whatever the device is doing, tells the device thread what to do next, and starts a [`MeshGroup`] for each
-//! group of the world that the device has joined.
+//! sends heartbeats independently of the device, assigns tasks to the device thread, and starts a [`MeshGroup`] for each group
+//! of the world that the device has joined.
 //!
-//! The device thread shares no state with it. It gets [`Task`]s, writes what it does in its steps into a [`step_log`], and
-//! sends everything else as a [`DeviceEvent`].
+//! The device thread shares no state with the actor. It receives [`Task`]s, writes the records of its steps to a [`step_log`],
+//! and sends everything else as a [`DeviceEvent`].
 //!
 //! Invariants:
 //! - `RANK-ACTOR-1` Leaving a world aborts all its process groups, including groups created after the abort.
-//! - `RANK-ACTOR-2` A rank that waits long for peers reports them, once per group and set of peers.
-//! - `RANK-ACTOR-3` What the device did in a world before its end was announced is handled before the announcement.
+//! - `RANK-ACTOR-2` A rank that waits longer than its patience reports the awaited peers, once per group and set of peers.
+//! - `RANK-ACTOR-3` Records that the device writes before the end of a world is announced are handled before the announcement.
 
 use crate::control::{ControlThread, Guardian, deliver};
 use crate::mesh_group::{Abort, Awaited, MeshGroup, Missing, OwnedGroup, WhoIsMissing};
@@ -25,7 +25,7 @@ use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a device thread is to do next, in order.
+/// A task of a device thread. Tasks run in order.
 #[derive(Debug)]
 pub enum Task {
     /// The outcome of the open step is known: commit or discard it.
@@ -34,11 +34,11 @@ pub enum Task {
     Keep(Vec<Shard>),
     /// Join the world, and receive or send state.
     Join(Arc<WorldPlan>),
-    /// Catch up while others train.
+    /// Catch up while the other ranks train.
     CatchUp(StepWriter),
-    /// Train, or finish if nothing is left to train.
+    /// Train, or finish if no step is left.
     Train {
-        /// For what it does in its steps.
+        /// Log of the steps.
         steps: StepWriter,
         /// Whether the world trains, rather than only saving its base state.
         trains: bool,
@@ -47,15 +47,15 @@ pub enum Task {
     Exit,
 }
 
-/// What a rank actor acts on: its device thread and its supervisor. No method waits for the device.
+/// A rank actor's access to its device thread and its supervisor. No method waits for the device.
 pub trait RankPort: Send + 'static {
     /// Gives the device a task.
     fn assign(&mut self, task: Task);
 
-    /// All worlds before this generation are over: their tasks need not be begun, and what is done for them can stop.
+    /// Ends all worlds before this generation: the device skips their tasks and may stop running ones.
     fn leave(&mut self, generation: Generation);
 
-    /// Tells the device what operators have requested.
+    /// Passes the operators' requests to the device.
     fn request(&mut self, requests: Requests);
 
     /// Sends a status report to the supervisor, with the progress of the device.
@@ -64,31 +64,31 @@ pub trait RankPort: Send + 'static {
     /// Progress of the device.
     fn progress(&self) -> Progress;
 
-    /// Reports the peers that the device has been waiting for.
+    /// Reports the peers that the device waits for.
     fn waits_for(&mut self, missing: &[Missing]);
 }
 
 /// Aborts a world whose groups are not connected yet.
 pub type AbortWorld = Box<dyn Fn(&str) + Send>;
 
-/// What a device thread tells its actor, besides its steps.
+/// An event from a device thread to its actor, besides its step records.
 pub enum DeviceEvent {
-    /// It connects the groups of a world.
+    /// The device is connecting the groups of a world.
     Connects(Generation, AbortWorld),
-    /// It has connected the groups of a world; the actor owns them from now on.
+    /// The device has connected the groups of a world; the actor owns them from now on.
     Connected(Generation, Vec<Box<dyn OwnedGroup>>),
-    /// It has joined with its rank, and all planned transfers to it have arrived.
+    /// The device has joined with its rank and received all planned transfers.
     Healed(Generation),
-    /// It has joined to catch up beside the training members.
+    /// The device has joined to catch up beside the training members.
     JoinedBeside(Generation),
-    /// The step log has news that should not wait for the next heartbeat.
+    /// The step log has records to handle before the next heartbeat.
     Logged,
     /// A checkpoint of this step is durable.
     Saved(u64),
     /// The work at the end of the job is done.
     Finished(Generation),
-    /// A world cannot go on here: the member at this index cannot be reached, or the cause is unknown. Ignored if the world was
-    /// ending anyway.
+    /// A world failed at this rank: the member at this index cannot be reached, or the cause is unknown. Ignored if the world
+    /// has ended.
     Broken(Generation, Option<u32>, String),
     /// This member has failed permanently.
     Failed(String),
@@ -109,35 +109,38 @@ pub struct Rank {
     port: Box<dyn RankPort>,
     life: Life,
     guardian: Guardian,
-    /// The latest world that the device was told to join.
+    /// The latest world that the device was assigned to join.
     joins: Generation,
-    /// The steps of the world in which it trains or catches up.
+    /// The step log of the world in which the device trains or catches up.
     steps: Option<StepReader>,
     /// Parts of checkpoints that are being written.
     parts: Vec<Part>,
     /// The world that the device is connecting.
     connects: Option<(Generation, AbortWorld)>,
-    /// The world that it has joined.
+    /// The world that the device has joined.
     world: Option<(Generation, Vec<Addr<MeshGroup>>)>,
-    /// What the device waits for, and since when.
+    /// The device's progress while it waits, and the start of the wait.
     waits: Option<(Progress, Instant)>,
-    /// Missing ranks that have been reported for this world.
-    said: Vec<(Axes, Awaited, Vec<u32>)>,
+    /// Missing ranks already reported for this world.
+    reported: Vec<(Axes, Awaited, Vec<u32>)>,
 }
 
-/// Who causes a change of the state machine.
+/// Reason for aborting the groups of an earlier world.
+const LATER: &str = "a later world has begun";
+
+/// The cause of a change of the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// The coordinator, by a desired state: the device is to be told.
+    /// A desired state: the device needs a task.
     DesiredState,
-    /// The device itself, which knows what follows.
+    /// The device itself, which continues without a task.
     Device,
 }
 
-/// Handle of a rank's actor, for other threads, which wait while the actor is behind. Dropping the last one ends its thread.
+/// Handle of a rank actor for other threads. Calls block while the mailbox is full. Dropping the last handle ends the thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    /// Kept for as long as there is a handle.
+    /// Keeps the thread alive.
     _thread: ControlThread,
     rank: Addr<Rank>,
 }
@@ -156,7 +159,7 @@ impl Handle {
     /// Starts the actor of this member on a thread of its own.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot provide a thread.
     pub async fn start(member: Member, port: Box<dyn RankPort>, life: Life) -> std::io::Result<Handle> {
         let thread = ControlThread::start("rank")?;
         let start = move |guardian: Guardian| async move {
@@ -171,7 +174,7 @@ impl Handle {
                 connects: None,
                 world: None,
                 waits: None,
-                said: vec![],
+                reported: vec![],
             };
             guardian.start("rank", |_| rank)
         };
@@ -184,7 +187,7 @@ impl Handle {
         deliver(&self.rank, DesiredStateArrived(desired_state));
     }
 
-    /// Delivers what the device tells.
+    /// Delivers an event of the device.
     pub fn tell(&self, event: DeviceEvent) {
         deliver(&self.rank, event);
     }
@@ -192,7 +195,7 @@ impl Handle {
 
 impl Rank {
     fn apply_desired_state(&mut self, desired_state: &DesiredState, ctx: &mut Context<Self>) -> Result<(), Stale> {
-        // RANK-ACTOR-3: once the log is closed, the device can vote for nothing and commit nothing.
+        // RANK-ACTOR-3: a closed log rejects all votes and commits of the device.
         if self.member.ends_world(desired_state)?
             && let Some(steps) = &self.steps
         {
@@ -211,13 +214,13 @@ impl Rank {
         Ok(())
     }
 
-    /// Handles what the device has done in its steps.
+    /// Handles the device's step records.
     fn read_steps(&mut self, ctx: &mut Context<Self>) {
         let Some(mut steps) = self.steps.take() else { return };
         let generation = steps.generation();
         while let Some(record) = steps.read() {
             if let Err(stale) = self.handle_record(generation, record) {
-                tracing::warn!(%stale, ?record, "a step of a world that had ended");
+                tracing::warn!(%stale, ?record, "ignored a step record of an ended world");
             }
         }
         self.steps = Some(steps);
@@ -244,15 +247,15 @@ impl Rank {
     fn handle_device_event(&mut self, event: DeviceEvent, ctx: &mut Context<Self>) -> Result<(), Stale> {
         match event {
             DeviceEvent::Connects(generation, abort) => {
-                (self.connects, self.said) = (Some((generation, abort)), Vec::new());
-                self.leave(self.member.generation(), ctx);
+                (self.connects, self.reported) = (Some((generation, abort)), Vec::new());
+                self.leave(self.member.generation(), LATER, ctx);
             }
             DeviceEvent::Connected(generation, groups) => {
                 let start = |group| self.guardian.start("mesh group", |_| MeshGroup::new(group));
                 let groups = groups.into_iter().map(start).collect();
-                self.leave(generation, ctx);
+                self.leave(generation, LATER, ctx);
                 (self.connects, self.world) = (None, Some((generation, groups)));
-                self.leave(self.member.generation(), ctx);
+                self.leave(self.member.generation(), LATER, ctx);
             }
             DeviceEvent::Healed(generation) => {
                 self.member.handle_joined(generation)?;
@@ -271,15 +274,15 @@ impl Rank {
                 let world_plan = self.member.assignment().map(|(world_plan, _)| world_plan).or(self.member.beside());
                 let lost = world_plan.and_then(|plan| plan.members().nth(lost? as usize));
                 self.member.handle_broken(generation, lost, &reason)?;
-                // Whoever waits for this rank there waits in vain.
-                self.leave(Generation(generation.0 + 1), ctx);
+                // Releases the peers that wait for this rank.
+                self.leave(Generation(generation.0 + 1), &reason, ctx);
             }
             DeviceEvent::Failed(reason) => self.member.handle_failed(&reason),
         }
         Ok(())
     }
 
-    /// Does what the state machine asks for.
+    /// Performs the commands of the state machine.
     fn obey(&mut self, cause: Cause, ctx: &mut Context<Self>) {
         let (mut starts, mut report) = (None, false);
         while let Some(command) = self.member.poll_command() {
@@ -290,7 +293,7 @@ impl Rank {
                         steps.close(generation);
                     }
                     self.port.leave(generation);
-                    self.leave(generation, ctx);
+                    self.leave(generation, LATER, ctx);
                 }
                 Command::Report => report = true,
                 Command::Save(part) => {
@@ -302,13 +305,14 @@ impl Rank {
                     let steps = self.new_steps(generation);
                     self.port.assign(Task::CatchUp(steps));
                 }
-                // In training the device knows by itself; out of it the outcome comes with the next world.
+                // While training, the device settles its step itself; otherwise the outcome comes with the next world.
                 Command::Apply(_) if cause == Cause::Device => {}
                 Command::Apply(version) => self.port.assign(Task::Settle(Some(version))),
                 Command::Discard => self.port.assign(Task::Settle(None)),
                 Command::Keep(shards) => self.port.assign(Task::Keep(shards)),
                 Command::Exit => self.port.assign(Task::Exit),
-                // The device is told to join with the plan; it fetches when it does, and votes when it has computed.
+                // Covered by the device's tasks: it is assigned to join with the plan, fetches while joining, and votes
+                // after computing.
                 Command::Join(_) | Command::Fetch { .. } | Command::Vote(..) => {}
             }
         }
@@ -329,15 +333,14 @@ impl Rank {
     }
 
     /// Aborts the groups of worlds before this generation (`RANK-ACTOR-1`).
-    fn leave(&mut self, generation: Generation, ctx: &mut Context<Self>) {
-        const REASON: &str = "a later world has begun";
+    fn leave(&mut self, generation: Generation, reason: &str, ctx: &mut Context<Self>) {
         if let Some((_, abort)) = self.connects.take_if(|(before, _)| *before < generation) {
-            abort(REASON);
+            abort(reason);
         }
         let Some((_, groups)) = self.world.take_if(|(before, _)| *before < generation) else { return };
         for group in groups {
-            // It is in the mailbox when `send` returns, or follows as soon as there is room.
-            let sent = group.send(Abort(REASON.into()));
+            // The message is in the mailbox when `send` returns, or enters it once there is room.
+            let sent = group.send(Abort(reason.into()));
             ctx.spawn(async move { sent.await.unwrap_or_default() }.into_actor(self));
         }
     }
@@ -348,7 +351,7 @@ impl Rank {
         self.report_waits(ctx);
     }
 
-    /// Reports the peers that the device waits for, if it has waited long (`RANK-ACTOR-2`).
+    /// Reports the peers that the device has waited for longer than its patience (`RANK-ACTOR-2`).
     fn report_waits(&mut self, ctx: &mut Context<Self>) {
         let (now, progress) = (Instant::now(), self.port.progress());
         if self.waits.is_none_or(|(before, _)| before != progress) {
@@ -364,13 +367,13 @@ impl Rank {
             }
             missing
         };
-        ctx.spawn(answers.into_actor(self).map(|missing, rank, _| rank.say_missing(missing)));
+        ctx.spawn(answers.into_actor(self).map(|missing, rank, _| rank.report_missing(missing)));
     }
 
-    fn say_missing(&mut self, mut missing: Vec<Missing>) {
+    fn report_missing(&mut self, mut missing: Vec<Missing>) {
         let key = |missing: &Missing| (missing.axes, missing.behind.awaited, missing.behind.ranks.clone());
-        missing.retain(|missing| !self.said.contains(&key(missing)));
-        self.said.extend(missing.iter().map(key));
+        missing.retain(|missing| !self.reported.contains(&key(missing)));
+        self.reported.extend(missing.iter().map(key));
         if !missing.is_empty() {
             self.port.waits_for(&missing);
         }
@@ -402,7 +405,7 @@ impl Handler<DeviceEvent> for Rank {
     fn handle(&mut self, event: DeviceEvent, ctx: &mut Context<Self>) {
         self.read_steps(ctx);
         if let Err(stale) = self.handle_device_event(event, ctx) {
-            tracing::debug!(%stale, "an event of a world that had ended");
+            tracing::debug!(%stale, "ignored a device event of an ended world");
         }
         self.obey(Cause::Device, ctx);
     }
@@ -427,7 +430,7 @@ mod tests {
 
     const WORKER: Worker = Worker { member: MemberId { node: NodeId(0), slot: 0 }, incarnation: Incarnation(1) };
 
-    /// What a port has been told; the device waits at a place that the test moves.
+    /// Records the calls of a port. The device waits; the test advances its progress counter.
     #[derive(Clone, Default)]
     struct Notes {
         ticks: Arc<AtomicU64>,
@@ -511,12 +514,12 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
     }
 
-    const FOR_EVER: Duration = Duration::from_secs(600);
+    const LONG: Duration = Duration::from_secs(600);
 
     // RANK-ACTOR-1
     #[tokio::test]
-    async fn all_groups_of_a_world_that_is_left_are_aborted_and_none_of_the_next() {
-        let (notes, _tasks, rank) = start(FOR_EVER).await;
+    async fn leaving_a_world_aborts_its_groups_and_no_group_of_the_next_world() {
+        let (notes, _tasks, rank) = start(LONG).await;
         let (first, second, next) = (group(&[]), group(&[]), group(&[]));
         rank.apply_desired_state(desired_state(1, Stage::Stop, None));
         rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&first, &second])));
@@ -533,8 +536,8 @@ mod tests {
 
     // RANK-ACTOR-1
     #[tokio::test]
-    async fn groups_that_arrive_after_their_world_ended_are_aborted_also_while_they_connect() {
-        let (_, _tasks, rank) = start(FOR_EVER).await;
+    async fn groups_of_an_ended_world_are_aborted_while_connecting_and_when_connected() {
+        let (_, _tasks, rank) = start(LONG).await;
         let (late, reasons) = (group(&[]), Arc::new(Mutex::new(Vec::new())));
         let aborts = reasons.clone();
         let abort = Box::new(move |reason: &str| aborts.lock().unwrap().push(reason.to_owned()));
@@ -549,20 +552,20 @@ mod tests {
 
     // RANK-ACTOR-1
     #[tokio::test]
-    async fn a_device_that_cannot_go_on_releases_its_groups() {
-        let (_, _tasks, rank) = start(FOR_EVER).await;
+    async fn broken_world_aborts_its_groups() {
+        let (_, _tasks, rank) = start(LONG).await;
         let (plan, of_world) = (world_plan(1), group(&[]));
         rank.apply_desired_state(desired_state(1, Stage::Form, Some(&plan)));
         rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&of_world])));
 
         rank.tell(DeviceEvent::Broken(Generation(1), None, "a connection broke".into()));
 
-        until(|| !of_world.aborted.lock().unwrap().is_empty()).await;
+        until(|| *of_world.aborted.lock().unwrap() == ["a connection broke"]).await;
     }
 
     // RANK-ACTOR-2
     #[tokio::test]
-    async fn absent_ranks_are_reported_once_and_again_when_they_change() {
+    async fn missing_ranks_are_reported_once_and_again_when_they_change() {
         let (notes, _tasks, rank) = start(Duration::from_millis(20)).await;
         let of_world = group(&[1]);
         let missing = || notes.missing.lock().unwrap().clone();
@@ -582,8 +585,8 @@ mod tests {
 
     // RANK-ACTOR-2
     #[tokio::test]
-    async fn a_device_that_gets_on_is_not_asked_whom_it_waits_for() {
-        let (notes, _tasks, rank) = start(FOR_EVER).await;
+    async fn missing_ranks_are_not_reported_before_the_patience_ends() {
+        let (notes, _tasks, rank) = start(LONG).await;
         rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&group(&[1])])));
 
         until(|| notes.reports.lock().unwrap().len() > 10).await;
@@ -593,8 +596,8 @@ mod tests {
 
     // RANK-ACTOR-3
     #[tokio::test]
-    async fn what_the_device_did_before_the_end_of_its_world_is_reported_and_nothing_after_it_happens() {
-        let (notes, tasks, rank) = start(FOR_EVER).await;
+    async fn records_before_the_end_of_a_world_are_reported_and_later_ones_are_rejected() {
+        let (notes, tasks, rank) = start(LONG).await;
         let plan = world_plan(1);
         rank.apply_desired_state(desired_state(1, Stage::Form, Some(&plan)));
         rank.tell(DeviceEvent::Healed(Generation(1)));
@@ -622,8 +625,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_device_whose_actor_is_behind_waits_and_loses_nothing() {
-        let (notes, _tasks, rank) = start(FOR_EVER).await;
+    async fn device_event_waits_when_the_mailbox_is_full() {
+        let (notes, _tasks, rank) = start(LONG).await;
 
         let many = tokio::task::spawn_blocking(move || {
             (1..=1000).for_each(|_| rank.tell(DeviceEvent::Logged));

@@ -1,13 +1,13 @@
-//! What the device thread of a rank does in its steps, as its rank actor hears of it: a bounded queue with one writer and one
-//! reader, which the reader can close.
+//! The step log: a bounded queue from the device thread of a rank to its rank actor. It has one writer and one reader, and the
+//! reader can close it.
 //!
-//! A device may vote for a step, and commit one, only while its world has not ended, and the actor must know all votes and
-//! commits when it reports that the world has ended: otherwise two members could decide differently about one step. One word
-//! settles that: it holds the number of records and whether the log is closed, so each record is either before the end of the
-//! world or refused. A record costs a few stores and one compare-exchange; neither side waits, locks or allocates.
+//! A device may vote for a step and commit it only while its world has not ended, and the actor must have all votes and commits
+//! when it reports the end of the world; otherwise two members could decide differently about a step. One atomic word ensures
+//! this: it holds the number of records and whether the log is closed, so each record is either before the end of the world or
+//! rejected. A record costs a few stores and one compare-exchange; neither side locks or allocates.
 //!
 //! Invariants:
-//! - `STEP-LOG-1` A record that was accepted is read by the actor; after a log is closed none is accepted.
+//! - `STEP-LOG-1` The actor reads every accepted record; a closed log accepts no record.
 //! - `STEP-LOG-2` Records are read in the order in which they were written.
 
 use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
@@ -16,22 +16,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Something that a device has done in a step.
+/// A device's progress in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// It holds all that the update to this step needs, and is about to vote for it.
+    /// The device has everything for the update to this step and is about to vote for the step.
     Computed(Step),
-    /// All members have voted for this step; these are the requests in their votes.
+    /// All members have voted for this step, with these requests in their votes.
     Committed(Step, Requests),
-    /// It catches up, and all state has come; it is of this step.
+    /// While catching up: the device has received all state, as of this step.
     CaughtUp(Step),
-    /// It catches up, and has the gradients of this step.
+    /// While catching up: the device has the gradients of this step.
     Followed(Step),
-    /// It catches up, and knows that this step is committed.
+    /// While catching up: this step is committed.
     Outcome(Step),
 }
 
-/// The device's end. One thread writes at a time.
+/// The device's end. It has one writing thread at a time.
 #[derive(Debug)]
 pub struct StepWriter(Arc<Log>);
 
@@ -42,17 +42,17 @@ pub struct StepReader {
     n_read: u64,
 }
 
-/// Records that may be unread. The actor reads them many times a second, and a step writes two.
+/// Most unread records. A step writes two, and the actor reads many times a second.
 const CAPACITY: usize = 2048;
 /// Set in `tail` once the log is closed.
 const CLOSED: u64 = 1 << 63;
-/// How long a writer sleeps while the log is full.
-const FULL_NAP: Duration = Duration::from_micros(200);
+/// Pause of a writer before another try at a full log.
+const FULL_PAUSE: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 struct Log {
     generation: Generation,
-    /// The world that has begun since, once the log is closed.
+    /// The generation that closed the log; the log's own while open.
     newer: AtomicU64,
     /// Records written, and [`CLOSED`].
     tail: AtomicU64,
@@ -64,7 +64,7 @@ struct Log {
 /// Kind and stop request, step, saves, pause.
 const WORDS: usize = 4;
 
-/// A log for the world of this generation.
+/// Creates a log for the world of this generation.
 pub fn step_log(generation: Generation) -> (StepWriter, StepReader) {
     let slots = (0..CAPACITY).map(|_| [const { AtomicU64::new(0) }; WORDS]).collect();
     let (newer, tail, head) = (AtomicU64::new(generation.0), AtomicU64::new(0), AtomicU64::new(0));
@@ -73,7 +73,7 @@ pub fn step_log(generation: Generation) -> (StepWriter, StepReader) {
 }
 
 impl StepWriter {
-    /// The world.
+    /// Generation of the log's world.
     pub fn generation(&self) -> Generation {
         self.0.generation
     }
@@ -81,7 +81,7 @@ impl StepWriter {
     /// Adds a record; waits while the log is full.
     ///
     /// # Errors
-    /// When the world has ended: then the actor does not learn of it, and it must not take effect.
+    /// When the world has ended: the actor never reads the record, so its step must not take effect.
     pub fn write(&mut self, record: Record) -> Result<(), Stale> {
         let log = &*self.0;
         let n_written = loop {
@@ -92,7 +92,7 @@ impl StepWriter {
             if tail - log.head.load(Ordering::Acquire) < CAPACITY as u64 {
                 break tail;
             }
-            std::thread::sleep(FULL_NAP);
+            std::thread::sleep(FULL_PAUSE);
         };
         let slot = &log.slots[n_written as usize % CAPACITY];
         for (word, value) in slot.iter().zip(encode(record)) {
@@ -105,12 +105,12 @@ impl StepWriter {
 }
 
 impl StepReader {
-    /// The world.
+    /// Generation of the log's world.
     pub fn generation(&self) -> Generation {
         self.log.generation
     }
 
-    /// The next record.
+    /// The next record, if any.
     pub fn read(&mut self) -> Option<Record> {
         if self.n_read == self.log.tail.load(Ordering::Acquire) & !CLOSED {
             return None;
@@ -121,7 +121,7 @@ impl StepReader {
         Some(decode(words))
     }
 
-    /// Refuses all further records, because the world of generation `newer` has begun (`STEP-LOG-1`).
+    /// Rejects all further records, because the world of generation `newer` has begun (`STEP-LOG-1`).
     pub fn close(&self, newer: Generation) {
         self.log.newer.fetch_max(newer.0, Ordering::AcqRel);
         self.log.tail.fetch_or(CLOSED, Ordering::AcqRel);
@@ -161,7 +161,7 @@ mod tests {
 
     // STEP-LOG-2
     #[test]
-    fn records_are_read_as_they_were_written() {
+    fn records_are_read_in_the_order_of_writing() {
         let (mut writer, mut reader) = step_log(Generation(3));
         let requests = Requests { stop: true, save: u64::MAX, pause: Generation(3) };
         let all = [
@@ -193,7 +193,7 @@ mod tests {
 
     // STEP-LOG-1
     #[test]
-    fn no_record_is_both_accepted_and_lost_when_a_log_is_closed_while_it_is_written() {
+    fn every_accepted_record_is_read_when_the_log_closes_during_a_write() {
         for round in 0..200 {
             let (mut writer, mut reader) = step_log(Generation(1));
             let n_accepted = std::thread::scope(|scope| {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_waits_while_the_log_is_full() {
+    fn writer_waits_while_the_log_is_full() {
         let (mut writer, mut reader) = step_log(Generation(1));
         let n = 3 * CAPACITY as u64;
 

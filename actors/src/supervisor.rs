@@ -1,8 +1,8 @@
-//! The actor shell of a node's supervisor: owns the clock, the timer and the ways out; decides nothing.
+//! The actor shell of a node's supervisor: owns the clock, the timer and the outlets; decides nothing.
 //!
-//! Processes are started, killed and spoken to by another actor, which answers with [`WorkerStarted`], [`StatusReport`]
-//! and [`WorkerExited`]. Messages to it must not be lost or reordered, so a full mailbox is awaited; messages to the
-//! coordinator may be lost, since the next report repeats them.
+//! Another actor starts and kills the processes and passes messages to them; it answers with [`WorkerStarted`],
+//! [`StatusReport`] and [`WorkerExited`]. Messages to it must not be lost or reordered, so the supervisor waits for a full
+//! mailbox. Messages to the coordinator may be lost, since the next report repeats them.
 
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
@@ -11,58 +11,58 @@ use phalanx_strategies::elastic::supervisor as machine;
 use phalanx_strategies::elastic::timing::Timing;
 use std::time::Instant;
 
-/// What a supervisor must know of its job and of itself.
+/// Settings of a supervisor.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The job.
     pub job: JobId,
-    /// Its node.
+    /// The node.
     pub node: NodeId,
-    /// Which start of the supervisor this is.
+    /// Incarnation of this supervisor.
     pub boot: Incarnation,
-    /// Places for rank processes.
+    /// Number of slots for rank processes.
     pub n_slots: u32,
     /// All timeouts.
     pub timing: Timing,
 }
 
-/// Where a supervisor's words go.
+/// Receivers of a supervisor's messages.
 #[derive(Clone, Debug)]
 pub struct Outlets {
     /// Starts processes.
     pub spawn: Recipient<Spawn>,
-    /// Kills them.
+    /// Kills processes.
     pub kill: Recipient<Kill>,
-    /// Speaks to them.
+    /// Passes desired states to processes.
     pub tell: Recipient<Tell>,
     /// The transport to the coordinators.
     pub reports: Recipient<SendReport>,
-    /// Receiver of the shutdown, once nothing is left to supervise.
+    /// Receiver of the shutdown, once no process is left to supervise.
     pub shutdown: Recipient<Shutdown>,
 }
 
-/// Start a process; it is answered with [`WorkerStarted`], or with [`WorkerExited`].
+/// Start a process; the answer is [`WorkerStarted`] or [`WorkerExited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spawn(pub Worker);
 
-/// Kill a process, or the start of one; it is answered with [`WorkerExited`].
+/// Kill a process, or cancel its start; the answer is [`WorkerExited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kill(pub Worker);
 
 /// Pass a desired state on to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tell {
-    /// To whom.
+    /// The receiver.
     pub worker: Worker,
-    /// What.
+    /// The desired state.
     pub desired_state: DesiredState,
 }
 
-/// Send this to every coordinator that can be reached; it need not arrive.
+/// Sends a report to every reachable coordinator. Delivery is not guaranteed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendReport(pub Report);
 
-/// Nothing is left to supervise: send the reports that wait, and end.
+/// No process is left to supervise: send the waiting reports, and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown;
 
@@ -78,20 +78,20 @@ pub struct WorkerStarted(pub MemberReport);
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerExited(pub Worker);
 
-/// A process that has not begun says that it cannot, and that no successor could.
+/// A process cannot start, and a restart would fail too.
 #[derive(Clone, Debug)]
 pub struct WorkerUnfit {
-    /// Which.
+    /// The worker of the process.
     pub worker: Worker,
-    /// Why.
+    /// Reason of the failed start.
     pub reason: String,
 }
 
-/// A process gives a heartbeat.
+/// A heartbeat of a process.
 #[derive(Clone, Debug)]
 pub struct StatusReport(pub MemberReport);
 
-/// The machine is about to be taken away.
+/// Drains the node, because its machine is about to be taken away.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainNode;
 
@@ -124,24 +124,24 @@ pub struct Supervisor {
     timer: SpawnHandle,
 }
 
-/// Words of processes and desired states that wait to be handled.
+/// Mailbox size: messages of processes, and desired states.
 pub const MAILBOX_LEN: usize = 256;
 
 impl Supervisor {
-    /// The supervisor of a node; all its places are filled at once.
+    /// Creates the supervisor of a node, which starts a process in each slot at once.
     pub fn new(settings: Settings, outlets: Outlets) -> Supervisor {
         let Settings { job, node, boot, n_slots, timing } = settings;
         let machine = machine::Supervisor::new(now(), job, node, boot, n_slots, timing);
         Supervisor { machine, outlets, timer: SpawnHandle::default() }
     }
 
-    /// Performs every pending command, then re-arms the timer. Called after each event.
+    /// Performs all pending commands, then re-arms the timer. Called after each event.
     fn drive(&mut self, ctx: &mut Context<Self>) {
         while let Some(command) = self.machine.poll_command() {
             match command {
                 machine::Command::Send(report) => {
                     if let Err(error) = self.outlets.reports.try_send(SendReport(report)) {
-                        tracing::debug!(%error, "a report was not sent; the next one says it all again");
+                        tracing::debug!(%error, "a report was not sent; the next one repeats it");
                     }
                 }
                 machine::Command::Spawn(worker) => self.pass_on(&self.outlets.spawn, Spawn(worker), ctx),
@@ -187,7 +187,7 @@ impl Handler<DesiredStateArrived> for Supervisor {
 
     fn handle(&mut self, DesiredStateArrived(desired_state): DesiredStateArrived, ctx: &mut Context<Self>) {
         if let Err(stale) = self.machine.handle_desired_state(now(), desired_state) {
-            tracing::debug!("a desired state {stale}; it is refused");
+            tracing::debug!("rejecting a desired state that {stale}");
         }
         self.drive(ctx);
     }

@@ -1,60 +1,60 @@
-//! The only place that turns messages into bytes and back.
+//! The only encoder and decoder of messages.
 //!
 //! A frame is four bytes of envelope (two of magic, protocol version, kind) and a body in bincode's standard
-//! configuration. A frame is as long as its carrier (a stream, a datagram, a file), so no length field is needed;
-//! readers stop at [`Kind::limit`].
+//! configuration. A frame needs no length field because it fills its carrier (a stream, a datagram, a file); readers stop
+//! at [`Kind::limit`].
 //!
 //! Invariants:
-//! - `WIRE-1` Bytes of strangers give a message or an error; they never panic and never take more memory than a small
-//!   multiple of the limit of their kind. bincode counts *decoded* bytes against the limit, and a vector takes memory
+//! - `WIRE-1` Decoding untrusted bytes gives a message or an error; it never panics and never takes more memory than a
+//!   small multiple of the limit of the kind. bincode counts *decoded* bytes against the limit, and a vector takes memory
 //!   as its elements arrive.
-//! - `WIRE-2` A frame has one meaning: another version, another kind and bytes left over are errors.
-//! - `WIRE-3` The bytes of a version do not change; a change of any message is another version.
-//! - `WIRE-4` What is decoded does not contradict itself: see [`Message::check`].
+//! - `WIRE-2` A frame has one meaning: another version, another kind and trailing bytes are errors.
+//! - `WIRE-3` The encoding of a version does not change; a change of any message requires another version.
+//! - `WIRE-4` A decoded message is consistent: see [`Message::check`].
 
 use phalanx_strategies::elastic::message::{DesiredState, Report};
 use phalanx_strategies::elastic::validate::InvalidMessage;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
 
-/// Version of the protocol. Peers of another one do not even finish their handshake: it is part of the ALPN name, too.
+/// Version of the protocol. It is part of the ALPN names, so the handshake of peers with different versions fails.
 pub const VERSION: u8 = 4;
 
 const MAGIC: [u8; 2] = *b"px";
 const ENVELOPE_BYTES: usize = 4;
 
-/// What a stranger may make us decode before it has shown that it belongs to the job.
+/// Decoding limit for a peer without a certificate.
 const STRANGER_BYTES_MAX: usize = 4 << 10;
-/// What one peer may make us decode. A report of 64 ranks with eight shards each takes 22 KiB.
+/// Decoding limit for a member. A report of 64 ranks with eight shards each takes 22 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// What a coordinator may make a node decode. The world plan of 10,000 ranks, each of which fetches six pieces, takes
-/// 4.9 MiB decoded (see the test); twice that is room for bigger worlds and still nothing to a machine that trains.
+/// Decoding limit for desired states. The world plan of 10,000 ranks that fetch six pieces each takes 4.9 MiB decoded (see
+/// the test); twice that leaves room for larger worlds and is negligible for a training machine.
 const DESIRED_STATE_BYTES_MAX: usize = 12 << 20;
 
-/// What a frame holds.
+/// The kind of a frame's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// From a node to the coordinator: all that it knows.
+    /// From a node to the coordinator: the node's complete state.
     Report = 1,
-    /// From the coordinator to a node: all that it wants.
+    /// From the coordinator to a node: the complete desired state.
     DesiredState = 2,
-    /// From a machine that wants to be a node.
+    /// From a joining machine.
     Join = 3,
-    /// To a node: its certificate.
+    /// To a node: the node's certificate.
     Grant = 4,
     /// From a node whose certificate is about to expire.
     Renew = 5,
     /// From an operator; the receiver defines the body.
     Request = 6,
-    /// To an operator; likewise.
+    /// To an operator; the sender defines the body.
     Answer = 7,
     /// A file: joined nodes and valid tokens.
     Register = 8,
 }
 
 impl Kind {
-    /// Length of the longest frame of this kind, and of what it may decode to.
+    /// Most bytes of a frame of this kind, encoded and decoded.
     pub const fn limit(self) -> usize {
         match self {
             Kind::Join | Kind::Renew => STRANGER_BYTES_MAX,
@@ -79,15 +79,15 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What can travel.
+/// A message that can be sent as a frame.
 pub trait Message: Serialize + DeserializeOwned {
-    /// What its frames say that they hold.
+    /// Kind of the message's frames.
     const KIND: Kind;
 
-    /// Validates relations between its fields (`WIRE-4`).
+    /// Validates relations between the fields (`WIRE-4`).
     ///
     /// # Errors
-    /// When no conforming peer would send it.
+    /// When no conforming peer would send the message.
     fn check(&self) -> Result<(), InvalidMessage> {
         Ok(())
     }
@@ -109,81 +109,81 @@ impl Message for DesiredState {
     }
 }
 
-/// Why bytes are not a message, or a message has no bytes.
+/// Why a frame cannot be decoded, or a message cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// It cannot be told what they are.
+    /// The frame is shorter than an envelope.
     #[error("expected {expected}, found {found} bytes, which is less than an envelope")]
     Short {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// How many bytes there are.
+        /// Length of the frame.
         found: usize,
     },
-    /// They are refused unread.
+    /// The frame exceeds the limit of its kind.
     #[error("expected {expected} of at most {limit} bytes, found {found}")]
     Long {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// How many bytes it may have.
+        /// Maximum length.
         limit: usize,
         /// Found length.
         found: usize,
     },
-    /// They are not of this protocol.
+    /// The frame is not of this protocol.
     #[error("expected {expected} that begins with {MAGIC:02x?}, found {found:02x?}")]
     Foreign {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// How they begin.
+        /// First bytes of the frame.
         found: [u8; 2],
     },
-    /// They are of another release.
+    /// The frame has another protocol version.
     #[error("expected {expected} of protocol version {VERSION}, found version {found}")]
     Version {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// Their version.
+        /// Version of the frame.
         found: u8,
     },
-    /// They are another message.
+    /// The frame holds another kind of message.
     #[error("expected {expected} (kind {}), found kind {found}", *expected as u8)]
     Kind {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// Their kind.
+        /// Kind of the frame.
         found: u8,
     },
-    /// The body is not of its type.
+    /// The body does not decode to its type.
     #[error("the body of {expected} is malformed: {why}")]
     Malformed {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// In the words of the decoder.
+        /// The decoder's error.
         why: String,
     },
-    /// It contradicts itself.
-    #[error("{expected} cannot be: {found}")]
+    /// The message is inconsistent.
+    #[error("{expected} is invalid: {found}")]
     InvalidMessage {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// How.
+        /// The inconsistency.
         found: InvalidMessage,
     },
-    /// The message ends before the bytes do.
+    /// Bytes follow the message.
     #[error("expected {expected}, found {found} bytes after it")]
     Trailing {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
-        /// How many bytes are left over.
+        /// Number of trailing bytes.
         found: usize,
     },
 }
 
-/// The frame of a message.
+/// Encodes a message as a frame.
 ///
 /// # Errors
-/// [`WireError::Long`] when the other side would not take it; [`WireError::Malformed`] when the type cannot be written.
+/// [`WireError::Long`] when the frame exceeds its limit; [`WireError::Malformed`] when the type cannot be encoded.
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, WireError> {
     let expected = M::KIND;
     let mut frame = vec![MAGIC[0], MAGIC[1], VERSION, expected as u8];
@@ -195,15 +195,15 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, WireError> {
     Ok(frame)
 }
 
-/// The message in a frame (`WIRE-1`, `WIRE-2`).
+/// Decodes the message in a frame (`WIRE-1`, `WIRE-2`).
 ///
 /// # Errors
-/// Whatever is wrong with it.
+/// When the frame is invalid.
 pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
     let body = open(M::KIND, frame)?;
     let expected = M::KIND;
     let config = bincode::config::standard();
-    // The limit is a part of the configuration's type, so each has its own line.
+    // The limit is part of the configuration's type, so each limit has its own line.
     let decoded = match expected.limit() {
         STRANGER_BYTES_MAX => bincode::serde::decode_from_slice(body, config.with_limit::<STRANGER_BYTES_MAX>()),
         MESSAGE_BYTES_MAX => bincode::serde::decode_from_slice(body, config.with_limit::<MESSAGE_BYTES_MAX>()),
@@ -219,15 +219,15 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
     Ok(message)
 }
 
-/// Whether a frame is of a kind, as far as its envelope says.
+/// Checks only the envelope of a frame.
 ///
 /// # Errors
-/// Whatever is wrong with the envelope.
+/// When the envelope is invalid or of another kind.
 pub fn check(expected: Kind, frame: &[u8]) -> Result<(), WireError> {
     open(expected, frame).map(|_| ())
 }
 
-/// Checks the envelope and returns what is in it.
+/// Checks the envelope and returns the body.
 fn open(expected: Kind, frame: &[u8]) -> Result<&[u8], WireError> {
     let limit = expected.limit();
     if frame.len() > limit {

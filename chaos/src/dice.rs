@@ -1,4 +1,4 @@
-//! Random numbers of a simulation: one sequence per purpose, all from the seed.
+//! Random numbers of a simulation: one sequence per purpose, all derived from the seed.
 
 use phalanx_strategies::rng::CounterRng;
 use std::ops::Range;
@@ -16,13 +16,13 @@ impl Dice {
         Dice { rng: CounterRng::new(seed).fork_named(purpose), next: 0 }
     }
 
-    /// One of the numbers of a range that is not empty.
+    /// A number of a non-empty range.
     pub fn pick(&mut self, range: Range<u64>) -> u64 {
         self.next += 1;
         range.start + self.rng.bits(self.next) % (range.end - range.start)
     }
 
-    /// Whether something of this probability happens.
+    /// True with this probability.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.pick(0..100) < percent
     }

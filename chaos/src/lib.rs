@@ -1,15 +1,15 @@
-//! Fault injection: a deterministic simulator of a whole job, and what must hold in it.
+//! Fault injection: a deterministic simulator of a whole job, and its invariants.
 //!
 //! - [`sim`]: the machines of `phalanx_strategies::elastic` on a simulated network, store and clock, from one seed.
-//! - [`plan`]: what goes wrong, as data; drawn from the seed, or read from a file.
-//! - [`invariants`]: what must hold, one a file.
+//! - [`plan`]: the faults, as data; drawn from the seed, or read from a file.
+//! - [`invariants`]: the invariants of a run, one per file.
 //! - [`state`]: a stand-in for weights.
-//! - [`shrink`]: makes a failing plan small.
+//! - [`shrink`]: minimizes a failing plan.
 //! - [`mutation`]: deliberately broken shells, each of which the simulator must catch.
 //!
-//! To come: faults on real processes and machines, in the same vocabulary.
+//! Future work: the same faults on real processes and machines.
 //!
-//! Deliberately absent: hooks in production code beyond the seams it has anyway.
+//! Deliberately absent: hooks in production code. The simulator uses only the interfaces of the machines.
 
 pub mod dice;
 pub mod invariants;

@@ -1,4 +1,4 @@
-//! `phalanx-chaos sim`: runs seeds, prints what happened, and shrinks what fails.
+//! `phalanx-chaos sim`: runs seeds, prints faults and incidents, and shrinks failing plans.
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
@@ -26,22 +26,22 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Sim {
-    /// The seed, from which job and faults are drawn.
+    /// Seed of the job and its faults.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Runs all of these seeds instead, as in `0..1000`.
+    /// Runs a range of seeds, such as `0..1000`.
     #[arg(long, value_name = "FROM..TO")]
     seeds: Option<String>,
     /// Ranks of the job; drawn from the seed if absent.
     #[arg(long)]
     ranks: Option<u32>,
-    /// Kills this many ranks at once instead of drawing faults.
+    /// Kills this many ranks at once instead of random faults.
     #[arg(long, requires = "ranks")]
     kill: Option<u32>,
-    /// Faults to inject instead of those drawn (JSON, as printed for a failing seed).
+    /// Injects the faults of this file instead of random ones (JSON, as printed for a failing seed).
     #[arg(long)]
     plan: Option<PathBuf>,
-    /// Breaks a rule on purpose.
+    /// Breaks a rule deliberately.
     #[arg(long)]
     mutation: Option<Mutation>,
     /// Prints the outcome as JSON.
@@ -72,8 +72,8 @@ impl Sim {
 
     fn plan(&self, config: &Config) -> anyhow::Result<Plan> {
         if let Some(path) = &self.plan {
-            let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
-            return serde_json::from_str(&text).with_context(|| format!("{} is not a plan", path.display()));
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            return serde_json::from_str(&text).with_context(|| format!("{} is not a valid plan", path.display()));
         }
         Ok(match self.kill {
             Some(n) => Plan::mass_failure(config.seed, config.n_nodes, config.n_slots, n),
@@ -99,7 +99,7 @@ fn one(args: &Sim) -> anyhow::Result<()> {
 }
 
 fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
-    let (from, to) = range.split_once("..").context("seeds are given as FROM..TO")?;
+    let (from, to) = range.split_once("..").context("expected seeds as FROM..TO")?;
     let (from, to): (u64, u64) = (from.parse()?, to.parse()?);
     let (next, began) = (AtomicU64::new(from), Instant::now());
     let work = || -> anyhow::Result<(Totals, Vec<u64>)> {
@@ -130,8 +130,8 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
         Ok(())
     })?;
     println!(
-        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with catching-up members, of whom {} had all when they got \
-         their rank, {} events in {:.1?}; {} failed",
+        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with catching-up members, {} of these \
+         caught up before they got a rank, {} events in {:.1?}; {} failed",
         to - from,
         totals.n_incidents,
         totals.n_rollbacks,
@@ -148,7 +148,7 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
     }
 }
 
-/// What came out of many runs.
+/// Totals over many runs.
 #[derive(Default)]
 struct Totals {
     n_incidents: u64,
@@ -173,7 +173,7 @@ impl Totals {
     }
 }
 
-/// So many faults are printed.
+/// Most faults to print.
 const FAULTS_SHOWN: usize = 20;
 
 fn print(config: &Config, outcome: &Outcome, began: Instant) {
@@ -185,7 +185,7 @@ fn print(config: &Config, outcome: &Outcome, began: Instant) {
         config.policy.wanted,
         if config.reproducible { "reproducible" } else { "fast" }
     );
-    // Faults may be thousands; each incident is of interest.
+    // A plan may have thousands of faults; incidents are few and all matter.
     let injected = outcome.injected.iter().take(FAULTS_SHOWN);
     let faults = injected.map(|(at, planned)| (*at, format!("fault     {}", describe(&planned.fault))));
     let incidents = outcome.incidents.iter().map(|(at, timeline)| (*at, format!("resumed   {timeline}")));
@@ -209,7 +209,7 @@ fn print(config: &Config, outcome: &Outcome, began: Instant) {
         outcome.trace_hash
     );
     if outcome.violation.is_none() {
-        println!("all promises kept");
+        println!("all invariants hold");
     }
 }
 

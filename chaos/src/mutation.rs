@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Mutation {
-    /// Messages of an old generation are delivered as if they were of the current one.
+    /// Messages of an old generation are delivered as messages of the current one.
     AcceptStaleGeneration,
-    /// A step is called committed when more than half of the members have voted.
+    /// A step counts as committed when more than half of the members have voted.
     CommitOnMajority,
     /// The store and the nodes do not compare terms.
     ForgetFencing,
@@ -38,7 +38,7 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    /// All of them.
+    /// All mutations.
     pub const ALL: [Mutation; 14] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,

@@ -1,5 +1,5 @@
-//! A fault plan as data: what goes wrong, where and when. The same seed gives the same plan; a plan can be saved,
-//! edited and replayed.
+//! A fault plan as data: faults with place and time. The same seed gives the same plan; a plan can be saved, edited and
+//! replayed.
 
 use crate::dice::Dice;
 use phalanx_strategies::elastic::coordinator::Activity;
@@ -7,88 +7,88 @@ use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Something that goes wrong. What has a duration ends by itself, or with the safety phase.
+/// A fault. A fault with a duration ends after it, or with the safety phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Fault {
     /// A rank process is killed.
     KillRank {
-        /// Which.
+        /// The rank.
         member: MemberId,
     },
-    /// A machine is gone with all its processes, and starts again later.
+    /// A machine dies with all its processes, and restarts later.
     KillNode {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// When it starts again.
+        /// Time until its restart.
         back_after_ms: u64,
     },
-    /// The leading coordinator is gone with all that it has not made durable.
+    /// The leading coordinator dies and loses all state that is not durable.
     KillCoordinator {
-        /// When it starts again.
+        /// Time until its restart.
         back_after_ms: u64,
     },
-    /// The leading coordinator does nothing for a while, and does not know that it did nothing.
+    /// The leading coordinator is stopped for a while and continues without noticing.
     PauseCoordinator {
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
     /// A rank process is stopped (SIGSTOP) for a while.
     HangRank {
-        /// Which.
+        /// The rank.
         member: MemberId,
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
     /// A rank computes more slowly for a while.
     SlowRank {
-        /// Which.
+        /// The rank.
         member: MemberId,
-        /// How many times.
+        /// Slowdown.
         factor: u64,
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
-    /// Nothing that a node sends arrives at the coordinators.
+    /// All messages of a node to the coordinators are lost.
     DeafTo {
-        /// Which node is not heard.
+        /// The isolated sender.
         node: NodeId,
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
-    /// Nothing that the coordinators send arrives at a node.
+    /// All messages of the coordinators to a node are lost.
     MuteTo {
-        /// The isolated node.
+        /// The isolated receiver.
         node: NodeId,
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
-    /// Tensors do not get from one node to another.
+    /// All tensors from one node to another are lost.
     CutData {
-        /// From.
+        /// The sender.
         from: NodeId,
-        /// To.
+        /// The receiver.
         to: NodeId,
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
-    /// Control messages are lost, late and out of order.
+    /// Control messages are lost, delayed and reordered.
     BadNetwork {
         /// Percentage of lost messages.
         loss: u64,
         /// Longest delay.
         delay_ms: u64,
-        /// For how long.
+        /// Duration.
         for_ms: u64,
     },
-    /// Not a fault: the operator asks for a checkpoint.
+    /// Not a fault: the operator requests a checkpoint.
     Save,
-    /// Not a fault: the operator asks for this many shards.
+    /// Not a fault: the operator requests another number of shards.
     Resize {
-        /// How many.
+        /// Shards.
         dp_shard: usize,
     },
-    /// Not a fault: the operator asks for another mesh.
+    /// Not a fault: the operator requests another mesh.
     Reshape {
         /// Stages.
         pp: usize,
@@ -99,11 +99,11 @@ pub enum Fault {
         /// Tensor shards.
         tp: usize,
     },
-    /// A machine is announced to be taken away, is taken away half a second later, and comes back.
+    /// A machine is drained, taken away half a second later, and restarted.
     Drain {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// When it starts again after it was taken away.
+        /// Time from its removal to its restart.
         back_after_ms: u64,
     },
 }
@@ -111,21 +111,21 @@ pub enum Fault {
 /// A fault and when it is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planned {
-    /// Not before this virtual time.
+    /// Earliest virtual time.
     pub at_ms: u64,
-    /// Not before the leading coordinator does this; for failures during a recovery.
+    /// Activity of the leading coordinator to wait for, to place failures in a recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub during: Option<Activity>,
-    /// What.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// All that goes wrong in a run.
+/// All faults of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Plan(pub Vec<Planned>);
 
-/// Classes of faults; each seed draws some (swarm testing), so that rare combinations are not drowned by frequent ones.
+/// Classes of faults. Each seed draws some of them (swarm testing), so that frequent combinations do not mask rare ones.
 /// Source: Groce et al. 2012, "Swarm testing".
 const CLASSES: u64 = 9;
 
@@ -141,7 +141,7 @@ impl Plan {
             let fault = one(&mut dice, class, n_nodes, n_slots);
             let at_ms = dice.pick(800..span_ms);
             plan.push(Planned { at_ms, during: None, fault });
-            // The second failure, in the middle of the recovery from the first.
+            // A second failure during the recovery from the first.
             if dice.percent(40) {
                 let phases = [Activity::Stopping, Activity::Regrouping, Activity::Healing, Activity::TakingOver];
                 let during = Some(phases[dice.pick(0..4) as usize]);

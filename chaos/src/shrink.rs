@@ -1,9 +1,9 @@
-//! Makes a failing plan small: leaves out faults as long as it still fails.
+//! Minimizes a failing plan: removes faults as long as the run still fails.
 
 use crate::plan::Plan;
 use crate::sim::{Config, run};
 
-/// The smallest plan found that breaks the same promise. Leaves out halves, then quarters, down to single faults.
+/// The smallest plan found that violates the same invariant. Removes halves, then quarters, down to single faults.
 /// Source: Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input" (ddmin).
 pub fn shrink(config: Config, plan: &Plan) -> Plan {
     let Some(broken) = run(config, plan).violation else { return plan.clone() };

@@ -1,4 +1,4 @@
-//! A stand-in for weights: a chain of hashes over the updates, in pieces that are cut and moved like tensors.
+//! A stand-in for weights: a chain of hashes over the updates, in pieces that are sharded and transferred like tensors.
 
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::recovery::{Share, Transfer};
@@ -13,12 +13,12 @@ pub fn advance(chain: u64, digest: u64) -> u64 {
     mix(chain ^ digest.rotate_left(17))
 }
 
-/// The update of a step when nothing goes wrong.
+/// The update of a step in the golden run.
 pub fn golden_digest(step: Step) -> u64 {
     mix(step.0.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// A piece of the state, whose chain can be read off only if its name is known.
+/// A piece of the state: the chain mixed with the piece's name.
 pub fn value(chain: u64, atom: u64) -> u64 {
     chain ^ mix(atom)
 }
@@ -28,20 +28,20 @@ pub fn update(value: u64, atom: u64, digest: u64) -> u64 {
     advance(value ^ mix(atom), digest) ^ mix(atom)
 }
 
-/// Layers, and columns of each: no mesh of the simulator has more stages or tensor shards.
-const CELLS: [u32; 2] = [2, 2];
+/// Layers, and columns per layer: the most stages and tensor shards of a simulated mesh.
+const GRID: [u32; 2] = [2, 2];
 
-/// Runs of pieces that a shard is, where each column of a layer has `n_atoms`. As in programs, a tensor shard's columns are
-/// cut into parts together, so that parts of other tensor shards do not begin and end where these do.
+/// The runs of pieces of a shard; each column of a layer has `n_atoms` pieces. As in programs, a tensor shard's columns are
+/// cut into parts together, so part boundaries differ between tensor shards.
 pub fn atoms(shard: Shard, n_atoms: u64) -> Vec<Range<u64>> {
     let Cut { n_stages, n_tensors, n_parts } = shard.cut;
     let own = |i: u32, n: u32, all: u32| (i * all / n)..((i + 1) * all / n);
-    let columns = own(shard.tensor, n_tensors, CELLS[1]);
+    let columns = own(shard.tensor, n_tensors, GRID[1]);
     let n_here = u64::from(columns.end - columns.start) * n_atoms;
     let cut = |part: u32| u64::from(part) * n_here / u64::from(n_parts);
     let part = cut(shard.part)..cut(shard.part + 1);
     let mut runs = Vec::new();
-    for layer in own(shard.stage, n_stages, CELLS[0]) {
+    for layer in own(shard.stage, n_stages, GRID[0]) {
         for (i, column) in (0..).zip(columns.clone()) {
             let first = (u64::from(layer) << 40) + (u64::from(column) << 20);
             let here = i * n_atoms..(i + 1) * n_atoms;
@@ -54,14 +54,14 @@ pub fn atoms(shard: Shard, n_atoms: u64) -> Vec<Range<u64>> {
     runs
 }
 
-/// What two such lists have in common.
+/// The intersection of two lists of runs.
 pub fn common(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     let meet = |a: &Range<u64>, b: &Range<u64>| a.start.max(b.start)..a.end.min(b.end);
     let all = a.iter().flat_map(|a| b.iter().map(move |b| meet(a, b)));
     all.filter(|run| !run.is_empty()).collect()
 }
 
-/// The part of such a list that one of several sources gives that have all of it.
+/// One source's share of a list of runs, if several sources have all of it.
 pub fn share(runs: &[Range<u64>], share: Share) -> Vec<Range<u64>> {
     let n: u64 = runs.iter().map(|run| run.end - run.start).sum();
     let edge = |part: u32| n * u64::from(part) / u64::from(share.n_parts);
@@ -77,7 +77,7 @@ pub fn share(runs: &[Range<u64>], share: Share) -> Vec<Range<u64>> {
     part
 }
 
-/// What a source is asked for.
+/// The runs to fetch from a source.
 pub fn asked(transfer: Transfer, of: Share, n_atoms: u64) -> Vec<Range<u64>> {
     let wanted = atoms(transfer.shard, n_atoms);
     match transfer.source.sender(transfer.shard) {

@@ -1,4 +1,4 @@
-//! The simulator keeps its promises, and catches machines that break theirs.
+//! The simulator finds no violation in correct machines, and detects deliberately broken ones.
 
 use phalanx_chaos::mutation::Mutation;
 use phalanx_chaos::plan::{Fault, Plan, Planned};
@@ -42,27 +42,27 @@ fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
     let failed: Vec<_> = outcomes.iter().filter_map(|o| Some((o.seed, o.violation.as_ref()?))).collect();
     assert!(failed.is_empty(), "replay with `phalanx-chaos sim --seed S`: {failed:#?}");
     assert!(began.elapsed() < Duration::from_secs(120), "took {:?}", began.elapsed());
-    // A suite that never gets into trouble proves nothing.
+    // The seeds must reach rare events; otherwise the check above proves nothing.
     let causes: BTreeSet<Why> = outcomes.iter().flat_map(|o| &o.incidents).map(|(_, i)| i.cause.why).collect();
     use Why::{Died, Drains, Grows, Hangs, Silent, Started, Straggles, Stuck, Unreachable};
     for why in [Died, Silent, Hangs, Straggles, Stuck, Unreachable, Drains, Grows, Started] {
-        assert!(causes.contains(&why), "no incident in which somebody {why:?}");
+        assert!(causes.contains(&why), "no incident with cause {why:?}");
     }
     let phases: BTreeSet<Activity> = outcomes.iter().flat_map(|o| &o.injected).filter_map(|(_, p)| p.during).collect();
     for phase in [Activity::TakingOver, Activity::Stopping, Activity::Regrouping, Activity::Healing] {
         assert!(phases.contains(&phase), "no second failure while {phase:?}");
     }
-    assert!(outcomes.iter().any(|o| o.n_rollbacks > 0), "never lost more than memory can replace");
-    assert!(outcomes.iter().any(|o| o.n_terms > 2), "no coordinator was succeeded twice");
+    assert!(outcomes.iter().any(|o| o.n_rollbacks > 0), "no return to a checkpoint");
+    assert!(outcomes.iter().any(|o| o.n_terms > 2), "no run with more than two terms");
     let n_catch_up_plans: u64 = outcomes.iter().map(|o| o.n_catch_up_plans).sum();
     let n_caught_up: u64 = outcomes.iter().map(|o| o.n_caught_up).sum();
     assert!(
         n_catch_up_plans > 1_000 && n_caught_up > 1_000,
-        "{n_catch_up_plans} worlds in which some learnt, {n_caught_up} had learnt all"
+        "{n_catch_up_plans} worlds with catching-up members, {n_caught_up} members caught up"
     );
 }
 
-/// Each was the only one of many thousands that found its mistake.
+/// Each seed was the only one of many thousands that found its bug.
 #[test]
 fn regression_seeds_violate_no_invariant() {
     for seed in [
@@ -76,7 +76,7 @@ fn regression_seeds_violate_no_invariant() {
 }
 
 #[test]
-fn equal_seeds_have_equal_traces_and_others_do_not() {
+fn equal_seeds_have_equal_traces_and_different_seeds_have_different_ones() {
     let traces = |seeds| run_seeds(seeds).iter().map(|o| o.trace_hash).collect::<Vec<u64>>();
 
     assert_eq!(traces(0..50), traces(0..50));
@@ -92,12 +92,12 @@ fn each_broken_rule_is_caught() {
             run(config, &drawn(&config)).violation
         });
 
-        assert!(caught.is_some(), "{mutation:?} breaks no promise in 4,000 seeds");
+        assert!(caught.is_some(), "{mutation:?} violates no invariant in 4,000 seeds");
     }
 }
 
 #[test]
-fn a_failing_plan_is_shrunk_to_what_it_needs() {
+fn failing_plan_is_shrunk_to_its_necessary_faults() {
     let fails = |seed: &u64| {
         let config = Config { mutation: Some(Mutation::ForgetVotes), ..Config::small(*seed) };
         run(config, &drawn(&config)).violation.is_some()
@@ -118,11 +118,11 @@ fn a_failing_plan_is_shrunk_to_what_it_needs() {
 }
 
 #[test]
-fn ten_thousand_ranks_lose_a_hundred_and_regroup_within_a_second() {
+fn ten_thousand_ranks_regroup_within_a_second_when_a_hundred_die() {
     let config = Config { step_ms: 200, safety_ms: 3_000, ..Config::with_ranks(1, 10_000) };
 
     let mut times = Vec::new();
-    // The fastest of at most three: a busy machine may slow one down.
+    // The fastest of at most three runs, since a busy machine slows single runs.
     let outcome = loop {
         let began = Instant::now();
         let outcome = run(config, &Plan::mass_failure(config.seed, config.n_nodes, config.n_slots, 100));
@@ -140,7 +140,7 @@ fn ten_thousand_ranks_lose_a_hundred_and_regroup_within_a_second() {
     assert!(times.iter().any(|time| *time <= Duration::from_secs(10)), "took {times:?}");
 }
 
-// A durable world that was never announced has committed nothing, whichever members are lost.
+// A durable world that was never announced has committed no step.
 #[test]
 fn no_step_is_lost_when_the_coordinator_and_a_node_die_while_a_smaller_mesh_forms() {
     let planned = |at_ms, during, fault| Planned { at_ms, during, fault };
@@ -157,7 +157,7 @@ fn no_step_is_lost_when_the_coordinator_and_a_node_die_while_a_smaller_mesh_form
 }
 
 #[test]
-fn a_plan_survives_its_file() {
+fn plan_round_trips_through_json() {
     let config = Config::small(3);
     let plan = drawn(&config);
 

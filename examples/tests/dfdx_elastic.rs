@@ -1,10 +1,10 @@
-//! A model of the user's own survives the death of a rank process.
+//! A job with a user-defined model survives the death of a rank process.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The lines of a run into a folder, in which `kill` may kill rank processes once it has seen a line.
+/// Runs the example in a folder and returns its output; `on_line` sees each line at once and may kill rank processes.
 fn run(dir: &Path, mut on_line: impl FnMut(&str)) -> Vec<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dfdx_elastic"));
     command.arg(dir).arg("300").stdin(Stdio::null()).stdout(Stdio::piped());
@@ -16,17 +16,17 @@ fn run(dir: &Path, mut on_line: impl FnMut(&str)) -> Vec<String> {
 }
 
 #[test]
-fn a_dfdx_model_ends_with_the_same_weights_when_a_rank_is_killed() {
+fn dfdx_model_ends_with_the_same_weights_when_a_rank_is_killed() {
     let dir = tempfile::tempdir().unwrap();
-    let [calm, struck] = ["calm", "struck"].map(|name| dir.path().join(name));
-    run(&calm, |_| {});
+    let [undisturbed, faulted] = ["undisturbed", "faulted"].map(|name| dir.path().join(name));
+    run(&undisturbed, |_| {});
     let (mut pids, mut n_kills) = (Vec::new(), 0);
 
-    let lines = run(&struck, |line| {
+    let lines = run(&faulted, |line| {
         if let Some(all) = line.strip_prefix("ranks are the processes ") {
             pids = all.split(' ').map(str::to_owned).collect();
         }
-        // Once each: the first while it is new, the other one's successor is then the older process.
+        // Kills each of the two first processes once.
         if n_kills < 2 && (line.starts_with("step  50") || line.starts_with("step 150")) {
             assert!(Command::new("kill").args(["-9", &pids[n_kills]]).status().unwrap().success());
             n_kills += 1;
@@ -38,5 +38,5 @@ fn a_dfdx_model_ends_with_the_same_weights_when_a_rank_is_killed() {
     let steps = |lines: &[String]| lines.iter().filter(|line| line.starts_with("step")).cloned().collect::<Vec<_>>();
     assert_eq!(steps(&lines).len(), 7, "no step is lost: {lines:?}");
     let weights = |dir: &Path| std::fs::read(dir.join("model/model.safetensors")).unwrap();
-    assert!(weights(&calm) == weights(&struck), "the weights differ");
+    assert!(weights(&undisturbed) == weights(&faulted), "the weights differ");
 }

@@ -1,4 +1,4 @@
-//! The service, driven as its clients do: over HTTP.
+//! Drives the service over HTTP.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Steps take some milliseconds, because a reader of thousands of steps per second would miss events.
@@ -32,7 +32,7 @@ save_steps: none
 output_dir: DIR/out
 ";
 
-/// The service in a process of its own. Killed when dropped, and its ranks with it.
+/// The service in a separate process. Killed with its ranks when dropped.
 struct Service {
     child: Child,
     address: String,
@@ -56,11 +56,11 @@ impl Service {
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").expect("it says where it listens").to_owned();
+        let address = line.trim().strip_prefix("listening on http://").expect("it prints its address").to_owned();
         Service { child, address, _dir: dir }
     }
 
-    /// Sends a request and returns the connection, from which its answer comes.
+    /// Sends a request and returns the connection for reading the answer.
     fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -100,11 +100,11 @@ impl Drop for Service {
     }
 }
 
-/// Server-sent events of a job, one after the other.
+/// Server-sent events of a job.
 struct Events(std::io::Lines<BufReader<TcpStream>>);
 
 impl Events {
-    /// Follows them to one of this name that is wanted.
+    /// Reads up to a wanted event of this name.
     fn until(&mut self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut found = String::new();
         for line in self.0.by_ref() {
@@ -119,12 +119,12 @@ impl Events {
                 }
             }
         }
-        panic!("no such `{name}`");
+        panic!("the stream ended without the wanted `{name}`");
     }
 }
 
 #[test]
-fn a_job_is_started_followed_through_a_kill_saved_and_stopped_over_http() {
+fn job_starts_survives_a_kill_saves_and_stops_over_http() {
     let service = Service::start();
 
     let (created, job) = service.ask("POST", "/jobs", r#"{"config": "tiny.yaml"}"#);
@@ -138,7 +138,7 @@ fn a_job_is_started_followed_through_a_kill_saved_and_stopped_over_http() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|worker| worker["pid"].as_u64().unwrap())
+        .map(|rank| rank["pid"].as_u64().unwrap())
         .collect();
     assert!(Command::new("kill").args(["-9", &pids[1].to_string()]).status().unwrap().success());
     let incident = events.until("note", |text| text.as_str().is_some_and(|text| text.contains("died")));
@@ -149,16 +149,16 @@ fn a_job_is_started_followed_through_a_kill_saved_and_stopped_over_http() {
     let (stopping, _) = service.ask("POST", "/jobs/1/stop", "");
     let ended = service.until("/jobs/1", |job| job["state"] == "stopped");
 
-    assert_eq!((&started["mesh"]["dp_shard"], pids.len()), (&Value::from(2), 2), "its own executable is its ranks");
+    assert_eq!((&started["mesh"]["dp_shard"], pids.len()), (&Value::from(2), 2), "two rank processes");
     assert!(incident.as_str().unwrap().contains("slot 1"), "{incident}");
     assert_eq!((accepted, stopping), (202, 202));
     assert!(Path::new(saved["path"].as_str().unwrap()).is_dir(), "{saved}");
     assert!(ended["report"]["steps"].as_u64() >= saved["step"].as_u64() && ended["status"].is_null(), "{ended}");
-    assert_eq!(service.ask("POST", "/jobs/1/save", "").0, 409, "it has ended");
+    assert_eq!(service.ask("POST", "/jobs/1/save", "").0, 409, "the job has ended");
 }
 
 #[test]
-fn requests_that_do_not_fit_are_refused() {
+fn invalid_requests_are_refused() {
     let service = Service::start();
     let start = |body: &str| service.ask("POST", "/jobs", body);
 

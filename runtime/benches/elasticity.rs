@@ -1,14 +1,14 @@
-//! What elasticity costs while nothing fails: `cargo bench -p phalanx --bench elasticity -- ROUNDS STEPS`.
+//! Overhead of elasticity while nothing fails: `cargo bench -p phalanx --bench elasticity -- ROUNDS STEPS`.
 //!
-//! The same job on the same mesh (`dp_replicate_size: 2`, two ranks of one thread each), in turns: on threads of this
-//! process, which have no coordinator, no supervisor, no votes, no heartbeats and nobody to survive; and on rank processes
-//! with all of that, shadows included (replicas are their own, so there are none to keep). Prints the median step of each
-//! and their ratio for every round, and the median ratio. Not a criterion benchmark: neighbours are noisy, so it is done in turns.
+//! Alternates the same job on the same mesh (`dp_replicate_size: 2`, two ranks of one thread each) between threads of this
+//! process, without coordinator, supervisor, votes and heartbeats, and elastic rank processes. Shadows are enabled, but a
+//! replica needs none. Prints the median step of each and their ratio for every round, and the median ratio. Not a criterion
+//! benchmark, since only alternating runs are comparable on a noisy machine.
 
 use phalanx::{Event, Job, JobError, Runtime, rank_process};
 use std::path::Path;
 
-/// Steps at the beginning of a run that touch their memory for the first time.
+/// Steps at the start of a run, which touch their memory for the first time.
 const N_WARM_UP: usize = 4;
 
 fn main() -> anyhow::Result<()> {
@@ -18,7 +18,7 @@ fn main() -> anyhow::Result<()> {
         .filter(|arg| !arg.starts_with("--"))
         .map(|arg| arg.parse())
         .collect::<Result<_, _>>()?;
-    // `cargo bench` of the whole workspace gives no arguments.
+    // `cargo bench` of the whole workspace passes no arguments.
     let (n_rounds, n_steps) = (args.first().copied().unwrap_or(2), args.get(1).copied().unwrap_or(10));
     let dir = tempfile::tempdir()?;
     let text: String = (0..6000u64).map(|i| format!("The {}th hoplite holds the line. ", i * i % 977)).collect();
@@ -46,7 +46,7 @@ fn main() -> anyhow::Result<()> {
     };
     let mut ratios = Vec::new();
     for round in 0..n_rounds {
-        // The first variant alternates too, since the machine's speed drifts.
+        // The order alternates too, since the machine's speed drifts.
         let first_bare = (round % 2 == 0).then(|| run_bare(round)).transpose()?;
         let elastic = run_elastic(round)?;
         let bare = first_bare.map_or_else(|| run_bare(round), Ok)?;

@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 #[derive(Debug, Default)]
 pub struct Control {
     pub(crate) stop: AtomicBool,
-    /// Number of requests.
+    /// Number of requested checkpoints.
     pub(crate) saves: AtomicU64,
-    /// Generation of the world to pause between two steps.
+    /// Generation of the world that is to pause between two steps.
     pub(crate) pause: AtomicU64,
     request_queue: Mutex<RequestQueue>,
 }
@@ -23,13 +23,13 @@ pub enum AskError {
     /// The job is preparing its data.
     #[error("the job has no ranks yet: it is preparing its data")]
     NotYet,
-    /// It has ended.
+    /// The job has ended.
     #[error("the job has ended")]
     Ended,
     /// Too many requests are waiting.
-    #[error("{0} requests are waiting already; try again later")]
+    #[error("{0} requests are already waiting; try again later")]
     Busy(usize),
-    /// Its coordinator rejected the request.
+    /// The job's coordinator rejected the request.
     #[error("{0}")]
     Refused(String),
 }
@@ -46,16 +46,16 @@ enum RequestQueue {
     Ended,
 }
 
-/// Capacity of the queue; a coordinator drains it many times a second.
+/// Capacity of the queue. The coordinator drains it many times a second.
 const ASKED_MAX: usize = 64;
 
 impl Control {
-    /// Finish the step, save everything, and end.
+    /// Ends the run after the current step and a checkpoint.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Save a checkpoint after the step.
+    /// Saves a checkpoint after the current step.
     pub fn save(&self) {
         self.saves.fetch_add(1, Ordering::Release);
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_served_in_sequence_while_a_coordinator_is_open() {
+    fn requests_are_served_in_order_while_the_queue_is_open() {
         let control = Control::default();
 
         assert_eq!(control.ask(Request::Save).unwrap_err(), AskError::NotYet);
@@ -121,12 +121,16 @@ mod tests {
 
         assert_eq!(request, Request::Save);
         assert_eq!(first.blocking_recv(), Ok(Answer::Done));
-        assert_eq!(second.try_recv(), Err(oneshot::error::TryRecvError::Closed), "nobody is left to answer");
+        assert_eq!(
+            second.try_recv(),
+            Err(oneshot::error::TryRecvError::Closed),
+            "closing the queue drops waiting requests"
+        );
         assert_eq!(control.ask(Request::Status).unwrap_err(), AskError::Ended);
     }
 
     #[test]
-    fn questions_that_nobody_takes_up_are_limited() {
+    fn full_queue_rejects_requests() {
         let control = Control::default();
         control.open();
 

@@ -1,4 +1,4 @@
-//! Which device trains. Nothing else outside a device's own crate names one.
+//! Selects the device that trains. No other file outside a device's own crate names a device.
 
 use crate::config::precision::DeviceChoice;
 use crate::error::JobError;
@@ -6,7 +6,7 @@ use phalanx_cpu::CpuDevice;
 use phalanx_device::Device;
 use std::sync::Arc;
 
-/// The device that a job asks for.
+/// The device that a job requests.
 ///
 /// # Errors
 /// [`JobError::BackendUnavailable`] if this build cannot use it.

@@ -1,4 +1,4 @@
-//! Why a job cannot start or go on. What a request asks for that cannot be done has a file for each concern.
+//! Why a job cannot start or continue, with one submodule for each concern.
 
 pub mod command;
 pub mod control_plane;
@@ -32,9 +32,9 @@ use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;
 use std::path::PathBuf;
 
-/// Why a job cannot start or go on. Its text is one sentence that says what and where.
+/// Why a job cannot start or continue. The text is one sentence that names the fault and its location.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the variants that only pass an error on are named for it
+#[allow(missing_docs)] // variants that wrap an error are named for it
 pub enum JobError {
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -51,8 +51,8 @@ pub enum JobError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Sampler(#[from] SamplerError),
-    /// The configuration asks for a device that this build has no code for.
-    #[error("`device` is {device}, which this build of phalanx cannot use; auto or cpu would fit")]
+    /// The configuration names a device that this build does not support.
+    #[error("`device` is {device}, which this build of phalanx does not support; use auto or cpu")]
     BackendUnavailable { device: &'static str },
     #[error(transparent)]
     Compile(#[from] CompileError),
@@ -71,13 +71,13 @@ pub enum JobError {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// A rank process ended without saying why.
+    /// A rank process ended without a failure report.
     #[error("{how} {when}; {saved}", saved = match checkpoint {
         Some(path) => format!("the last checkpoint is {}", path.display()),
-        None => "this run has saved no checkpoint".into(),
+        None => "this run saved no checkpoint".into(),
     })]
     RankLost { how: String, when: String, checkpoint: Option<PathBuf> },
-    /// What a rank process said before it ended.
+    /// The failure report of a rank process.
     #[error("{text}")]
     OfRank { rank: u32, text: String, is_input: bool },
     /// A file or directory of the run cannot be used.
@@ -89,25 +89,25 @@ pub enum JobError {
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
-    /// More memory than the machine has.
+    /// The step needs more memory than the machine has.
     #[error(
-        "the step needs {} and this machine has {}; a smaller micro_batch_size or sequence_len, gradient_checkpointing, bf16 or an adapter takes less (see `phalanx estimate`)",
+        "the step needs {} of memory, but this machine has {}; reduce micro_batch_size or sequence_len, or use gradient_checkpointing, bf16 or an adapter (see `phalanx estimate`)",
         human_bytes(*needed), human_bytes(*present)
     )]
     TooLarge { needed: u64, present: u64 },
-    /// Two jobs would write into one folder.
-    #[error("output_dir {path} is in use by another job that runs; wait for its end or name another folder", path = path.display())]
+    /// Two jobs would write to one folder.
+    #[error("output_dir {path} is in use by another running job; wait for it to end or use another folder", path = path.display())]
     InUse { path: PathBuf },
-    /// A thread of the job panicked; the process in which it ran goes on.
+    /// A thread of the job panicked; its process continues.
     #[error("a thread of the job panicked: {0}")]
     Panicked(String),
     /// Nothing to resume from.
-    #[error("{path} holds no checkpoint that can be resumed{why}", path = path.display())]
+    #[error("{path} contains no checkpoint that can be resumed{why}", path = path.display())]
     NoCheckpoint { path: PathBuf, why: String },
-    /// The job has ended, and not as it should.
+    /// The job failed.
     #[error("the job has failed: {0}")]
     JobFailed(String),
-    /// The world of this rank is over.
+    /// The world of this rank has ended.
     #[error("this world is over: what was done {0}")]
     Superseded(phalanx_strategies::elastic::identity::Stale),
     #[error(transparent)]
@@ -129,7 +129,7 @@ pub enum JobError {
 }
 
 impl JobError {
-    /// Whether it only says that another rank failed.
+    /// Whether the error is only a consequence of another rank's failure.
     pub(crate) const fn is_consequence(&self) -> bool {
         matches!(
             self,
@@ -142,8 +142,8 @@ impl JobError {
         )
     }
 
-    /// Whether it only says that this rank's world cannot go on: members are lost or told to leave, and the next world
-    /// begins where this one ended.
+    /// Whether the error only ends this rank's world: members are lost or leave, and the next world continues from the same
+    /// state.
     pub(crate) fn is_of_the_world(&self) -> bool {
         let collective = match self {
             JobError::Superseded(_) | JobError::Exec(ExecError::Left) => return true,
@@ -154,11 +154,11 @@ impl JobError {
             | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => error,
             _ => return false,
         };
-        // Ranks that disagree about what they do would do so again.
+        // Ranks that disagree about a collective would disagree again in the next world.
         !collective.is_refusal() && !matches!(collective, CollectiveError::Mismatch { .. })
     }
 
-    /// The member of this rank's world that it could not reach, if that is what ended it.
+    /// The member that this rank could not reach, if that caused the error.
     pub(crate) fn unreachable(&self) -> Option<u32> {
         match self {
             JobError::Collective(error)
@@ -172,7 +172,7 @@ impl JobError {
     }
 
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
-    /// finite counts among them: it comes from the data or the hyperparameters.
+    /// finite counts as such a fault, because it comes from the data or the hyperparameters.
     pub const fn is_input(&self) -> bool {
         match self {
             JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
@@ -184,7 +184,7 @@ impl JobError {
     }
 }
 
-/// An error with its causes that its own text does not already contain.
+/// The text of an error, followed by the causes that the text does not already contain.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_cannot_be_met_is_an_error_of_the_input() {
+    fn request_that_cannot_be_met_is_an_input_error() {
         let errors: [JobError; 8] = [
             CommandError::NoRanks.into(),
             ControlPlaneError::NoAddress.into(),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_the_control_plane_keeps_what_caused_it() {
+    fn control_plane_error_keeps_its_cause() {
         let source = QuicError::Refused("its term is over".into());
 
         let error = JobError::from(ControlPlaneError::NoAnswer { output_dir: "/job".into(), source: source.clone() });
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_other_libraries_are_sources_and_are_told_once() {
+    fn errors_of_other_libraries_are_sources_and_appear_once_in_the_text() {
         let errors: [JobError; 5] = [
             PlanError::Description { origin: "model".into(), source: no_json() }.into(),
             ExportError::Json { file: "config.json".into(), source: no_json() }.into(),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn start_that_is_cut_short_says_how_many_bytes_are_missing() {
+    fn truncated_start_message_names_the_number_of_missing_bytes() {
         let error = JobError::from(PeerError::StartFrame(FrameError::CutShort { missing: 3 }));
 
         let text = "invalid start message for a rank: the stream ended 3 bytes before the end of a frame";

@@ -1,17 +1,17 @@
-//! What a run reports while it goes on, and how it ended.
+//! What a run reports while it runs, and how it ended.
 
 use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::path::PathBuf;
 
-/// What happens in a run.
+/// An event of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Data is being tokenised.
     Preparing {
         /// The file.
         path: PathBuf,
-        /// Bytes that are done.
+        /// Bytes processed so far.
         done_bytes: u64,
         /// Bytes of the file.
         total_bytes: u64,
@@ -24,16 +24,16 @@ pub enum Event {
     Eval(EvalMetrics),
     /// A checkpoint is durable.
     Saved {
-        /// Steps that it contains.
+        /// Completed steps in the checkpoint.
         step: u64,
         /// Its directory.
         path: PathBuf,
     },
-    /// Something a person should know.
+    /// A message for the user.
     Note(String),
 }
 
-/// What a run is, as it starts.
+/// The properties of a run at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Started {
     /// How the ranks are arranged.
@@ -42,26 +42,26 @@ pub struct Started {
     pub first_step: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
-    /// Trained and all elements of parameters.
+    /// Elements of the trained parameters.
     pub n_trainable: usize,
     /// Elements of all parameters.
     pub n_params: usize,
     /// Rows of training and validation data.
     pub n_rows: (usize, usize),
-    /// Bytes of all buffers that each rank allocated, by rank.
+    /// Bytes of the buffers that each rank allocated, by rank.
     pub buffer_bytes: Vec<u64>,
-    /// Threads of each rank that compute.
+    /// Compute threads of each rank.
     pub n_threads: usize,
-    /// Checkpoint from which the run goes on.
+    /// Checkpoint from which the run resumes.
     pub resumed_from: Option<PathBuf>,
 }
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Steps that are completed.
+    /// Completed steps.
     pub steps: u64,
-    /// Whether all steps of the run are.
+    /// Whether all steps of the run are completed.
     pub finished: bool,
     /// Metrics of the last step of this run.
     pub last: Option<StepMetrics>,
@@ -84,24 +84,24 @@ pub struct StepMetrics {
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
-    /// Tokens processed a second, padding included.
+    /// Tokens per second, padding included.
     pub tokens_per_s: f64,
     /// Duration of the step, milliseconds.
     pub step_ms: f64,
     /// Passes over the data so far.
     pub epoch: f64,
-    /// Tokens whose prediction counted in this step.
+    /// Tokens that contribute to the loss of this step.
     pub predicted_tokens: u64,
-    /// Arithmetic of the model over what the machine can do at its measured best, percent.
+    /// Model FLOP utilization: arithmetic of the model over the measured peak of the machine, percent.
     pub mfu_pct: f64,
-    /// Resident memory of the process, bytes; where a person sees it, of all processes of the run.
+    /// Resident memory in bytes: of the rank's process, or of all processes of the run in merged metrics.
     pub memory_bytes: u64,
     /// Share of the step spent waiting for data, percent.
     pub data_wait_pct: f64,
     /// Loss scale of fp16 runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// Share of the step spent in collectives, percent; of one rank none.
+    /// Share of the step spent in collectives, percent; `None` for a single rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_pct: Option<f64>,
     /// The slowest rank: the one that spent the least time in collectives.
@@ -112,7 +112,7 @@ pub struct StepMetrics {
 /// Measurements of one evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
-    /// Step after which it ran.
+    /// Step after which the evaluation ran.
     pub step: u64,
     /// Mean negative log-likelihood over the validation rows, nats.
     #[serde(deserialize_with = "number")]
@@ -124,7 +124,7 @@ pub struct EvalMetrics {
     pub eval_ms: f64,
 }
 
-/// JSON has no number for what is not finite; a loss or gradient that overflowed is written as null.
+/// JSON has no NaN or infinity; a loss or gradient that overflowed is written as null.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

@@ -1,4 +1,4 @@
-//! Doors for fuzz targets to decoders that are private otherwise. Thin: what is asserted, the targets say.
+//! Access for fuzz targets to private decoders. The assertions are in the targets.
 
 use crate::data::record::RecordReader;
 use crate::data::token_cache::TokenFile;
@@ -19,7 +19,7 @@ pub use phalanx_collective::tcp::fuzzing::{HEADER_BYTES, announcement, header_ag
 /// A world of two ranks in one group.
 pub const WORLD: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
-/// Reads JSON as each type that travels between processes of a job or lies in its files; gives what each writes again.
+/// Decodes JSON as each type that processes of a job exchange or store; returns the re-encoded JSON of each success.
 pub fn json_again(json: &[u8]) -> Vec<(&'static str, String)> {
     fn again<T: DeserializeOwned + Serialize>(json: &[u8]) -> Option<String> {
         let value: T = serde_json::from_slice(json).ok()?;
@@ -35,48 +35,48 @@ pub fn json_again(json: &[u8]) -> Vec<(&'static str, String)> {
     all.into_iter().filter_map(|(what, again)| Some((what, again?))).collect()
 }
 
-/// Control memory of a world of two ranks with these bytes in it from `at` on, as a peer shows it to everybody who reads.
+/// Reads the control memory of a world of two ranks after a peer has written these bytes at `at`.
 pub fn read_control_memory(at: usize, bytes: &[u8]) -> Option<String> {
     let world = World::of_one_group(WORLD, 2).expect("a world");
     let control = Control::create(&world).expect("a little memory");
     control.scribble(at, bytes);
     let fd = control.memory().fd().try_clone_to_owned().expect("a descriptor");
     let control = Control::attach(fd, &world).ok()?;
-    let ranks = (0..3).map(|rank| (control.progress(rank), control.progress_in(0, rank), control.waiting(rank)));
+    let ranks = (0..3).map(|rank| (control.progress(rank), control.waiting(rank)));
     Some(format!("{:?} {:?}", control.aborted(), ranks.collect::<Vec<_>>()))
 }
 
-/// Checks a token file with this key; how many tokens and documents it has, and how long its documents are together.
+/// Checks a token file with this key; returns its numbers of tokens and documents, and the total length of its documents.
 pub fn token_file(map: &[u8], key: &[u8; 32]) -> Option<(usize, usize, usize)> {
     TokenFile::measure(map, key)
 }
 
-/// The token file with these tokens and documents that end there.
+/// The token file with these tokens and document ends.
 pub fn token_file_of(key: &[u8; 32], tokens: &[u32], ends: &[u64]) -> Vec<u8> {
     TokenFile::bytes_of(key, tokens, ends)
 }
 
-/// Reads a record of a data file as each type of data set; gives the texts with what of them is learnt.
+/// Reads a record of a data file as each type of dataset; returns the texts with their trained ranges.
 pub fn documents(record: &serde_json::Value) -> Vec<(String, Vec<std::ops::Range<usize>>)> {
     let all = RecordReader::of_all_types();
     let documents = all.iter().filter_map(|reader| reader.documents(record).ok()).flatten();
     documents.map(|document| (document.text, document.trained)).collect()
 }
 
-/// What of `metrics.jsonl` is kept when a run goes on behind `last_step`: its length and the last step that it tells.
+/// The part of `metrics.jsonl` that a run resumed after `last_step` keeps: its length and its last step.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn kept_metrics(file: &File, last_step: u64) -> std::io::Result<(u64, u64)> {
     crate::train::metrics::kept(file, last_step)
 }
 
-/// Keys that differ between the configuration of a checkpoint and that of now.
+/// Keys whose values differ between the configuration of a checkpoint and the current one.
 pub fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     crate::train::saving::changed_keys(then, now)
 }
 
-/// Reads `config.json`; the size of its vocabulary.
+/// Reads `config.json`; returns its vocabulary size.
 pub fn architecture(config: &serde_json::Value) -> Option<usize> {
     Architecture::parse(config, "config.json").ok().map(|architecture| architecture.vocab_size())
 }

@@ -1,13 +1,13 @@
-//! The machine, and the front door: data, training, elastic jobs, the embedding API and the `phalanx` binary.
+//! The front crate: data, training, elastic jobs, the embedding API and the `phalanx` binary.
 //!
-//! Devices, kernels, collectives and files lie a floor below, in crates of their own: `phalanx-device` is the seam,
-//! `phalanx-cpu` and `phalanx-collective` stand behind it, `phalanx-storage` has checkpoints and model directories.
+//! Devices, kernels, collectives and files are in crates below this one: `phalanx-device` defines the traits, `phalanx-cpu`
+//! and `phalanx-collective` implement them, `phalanx-storage` has checkpoints and model directories.
 //!
-//! Code map, from the ground floor up; nothing imports from a higher floor:
-//! - [`config`]: the one YAML file, checked before anything starts. [`data`]: tokenizers, dataset formats, packing, the
-//!   token cache, batches. [`frontend`]: models that users write, in dfdx or otherwise. [`launch`]: rank processes of one
-//!   machine, started, spoken to and watched.
-//! - [`error`], [`events`], `control`, [`units`]: why a job cannot go on, what it reports, what can be asked of it.
+//! Code map, from the lowest layer up; no module imports from a higher layer:
+//! - [`config`]: the YAML file of a job, checked before anything starts. [`data`]: tokenizers, dataset formats, packing, the
+//!   token cache, batches. [`frontend`]: models that users write, in dfdx or otherwise. [`launch`]: starts,
+//!   watches and talks to the rank processes of one machine.
+//! - [`error`], [`events`], `control`, [`units`]: why a job fails, what it reports, which requests it takes.
 //! - [`devices`]: which device trains.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - `rank`: a rank process. `node`: a machine with its rank processes. `coordinate`: the coordinator of a job.

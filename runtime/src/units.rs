@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Human-readable numbers.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_durations_read_well() {
+    fn sizes_durations_and_counts_are_formatted_with_units() {
         assert_eq!(human_bytes(0), "0 B");
         assert_eq!(human_bytes(1536), "1.50 KiB");
         assert_eq!(human_bytes(3 << 30), "3.00 GiB");

@@ -1,4 +1,4 @@
-//! Bad input gets one clear sentence and exit code 2, and nothing is half written.
+//! Bad input yields one clear sentence and exit code 2, and leaves no half-written files.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use support::{Project, flip, ranks_of};
 
 #[test]
-fn an_unknown_key_suggests_the_nearest() {
+fn unknown_key_is_refused_with_the_nearest_known_key() {
     let p = Project::new();
     p.train(&["--learning_rat", "1"]).refuses(&["learning_rat", "learning_rate"]);
     p.train(&["--model.hidden_sise", "8"]).refuses(&["hidden_sise", "hidden_size"]);
@@ -15,7 +15,7 @@ fn an_unknown_key_suggests_the_nearest() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_says_what_fits() {
+fn value_of_the_wrong_type_is_named_in_the_error() {
     let p = Project::new();
     p.train(&["--max_steps", "many"]).refuses(&["max_steps", "many"]);
     p.train(&["--sequence_len", "-4"]).refuses(&["sequence_len", "-4"]);
@@ -23,7 +23,7 @@ fn a_value_of_the_wrong_type_says_what_fits() {
 }
 
 #[test]
-fn device_that_this_build_cannot_use_is_refused_with_those_that_it_can() {
+fn unavailable_device_is_refused_with_a_list_of_available_devices() {
     let p = Project::new();
     p.train(&["--device", "cuda"]).refuses(&["`device` is cuda", "this build", "auto or cpu"]);
     p.train(&["--device", "tpu"]).refuses(&["device", "tpu", "auto, cpu, cuda"]);
@@ -44,7 +44,7 @@ fn missing_files_are_named() {
 }
 
 #[test]
-fn an_empty_dataset_is_refused() {
+fn empty_dataset_is_refused() {
     let p = Project::new();
     p.write("text.txt", "");
     p.train(&[]).refuses(&["text.txt"]);
@@ -53,7 +53,7 @@ fn an_empty_dataset_is_refused() {
 }
 
 #[test]
-fn a_sample_longer_than_a_row_is_named_by_line_and_length() {
+fn sample_longer_than_a_row_is_named_by_line_and_length() {
     let p = Project::new();
     let long = "x".repeat(100);
     p.write("data.jsonl", &format!("{{\"text\": \"fine\"}}\n{{\"text\": \"{long}\"}}\n"));
@@ -62,19 +62,19 @@ fn a_sample_longer_than_a_row_is_named_by_line_and_length() {
 }
 
 #[test]
-fn a_tokenizer_larger_than_the_model_is_refused() {
+fn tokenizer_larger_than_the_model_is_refused() {
     let p = Project::new();
     p.train(&["--model.vocab_size", "100"]).refuses(&["vocab_size", "100"]);
 }
 
 #[test]
-fn an_unsupported_architecture_lists_those_supported() {
+fn unsupported_architecture_is_refused_with_a_list_of_supported_ones() {
     let p = Project::new();
     p.train(&["--model.model_type", "mamba"]).refuses(&["mamba", "llama", "mistral", "qwen2", "qwen3", "gpt2"]);
 }
 
 #[test]
-fn an_adapter_target_that_does_not_exist_lists_those_that_do_and_leaves_nothing_behind() {
+fn unknown_adapter_target_is_refused_with_a_list_of_targets_and_leaves_no_files() {
     let p = Project::new();
     let lora = ["--adapter", "lora", "--lora_target_modules", "[query]"];
     p.train(&lora).refuses(&["query", "q_proj", "down_proj"]);
@@ -82,14 +82,14 @@ fn an_adapter_target_that_does_not_exist_lists_those_that_do_and_leaves_nothing_
 }
 
 #[test]
-fn a_row_longer_than_the_models_positions_is_refused() {
+fn row_longer_than_the_positions_of_the_model_is_refused() {
     let p = Project::new();
     p.train(&["--sequence_len", "65"]).refuses(&["sequence_len 65", "max_position_embeddings 64"]);
     assert!(!p.path("out").exists(), "nothing was written");
 }
 
 #[test]
-fn a_step_larger_than_the_machine_is_refused_with_what_takes_less() {
+fn step_larger_than_the_machine_is_refused_with_a_hint() {
     let p = Project::new();
     let huge =
         ["--model.hidden_size", "65536", "--model.intermediate_size", "262144", "--model.num_hidden_layers", "64"];
@@ -142,7 +142,7 @@ fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
 }
 
 #[test]
-fn a_full_disk_leaves_the_previous_checkpoint_and_says_so() {
+fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
     let p = Project::new();
     p.train(&["--max_steps", "5"]).succeeds();
     let before = p.checkpoints("out");
@@ -151,32 +151,32 @@ fn a_full_disk_leaves_the_previous_checkpoint_and_says_so() {
     let mut full = Command::new("bash");
     full.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut full = full.spawn().unwrap();
-    let mut said = BufReader::new(full.stdout.take().unwrap()).lines().map(|line| line.unwrap());
-    assert!(said.any(|line| line.starts_with("step     6")), "it goes on from step 5");
+    let mut lines = BufReader::new(full.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    assert!(lines.any(|line| line.starts_with("step     6")), "the run resumes after step 5");
 
-    // From now on no file may grow beyond 64 KiB: a shard of this model does not fit, its metrics do.
+    // From now on no file may grow beyond 64 KiB: a shard of this model does not fit, but its metrics do.
     ranks_of(full.id()).into_iter().for_each(|rank| limit_file_size(rank, 64 << 10));
     p.run(&["save", "job.yaml"]).succeeds();
-    said.for_each(drop);
+    lines.for_each(drop);
     let full = support::Run::of(full.wait_with_output().unwrap());
 
     assert_ne!(full.code, Some(0), "{}", full.stdout);
     assert!(full.stderr.contains("rank-00000-0000.safetensors"), "{}", full.stderr);
-    assert_eq!(p.checkpoints("out"), before, "the failed save left nothing, and the previous checkpoint is there");
+    assert_eq!(p.checkpoints("out"), before, "the failed save left no files, and the previous checkpoint remains");
     let resumed = p.train(&["--max_steps", "10"]).succeeds();
     assert!(resumed.stdout.contains("resuming at step 5"), "{}", resumed.stdout);
 }
 
 #[test]
-fn a_loss_that_is_not_finite_stops_the_run_and_names_step_and_parameter() {
+fn non_finite_loss_stops_the_run_and_names_step_and_parameter() {
     let p = Project::new();
     let run = p.train(&["--learning_rate", "1e30", "--max_grad_norm", "none", "--warmup_steps", "0"]);
     run.refuses(&["step ", "not finite", "model."]);
-    assert!(!p.path("out/model").exists(), "nothing that is not finite was exported");
+    assert!(!p.path("out/model").exists(), "no model was exported");
 }
 
 #[test]
-fn an_export_never_overwrites_what_is_not_an_export() {
+fn export_overwrites_only_exports() {
     let p = Project::new();
     p.train(&["--max_steps", "2"]).succeeds();
     std::fs::create_dir(p.path("precious")).unwrap();
@@ -187,11 +187,11 @@ fn an_export_never_overwrites_what_is_not_an_export() {
     assert_eq!(std::fs::read(p.path("copy/model.safetensors")).unwrap(), p.model_bytes("out"));
 }
 
-/// Lets a process write no file beyond this size.
+/// Limits the size of files that a process writes.
 #[allow(unsafe_code)] // the standard library sets no limits
 fn limit_file_size(pid: u32, bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: `limit` lives until the call returns; the old limit is not asked for.
+    // SAFETY: `limit` lives until the call returns; the null pointer means that the old limit is not returned.
     let set = unsafe { libc::prlimit(pid as i32, libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut()) };
-    assert_eq!(set, 0, "process {pid} is there");
+    assert_eq!(set, 0, "process {pid} exists");
 }

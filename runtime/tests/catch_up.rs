@@ -1,5 +1,5 @@
-//! A newcomer catches up while the others train, on one machine and over several; whoever dies meanwhile, the weights are
-//! those of a run in which nothing happened.
+//! A new rank catches up while the others train, on one and on several machines. If a rank dies meanwhile, the weights still
+//! equal those of an undisturbed run.
 
 mod support;
 
@@ -7,11 +7,11 @@ use serde_json::Value;
 use support::Project;
 use support::job::{Addresses, JOB, Job, signal, until};
 
-/// Replicas that do not wait for each other, and state that is always too much to be fetched at rest.
+/// Replicas that do not wait for a replacement, and state that is always too large to fetch at rest.
 const CATCHING_UP: [&str; 6] =
     ["--dp_replicate_size", "2", "--elastic.replace_patience", "0", "--elastic.rest_bytes_max", "0"];
 
-/// The worlds of the job, as it has told of them.
+/// The worlds of the job, from its events.
 fn worlds(p: &Project) -> Vec<Value> {
     events(p, "world")
 }
@@ -55,7 +55,7 @@ fn successor_on_one_machine_catches_up_and_is_replaced_if_it_dies_meanwhile() {
     let first = job.ranks(0)[0];
     signal(first, libc::SIGKILL);
     let catching_up = until_world(&p, whole, 1, 1);
-    // Whether that is still so when it is killed is for the machine to say; so this is done more than once.
+    // A fast machine may finish the transfer before the kill, so kill several times.
     let mut n_known = catching_up;
     for _ in 0..3 {
         signal(*job.ranks(0).iter().max().unwrap(), libc::SIGKILL);
@@ -64,7 +64,7 @@ fn successor_on_one_machine_catches_up_and_is_replaced_if_it_dies_meanwhile() {
     until_world(&p, n_known, 0, 2);
 
     assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 2500, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 2500, "every step is reported once");
 }
 
 #[test]
@@ -84,16 +84,16 @@ fn returning_machine_catches_up_over_the_network_while_the_others_train() {
     let catching_up = until_world(&p, alone, 2, 1);
     let together = until_world(&p, catching_up, 0, 2);
     job.until_step(job.n_steps() + 5);
-    // One of two that share a replica dies: the other one, which has all it needs, keeps up.
+    // One of the two ranks of a replica dies. The other one has all its state and needs no transfer.
     signal(job.ranks(0)[0], libc::SIGKILL);
     let catching_up = until_world(&p, together, 2, 1);
     until_world(&p, catching_up, 0, 2);
 
     assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 700, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 700, "every step is reported once");
 }
 
-/// The process of a rank.
+/// Process id of a rank.
 fn process(p: &Project, rank: u64) -> u32 {
     let status = p.run(&["status", "out", "--json"]).succeeds().stdout;
     let status: Value = serde_json::from_str(&status).unwrap();
@@ -103,8 +103,8 @@ fn process(p: &Project, rank: u64) -> u32 {
     pid.unwrap() as u32
 }
 
-/// Three processes on one machine and two on the other: whoever trains the second shard on the other machine also has a
-/// copy of the first one while all who train that are on the first machine, and has none while one of them is not.
+/// Three processes on one machine and two on the other. The rank of the second shard on the other machine holds a shadow of the
+/// first shard only while all ranks of the first shard are on the first machine.
 #[test]
 fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
     let p = Project::new();
@@ -113,8 +113,8 @@ fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
     let addresses = Addresses { ranks_per_node: 3, ..Addresses::default() };
     let two = ["--elastic.dp_shard_min", "2"];
     let mut job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &long, &two].concat(), addresses);
-    // The first machine trains alone, each of its processes with a copy of what the other one has: who comes later learns
-    // both of the same ones.
+    // The first machine trains alone, and each of its ranks holds a shadow of the other one. Later ranks fetch both shards from
+    // the same ranks.
     let alone = until_world(&p, 0, 0, 1);
     job.until_step(5);
     job.add_node_of(1, 2);
@@ -129,9 +129,9 @@ fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
     let worlds = worlds(&p);
 
     assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 4000, "every step is told of once");
-    assert!(worlds.iter().skip(1).all(|world| world["step"] != 0), "nobody begins again: {worlds:?}");
-    assert!(worlds.iter().filter(|world| n_catching_up(world) == 2).count() > 1, "two learn: {worlds:?}");
+    assert_eq!(p.metrics("out").len(), 4000, "every step is reported once");
+    assert!(worlds.iter().skip(1).all(|world| world["step"] != 0), "no world starts from step 0 again: {worlds:?}");
+    assert!(worlds.iter().filter(|world| n_catching_up(world) == 2).count() > 1, "two catch up: {worlds:?}");
 }
 
 #[test]

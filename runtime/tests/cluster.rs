@@ -1,4 +1,4 @@
-//! Nodes that a cluster's launcher starts with the same command, here on one machine, with the variables that it would set.
+//! Nodes started with one command and a launcher's environment variables, here on one machine.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Project, Run};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const JOB: [&str; 8] = [
     "--reproducible",
@@ -37,31 +37,31 @@ impl<'a> Launch<'a> {
         Launch { p, nodes: nodes.iter().enumerate().map(start).collect() }
     }
 
-    fn said(&self, i: usize) -> String {
+    fn log(&self, i: usize) -> String {
         std::fs::read_to_string(self.p.path(&format!("node{i}.log"))).unwrap_or_default()
     }
 
-    /// Waits until a node says this.
+    /// Waits until the log of a node has this text.
     fn until(&self, i: usize, text: &str) {
         let deadline = Instant::now() + PATIENCE;
-        while !self.said(i).contains(text) {
-            assert!(Instant::now() < deadline, "node {i} does not say `{text}`: {}", self.said(i));
+        while !self.log(i).contains(text) {
+            assert!(Instant::now() < deadline, "the log of node {i} has no `{text}`: {}", self.log(i));
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Waits for the end of all nodes, well.
+    /// Waits until all nodes end with success.
     fn finish(mut self) {
         let deadline = Instant::now() + PATIENCE;
         for i in 0..self.nodes.len() {
             let ended = loop {
                 match self.nodes[i].try_wait().unwrap() {
                     Some(status) => break status,
-                    None => assert!(Instant::now() < deadline, "{}\n{}", self.said(0), self.said(i)),
+                    None => assert!(Instant::now() < deadline, "{}\n{}", self.log(0), self.log(i)),
                 }
                 std::thread::sleep(Duration::from_millis(5));
             };
-            assert!(ended.success(), "node {i}, {ended}: {}", self.said(i));
+            assert!(ended.success(), "node {i}, {ended}: {}", self.log(i));
         }
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Launch<'_> {
     }
 }
 
-/// What Slurm sets for task `i` of a step on two nodes, whose names both mean this machine.
+/// Slurm's variables for task `i` of a step on two nodes, whose names both refer to this machine.
 fn slurm(i: usize) -> Vec<(&'static str, String)> {
     let all = [
         ("SLURM_JOB_ID", "4711"),
@@ -102,7 +102,7 @@ fn torchrun(port: u16, rank: usize, local: Option<(usize, usize)>, world: usize)
     all
 }
 
-/// A UDP port of this machine that is free.
+/// A free UDP port of this machine.
 fn free_port() -> u16 {
     std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -120,7 +120,7 @@ fn terminate(pid: u32) {
 }
 
 #[test]
-fn two_tasks_of_a_slurm_step_train_as_one_machine_does() {
+fn two_tasks_of_a_slurm_step_train_as_one_machine() {
     let p = Project::new();
     let straight = straight(&p);
 
@@ -144,7 +144,7 @@ fn torchrun_variables_of_machines_and_of_ranks_are_understood() {
     Launch::start(&p, "--torchrun", &machines, &[]).finish();
     assert_eq!(p.model_bytes("out"), straight);
 
-    // Two ranks on each of two machines, each with a process of its own, of which two do nothing.
+    // Two ranks on each of two machines, with one process per rank; two of these processes do nothing.
     let port = free_port();
     let ranks: Vec<_> = (0..4).map(|rank| torchrun(port, rank, Some((rank % 2, 2)), 4)).collect();
     let launch = Launch::start(&p, "--torchrun", &ranks, &["--dp_shard_size", "auto", "--output_dir", "four"]);
@@ -154,7 +154,7 @@ fn torchrun_variables_of_machines_and_of_ranks_are_understood() {
     assert_eq!(p.model_bytes("four"), straight);
 }
 
-/// The launcher of PyTorch on this machine, if it is installed: that of `PHALANX_PYTHON`, or the first on the path.
+/// An installed torchrun: that of `PHALANX_PYTHON`, or the first on the path.
 fn launcher_of_torch() -> Option<Vec<String>> {
     let of_python = |python: String| vec![python, "-m".to_owned(), "torch.distributed.run".to_owned()];
     let named = std::env::var("PHALANX_PYTHON").ok().map(of_python);
@@ -167,13 +167,13 @@ fn launcher_of_torch() -> Option<Vec<String>> {
 }
 
 #[test]
-fn nodes_that_torchrun_itself_starts_train_as_one_machine_does() {
+fn nodes_started_by_torchrun_train_as_one_machine() {
     let Some(torchrun) = launcher_of_torch() else {
         return phalanx_needs::skip(phalanx_needs::Need::Torchrun, "torchrun is not installed");
     };
     let p = Project::new();
     let straight = straight(&p);
-    // For the rendezvous of torchrun, which is TCP; `phalanx` then uses UDP on the port that torchrun gives to its workers.
+    // For torchrun's rendezvous over TCP; `phalanx` then uses UDP on the port that torchrun passes to its workers.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |node: usize| {
         let log = std::fs::File::create(p.path(&format!("node{node}.log"))).unwrap();
@@ -193,7 +193,7 @@ fn nodes_that_torchrun_itself_starts_train_as_one_machine_does() {
 }
 
 #[test]
-fn a_spare_node_steps_in_for_one_that_dies() {
+fn spare_node_replaces_a_dead_node() {
     let p = Project::new();
     let long = ["--max_steps", "300"];
     p.train(&[&JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
@@ -201,21 +201,21 @@ fn a_spare_node_steps_in_for_one_that_dies() {
     let nodes: Vec<_> = (0..3).map(|i| torchrun(port, i, None, 3)).collect();
     let mut launch = Launch::start(&p, "--torchrun --spare-nodes 1", &nodes, &long);
     (0..3).for_each(|i| launch.until(i, "with 1 ranks"));
-    // Which node has the leader is not known; the coordinator is on the first one.
+    // The coordinator is on the first node; the leader may be on any.
     launch.until(0, "saved at step 10");
 
-    // Whether it trains or is the spare one: the job has two that are left.
+    // Whether node 1 trains or is the spare, two nodes remain.
     let mut dead = launch.nodes.remove(1);
     dead.kill().unwrap();
     dead.wait().unwrap();
     launch.finish();
 
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
 }
 
 #[test]
-fn a_cluster_that_takes_all_nodes_away_gets_a_saved_job_that_goes_on_later() {
+fn terminated_job_is_saved_and_resumes_later() {
     let p = Project::new();
     let long = ["--max_steps", "1000000"];
     let mut launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &long);
@@ -223,7 +223,7 @@ fn a_cluster_that_takes_all_nodes_away_gets_a_saved_job_that_goes_on_later() {
 
     let pids: Vec<u32> = launch.nodes.iter_mut().map(|node| node.id()).collect();
     pids.into_iter().for_each(terminate);
-    launch.until(0, "go on with:  phalanx train --slurm job.yaml");
+    launch.until(0, "resume with:  phalanx train --slurm job.yaml");
     launch.finish();
 
     let steps = p.metrics("out").len();
@@ -248,9 +248,9 @@ fn invalid_variables_and_absent_nodes_are_refused_in_one_sentence() {
     run(&["--torchrun"], slurm(0)).refuses(&["MASTER_ADDR is not set"]);
     run(&["--torchrun"], torchrun(29500, 1, Some((0, 2)), 2)).refuses(&["LOCAL_RANK=0 and RANK=1"]);
     run(&["--torchrun"], torchrun(29500, 2, None, 3)).refuses(&["2 ranks, which 3 nodes cannot share evenly"]);
-    run(&["--slurm", "--spare-nodes", "2"], slurm(0)).refuses(&["--spare-nodes is 2, and there are 2 nodes"]);
-    p.train(&["--nnodes", "2", "--dp_shard_size", "2"]).refuses(&["nnodes is 2", "--slurm"]);
-    p.run(&["train", "job.yaml", "--max_steps", "3", "--slurm"]).refuses(&["`--slurm`: goes before the YAML file"]);
+    run(&["--slurm", "--spare-nodes", "2"], slurm(0)).refuses(&["`--spare-nodes` is 2, but there are 2 nodes"]);
+    p.train(&["--nnodes", "2", "--dp_shard_size", "2"]).refuses(&["`nnodes` is 2", "--slurm"]);
+    p.run(&["train", "job.yaml", "--max_steps", "3", "--slurm"]).refuses(&["`--slurm` must come before the YAML file"]);
     assert!(!p.path("out").exists(), "nothing was written");
-    run(&["--slurm", "--join-wait", "0"], slurm(1)).refuses(&["has not come in 0 s", "node 0 on 127.0.0.1"]);
+    run(&["--slurm", "--join-wait", "0"], slurm(1)).refuses(&["did not appear within 0 s", "node 0 on 127.0.0.1"]);
 }

@@ -1,4 +1,4 @@
-//! A host that already has an event loop starts elastic jobs, follows them and asks things of them.
+//! A host program with its own event loop starts elastic jobs, follows them and sends them requests.
 
 mod support;
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 use support::Project;
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The bits of the weights do not depend on what happens on the way.
+/// The bits of the weights do not depend on failures and meshes.
 const EXACT: [&str; 6] =
     ["--reproducible", "true", "--gradient_accumulation_steps", "1", "--microbatches_per_step", "4"];
 const TWO: [&str; 2] = ["--dp_shard_size", "2"];
@@ -42,11 +42,11 @@ async fn next<T>(events: &mut Events, mut wanted: impl FnMut(Event) -> Option<T>
                     }
                 }
                 Some(Err(_)) => {}
-                None => panic!("the job has ended"),
+                None => panic!("the job has ended without this event"),
             }
         }
     };
-    timeout(PATIENCE, found).await.expect("it comes in time")
+    timeout(PATIENCE, found).await.expect("the event comes in time")
 }
 
 /// Follows a job to this step or a later one.
@@ -55,7 +55,7 @@ async fn step(events: &mut Events, at_least: u64) {
 }
 
 async fn end(job: &RunningJob) -> Outcome {
-    timeout(PATIENCE, job.wait()).await.expect("it ends in time")
+    timeout(PATIENCE, job.wait()).await.expect("the job ends in time")
 }
 
 async fn pids(job: &RunningJob) -> Vec<u32> {
@@ -64,7 +64,7 @@ async fn pids(job: &RunningJob) -> Vec<u32> {
 }
 
 fn kill(pid: u32) {
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success(), "process {pid} is there");
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success(), "process {pid} exists");
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn host_sees_a_killed_rank_replaced_and_the_weights_are_unchanged() {
 }
 
 #[tokio::test]
-async fn a_single_rank_is_a_process_that_may_die_and_a_stopped_job_is_saved() {
+async fn single_rank_process_is_replaced_after_a_kill_and_a_stopped_job_is_saved() {
     let p = Project::new();
     let job = runtime().start(job(&p, &LONG)).await.unwrap();
     let mut events = job.events();
@@ -119,9 +119,9 @@ async fn a_single_rank_is_a_process_that_may_die_and_a_stopped_job_is_saved() {
 }
 
 #[tokio::test]
-async fn two_jobs_run_side_by_side_and_a_folder_has_one() {
+async fn two_jobs_run_concurrently_but_not_in_one_folder() {
     let p = Project::new();
-    let (here, elsewhere) = (runtime(), runtime());
+    let (here, other) = (runtime(), runtime());
     let keys = |out: &'static str| [&TWO[..], &LONG[..], &["--output_dir", out]].concat();
     let (a, b) = (p.path("a").display().to_string().leak(), p.path("b").display().to_string().leak());
 
@@ -130,21 +130,21 @@ async fn two_jobs_run_side_by_side_and_a_folder_has_one() {
     step(&mut first.events(), 3).await;
     step(&mut second.events(), 3).await;
     let again = here.start(job(&p, &keys(a))).await;
-    // Another runtime knows nothing of the first; the folder does.
-    let from_elsewhere = elsewhere.start(job(&p, &keys(a))).await.unwrap();
-    let from_elsewhere = end(&from_elsewhere).await;
+    // A lock in the folder excludes another runtime.
+    let from_other = other.start(job(&p, &keys(a))).await.unwrap();
+    let from_other = end(&from_other).await;
 
     assert!(matches!(&*again.unwrap_err(), JobError::InUse { path } if path == Path::new(a)));
-    assert!(matches!(&*from_elsewhere.unwrap_err(), JobError::InUse { path } if path == Path::new(a)));
+    assert!(matches!(&*from_other.unwrap_err(), JobError::InUse { path } if path == Path::new(a)));
     drop(first);
-    assert_eq!(here.jobs().len(), 2, "a job goes on without its handle");
+    assert_eq!(here.jobs().len(), 2, "a job runs on without its handle");
     here.shutdown().await;
     assert!(!end(&second).await.unwrap().finished);
     assert!(here.jobs().is_empty());
 }
 
 #[tokio::test]
-async fn errors_are_reported_before_the_job_starts_or_as_its_end() {
+async fn errors_are_reported_when_the_job_starts_or_ends() {
     let p = Project::new();
 
     let misfit = runtime().start(job(&p, &["--tensor_parallel_size", "3"])).await.unwrap_err();
@@ -156,14 +156,14 @@ async fn errors_are_reported_before_the_job_starts_or_as_its_end() {
     let cause = end(&diverges).await.unwrap_err();
     assert!(cause.is_input() && cause.to_string().contains("not finite"), "{cause}");
 
-    // It starts, and is no rank.
-    let strangers = Runtime::new(RankProgram::at("/bin/true")).unwrap();
-    let stranger = strangers.start(job(&p, &TWO)).await.unwrap();
-    let cause = end(&stranger).await.unwrap_err().to_string();
+    // This program exits without becoming a rank.
+    let wrong_program = Runtime::new(RankProgram::at("/bin/true")).unwrap();
+    let failing = wrong_program.start(job(&p, &TWO)).await.unwrap();
+    let cause = end(&failing).await.unwrap_err().to_string();
     assert!(cause.contains("before its first step"), "{cause}");
 }
 
-/// A node of another machine, here of this one. Killed when dropped.
+/// A node process, here on the same machine. Killed when dropped.
 struct Node(Child);
 
 impl Node {
@@ -182,7 +182,7 @@ impl Drop for Node {
 }
 
 async fn until_mesh(job: &RunningJob, dp_shard: usize) {
-    let look = async {
+    let poll = async {
         loop {
             let status = job.status().await;
             if status.is_ok_and(|s| s.mesh.is_some_and(|mesh| mesh.dp_shard == dp_shard) && s.blocked.is_none()) {
@@ -191,11 +191,11 @@ async fn until_mesh(job: &RunningJob, dp_shard: usize) {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, look).await.expect("the mesh comes");
+    timeout(PATIENCE, poll).await.expect("the job reaches the mesh in time");
 }
 
 #[tokio::test]
-async fn a_host_coordinates_other_machines_and_leaves_one_of_them() {
+async fn host_coordinates_other_machines_and_drains_one() {
     let p = Project::new();
     let keys = [&EXACT[..], &TWO[..], &LONG[..], &["--save_steps", "none"]].concat();
     let machines = Machines { ranks_here: 1, ..Machines::default() };
@@ -210,9 +210,9 @@ async fn a_host_coordinates_other_machines_and_leaves_one_of_them() {
     let unknown = job.drain(NodeId(77)).await;
     job.resize(Resize { dp_shard_size: Some(1), ..Resize::default() }).await.unwrap();
     until_mesh(&job, 1).await;
-    // Either of the two may be the one that joined last.
-    let theirs = nodes.iter().max().unwrap();
-    job.drain(*theirs).await.unwrap();
+    // Drains one of the two nodes.
+    let drained = nodes.iter().max().unwrap();
+    job.drain(*drained).await.unwrap();
     let left = timeout(PATIENCE, async {
         while node.0.try_wait().unwrap().is_none() && job.status().await.unwrap().nodes.len() == 2 {
             sleep(Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! The commands, as a person and as a program use them.
+//! The commands with text and JSON output.
 
 mod support;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 use support::Project;
 
 #[test]
-fn a_run_leaves_metrics_events_checkpoint_and_model_and_its_loss_falls() {
+fn run_writes_metrics_events_checkpoint_and_model_and_its_loss_falls() {
     let p = Project::new();
 
     let run = p.train(&["--max_steps", "40", "--val_set_size", "0.1", "--eval_steps", "20"]).succeeds();
@@ -44,7 +44,7 @@ fn estimate_prints_memory_parameters_arithmetic_and_time_as_table_and_json() {
     }
     let json: Value = serde_json::from_str(&json).unwrap();
     let total: u64 = json["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
-    assert_eq!(json["peak_memory_bytes"].as_u64(), Some(total), "the categories are the whole");
+    assert_eq!(json["peak_memory_bytes"].as_u64(), Some(total), "the categories add up to the peak");
     // Embedding and head 264 x 32; two blocks of q, k, v, o, gate, up, down and two gains; the last gain.
     let block = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64 + 2 * 32;
     assert_eq!(json["parameters"].as_u64(), Some(2 * 264 * 32 + 2 * block + 32));
@@ -65,7 +65,7 @@ fn inspect_shows_the_tensors_of_a_checkpoint_and_of_a_model() {
 }
 
 #[test]
-fn generation_is_greedy_by_default_and_repeats_with_its_seed() {
+fn generation_is_greedy_by_default_and_reproducible_with_a_seed() {
     let p = Project::new();
     p.train(&["--max_steps", "120"]).succeeds();
     let generate =
@@ -81,7 +81,7 @@ fn generation_is_greedy_by_default_and_repeats_with_its_seed() {
 }
 
 #[test]
-fn a_merged_adapter_is_a_whole_model_and_differs_from_its_base() {
+fn merged_adapter_is_a_complete_model_that_differs_from_its_base() {
     let p = Project::new();
     p.train(&["--max_steps", "10", "--output_dir", "base"]).succeeds();
     let yaml = support::YAML.split_once("datasets:").unwrap().1;
@@ -94,9 +94,9 @@ fn a_merged_adapter_is_a_whole_model_and_differs_from_its_base() {
     assert!(p.path("adapter/adapter_model.safetensors").exists());
     let merged: Value = serde_json::from_str(&p.run(&["inspect", "--json", "merged"]).succeeds().stdout).unwrap();
     let base: Value = serde_json::from_str(&p.run(&["inspect", "--json", "base/model"]).succeeds().stdout).unwrap();
-    assert_eq!(merged["tensors"], base["tensors"], "the same tensors and shapes");
+    assert_eq!(merged["tensors"], base["tensors"], "merged and base model have the same tensors and shapes");
     assert_ne!(std::fs::read(p.path("merged/model.safetensors")).unwrap(), p.model_bytes("base"));
-    // On the same validation rows the merged model, not trained further, has the loss of the adapted one.
+    // On the same validation rows the merged model, without further training, has the loss of the adapted model.
     p.write("on.yaml", &format!("base_model: merged\ndatasets:{yaml}"));
     let still = ["--max_steps", "2", "--learning_rate", "0", "--output_dir", "on", "--val_set_size", "0.1"];
     p.run(&[&["train", "on.yaml"], &still[..]].concat()).succeeds();

@@ -1,5 +1,5 @@
-//! Every pair of axes as `phalanx` runs them: ranks that are processes under a supervisor, on one machine over shared memory, and
-//! on two nodes over TCP. The whole matrix (`phalanx-tests`) has its ranks on threads of one process.
+//! Every pair of axes with rank processes under a supervisor: on one machine over shared memory, and on two nodes over TCP.
+//! The whole matrix (`phalanx-tests`) runs its ranks on threads of one process.
 
 mod support;
 
@@ -8,9 +8,9 @@ use support::Project;
 use support::job::{Addresses, Job as Nodes};
 
 const STEPS: usize = 8;
-/// Ten times the worst difference of the matrix (README): a loss in nats, a gradient norm relative.
+/// Ten times the worst difference of `tests/MATRIX.md`: of a loss in nats, of a gradient norm relative.
 const TOLERANCE: (f64, f64) = (8e-7, 2.5e-6);
-/// The same batch on every mesh. Text, schedule and seed are the project's.
+/// The same batch on every mesh. Text, schedule and seed come from [`Project`].
 const JOB: [&str; 14] = [
     "--gradient_accumulation_steps",
     "1",
@@ -32,7 +32,7 @@ const fn mesh(pp: usize, dp_replicate: usize, dp_shard: usize, cp: usize, tp: us
     Mesh { pp, dp_replicate, dp_shard, cp, tp }
 }
 
-/// Eight ranks each; between them every two axes are shared at once.
+/// Eight ranks each; every pair of axes is larger than one in at least one mesh.
 const MESHES: [Mesh; 4] = [mesh(2, 2, 2, 1, 1), mesh(2, 1, 1, 2, 2), mesh(1, 2, 1, 2, 2), mesh(1, 1, 2, 2, 2)];
 const N_RANKS: usize = 8;
 
@@ -47,13 +47,13 @@ fn keys(mesh: Mesh) -> Vec<String> {
     sizes.into_iter().flat_map(|(key, n)| [key.to_owned(), n.to_string()]).collect()
 }
 
-/// Steps, and the bits of their losses and gradient norms.
+/// Step, bits of its loss, bits of its gradient norm.
 type Metrics = Vec<(u64, u64, u64)>;
 
 /// Compares with one rank.
 #[track_caller]
 fn assert_as_one_rank(mesh: Mesh, metrics: &Metrics, alone: &Metrics) {
-    assert_eq!((metrics.len(), alone.len()), (STEPS, STEPS), "{mesh}: every step is done and told of once");
+    assert_eq!((metrics.len(), alone.len()), (STEPS, STEPS), "{mesh}: every step is reported exactly once");
     let worst = metrics.iter().zip(alone).fold((0.0f64, 0.0f64), |worst, (a, b)| {
         let value = f64::from_bits;
         let norm = (value(a.2) - value(b.2)).abs() / value(b.2);
@@ -63,13 +63,13 @@ fn assert_as_one_rank(mesh: Mesh, metrics: &Metrics, alone: &Metrics) {
     assert!(worst.0 <= TOLERANCE.0 && worst.1 <= TOLERANCE.1, "{mesh}: {worst:?}");
 }
 
-/// One rank, which the others are compared with.
+/// Trains on one rank, for comparison.
 fn alone(p: &Project, extra: &[&str]) -> Metrics {
     p.train(&[&JOB[..], extra, &["--output_dir", "alone"]].concat()).succeeds();
     p.metrics("alone")
 }
 
-/// Trains on this mesh of rank processes of one machine.
+/// Trains on this mesh with rank processes of one machine.
 fn on_one_machine(p: &Project, mesh: Mesh, extra: &[&str]) -> (Metrics, Vec<u8>) {
     let (out, keys) = (mesh.to_string().replace(' ', "-"), keys(mesh));
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -77,7 +77,7 @@ fn on_one_machine(p: &Project, mesh: Mesh, extra: &[&str]) -> (Metrics, Vec<u8>)
     (p.metrics(&out), p.model_bytes(&out))
 }
 
-/// Trains on this mesh of rank processes of two nodes, half of them each.
+/// Trains on this mesh with rank processes of two nodes, half of them on each.
 fn on_two_nodes(p: &Project, mesh: Mesh, extra: &[&str]) -> (Metrics, Vec<u8>) {
     let keys = keys(mesh);
     let overrides: Vec<&str> = [&JOB[..], extra].concat().into_iter().chain(keys.iter().map(String::as_str)).collect();
@@ -87,7 +87,7 @@ fn on_two_nodes(p: &Project, mesh: Mesh, extra: &[&str]) -> (Metrics, Vec<u8>) {
 }
 
 #[test]
-fn the_meshes_share_every_two_axes_at_once() {
+fn every_pair_of_axes_is_used_by_a_mesh() {
     let size = |mesh: &Mesh, axis: Axis| mesh.axis(axis);
     for (i, a) in Axis::ALL.into_iter().enumerate() {
         for b in Axis::ALL.into_iter().skip(i + 1) {
@@ -122,7 +122,7 @@ fn ranks_of_two_nodes_train_as_one_rank_under_every_pair_of_axes() {
 }
 
 #[test]
-fn reproducible_ranks_of_one_machine_and_of_two_nodes_end_with_the_bits_of_one_rank() {
+fn reproducible_ranks_on_one_and_two_nodes_end_with_the_bits_of_one_rank() {
     let p = Project::new();
     let exact = ["--reproducible", "true"];
     let alone = alone(&p, &exact);

@@ -1,5 +1,5 @@
-//! A job over several nodes, whose processes are killed and stopped while it trains: the weights are those of a run in
-//! which nothing happened.
+//! Processes of a job over several nodes are killed and stopped while it trains: the weights equal those of an undisturbed
+//! run.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
     job.until_step(30);
     signal(job.ranks(1)[0], libc::SIGSTOP);
     job.until_step(job.n_steps() + 10);
-    // A whole node; its ranks go with it.
+    // A whole node dies with its ranks.
     job.nodes[1].kill().unwrap();
     job.nodes[1].wait().unwrap();
     job.add_node(1);
@@ -29,11 +29,11 @@ fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
     job.until_step(before + 5);
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
 }
 
 #[test]
-fn a_standby_at_another_address_takes_over_from_a_coordinator_that_dies() {
+fn standby_at_another_address_takes_over_from_a_dead_coordinator() {
     let p = Project::new();
     p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();
     let [here, there] = free_addresses();
@@ -42,23 +42,23 @@ fn a_standby_at_another_address_takes_over_from_a_coordinator_that_dies() {
 
     job.until_step(10);
     job.replace_coordinator(&there);
-    // Only a coordinator regroups after this.
+    // Ranks regroup only with a coordinator.
     signal(job.ranks(0)[0], libc::SIGKILL);
     let before = job.n_steps();
     job.until_step(before + 5);
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
 }
 
-/// Two at which nobody listens.
+/// Two free UDP addresses.
 fn free_addresses() -> [String; 2] {
     let sockets = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
     sockets.map(|socket| socket.local_addr().unwrap().to_string())
 }
 
 #[test]
-fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
+fn drained_node_moves_its_state_to_another() {
     let p = Project::new();
     let long = ["--max_steps", "800"];
     p.train(&[&JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
@@ -82,9 +82,9 @@ fn a_node_that_is_to_be_taken_away_leaves_its_state_to_another() {
 }
 
 #[test]
-fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
+fn job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
     let p = Project::new();
-    // Long enough that it is not over before the lost node is noticed.
+    // Enough steps that the job does not end before the lost node is detected.
     let long = ["--max_steps", "1500"];
     p.train(&[&JOB[..], &long, &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
     let three = ["--dp_shard_size", "3", "--elastic.replace_patience", "0"];
@@ -111,11 +111,11 @@ fn a_job_shrinks_without_a_lost_node_and_grows_when_it_returns() {
 #[test]
 fn ranks_returning_from_a_smaller_world_keep_no_trace_of_recycled_memory() {
     let p = Project::new();
-    // Three cut nothing here into equal parts.
+    // Three ranks divide no tensor evenly here.
     let three = ["--dp_shard_size", "3", "--elastic.replace_patience", "0", "--max_steps", "4000"];
     p.train(&[&JOB[..], &three, &["--output_dir", "straight"]].concat()).succeeds();
     let job = Job::start_at(&p, 1, &three, Addresses { ranks_per_node: 3, ..Addresses::default() });
-    // Worlds of this size that have trained.
+    // Number of worlds of this size that trained.
     let n_worlds = |n_ranks: u64| {
         let text = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap_or_default();
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -126,54 +126,54 @@ fn ranks_returning_from_a_smaller_world_keep_no_trace_of_recycled_memory() {
     };
     until("a whole world", || (n_worlds(3) > 0).then_some(()));
 
-    // A successor may be there before the others have gone on without it, on a machine that is idle enough.
+    // On an idle machine a successor may join before the others train without it.
     for n in 1..=4 {
         let before = n_worlds(3);
-        // The first is the one that was there longest, so that the others move up.
+        // The lowest pid is the oldest rank, after whose death the others change their ranks.
         let ranks = job.ranks(0);
         signal(*if n % 2 == 1 { ranks.iter().min() } else { ranks.iter().max() }.unwrap(), libc::SIGKILL);
         until("a whole world again", || (n_worlds(3) > before).then_some(()));
     }
-    // So the operator makes it smaller, too.
+    // So the operator shrinks the world, too.
     for (size, words) in [(2, "2"), (3, "3")] {
         let before = n_worlds(size);
         p.run(&["resize", "out", "--dp_shard_size", words]).succeeds();
-        until("another size", || (n_worlds(size) > before).then_some(()));
+        until("a world of the new size", || (n_worlds(size) > before).then_some(()));
     }
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 4000, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 4000, "every step is reported once");
 }
 
 #[test]
 fn node_without_a_join_token_is_refused() {
     let p = Project::new();
     let job = Job::start(&p, 0);
-    let (head, address) = job.join.rsplit_once('@').unwrap();
-    let other = head[..head.len() - 1].to_owned() + if head.ends_with('a') { "b" } else { "a" };
+    let (token, address) = job.join.rsplit_once('@').unwrap();
+    let other = token[..token.len() - 1].to_owned() + if token.ends_with('a') { "b" } else { "a" };
 
     p.run(&["node", "--join", &format!("{other}@{address}"), "--dir", "stranger"]).refuses(&["join"]);
     p.run(&["node", "--join", "phx1.nonsense"]).refuses(&["--join"]);
 }
 
 #[test]
-fn a_rank_for_which_all_others_wait_is_relieved_by_a_spare_process() {
+fn straggler_is_replaced_by_a_spare_process() {
     let p = Project::new();
-    // Steps longer than the straggler's pauses: it is observed only while it runs.
+    // Steps are longer than the straggler's pauses, since its progress is observed only while it runs.
     let sizes = [("hidden_size: 32", "hidden_size: 192"), ("intermediate_size: 64", "intermediate_size: 512")];
     let larger = sizes.iter().fold(support::YAML.to_owned(), |yaml, (from, to)| yaml.replace(from, to));
     p.write("job.yaml", &larger);
-    // A member is looked at for twenty times as long before it is called slow.
+    // A member counts as a straggler only after twenty detection times.
     let quick = ["--elastic.detection_time", "0.8", "--microbatches_per_step", "8"];
     p.train(&[&JOB[..], &quick, &["--output_dir", "straight"]].concat()).succeeds();
     let job = Job::start_at(&p, 1, &quick, Addresses { ranks_per_node: 3, ..Addresses::default() });
     job.until_step(10);
     let status: Value = serde_json::from_str(&p.run(&["status", "out", "--json"]).stdout).unwrap();
-    let workers = status["nodes"][0]["ranks"].as_array().unwrap();
-    let of_rank_1 = workers.iter().find(|worker| worker["rank"] == 1).expect("two train");
+    let ranks = status["nodes"][0]["ranks"].as_array().unwrap();
+    let of_rank_1 = ranks.iter().find(|rank| rank["rank"] == 1).expect("two ranks train");
     let (slot, pid) = (&of_rank_1["member"]["slot"], of_rank_1["pid"].as_u64().unwrap() as u32);
 
-    // It gets a tenth of the time, until it is gone.
+    // Rank 1 runs a tenth of the time, until it is replaced.
     while reaches(pid, libc::SIGSTOP) {
         std::thread::sleep(Duration::from_millis(45));
         reaches(pid, libc::SIGCONT);
@@ -183,6 +183,6 @@ fn a_rank_for_which_all_others_wait_is_relieved_by_a_spare_process() {
     assert_eq!(job.finish(), p.model_bytes("straight"));
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     let mut events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let incident = events.find(|event| event["why"] == "Straggles").expect("it is called slow");
+    let incident = events.find(|event| event["why"] == "Straggles").expect("rank 1 counts as a straggler");
     assert_eq!(&incident["worker"]["member"]["slot"], slot, "{incident}");
 }

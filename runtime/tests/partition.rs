@@ -1,5 +1,5 @@
-//! A job over machines between which nothing passes any more, in one direction: network namespaces on one bridge, in which
-//! what one sends to another is addressed to nobody. Where this process may not create namespaces, the tests are skipped.
+//! A job over machines with a one-way partition. The machines are network namespaces on one bridge; a wrong neighbour entry
+//! drops all packets from one to another. The tests are skipped where this process may not create namespaces.
 
 mod support;
 
@@ -17,19 +17,19 @@ struct Network {
 const COORDINATOR: usize = 0;
 
 impl Network {
-    /// `None` where this process may not make one.
+    /// `None` if this process may not create one.
     fn new(what: &str) -> Option<Network> {
         let names: Vec<String> = (0..3).map(|i| format!("phx{}{what}{i}", std::process::id())).collect();
         let network = Network { names };
         for name in &network.names {
             if !ip(&["netns", "add", name]) {
-                skip(Need::NetworkNamespaces, "`ip netns add` is refused");
+                skip(Need::NetworkNamespaces, "`ip netns add` is not permitted");
                 return None;
             }
         }
         let made = network.connect();
         if made.is_none() {
-            skip(Need::NetworkNamespaces, "a bridge or a virtual link is refused");
+            skip(Need::NetworkNamespaces, "bridges or virtual links are not permitted");
         }
         made.map(|()| network)
     }
@@ -62,23 +62,23 @@ impl Network {
         Addresses { listen: "10.7.7.1:0".into(), coordinator, nodes, ..Addresses::default() }
     }
 
-    /// Drops all packets from one machine to the other.
+    /// Drops all packets from one machine to another.
     fn cut(&self, from: usize, to: usize) {
-        let nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "net"];
+        let nowhere = ["lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "net"];
         let there = address(to);
-        let entry = [&["-n", &self.names[from], "neigh", "replace", &there], &nobody[..]].concat();
+        let entry = [&["-n", &self.names[from], "neigh", "replace", &there], &nowhere[..]].concat();
         assert!(ip(&entry), "{entry:?}");
     }
 
-    fn mend(&self, from: usize, to: usize) {
+    fn restore(&self, from: usize, to: usize) {
         assert!(ip(&["-n", &self.names[from], "neigh", "del", &address(to), "dev", "net"]));
     }
 
-    /// The activity of the job and its mesh, as its coordinator says.
+    /// The status of the job, from its coordinator.
     fn status(&self, p: &Project) -> Option<serde_json::Value> {
         let place = Some(self.names[COORDINATOR].as_str());
-        let said = p.command_in(place, &["status", "out", "--json"]).output().ok()?;
-        serde_json::from_slice(&said.stdout).ok()
+        let output = p.command_in(place, &["status", "out", "--json"]).output().ok()?;
+        serde_json::from_slice(&output.stdout).ok()
     }
 }
 
@@ -98,12 +98,12 @@ fn ip(args: &[&str]) -> bool {
     Command::new("ip").args(args).output().is_ok_and(|output| output.status.success())
 }
 
-/// Two shards on two machines, that need not wait for a replacement.
+/// Two shards on two machines, without waiting for a replacement.
 const PATIENCE: [&str; 2] = ["--elastic.replace_patience", "0"];
-/// What is promised is half a second beyond the detection time; machines that run many tests at once are slower.
+/// The promise is half a second beyond the detection time; machines that run many tests at once are slower.
 const SLACK: Duration = Duration::from_secs(4);
 
-/// Cuts, waits until others train without one of the nodes, mends, waits for both, and compares the weights.
+/// Cuts the link, waits until one node trains alone, restores the link, waits for both nodes, and compares the weights.
 fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
     let long = [&["--max_steps", max_steps], &PATIENCE[..]].concat();
     let p = Project::new();
@@ -124,7 +124,7 @@ fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
     until_mesh(1);
     job.until_step(job.n_steps() + 2);
     let took = began.elapsed();
-    network.mend(from, to);
+    network.restore(from, to);
     until_mesh(2);
 
     println!("{what}: trains again after {took:?}");
@@ -133,12 +133,12 @@ fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
 }
 
 #[test]
-fn a_node_that_is_not_heard_any_more_is_done_without_and_comes_back() {
+fn node_that_cannot_reach_the_coordinator_is_left_out_until_it_can() {
     survives("mute", 2, COORDINATOR, "3000");
 }
 
 #[test]
-fn of_two_nodes_that_cannot_reach_each_other_one_is_left_out_for_a_while() {
-    // They are tried again after five seconds, in which a fast machine makes five thousand steps.
+fn one_of_two_nodes_that_cannot_reach_each_other_is_left_out_until_they_can() {
+    // The excluded node is tried again after five seconds; a fast machine makes five thousand steps meanwhile.
     survives("partition", 1, 2, "8000");
 }

@@ -1,5 +1,5 @@
-//! What is said of a step before it exists is what comes: its buffers to the byte, and that the planned one trains. What the
-//! kernel counts of rank processes is compared with the estimate in `tests/tests/memory.rs`.
+//! Predictions of a step hold: its buffers to the byte, and a planned step trains. `tests/tests/memory.rs` compares the
+//! estimate with the kernel's accounting of rank processes.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use support::{Project, Run};
 
-/// Jobs of one and more ranks, over every axis.
+/// Jobs with one and several ranks, on every axis.
 const JOBS: [&str; 16] = [
     "--bf16 false",
     "--bf16 true --gradient_checkpointing full --val_set_size 0.1 --eval_steps 2",
@@ -36,7 +36,7 @@ fn json(run: Run) -> Value {
     serde_json::from_str(&run.succeeds().stdout).unwrap()
 }
 
-/// The bytes that each rank of a run allocated, as the run itself says.
+/// The buffer bytes of each rank, as the run reports them.
 fn allocated(p: &Project, job: &str) -> Vec<u64> {
     let out = tempfile::tempdir_in(p.dir.path()).unwrap();
     let mut keys = vec![("output_dir".to_string(), out.path().display().to_string())];
@@ -58,7 +58,7 @@ fn allocated(p: &Project, job: &str) -> Vec<u64> {
 }
 
 #[test]
-fn the_estimate_of_the_fullest_rank_is_what_it_allocates() {
+fn estimate_equals_the_allocation_of_the_fullest_rank() {
     let p = Project::new();
     for job in JOBS {
         let estimate = json(p.run(&[&["estimate", "job.yaml", "--json", "--threads", "1"], &words(job)[..]].concat()));
@@ -71,14 +71,14 @@ fn the_estimate_of_the_fullest_rank_is_what_it_allocates() {
         assert_eq!(estimate["peak_memory_bytes"].as_u64(), bytes.iter().copied().max(), "{job}: {bytes:?}");
         assert_eq!(bytes[fullest], *bytes.iter().max().unwrap(), "{job}: {bytes:?}");
         let parts: u64 = estimate["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
-        assert_eq!(parts, bytes[fullest], "{job}: the categories are the whole");
+        assert_eq!(parts, bytes[fullest], "{job}: the categories add up to the peak");
     }
 }
 
 #[test]
-fn a_stage_that_holds_more_is_the_one_that_is_estimated() {
+fn estimate_is_for_the_stage_with_the_most_memory() {
     let p = Project::new();
-    // The last stage has the head, whose logits are most of a step.
+    // The last stage has the head, whose logits take most of the memory.
     let job = "--pipeline_parallel_size 2 --gradient_accumulation_steps 4 --model.vocab_size 4096";
 
     let estimate = json(p.run(&[&["estimate", "job.yaml", "--json", "--threads", "1"], &words(job)[..]].concat()));
@@ -120,7 +120,7 @@ fn overrides(candidate: &Value, data_ranks: u64) -> Vec<String> {
 }
 
 #[test]
-fn the_plans_of_ranks_of_this_machine_train_and_take_the_memory_they_say() {
+fn plans_for_this_machine_train_and_allocate_their_planned_memory() {
     let p = Project::new();
     let plan = ["plan", "job.yaml", "--gpu", "cpu", "--gpus-per-node", "2", "--json", "--top", "4"];
     let plan = json(p.run(&[&plan[..], &["--gradient_accumulation_steps", "4", "--threads", "1"]].concat()));
@@ -154,7 +154,7 @@ fn impossible_plan_is_refused_in_one_sentence() {
     plan(&["--gpus-per-node"]).refuses(&["--gpus-per-node", "value"]);
     plan(&["--nodes", "0"]).refuses(&["--nodes", "at least 1"]);
     plan(&["--gpus-per-node", "65"]).refuses(&["65 ranks", "at most 64"]);
-    plan(&["--gpus-per-node", "4000000000", "--nodes", "4000000000"]).refuses(&["ranks are more than"]);
+    plan(&["--gpus-per-node", "4000000000", "--nodes", "4000000000"]).refuses(&["cannot plan", "the maximum is"]);
     plan(&["--micro-batch-max", "0"]).refuses(&["--micro-batch-max", "at least 1"]);
     plan(&["--learning_rat", "1"]).refuses(&["learning_rat", "learning_rate"]);
     plan(&["--sequence_len", "65"]).refuses(&["sequence_len 65", "max_position_embeddings 64"]);
@@ -166,7 +166,7 @@ fn impossible_plan_is_refused_in_one_sentence() {
     assert!(!p.path("out").exists(), "nothing was written");
 }
 
-/// The names of the spans of each rank of a trace, on each of its streams.
+/// Rank, stream and name of each span of a trace.
 fn names(path: &std::path::Path) -> BTreeSet<(u64, u64, String)> {
     let trace: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
@@ -176,7 +176,7 @@ fn names(path: &std::path::Path) -> BTreeSet<(u64, u64, String)> {
 }
 
 #[test]
-fn a_measured_step_has_the_ranks_and_names_of_the_simulated_one() {
+fn measured_step_has_the_ranks_and_names_of_the_simulated_one() {
     let p = Project::new();
     let job = words("--pipeline_parallel_size 2 --dp_shard_size 2 --gradient_accumulation_steps 4 --max_steps 4");
     p.run(&[&["estimate", "job.yaml", "--trace", "predicted.json"], &job[..]].concat()).succeeds();
@@ -187,45 +187,45 @@ fn a_measured_step_has_the_ranks_and_names_of_the_simulated_one() {
     let (predicted, measured) = (names(&p.path("predicted.json")), names(&p.path("measured.json")));
     let ranks = |names: &BTreeSet<(u64, u64, String)>| names.iter().map(|(rank, ..)| *rank).collect::<BTreeSet<u64>>();
     assert_eq!(ranks(&measured), BTreeSet::from([0, 1, 2, 3]));
-    // Of ranks that do the same, the simulation has one.
+    // The simulation has one rank of each class of equal ranks.
     let simulated = ranks(&predicted);
     assert!(simulated.len() >= 2, "{simulated:?}");
-    let of_those: BTreeSet<_> = measured.into_iter().filter(|(rank, ..)| simulated.contains(rank)).collect();
-    assert_eq!(of_those, predicted);
+    let of_simulated: BTreeSet<_> = measured.into_iter().filter(|(rank, ..)| simulated.contains(rank)).collect();
+    assert_eq!(of_simulated, predicted);
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_is_refused_before_anything_runs() {
+fn unwritable_trace_is_refused_before_the_first_step() {
     let p = Project::new();
     p.train(&["--trace", "nowhere/trace.json"]).refuses(&["nowhere/trace.json"]);
     p.train(&["--trace", ".", "--dp_shard_size", "2"]).refuses(&["cannot write ."]);
     assert!(!p.path("out/metrics.jsonl").exists(), "no step has run");
 
     p.train(&["--max_steps", "1", "--warmup_steps", "0", "--trace", "short.json"]).succeeds();
-    assert!(!names(&p.path("short.json")).is_empty(), "the last step of a run that is shorter than three");
+    assert!(!names(&p.path("short.json")).is_empty(), "a run shorter than three steps traces its last step");
 }
 
 #[test]
-fn the_time_of_a_step_is_the_wall_time_since_the_step_before() {
+fn time_of_a_step_is_the_wall_time_since_the_previous_step() {
     let p = Project::new();
     let yaml = std::fs::read_to_string(p.path("job.yaml")).unwrap();
     let keys = [("dp_replicate_size", "2"), ("threads", "1"), ("save_steps", "none")];
     let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned()));
     let config = phalanx::config::JobConfig::from_yaml_str(&yaml, &keys).unwrap();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let listen = |event: &phalanx::Event| {
         let phalanx::Event::Step(m) = event else { return };
-        told.push((Instant::now(), m.step_ms, m.tokens_per_s));
-        // Nothing that a step computes, and time all the same.
+        reported.push((Instant::now(), m.step_ms, m.tokens_per_s));
+        // Time outside of the step's computation counts, too.
         std::thread::sleep(Duration::from_millis(30));
     };
 
     phalanx::Job::from_config(config).run_with(&phalanx::Control::default(), listen).unwrap();
 
-    assert_eq!(told.len(), 20);
-    let wall_ms = told[19].0.duration_since(told[0].0).as_secs_f64() * 1e3;
-    let steps_ms: f64 = told[1..].iter().map(|(_, step_ms, _)| step_ms).sum();
-    assert!((steps_ms / wall_ms - 1.0).abs() < 0.1, "{steps_ms} ms in steps, {wall_ms} ms between them: {told:?}");
+    assert_eq!(reported.len(), 20);
+    let wall_ms = reported[19].0.duration_since(reported[0].0).as_secs_f64() * 1e3;
+    let steps_ms: f64 = reported[1..].iter().map(|(_, step_ms, _)| step_ms).sum();
+    assert!((steps_ms / wall_ms - 1.0).abs() < 0.1, "{steps_ms} ms in steps, {wall_ms} ms between them: {reported:?}");
     // Two ranks with two microbatches of two rows of 32 tokens.
-    assert!(told.iter().all(|(_, ms, per_s)| (ms / 1e3 * per_s - 256.0).abs() < 1e-6), "{told:?}");
+    assert!(reported.iter().all(|(_, ms, per_s)| (ms / 1e3 * per_s - 256.0).abs() < 1e-6), "{reported:?}");
 }

@@ -1,4 +1,4 @@
-//! Ranks that are processes: they train as one, and end together.
+//! Rank processes train as one rank, survive kills, and end with their launcher.
 
 mod support;
 
@@ -7,9 +7,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Project, Run, command_line, ranks_of};
 
-/// The loss of a mesh differs from that of one rank by no more than sums in another order make it.
+/// Difference of a loss from that of one rank, due to another order of sums.
 const LOSS_TOLERANCE: f64 = 2e-5;
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const FOUR: [&str; 4] = ["--dp_shard_size", "2", "--tensor_parallel_size", "2"];
 
@@ -23,7 +23,7 @@ fn agree(a: &[f64], b: &[f64]) {
     assert!(a.len() == b.len() && a.iter().zip(b).all(near), "{a:?}\n{b:?}");
 }
 
-/// A run that a test watches.
+/// A running `phalanx train` and its output.
 struct Watched {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -40,11 +40,11 @@ impl Watched {
         Watched { child, lines }
     }
 
-    /// Reads on to a line that starts like this.
+    /// Reads the output up to a line with this start.
     #[track_caller]
     fn until(&mut self, start: &str) {
         let found = self.lines.by_ref().map(|line| line.unwrap()).any(|line| line.starts_with(start));
-        assert!(found, "`{start}` is never said");
+        assert!(found, "no line starts with `{start}`");
     }
 
     /// Process ids of its ranks, by rank.
@@ -64,10 +64,10 @@ impl Watched {
 fn signal(pid: u32, signal: i32) {
     // SAFETY: sends a signal; no memory is involved.
     let sent = unsafe { libc::kill(pid as i32, signal) };
-    assert_eq!(sent, 0, "process {pid} is there");
+    assert_eq!(sent, 0, "process {pid} exists");
 }
 
-/// Whether none of these is a rank any more; a process that ended and was not waited for has no command line.
+/// Whether all ranks ended within [`PATIENCE`]; the command line of a zombie is empty.
 fn all_ended(ranks: &[u32]) -> bool {
     let deadline = Instant::now() + PATIENCE;
     let lives = |pid: &u32| command_line(*pid).contains("rank --worker");
@@ -91,13 +91,13 @@ fn four_rank_processes_give_the_losses_of_one_rank() {
     assert_eq!(p.model_bytes("out").len(), p.model_bytes("one").len());
 }
 
-/// The bits of the weights do not depend on what happened on the way.
+/// The bits of the weights do not depend on failures and meshes.
 const EXACT: [&str; 4] = ["--reproducible", "true", "--microbatches_per_step", "4"];
 
 #[test]
 fn killed_ranks_are_replaced_and_the_weights_equal_an_undisturbed_run() {
     let p = Project::new();
-    // Enough that a busy machine, on which this test may hear of a step late, is not done by then.
+    // Enough steps that the run does not end before the kills, even if a busy machine delays this test.
     let once = ["--gradient_accumulation_steps", "1", "--max_steps", "300"];
     let job = [&once[..], &EXACT[..], &FOUR[..]].concat();
     p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
@@ -106,21 +106,21 @@ fn killed_ranks_are_replaced_and_the_weights_equal_an_undisturbed_run() {
     for step in [5, 15, 25] {
         run.until(&format!("step {step:5}"));
         let ranks = run.ranks();
-        // One that was killed before may not have its successor yet.
+        // The successor of an earlier victim may not exist yet.
         signal(ranks[step % ranks.len()], libc::SIGKILL);
     }
     let run = run.end();
 
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 300, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     let incidents = events.lines().filter(|line| line.contains("\"why\":\"Died\"")).count();
-    assert!((1..=3).contains(&incidents), "a kill while another is dealt with belongs to its incident: {events}");
+    assert!((1..=3).contains(&incidents), "a kill during a recovery joins its incident: {events}");
 }
 
 #[test]
-fn killed_single_rank_goes_on_from_its_last_checkpoint_and_the_weights_equal_an_undisturbed_run() {
+fn killed_single_rank_resumes_from_its_last_checkpoint_and_the_weights_equal_an_undisturbed_run() {
     let p = Project::new();
     let once = ["--gradient_accumulation_steps", "1", "--max_steps", "300", "--save_steps", "20"];
     let job = [&once[..], &EXACT[..]].concat();
@@ -129,7 +129,7 @@ fn killed_single_rank_goes_on_from_its_last_checkpoint_and_the_weights_equal_an_
     let mut run = Watched::start(&p, &job);
     run.until("step    50");
     let ranks = run.ranks();
-    assert_eq!(ranks.len(), 1, "the rank is a process of its own");
+    assert_eq!(ranks.len(), 1, "the rank is a separate process");
     signal(ranks[0], libc::SIGKILL);
     let run = run.end();
 
@@ -140,14 +140,14 @@ fn killed_single_rank_goes_on_from_its_last_checkpoint_and_the_weights_equal_an_
     let events: Vec<serde_json::Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let died = events.iter().filter(|event| event["why"] == "Died");
     let begins: Vec<u64> = died.map(|incident| incident["first_step"].as_u64().unwrap()).collect();
-    assert!(matches!(begins[..], [first] if first > 20 && first % 20 == 1), "from a checkpoint: {begins:?}");
+    assert!(matches!(begins[..], [first] if first > 20 && first % 20 == 1), "no resumption after a save: {begins:?}");
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named_by_those_that_wait_for_it_with_the_collective_that_it_has_not_entered() {
+fn stopped_rank_is_named_with_the_collective_that_it_has_not_entered() {
     let p = Project::new();
     let job = ["--dp_replicate_size", "2", "--gradient_accumulation_steps", "1", "--max_steps", "300"];
-    // A rank counts as lost after half of that.
+    // A rank counts as lost after half the detection time.
     let slow = ["--elastic.detection_time", "4.0"];
     let mut command = p.command(&[&["train", "job.yaml"], &job[..], &slow].concat());
     command.env("PHALANX_LOG", "info");
@@ -158,28 +158,28 @@ fn a_rank_that_is_stopped_is_named_by_those_that_wait_for_it_with_the_collective
     let run = run.end();
 
     assert_eq!(run.code, Some(0), "{}", run.stderr);
-    let said = run.stdout.lines().find(|line| line.contains("rank 1 has not entered")).unwrap_or_default();
-    let names_it = said.contains("on dp_replicate") || said.contains("the vote #");
-    assert!(said.contains("node 0 slot 0") && names_it, "{}", run.stdout);
+    let line = run.stdout.lines().find(|line| line.contains("rank 1 has not entered")).unwrap_or_default();
+    let names_it = line.contains("on dp_replicate") || line.contains("the vote #");
+    assert!(line.contains("node 0 slot 0") && names_it, "{}", run.stdout);
 }
 
-/// Milliseconds between two failures. A recovery takes some tens of them, on a busy machine some hundred, so that the second
-/// falls into each of its phases.
+/// Milliseconds between two failures. A recovery takes some tens of milliseconds, on a busy machine some hundred, so the second
+/// failure falls into each of its phases.
 const BETWEEN: [u64; 12] = [0, 1, 2, 4, 7, 10, 15, 20, 30, 45, 70, 120];
-/// Second failures that must have fallen into a recovery.
+/// Least number of second failures within a recovery.
 const DOUBLED_MIN: usize = 3;
 
 #[test]
-fn a_second_failure_at_any_moment_of_a_recovery_leaves_no_trace() {
+fn second_failure_at_any_moment_of_a_recovery_leaves_the_weights_unchanged() {
     let p = Project::new();
     let once = ["--gradient_accumulation_steps", "1", "--max_steps", "1000", "--save_steps", "none"];
-    // Steps that take a few milliseconds, so that the job is not over before it has been hit often enough.
+    // Steps take a few milliseconds, so that the job does not end before enough failures.
     let slow = ["--model.hidden_size", "128", "--learning_rate", "1e-3", "--dp_replicate_size", "3"];
     let job = [&once[..], &EXACT[..], &slow[..]].concat();
     p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
 
     let mut run = Watched::start(&p, &job);
-    // Each interval once, and again until enough of them have met a recovery, which last as long as the machine is busy.
+    // Each interval once, then again until enough second failures fell into a recovery.
     for (i, ms) in BETWEEN.into_iter().cycle().take(30).enumerate() {
         if i >= BETWEEN.len() && doubled(&p) >= DOUBLED_MIN {
             break;
@@ -187,12 +187,12 @@ fn a_second_failure_at_any_moment_of_a_recovery_leaves_no_trace() {
         run.until(&format!("step {:5}", 5 + 30 * i));
         let since = Instant::now();
         let mut ranks = run.ranks();
-        // Those that were killed before have their successors soon.
+        // Wait for the successors of earlier victims.
         while ranks.len() < 3 && since.elapsed() < Duration::from_millis(500) {
             std::thread::yield_now();
             ranks = run.ranks();
         }
-        // One always stays, so that the state does.
+        // One rank must survive with the state.
         if ranks.len() < 3 {
             continue;
         }
@@ -212,18 +212,18 @@ fn a_second_failure_at_any_moment_of_a_recovery_leaves_no_trace() {
 
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 1000, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 1000, "every step is reported once");
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     let events: Vec<serde_json::Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let incidents = events.iter().filter(|event| event["event"] == "incident");
     let begins: Vec<u64> = incidents.map(|incident| incident["first_step"].as_u64().unwrap()).collect();
-    assert!(begins.len() > 3 && begins.is_sorted(), "no step that counted is done again: {begins:?}");
+    assert!(begins.len() > 3 && begins.is_sorted(), "no committed step is repeated: {begins:?}");
     let from_memory = begins.iter().skip(1).all(|first| *first > 1);
-    assert!(from_memory, "one rank always has the state, so nothing begins anew: {begins:?}");
+    assert!(from_memory, "one rank always has the state, so the job never restarts: {begins:?}");
     assert!(doubled(&p) >= DOUBLED_MIN, "no second failure fell into a recovery: {events:?}");
 }
 
-/// Incidents into which a second failure fell.
+/// Number of incidents with a second failure.
 fn doubled(p: &Project) -> usize {
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap_or_default();
     let events = events.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -231,7 +231,7 @@ fn doubled(p: &Project) -> usize {
 }
 
 #[test]
-fn run_of_any_number_of_ranks_answers_its_operator_and_is_saved_when_stopped() {
+fn run_with_any_number_of_ranks_answers_its_operator_and_is_saved_when_stopped() {
     for (mesh, n_ranks) in [(&FOUR[..], 4), (&[][..], 1)] {
         answers_and_stops(mesh, n_ranks);
     }
@@ -255,7 +255,7 @@ fn answers_and_stops(mesh: &[&str], n_ranks: usize) {
     assert!(ranks.iter().all(|rank| rank["pid"].as_u64() > Some(1)), "{status}");
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     let steps = p.metrics("out").len();
-    assert!(run.stdout.contains(&format!("stopped after step {steps}; go on with:")), "{}", run.stdout);
+    assert!(run.stdout.contains(&format!("stopped after step {steps}; resume with:")), "{}", run.stdout);
     p.run(&["status", "job.yaml"]).refuses(&["does not answer"]);
 }
 
@@ -265,7 +265,7 @@ fn ranks_do_not_survive_their_launcher() {
     let mut run = Watched::start(&p, &[&["--max_steps", "1000000"], &FOUR[..]].concat());
     run.until("step     1");
     let ranks = run.ranks();
-    assert_eq!(ranks.len(), 4, "a process for every rank");
+    assert_eq!(ranks.len(), 4, "every rank is a process");
 
     signal(run.child.id(), libc::SIGKILL);
     run.end();
@@ -274,9 +274,9 @@ fn ranks_do_not_survive_their_launcher() {
 }
 
 #[test]
-fn an_interrupted_mesh_saves_and_another_mesh_goes_on() {
+fn interrupted_run_saves_and_resumes_on_another_mesh() {
     let p = Project::new();
-    // Steps that take long enough to interrupt them.
+    // Steps are long enough to interrupt the run.
     let job = ["--model.hidden_size", "192", "--model.num_hidden_layers", "6", "--learning_rate", "1e-3"];
     p.train(&[&job[..], &["--output_dir", "straight", "--gradient_accumulation_steps", "4"]].concat()).succeeds();
     let mut run = Watched::start(&p, &[&job[..], &FOUR[..]].concat());
@@ -289,7 +289,7 @@ fn an_interrupted_mesh_saves_and_another_mesh_goes_on() {
     let resumed = p.train(&[&job[..], &two[..]].concat()).succeeds();
 
     assert_eq!(run.code, Some(0), "{}", run.stderr);
-    assert!(run.stdout.contains(&format!("stopped after step {stopped_at}; go on with:")), "{}", run.stdout);
+    assert!(run.stdout.contains(&format!("stopped after step {stopped_at}; resume with:")), "{}", run.stdout);
     assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at} ")), "{}", resumed.stdout);
     agree(&losses(&p, "out"), &losses(&p, "straight"));
 }
@@ -306,7 +306,7 @@ fn run_fails_with_the_error_of_its_failed_rank() {
 }
 
 #[test]
-fn a_mesh_that_does_not_fit_is_refused_before_anything_starts() {
+fn mesh_that_does_not_fit_is_refused_before_ranks_start() {
     let p = Project::new();
 
     p.train(&["--tensor_parallel_size", "3"]).refuses(&["4 attention heads", "tensor_parallel_size 3", "1, 2, 4"]);

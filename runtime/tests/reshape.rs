@@ -1,5 +1,5 @@
-//! A job that runs becomes another mesh, and another one, of any combination: no step is lost, and what it catches up
-//! is what a job learns that is left alone.
+//! A running job changes its mesh repeatedly, in any combination: no step is lost, and its losses equal those of an
+//! undisturbed job.
 
 mod support;
 
@@ -11,9 +11,9 @@ use support::Project;
 use support::job::{JOB as NODES_JOB, Job as Nodes, signal, until};
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Long enough for every change; jobs are stopped when they have been through all.
+/// Long enough for every change; jobs are stopped after the last one.
 const JOB: [&str; 12] = [
     "--max_steps",
     "1000000",
@@ -23,17 +23,17 @@ const JOB: [&str; 12] = [
     "1",
     "--microbatches_per_step",
     "4",
-    // How far sums in another order drift apart grows with it, and with the steps that a fast machine does meanwhile.
+    // Small, since the drift of sums in another order grows with it and with the number of steps.
     "--learning_rate",
     "1e-4",
     "--elastic.spare_ranks",
     "0",
 ];
-/// Steps in each mesh, at least.
+/// Least number of steps in each mesh.
 const STEPS: u64 = 5;
-/// As in `ranks`: sums in another order.
+/// As in `ranks`, for sums in another order.
 const LOSS_TOLERANCE: f64 = 2e-5;
-/// Steps within which that holds. Differences grow with the steps, of which a fast machine does more between two changes.
+/// Steps within which [`LOSS_TOLERANCE`] holds. Differences grow with the number of steps, which is larger on a fast machine.
 const LOSS_TOLERANCE_STEPS: f64 = 500.0;
 
 fn start_of(p: &Project, overrides: &[&str]) -> Job {
@@ -59,10 +59,10 @@ fn resize(mesh: Mesh) -> Resize {
     }
 }
 
-/// Waits until the job has done so many steps in this mesh, and returns the last one.
+/// Waits until the job has done [`STEPS`] steps in this mesh, and returns the last one.
 async fn steps_in(job: &RunningJob, mesh: Mesh) -> u64 {
     let mut first = None;
-    let look = async {
+    let poll = async {
         loop {
             if let Ok(status) = job.status().await
                 && status.mesh == Some(mesh)
@@ -77,10 +77,10 @@ async fn steps_in(job: &RunningJob, mesh: Mesh) -> u64 {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, look).await.unwrap_or_else(|_| panic!("{mesh} does not come"))
+    timeout(PATIENCE, poll).await.unwrap_or_else(|_| panic!("timeout while waiting for {mesh}"))
 }
 
-/// Starts in the first mesh, goes through the others, and ends; returns what the metrics say of each step, as bits.
+/// Starts in the first mesh, changes to the others, and stops; returns the metrics of each step as bits.
 async fn through(p: &Project, out: &str, overrides: &[&str], chain: &[Mesh]) -> Vec<(u64, u64, u64)> {
     let first = chain[0];
     let sizes = [first.dp_replicate, first.dp_shard, first.tp, first.cp, first.pp].map(|n| n.to_string());
@@ -112,11 +112,11 @@ async fn through(p: &Project, out: &str, overrides: &[&str], chain: &[Mesh]) -> 
 
 async fn stop(job: &RunningJob) {
     job.stop();
-    timeout(PATIENCE, job.wait()).await.expect("it ends in time").unwrap();
+    timeout(PATIENCE, job.wait()).await.expect("the job ends in time").unwrap();
 }
 
-/// Trains in one mesh until it has done as many steps as these, and returns as many.
-async fn left_alone(p: &Project, overrides: &[&str], n_steps: usize) -> Vec<(u64, u64, u64)> {
+/// Trains `n_steps` steps or more in one mesh, and returns the metrics of the first `n_steps`.
+async fn undisturbed(p: &Project, overrides: &[&str], n_steps: usize) -> Vec<(u64, u64, u64)> {
     let out_dir = p.path("alone").display().to_string();
     let (_runtime, job) = start(p, &[overrides, &["--output_dir", &out_dir, "--dp_shard_size", "2"]].concat()).await;
     let enough = async {
@@ -124,7 +124,7 @@ async fn left_alone(p: &Project, overrides: &[&str], n_steps: usize) -> Vec<(u64
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, enough).await.expect("the steps come");
+    timeout(PATIENCE, enough).await.expect("the steps are done in time");
     stop(&job).await;
     let mut metrics = p.metrics("alone");
     metrics.truncate(n_steps);
@@ -148,23 +148,23 @@ async fn job_resized_along_every_axis_has_the_losses_of_an_undisturbed_job() {
     ];
 
     let metrics = through(&p, "out", &[], &chain).await;
-    let alone = left_alone(&p, &[], metrics.len()).await;
+    let alone = undisturbed(&p, &[], metrics.len()).await;
 
     let steps: Vec<u64> = metrics.iter().map(|(step, ..)| *step).collect();
-    assert_eq!(steps, (1..=metrics.len() as u64).collect::<Vec<_>>(), "every step is done and told of once");
+    assert_eq!(steps, (1..=metrics.len() as u64).collect::<Vec<_>>(), "every step is reported exactly once");
     let losses = |of: &[(u64, u64, u64)]| -> Vec<f64> { of.iter().map(|(_, loss, _)| f64::from_bits(*loss)).collect() };
     let (losses, expected) = (losses(&metrics), losses(&alone));
-    // Relative to what is tolerated at the step.
+    // Relative to the tolerance at the step.
     let excess = |(i, (a, b)): (usize, (&f64, &f64))| {
         (a - b).abs() / (LOSS_TOLERANCE * (i as f64 / LOSS_TOLERANCE_STEPS).max(1.0))
     };
     let worst = losses.iter().zip(&expected).enumerate().map(excess).fold(0.0, f64::max);
-    println!("{} steps, the losses differ by {worst} of what is tolerated", losses.len());
+    println!("{} steps, the losses differ by {worst} of the tolerance", losses.len());
     assert!(losses.len() == expected.len() && worst <= 1.0, "{worst}: {losses:?}\n{expected:?}");
 }
 
 #[tokio::test]
-async fn stages_replicas_and_shards_change_without_changing_a_bit() {
+async fn changing_stages_replicas_and_shards_changes_no_bit() {
     let p = Project::new();
     p.write("job.yaml", &support::YAML.replace("  max_position", "  tie_word_embeddings: true\n  max_position"));
     let exact = ["--reproducible", "true"];
@@ -178,13 +178,13 @@ async fn stages_replicas_and_shards_change_without_changing_a_bit() {
     ];
 
     let metrics = through(&p, "out", &exact, &chain).await;
-    let alone = left_alone(&p, &exact, metrics.len()).await;
+    let alone = undisturbed(&p, &exact, metrics.len()).await;
 
     assert_eq!(metrics, alone);
 }
 
 #[tokio::test]
-async fn a_mesh_that_the_model_does_not_fit_is_refused_and_nothing_else_happens() {
+async fn resize_to_a_mesh_that_does_not_fit_is_refused_without_side_effects() {
     let p = Project::new();
     let (_runtime, job) = start(&p, &["--dp_shard_size", "2"]).await;
     steps_in(&job, Mesh { dp_shard: 2, ..Mesh::ONE }).await;
@@ -208,7 +208,7 @@ async fn a_mesh_that_the_model_does_not_fit_is_refused_and_nothing_else_happens(
     stop(&job).await;
 }
 
-/// Waits until the job over several nodes runs as this mesh, and has done steps in it.
+/// Waits until the job over several nodes has done steps in this mesh.
 fn until_mesh(job: &Nodes<'_>, axis: &str, size: u64) {
     until("the mesh", || {
         let status = job.p.run(&["status", "out", "--json"]);
@@ -219,7 +219,7 @@ fn until_mesh(job: &Nodes<'_>, axis: &str, size: u64) {
 }
 
 #[test]
-fn nodes_become_stages_and_replicas_and_one_that_dies_meanwhile_leaves_no_trace_in_the_weights() {
+fn nodes_become_stages_and_replicas_and_a_rank_that_dies_meanwhile_leaves_the_weights_unchanged() {
     let p = Project::new();
     let long = ["--max_steps", "800"];
     p.train(&[&NODES_JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
@@ -234,5 +234,5 @@ fn nodes_become_stages_and_replicas_and_one_that_dies_meanwhile_leaves_no_trace_
     until_mesh(&job, "dp_replicate", 2);
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 800, "every step is told of once");
+    assert_eq!(p.metrics("out").len(), 800, "every step is reported once");
 }

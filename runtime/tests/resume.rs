@@ -1,4 +1,4 @@
-//! An interrupted run ends with the bits of an uninterrupted one.
+//! An interrupted run ends with the bits of an uninterrupted run.
 
 mod support;
 
@@ -10,9 +10,9 @@ use support::Project;
 use support::job::signal;
 
 #[test]
-fn an_interrupted_run_saves_and_its_resumption_equals_the_straight_run_bit_for_bit() {
+fn interrupted_and_resumed_run_equals_the_undisturbed_run_bit_for_bit() {
     let p = Project::new();
-    // So many steps that the run cannot reach its end between the report of step 10 and the signal.
+    // Enough steps that the run does not end between the report of step 10 and the signal.
     const STEPS: usize = 600;
     let long = ["--max_steps", "600", "--save_steps", "none"];
     p.train(&[&long[..], &["--output_dir", "straight"]].concat()).succeeds();
@@ -32,7 +32,7 @@ fn an_interrupted_run_saves_and_its_resumption_equals_the_straight_run_bit_for_b
     assert!((10..STEPS).contains(&stopped_at), "the run ended early, after {stopped_at} steps");
     assert!(rest.iter().any(|l| l.starts_with("saved")), "the interrupted run saved: {rest:?}");
     assert!(
-        rest.iter().any(|l| l.contains("go on with:  phalanx train job.yaml --output_dir halves --max_steps 600")),
+        rest.iter().any(|l| l.contains("resume with:  phalanx train job.yaml --output_dir halves --max_steps 600")),
         "{rest:?}"
     );
     assert!(resumed.stdout.contains(&format!("resuming at step {stopped_at}")), "{}", resumed.stdout);
@@ -58,9 +58,9 @@ fn resuming_from_a_named_checkpoint_repeats_the_rest_bit_for_bit() {
 }
 
 #[test]
-fn an_fp16_run_leaves_out_steps_that_overflow_and_resumes_with_its_loss_scale() {
+fn fp16_run_skips_steps_that_overflow_and_resumes_with_its_loss_scale() {
     let p = Project::new();
-    // A scale at which the first gradients overflow: it must fall before a step counts.
+    // At this scale the first gradients overflow, so it must fall before a step counts.
     let args =
         ["--fp16", "true", "--initial_loss_scale", "1e9", "--loss_scale_window", "4", "--save_total_limit", "none"];
     p.train(&[&args[..], &["--output_dir", "straight"]].concat()).succeeds();
@@ -81,7 +81,7 @@ fn an_fp16_run_leaves_out_steps_that_overflow_and_resumes_with_its_loss_scale() 
 }
 
 #[test]
-fn a_checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
+fn checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
     let p = Project::new();
     p.train(&["--max_steps", "5"]).succeeds();
 
@@ -97,13 +97,13 @@ fn a_checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
 }
 
 #[test]
-fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
+fn kill_at_any_moment_loses_no_committed_step() {
     const SAVE_STEPS: u64 = 3;
     let p = Project::new();
     let long = ["--max_steps", "90", "--save_steps", "3", "--save_total_limit", "2"];
     p.train(&[&long[..], &["--output_dir", "straight"]].concat()).succeeds();
     let args = [&["train", "job.yaml", "--output_dir", "killed"], &long[..]].concat();
-    // Moments that no test chooses: the clock's low digits.
+    // Random moments, seeded by the clock's low digits.
     let mut moment = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos() as u64;
     println!("moments derive from {moment}");
     let (mut kills, mut resumed_at, mut reached) = (0, Vec::new(), 0);
@@ -112,16 +112,16 @@ fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
         assert!(Instant::now() < deadline, "the run makes progress between kills: {resumed_at:?}");
         let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|l| l.unwrap());
-        let mut said = Vec::new();
+        let mut printed = Vec::new();
         moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let micros = if kills % 2 == 0 {
-            // A save ends before the next one begins, so with the third report the first save is committed.
+            // A save ends before the next one begins, so after three save intervals the first save is committed.
             let mut n_steps = 3 * SAVE_STEPS + (moment >> 33) % 10;
             while n_steps > 0
                 && let Some(line) = lines.next()
             {
                 n_steps -= u64::from(line.starts_with("step"));
-                said.push(line);
+                printed.push(line);
             }
             (moment >> 43) % 10_000
         } else {
@@ -130,9 +130,10 @@ fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
         };
         std::thread::sleep(Duration::from_micros(micros));
         let _ = child.kill();
-        said.extend(lines);
-        let first =
-            said.iter().find_map(|l| l.split_once("resuming at step ")?.1.split([' ', ',', ':']).next()?.parse().ok());
+        printed.extend(lines);
+        let first = printed
+            .iter()
+            .find_map(|l| l.split_once("resuming at step ")?.1.split([' ', ',', ':']).next()?.parse().ok());
         if let Some(step) = first {
             assert!(step >= reached, "a run resumed at step {step} although step {reached} had been committed");
             reached = step;
@@ -146,7 +147,7 @@ fn a_kill_at_any_moment_loses_nothing_that_was_committed() {
     println!("{kills} kills; resumed at steps {resumed_at:?}");
 
     assert!(kills > 0, "the run was killed");
-    assert!(reached >= SAVE_STEPS, "a run resumed behind the first step: {resumed_at:?}");
+    assert!(reached >= SAVE_STEPS, "no run resumed after its first save: {resumed_at:?}");
     assert_eq!(p.metrics("killed"), p.metrics("straight"));
     assert_eq!(p.model_bytes("killed"), p.model_bytes("straight"));
 }
@@ -172,7 +173,7 @@ fn background_save_of_several_ranks_holds_the_state_of_its_named_step() {
 }
 
 #[test]
-fn a_save_that_fails_beside_training_ends_all_ranks_with_its_reason() {
+fn failed_background_save_ends_all_ranks_with_its_reason() {
     for ranks in ["1", "2"] {
         let p = Project::new();
         std::fs::create_dir_all(p.path("out")).unwrap();

@@ -1,4 +1,4 @@
-//! From a forward program to the program of a step: the passes in their order.
+//! Compiles a forward program to the program of a step by applying the passes in order.
 
 use crate::mesh::{Axis, MeshRank};
 use crate::optimizer::OptimizerSpec;
@@ -34,39 +34,39 @@ use crate::verify::{VerifyError, verify};
 pub struct StepSpec {
     /// Microbatches whose gradients are summed before an update.
     pub n_microbatches: usize,
-    /// What is stored and multiplied in half width.
+    /// Which values are stored and multiplied in half width.
     pub precision: Precision,
-    /// What is computed twice instead of kept.
+    /// Which activations are recomputed instead of kept.
     pub recompute: Recompute,
     /// Adapters; `None` trains every weight.
     pub lora: Option<LoraSpec>,
-    /// The update.
+    /// The update rule.
     pub optimizer: OptimizerSpec,
-    /// Largest gradient norm that is left alone.
+    /// Gradients with a larger norm are clipped to it; `None` disables clipping.
     pub max_grad_norm: Option<f64>,
-    /// State of the optimizer lies outside the memory of the device.
+    /// Whether the optimizer state lies outside device memory.
     pub offload_optimizer: bool,
-    /// How work is shared, besides the mesh, which the forward program carries.
+    /// How ranks share the work; the mesh itself is part of the forward program.
     pub parallel: Parallel,
 }
 
 /// How the axes of the mesh are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// What ranks of `dp_shard x cp` share.
+    /// What is sharded over the ranks of `dp_shard x cp`.
     pub zero_stage: ZeroStage,
     /// How many uses ahead weights are gathered.
     pub prefetch: usize,
     /// Order of work of pipeline stages.
     pub schedule: ScheduleKind,
-    /// Tensor-parallel ranks share tokens where they do not share columns.
+    /// Whether tensor-parallel ranks split tokens where they do not split columns.
     pub sequence_parallel: bool,
     /// How keys and values reach other context-parallel ranks.
     pub cp_comm: CpComm,
-    /// Gradients that are summed by one collective, in bytes.
+    /// Bytes of gradients that one collective sums.
     pub bucket_bytes: usize,
-    /// Microbatches of a step over all ranks, whose gradients are summed along a fixed tree: the result has the same bits
-    /// however many ranks share the data, the state and the layers. `None`: in the order that is fastest.
+    /// Microbatches of a step over all ranks. Their gradients are summed along a fixed tree, so the result has the same
+    /// bits for every number of ranks that share the data, the state and the layers. `None` sums in the fastest order.
     pub logical_shards: Option<usize>,
 }
 
@@ -85,17 +85,17 @@ impl Default for Parallel {
 }
 
 impl Parallel {
-    /// One stage has nothing to schedule.
+    /// The schedule; a single stage needs none.
     fn schedule(&self, mesh_rank: &MeshRank) -> ScheduleKind {
         if mesh_rank.mesh.pp == 1 { ScheduleKind::OneF1B } else { self.schedule }
     }
 
-    /// Shards begin at multiples of so many elements; in reproducible runs at blocks of the norm.
+    /// Every shard begins at a multiple of this number of elements; a reproducible run cuts at blocks of the norm.
     const fn shard_unit(&self) -> usize {
         if self.logical_shards.is_some() { BLOCK } else { UNIT }
     }
 
-    /// How the sums of optimizers come about.
+    /// How ranks obtain the sums that optimizers need.
     fn exchange_of_sums(&self) -> Exchange {
         let (unit, weights) = (self.shard_unit(), self.zero_stage != ZeroStage::One);
         match self.logical_shards {
@@ -121,17 +121,15 @@ pub enum CompileError {
     /// Products that cannot be shared by tensor-parallel ranks.
     #[error(transparent)]
     Tensor(#[from] TpError),
-    /// Bits would depend on this axis.
-    #[error(
-        "reproducible runs share data, state, layers and matrices only: context_parallel_size is {cp}, 1 would fit"
-    )]
+    /// The bits of the result would depend on this axis.
+    #[error("reproducible runs do not support context parallelism: context_parallel_size is {cp}, expected 1")]
     ReproducibleAxis {
         /// Size of the context-parallel axis.
         cp: usize,
     },
-    /// Ranks without work.
+    /// More data-parallel ranks than microbatches.
     #[error(
-        "{n} microbatches a step cannot be shared by {data_ranks} data-parallel ranks; at least {data_ranks} would fit"
+        "{n} microbatches per step are too few for {data_ranks} data-parallel ranks; at least {data_ranks} would fit"
     )]
     LogicalShards {
         /// Microbatches of a step.
@@ -146,7 +144,7 @@ pub enum CompileError {
     #[error(transparent)]
     Backward(#[from] BackwardError),
     /// The device multiplies bfloat16 weights only, and no pass keeps such copies yet.
-    #[error("the device reads bfloat16 copies of the weights, which no pass of the compiler makes")]
+    #[error("the device requires bfloat16 copies of the weights, which the compiler does not create")]
     HalfCopies,
     /// A pass or a model built an ill-formed program.
     #[error("the compiled program is ill-formed: {0}")]
@@ -165,14 +163,14 @@ fn check_reproducible(parallel: &Parallel, mesh_rank: &MeshRank) -> Result<(), C
     Ok(())
 }
 
-/// A program and where its values lie.
+/// A program with its memory layout.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// What runs.
+    /// The program.
     pub program: Program,
-    /// Where its values lie.
+    /// Locations of its values.
     pub layout: Layout,
-    /// Where it begins to change state.
+    /// Its phases, which separate changes of state from the rest.
     pub phases: StepPhases,
 }
 
@@ -251,10 +249,10 @@ pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Targe
     finish(program, 1, target)
 }
 
-/// Compiles what a rank runs that keeps a copy of the state of the rank of `step`.
+/// Compiles the program of a shadow: a rank that keeps a copy of the state of the rank that runs `step`.
 ///
 /// # Errors
-/// [`CompileError::Verify`], if a pass built an ill-formed program.
+/// [`CompileError::Verify`] if a pass built an ill-formed program.
 pub fn compile_shadow(step: &Compiled, target: &dyn Target) -> Result<Compiled, CompileError> {
     let program = shadow(&step.program, &step.phases);
     verify(&program)?;
@@ -266,8 +264,8 @@ pub fn compile_shadow(step: &Compiled, target: &dyn Target) -> Result<Compiled, 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     verify(forward)?;
     shard_tokens(forward)?;
-    // Fused before adapters are added: the base then runs the same products as without them, to the last bit, and an
-    // adapter behind such a product adds to the residual stream directly.
+    // Fusing comes before adapters: the base then computes the same bits as without adapters, and an adapter after a
+    // fused product adds directly to the residual stream.
     fuse(forward);
     if let Some(adapters) = &spec.lora {
         lora(forward, adapters)?;

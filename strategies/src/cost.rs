@@ -1,13 +1,13 @@
-//! What an instruction costs: arithmetic and memory traffic, read off its shapes.
+//! Cost of an instruction: arithmetic and memory traffic, derived from its shapes.
 
 use crate::program::{Attention, AttentionPart, Columns, Instr, MatMul, Op, Program, ValueId};
 
 /// Work of an instruction or a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Multiply-adds of matrix products count as two.
+    /// Operations of matrix products; a multiply-add counts as two.
     pub matmul_flops: f64,
-    /// The same inside attention; causal, so half of the score matrix.
+    /// Operations of attention, counted alike; causal, so half of the score matrix.
     pub attention_flops: f64,
     /// Bytes read and written.
     pub streamed_bytes: f64,
@@ -38,12 +38,12 @@ pub fn instr_cost(program: &Program, instr: &Instr) -> Cost {
                 ..Cost::default()
             }
         }
-        // Two products forward; backward runs the scores again and four more.
+        // Two products forward; backward recomputes the scores and runs four more.
         Op::Attention(a) => attention(program, instr, a, 2.0),
         Op::AttentionBackward(a) => attention(program, instr, a, 5.0),
         Op::AttentionPart(part) => attention_part(program, instr, part, 2.0),
         Op::AttentionPartBackward { part, .. } => attention_part(program, instr, part, 5.0),
-        // Links carry what they move, not the memory of the ranks.
+        // Collectives load the links, not the memory of the ranks.
         Op::Start(_) | Op::Await(_) => Cost::default(),
         _ => Cost { streamed_bytes: touched_bytes(program, instr), ..Cost::default() },
     }
@@ -54,7 +54,7 @@ fn touched_bytes(program: &Program, instr: &Instr) -> f64 {
     instr.reads.iter().chain(&instr.writes).map(size).sum()
 }
 
-/// Operands and results, of packed ones the columns in use.
+/// Bytes of operands and results; only the columns in use of packed values.
 fn product_bytes(program: &Program, instr: &Instr, m: &MatMul) -> f64 {
     let unused = |v: ValueId, columns: Option<Columns>| {
         let (value, used) = (program.value(v), columns.map(|c| c.len));
@@ -74,8 +74,8 @@ fn attention(program: &Program, instr: &Instr, a: &Attention, n_products: f64) -
     Cost { attention_flops: flops, streamed_bytes: touched_bytes(program, instr), ..Cost::default() }
 }
 
-/// Of the keys that lie behind a query, all are seen; of its own rank's, half; of a later rank's half, the ones of its
-/// first chunk. With two chunks a rank from both ends of the row this comes to half of all pairs for each pair of ranks.
+/// A query sees the keys at earlier positions. Each rank has two chunks, one from either end of the row, so the queries of
+/// a rank see half of the keys of every rank: half of all pairs for each pair of ranks.
 /// Source: zigzag order, as in Llama 3 (Dubey et al. 2024, §3.3.2, arXiv:2407.21783).
 fn attention_part(program: &Program, instr: &Instr, part: &AttentionPart, n_products: f64) -> Cost {
     let n_tokens = program.value(instr.reads[0]).n_rows() as f64;

@@ -1,7 +1,7 @@
-//! Dynamic loss scaling for fp16: gradients are computed of a scaled loss so that small ones survive half precision.
+//! Dynamic loss scaling for fp16: the loss is scaled so that small gradients survive half precision.
 //!
 //! Source: Micikevicius et al. 2018, §3.2 (arXiv:1710.03740); the rule (halve on overflow, double after a run of good
-//! steps) is that of PyTorch's `GradScaler`.
+//! steps) follows PyTorch's `GradScaler`.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,22 +18,22 @@ pub struct LossScale {
     pub min: f64,
 }
 
-/// What follows from a step's gradient.
+/// The outcome of a step, given its gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The update was made.
     Updated,
-    /// The gradient overflowed: the update was left out, the scale halved.
+    /// The gradient overflowed: the update was skipped and the scale halved.
     Skipped,
     /// The gradient overflowed although the scale cannot fall further.
     Diverged,
 }
 
 impl LossScale {
-    /// No scaling: f32 and bf16 runs, in which a non-finite gradient is final.
+    /// No scaling: in f32 and bf16 runs, a non-finite gradient means divergence.
     pub const OFF: LossScale = LossScale { scale: 1.0, good_steps: 0, window: None, min: 1.0 };
 
-    /// Takes note of a step whose gradient was finite or not.
+    /// Records whether the gradient of a step was finite.
     pub fn observe(&mut self, finite: bool) -> Verdict {
         if finite {
             self.good_steps += 1;

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - `MESH-1` Ranks are the row-major positions of the mesh, `pp` outermost and `tp` innermost.
-//! - `MESH-2` The groups of one kind partition the world; a rank's position in its group is the order of ranks.
+//! - `MESH-2` The groups of one kind partition the world; the members of a group are in order of rank.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -68,7 +68,7 @@ impl Axes {
     }
 }
 
-/// The bit of an axis is its position, outermost first; bits of no axis are ignored.
+/// The bit of an axis is its position, outermost first; unknown bits are ignored.
 impl From<u8> for Axes {
     fn from(bits: u8) -> Axes {
         Axes(bits & ((1 << Axis::ALL.len()) - 1))
@@ -93,8 +93,8 @@ impl fmt::Display for Axes {
 pub struct Group {
     /// The axes.
     pub axes: Axes,
-    /// Only this many neighbours: the group is cut into runs of this length. Tensor-parallel ranks that hold the same
-    /// key/value head are such a run.
+    /// Splits the group into runs of this many neighbours, such as the tensor-parallel ranks that hold the same key/value
+    /// head.
     pub run: Option<u32>,
 }
 
@@ -139,10 +139,10 @@ pub enum MeshError {
         mesh: Mesh,
         /// Its ranks.
         product: usize,
-        /// Ranks that there are.
+        /// Ranks of the world.
         world: usize,
     },
-    /// `dp_shard_size: auto` cannot fill what is left.
+    /// `dp_shard_size: auto` cannot fill the world.
     #[error(
         "dp_shard_size: auto cannot fill the world: {world} ranks are not a multiple of {product}, the product of the other axes ({mesh})"
     )]
@@ -151,7 +151,7 @@ pub enum MeshError {
         mesh: Mesh,
         /// Product of the other axes.
         product: usize,
-        /// Ranks that there are.
+        /// Ranks of the world.
         world: usize,
     },
 }
@@ -165,8 +165,7 @@ impl Mesh {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
     }
 
-    /// Number of ranks of a mesh that nobody has checked: none if an axis has no rank, or if there are more than can be
-    /// counted.
+    /// Number of ranks of an unchecked mesh; `None` if an axis is 0 or the product overflows.
     pub fn checked_size(&self) -> Option<usize> {
         let product = Axis::ALL.into_iter().try_fold(1usize, |n, axis| n.checked_mul(self.axis(axis)));
         product.filter(|n| *n > 0)
@@ -201,7 +200,7 @@ impl Mesh {
         self.dp_replicate * self.dp_shard
     }
 
-    /// Checks the mesh against a number of ranks; with `auto`, `dp_shard` takes what the other axes leave.
+    /// Checks the mesh against a number of ranks; with `auto`, `dp_shard` fills the world.
     ///
     /// # Errors
     /// See [`MeshError`].
@@ -218,7 +217,7 @@ impl Mesh {
         if product == world { Ok(self) } else { Err(MeshError::Product { mesh: self, product, world }) }
     }
 
-    /// Where a rank stands.
+    /// The coordinates of a rank.
     ///
     /// # Panics
     /// If the mesh has no such rank.
@@ -233,7 +232,7 @@ impl Mesh {
         at
     }
 
-    /// The rank that stands there.
+    /// The rank at these coordinates.
     pub fn rank(&self, at: Coord) -> usize {
         Axis::ALL.into_iter().fold(0, |rank, axis| rank * self.axis(axis) + at.on(axis))
     }
@@ -295,7 +294,7 @@ impl Default for MeshRank {
 }
 
 impl MeshRank {
-    /// Where it stands on an axis.
+    /// Its position on an axis.
     pub fn on(&self, axis: Axis) -> usize {
         self.mesh.coord(self.rank).on(axis)
     }
@@ -316,7 +315,7 @@ impl MeshRank {
     }
 }
 
-/// Where a rank stands on each axis.
+/// The position of a rank on each axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Coord([usize; 5]);
 
@@ -326,14 +325,14 @@ impl Coord {
         self.0[axis as usize]
     }
 
-    /// The same place but for one axis.
+    /// The same coordinates with another position on one axis.
     #[must_use]
     pub const fn with(mut self, axis: Axis, position: usize) -> Coord {
         self.0[axis as usize] = position;
         self
     }
 
-    /// Which of the ranks that train on different rows it is.
+    /// Its index among the ranks that train on different rows.
     pub const fn data_rank(&self, mesh: &Mesh) -> usize {
         self.on(Axis::DpReplicate) * mesh.dp_shard + self.on(Axis::DpShard)
     }
@@ -357,7 +356,7 @@ mod tests {
     proptest! {
         // MESH-1
         #[test]
-        fn a_rank_is_where_it_stands(mesh in any_mesh()) {
+        fn rank_and_coordinates_convert_both_ways(mesh in any_mesh()) {
             for rank in 0..mesh.size() {
                 prop_assert_eq!(mesh.rank(mesh.coord(rank)), rank);
             }
@@ -391,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_fills_what_is_left_and_an_impossible_product_is_printed() {
+    fn auto_fills_the_world_and_errors_print_the_impossible_product() {
         let mesh = Mesh { pp: 2, tp: 2, ..Mesh::ONE };
 
         assert_eq!(mesh.fit(16, true).unwrap().dp_shard, 4);

@@ -1,4 +1,4 @@
-//! Random numbers as a pure function of (key, index): no state, so any element can be drawn by anyone at any time.
+//! Random numbers as a pure function of (key, index): without state, so any rank can draw any element at any time.
 
 /// A stream of random numbers addressed by index.
 ///
@@ -27,7 +27,7 @@ impl CounterRng {
 
     /// An independent stream, named by a text.
     pub fn fork_named(self, name: &str) -> CounterRng {
-        // FNV-1a: names are short and few; what matters is that it never changes.
+        // FNV-1a: names are short and few; the hash must never change.
         let hash =
             name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
         self.fork(hash)

@@ -5,12 +5,12 @@
 //! - `SAMPLER-2` The rows of a step depend on seed, step, global batch size and row count only, so a resumed job needs
 //!   the step and nothing else, and a rescaled job sees the same data.
 //! - `SAMPLER-3` Neighbouring steps take neighbouring positions of one endless sequence: no row is dropped at the end
-//!   of an epoch, a step there takes its remaining rows from the next one.
+//!   of an epoch; a step there takes its remaining rows from the next epoch.
 //!
-//! An epoch's order is a keyed bijection evaluated per position, so it costs no memory however many rows there are.
+//! An epoch's order is a keyed bijection evaluated per position, so it needs no memory for any number of rows.
 //! Source: Luby and Rackoff 1988, "How to construct pseudorandom permutations from pseudorandom functions" (Feistel network);
 //! Black and Rogaway 2002, "Ciphers with arbitrary finite domains", §3 (cycle walking down to the exact domain).
-//! Differs: the round function is a fast mixer, not a cryptographic one; the order must look random, not withstand an enemy.
+//! We differ in the round function: a fast mixer, not a cryptographic one, since the order need not resist attacks.
 
 use thiserror::Error;
 
@@ -21,10 +21,10 @@ const N_ROUNDS: u64 = 8;
 /// Why a sampler cannot be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SamplerError {
-    /// There is nothing to draw from.
+    /// The data set is empty.
     #[error("the data set has no rows to sample")]
     NoRows,
-    /// A step of no rows would never get through the data.
+    /// A step without rows makes no progress through the data.
     #[error("global batch size must be at least 1, found 0")]
     EmptyBatch,
 }
@@ -38,7 +38,7 @@ pub enum SamplerError {
 /// let sampler = Sampler::new(42, 10, 4, true)?;
 /// let mut rows = [0; 4];
 /// sampler.fill_step(3, 0, &mut rows);
-/// // A rank that owns the second half of the batch asks for just that, and gets the same rows.
+/// // A rank that owns the second half of the batch requests only that half and gets the same rows.
 /// let mut half = [0; 2];
 /// sampler.fill_step(3, 2, &mut half);
 /// assert_eq!(half, rows[2..]);
@@ -53,7 +53,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Makes the sampler of `n_rows` rows; without `shuffle` every epoch goes through them in file order.
+    /// Creates the sampler of `n_rows` rows; without `shuffle` every epoch takes them in file order.
     ///
     /// # Errors
     /// When there are no rows or a batch would hold none.
@@ -67,13 +67,13 @@ impl Sampler {
         Ok(Self { seed, n_rows, global_batch_rows, shuffle })
     }
 
-    /// Writes the rows at places `first ..` of the global batch of `step` (counted from 0) into `rows`.
+    /// Writes the rows at positions `first ..` of the global batch of `step` (counted from 0) into `rows`.
     ///
     /// # Panics
-    /// When the places asked for reach beyond the global batch: two ranks would train on the same row.
+    /// When the positions exceed the global batch: two ranks would train on the same row.
     pub fn fill_step(&self, step: u64, first: u64, rows: &mut [u64]) {
         let end = first + rows.len() as u64;
-        assert!(end <= self.global_batch_rows, "batch place {end} is beyond the batch of {}", self.global_batch_rows);
+        assert!(end <= self.global_batch_rows, "batch position {end} exceeds the batch of {}", self.global_batch_rows);
         let start = u128::from(step) * u128::from(self.global_batch_rows) + u128::from(first);
         let mut epoch = (start / u128::from(self.n_rows)) as u64;
         let mut offset = (start % u128::from(self.n_rows)) as u64;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     // All 24 orders of 4 rows over 24,000 keys: the expected count is 1000 with a standard deviation of 31, so that a
-    // deviation of 200 in any cell (over 6 σ) means bias, not chance.
+    // deviation of 200 in any count (over 6 σ) means bias, not chance.
     #[test]
     fn orders_of_a_small_set_are_about_equally_likely() {
         let mut counts = std::collections::BTreeMap::new();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_far_into_training_does_not_overflow() {
+    fn step_far_into_training_does_not_overflow() {
         let sampler = Sampler::new(3, u64::from(u32::MAX), 1 << 20, true).unwrap();
         let mut rows = [0; 8];
 

@@ -1,11 +1,11 @@
-//! What the compiler asks of the device for which it compiles.
+//! What the compiler needs to know about the device for which it compiles.
 
 use crate::program::{Instr, Program};
 
-/// Least alignment of every buffer: a cache line, and the width of a vector register.
+/// Minimum alignment of every buffer: a cache line, and the width of a vector register.
 pub const ALIGN_BYTES: usize = 64;
 
-/// A device as the compiler sees it: facts that decide where buffers lie, none that decide what is computed.
+/// Properties of a device that affect the locations of buffers, not the computation.
 pub trait Target {
     /// Bytes of working space that an instruction of this program needs.
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize;
@@ -21,7 +21,7 @@ pub trait Target {
     }
 }
 
-/// A target that is no device: for programs that are counted or checked, and never run.
+/// A target without a device, for programs that are measured or checked but never run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nowhere {
     /// Working space of every instruction, in bytes.

@@ -1,8 +1,8 @@
-//! From the programs of ranks to the world that they make together: traces of what each computes, starts and awaits.
+//! Combines the programs of ranks into a world: traces of what each rank computes, starts and awaits.
 //!
-//! Ranks are compiled one by one, or one for each pipeline stage: ranks of a stage hold other parts of the same tensors,
-//! so that their collectives, which are described by their wholes, are the same. What differs is when an await falls
-//! due, the lengths of uneven parts, and the sums of key/value heads that several tensor-parallel ranks hold.
+//! Ranks are compiled one by one, or one for each pipeline stage: ranks of a stage hold different parts of the same
+//! tensors, and collectives are described by whole tensors, so they are the same. Ranks of a stage differ in the positions
+//! of awaits, the lengths of uneven parts, and the sums of key/value heads that several tensor-parallel ranks hold.
 
 use crate::mesh::{Axis, Coord, Group, Mesh, MeshRank};
 use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program};
@@ -13,7 +13,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What one rank does, and with which kinds of groups.
+/// The steps of one rank, and the kinds of groups that they use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
     /// Its steps; [`GroupSlot`] counts `groups`.
@@ -25,17 +25,17 @@ pub struct Trace {
 /// Which ranks are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranks {
-    /// Every one.
+    /// Every rank.
     All,
-    /// The last of each pipeline stage, which stands for the others: where a whole does not divide evenly, the last part
-    /// is the largest.
+    /// The last rank of each pipeline stage, which represents the others: where a whole does not divide evenly, the last
+    /// part is the largest.
     OfEachStage,
-    /// Of each pipeline stage those that are first or last on every other axis; the first stands for those between.
+    /// The ranks of each pipeline stage that are first or last on every other axis; the first represents those between.
     AtEdges,
 }
 
 impl Ranks {
-    /// The rank whose program stands for that of `rank`.
+    /// The rank whose program represents that of `rank`.
     pub fn representative(self, mesh: &Mesh, rank: usize) -> usize {
         let at = mesh.coord(rank);
         let position = |axis: Axis| {
@@ -56,7 +56,7 @@ impl Ranks {
         mesh.rank(Axis::ALL.into_iter().fold(Coord::default(), |to, axis| to.with(axis, position(axis))))
     }
 
-    /// The ranks that stand for others, ascending.
+    /// The ranks that represent others, ascending.
     pub fn representatives(self, mesh: &Mesh) -> BTreeSet<usize> {
         (0..mesh.size()).map(|rank| self.representative(mesh, rank)).collect()
     }
@@ -68,7 +68,7 @@ impl Trace {
         Trace::timed(program, |_| None)
     }
 
-    /// With the time that each instruction takes; `None` leaves it out.
+    /// As [`Trace::of`], with the time of each instruction; `None` omits the instruction.
     pub fn timed(program: &Program, seconds: impl Fn(&Instr) -> Option<Duration>) -> Trace {
         let mut trace = Trace { steps: Vec::new(), groups: Vec::new() };
         for instr in &program.instrs {
@@ -91,8 +91,8 @@ impl Trace {
         trace
     }
 
-    /// What was measured of a run, one instruction after the other from `began` on: what each computed, and how long the
-    /// rank waited for each collective. The names are those of a simulated step.
+    /// The spans of a measured run, one instruction after the other from `began` on: computation, and the waiting time for
+    /// each collective. The names are those of a simulated step.
     pub fn measured(program: &Program, began: Duration, timings: &[Duration]) -> Vec<Span> {
         let mut trace = Trace { steps: Vec::new(), groups: Vec::new() };
         let mut size_bytes: BTreeMap<world::Collective, u64> = BTreeMap::new();
@@ -164,7 +164,7 @@ const fn kind(kind: CollectiveKind) -> Kind {
 /// The world of all ranks of a mesh.
 ///
 /// # Errors
-/// What `trace` reports.
+/// Errors of `trace`.
 pub fn world<E>(
     mesh: Mesh,
     ranks: Ranks,
@@ -188,10 +188,10 @@ pub fn world<E>(
     Ok(world)
 }
 
-/// Compiles every rank of a mesh and checks that together they finish.
+/// Compiles every rank of a mesh and checks that the ranks together run to the end.
 ///
 /// # Errors
-/// What `compile` reports, and what is wrong with the world.
+/// Errors of `compile`, and faults of the world.
 pub fn verify_world<E: From<WorldError>>(
     mesh: Mesh,
     mut compile: impl FnMut(MeshRank) -> Result<Program, E>,
@@ -199,7 +199,7 @@ pub fn verify_world<E: From<WorldError>>(
     Ok(world(mesh, Ranks::All, |mesh_rank| compile(mesh_rank).map(|program| Trace::of(&program)))?.verify()?)
 }
 
-/// The groups of a world by kind and rank. Kinds stay apart even where they have the same members: each counts its own
+/// The groups of a world by kind and rank. Kinds stay separate even if they have the same members: each numbers its own
 /// collectives.
 struct Bound {
     mesh: Mesh,

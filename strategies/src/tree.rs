@@ -1,9 +1,9 @@
-//! The fixed binary tree along which reproducible runs sum gradients: which sums a rank can make alone, and how those of
-//! all ranks are put together.
+//! The fixed binary tree along which reproducible runs sum gradients: which sums a rank can make alone, and how the sums
+//! of all ranks combine.
 //!
-//! Leaves are the microbatches of a step, in order. A node of level `l` covers `2^l` leaves that begin at a multiple of
-//! `2^l`, or what there is of them; its value is that of its left half plus that of its right half, if that has leaves.
-//! Any run of leaves falls into few whole nodes, so ranks exchange those and the result has the bits of one rank's sum.
+//! Leaves are the microbatches of a step, in order. A node of level `l` covers up to `2^l` existing leaves from a multiple
+//! of `2^l` on; its value is the value of its left half plus the value of its right half, if the right half has leaves.
+//! Any run of leaves consists of few whole nodes, so ranks exchange nodes and the result has the bits of one rank's sum.
 //! Source: Demmel and Nguyen 2013, Fast Reproducible Floating-Point Summation, §1, on fixed reduction trees.
 
 use std::ops::Range;
@@ -17,16 +17,16 @@ pub struct Node {
     pub level: u32,
 }
 
-/// What to do with a stack of values, the next node's or the two on top.
+/// A step on a stack of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Put the value of this node, by its number, on the stack.
+    /// Push the value of the node with this index.
     Push(usize),
-    /// Replace the two on top by their sum, the lower one first.
+    /// Replace the top two values by their sum, the lower value first.
     Merge,
 }
 
-/// Leaves of a rank: as many as of the others, or one more.
+/// Leaves of a rank; their numbers differ by at most one among ranks.
 pub fn leaves_of(n_leaves: usize, n_ranks: usize, rank: usize) -> Range<usize> {
     rank * n_leaves / n_ranks..(rank + 1) * n_leaves / n_ranks
 }
@@ -45,7 +45,7 @@ pub fn nodes_of(leaves: Range<usize>) -> Vec<Node> {
     nodes
 }
 
-/// How consecutive nodes become one value; they cover leaves from 0 on.
+/// The steps that combine consecutive nodes into one value; the nodes cover leaves from 0 on.
 pub fn steps(nodes: &[Node]) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut stack: Vec<Node> = Vec::new();
@@ -61,7 +61,7 @@ pub fn steps(nodes: &[Node]) -> Vec<Step> {
             stack.push(Node { first: left.first, level: left.level + 1 });
         }
     }
-    // What is left has no right neighbour to wait for.
+    // The remaining values have no right neighbour.
     steps.extend(std::iter::repeat_n(Step::Merge, stack.len().saturating_sub(1)));
     steps
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The tree as a text, which tells any two orders of additions apart.
+    /// The tree as text; different orders of additions give different texts.
     fn by_definition(leaves: Range<usize>) -> String {
         if leaves.len() == 1 {
             return leaves.start.to_string();

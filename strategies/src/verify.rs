@@ -1,9 +1,9 @@
-//! Refuses an ill-formed program before a buffer is allocated, naming the instruction and the values.
+//! Rejects ill-formed programs before buffers are allocated; errors name the instruction and its values.
 //!
 //! Rules:
 //! - VERIFY-1 every id refers to a value of the program;
 //! - VERIFY-2 no value is read before it is written (state, constants and inputs are there from the start);
-//! - VERIFY-3 a value is written once, and only parameters and optimizer state may be written although they are given;
+//! - VERIFY-3 a value is written once; of the values there from the start, only parameters and optimizer state are written;
 //! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
@@ -24,7 +24,7 @@ pub enum VerifyError {
         index: usize,
         /// The instruction with its values.
         instr: String,
-        /// What is wrong, and what would fit.
+        /// What is wrong, and what was expected.
         problem: String,
     },
     /// An output is never written.
@@ -134,7 +134,7 @@ impl<'a> State<'a> {
             Op::Start(c) => {
                 let next = self.next.entry(c.stream()).or_default();
                 if c.sequence != *next {
-                    return Err(format!("{c} should be #{next}"));
+                    return Err(format!("{c} is out of sequence, expected #{next}"));
                 }
                 *next += 1;
                 let flight = Flight { collective: c, operands: &instr.reads, results: &instr.writes };
@@ -143,7 +143,7 @@ impl<'a> State<'a> {
             }
             Op::Await(c) => match self.in_flight.remove(&(c.stream(), c.sequence)) {
                 Some(f) if f.results == instr.reads && f.collective == c => Ok(()),
-                Some(f) => Err(format!("{} with other results was started", f.collective)),
+                Some(f) => Err(format!("{} was started with other results", f.collective)),
                 None => Err(format!("{c} is not in flight")),
             },
             _ => Ok(()),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_of_unequal_inner_dims_is_refused_by_name() {
+    fn error_for_unequal_inner_dims_names_the_instruction() {
         assert_eq!(verify(&product(8)), Ok(()));
         let err = verify(&product(7)).unwrap_err().to_string();
         assert!(err.contains("%2 y f32[4, 3] = matmul(%0 x f32[4, 8], %1 w f32[3, 7])"), "{err}");
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_does_not_exist_is_refused() {
+    fn value_that_does_not_exist_is_refused() {
         let mut p = product(8);
         p.instrs[0].reads[1] = ValueId(99);
         assert!(verify(&p).unwrap_err().to_string().contains("%99"), "names the id");
     }
 
     #[test]
-    fn a_collective_result_may_not_be_read_before_its_await() {
+    fn collective_result_may_not_be_read_before_its_await() {
         let mut p = product(8);
         let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
         let twice = p.add_value("twice", &[4, 3], DType::F32, Kind::Activation);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collective_that_is_never_awaited_is_refused() {
+    fn collective_that_is_never_awaited_is_refused() {
         let mut p = product(8);
         let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
         let start = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Tp]));

@@ -38,7 +38,7 @@ proptest! {
         assert_no_live_buffer_is_overwritten(&eval);
         prop_assert_eq!(step.program.bound(Role::Ids).count(), n);
         prop_assert_eq!(step.program.bound(Role::LossSum).count(), 1);
-        // Training and evaluation agree on where each parameter lies.
+        // Training and evaluation agree on the location of each parameter.
         for (i, v) in eval.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Parameter) {
             let there = step.program.values.iter().position(|w| w.kind == Kind::Parameter && w.name == v.name).unwrap();
             prop_assert_eq!(eval.layout.locations[i], step.layout.locations[there]);
@@ -69,7 +69,7 @@ impl Target for Aligned {
 }
 
 #[test]
-fn every_buffer_lies_at_a_multiple_of_the_alignment_that_the_target_asks_for() {
+fn every_buffer_has_the_alignment_of_the_target() {
     let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let compile = |align| {
         let spec = spec(2, Precision::Bf16, Recompute::Selective);
@@ -87,7 +87,7 @@ fn every_buffer_lies_at_a_multiple_of_the_alignment_that_the_target_asks_for() {
 }
 
 #[test]
-fn a_target_that_asks_for_half_width_weights_is_refused_while_no_pass_makes_them() {
+fn target_that_requires_half_width_weights_is_refused() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let target = Aligned { align: 64, half_copies: true };
 
@@ -97,7 +97,7 @@ fn a_target_that_asks_for_half_width_weights_is_refused_while_no_pass_makes_them
 }
 
 #[test]
-fn an_adapter_beside_a_scaled_product_takes_the_factor_over() {
+fn adapter_of_a_scaled_product_takes_over_its_factor() {
     let json = r#"{"model_type": "granite", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
         "num_hidden_layers": 3, "num_attention_heads": 4, "residual_multiplier": 0.25}"#;
     let config = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap();
@@ -140,7 +140,7 @@ fn recomputation_trades_instructions_for_memory() {
 }
 
 #[test]
-fn half_width_activations_take_less_memory_and_leave_parameters_alone() {
+fn half_width_activations_take_less_memory_and_parameters_do_not_change() {
     let compile = |precision| {
         let forward = model("llama", 4, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
         compile_step(forward, &spec(1, precision, Recompute::None), &Nowhere::default()).unwrap()
@@ -151,7 +151,7 @@ fn half_width_activations_take_less_memory_and_leave_parameters_alone() {
 }
 
 #[test]
-fn adapters_train_themselves_only_and_need_no_gradient_of_the_base() {
+fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
     let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let targets = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets };
@@ -178,7 +178,7 @@ fn adapters_train_themselves_only_and_need_no_gradient_of_the_base() {
 }
 
 #[test]
-fn an_unknown_adapter_target_lists_the_modules_of_the_model() {
+fn unknown_adapter_target_lists_the_modules_of_the_model() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()] };
     let err = compile_step(
@@ -194,7 +194,7 @@ fn an_unknown_adapter_target_lists_the_modules_of_the_model() {
 }
 
 #[test]
-fn a_large_model_compiles_in_milliseconds() {
+fn large_model_compiles_in_milliseconds() {
     let json = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192}"#;
     let config = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap();
@@ -207,13 +207,13 @@ fn a_large_model_compiles_in_milliseconds() {
         times.push(started.elapsed());
         assert_eq!(step.program.n_params(), 70_553_706_496);
     }
-    // The median: one may take long because the machine is busy.
+    // The median: a single run may take long because the machine is busy.
     times.sort();
     println!("{times:?}");
     assert!(times[2] < std::time::Duration::from_millis(500), "{times:?}");
 }
 
-/// A user-defined model: one operation over the ids and labels, two trained parameters and one that is not.
+/// A user-defined model: one operation over the ids and labels, two trained parameters and a frozen one.
 fn user_defined() -> Program {
     let mut p = Program::default();
     let mut input = |role, shape: &[usize], dtype| {
@@ -240,7 +240,7 @@ fn user_defined() -> Program {
 }
 
 #[test]
-fn a_user_defined_model_accumulates_clips_and_updates_like_any_other() {
+fn user_defined_model_accumulates_clips_and_updates_like_any_other() {
     for n in 1..4 {
         let step =
             compile_step(user_defined(), &spec(n, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
@@ -252,7 +252,7 @@ fn a_user_defined_model_accumulates_clips_and_updates_like_any_other() {
         for (k, run) in runs.iter().enumerate() {
             let carries = matches!(run.op, Op::Opaque { residual, gradient: true, .. } if residual == (k > 0));
             assert!(carries, "run {k} is {}", p.describe_instr(run));
-            // What it carries on is what the run before wrote, and it lies where that lay.
+            // It continues the results of the previous run, at the same locations.
             let carried = &run.reads[5..];
             assert_eq!(carried, if k == 0 { &[] } else { runs[k - 1].writes.as_slice() });
             for (from, to) in carried.iter().zip(&run.writes) {

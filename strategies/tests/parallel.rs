@@ -63,7 +63,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Also where several tensor-parallel ranks hold a key/value head, in a tensor of its own or packed with others.
+    /// Includes key/value heads that several tensor-parallel ranks hold, in their own tensor or packed with others.
     #[test]
     fn every_element_of_a_model_and_of_the_optimizers_state_is_saved_by_one_rank(
         family in families(), kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
@@ -132,14 +132,14 @@ fn rows_that_cannot_be_cut_are_refused() {
 }
 
 #[test]
-fn reproducible_runs_refuse_axes_that_change_bits_and_ranks_without_work() {
+fn reproducible_run_rejects_context_parallelism_and_ranks_without_work() {
     let parallel = Parallel { logical_shards: Some(2), ..Parallel::default() };
 
     let axis = error("llama", 2, Mesh { cp: 2, ..Mesh::ONE }, parallel);
     let idle = error("llama", 2, Mesh { dp_shard: 3, ..Mesh::ONE }, parallel);
 
-    assert!(axis.contains("context_parallel_size is 2, 1 would fit"), "{axis}");
-    assert!(idle.contains("2 microbatches a step cannot be shared by 3"), "{idle}");
+    assert!(axis.contains("context_parallel_size is 2, expected 1"), "{axis}");
+    assert!(idle.contains("2 microbatches per step are too few for 3"), "{idle}");
 }
 
 proptest! {

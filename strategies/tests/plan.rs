@@ -1,6 +1,6 @@
 //! The bound of a candidate against its compiled and simulated step.
 
-#[allow(dead_code)] // layouts are not asked here
+#[allow(dead_code)] // layouts are not replayed here
 mod support;
 
 use phalanx_strategies::compile::{StepSpec, compile_step};
@@ -29,7 +29,7 @@ fn model(family: &str, n_layers: usize, kv_heads: usize, tied: bool) -> ModelCon
     ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
 }
 
-/// A model, how it is trained, and one of the candidates for so many ranks.
+/// A model, how it is trained, and one of the candidates for a world size.
 #[derive(Clone, Debug)]
 struct Case {
     model: ModelConfig,
@@ -111,28 +111,28 @@ proptest! {
         let simulated = case.simulated(case.candidate.n_microbatches).0;
         let Evaluation { step_seconds: seconds, memory_bytes: bytes, .. } = simulated;
 
-        // Parts of a shard that differ in length: a bound counts them as equal.
+        // The bound counts parts of a shard that differ in length as equal.
         let slack = 1.0 + 1e-3;
         prop_assert!(bound.step_seconds <= seconds * slack, "{:e} s > {seconds:e} s: {:?}", bound.step_seconds, case.candidate);
         prop_assert!(bound.memory_bytes as f64 <= bytes as f64 * slack, "{} B > {bytes} B: {:?}", bound.memory_bytes, case.candidate);
     }
 
-    // Where the pipeline is full, nothing changes.
+    // In a full pipeline, every run of microbatches takes the same time.
     #[test]
-    fn a_long_step_takes_what_two_short_ones_say(case in any_case()) {
+    fn long_step_is_extrapolated_from_two_short_steps(case in any_case()) {
         let Some(case) = case else { return Ok(()) };
         let Some([a, b]) = case.candidate.samples() else { return Ok(()) };
         let n = case.candidate.n_microbatches;
 
         let (longer, input_bytes) = case.simulated(b);
-        let told = Evaluation::extrapolated([(a, case.simulated(a).0), (b, longer)], n, input_bytes);
+        let extrapolated = Evaluation::extrapolated([(a, case.simulated(a).0), (b, longer)], n, input_bytes);
         let whole = case.simulated(n).0;
 
-        let off = told.step_seconds / whole.step_seconds - 1.0;
-        // Zero-bubble schedules beside gathers are 1.5 % off in one case of some ten thousand; 30,000 cases were within this.
+        let off = extrapolated.step_seconds / whole.step_seconds - 1.0;
+        // Zero-bubble schedules with gathers are 1.5 % off in one of some ten thousand cases; 30,000 cases were within this.
         prop_assert!(off.abs() < 0.02, "{off} of {:e} s: {:?}", whole.step_seconds, case.candidate);
-        let off = told.memory_bytes as f64 / whole.memory_bytes as f64 - 1.0;
-        // Best fit finds other places in a longer step.
+        let off = extrapolated.memory_bytes as f64 / whole.memory_bytes as f64 - 1.0;
+        // Best fit finds other locations in a longer step.
         prop_assert!(off.abs() < 0.2, "{off} of {} B: {:?}", whole.memory_bytes, case.candidate);
     }
 }

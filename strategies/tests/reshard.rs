@@ -1,8 +1,8 @@
-//! `SHADOW-4` over real programs: what a rank of one mesh needs of a model's state, the pieces that a recovery plan
-//! names have together, whatever the other mesh was.
+//! `SHADOW-4` over real programs: the pieces that a recovery plan names together contain the state that a rank of one mesh
+//! needs, for any other mesh that held it.
 #![allow(missing_docs)]
 
-#[allow(dead_code)] // a part of it is used here
+#[allow(dead_code)] // only some helpers are used here
 mod support;
 
 use phalanx_strategies::compile::{StepSpec, compile_step};
@@ -24,7 +24,7 @@ type Model = (&'static str, usize, usize, bool);
 
 const LAYERS: usize = 6;
 
-/// What a rank's updates change, and recovery must find again.
+/// The boxes that a rank's updates change and that recovery must restore.
 fn updated(model_of: Model, spec: &StepSpec, mesh_rank: MeshRank) -> Vec<HeldBox> {
     let (family, layers, kv_heads, tied) = model_of;
     let batch = BatchShape { n_rows: 1, seq_len: 24 };
@@ -48,7 +48,7 @@ fn worker(rank: usize) -> Worker {
     Worker { member: MemberId { node: NodeId(0), slot: rank as u32 }, incarnation: Incarnation(1) }
 }
 
-/// What each rank of `to` lacks when it has asked all that the plan names.
+/// Elements that ranks of `to` still miss after all transfers of the plan.
 fn missing(model_of: Model, spec: &StepSpec, from: Mesh, to: Mesh) -> BTreeSet<(String, usize)> {
     let have: Vec<Shard> = (0..from.size()).map(|rank| Shard::of(&from, rank)).collect();
     let had: BTreeMap<Shard, BTreeSet<(String, usize)>> = have
@@ -103,7 +103,7 @@ proptest! {
 
     // RECOVERY-3
     #[test]
-    fn ranks_that_have_the_same_shard_have_the_same_boxes_of_it_in_the_same_order_whatever_their_meshes(
+    fn ranks_with_the_same_shard_have_the_same_boxes_in_the_same_order_in_every_mesh(
         family in families(), tied: bool, from in any_mesh(), replicas in 1usize..3,
         parallel in any_parallel(), optimizer in support::optimizers(),
     ) {

@@ -1,6 +1,6 @@
-//! The programs of all ranks of a mesh fit together, and a fault in one of them is found.
+//! The programs of all ranks of a mesh match, and a fault in one of them is found.
 
-#[allow(dead_code)] // what it checks of layouts is not asked here
+#[allow(dead_code)] // layouts are not replayed here
 mod support;
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_shadow, compile_step};
@@ -24,7 +24,7 @@ fn any_mesh() -> impl Strategy<Value = Mesh> {
         .prop_filter("small", |m| m.size() <= 32)
 }
 
-/// A model, a mesh, and how the one is trained on the other.
+/// A model, a mesh, and how the model is trained on the mesh.
 #[derive(Clone, Debug)]
 struct Case {
     model: ModelConfig,
@@ -78,10 +78,9 @@ impl Case {
     }
 }
 
-/// What a rank starts, in the order of the first of each kind, and of how many tensors in all. Left out are the sums of
-/// key/value heads that several tensor-parallel ranks hold, which only the shards with such heads have. Tensors are counted
-/// over all starts of a kind: where parts are uneven, a tensor may fall into the next bucket of gradients, and another start
-/// may lie between the two.
+/// The kinds of collectives that a rank starts, in order of first start, with the number of tensors over all starts of the
+/// kind: where parts are uneven, a tensor may fall into the next bucket of gradients, after another start. Sums of
+/// key/value heads that several tensor-parallel ranks hold are omitted, since only the shards with such heads have them.
 fn starts(mut program: Program) -> Vec<(Collective, usize)> {
     program.instrs.retain(|i| matches!(i.op, Op::Start(c) if c.group.run.is_none()));
     let mut starts: Vec<(Collective, usize)> = Vec::new();
@@ -104,14 +103,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn all_ranks_of_every_mesh_fit_together(case in any_case()) {
+    fn programs_of_all_ranks_match_for_every_mesh(case in any_case()) {
         prop_assert_eq!(case.verify(Case::step), Ok(()));
         prop_assert_eq!(case.verify(Case::evaluation), Ok(()));
     }
 
-    /// Sums over whole tensors are made of gathered elements then.
+    /// Reproducible runs sum whole tensors from gathered elements.
     #[test]
-    fn all_ranks_of_reproducible_runs_fit_together_with_every_optimizer(case in any_case(), n_more in 0usize..4) {
+    fn programs_of_all_ranks_match_in_reproducible_runs_with_every_optimizer(case in any_case(), n_more in 0usize..4) {
         let mesh = Mesh { cp: 1, ..case.mesh };
         let n_leaves = mesh.data_ranks() + n_more;
         let parallel = Parallel { logical_shards: Some(n_leaves), ..case.spec.parallel };
@@ -122,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_of_a_stage_start_the_same(case in any_case()) {
+    fn ranks_of_a_stage_start_the_same_collectives(case in any_case()) {
         for rank in 0..case.mesh.size() {
             let first = Ranks::OfEachStage.representative(&case.mesh, rank);
 
@@ -145,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn a_shadow_makes_the_updates_of_its_rank_on_what_that_one_updates(case in any_case()) {
+    fn shadow_makes_the_updates_of_its_rank_on_the_same_elements(case in any_case()) {
         for rank in 0..case.mesh.size() {
             let step = case.compiled(rank);
             let shadow = compile_shadow(&step, &Nowhere::default()).unwrap();
@@ -180,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fault_in_one_rank_is_found(case in any_case(), at in any::<prop::sample::Index>(), which in 0usize..3) {
+    fn fault_in_one_rank_is_found(case in any_case(), at in any::<prop::sample::Index>(), which in 0usize..3) {
         let victim = at.index(case.mesh.size());
         let mut program = case.step(victim);
         if !fault(&mut program, at, which) {
@@ -193,7 +192,7 @@ proptest! {
     }
 }
 
-/// Swaps two unlike collectives of a stream, drops one, or changes the size of one; false if there is none.
+/// Swaps two different collectives of a stream, drops one, or changes the size of one; false without such collectives.
 fn fault(program: &mut Program, at: prop::sample::Index, which: usize) -> bool {
     let is_start = |i: &usize| matches!(program.instrs[*i].op, Op::Start(_));
     let starts: Vec<usize> = (0..program.instrs.len()).filter(is_start).collect();
@@ -217,7 +216,7 @@ fn fault(program: &mut Program, at: prop::sample::Index, which: usize) -> bool {
     }
 }
 
-/// Exchanges the buffers of a collective and the next of its stream that has others.
+/// Exchanges the buffers of a collective and of the next one of its stream with different tensors.
 fn swap(program: &mut Program, starts: &[usize], first: usize) -> bool {
     let Op::Start(c) = program.instrs[first].op else { return false };
     let unlike = starts.iter().copied().find(|i| {
@@ -232,7 +231,7 @@ fn swap(program: &mut Program, starts: &[usize], first: usize) -> bool {
     true
 }
 
-/// What other ranks see of a collective besides its number.
+/// The whole tensors of a collective, which other ranks check besides its number.
 fn wholes(program: &Program, at: usize) -> Vec<Tensor> {
     let one = Program { instrs: vec![program.instrs[at].clone()], ..program.clone() };
     match &Trace::of(&one).steps[0] {
@@ -251,7 +250,7 @@ fn tiny(mesh: Mesh) -> Case {
 }
 
 #[test]
-fn four_thousand_ranks_compiled_one_by_one_fit_together() {
+fn programs_of_four_thousand_ranks_match() {
     let case = tiny(Mesh { pp: 4, dp_replicate: 8, dp_shard: 16, cp: 2, tp: 4 });
     let begin = Instant::now();
 
@@ -282,10 +281,10 @@ fn one_faulty_rank_among_four_thousand_is_named() {
     assert!(error.contains(&format!("rank {victim} has nothing")), "{error}");
 }
 
-// Whatever the number of microbatches: with a receiver that takes each message only when it comes to it, stages that send
-// to each other around the ring must not wait in a circle.
+// Stages that send to each other around the ring must not deadlock for any number of microbatches, even if receivers take
+// each message only when they need it.
 #[test]
-fn stages_never_wait_in_a_circle() {
+fn compiled_stages_never_deadlock() {
     let schedules = [
         ScheduleKind::GPipe,
         ScheduleKind::OneF1B,
@@ -308,7 +307,7 @@ fn stages_never_wait_in_a_circle() {
 }
 
 #[test]
-fn a_mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
+fn mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
     for mesh in [
         Mesh { pp: 4, dp_replicate: 8, dp_shard: 16, cp: 2, tp: 4 },
         Mesh { pp: 1, dp_replicate: 16, dp_shard: 64, cp: 1, tp: 4 },
@@ -328,9 +327,9 @@ fn a_mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
     }
 }
 
-// The least of several runs, since others share the machine; without optimisation twenty times as long is allowed.
+// The fastest of several runs, since other processes share the machine; debug builds may take twenty times as long.
 #[test]
-fn a_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
+fn one_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
     let json = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192,
         "tie_word_embeddings": false}"#;

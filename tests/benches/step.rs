@@ -4,7 +4,7 @@ use criterion::Criterion;
 use phalanx_tests::step::BenchStep;
 
 fn main() {
-    // All of it on the device thread: a step is measured where steps run.
+    // On the device thread, where steps run in production.
     phalanx::devices::host()
         .on_device_thread(2, || {
             let mut criterion = Criterion::default().sample_size(10).configure_from_args();

@@ -2,8 +2,8 @@
 
 usage: check_export.py DIR EXPECTED.json
 EXPECTED.json: {"ids": [...], "logits": [... of the last position], "text": "...", "text_ids": [...]}
-Exits 0 when every weight of the model was in the files and no other, the logits agree within 1e-4 relative, and the
-tokenizer gives the same ids; 77 when transformers is not installed.
+Exits with 0 if the files have exactly the model's weights, the logits agree within 1e-4 relative, and the tokenizer gives
+the same ids; with 77 if transformers is not installed.
 """
 import json
 import sys

@@ -1,13 +1,13 @@
-"""Checkpoints beside torch.distributed.checkpoint, interleaved; prints a table of medians.
+"""Compares checkpoints with torch.distributed.checkpoint in interleaved runs; prints a table of medians.
 
 usage: PYTHON_WITH_TORCH tests/peers/checkpoints.py [ROUNDS [MIB]]     (from the root)
-Both: two ranks save a Llama-shaped state with AdamW in f32, each tensor cut in rows, to the same disk, and load it again
-from the page cache into memory that was touched. torch: DTensors on Gloo, a process a rank, one thread each; `torch` is
-its default, `torch, no fsync` has sync_files=False; no checksums. Its `load-rows` is of the shards as they were saved.
-Phalanx: `cargo bench --bench checkpoint`, fsync and checksums; its `load-rows` cuts the rows anew, among three ranks.
-`load-columns` is resharded in both. A blocking save is what training waits for in `dcp.save`, the call itself in
-`dcp.async_save`, `stall` in Phalanx. A save is durable when all ranks have it: in Phalanx the copy and what follows it, of
-`async_save` the call and its future. Both copy into memory that an earlier save has left (`first`: the first save).
+Both: two ranks save a Llama-shaped state with AdamW in f32, each tensor sharded by rows, to the same disk, and load it again
+from the page cache into touched memory. torch: DTensors on Gloo, one process per rank with one thread; `torch` is its default,
+`torch, no fsync` has sync_files=False; no checksums. Its `load-rows` loads the shards as saved. Phalanx: `cargo bench --bench
+checkpoint`, fsync and checksums; its `load-rows` reshards the rows for three ranks. `load-columns` reshards in both. Training
+waits for the whole save in `dcp.save`, for the call in `dcp.async_save`, and for `stall` in Phalanx. A durable save ends when
+all ranks have saved: in Phalanx after the copy and the background save, in `async_save` after the call and its future. Both
+reuse the memory of an earlier save for the copy (`first`: the first save).
 """
 import json
 import pathlib
@@ -57,7 +57,7 @@ def torch_rank(rank, folder, mib, no_fsync):
             print(what, f"{time.perf_counter() - start:.4f}", flush=True)
 
     def timed_async(first):
-        """A save beside training, of which nothing is left afterwards."""
+        """Times a background save and removes it."""
         path = f"{folder}/async"
         dist.barrier()
         start = time.perf_counter()
@@ -75,7 +75,7 @@ def torch_rank(rank, folder, mib, no_fsync):
     where = f"{folder}/checkpoint"
     storage = dcp.FileSystemWriter(where, sync_files=not no_fsync)
     saved = state(0, 1.0 + rank)
-    # Kept from save to save, with its memory. Memory that is pinned needs a GPU.
+    # Reused for all saves, with its memory. Pinned memory needs a GPU.
     options = {"use_pinned_memory": False, "use_shared_memory": False, "use_async_staging": False, "use_non_blocking_copy": False}
     stager = DefaultStager(StagingOptions(**options))
     for first in (True, False):
@@ -120,13 +120,13 @@ def compare(rounds, mib):
 
     rows = [
         ("durable save, copy included", ("phalanx", "stall", "save"), ("torch", "save")),
-        ("the same, beside async_save", ("phalanx", "stall", "save"), ("torch", "async-save")),
+        ("the same, torch async_save", ("phalanx", "stall", "save"), ("torch", "async-save")),
         ("the same, torch's not durable", ("phalanx", "stall", "save"), ("torch, no fsync", "save")),
         ("the same, async_save not durable", ("phalanx", "stall", "save"), ("torch, no fsync", "async-save")),
         ("load-rows", ("phalanx", "load-rows"), ("torch", "load-rows")),
         ("load-columns", ("phalanx", "load-columns"), ("torch", "load-columns")),
-        ("training waits, beside async_save", ("phalanx", "stall"), ("torch", "async-stall")),
-        ("training waits, first save, beside async_save", ("phalanx", "first"), ("torch", "async-first")),
+        ("training waits, torch async_save", ("phalanx", "stall"), ("torch", "async-stall")),
+        ("training waits, first save, torch async_save", ("phalanx", "first"), ("torch", "async-first")),
         ("training waits", ("phalanx", "stall"), ("torch", "save")),
         ("training waits, torch's not durable", ("phalanx", "stall"), ("torch, no fsync", "save")),
         ("training waits, first save", ("phalanx", "first"), ("torch", "save")),

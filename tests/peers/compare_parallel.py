@@ -1,9 +1,9 @@
-"""Times the training step of two ranks, Phalanx and PyTorch on Gloo side by side, interleaved; prints a table of medians.
+"""Times the training step of two ranks of Phalanx and of PyTorch on Gloo in interleaved runs; prints a table of medians.
 
 usage: PYTHON_WITH_TORCH tests/peers/compare_parallel.py [ROUNDS [STEPS]]     (from the root, after `cargo build --release`)
-Both: the model of torch_step.py from the same weights, two processes with one thread each, a batch of 4 x 256 each of the same
-text in the same order; the losses of all steps must agree. Memory is the largest PSS of the two rank processes, half of it
-each, of both sides in the same way and in runs of their own; what starts the ranks is not counted.
+Both: the model of torch_step.py from the same weights, two processes with one thread each, a batch of 4 x 256 per rank from the
+same text in the same order; the losses of all steps must agree. Memory is the largest PSS per rank process, on the average over
+the two, measured in separate runs on both sides; the launcher does not count.
 """
 import json
 import pathlib
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
 STEPS_OF_MEMORY = 4
-# Nats by which a loss may differ: other orders of sums in f32, other places of rounding in bf16.
+# Tolerance of a loss in nats: sums in other orders in f32, rounding in other places in bf16.
 TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
 FOLDER = tempfile.TemporaryDirectory()
 WORK = pathlib.Path(FOLDER.name)
@@ -55,7 +55,7 @@ elastic: {{spare_ranks: 0, shadows: false}}
 
 
 def prepare():
-    """The text, without what is no byte of its own, and a model directory."""
+    """Writes the text, without characters that could form special tokens, and a model directory."""
     text = b"".join(path.read_bytes() for path in sorted((ROOT / "strategies/src").rglob("*.rs")))
     TEXT.write_bytes(text.replace(b"<", b"("))
     MODEL.mkdir()
@@ -92,7 +92,7 @@ def result(who, case):
 
 
 def ranks(launcher):
-    """Of torch the processes that are spawned, without the tracker of their resources."""
+    """The rank processes: of torch the spawned ones, without the resource tracker."""
     pids = [pid for pid in children(launcher) if "rank --worker" in command_line(pid) or "spawn_main" in command_line(pid)]
     return pids if len(pids) == 2 else []
 
@@ -109,7 +109,7 @@ for _ in range(ROUNDS):
 
 
 def off(case):
-    """The largest difference of two losses of a step, in any round."""
+    """The largest difference between the losses of a step, in any round."""
     ours, theirs = ([loss for round in results[(who, case)] for loss in round["losses"]] for who in (phalanx, torch))
     assert len(ours) == len(theirs) == ROUNDS * STEPS, (len(ours), len(theirs))
     return max(abs(a - b) for a, b in zip(ours, theirs))

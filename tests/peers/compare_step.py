@@ -1,8 +1,8 @@
-"""Times the training step of Phalanx and PyTorch side by side, interleaved, and prints a table of medians.
+"""Times the training step of Phalanx and PyTorch in interleaved runs; prints a table of medians.
 
 usage: PYTHON_WITH_TORCH tests/peers/compare_step.py [ROUNDS [STEPS]]     (from the root, after `cargo build --release --workspace`)
 All start from the same weights and train on the same batch; the losses of all steps must agree. `compile` is `torch.compile`,
-which needs a C++ compiler. Memory is the largest PSS of the process, of all in the same way, in a run of its own.
+which needs a C++ compiler. Memory is the largest PSS of the process, measured in a separate run on all sides.
 """
 import json
 import pathlib
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 STEPS = sys.argv[2] if len(sys.argv) > 2 else "12"
 STEPS_OF_MEMORY = "4"
-# Nats by which a loss may differ: other orders of sums in f32, other places of rounding in bf16.
+# Tolerance of a loss in nats: sums in other orders in f32, rounding in other places in bf16.
 TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
 STEP_TIME = str(ROOT / "target/release/step_time")
 FOLDER = tempfile.TemporaryDirectory()
@@ -41,7 +41,7 @@ for _ in range(ROUNDS):
 
 
 def off(case):
-    """The largest difference of a loss from that of eager PyTorch, in any round."""
+    """The largest difference of a loss from eager PyTorch, in any round."""
     ours = [loss for round in results[case] for loss in round["losses"]]
     theirs = [loss for round in results[("torch eager", case[1])] for loss in round["losses"]]
     assert len(ours) == len(theirs) == ROUNDS * int(STEPS), (len(ours), len(theirs))

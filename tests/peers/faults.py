@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Injects faults into a `phalanx` job over several nodes in one way after another and says how long each time no step was told of.
+"""Injects faults into a `phalanx` job over several nodes and measures the time until steps continue.
 
     python3 tests/peers/faults.py target/release/phalanx --rounds 5
 
-A coordinator and two nodes (one rank each, dp_shard 2: no replica) are processes of this machine. Per round, one of each: a
-rank is killed, a rank is stopped, a node is killed with its rank and started again, its supervisor alone is, and the
-coordinator is killed and started again. Prints for each fault the median and the longest time from it to the second step
-that was told of behind it (for the coordinator: the longest time between two steps until it is back), and whether the
-exported weights are those of one rank without faults. Needs Python's standard library only.
+A coordinator and two nodes (one rank each, dp_shard 2: no replica) are processes of this machine. Each round kills a rank,
+stops a rank, kills and restarts a node with its rank, kills and restarts a supervisor alone, and kills and restarts the
+coordinator. Prints for each fault the median and the longest time to the second reported step after it (for the coordinator:
+the longest gap between two steps until it is back), and the hashes of the exported weights and of those of one rank without
+faults. Needs only Python's standard library.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def add(parser):
 
 
 class Cluster:
-    """A coordinator and its nodes. Killed when left."""
+    """A coordinator and its nodes. Killed on exit."""
 
     def __init__(self, job, phalanx, overrides, n_nodes=2, n_each=1):
         self.job, self.phalanx, self.overrides = job, phalanx, overrides
@@ -42,9 +42,9 @@ class Cluster:
 
     def __enter__(self):
         self.coordinate()
-        said = lambda: re.search(r"--join (\S+)", open(f"{self.job.folder}/coordinator.log").read())
-        until("a join string", said)
-        self.join = said()[1]
+        found = lambda: re.search(r"--join (\S+)", open(f"{self.job.folder}/coordinator.log").read())
+        until("a join string", found)
+        self.join = found()[1]
         self.address = self.join.rpartition("@")[2]
         for i in range(self.n_nodes):
             self.add(i)
@@ -75,7 +75,7 @@ class Cluster:
 def until(what, is_so, patience_s=PATIENCE_S):
     deadline = time.monotonic() + patience_s
     while not is_so():
-        assert time.monotonic() < deadline, f"{what} does not come"
+        assert time.monotonic() < deadline, f"timeout while waiting for {what}"
         time.sleep(0.002)
 
 
@@ -102,10 +102,10 @@ def kill_node(cluster):
 FAULTS = {
     "kill -9 of a rank": kill_rank,
     "SIGSTOP of a rank": stop_rank,
-    "kill -9 of a node and its rank; started again": kill_node,
-    "kill -9 of a supervisor alone; started again": kill_supervisor,
+    "kill -9 of a node and its rank; restarted": kill_node,
+    "kill -9 of a supervisor alone; restarted": kill_supervisor,
 }
-COORDINATOR = "kill -9 of the coordinator, started again after 1 s"
+COORDINATOR = "kill -9 of the coordinator, restarted after 1 s"
 
 
 def main():
@@ -127,7 +127,7 @@ def main():
                     inject(cluster)
                     until("a step", lambda: n_steps() >= before + 2)
                     times[what].append(time.monotonic() - begin)
-                    # Both ranks are there, and shadows are filled, before the next fault.
+                    # Before the next fault both ranks train, and shadows are complete.
                     before = n_steps()
                     until("a step", lambda: n_steps() >= before + 30)
                 times[COORDINATOR].append(without_coordinator(cluster, n_steps))

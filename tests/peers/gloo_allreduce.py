@@ -2,7 +2,7 @@
 
 Usage: python gloo_allreduce.py RANKS BYTES [BYTES ...]
 Prints one line per size: ranks, bytes, median microseconds at rank 0.
-The counterpart is `cargo bench --bench collective`; both time whole calls from a state in which all ranks are ready.
+The counterpart is `cargo bench --bench collective`; both time whole calls that start when all ranks are ready.
 """
 
 import statistics

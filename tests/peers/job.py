@@ -1,6 +1,6 @@
-"""What the scripts that run `phalanx train` have in common: a small model on text of its own, and looks at the run.
+"""Shared by the scripts that run `phalanx train`: a small model on generated text, and access to the run's metrics.
 
-Needs Python's standard library only.
+Needs only Python's standard library.
 """
 
 import argparse
@@ -28,7 +28,7 @@ output_dir: out
 
 
 def arguments(description, add):
-    """The program, what `add` adds to the parser, and what is left: keys of the job's configuration."""
+    """Parsed arguments (the program and those that `add` declares), and the rest as keys of the job's configuration."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phalanx")
     add(parser)
@@ -38,7 +38,7 @@ def arguments(description, add):
 
 
 class Job:
-    """A folder with a configuration and its text; gone when left."""
+    """A temporary folder with a configuration and its text. Removed on exit."""
 
     def __init__(self, phalanx, hidden_size=256, n_layers=6, sequence_len=128, micro_batch_size=1, more=""):
         self.train = [phalanx, "train", "job.yaml"]
@@ -65,15 +65,15 @@ class Job:
         subprocess.run([*self.train, *words], cwd=self.folder, stdout=stdout, check=True)
 
     def steps_ms(self, out="out"):
-        """Milliseconds of each step that a run has written."""
+        """Milliseconds of each reported step."""
         return [line["step_ms"] for line in self.lines(f"{out}/metrics.jsonl") if "step_ms" in line]
 
     def incidents(self):
         return [line for line in self.lines("out/events.jsonl") if line["event"] == "incident"]
 
     def lines(self, name):
-        """What is whole of a file of JSON lines, which may be being written. Only what is new of it is read: who looks every
-        millisecond would otherwise take ever more of the processors that it measures."""
+        """The complete lines of a file of JSON lines that may still be written. Reads only the new part: a caller that polls
+        every millisecond would otherwise take ever more of the processor time that it measures."""
         position, lines = self.read.get(name, (0, []))
         try:
             with open(f"{self.folder}/{name}", "rb") as file:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Lets a killed rank's successor join while the others train on, and says how long each waited for it.
+"""Kills ranks whose successors join while the others train, and measures the gaps between steps.
 
     python3 tests/peers/joins.py target/release/phalanx --kills 5 --dp_replicate_size 2
 
-Trains a model of 5 M parameters on text of its own, without spare processes and without patience: the survivors shrink and
-go on at once, the successor joins when it can; with --learn it catches up while they train. Prints, for each kill, the longest gap between two steps from the survivors'
-first one alone to the first one together, and the times from the successor's process start to its world and to the first
-step that it took part in. The gap is measured by the median step of survivors alone, from a run of their own (--alone: what
-the mesh is then). Needs Python's standard library only.
+Trains a model of 5 M parameters on generated text, without spare processes and without patience: the survivors shrink and
+continue at once, and the successor joins later; with --catch-up it catches up while they train. Prints for each kill the
+longest gap between two steps, from the survivors' first step alone to the first step together, and the times from the
+successor's process start to its world and to its first step. The unit of the gap is the median step of the survivors alone,
+from a separate run (--alone: its mesh). Needs only Python's standard library.
 """
 
 import argparse
@@ -28,15 +28,15 @@ elastic: {{replace_patience: 0.0, rest_bytes_max: {rest_bytes_max}}}
 def add(parser):
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--alone", default="--dp_replicate_size 1", help="the mesh of the survivors")
-    parser.add_argument("--learn", action="store_true", help="the successor catches up while the others train")
+    parser.add_argument("--catch-up", action="store_true", help="the successor catches up while the others train")
     parser.add_argument("--between", type=int, default=6, help="steps between a join and the next kill")
-    parser.add_argument("--log", type=argparse.FileType("w"), default=subprocess.DEVNULL, help="where the run's own output goes")
+    parser.add_argument("--log", type=argparse.FileType("w"), default=subprocess.DEVNULL, help="file for the run's output")
 
 
 def main():
     args, overrides = arguments(__doc__, add)
-    rest = 0 if args.learn else 1 << 40
-    n_worlds = 3 if args.learn else 2
+    rest = 0 if args.catch_up else 1 << 40
+    n_worlds = 3 if args.catch_up else 2
     with Job(args.phalanx, more=MORE.format(rest_bytes_max=rest)) as job:
         job.run("--max_steps", "14", "--output_dir", "alone", *args.alone.split(), stdout=args.log)
         alone = statistics.median(job.steps_ms("alone")[4:]) / 1e3
@@ -67,7 +67,7 @@ def main():
             until(lambda: len(times) >= n_joined + 1)
             first = time.monotonic()
             until(lambda: len(times) >= n_joined + args.between)
-            # The gap in which the kill fell is the failure's, not the join's.
+            # The gap with the kill belongs to the failure, not to the join.
             pairs = [(a, b) for a, b in zip(times, times[1:]) if a > killed and a <= first]
             longest = max((b - a for a, b in pairs), default=first - joined)
             together = statistics.median(b - a for a, b in zip(times[n_joined + 1 :], times[n_joined + 2 :]))

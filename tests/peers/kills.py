@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Kills random rank processes of a `phalanx train` run and says how long each time no step was told of.
+"""Kills random rank processes of a `phalanx train` run and measures the time without a reported step.
 
     python3 tests/peers/kills.py target/release/phalanx --kills 20 --dp_shard_size 2 --elastic.spare_ranks 1
 
-Trains a small model on text of its own, reproducibly; prints one line per kill, then the quantiles of the time from a kill
-to the next step that was computed after it, and the hash of the exported weights, which must be that of a run with
-`--kills 0`. Needs Python's standard library only.
+Trains a small model on generated text, with `reproducible`; prints one line per kill, then median and maximum of the time from
+a kill to the first step computed after it, and the hash of the exported weights, which must equal that of a run with
+`--kills 0`. Needs only Python's standard library.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def main():
                 continue
             victim, before, begin = dice.choice(alive), n_steps(), time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            # A step may have been under way to the file; the one after it was computed behind the kill.
+            # The next step in the file may be older than the kill; the one after it is not.
             while run.poll() is None and n_steps() < before + 2:
                 time.sleep(0.002)
             gaps.append(time.monotonic() - begin)

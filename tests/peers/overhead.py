@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What elasticity costs while nothing fails, in processor time: all threads of a job but those that compute.
+"""Overhead of elasticity while nothing fails: processor time of all threads of a job that do not compute.
 
     python3 tests/peers/overhead.py target/release/phalanx --seconds 20 --dp_replicate_size 2
 
-Trains a model of 5 M parameters on text of its own and adds up, from the kernel's account of each thread, what coordinator,
-supervisor, heartbeats and orders took beside the device threads. Wall-clock comparisons of two runs differ by more than
-that on any machine with neighbours (`cargo bench -p phalanx --bench elasticity` makes them anyhow). Needs Python's standard
+Trains a model of 5 M parameters on generated text and compares the processor time of coordinator, supervisor, heartbeats and
+desired states with that of the device threads, from the kernel's accounting. On a shared machine wall-clock times of two runs
+differ by more than this overhead (`cargo bench -p phalanx --bench elasticity` compares them). Needs only Python's standard
 library and Linux.
 """
 
@@ -51,7 +51,7 @@ def main():
     print(f"{last - first} steps of {passed / (last - first) * 1e3:.1f} ms; devices computed {devices:.2f} s")
     for name, seconds in sorted(used.items(), key=lambda item: -item[1]):
         print(f"{name:28} {seconds / (last - first) * 1e3:6.2f} ms a step, {100 * seconds / passed:.2f} % of a core")
-    print(f"all but the devices          {100 * sum(used.values()) / devices:.2f} % of what the devices took")
+    print(f"all other threads            {100 * sum(used.values()) / devices:.2f} % of the devices' time")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The memory of processes while they run, as the kernel counts it.
+"""The memory of running processes, as the kernel counts it.
 
-PSS of `/proc/PID/smaps_rollup`: what a process has alone, and its share of what several have mapped. So two ranks that share
-memory do not count it twice, and libraries count for both sides. Needs Python's standard library only.
+PSS of `/proc/PID/smaps_rollup`: the private pages of a process and its share of shared pages. Two ranks do not count shared
+memory twice, and libraries count on all sides of a comparison. Needs only Python's standard library.
 """
 
 import glob
@@ -11,7 +11,7 @@ import time
 
 
 def pss_mib(pid):
-    """Memory of a process; 0 if it is gone."""
+    """Memory of a process; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as table:
             return next(int(line.split()[1]) for line in table if line.startswith("Pss:")) / 1024
@@ -20,7 +20,7 @@ def pss_mib(pid):
 
 
 def children(pid):
-    """Process ids of the children of a process, whichever of its threads started them."""
+    """Process ids of the children of all threads of a process."""
     found = []
     for path in glob.glob(f"/proc/{pid}/task/*/children"):
         try:
@@ -40,27 +40,27 @@ def command_line(pid):
 
 
 def of_itself(pid):
-    """The process alone, without helpers that it starts."""
+    """The process without its children."""
     return [pid]
 
 
 def peak_mib(command, which=of_itself, interval_s=0.02, **how):
-    """Runs a command to its end; the largest memory of a process of it, on the average over those that `which` names by the
-    process id of the command. Looking takes time of the kernel, so what is measured like this is not timed."""
+    """Runs a command and returns its peak memory, as the average over the processes that `which` returns for the command's
+    process id. Reading PSS takes kernel time, so such runs are not timed."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
     peaks, has_ended = [0], threading.Event()
 
-    def look():
+    def sample():
         while not has_ended.is_set():
             pids = which(process.pid)
             if pids:
                 peaks.append(sum(map(pss_mib, pids)) / len(pids))
             time.sleep(interval_s)
 
-    looks = threading.Thread(target=look)
-    looks.start()
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     code = process.wait()
     has_ended.set()
-    looks.join()
+    sampler.join()
     assert code == 0, f"{command} ended with {code}"
     return max(peaks)

@@ -1,4 +1,4 @@
-"""Files of tensors that both sides of a comparison start from: the format of safetensors, read and written with PyTorch alone."""
+"""Reads and writes safetensors files, from which both sides of a comparison start, with only PyTorch."""
 
 import json
 

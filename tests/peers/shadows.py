@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What shadows cost while nothing fails: the median step with and without them, interleaved.
+"""Overhead of shadows while nothing fails: the median step with and without them, in interleaved runs.
 
     python3 tests/peers/shadows.py target/release/phalanx --rounds 3 --steps 12 --dp_shard_size 2
 
-Trains a model of 24 M parameters on text of its own; the first four steps of a run do not count. Needs Python's standard
-library only.
+Trains a model of 24 M parameters on generated text; the first four steps of a run do not count. Needs only Python's
+standard library.
 """
 
 import statistics

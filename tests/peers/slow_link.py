@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Lets a machine that was lost join again over a slow network, and says how long the other one waited for it.
+"""Restarts a lost machine behind a slow network and measures the other machine's longest gap between two steps.
 
     sudo python3 tests/peers/slow_link.py target/release/phalanx --joins 3 --rate 1gbit
 
-Two machines are network namespaces between which so much passes a second (`tc`), one rank each, dp_replicate 2, 5 M parameters:
-60 MB of state. Per join the second node and its rank are killed; the first one goes on alone; the node is started again and
-joins, in one half of the joins at rest, in the other catching up while the first one trains (`elastic.rest_bytes_max`), in
-turn. Prints the longest gap between two steps from the first step alone to the first one together, beside the median step
-alone and together. Needs Python's standard library, `ip`, `tc` and the right to make namespaces.
+The machines are two network namespaces with a limited rate between them (`tc`), one rank each, dp_replicate 2, 5 M parameters:
+60 MB of state. Each join kills the second node and its rank; the first node continues alone; the second node restarts and
+joins, alternately at rest and catching up while the first node trains (`elastic.rest_bytes_max`). Prints the longest gap
+between two steps, from the first step alone to the first step together, and the median steps alone and together. Needs
+Python's standard library, `ip`, `tc` and the right to create namespaces.
 """
 
 import os
@@ -25,12 +25,12 @@ PATIENCE_S = 120
 
 
 def add(parser):
-    parser.add_argument("--joins", type=int, default=3, help="of each kind")
-    parser.add_argument("--rate", default="1gbit", help="of the network, as `tc` takes it")
+    parser.add_argument("--joins", type=int, default=3, help="number of joins of each kind")
+    parser.add_argument("--rate", default="1gbit", help="rate of the network, in the syntax of `tc`")
 
 
 class Network:
-    """Two namespaces with a link between them. Gone when left."""
+    """Two namespaces with a link between them. Removed on exit."""
 
     def __init__(self, rate):
         self.rate, self.names = rate, [f"phxs{os.getpid()}{i}" for i in range(2)]
@@ -55,7 +55,7 @@ class Network:
 
 
 class Cluster:
-    """A coordinator and two nodes on these machines. Killed when left."""
+    """A coordinator and two nodes on these machines. Killed on exit."""
 
     def __init__(self, job, network, phalanx, overrides):
         self.job, self.network, self.phalanx = job, network, phalanx
@@ -63,9 +63,9 @@ class Cluster:
         self.processes = {"coordinator": self.spawn(0, "coordinator", words)}
 
     def __enter__(self):
-        said = lambda: re.search(r"--join (\S+)", open(f"{self.job.folder}/coordinator.log").read())
-        until("a join string", said)
-        self.join = said()[1]
+        found = lambda: re.search(r"--join (\S+)", open(f"{self.job.folder}/coordinator.log").read())
+        until("a join string", found)
+        self.join = found()[1]
         for i in range(2):
             self.add(i)
         return self
@@ -94,7 +94,7 @@ class Cluster:
 def until(what, is_so, look=lambda: None):
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
-        assert time.monotonic() < deadline, f"{what} does not come"
+        assert time.monotonic() < deadline, f"timeout while waiting for {what}"
         time.sleep(0.001)
         look()
 
@@ -104,7 +104,7 @@ def gaps(times, begin, end):
 
 
 def join(args, network, overrides, rest_bytes_max):
-    """The longest gap, a step alone and a step together, in seconds."""
+    """The longest gap, the median step alone and the median step together, in seconds."""
     with Job(args.phalanx, more=MORE.format(rest_bytes_max=rest_bytes_max)) as job:
         mesh = ["--dp_replicate_size", "2", "--max_steps", "100000", *overrides]
         with Cluster(job, network, args.phalanx, mesh) as cluster:

@@ -1,8 +1,8 @@
-"""The products of runtime/benches/matmul.rs in PyTorch on two threads: median GFLOP/s per layout and shape.
+"""The products of runtime/cpu/benches/matmul.rs in PyTorch on two threads: median GFLOP/s per layout and shape.
 
     python tests/peers/torch_matmul.py [seconds per product]
 
-The gradient of a weight overwrites its result here and is added to it in ours.
+PyTorch overwrites the gradient of a weight; Phalanx adds to it.
 """
 
 import statistics

@@ -1,8 +1,8 @@
-"""Two PyTorch processes timing the training step of the benchmark model under DDP or FSDP2 on Gloo; prints one JSON line.
+"""Times the training step of the benchmark model in two PyTorch processes under DDP or FSDP2 on Gloo; prints one JSON line.
 
 usage: torch_parallel_step.py ddp|fsdp f32|bf16 STEPS START TEXT
-The model is that of torch_step.py, and START a file of its weights; each rank has a batch of 4 x 256 bytes of TEXT, in the order
-of the file, and one thread. DDP's gradients lie in its buckets (`gradient_as_bucket_view`), which spares it a copy of them.
+The model is that of torch_step.py, and START a file of its weights. Each rank has one thread and a batch of 4 x 256 bytes of
+TEXT, in the order of the file. DDP keeps its gradients in its buckets (`gradient_as_bucket_view`), which avoids a copy.
 """
 import json
 import os
@@ -35,7 +35,7 @@ def rank_main(rank, world, mode, precision, steps, port, start_file, text):
         fully_shard(model)
     opt = optimizer(model)
     with open(text, "rb") as file:
-        # The byte tokenizer of Phalanx begins a text with BOS.
+        # Phalanx's byte tokenizer starts a text with BOS.
         ids_of_steps = torch.tensor([256, *file.read(steps * world * B * S - 1)]).view(steps, world, B, S)
     times, losses = [], []
     for ids in ids_of_steps[:, rank]:

@@ -1,9 +1,9 @@
-"""One PyTorch process timing the training step of the benchmark model; prints one JSON line.
+"""Times the training step of the benchmark model in one PyTorch process; prints one JSON line.
 
 usage: torch_step.py eager|compile f32|bf16 STEPS START
 The model: Llama-shaped, d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, fused AdamW, 2 threads.
-START is a file of `step_time --write`: the weights and the batch of ours. `compile` is `torch.compile` of the model, which
-needs a C++ compiler; the first step, in which it compiles, is not among the timed ones.
+START is a file of `step_time --write`: the weights and the batch of Phalanx's step. `compile` is `torch.compile` of the model,
+which needs a C++ compiler; the first step, which compiles, is not timed.
 """
 import json
 import statistics
@@ -66,7 +66,7 @@ NAMES_IN_BLOCK |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 
 
 def name_in_file(name):
-    """Where the model directories of Llama have a parameter of ours."""
+    """The name of a parameter in model directories of Llama."""
     words = name.split(".")
     if words[0] == "blocks":
         return f"model.layers.{words[1]}.{NAMES_IN_BLOCK[words[2]]}.weight"
@@ -80,7 +80,7 @@ def start_from(model, tensors):
 
 
 def optimizer(model):
-    """AdamW, which as in Phalanx leaves the gains of norms without weight decay."""
+    """AdamW without weight decay on the gains of norms, as in Phalanx."""
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays} for decays in (True, False)]
     return torch.optim.AdamW(groups, lr=3e-4, fused=True)

@@ -1,9 +1,10 @@
-"""One rank of a small PyTorch job that may be killed: a worker of torchrun_kills.py and torchft_kills.py.
+"""One rank of a small PyTorch job for torchrun_kills.py and torchft_kills.py, which kill it.
 
 usage: torch_worker.py torchrun|torchft FOLDER STEPS SAVE_STEPS
-A model of as many parameters as that of kills.py (some 270 K) on data made up from the step, gradients averaged over Gloo.
-Whoever leads writes a line for each step: its number, the time of the monotonic clock, and how many ranks took part. Under
-torchrun rank 0 saves each SAVE_STEPS steps, and all begin at the last save; under TorchFT a rank takes its state from a peer.
+A model with the same number of parameters as that of kills.py (some 270 K) on data generated from the step; Gloo averages the
+gradients. Rank 0 under torchrun, and every replica under TorchFT, writes a line for each step: its number, the monotonic time,
+and the number of ranks that took part. Under torchrun rank 0 saves every SAVE_STEPS steps, and all ranks resume from the last
+save; under TorchFT a restarted rank fetches its state from a peer.
 """
 import datetime
 import os
@@ -29,7 +30,7 @@ def loss_of(module, step, rank):
     return nn.functional.cross_entropy(module(ids).view(-1, VOCABULARY), ids.view(-1))
 
 
-def tell(name, step, n_ranks):
+def record_step(name, step, n_ranks):
     with open(f"{FOLDER}/{name}", "a") as file:
         file.write(f"{step} {time.monotonic():.4f} {n_ranks}\n")
 
@@ -56,7 +57,7 @@ def torchrun():
         optimizer.step()
         done += 1
         if rank == 0:
-            tell("steps", done, n_ranks)
+            record_step("steps", done, n_ranks)
             if done % SAVE_STEPS == 0:
                 save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": done})
 
@@ -65,7 +66,7 @@ def torchft():
     from torchft import Manager, Optimizer, ProcessGroupGloo
 
     replica = int(os.environ["REPLICA"])
-    # What torchrun would provide for the ranks of a replica; it goes with the process.
+    # The store that torchrun would provide for the ranks of a replica; it ends with the process.
     port = int(os.environ["MASTER_PORT"])
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     module = model()
@@ -88,14 +89,14 @@ def torchft():
         before = manager.current_step()
         optimizer.zero_grad()
         loss_of(module, before, replica).backward()
-        # Its DistributedDataParallel does not survive the loss of a peer with this PyTorch (`assert fut._fut` in ddp.py).
+        # TorchFT's DistributedDataParallel fails after the loss of a peer with this PyTorch (`assert fut._fut` in ddp.py).
         flat = torch.cat([parameter.grad.view(-1) for parameter in module.parameters()])
         manager.allreduce(flat).wait()
         for parameter, grad in zip(module.parameters(), flat.split([p.numel() for p in module.parameters()])):
             parameter.grad.copy_(grad.view_as(parameter))
         optimizer.step()
         if manager.current_step() > before:
-            tell(f"steps-{replica}", manager.current_step(), manager.num_participants())
+            record_step(f"steps-{replica}", manager.current_step(), manager.num_participants())
     manager.shutdown()
     del store
 

@@ -1,11 +1,11 @@
-"""Kills one of two replicas of a PyTorch job under TorchFT and says how long the other one makes no step, as kills.py does with
-ranks of Phalanx.
+"""Kills one of two replicas of a PyTorch job under TorchFT and measures how long the other one makes no step, as kills.py does
+for ranks of Phalanx.
 
     PYTHON_WITH_TORCHFT tests/peers/torchft_kills.py [--kills 5]
 
-Two replica groups of one rank each on Gloo (torch_worker.py, package torchft), with the lighthouse of the package; a replica that
-was killed is started again at once and takes its state from the other. Told for each kill: the longest time between two steps of
-the survivor until both take part again, and the time until they do.
+Two replica groups of one rank each on Gloo (torch_worker.py, package torchft), with the lighthouse of the package; a killed
+replica is restarted at once and fetches its state from the other. Prints for each kill the survivor's longest gap between two
+steps until both take part again, and the time until they do.
 """
 import argparse
 import os

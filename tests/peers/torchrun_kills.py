@@ -1,12 +1,12 @@
-"""Kills random workers of a PyTorch job under torchrun and says how long each time no new step was told of, as kills.py does
-with ranks of Phalanx.
+"""Kills random workers of a PyTorch job under torchrun and measures the time without a new step, as kills.py does for ranks of
+Phalanx.
 
     PYTHON_WITH_TORCH tests/peers/torchrun_kills.py [--kills 5] [--save-steps 50]
 
-Two ranks on Gloo (torch_worker.py). torchrun's agent stops the other worker, starts both again, and they go on from the last
-save; steps since then are done once more. Told for each kill: the time to the first step of all, to the first step that had not
-been done before, and how many were done again. Monitor interval, rendezvous and all else are torchrun's defaults. On a busy machine
-Gloo may fail to connect after each restart (`connection refused`); then this ends with the log of the agent.
+Two ranks on Gloo (torch_worker.py). torchrun's agent stops the other worker and restarts both, and they resume from the last
+save and repeat the steps since then. Prints for each kill the time to the first step, the time to the first new step, and the
+number of repeated steps. Monitor interval, rendezvous and all other settings are torchrun's defaults. On a busy machine Gloo may
+fail to connect after every restart (`connection refused`); the script then fails and prints the log of the agent.
 """
 import argparse
 import os
@@ -41,14 +41,14 @@ def main():
                 workers = [pid for pid in children(agent.pid) if "torch_worker" in command_line(pid)]
                 before, begin = steps(folder), time.monotonic()
                 os.kill(dice.choice(workers), signal.SIGKILL)
-                # One may have been under way to the file; its number still rises.
+                # The next step in the file may be older than the kill, so a new step has a higher number.
                 last = max(number for number, *_ in before) + 1
                 new = lambda: next((when for number, when, _ in steps(folder)[len(before):] if number > last), None)
                 until("a new step", agent, new)
                 again = [(number, when) for number, when, _ in steps(folder)[len(before):] if number <= last - 1]
                 first = again[0][1] if again else new()
                 found.append((first - begin, new() - begin, last - again[0][0] if again else 0))
-                print(f"kill {i + 1}: {found[-1][0]:.2f} s to a step, {found[-1][1]:.2f} s to a new one, {found[-1][2]} done again", flush=True)
+                print(f"kill {i + 1}: {found[-1][0]:.2f} s to a step, {found[-1][1]:.2f} s to a new one, {found[-1][2]} repeated", flush=True)
         except AssertionError:
             print(open(f"{folder}/log").read()[:6000])
             raise
@@ -61,7 +61,7 @@ def main():
 
 
 def steps(folder, name="steps"):
-    """Number, time and ranks of each step that was told of."""
+    """Number, time and ranks of each reported step."""
     try:
         with open(f"{folder}/{name}") as file:
             lines = [line.split() for line in file.read().rpartition("\n")[0].splitlines()]
@@ -74,7 +74,7 @@ def until(what, process, is_so):
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert process.poll() is None, f"ended before {what}"
-        assert time.monotonic() < deadline, f"{what} does not come"
+        assert time.monotonic() < deadline, f"timeout while waiting for {what}"
         time.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""Makes the reference models of this folder and computes PyTorch's numbers for them.
+"""Generates the reference models of this folder and computes PyTorch's numbers for them.
 
 usage: make.py [--out DIR] [NAME ...]        (default: this folder, everything)
 
@@ -6,9 +6,9 @@ Writes, for every name, below DIR:
   models/NAME/            a Hugging Face directory: config.json, model.safetensors (bf16), the tokenizer's files
   numbers/NAME.json       hyperparameters, logits, and the curves of two runs of PyTorch, in float32 and in float64
   numbers/NAME.safetensors  every weight after the last step of the float64 run, rounded to float32
-The runs of other optimizers than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3.
+The runs of optimizers other than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3.
 
-The seed is fixed: the models come out the same bytes on every machine; the numbers agree to the rounding of sums.
+The seed is fixed: the models have the same bytes on every machine; the numbers agree to the rounding of sums.
 """
 import argparse
 import hashlib
@@ -28,8 +28,8 @@ HERE = pathlib.Path(__file__).parent
 SEED = 20261122
 VOCAB = 352
 
-# Standard deviations of the initial values. Matrices are wide enough that attention is far from uniform, so that a
-# missing rotary embedding, window or multiplier shows; norms and biases are far enough from 1 and 0 to show as well.
+# Standard deviations of the initial values. They are large enough to detect a missing term: attention is far from uniform
+# (rotary embedding, window, multiplier), and norms and biases are far from 1 and 0.
 MATRIX_STD, NORM_STD, BIAS_STD = 0.12, 0.1, 0.1
 
 SHAPE = {
@@ -46,7 +46,8 @@ def rope(theta):
     return {"rope_type": "default", "rope_theta": theta}
 
 
-# name: (configuration class, its fields, vocabulary). What sets each family apart is on; the rest is as in SHAPE.
+# name: (configuration class, its fields, vocabulary). The distinguishing features of each family are on; other fields are as in
+# SHAPE.
 MODELS = {
     "tiny-llama2": ("LlamaConfig", SHAPE | {
         "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_parameters": rope(10000.0)}, "pieces"),
@@ -71,9 +72,9 @@ MODELS = {
 }
 
 RUN = {"seq": 64, "batch": 4, "steps": 8, "warmup": 2, "min_lr_ratio": 0.1, "clip_norm": 1.0}
-# The hyperparameters of each optimizer. AdamW's eps is 1e-6 so that the biases of keys, whose gradient is zero but for
-# rounding (softmax is invariant to them), do not follow the rounding errors: with 1e-8 two runs that sum in another order
-# could not be compared element by element. Adafactor's eps1 is what torch takes for float32, in both runs.
+# The hyperparameters of each optimizer. AdamW's eps is 1e-6 because of the biases of keys: softmax is invariant to them, so
+# their gradient is only rounding error. With 1e-8 they would follow it, and runs with other orders of sums could not be compared
+# element by element. Adafactor's eps1 is torch's value for float32, in both runs.
 OPTIMIZERS = {
     "adamw": {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-6, "wd": 0.1},
     "sgd": {"lr": 0.5, "momentum": 0.9, "wd": 0.01},
@@ -87,7 +88,7 @@ PROMPT_LEN = 48
 
 
 def byte_level(text, starts_with_bos):
-    """Byte-level BPE, as in Llama 3, GPT-2, Qwen and others; only Llama 3 begins a document with a token."""
+    """Byte-level BPE, as in Llama 3, GPT-2, Qwen and others; only Llama 3 starts a document with a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -110,7 +111,7 @@ def pieces(text):
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=VOCAB - len(specials + fallback), show_progress=False)
-    trained.train_from_iterator(text.splitlines(), trainer)  # so that the end of a line is no character but a byte
+    trained.train_from_iterator(text.splitlines(), trainer)  # so that the end of a line becomes a byte, not a character
     bpe = json.loads(trained.to_str())["model"]
     ordered = specials + fallback + sorted(bpe["vocab"], key=bpe["vocab"].get)
     merges = [tuple(merge) for merge in bpe["merges"]]
@@ -137,7 +138,7 @@ def vocabulary(kind, text):
 
 
 def initial(name, parameter, tensor):
-    """Normal values from a generator of this parameter's own, exact in bf16: no value depends on the other models."""
+    """Normal values, exact in bf16, from a generator per parameter, so that no value depends on other models."""
     digest = hashlib.sha256(f"{SEED}/{name}/{parameter}".encode()).digest()
     values = numpy.random.Generator(numpy.random.PCG64(int.from_bytes(digest[:8], "little")))
     normal = torch.from_numpy(values.standard_normal(tensor.shape))
@@ -151,7 +152,7 @@ def initial(name, parameter, tensor):
 
 
 def make_model(name, text, out):
-    """Writes the directory of a model; returns the ids of the text."""
+    """Writes the directory of a model."""
     class_name, fields, kind = MODELS[name]
     tokenizer, specials = vocabulary(kind, text)
     ids_of = {f"{role}_id": tokenizer.token_to_id(token) for role, token in specials.items()}
@@ -233,7 +234,7 @@ def learning_rate(peak, t):
 
 
 def train(model, ids, kind):
-    """The curve of a run, and the weights after it."""
+    """Trains and returns the curve and the final weights."""
     h = OPTIMIZERS[kind]
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -281,7 +282,7 @@ def make_numbers(name, kind, text, out):
         curve, ends[dtype] = train(model, ids, kind)
         numbers[str(dtype).removeprefix("torch.")] = {"curve": curve}
     single, double = ends[torch.float32], ends[torch.float64]
-    # How far PyTorch's own two runs are apart at the end: no other implementation can be asked to be nearer.
+    # The distance between PyTorch's two runs at the end, as the scale for other implementations.
     numbers["largest_distance_of_a_final_weight"] = {
         parameter: (single[parameter].double() - weight).abs().max().item() for parameter, weight in double.items()}
     folder = out / "numbers"

@@ -1,4 +1,4 @@
-//! Tests that cross crates, and what they share: what fuzzing asserts, reference files, the benchmark step, the measuring of memory.
+//! Helpers of the tests that cross crates: assertions of the fuzz targets, reference files, the benchmark step, memory figures.
 
 #[cfg(feature = "decoders")]
 pub mod decoders;
@@ -16,10 +16,10 @@ pub fn rss_bytes() -> u64 {
     status_kib("VmRSS:") * 1024
 }
 
-/// Memory of each child of this process. What several processes have mapped is shared out among them; pages of files do not
-/// count: the system may drop them.
+/// Memory of each child of this process (PSS: pages mapped by several processes are divided among them). File pages do not
+/// count, since the system may drop them.
 pub fn children_pss_bytes() -> Vec<u64> {
-    // A process is listed with the thread that started it.
+    // The kernel lists a child under the thread that started it.
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let children: String =
         tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default()).collect();

@@ -1,6 +1,6 @@
-//! Runs of PyTorch and transformers to compare with: their files, the same run of ours, and how far the two are apart.
+//! Reference runs of PyTorch and transformers: their files, the same run in Phalanx, and the distances between the two.
 //!
-//! The committed references hold every final weight. That of the real model beside the checkout holds norms only.
+//! The committed references hold every final weight. The reference of the real model beside the checkout holds only norms.
 
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::events::StepMetrics;
@@ -18,13 +18,13 @@ pub struct Reference {
     pub model: PathBuf,
     json: Value,
     text: PathBuf,
-    /// The safetensors file with the weights after the last step; without it, the norms in the numbers are all there is.
+    /// The safetensors file with the weights after the last step; without it, the reference has only norms.
     final_weights: Option<PathBuf>,
 }
 
 /// The same run in Phalanx: every step, and the exported directory.
 pub struct Run {
-    /// What each step reported.
+    /// Metrics of each step.
     pub steps: Vec<StepMetrics>,
     model: PathBuf,
     _dir: tempfile::TempDir,
@@ -47,7 +47,7 @@ impl Reference {
     pub fn committed(name: &str) -> Result<Reference> {
         let numbers = phalanx_needs::reference("numbers");
         let json = read_json(&numbers.join(format!("{name}.json")))?;
-        let model = json["model"].as_str().context("the numbers name their model")?;
+        let model = json["model"].as_str().context("the numbers do not name their model")?;
         Ok(Reference {
             name: name.to_owned(),
             model: phalanx_needs::reference("models").join(model),
@@ -57,7 +57,7 @@ impl Reference {
         })
     }
 
-    /// The real pretrained model beside the checkout; the calling test is skipped where it is absent.
+    /// The real pretrained model beside the checkout; skips the calling test where it is absent.
     ///
     /// # Errors
     /// When its numbers cannot be read.
@@ -76,9 +76,9 @@ impl Reference {
     /// A number or list of the reference.
     ///
     /// # Errors
-    /// When it is absent or holds something else than numbers.
+    /// When it is absent or holds values other than numbers.
     pub fn numbers(&self, pointer: &str) -> Result<Vec<f64>> {
-        let missing = || format!("{}: the reference has {pointer}", self.name);
+        let missing = || format!("{}: the reference has no numbers at {pointer}", self.name);
         match self.json.pointer(pointer).with_context(missing)? {
             Value::Array(list) => list.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>().with_context(missing),
             one => Ok(vec![one.as_f64().with_context(missing)?]),
@@ -94,7 +94,7 @@ impl Reference {
         &self.json["hyperparameters"][key]
     }
 
-    /// The keys of the reference's optimizer. Another optimizer of ours needs a line here.
+    /// The keys of the reference's optimizer. A new optimizer needs an arm here.
     fn optimizer_keys(&self) -> Result<String> {
         let (wd, betas) = (self.hyper("wd"), self.hyper("betas"));
         let own = match self.json["optimizer"].as_str().unwrap_or("adamw") {
@@ -113,17 +113,17 @@ impl Reference {
                 self.hyper("eps2"),
                 self.hyper("d")
             ),
-            other => bail!("{}: there are no keys for the optimizer {other}", self.name),
+            other => bail!("{}: unknown optimizer {other}", self.name),
         };
         Ok(format!("{own}\nweight_decay: {wd}"))
     }
 
-    /// The YAML of the reference run; `cut` are the keys that a test is about.
-    fn yaml(&self, out: &Path, cut: &str) -> Result<String> {
+    /// The YAML of the reference run; `keys` has the keys under test.
+    fn yaml(&self, out: &Path, keys: &str) -> Result<String> {
         Ok(format!(
             "base_model: {}\ndatasets:\n  - path: {}\n    type: completion\noutput_dir: {}\nshuffle: false\n\
              sequence_len: {}\nmax_steps: {}\nlearning_rate: {}\nwarmup_steps: {}\nlr_scheduler: cosine\n\
-             cosine_min_lr_ratio: {}\nmax_grad_norm: 1.0\n{}\n{cut}\n",
+             cosine_min_lr_ratio: {}\nmax_grad_norm: 1.0\n{}\n{keys}\n",
             self.model.display(),
             self.text.display(),
             out.display(),
@@ -141,14 +141,14 @@ impl Reference {
         format!("micro_batch_size: {}", self.hyper("batch"))
     }
 
-    /// Trains as the reference did, with these keys besides.
+    /// Repeats the reference run with additional keys.
     ///
     /// # Errors
     /// When the job fails.
-    pub fn train(&self, cut: &str) -> Result<Run> {
+    pub fn train(&self, keys: &str) -> Result<Run> {
         let dir = tempfile::tempdir()?;
         let yaml = dir.path().join("job.yaml");
-        std::fs::write(&yaml, self.yaml(&dir.path().join("out"), cut)?)?;
+        std::fs::write(&yaml, self.yaml(&dir.path().join("out"), keys)?)?;
         let mut steps = Vec::new();
         let report = Job::from_yaml(&yaml)?.run_with(&Control::default(), |event| {
             if let Event::Step(m) = event {
@@ -163,17 +163,17 @@ impl Reference {
     /// Distances of a run from the reference run in `precision`, `float32` or `float64`.
     ///
     /// # Errors
-    /// When steps or learning rates are others than in the reference, or a value is not finite.
+    /// When steps or learning rates differ from the reference, or a value is not finite.
     pub fn distances(&self, precision: &str, run: &Run) -> Result<Distances> {
         let curve = self.json[precision]["curve"].as_array().context("the reference has a curve")?;
         ensure!(!curve.is_empty() && curve.len() == run.steps.len(), "{}: {} steps", self.name, run.steps.len());
         let mut largest = Distances::default();
         for (ours, theirs) in run.steps.iter().zip(curve) {
-            let of = |key: &str| theirs[key].as_f64().with_context(|| format!("the reference has {key}"));
+            let of = |key: &str| theirs[key].as_f64().with_context(|| format!("the reference has no {key}"));
             ensure!(Some(ours.step) == theirs["step"].as_u64(), "{}: step {}", self.name, ours.step);
             let lr = of("lr")?;
             ensure!((ours.lr - lr).abs() <= 1e-12 * lr, "{} step {}: lr {} is not {lr}", self.name, ours.step, ours.lr);
-            // `max` would swallow a NaN.
+            // `max` ignores NaN.
             ensure!(ours.loss.is_finite() && ours.grad_norm.is_finite(), "{} step {}: {ours:?}", self.name, ours.step);
             largest.loss = largest.loss.max((ours.loss - of("loss")?).abs());
             largest.grad_norm = largest.grad_norm.max((ours.grad_norm / of("grad_norm")? - 1.0).abs());
@@ -181,7 +181,7 @@ impl Reference {
         Ok(largest)
     }
 
-    /// The largest distance of a final weight from the reference, with the parameter where it is.
+    /// The largest distance of a final weight from the reference, with the name of its parameter.
     ///
     /// # Errors
     /// When the reference holds no weights, or the export has other parameters or shapes.
@@ -192,11 +192,11 @@ impl Reference {
             .with_context(|| self.name.clone())
     }
 
-    /// Relative distances of the final norms from those of the nearer of PyTorch's two runs, and for each the largest
-    /// distance between these two over the layers' parameters of that name.
+    /// Relative distance of each final norm from the nearer of PyTorch's two runs, and the largest distance between these two
+    /// over the parameters of that name in all layers.
     ///
-    /// The two runs differ by more than the rounding of a sum in biases of keys, whose gradient is close to zero by the
-    /// softmax's invariance and whose AdamW update thus follows rounding errors.
+    /// The two runs differ by more than the rounding of a sum in biases of keys: softmax is invariant to them, so their
+    /// gradient is close to zero, and their AdamW update follows rounding errors.
     ///
     /// # Errors
     /// When the reference has no norms, or a parameter is missing in the export.
@@ -224,15 +224,15 @@ impl Reference {
 
 /// How far the final norm of a parameter is from the reference.
 pub struct NormDistance {
-    /// Its name.
+    /// Name of the parameter.
     pub parameter: String,
-    /// From the nearer of PyTorch's two runs.
+    /// Distance from the nearer of PyTorch's two runs.
     pub distance: f64,
-    /// Between these two.
+    /// Distance between PyTorch's two runs.
     pub spread: f64,
 }
 
-/// The largest distance between two elements of the same place, with the parameter where it is.
+/// The largest distance between corresponding elements, with the name of their parameter.
 fn largest_distance(ours: &SafeTensors, theirs: &SafeTensors) -> Result<(f64, String)> {
     let sorted = |tensors: &SafeTensors| {
         let mut names: Vec<String> = tensors.names().into_iter().map(str::to_owned).collect();
@@ -240,14 +240,14 @@ fn largest_distance(ours: &SafeTensors, theirs: &SafeTensors) -> Result<(f64, St
         names
     };
     let (found, wanted) = (sorted(ours), sorted(theirs));
-    ensure!(found == wanted && !found.is_empty(), "the export has {found:?}, the reference {wanted:?}");
+    ensure!(found == wanted && !found.is_empty(), "the export has parameters {found:?}, the reference {wanted:?}");
     let mut largest = (0.0, String::new());
     for name in wanted {
         let (shape, wanted) = (ours.tensor(&name)?.shape().to_vec(), theirs.tensor(&name)?.shape().to_vec());
-        ensure!(shape == wanted, "{name} has shape {shape:?}, in the reference {wanted:?}");
+        ensure!(shape == wanted, "{name} has shape {shape:?}, expected {wanted:?}");
         for (x, w) in floats(ours, &name)?.zip(floats(theirs, &name)?) {
             let distance = (x - w).abs();
-            ensure!(distance.is_finite(), "{name} has {x}, the reference {w}");
+            ensure!(distance.is_finite(), "{name} has value {x}, expected {w}");
             if distance > largest.0 {
                 largest = (distance, name.clone());
             }
@@ -257,8 +257,8 @@ fn largest_distance(ours: &SafeTensors, theirs: &SafeTensors) -> Result<(f64, St
 }
 
 fn floats<'a>(tensors: &SafeTensors<'a>, name: &str) -> Result<impl Iterator<Item = f64> + use<'a>> {
-    let tensor = tensors.tensor(name).with_context(|| format!("the export has {name}"))?;
-    ensure!(tensor.dtype() == Dtype::F32, "{name} is {:?}", tensor.dtype());
+    let tensor = tensors.tensor(name).with_context(|| format!("the export has no {name}"))?;
+    ensure!(tensor.dtype() == Dtype::F32, "{name} has type {:?}, expected F32", tensor.dtype());
     let (chunks, rest) = tensor.data().as_chunks::<4>();
     ensure!(!chunks.is_empty() && rest.is_empty(), "{name} has {} bytes", tensor.data().len());
     Ok(chunks.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))))
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn largest_distance_names_the_parameter_that_is_off() {
+    fn largest_distance_names_the_differing_parameter() {
         let (distance, name) =
             compare(&[("a", &[2, 2], &[1.0, 2.0, 3.0, 4.0]), ("b", &[3], &[0.5, 0.251, 0.125])]).unwrap();
 
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn swapped_elements_are_found_although_every_norm_is_the_same() {
+    fn swapped_elements_are_found_although_all_norms_are_equal() {
         let (distance, name) =
             compare(&[("a", &[2, 2], &[1.0, 3.0, 2.0, 4.0]), ("b", &[3], &[0.5, 0.25, 0.125])]).unwrap();
 

@@ -20,7 +20,7 @@ use std::path::Path;
 /// The benchmark's model.
 pub fn bench_model() -> ModelConfig {
     ModelConfig {
-        family: Family::named("llama").expect("a family of ours"),
+        family: Family::named("llama").expect("a supported family"),
         vocab_size: 4096,
         hidden_size: 512,
         intermediate_size: 1408,
@@ -66,7 +66,7 @@ pub struct BenchStep {
 const BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
 
 impl BenchProgram {
-    /// Compiles a step of `model`, the benchmark's or one like it, on batches of this shape.
+    /// Compiles a step of `model` on batches of this shape.
     ///
     /// # Panics
     /// If a row is longer than the model's positions.
@@ -86,7 +86,7 @@ impl BenchProgram {
         BenchProgram { model, compiled, spec, batch }
     }
 
-    /// What the layout says that a step takes.
+    /// Memory of a step according to its layout.
     pub fn total_bytes(&self) -> u64 {
         self.compiled.layout.total_bytes() as u64
     }
@@ -94,7 +94,7 @@ impl BenchProgram {
     /// Allocates the machine and fills weights and inputs.
     ///
     /// # Panics
-    /// If the system has not the memory.
+    /// If there is not enough memory.
     pub fn allocate(self) -> BenchStep {
         let BenchProgram { model, compiled, spec, batch } = self;
         let mut machine = devices::host().machine(&[&compiled], &Backing::default()).expect("memory for the step");
@@ -134,12 +134,12 @@ impl BenchStep {
     /// The benchmark: 4 rows of 256 tokens.
     ///
     /// # Panics
-    /// If the machine has not the half gigabyte that it takes.
+    /// If there is not half a gigabyte of memory.
     pub fn new(bf16: bool) -> BenchStep {
         BenchProgram::new(bench_model(), bf16, BATCH).allocate()
     }
 
-    /// Writes the weights and the batch as they are, with the names of a model directory.
+    /// Writes the current weights and batch, with the tensor names of a model directory.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -208,7 +208,7 @@ impl BenchStep {
         self.machine.write(&self.compiled, hyper, 0, &scalars);
     }
 
-    /// Prints where the time of a step goes: median of `n` runs by operation and shape of its result.
+    /// Prints the time of a step by operation and shape of its result, as the median of `n` runs.
     ///
     /// # Panics
     /// As [`BenchStep::run`].

@@ -1,4 +1,4 @@
-//! Steps allocate nothing once they are warm: counted in processes of their own.
+//! Warm steps allocate nothing: counted in separate processes.
 
 use anyhow::{Context, Result, bail, ensure};
 use phalanx_needs::{Need, skip};
@@ -8,14 +8,14 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const PROBE: &str = env!("CARGO_BIN_EXE_allocation_probe");
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Whether products are those of the gemm crate.
+/// Skips the test where the gemm crate computes products.
 fn is_skipped() -> bool {
     let skips = phalanx::devices::host().engine(false) == "gemm crate";
     if skips {
-        let why = "without AVX-512 the products are those of the gemm crate, which keeps workspaces of its own";
+        let why = "without AVX-512 the gemm crate computes products, and it allocates workspaces";
         skip(Need::Avx512, why);
     }
     skips
@@ -37,7 +37,7 @@ fn steps_allocate_nothing_in_any_precision_on_any_number_of_threads() -> Result<
     Ok(())
 }
 
-/// A job that goes on until it is killed, and the processes that run it.
+/// A job that runs until it is killed, and its processes.
 struct Job {
     dir: tempfile::TempDir,
     processes: Vec<Child>,
@@ -53,12 +53,12 @@ impl Drop for Job {
 }
 
 const N_RANKS: usize = 2;
-/// Steps in which threads, queues and pools come to be.
+/// Steps that create threads, queues and pools.
 const N_WARM_UP: usize = 100;
-/// Steps that are counted at a time, and how many times.
+/// Steps per counting window, and number of windows.
 const N_STEPS: usize = 200;
 const N_WINDOWS: usize = 4;
-/// Allocations of a rank's connections in as many steps, when more announcements of a peer wait than ever before.
+/// Allowed allocations of a rank's connections per window: queues grow when more announcements of a peer wait than before.
 const GROWTH_MAX: u64 = 10;
 
 impl Job {
@@ -102,13 +102,13 @@ output_dir: out
         Ok(())
     }
 
-    /// As ranks of one machine, over shared memory.
+    /// Two ranks on one machine, over shared memory.
     fn on_one_machine(mut self) -> Result<Job> {
         self.spawn(&["train", "job.yaml"])?;
         Ok(self)
     }
 
-    /// As one rank on each of two nodes, over TCP.
+    /// One rank on each of two nodes, over TCP.
     fn on_two_nodes(mut self) -> Result<Job> {
         self.spawn(&["coordinator", "--listen", "127.0.0.1:0", "job.yaml"])?;
         let join = self.until("a join string", |job| {
@@ -130,17 +130,17 @@ output_dir: out
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    fn until<T>(&mut self, what: &str, look: impl Fn(&Job) -> Option<T>) -> Result<T> {
+    fn until<T>(&mut self, what: &str, poll: impl Fn(&Job) -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = poll(self) {
                 return Ok(found);
             }
             let log = self.log();
             for process in &mut self.processes {
-                ensure!(process.try_wait()?.is_none(), "the job has ended before {what}: {log}");
+                ensure!(process.try_wait()?.is_none(), "the job ended before {what}: {log}");
             }
-            ensure!(Instant::now() < deadline, "{what} does not come: {log}");
+            ensure!(Instant::now() < deadline, "timeout while waiting for {what}: {log}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -149,15 +149,14 @@ output_dir: out
         fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default().lines().count()
     }
 
-    /// Contents of the files that rank processes write.
+    /// Contents of the rank processes' files with this extension.
     fn files_of_ranks(&self, what: &str) -> Vec<String> {
         let entries = fs::read_dir(self.dir.path()).into_iter().flatten().flatten().map(|entry| entry.path());
         let of_ranks = entries.filter(|path| path.extension().is_some_and(|extension| extension == what));
         of_ranks.map(|path| fs::read_to_string(path).unwrap_or_default()).collect()
     }
 
-    /// Counts the allocations of each rank, on its device thread and on those of its connections, in at least [`N_STEPS`]
-    /// steps.
+    /// Counts the allocations of each rank's device thread and connection threads during at least [`N_STEPS`] steps.
     fn count(&mut self, window: usize) -> Result<Vec<[u64; 2]>> {
         File::create(self.path(format!("begin-{window}")))?;
         let (watches, counts) = (format!("watches-{window}"), format!("count-{window}"));
@@ -170,14 +169,14 @@ output_dir: out
             (counts.len() == N_RANKS).then_some(counts)
         })?;
         let of_rank = |text: &String| {
-            let (device, connections) = text.split_once(' ').context("two numbers")?;
+            let (device, connections) = text.split_once(' ').context("a count file has two numbers")?;
             Ok([device.parse()?, connections.parse()?])
         };
         counts.iter().map(of_rank).collect()
     }
 
-    /// Refuses a job whose steps go on to allocate. Pools grow when a rank gets further ahead of another than ever before,
-    /// so a job may take a while to be warm.
+    /// Fails if steps still allocate in the last window. Pools grow when a rank gets further ahead of another than before, so
+    /// a job may take a while to warm up.
     fn allocates_nothing(mut self, what: &str) -> Result<()> {
         self.until("a step", |job| (job.n_steps() >= N_WARM_UP).then_some(()))?;
         let mut all = Vec::new();

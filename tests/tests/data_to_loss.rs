@@ -1,4 +1,4 @@
-//! From the keys of a YAML file through data and schedule to what a step reports.
+//! From the keys of a YAML file through data and schedule to the metrics of a step.
 
 use anyhow::{Context, Result, ensure};
 use phalanx::config::datasets::DatasetType;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 const SEQUENCE_LEN: usize = 48;
 
-/// Writes 60 documents of different lengths, no two alike, none longer than a row.
+/// Writes 60 different documents of several lengths, none longer than a row.
 fn documents(dir: &Path) -> Result<PathBuf> {
     let path = dir.join("documents.jsonl");
     let line = |i: usize| format!("{{\"text\": \"{i:02} {}\"}}\n", "hoplon".repeat(1 + i % 6));
@@ -22,7 +22,7 @@ fn documents(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Runs a tiny model on the documents with these keys.
+/// Trains a tiny model on the documents with these keys.
 fn train(keys: &str) -> Result<(Vec<StepMetrics>, Vec<EvalMetrics>)> {
     let dir = tempfile::tempdir()?;
     let yaml = dir.path().join("job.yaml");
@@ -44,7 +44,7 @@ fn train(keys: &str) -> Result<(Vec<StepMetrics>, Vec<EvalMetrics>)> {
     Ok((steps, evals))
 }
 
-/// Summed loss and predicted tokens of one pass over the documents, whose weights do not move.
+/// Summed loss and predicted tokens of one pass over the documents with constant weights.
 fn sum_over_an_epoch(keys: &str) -> Result<(usize, f64, u64)> {
     let (steps, _) = train(&format!("learning_rate: 0.0\nnum_epochs: 1\nmicro_batch_size: 1\n{keys}"))?;
     let loss = steps.iter().map(|m| m.loss * m.predicted_tokens as f64).sum();
@@ -52,13 +52,13 @@ fn sum_over_an_epoch(keys: &str) -> Result<(usize, f64, u64)> {
 }
 
 #[test]
-fn packed_documents_sum_to_the_loss_of_one_document_a_row() -> Result<()> {
+fn packed_documents_sum_to_the_loss_of_one_document_per_row() -> Result<()> {
     let (n_rows, loss, predicted) = sum_over_an_epoch("sample_packing: false")?;
     let (n_packed, packed_loss, packed_predicted) = sum_over_an_epoch("sample_packing: true")?;
 
     ensure!(n_rows == 60 && n_packed < 45, "{n_rows} rows, {n_packed} packed");
-    ensure!(predicted == packed_predicted, "{predicted} and {packed_predicted} tokens are predicted");
-    // Each token's loss is known to f32's rounding, and the roundings do not add up.
+    ensure!(predicted == packed_predicted, "{predicted} tokens predicted, {packed_predicted} when packed");
+    // Each token's loss is exact up to f32's rounding, and the roundings do not add up.
     ensure!((packed_loss / loss - 1.0).abs() < 1e-6, "{packed_loss} is not {loss}");
     Ok(())
 }
@@ -108,12 +108,12 @@ fn validation_documents_are_never_trained_on() -> Result<()> {
 }
 
 #[test]
-fn evaluation_is_the_loss_over_the_rows_held_out() -> Result<()> {
+fn evaluation_is_the_loss_over_the_held_out_rows() -> Result<()> {
     let keys = "learning_rate: 0.0\nnum_epochs: 1\nmicro_batch_size: 1\nseed: 5";
     let (steps, _) = train(keys)?;
     let (fewer_steps, evals) = train(&format!("{keys}\nval_set_size: 13\neval_steps: 20"))?;
 
-    // What is not trained on is evaluated: the two sums are the sum over all documents.
+    // Held-out documents are evaluated, so the two sums add up to the sum over all documents.
     let sum = |steps: &[StepMetrics]| steps.iter().map(|m| m.loss * m.predicted_tokens as f64).sum::<f64>();
     let predicted = |steps: &[StepMetrics]| steps.iter().map(|m| m.predicted_tokens).sum::<u64>();
     let held_out = (predicted(&steps) - predicted(&fewer_steps)) as f64;
@@ -127,13 +127,13 @@ fn evaluation_is_the_loss_over_the_rows_held_out() -> Result<()> {
     Ok(())
 }
 
-/// Learning rates of a run of 20 steps whose highest is 0.01.
+/// Learning rates of a run of 20 steps with a peak of 0.01.
 fn learning_rates(keys: &str) -> Result<Vec<f64>> {
     let (steps, _) = train(&format!("learning_rate: 0.01\nmax_steps: 20\nwarmup_steps: 4\n{keys}"))?;
     Ok(steps.iter().map(|m| m.lr).collect())
 }
 
-/// Checks each step's rate, `t` counted from 0, against the formula in the words of the keys.
+/// Checks each step's rate against the formula of the keys; `t` counts from 0.
 fn assert_rates(keys: &str, after_warmup: impl Fn(f64) -> f64) -> Result<()> {
     let rates = learning_rates(keys)?;
     ensure!(rates.len() == 20, "{keys}: {} steps", rates.len());
@@ -146,7 +146,7 @@ fn assert_rates(keys: &str, after_warmup: impl Fn(f64) -> f64) -> Result<()> {
 }
 
 #[test]
-fn learning_rates_move_as_the_keys_say() -> Result<()> {
+fn learning_rates_follow_the_configured_schedule() -> Result<()> {
     assert_rates("lr_scheduler: constant", |_| 0.01)?;
     assert_rates("lr_scheduler: linear", |t| 0.01 * (20.0 - t) / 16.0)?;
     let cosine = |t: f64| 0.5 * (1.0 + (std::f64::consts::PI * (t - 4.0) / 16.0).cos());

@@ -1,17 +1,17 @@
-//! The fuzz targets of `tests/fuzz/`, without the fuzzer: each decodes its seeds, and its seeds damaged at random, so that targets
-//! do not rot between the days on which somebody fuzzes.
+//! Runs the fuzz targets of `tests/fuzz/` without the fuzzer, over their seeds and over randomly damaged seeds, so that the
+//! targets keep working between fuzzing sessions.
 
 use phalanx_tests::decoders::TARGETS;
 use std::time::{Duration, Instant};
 
-/// Damaged seeds of each target, if there is time.
+/// Damaged seeds per target within [`TIME_MAX`].
 const CASES: u64 = 20_000;
-/// Damaged seeds of each target in any case.
+/// Damaged seeds per target in any case.
 const CASES_MIN: u64 = 500;
 const TIME_MAX: Duration = Duration::from_secs(3);
 
 #[test]
-fn targets_have_names_of_their_own_and_a_file_that_calls_them() {
+fn every_target_has_a_unique_name_and_a_file_that_calls_it() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
     let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
 
@@ -24,7 +24,7 @@ fn targets_have_names_of_their_own_and_a_file_that_calls_them() {
 }
 
 #[test]
-fn every_target_takes_its_seeds() {
+fn every_target_accepts_its_seeds() {
     for target in TARGETS {
         let seeds = (target.seeds)();
 
@@ -34,13 +34,13 @@ fn every_target_takes_its_seeds() {
 }
 
 #[test]
-fn every_target_takes_damaged_seeds() {
+fn every_target_keeps_its_guarantees_over_damaged_seeds() {
     for target in TARGETS {
         let seeds = (target.seeds)();
         let start = Instant::now();
         let mut n_decoded = 0;
 
-        // Whatever the outcome: targets assert for themselves.
+        // The targets assert; every decoder result is fine.
         let decode = |case: (u64, u64), bytes: &[u8]| {
             if n_decoded < CASES_MIN || start.elapsed() < TIME_MAX {
                 n_decoded += 1;
@@ -57,7 +57,7 @@ fn every_target_takes_damaged_seeds() {
 }
 
 #[test]
-fn a_build_of_the_workspace_links_no_doors_for_fuzzing() {
+fn workspace_build_exposes_no_private_decoders() {
     let cargo = std::process::Command::new(env!("CARGO"))
         .args([
             "tree",

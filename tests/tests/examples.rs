@@ -1,13 +1,13 @@
-//! The configurations in `examples/` train as they are, but for fewer steps and another place for what they write.
+//! The configurations in `examples/` train, here for fewer steps and into a temporary folder.
 
 use anyhow::{Context, Result, ensure};
 use phalanx::config::JobConfig;
 use phalanx::{Control, Event, Job};
 use std::path::Path;
 
-/// Losses of two steps of an example with some keys set to other values.
+/// Losses of two steps of an example with overrides.
 fn losses(example: &str, keys: &[(&str, &str)]) -> Result<Vec<f64>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the tests lie in the project")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace is above this crate")?;
     let dir = tempfile::tempdir()?;
     let mut overrides: Vec<(String, String)> = vec![
         ("max_steps".into(), "2".into()),
@@ -27,7 +27,7 @@ fn losses(example: &str, keys: &[(&str, &str)]) -> Result<Vec<f64>> {
 }
 
 #[test]
-fn the_example_of_four_ranks_has_the_losses_of_one_rank() -> Result<()> {
+fn example_of_four_ranks_has_the_losses_of_one_rank() -> Result<()> {
     let four = losses("four-ranks.yaml", &[])?;
 
     let alone = [
@@ -44,7 +44,7 @@ fn the_example_of_four_ranks_has_the_losses_of_one_rank() -> Result<()> {
 }
 
 #[test]
-fn the_example_of_one_rank_trains() -> Result<()> {
+fn example_of_one_rank_trains() -> Result<()> {
     let losses = losses("own-source.yaml", &[("eval_steps", "2")])?;
 
     ensure!(losses.len() == 2 && losses[1] < losses[0], "{losses:?}");

@@ -1,7 +1,7 @@
-//! What training exports is a model directory that transformers loads and with which it computes the same.
+//! transformers loads an exported model directory and computes the same logits from it.
 //!
-//! The comparison runs in a Python that has transformers: the one that `PHALANX_PYTHON` names, or `python3`. Where it does
-//! not, the test is skipped.
+//! The comparison runs in the Python that `PHALANX_PYTHON` names, or in `python3`. Without transformers there the test is
+//! skipped.
 
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::Job;
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Exit code of the peer where transformers is absent.
+/// Exit code of `check_export.py` without transformers.
 const SKIPPED: i32 = 77;
 
 const TEXT: &str = "Once upon a time, there was a dragon — ein Drache.";
 
-/// Every family, with what sets it apart: scaled rotary frequencies, windows shorter than the text, biases, norms of
+/// Every family with its distinguishing features: scaled rotary frequencies, windows shorter than the text, biases, norms of
 /// heads, tied and untied output layers.
 fn families() -> Vec<Value> {
     let decoder = |family: &str, extra: Value| {
@@ -59,12 +59,12 @@ fn train(model: &Value, dir: &Path) -> Result<PathBuf> {
         "sequence_len": 32, "micro_batch_size": 4, "max_steps": 2, "learning_rate": 0.02, "output_dir": dir.join("out"),
     });
     let yaml = dir.join("job.yaml");
-    // Every JSON text is a YAML text.
+    // JSON is a subset of YAML.
     std::fs::write(&yaml, job.to_string())?;
     Job::from_yaml(&yaml)?.run()?.model_dir.context("a finished run exports its model")
 }
 
-/// What we compute from an exported directory, for the peer to compare with.
+/// What Phalanx computes from an exported directory, as input of `check_export.py`.
 fn expectation(model: &Path) -> Result<Value> {
     let ids: Vec<u32> = (0..24).map(|i| (i * 37 + 11) % 256).collect();
     let (logits, text_ids) = with_generator(model, 64, None, |g| {
@@ -75,7 +75,7 @@ fn expectation(model: &Path) -> Result<Value> {
 }
 
 #[test]
-fn transformers_computes_the_same_from_every_familys_export() -> Result<()> {
+fn transformers_computes_the_same_logits_from_the_export_of_every_family() -> Result<()> {
     let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/check_export.py");
     for family in families() {
@@ -88,18 +88,18 @@ fn transformers_computes_the_same_from_every_familys_export() -> Result<()> {
         let output = match Command::new(&python).arg(script).args([&model, &expected]).output() {
             Ok(output) => output,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                skip(Need::Transformers, format_args!("there is no `{python}`"));
+                skip(Need::Transformers, format_args!("`{python}` is not installed"));
                 return Ok(());
             }
             Err(error) => bail!("{python}: {error}"),
         };
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         if output.status.code() == Some(SKIPPED) {
-            skip(Need::Transformers, format_args!("{python}: {}", said.trim()));
+            skip(Need::Transformers, format_args!("{python}: {}", printed.trim()));
             return Ok(());
         }
-        println!("{name}: {}", said.trim());
-        ensure!(output.status.success(), "{name}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        println!("{name}: {}", printed.trim());
+        ensure!(output.status.success(), "{name}: {printed}{}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Ways of sharing a model among ranks, each against one rank: a set in which every pair of choices occurs, and the
-//! models, precisions and options that the matrix has not.
+//! Several ranks train as one rank: a set of cells with every pair of choices, and models, precisions and options that the
+//! matrix does not cover.
 //!
-//! All of them, 916 runs: `cargo run --release -p phalanx-tests --bin matrix`.
+//! The whole matrix, 916 runs: `cargo run --release -p phalanx-tests --bin matrix`.
 
 use anyhow::{Result, ensure};
 use phalanx_strategies::mesh::Mesh;
@@ -12,9 +12,9 @@ use phalanx_tests::matrix::pairs::pairwise;
 use phalanx_tests::matrix::run::{Outcome, STEPS, Task, Tolerance, compare, distance, train};
 use std::path::Path;
 
-/// Half precision rounds what each rank has, so sums of other parts round elsewhere: bf16 to 8 bits, fp16 to 11. Measured
-/// differences are up to 1e-3 nats and 3e-3 of a norm in bf16, 4e-5 and 1e-4 in fp16; an error in the program is one of
-/// whole nats.
+/// Half precision rounds the values of each rank (bf16 to 8 bits, fp16 to 11), so other splits round differently. Measured
+/// differences are up to 1e-3 nats and 3e-3 of a norm in bf16, 4e-5 and 1e-4 in fp16; an error in the program causes whole
+/// nats.
 const BF16: Tolerance = Tolerance { loss: 5e-3, norm: 2e-2 };
 const FP16: Tolerance = Tolerance { loss: 5e-4, norm: 2e-3 };
 
@@ -22,7 +22,7 @@ const fn mesh(pp: usize, dp_replicate: usize, dp_shard: usize, cp: usize, tp: us
     Cell { mesh: Mesh { pp, dp_replicate, dp_shard, cp, tp }, ..Cell::ALONE }
 }
 
-/// A cell for each axis, alone and with others; between them every choice.
+/// Cells that use each axis alone and with others, and every choice at least once.
 fn few_cells() -> Vec<Cell> {
     vec![
         Cell { sequence_parallel: true, ..mesh(1, 1, 1, 1, 4) },
@@ -37,7 +37,7 @@ fn few_cells() -> Vec<Cell> {
 const LORA: &[(&str, &str)] =
     &[("adapter", "lora"), ("lora_r", "3"), ("lora_alpha", "6"), ("lora_target_linear", "true")];
 
-/// Trains the cells in a ring of checkpoints and refuses every one that is not as one rank.
+/// Trains the cells in a ring of checkpoints and fails if one differs from one rank.
 fn check(task: &Task, cells: &[Cell], tolerance: &Tolerance) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let mut outcomes: Vec<Outcome> = Vec::new();
@@ -74,9 +74,9 @@ fn gpt2_trains_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
     check_pairs(Shape::Gpt2)
 }
 
-/// Norms of heads, four ranks for one key/value head, a prime vocabulary and a prime feed-forward extent.
+/// Norms per head, four ranks for one key/value head, a prime vocabulary and a prime feed-forward extent.
 #[test]
-fn extents_that_no_degree_divides_and_shared_heads_train_as_on_one_rank() -> Result<()> {
+fn indivisible_extents_and_shared_heads_train_as_on_one_rank() -> Result<()> {
     check(&Task::plain(Shape::Qwen3), &few_cells(), &Tolerance::F32)
 }
 
@@ -91,14 +91,14 @@ fn windows_of_attention_reach_across_context_parallel_ranks() -> Result<()> {
     check(&Task::plain(Shape::Mistral), &cells, &Tolerance::F32)
 }
 
-/// Four ranks hold two key/value heads that lie in one tensor with the queries.
+/// Four ranks hold two key/value heads, packed into one tensor with the queries.
 #[test]
 fn packed_projections_train_as_on_one_rank() -> Result<()> {
     check(&Task::plain(Shape::Phi3), &few_cells(), &Tolerance::F32)?;
     check(&Task { shape: Shape::Phi3, extra: LORA }, &[mesh(1, 1, 1, 1, 4), mesh(2, 1, 2, 1, 2)], &Tolerance::F32)
 }
 
-/// The norm over all heads sums squares over the tensor-parallel ranks, of which two hold the same key/value head.
+/// The norm over all heads sums squares over the tensor-parallel ranks, two of them with the same key/value head.
 #[test]
 fn norms_over_all_heads_train_as_on_one_rank() -> Result<()> {
     check(&Task::plain(Shape::Olmo2), &few_cells(), &Tolerance::F32)?;
@@ -141,7 +141,7 @@ fn adapters_train_as_on_one_rank() -> Result<()> {
 }
 
 #[test]
-fn activations_computed_again_are_the_same_on_every_mesh() -> Result<()> {
+fn recomputed_activations_train_as_on_one_rank() -> Result<()> {
     for policy in [&[("gradient_checkpointing", "full")], &[("gradient_checkpointing", "selective")]] {
         check(&Task { shape: Shape::Llama, extra: policy }, &few_cells(), &Tolerance::F32)?;
     }
@@ -154,8 +154,8 @@ fn sgd_with_momentum_trains_as_on_one_rank() -> Result<()> {
     check(&task, &few_cells(), &Tolerance::F32)
 }
 
-/// Every element moves by the learning rate, whichever way its averaged gradient points, so the rate is a tenth of AdamW's:
-/// an element whose gradient is noise then moves the loss by as little.
+/// Lion moves every element by the learning rate in the direction of its averaged gradient. The rate is a tenth of AdamW's, so
+/// that elements whose gradient is noise change the loss as little.
 #[test]
 fn lion_trains_as_on_one_rank() -> Result<()> {
     for shape in Shape::ALL {
@@ -165,7 +165,7 @@ fn lion_trains_as_on_one_rank() -> Result<()> {
     Ok(())
 }
 
-/// Rows, columns and whole tensors are summed over all ranks that have a part of them.
+/// Sums over rows, columns and whole tensors include all ranks with a part of them.
 #[test]
 fn adafactor_trains_as_on_one_rank() -> Result<()> {
     const EXTRA: &[(&str, &str)] = &[("optimizer", "adafactor"), LORA[0], LORA[1], LORA[2], LORA[3]];
@@ -176,7 +176,7 @@ fn adafactor_trains_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Phi3, extra: EXTRA }, &cells, &Tolerance::F32)
 }
 
-/// 13 validation rows, which no number of ranks divides.
+/// 13 validation rows: no number of ranks divides them.
 #[test]
 fn validation_losses_are_equal_on_every_mesh() -> Result<()> {
     let task = Task { shape: Shape::Llama, extra: &[("val_set_size", "13"), ("eval_steps", "4")] };
@@ -193,7 +193,7 @@ fn validation_losses_are_equal_on_every_mesh() -> Result<()> {
     Ok(())
 }
 
-/// Largest difference of a weight of two exported models that have the same tensors.
+/// Largest difference between the weights of two exported models with the same tensors.
 fn export_distance(a: &Path, b: &Path) -> Result<f32> {
     let (a, b) = (std::fs::read(a.join("model.safetensors"))?, std::fs::read(b.join("model.safetensors"))?);
     let (a, b) = (safetensors::SafeTensors::deserialize(&a)?, safetensors::SafeTensors::deserialize(&b)?);
@@ -210,9 +210,10 @@ fn export_distance(a: &Path, b: &Path) -> Result<f32> {
     Ok(worst)
 }
 
-/// With AdamW an element whose gradient is noise moves by a share of the learning rate either way, so weights are compared after SGD, whose update is as exact as the gradient.
+/// Compares weights after SGD, whose update is as exact as the gradient. AdamW moves elements whose gradient is noise by a share
+/// of the learning rate in either direction.
 #[test]
-fn the_model_that_many_ranks_export_is_that_of_one_rank() -> Result<()> {
+fn model_exported_by_many_ranks_equals_that_of_one_rank() -> Result<()> {
     let task = Task { shape: Shape::Gpt2, extra: &[("optimizer", "sgd"), ("learning_rate", "0.1")] };
     let dir = tempfile::tempdir()?;
     let alone = train(&task, &Cell::ALONE, dir.path(), 3, None)?;
@@ -222,14 +223,14 @@ fn the_model_that_many_ranks_export_is_that_of_one_rank() -> Result<()> {
         println!("{cell}: {worst:.1e}");
         ensure!(worst <= 1e-6, "{cell}: a weight differs by {worst}");
     }
-    // The weights did move, and differ from other weights.
+    // The comparison can fail: one more step changes the weights.
     let longer = train(&task, &Cell::ALONE, dir.path(), 4, None)?;
     ensure!(export_distance(&longer.model, &alone.model)? > 1e-4);
     Ok(())
 }
 
 #[test]
-fn an_export_of_many_ranks_without_a_step_between_has_the_bits_of_one_rank() -> Result<()> {
+fn export_of_many_ranks_without_updates_has_the_bits_of_one_rank() -> Result<()> {
     let task = Task {
         shape: Shape::Llama,
         extra: &[("learning_rate", "1e-30"), ("warmup_steps", "0"), ("weight_decay", "0")],

@@ -1,4 +1,4 @@
-//! What a run takes is what its layout says: measured in processes of their own.
+//! A run takes the memory of its layout: measured in separate processes.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -6,9 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Share by which the measured peak may differ from the planned one. Without AVX-512 a training job was seen to take 16 MB
-/// beside 744 (2.2 %); the gemm crate, which multiplies there, keeps workspaces of its own, but that they are the cause was
-/// not verified.
+/// Share by which the measured peak may differ from the planned one. Without AVX-512 a training job took 16 MB more than the
+/// planned 744 (2.2 %). The gemm crate, which multiplies there, keeps its own workspaces; whether they are the cause was not
+/// verified.
 fn share() -> f64 {
     if is_x86_feature_detected!("avx512f") { 0.02 } else { 0.03 }
 }
@@ -25,7 +25,7 @@ fn bytes(measured: &Value, key: &str) -> Result<f64> {
     measured[key].as_f64().with_context(|| format!("{key} in {measured}"))
 }
 
-/// Compares the peak named `at` with the plan; both in the numbers of the probe.
+/// Compares the peak named `at` with the plan; both come from the probe.
 fn assert_as_planned(what: &str, measured: &Value, at: &str) -> Result<()> {
     let planned = bytes(measured, "planned")?;
     let taken = bytes(measured, at)? - bytes(measured, "baseline")?;
@@ -37,7 +37,7 @@ fn assert_as_planned(what: &str, measured: &Value, at: &str) -> Result<()> {
 }
 
 #[test]
-fn a_step_takes_the_memory_of_its_layout() -> Result<()> {
+fn step_takes_the_memory_of_its_layout() -> Result<()> {
     for (precision, rows) in [("f32", "8"), ("bf16", "16")] {
         assert_as_planned(precision, &probe(&["measure-step", precision, rows])?, "peak")?;
     }
@@ -45,7 +45,7 @@ fn a_step_takes_the_memory_of_its_layout() -> Result<()> {
 }
 
 #[test]
-fn a_job_takes_the_memory_that_the_command_line_estimates() -> Result<()> {
+fn job_takes_the_memory_that_the_command_line_estimates() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let yaml = job(dir.path(), 768, "")?;
     let estimated = probe(&["estimate", &yaml, "--json"])?;
@@ -88,13 +88,13 @@ output_dir: {dir}/out
     Ok(yaml.to_str().context("a temporary path is text")?.to_string())
 }
 
-/// What a rank process takes besides its buffers: the heap, stacks of its threads, relocated data, and the rows.
+/// Memory of a rank process besides its buffers: heap, thread stacks, relocated data, and the rows.
 const PROCESS_BYTES: f64 = 14e6;
-/// Share of the buffers that a run of a few steps may leave untouched: room between values, and what nobody reads.
+/// Share of the buffers that a run of a few steps may leave untouched: gaps between values, and values without a reader.
 const UNTOUCHED: f64 = 0.03;
 
-/// Two ranks that are processes, as the kernel counts them (PSS), beside the buffers that the layout gives them. The sum of
-/// both is compared, since it does not depend on who is charged with a page that both have mapped.
+/// Compares the memory of two rank processes (PSS) with their buffer layouts. It compares sums, which do not depend on the
+/// process that a shared page is attributed to.
 fn assert_ranks_as_planned(mesh: &str, planned: &[f64], peak: f64) -> Result<()> {
     let all: f64 = planned.iter().sum();
     let besides = (peak - all) / planned.len() as f64;
@@ -119,12 +119,12 @@ fn rank_processes_take_the_memory_of_their_layout_on_every_axis_as_the_kernel_co
     ];
     for mesh in meshes {
         let dir = tempfile::tempdir()?;
-        // Without copies of each other's state, which `estimate` tells apart.
+        // Without shadows, which `estimate` reports separately.
         let yaml = job(dir.path(), 384, &format!("{mesh}threads: 1\nelastic: {{shadows: false, spare_ranks: 0}}\n"))?;
         let measured = probe(&["measure-ranks", &yaml])?;
-        let planned = measured["planned"].as_array().context("a number for each rank")?;
+        let planned = measured["planned"].as_array().context("the probe prints a number for each rank")?;
         let planned: Vec<f64> = planned.iter().filter_map(Value::as_f64).collect();
-        ensure!(bytes(&measured, "looks")? > 10.0, "{mesh}: {measured}");
+        ensure!(bytes(&measured, "samples")? > 10.0, "{mesh}: {measured}");
 
         assert_ranks_as_planned(&mesh.replace('\n', " "), &planned, bytes(&measured, "peak")?)?;
         if mesh.starts_with("dp_shard") {

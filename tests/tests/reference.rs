@@ -1,10 +1,10 @@
-//! Models of every family against what PyTorch and transformers compute with them: logits, and a training run with its
-//! curve and its final weights.
+//! Models of every family compared with PyTorch and transformers: logits, and a training run with its curve and final
+//! weights.
 //!
-//! The reference files hold a float32 and a float64 run of PyTorch, see `tests/reference/README.md`. The two are the
-//! yardstick of the bounds here: no implementation can be asked to be nearer to PyTorch than PyTorch is to itself. They
-//! differ by up to 1.5e-6 in a loss and 6.3e-6 in a final weight; ours are as near to the float64 run. The bounds leave
-//! room for another order of summation, three to ten times the largest distance measured, and for nothing else.
+//! The reference files hold a float32 and a float64 run of PyTorch, see `tests/reference/README.md`. The distance between
+//! these two sets the scale of the bounds: they differ by up to 1.5e-6 in a loss and 6.3e-6 in a final weight, and Phalanx is
+//! as near to the float64 run. The bounds are three to ten times the largest measured distance, which only leaves room for
+//! another order of summation.
 
 use anyhow::{Context, Result, ensure};
 use phalanx::api::generate::{Sampling, with_generator};
@@ -12,7 +12,7 @@ use phalanx_strategies::model::FAMILIES;
 use phalanx_tests::reference::{Reference, Run};
 use std::collections::BTreeSet;
 
-/// Every model whose family Phalanx supports. A new family is one line here.
+/// A model of every supported family. A new family is one line here.
 const MODELS: [&str; 9] = [
     "tiny-llama2",
     "tiny-llama3",
@@ -24,12 +24,12 @@ const MODELS: [&str; 9] = [
     "tiny-olmo2",
     "tiny-granite",
 ];
-/// Runs of other optimizers than AdamW.
+/// Runs of optimizers other than AdamW.
 const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tiny-llama3-adafactor"];
 
 /// Largest relative distance of logits.
 const LOGITS_BOUND: f64 = 5e-6;
-/// Largest distance of a loss from the reference in f32, nats.
+/// Largest distance of a loss from the reference in f32, in nats.
 const LOSS_BOUND: f64 = 5e-6;
 /// Largest relative distance of a gradient norm.
 const GRAD_NORM_BOUND: f64 = 5e-6;
@@ -54,7 +54,7 @@ fn assert_curve(r: &Reference, run: &Run, what: &str) -> Result<()> {
 
 fn assert_weights(r: &Reference, run: &Run, what: &str) -> Result<()> {
     let (distance, parameter) = r.weight_distance(run)?;
-    println!("{} {what}: final weights within {distance:.1e}, the farthest in {parameter}", r.name);
+    println!("{} {what}: final weights within {distance:.1e}, the largest distance in {parameter}", r.name);
     ensure!(distance < WEIGHT_BOUND, "{} {what}: a weight of {parameter} is {distance:.2e} off", r.name);
     Ok(())
 }
@@ -99,13 +99,13 @@ fn every_supported_family_has_a_committed_reference() -> Result<()> {
     }
 
     let supported: BTreeSet<String> = FAMILIES.iter().map(|f| f.model_type.to_owned()).collect();
-    ensure!(families == supported, "compared are {families:?}, supported {supported:?}");
+    ensure!(families == supported, "references cover {families:?}, supported are {supported:?}");
     ensure!(MODELS.iter().collect::<BTreeSet<_>>().len() == MODELS.len(), "a model is listed twice");
     Ok(())
 }
 
 #[test]
-fn logits_are_those_of_transformers() -> Result<()> {
+fn logits_equal_those_of_transformers() -> Result<()> {
     committed()?.iter().try_for_each(assert_logits)
 }
 
@@ -152,9 +152,9 @@ fn recomputed_activations_follow_the_same_curve() -> Result<()> {
     Ok(())
 }
 
-/// Rounding of activations moves a loss by about one unit of the format's last place times the square root of the
-/// number of roundings on the way; averaging over the tokens of a batch brings it below one unit again. The weights are
-/// f32, so it does not grow over the steps. The gradient is that of another, rounded function, and follows less closely.
+/// Rounding of activations changes a loss by about one unit of the format's last place times the square root of the
+/// number of roundings; averaging over the tokens of a batch reduces this below one unit. The weights are f32, so the error
+/// does not grow over the steps. The gradient is that of a different, rounded function, so its error is larger.
 #[test]
 fn bf16_stays_within_the_roundings_of_bf16() -> Result<()> {
     const UNIT: f64 = 1.0 / 256.0; // relative spacing of bf16
@@ -162,20 +162,20 @@ fn bf16_stays_within_the_roundings_of_bf16() -> Result<()> {
         let run = r.train(&format!("{}\nbf16: true", r.whole_batch()))?;
         let d = r.distances("float64", &run)?;
         println!("{} bf16: loss {:.1e}, gradient norm {:.1e}", r.name, d.loss, d.grad_norm);
-        ensure!(d.loss > LOSS_BOUND, "{}: {:.2e} is too close for bf16; was it used?", r.name, d.loss);
+        ensure!(d.loss > LOSS_BOUND, "{}: {:.2e} is too small an error for bf16; was bf16 used?", r.name, d.loss);
         ensure!(d.loss < UNIT, "{}: a loss is {:.2e} off", r.name, d.loss);
         ensure!(d.grad_norm < 4.0 * UNIT, "{}: a gradient norm is {:.2e} off", r.name, d.grad_norm);
     }
     Ok(())
 }
 
-/// As for bf16, with the eight times finer spacing of fp16; the scale must have grown meanwhile, without one overflow.
+/// As for bf16, with the eight times finer spacing of fp16; the loss scale must grow without an overflow.
 #[test]
 fn fp16_stays_within_the_roundings_of_fp16_while_its_loss_scale_grows() -> Result<()> {
     const UNIT: f64 = 1.0 / 2048.0; // relative spacing of fp16
     for r in committed()? {
-        let cut = format!("{}\nfp16: true\ninitial_loss_scale: 256\nloss_scale_window: 3", r.whole_batch());
-        let run = r.train(&cut)?;
+        let keys = format!("{}\nfp16: true\ninitial_loss_scale: 256\nloss_scale_window: 3", r.whole_batch());
+        let run = r.train(&keys)?;
         let d = r.distances("float64", &run)?;
         let scale = run.steps.last().and_then(|m| m.loss_scale).context("fp16 has a loss scale")?;
         println!("{} fp16: loss {:.1e}, gradient norm {:.1e}, scale {scale}", r.name, d.loss, d.grad_norm);
@@ -190,13 +190,13 @@ fn fp16_stays_within_the_roundings_of_fp16_while_its_loss_scale_grows() -> Resul
 fn real_model_gives_the_logits_of_transformers_and_trains_like_pytorch() -> Result<()> {
     let Some(r) = Reference::stories()? else { return Ok(()) };
     assert_logits(&r)?;
-    for (cut, reordered) in
+    for (keys, reordered) in
         [(r.whole_batch(), false), ("micro_batch_size: 2\ngradient_accumulation_steps: 2".into(), true)]
     {
-        let run = r.train(&cut)?;
+        let run = r.train(&keys)?;
         assert_curve(&r, &run, "real model")?;
         for norm in r.norm_distances(&run)? {
-            // A run that sums in another order than the reference may stray as PyTorch's two runs do.
+            // A run that sums in another order than the reference may differ as much as PyTorch's two runs.
             let bound = NORM_BOUND.max(if reordered { 3.0 * norm.spread } else { 0.0 });
             ensure!(norm.distance < bound, "{}: the norm is {:.2e} off", norm.parameter, norm.distance);
         }

@@ -1,4 +1,4 @@
-//! `reproducible: true`: however many ranks share the data, the state and the layers, the weights have the same bits.
+//! `reproducible: true`: the weights have the same bits for any number of ranks along pp, dp_replicate and dp_shard.
 
 use phalanx_strategies::mesh::Mesh;
 use phalanx_tests::matrix::cell::Cell;
@@ -12,7 +12,7 @@ const fn mesh(pp: usize, dp_replicate: usize, dp_shard: usize) -> Mesh {
     Mesh { pp, dp_replicate, dp_shard, cp: 1, tp: 1 }
 }
 
-/// Final weights as they are exported, and the bits of each step's loss and gradient norm.
+/// The exported weights, and the bits of each step's loss and gradient norm.
 fn bits(task: &Task, cell: &Cell, dir: &Path) -> (Vec<u8>, Vec<(u64, u64)>) {
     let run = train(task, cell, dir, STEPS, None).unwrap_or_else(|error| panic!("{} {cell}: {error:#}", task.shape));
     let weights = std::fs::read(run.model.join("model.safetensors")).unwrap();
@@ -23,7 +23,7 @@ fn cell(mesh: Mesh, zero: usize, schedule: &'static str) -> Cell {
     Cell { mesh, zero, schedule, ..Cell::ALONE }
 }
 
-/// Every mesh of 2 to 8 ranks along these axes. Stages of ZeRO and schedules of pipelines take turns.
+/// Every mesh of 2 to 8 ranks along these axes. ZeRO stages and pipeline schedules alternate.
 fn arrangements() -> Vec<Cell> {
     let mut cells = Vec::new();
     for pp in 1..=8 {
@@ -33,7 +33,7 @@ fn arrangements() -> Vec<Cell> {
                 let zero = if dp_shard > 1 { 1 + i % 3 } else { 3 };
                 let schedule = match i % 4 {
                     _ if pp == 1 => "1f1b",
-                    // Their microbatches fill two runs of layers a stage.
+                    // These have enough microbatches for two chunks of layers per stage.
                     _ if [(4, 1, 1), (2, 2, 2)].contains(&(pp, dp_replicate, dp_shard)) => "interleaved",
                     0 => "gpipe",
                     1 => "zero_bubble",
@@ -48,7 +48,7 @@ fn arrangements() -> Vec<Cell> {
 }
 
 #[test]
-fn arrangements_are_all_meshes_of_two_to_eight_ranks_and_differ_in_what_their_axes_do() {
+fn arrangements_cover_all_meshes_of_two_to_eight_ranks_with_every_schedule_and_stage() {
     let cells = arrangements();
 
     assert_eq!(cells.len(), 37);
@@ -106,7 +106,7 @@ fn adafactor_ends_with_the_bits_of_one_rank() {
 }
 
 #[test]
-fn with_as_many_tensor_parallel_ranks_every_arrangement_of_the_others_ends_with_the_same_bits() {
+fn every_arrangement_of_the_other_axes_ends_with_the_same_bits_at_a_fixed_tp() {
     let with_tp = |tp: usize, cell: Cell, sequence_parallel: bool| Cell {
         mesh: Mesh { tp, ..cell.mesh },
         sequence_parallel,
@@ -139,22 +139,22 @@ fn with_as_many_tensor_parallel_ranks_every_arrangement_of_the_others_ends_with_
 }
 
 #[test]
-fn without_the_mode_another_arrangement_ends_with_other_bits() {
-    // What makes the test above able to fail.
+fn arrangements_end_with_different_bits_without_reproducible() {
+    // Shows that the tests above can fail.
     let task = Task::plain(Shape::Llama);
     let dir = tempfile::tempdir().unwrap();
 
     let alone = bits(&task, &Cell::ALONE, dir.path());
-    let shared = bits(&task, &cell(mesh(1, 4, 1), 3, "1f1b"), dir.path());
+    let replicated = bits(&task, &cell(mesh(1, 4, 1), 3, "1f1b"), dir.path());
 
-    assert!(alone.0 != shared.0);
+    assert!(alone.0 != replicated.0);
 }
 
 #[test]
 fn offloaded_optimizer_state_changes_no_bit() {
     let dir = tempfile::tempdir().unwrap();
-    let here = bits(&Task::plain(Shape::Gpt2), &Cell::ALONE, dir.path());
-    let elsewhere = Task { extra: &[("offload_optimizer", "true")], ..Task::plain(Shape::Gpt2) };
+    let on_device = bits(&Task::plain(Shape::Gpt2), &Cell::ALONE, dir.path());
+    let offloaded = Task { extra: &[("offload_optimizer", "true")], ..Task::plain(Shape::Gpt2) };
 
-    assert!(bits(&elsewhere, &Cell::ALONE, dir.path()) == here);
+    assert!(bits(&offloaded, &Cell::ALONE, dir.path()) == on_device);
 }

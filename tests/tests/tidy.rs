@@ -1,11 +1,11 @@
-//! Rules of the house that no compiler checks: floors, circles between folders, sizes of files and functions.
+//! Project rules that no compiler checks: layers and import cycles of folders, sizes of files and functions, words.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The crates whose folders are compared, from the ground floor up.
+/// The crates whose modules are checked for import cycles, bottom-up.
 const CRATES: [&str; 10] = [
     "strategies/src",
     "actors/src",
@@ -19,8 +19,8 @@ const CRATES: [&str; 10] = [
     "examples/src",
 ];
 
-/// The folders and top-level files of the front crate, from the ground floor up: an import leads downwards or stays.
-const FLOORS: [&str; 15] = [
+/// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
+const LAYERS: [&str; 15] = [
     "units",
     "config",
     "data",
@@ -38,17 +38,17 @@ const FLOORS: [&str; 15] = [
     "cli",
 ];
 
-/// Doors for fuzz targets, which lead into every folder.
-const DOORS: [&str; 2] = ["fuzzing", "fuzz"];
+/// Modules that expose private decoders to fuzz targets; they import from every folder.
+const FUZZING_MODULES: [&str; 2] = ["fuzzing", "fuzz"];
 
 const LINES_OF_FILE_MAX: usize = 800;
 const LINES_OF_FUNCTION_MAX: usize = 70;
 
-/// Functions that stay whole although they are long, each with its reason.
+/// Longer functions that are not split, each with its reason.
 const LONG_FUNCTIONS: [(&str, &str); 2] = [
     // One arm for each operation of the program; every arm is a call.
     ("runtime/cpu/src/executor/instr.rs", "run"),
-    // One guard after another, in the order of the decision.
+    // One guard after another, in the order of the rules.
     ("strategies/src/elastic/coordinator/next_world.rs", "next_world"),
 ];
 
@@ -56,7 +56,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above this crate").to_owned()
 }
 
-/// All Rust files below a folder, as paths relative to it.
+/// All Rust files below a folder, relative to it.
 fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(next) = folders.pop() {
@@ -73,7 +73,7 @@ fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// All Rust files of the workspace, built files aside.
+/// All Rust files of the workspace, except build outputs.
 fn all_files() -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for folder in ["strategies", "actors", "runtime", "chaos", "tests", "examples"] {
@@ -90,7 +90,7 @@ fn production(text: &str) -> String {
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// The top-level modules of its crate that a file names, its own aside.
+/// The top-level modules that a file imports from its crate, except its own.
 fn imports(file: &Path, code: &str) -> BTreeSet<String> {
     let modules: Vec<String> = file.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
     let depth = modules.len() - usize::from(modules.last().is_some_and(|last| last == "mod"));
@@ -102,7 +102,7 @@ fn imports(file: &Path, code: &str) -> BTreeSet<String> {
         }
         let rest = &code[at + "crate::".len()..];
         match rest.strip_prefix('{') {
-            Some(list) => named.extend(heads(list)),
+            Some(list) => named.extend(first_identifiers(list)),
             None => named.extend([identifier(rest)]),
         }
     }
@@ -122,8 +122,8 @@ fn identifier(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The first words of a list in braces, which may hold lists.
-fn heads(list: &str) -> Vec<String> {
+/// The first identifier of each path in a braced list, which may nest.
+fn first_identifiers(list: &str) -> Vec<String> {
     let (mut depth, mut found, mut begins) = (0, Vec::new(), true);
     for (at, c) in list.char_indices() {
         match c {
@@ -142,10 +142,10 @@ fn heads(list: &str) -> Vec<String> {
     found
 }
 
-/// Which top-level module of a crate names which others, and the file that does.
-fn arrows(folder: &str) -> Result<BTreeMap<(String, String), PathBuf>> {
+/// Imports between the top-level modules of a crate, each with a file that has it.
+fn imports_between_modules(folder: &str) -> Result<BTreeMap<(String, String), PathBuf>> {
     let source = root().join(folder);
-    let mut arrows = BTreeMap::new();
+    let mut found = BTreeMap::new();
     let top = |file: &Path| file.iter().next().map(|part| part.to_string_lossy().replace(".rs", ""));
     let files = rust_files(&source)?;
     let modules: BTreeSet<String> = files.iter().filter_map(|file| top(file)).collect();
@@ -153,24 +153,24 @@ fn arrows(folder: &str) -> Result<BTreeMap<(String, String), PathBuf>> {
         let from = top(file).context("a file has a name")?;
         let is_test = file.iter().any(|part| part.to_string_lossy().starts_with("tests"))
             || file.to_string_lossy().ends_with("_tests.rs");
-        if is_test || DOORS.contains(&from.as_str()) || from == "lib" || from == "main" {
+        if is_test || FUZZING_MODULES.contains(&from.as_str()) || from == "lib" || from == "main" {
             continue;
         }
         for to in imports(file, &production(&fs::read_to_string(source.join(file))?)) {
-            if modules.contains(&to) && !DOORS.contains(&to.as_str()) {
-                arrows.entry((from.clone(), to)).or_insert_with(|| Path::new(folder).join(file));
+            if modules.contains(&to) && !FUZZING_MODULES.contains(&to.as_str()) {
+                found.entry((from.clone(), to)).or_insert_with(|| Path::new(folder).join(file));
             }
         }
     }
-    Ok(arrows)
+    Ok(found)
 }
 
-/// A circle among modules, if there is one, as the modules on it.
-fn circle(arrows: &BTreeMap<(String, String), PathBuf>) -> Option<Vec<String>> {
+/// The modules of an import cycle, if there is one.
+fn cycle(imports: &BTreeMap<(String, String), PathBuf>) -> Option<Vec<String>> {
     let reaches = |from: &str| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
         while let Some(module) = next.pop() {
-            for (_, to) in arrows.keys().filter(|(a, _)| *a == module) {
+            for (_, to) in imports.keys().filter(|(a, _)| *a == module) {
                 if seen.insert(to.clone()) {
                     next.push(to.clone());
                 }
@@ -178,12 +178,12 @@ fn circle(arrows: &BTreeMap<(String, String), PathBuf>) -> Option<Vec<String>> {
         }
         seen
     };
-    let modules: BTreeSet<&String> = arrows.keys().map(|(from, _)| from).collect();
+    let modules: BTreeSet<&String> = imports.keys().map(|(from, _)| from).collect();
     let start = modules.into_iter().find(|module| reaches(module).contains(*module))?;
     Some(reaches(start).into_iter().filter(|module| reaches(module).contains(start)).collect())
 }
 
-/// Length and name of each function, by the indentation that rustfmt gives it.
+/// Length and name of each function, found by rustfmt's indentation.
 fn functions(text: &str) -> Vec<(usize, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -205,32 +205,32 @@ fn functions(text: &str) -> Vec<(usize, String)> {
 }
 
 #[test]
-fn no_folder_of_the_front_crate_imports_from_a_higher_floor() -> Result<()> {
-    let floor = |module: &str| FLOORS.iter().position(|f| *f == module);
-    let arrows = arrows("runtime/src")?;
+fn folders_of_the_runtime_crate_import_only_from_lower_layers() -> Result<()> {
+    let layer = |module: &str| LAYERS.iter().position(|l| *l == module);
+    let imports = imports_between_modules("runtime/src")?;
 
-    for ((from, to), file) in &arrows {
-        let lower = floor(from).with_context(|| format!("{from} has no floor; add it to FLOORS"))?;
-        let upper = floor(to).with_context(|| format!("{to} has no floor; add it to FLOORS"))?;
-        ensure!(upper <= lower, "{} imports {to}, which is above {from}", file.display());
+    for ((from, to), file) in &imports {
+        let importer = layer(from).with_context(|| format!("{from} has no layer; add it to LAYERS"))?;
+        let imported = layer(to).with_context(|| format!("{to} has no layer; add it to LAYERS"))?;
+        ensure!(imported <= importer, "{} imports {to}, which is above {from}", file.display());
     }
-    ensure!(arrows.len() > 30, "only {} imports between folders were found", arrows.len());
+    ensure!(imports.len() > 30, "found only {} imports between folders", imports.len());
     Ok(())
 }
 
 #[test]
-fn no_folders_of_a_crate_import_each_other_in_a_circle() -> Result<()> {
+fn folders_of_a_crate_have_no_import_cycles() -> Result<()> {
     for folder in CRATES {
-        // The contract of a communicator is one idea in several files, which name each other.
+        // The contract of a communicator is one idea in several files, which import each other.
         if folder == "runtime/device/src" {
             continue;
         }
-        let arrows = arrows(folder)?;
-        if let Some(circle) = circle(&arrows) {
-            let on_it = |(from, to): &&(String, String)| circle.contains(from) && circle.contains(to);
+        let imports = imports_between_modules(folder)?;
+        if let Some(cycle) = cycle(&imports) {
+            let on_it = |(from, to): &&(String, String)| cycle.contains(from) && cycle.contains(to);
             let files: Vec<_> =
-                arrows.keys().filter(on_it).map(|k| format!("{} -> {}: {}", k.0, k.1, arrows[k].display())).collect();
-            anyhow::bail!("{folder}: {} import each other:\n{}", circle.join(", "), files.join("\n"));
+                imports.keys().filter(on_it).map(|k| format!("{} -> {}: {}", k.0, k.1, imports[k].display())).collect();
+            anyhow::bail!("{folder}: {} import each other:\n{}", cycle.join(", "), files.join("\n"));
         }
     }
     Ok(())
@@ -242,7 +242,7 @@ fn files_have_at_most_800_lines_and_functions_at_most_70() -> Result<()> {
     for file in all_files()? {
         let text = fs::read_to_string(root().join(&file))?;
         let n_lines = text.lines().count();
-        ensure!(n_lines <= LINES_OF_FILE_MAX, "{} has {n_lines} lines", file.display());
+        ensure!(n_lines <= LINES_OF_FILE_MAX, "{} has {n_lines} lines, more than {LINES_OF_FILE_MAX}", file.display());
         let name_of = |(n, name): (usize, String)| (n > LINES_OF_FUNCTION_MAX).then_some((n, name));
         for (n, name) in functions(&text).into_iter().filter_map(name_of) {
             let key = (file.to_string_lossy().into_owned(), name);
@@ -253,7 +253,7 @@ fn files_have_at_most_800_lines_and_functions_at_most_70() -> Result<()> {
     }
 
     for (file, name) in LONG_FUNCTIONS {
-        ensure!(long.contains(&(file.to_owned(), name.to_owned())), "{file}: `{name}` is not long any more");
+        ensure!(long.contains(&(file.to_owned(), name.to_owned())), "{file}: `{name}` is no longer long");
     }
     Ok(())
 }
@@ -269,38 +269,38 @@ fn imports_are_found_in_every_form() {
 }
 
 #[test]
-fn a_circle_is_found_and_a_tree_has_none() {
-    let arrow = |a: &str, b: &str| ((a.to_owned(), b.to_owned()), PathBuf::new());
-    let tree = BTreeMap::from([arrow("a", "b"), arrow("a", "c"), arrow("b", "c")]);
-    let mut round = tree.clone();
-    round.extend([arrow("c", "b")]);
+fn cycle_is_found_and_a_tree_has_none() {
+    let import = |a: &str, b: &str| ((a.to_owned(), b.to_owned()), PathBuf::new());
+    let tree = BTreeMap::from([import("a", "b"), import("a", "c"), import("b", "c")]);
+    let mut cyclic = tree.clone();
+    cyclic.extend([import("c", "b")]);
 
-    assert_eq!(circle(&tree), None);
-    assert_eq!(circle(&round), Some(vec!["b".to_owned(), "c".to_owned()]));
+    assert_eq!(cycle(&tree), None);
+    assert_eq!(cycle(&cyclic), Some(vec!["b".to_owned(), "c".to_owned()]));
 }
 
-/// A printed line that begins with the word, written so that this line is none.
+/// The start of a printed skip, split so that this file does not match.
 const PRINTED_SKIP: &str = concat!("ln!(", "\"skip");
 
 #[test]
-fn tests_report_skips_by_the_crate_for_it() -> Result<()> {
+fn tests_report_skips_through_phalanx_needs() -> Result<()> {
     for file in all_files()? {
         let text = fs::read_to_string(root().join(&file))?.to_lowercase();
         let dense: String = text.split_whitespace().collect();
         ensure!(
             !dense.contains(PRINTED_SKIP),
-            "{}: a printed skip is lost when the test passes; call phalanx_needs::skip",
+            "{}: the harness drops a printed skip; call phalanx_needs::skip",
             file.display()
         );
     }
     Ok(())
 }
 
-/// The one file outside the crate of the CPU device that names it, and the folder that offers its kernels to users' models.
+/// The only file outside the CPU device's crate that names it, and the folder that offers its kernels to users' models.
 const NAME_THE_CPU: [&str; 2] = ["runtime/src/devices.rs", "runtime/src/frontend/"];
 
 #[test]
-fn one_file_outside_its_crate_names_the_cpu_device() -> Result<()> {
+fn only_one_file_outside_its_crate_names_the_cpu_device() -> Result<()> {
     let (crate_name, device) = (["phalanx", "cpu"].join("_"), ["Cpu", "Device"].concat());
     let mut found = Vec::new();
     for file in all_files()?.into_iter().filter(|file| !file.starts_with("runtime/cpu")) {
@@ -317,7 +317,7 @@ fn one_file_outside_its_crate_names_the_cpu_device() -> Result<()> {
     Ok(())
 }
 
-/// Words of the glossary's left column (STYLE.md), as parts of an identifier or of a text.
+/// Words that the project's vocabulary replaces, as parts of identifiers or texts.
 const REPLACED_WORDS: [&str; 26] = [
     "seat",
     "seats",
@@ -347,7 +347,7 @@ const REPLACED_WORDS: [&str; 26] = [
     "basket",
 ];
 
-/// The words of the code of a line: identifiers fall into their parts.
+/// The words of a line of code; identifiers are split into their parts.
 fn words(code: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();
@@ -362,17 +362,17 @@ fn words(code: &str) -> Vec<String> {
 }
 
 #[test]
-fn no_identifier_or_text_has_a_word_that_the_glossary_replaces() -> Result<()> {
+fn no_identifier_or_text_has_a_replaced_word() -> Result<()> {
     for file in all_files()?.into_iter().filter(|file| !file.ends_with("tests/tests/tidy.rs")) {
         let text = fs::read_to_string(root().join(&file))?;
         for (at, line) in text.lines().enumerate() {
-            // The name of a stream of random numbers: another would change every simulated history.
+            // The name of a stream of random numbers; a new name would change every simulated history.
             let code = line.replace("\"learners\"", "");
             let code = code.split("//").next().unwrap_or_default();
             let found = words(code).into_iter().find(|word| REPLACED_WORDS.contains(&word.as_str()));
             ensure!(
                 found.is_none(),
-                "{}:{}: `{}` of the glossary: {line}",
+                "{}:{}: the vocabulary replaces `{}`: {line}",
                 file.display(),
                 at + 1,
                 found.unwrap_or_default()
@@ -383,6 +383,6 @@ fn no_identifier_or_text_has_a_word_that_the_glossary_replaces() -> Result<()> {
 }
 
 #[test]
-fn words_are_the_parts_of_identifiers() {
+fn identifiers_are_split_into_words() {
     assert_eq!(words("let MetricsMerge = n_seats(describe);"), ["let", "metrics", "merge", "n", "seats", "describe"]);
 }

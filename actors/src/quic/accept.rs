@@ -1,4 +1,4 @@
-//! Tells members from strangers (`QUIC-1`).
+//! Accepts connections, identifies their peers and admits new nodes (`QUIC-1`).
 
 use super::enrol::{self, Join};
 use super::frame::{self, Code, End};
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Handshakes and joins under way, at most. A join costs a durable write, so they queue anyway. Tests get there sooner.
+/// Most handshakes and joins in progress. Joins queue anyway, for a durable write each. Small in tests, to reach the limit.
 const UNKNOWN_MAX: usize = if cfg!(test) { 16 } else { 1024 };
 /// Above this number of handshakes, a peer must prove its source address first.
 const UNKNOWN_UNCHECKED_MAX: usize = if cfg!(test) { 4 } else { 256 };
-/// How long one of them may take. Under load a handshake waits for those before it.
+/// How long a handshake or a join may take. Under load a handshake waits for earlier ones.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves all connections until the endpoint is closed.
@@ -29,21 +29,21 @@ pub(super) async fn serve(shared: &Arc<Shared>, endpoint: &Endpoint) {
     while let Some(incoming) = endpoint.accept().await {
         let n_unknown = UNKNOWN_MAX - unknown.available_permits();
         if n_unknown >= UNKNOWN_UNCHECKED_MAX && !incoming.remote_address_validated() && incoming.may_retry() {
-            // It fails only if the peer was validated.
+            // Fails only if the peer is validated already.
             let _ = incoming.retry();
             continue;
         }
         match unknown.clone().try_acquire_owned() {
             Ok(permit) => drop(tokio::spawn(greet(shared.clone(), incoming, permit))),
             Err(_) => {
-                shared.complaints.refused(incoming.remote_address(), &"too many peers shake hands");
+                shared.complaints.refused(incoming.remote_address(), &"too many handshakes in progress");
                 incoming.refuse();
             }
         }
     }
 }
 
-/// Shakes hands and finds out who it is.
+/// Completes the handshake, identifies the peer and serves it.
 async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePermit) {
     let peer = incoming.remote_address();
     let connection = match tokio::time::timeout(PATIENCE, incoming).await {
@@ -68,9 +68,9 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePe
 
 /// The peer of a connection.
 enum Peer {
-    /// Has no certificate and wants to join.
+    /// A machine without a certificate that joins.
     Stranger,
-    /// Is a node and starts again.
+    /// A node that restarts.
     Returning(Certified, NodeId),
     Node(Certified, NodeId, Incarnation),
     Operator(Certified),
@@ -79,9 +79,9 @@ enum Peer {
 /// Why a connection is rejected.
 #[derive(Debug, thiserror::Error)]
 enum Unknown {
-    #[error("it shows no certificate; without one it can only join")]
+    #[error("expected a certificate, found none; without a certificate a peer can only join")]
     NoCertificate,
-    #[error("its certificate is for {found}, this is {have}")]
+    #[error("its certificate is for {found}, expected {have}")]
     OtherJob { found: String, have: String },
     #[error("its certificate is for {0}, which does not connect to a coordinator")]
     Role(String),
@@ -89,7 +89,7 @@ enum Unknown {
     Certificate(#[from] TrustError),
 }
 
-/// By what TLS has verified alone (`QUIC-2`).
+/// Identifies the peer by its verified TLS certificate alone (`QUIC-2`).
 fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
     let data = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
     let joining = data.and_then(|data| data.protocol) == Some(tls::JOIN.to_vec());
@@ -110,27 +110,27 @@ fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
     }
 }
 
-/// Lets a machine in, if its token or its certificate is good. One attempt per connection, whose proof is worth nothing
-/// on another one.
+/// Admits a machine whose token or certificate is valid. One attempt per connection; its proof is invalid on any other
+/// connection.
 async fn joins(shared: &Arc<Shared>, connection: &Connection, returning: Option<(Certified, NodeId)>) {
     let attempt = tokio::time::timeout(PATIENCE, join(shared, connection, returning)).await;
-    let (log, told) = match attempt {
+    let (log, reply) = match attempt {
         Ok(Ok(identity)) => {
             tracing::info!(peer = %connection.remote_address(), node = %identity.node, boot = %identity.boot, "joined");
-            // The machine hangs up when it has its certificate.
+            // The machine closes the connection once it has its certificate.
             let _ = tokio::time::timeout(PATIENCE, connection.closed()).await;
             return;
         }
-        Ok(Err(NotJoined::Refused(why))) => (why.to_string(), tell(&why)),
+        Ok(Err(NotJoined::Refused(why))) => (why.to_string(), public_reason(&why)),
         Ok(Err(NotJoined::End(End::Lost(err)))) => return shared.complaints.refused(connection.remote_address(), &err),
         Ok(Err(NotJoined::End(end))) => (end.to_string(), end.to_string()),
         Err(_) => ("its join takes too long".to_owned(), "the join takes too long".to_owned()),
     };
-    listener::refuse(shared, connection, Code::Refused, &log, &told);
+    listener::refuse(shared, connection, Code::Refused, &log, &reply);
 }
 
-/// Whether a token exists is not for those who do not know its secret.
-fn tell(why: &Refused) -> String {
+/// The reason as sent to the peer: a peer without the secret must not find out whether a token exists.
+fn public_reason(why: &Refused) -> String {
     match why {
         Refused::UnknownToken(_) | Refused::WrongProof(_) => "the token is unknown or wrong".to_owned(),
         other => other.to_string(),

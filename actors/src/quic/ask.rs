@@ -1,4 +1,4 @@
-//! The operator's side: one request, one answer.
+//! The operator's side: sends a request and receives its answer.
 
 use super::dial::{self, Sockets};
 use super::frame;
@@ -18,10 +18,10 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Connects to whichever coordinator answers first.
+    /// Connects to the first coordinator that answers.
     ///
     /// # Errors
-    /// When none does.
+    /// When no coordinator answers.
     pub async fn connect(
         addresses: &[Address],
         credential: &Credential,
@@ -33,23 +33,23 @@ impl Operator {
         Ok(Operator { sockets, connection })
     }
 
-    /// Sends the frame of a [`Kind::Request`] and waits for the frame of its [`Kind::Answer`], however long it takes.
+    /// Sends the frame of a [`Kind::Request`] and waits for the frame of its [`Kind::Answer`], without a timeout.
     ///
     /// # Errors
-    /// When the coordinator refuses, or is lost.
+    /// When the coordinator rejects the request, or the connection is lost.
     pub async fn ask(&self, request: Vec<u8>) -> Result<Vec<u8>, QuicError> {
         let lost = |err: &dyn std::fmt::Display| QuicError::Lost(err.to_string());
         let (tx, mut rx) = self.connection.open_bi().await.map_err(|err| lost(&err))?;
         frame::send(tx, request.into()).await.map_err(|err| lost(&err))?;
         frame::receive_bytes(&mut rx, Kind::Answer).await.map_err(|err| match err {
             frame::End::Violation(frame::Violation::Aborted(_)) => {
-                QuicError::Refused("it has no answer to this request".to_owned())
+                QuicError::Refused("it does not answer this request".to_owned())
             }
             other => lost(&other),
         })
     }
 
-    /// Says good-bye.
+    /// Closes the connection.
     pub async fn close(self) {
         self.sockets.close(Duration::from_secs(1)).await;
     }

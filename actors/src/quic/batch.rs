@@ -1,9 +1,9 @@
 //! Batching of heartbeats.
 //!
-//! Heartbeats of a thousand nodes arrive every 100 µs. Waking up for each one, or waking another thread to hand it
-//! over, costs more than handling it. Heartbeats are therefore handed over in batches, and while batches are full the
-//! listener's thread sleeps for a short interval, so that it reads everything that arrives meanwhile at once. News of a
-//! large job is delayed by at most that interval; in a small job nothing is delayed.
+//! Heartbeats of a thousand nodes arrive every 100 µs. Waking up for each heartbeat, or waking another thread to hand it
+//! over, costs more than handling it. The listener therefore hands heartbeats over in batches, and while batches are full
+//! its thread sleeps for a short interval and then reads everything that has arrived. This delays the news of a large job
+//! by at most that interval, and nothing in a small job.
 
 use super::listener::Shared;
 use crate::transport::Inbound;
@@ -29,7 +29,7 @@ fn moment(timing: &Timing) -> Duration {
 pub(super) struct Batch {
     reports: Mutex<Vec<Report>>,
     first: Notify,
-    /// Whether the last one was.
+    /// Whether the last batch was full.
     full: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl Batch {
         reports.push(report);
     }
 
-    /// What the listener's thread does before it sleeps.
+    /// Called by the listener's thread before it parks.
     pub(super) fn rest_if_full(&self, timing: &Timing) {
         if self.full.load(Ordering::Relaxed) {
             std::thread::sleep(moment(timing));
@@ -50,7 +50,7 @@ impl Batch {
     }
 }
 
-/// Empties the batch a moment after the first heartbeat came.
+/// Hands each batch over, one interval after its first heartbeat.
 pub(super) async fn hand_over(shared: &Shared) -> Infallible {
     let batch = &shared.batch;
     loop {
@@ -58,7 +58,7 @@ pub(super) async fn hand_over(shared: &Shared) -> Infallible {
         tokio::time::sleep(moment(&shared.config.timing)).await;
         let reports = std::mem::take(&mut *batch.reports.lock().expect("no holder of this lock panics"));
         batch.full.store(reports.len() >= FULL, Ordering::Relaxed);
-        // Whoever handles them is behind; the next ones say the same.
+        // The receiver is behind. Dropping is safe: the next heartbeats repeat the content.
         if let Err(TrySendError::Full(Inbound::Heartbeats(reports))) =
             shared.inbound.try_send(Inbound::Heartbeats(reports))
         {

@@ -1,4 +1,4 @@
-//! One line in the log for each peer that is refused, but not one for each packet of a flood.
+//! Logs a line for each rejected peer, and only a count in a flood.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ impl Complaints {
         Complaints(Mutex::new((Instant::now(), 0)))
     }
 
-    /// Logs that a peer was refused, unless many were in this second; those are counted.
+    /// Logs a rejected peer. Beyond `LINES_PER_SECOND`, counts it instead.
     pub(super) fn refused(&self, peer: SocketAddr, why: &dyn Display) {
         let (silent, line) = self.count(Instant::now());
         if let Some(n_refused) = silent {
@@ -27,9 +27,9 @@ impl Complaints {
         }
     }
 
-    /// How many went unlisted in a second that is over, and whether this one is to be listed.
+    /// The number of unlisted peers of a past second, if any, and whether to list this one.
     fn count(&self, now: Instant) -> (Option<u32>, bool) {
-        let mut guard = self.0.lock().expect("nobody panics while counting");
+        let mut guard = self.0.lock().expect("no holder of this lock panics");
         let (since, n_lines) = &mut *guard;
         let mut silent = None;
         if now.duration_since(*since) >= Duration::from_secs(1) {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_counted_instead_of_listed() {
+    fn refusals_beyond_the_limit_are_counted_instead_of_listed() {
         let complaints = Complaints::new();
         let now = Instant::now();
 

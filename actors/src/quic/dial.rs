@@ -1,4 +1,4 @@
-//! Connecting to whichever address answers first: of several coordinators one is alive.
+//! Connects to the first address that answers. Several coordinators may be configured; one is alive.
 
 use super::frame::Code;
 use super::{QuicError, transport};
@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Sockets from which connections are made, one for each kind of target. They accept no connections.
+/// Sockets of outgoing connections, one for each kind of target. They accept no connections.
 #[derive(Clone, Default)]
 pub(super) struct Sockets(Arc<Mutex<BTreeMap<SocketAddr, Endpoint>>>);
 
 impl Sockets {
     fn towards(&self, target: SocketAddr) -> Result<Endpoint, QuicError> {
         let address = transport::any_towards(target);
-        let mut endpoints = self.0.lock().expect("nobody panics with the sockets");
+        let mut endpoints = self.0.lock().expect("no holder of this lock panics");
         if let Some(endpoint) = endpoints.get(&address) {
             return Ok(endpoint.clone());
         }
@@ -30,9 +30,9 @@ impl Sockets {
         Ok(endpoint)
     }
 
-    /// Says good-bye on all connections. The acknowledgement is awaited at most this long.
+    /// Closes all connections. Waits at most `patience` for each acknowledgement.
     pub(super) async fn close(&self, patience: Duration) {
-        let endpoints = std::mem::take(&mut *self.0.lock().expect("nobody panics with the sockets"));
+        let endpoints = std::mem::take(&mut *self.0.lock().expect("no holder of this lock panics"));
         for endpoint in endpoints.values() {
             endpoint.close((Code::Done as u32).into(), b"the member is closing");
             let _ = tokio::time::timeout(patience, endpoint.wait_idle()).await;
@@ -40,7 +40,7 @@ impl Sockets {
     }
 }
 
-/// QUIC over a TLS configuration of ours.
+/// QUIC over one of our TLS configurations.
 pub(super) fn client(tls: rustls::ClientConfig, transport: Arc<TransportConfig>) -> ClientConfig {
     let crypto = QuicClientConfig::try_from(tls).expect("the provider has the cipher suite of QUIC's first packets");
     let mut config = ClientConfig::new(Arc::new(crypto));
@@ -48,10 +48,10 @@ pub(super) fn client(tls: rustls::ClientConfig, transport: Arc<TransportConfig>)
     config
 }
 
-/// Tries all addresses at once and keeps the first that answers.
+/// Tries all addresses at once and returns the first connection.
 ///
 /// # Errors
-/// When none does within `patience`. A refusal is more telling than silence.
+/// When no address answers within `patience`. A refusal takes precedence over other failures.
 pub(super) async fn dial(
     sockets: &Sockets,
     addresses: &[Address],
@@ -84,11 +84,11 @@ pub(super) async fn dial(
     Err(QuicError::Unreachable { addresses: addresses.join(","), why: silence })
 }
 
-/// One address, which may be a name of several numbers; they are tried in turn.
+/// Tries one address. A host name may resolve to several IP addresses, which are tried in turn.
 async fn attempt(sockets: Sockets, address: Address, config: ClientConfig) -> Result<Connection, QuicError> {
     let found = tokio::net::lookup_host((address.host.as_str(), address.port)).await;
     let targets = found.map_err(|err| QuicError::Lost(format!("{address}: {err}")))?;
-    let mut failure = QuicError::Lost(format!("{address} is no address of anything"));
+    let mut failure = QuicError::Lost(format!("{address} resolves to no IP address"));
     for target in targets {
         match connect(&sockets, target, config.clone()).await {
             Ok(connection) => return Ok(connection),
@@ -106,8 +106,8 @@ async fn connect(sockets: &Sockets, target: SocketAddr, config: ClientConfig) ->
     Ok(connection)
 }
 
-/// Waits until the server confirms the handshake. In TLS 1.3 a client's own part is over before the server has looked
-/// at its certificate. There is no event for it, so it is looked for; it comes within a round trip.
+/// Waits until the server confirms the handshake. In TLS 1.3 a client completes its part before the server has checked
+/// its certificate. quinn has no event for the confirmation, so this polls; the confirmation takes one round trip.
 async fn confirmed(connection: &Connection) -> Result<(), ConnectionError> {
     while connection.stats().frame_rx.handshake_done == 0 {
         tokio::select! {
@@ -118,9 +118,9 @@ async fn confirmed(connection: &Connection) -> Result<(), ConnectionError> {
     Ok(())
 }
 
-/// What the end of a connection means to a member: whether it is not wanted, or should try again.
+/// The error of a closed connection for a member: rejected, or lost and to be retried.
 pub(super) fn failure(err: ConnectionError) -> QuicError {
-    /// Alerts of TLS (RFC 9001 §4.8).
+    /// TLS alerts (RFC 9001 §4.8).
     const CRYPTO_ERRORS: std::ops::Range<u64> = 0x100..0x200;
     match err {
         ConnectionError::ApplicationClosed(close) => {

@@ -1,5 +1,4 @@
-//! How a machine becomes a node: with the token of a join string the first time, with its certificate at each start
-//! after that.
+//! Enrols a machine as a node: by the token of a join string the first time, by its certificate at each later start.
 
 use super::dial::{self, Sockets};
 use super::frame::{self, End};
@@ -22,9 +21,9 @@ pub const NODE: &str = "node";
 /// A machine's application to become a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Join {
-    /// It has a token.
+    /// The machine has a token.
     WithToken(Application),
-    /// It has the certificate that it shows, and starts again.
+    /// The machine restarts, and has the certificate of this connection.
     Again,
 }
 
@@ -32,7 +31,7 @@ impl Message for Join {
     const KIND: Kind = Kind::Join;
 }
 
-/// A renewal request of a node, which the connection identifies.
+/// A renewal request. The connection identifies the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Renew;
 
@@ -40,19 +39,19 @@ impl Message for Renew {
     const KIND: Kind = Kind::Renew;
 }
 
-/// What no two TLS connections have in common.
+/// Keying material unique to a TLS connection.
 pub(super) fn channel(connection: &Connection) -> [u8; CHANNEL_BYTES] {
     let mut channel = [0; CHANNEL_BYTES];
     connection
         .export_keying_material(&mut channel, CHANNEL_LABEL, b"")
-        .expect("so few bytes can always be exported after a handshake");
+        .expect("CHANNEL_BYTES can be exported after a handshake");
     channel
 }
 
-/// Makes this machine a node, or starts it again if it is one; the credential is kept in `dir`. Each call is a new boot.
+/// Enrols this machine as a node, or restarts its node. Keeps the credential in `dir`. Each call is a new boot.
 ///
 /// # Errors
-/// When no coordinator answers, or it refuses. The machine may try again.
+/// When no coordinator answers, or the coordinator rejects the machine. The machine may try again.
 pub async fn enrol(join: &JoinString, dir: &Path, timing: &Timing) -> Result<Credential, QuicError> {
     timing.check()?;
     let kept = Credential::load(dir, NODE)?.filter(|kept| is_good(kept, join));
@@ -62,22 +61,22 @@ pub async fn enrol(join: &JoinString, dir: &Path, timing: &Timing) -> Result<Cre
                 credential.save(dir, NODE)?;
                 return Ok(credential);
             }
-            // The register may be an older copy, for which this machine is a new one, or the job a later one in the
-            // same folder. If no coordinator answers, the attempt with the token reports it.
-            Err(why) => tracing::info!(%why, "the certificate is no longer good; using the token"),
+            // The register may be an older copy without this node, or a later job may use the same folder. If no
+            // coordinator answers, the attempt with the token reports it.
+            Err(why) => tracing::info!(%why, "the certificate was not accepted; using the token"),
         }
     }
     let applicant = Applicant::open(dir, NODE)?;
     let grant = with_token(join, &applicant, timing).await?;
     if name::public_key(&grant.authority.as_slice().into()) != Ok(join.authority) {
-        return Err(QuicError::Refused("its certificate is of another authority than the join string's".to_owned()));
+        return Err(QuicError::Refused("its certificate is not from the authority of the join string".to_owned()));
     }
     let credential = applicant.granted(grant)?;
     credential.save(dir, NODE)?;
     Ok(credential)
 }
 
-/// Whether a credential is of this job and has not expired.
+/// Whether a credential belongs to the job of the join string and has not expired.
 fn is_good(credential: &Credential, join: &JoinString) -> bool {
     name::public_key(credential.authority()) == Ok(join.authority)
         && SystemTime::now() < credential.certified().not_after
@@ -92,29 +91,29 @@ async fn again(join: &JoinString, kept: &Credential, timing: &Timing) -> Result<
 async fn with_token(join: &JoinString, applicant: &Applicant, timing: &Timing) -> Result<Grant, QuicError> {
     let signing_request = applicant.signing_request()?;
     exchange(join, tls::stranger(join.authority)?, timing, |connection| {
-        // The server has shown in the handshake that it holds the key of the join string (`TRUST-2`).
+        // The handshake has verified that the server holds the key of the join string (`TRUST-2`).
         let proof = Proof::new(&join.token.secret, &channel(connection), &signing_request);
         Join::WithToken(Application { token: join.token.id, proof, signing_request })
     })
     .await
 }
 
-/// Connects, asks and hangs up.
+/// Connects, sends one join and closes the connection.
 async fn exchange(
     join: &JoinString,
     tls: rustls::ClientConfig,
     timing: &Timing,
-    say: impl FnOnce(&Connection) -> Join,
+    join_for: impl FnOnce(&Connection) -> Join,
 ) -> Result<Grant, QuicError> {
     let sockets = Sockets::default();
     let config = dial::client(tls, transport::member(timing));
     let connection = dial::dial(&sockets, &join.addresses, &config, timing.detection_time * 4).await?;
-    let grant = ask(&connection, &say(&connection)).await.map_err(refusal);
+    let grant = ask(&connection, &join_for(&connection)).await.map_err(refusal);
     sockets.close(timing.detection_time).await;
     grant
 }
 
-/// Sends a message and waits for the certificate that answers it.
+/// Sends a message and waits for the certificate in its answer.
 pub(super) async fn ask<M: Message>(connection: &Connection, message: &M) -> Result<Grant, End> {
     let bytes = wire::encode(message).map_err(frame::Violation::from)?;
     let (tx, mut rx) = connection.open_bi().await?;
@@ -122,7 +121,7 @@ pub(super) async fn ask<M: Message>(connection: &Connection, message: &M) -> Res
     frame::receive(&mut rx).await
 }
 
-/// What an end means to a member.
+/// The error of an end for a member.
 pub(super) fn refusal(end: End) -> QuicError {
     match end {
         End::Lost(err) => dial::failure(err),

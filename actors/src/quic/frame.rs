@@ -1,23 +1,23 @@
-//! One message, one stream; and how connections end.
+//! Sends and receives one message per stream; the ways in which connections end.
 
 use crate::trust::name::Name;
 use crate::wire::{self, Kind, Message, WireError};
 use bytes::Bytes;
 use quinn::{Connection, ConnectionError, ReadError, ReadToEndError, RecvStream, SendStream, VarInt};
 
-/// Why we close a connection; the other side reads it in its log.
+/// Why we close a connection; the peer logs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Code {
-    /// Nothing more is to be said.
+    /// The side is done with the connection.
     Done = 0,
-    /// Not one of us.
+    /// The peer is not admitted.
     Refused = 1,
-    /// Not by the protocol.
+    /// The peer violated the protocol.
     Violation = 2,
-    /// A later connection of the same node has come.
+    /// A later connection of the same node has replaced this one.
     Displaced = 3,
-    /// The certificate has.
+    /// The certificate has expired.
     Expired = 4,
 }
 
@@ -26,49 +26,49 @@ pub(super) fn close(connection: &Connection, code: Code, why: &str) {
     connection.close(VarInt::from_u32(code as u32), why.as_bytes());
 }
 
-/// Why a connection is at its end.
+/// Why a connection has ended.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum End {
-    /// It broke, or was closed.
+    /// The connection was lost or closed.
     #[error("{0}")]
     Lost(#[from] ConnectionError),
-    /// The other side breaks the protocol.
+    /// The peer violated the protocol.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// The certificate with which it began has expired (`QUIC-6`).
+    /// The certificate of the handshake has expired (`QUIC-6`).
     #[error("its certificate has expired")]
     Expired,
 }
 
-/// How a peer breaks the protocol.
+/// How a peer violated the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
-    /// Its bytes are no message.
+    /// The bytes are not a valid message.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// It goes on and on.
+    /// The message exceeds the limit of its kind.
     #[error("expected {expected} of at most {} bytes, found more", expected.limit())]
     Long {
-        /// What it should be.
+        /// The expected kind.
         expected: Kind,
     },
-    /// It stops in the middle.
-    #[error("{0} was broken off")]
+    /// The stream ended before its message.
+    #[error("{0} was reset before its end")]
     Aborted(Kind),
-    /// It speaks for another one (`QUIC-2`).
+    /// The report is for a node other than the sender (`QUIC-2`).
     #[error("its certificate is for {have}, its report for {found}")]
     Impersonation {
-        /// Node of its certificate.
+        /// Node of the report.
         found: Name,
-        /// Who it is.
+        /// Node of the certificate.
         have: Name,
     },
-    /// It refuses what every coordinator sends.
-    #[error("it cuts messages short")]
+    /// The peer stopped the stream of a message.
+    #[error("it stopped the stream of a message")]
     Stopped,
 }
 
-/// The bytes of a stream, which shall be of a kind.
+/// Reads all bytes of a stream, up to the limit of a kind.
 pub(super) async fn receive_bytes(stream: &mut RecvStream, kind: Kind) -> Result<Vec<u8>, End> {
     stream.read_to_end(kind.limit()).await.map_err(|err| match err {
         ReadToEndError::TooLong => Violation::Long { expected: kind }.into(),
@@ -77,20 +77,20 @@ pub(super) async fn receive_bytes(stream: &mut RecvStream, kind: Kind) -> Result
     })
 }
 
-/// The message of a stream.
+/// Reads the message of a stream.
 pub(super) async fn receive<M: Message>(stream: &mut RecvStream) -> Result<M, End> {
     let frame = receive_bytes(stream, M::KIND).await?;
     Ok(wire::decode(&frame).map_err(Violation::from)?)
 }
 
-/// Sends a frame and ends its stream. It is under way when this returns, not there.
+/// Sends a frame and ends its stream. Returns before the frame has arrived.
 pub(super) async fn send(mut stream: SendStream, frame: Bytes) -> Result<(), End> {
     use quinn::WriteError;
     stream.write_chunk(frame).await.map_err(|err| match err {
         WriteError::ConnectionLost(err) => End::Lost(err),
         _ => Violation::Stopped.into(),
     })?;
-    // It fails only if the stream was reset, which peers do not do.
+    // Fails only if the stream was reset, which peers do not do.
     let _ = stream.finish();
     Ok(())
 }

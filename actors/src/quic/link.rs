@@ -1,4 +1,4 @@
-//! The node's side: keeps a connection to the active coordinator, reconnecting forever, on its own thread.
+//! The node's side: keeps a connection to the active coordinator and reconnects without limit, on its own thread.
 
 use super::dial::{self, Sockets};
 use super::enrol::{self, NODE, Renew};
@@ -22,57 +22,56 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, watch};
 
-/// The first wait after a failure.
+/// The first pause after a failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
 
-/// What a link needs to know.
+/// Settings of a link.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// Where coordinators may be.
+    /// Addresses of all possible coordinators.
     pub addresses: Vec<Address>,
-    /// Where the credential is kept; renewed ones are written there.
+    /// Directory of the credential; renewed credentials are written there.
     pub dir: PathBuf,
-    /// How fast all has to be.
+    /// All timeouts.
     pub timing: Timing,
-    /// How many desired states may wait to be taken up; further ones wait at the coordinator, where newer replace older
-    /// ones.
+    /// How many received desired states may wait. Further ones wait at the coordinator, where newer replace older.
     pub n_desired_states_max: usize,
 }
 
-/// How a link is.
+/// State of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It looks for a coordinator.
+    /// The link looks for a coordinator.
     Searching,
-    /// It has one.
+    /// The link is connected to this coordinator.
     Connected(SocketAddr),
-    /// It will try again; why it failed.
+    /// The link failed for this reason and will try again.
     Waiting(String),
     /// The coordinator rejects this node: its certificate has expired, or a later incarnation of the node has joined.
     /// The link keeps trying, but its owner should end it or join again.
     Refused(String),
-    /// It was closed.
+    /// The link was closed.
     Closed,
 }
 
-/// Handle of the node's side. When the last clone is dropped the side is closed.
+/// Handle of the node's side. Dropping the last clone closes the side.
 #[derive(Clone)]
 pub struct Link {
     outbox: Outbox,
     state: watch::Receiver<LinkState>,
-    /// The side ends when this says so, or is gone.
+    /// The side ends when this is true or dropped.
     close: Arc<watch::Sender<bool>>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
-/// Reports that are to be sent: the newest of each sort (`QUIC-5`).
+/// Reports to send: the newest of each kind (`QUIC-5`).
 #[derive(Clone)]
 struct Outbox {
     heartbeat: watch::Sender<EncodedReport>,
     news: watch::Sender<EncodedReport>,
 }
 
-/// An encoded report and its number, by which newer is told from older.
+/// An encoded report and its number; newer reports have larger numbers.
 #[derive(Clone, Default)]
 struct EncodedReport {
     number: u64,
@@ -83,14 +82,14 @@ impl Link {
     /// Starts to look for a coordinator, on a thread of its own.
     ///
     /// # Errors
-    /// When there is no thread for it, or the timeouts do not fit each other.
+    /// When the system cannot provide a thread, or the timeouts are inconsistent.
     pub fn start(
         config: LinkConfig,
         credential: Credential,
     ) -> Result<(Link, mpsc::Receiver<DesiredState>), QuicError> {
         let (mut link, desired_states, side) = Link::new(config, credential)?;
         let log = tracing::dispatcher::get_default(Clone::clone);
-        // The runtime is made here, so that there is an error to return; it is used on the thread only.
+        // Built here to return an error; used only on the thread.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|err| QuicError::Thread(err.kind()))?;
         let thread = std::thread::Builder::new().name("phalanx-link".to_owned()).spawn(move || {
@@ -103,14 +102,14 @@ impl Link {
         Ok((link, desired_states))
     }
 
-    /// Starts to look for a coordinator, on the event loop of the caller: for programs with thousands of nodes. What
-    /// else that loop does delays heartbeats.
+    /// Starts to look for a coordinator, on the caller's event loop, for programs with thousands of nodes. Other work on
+    /// that loop delays heartbeats.
     ///
     /// # Errors
-    /// When the timeouts do not fit each other.
+    /// When the timeouts are inconsistent.
     ///
     /// # Panics
-    /// When the caller is not on an event loop.
+    /// When called outside an event loop.
     pub fn spawn(
         config: LinkConfig,
         credential: Credential,
@@ -135,29 +134,29 @@ impl Link {
         Ok((link, desired_states, side.run(closed)))
     }
 
-    /// How it is, now and from now on.
+    /// Watches the state of the link.
     pub fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
     }
 }
 
 impl Uplink for Link {
-    /// Fails only when the report is too long to be sent at all.
+    /// Fails only when the report exceeds the limit of a frame.
     fn heartbeat(&self, report: &Report) -> Result<(), NotSent> {
         self.outbox.heartbeat.send_replace(EncodedReport::of(report)?);
         Ok(())
     }
 
-    /// Fails only when the report is too long to be sent at all.
+    /// Fails only when the report exceeds the limit of a frame.
     fn news(&self, report: &Report) -> Result<(), NotSent> {
         self.outbox.news.send_replace(EncodedReport::of(report)?);
         Ok(())
     }
 
-    /// If the side has a thread, waits until the end is sent.
+    /// If the side has a thread, waits until the close is sent.
     fn close(&self) {
         self.close.send_replace(true);
-        let thread = self.thread.lock().expect("nobody panics while joining").take();
+        let thread = self.thread.lock().expect("no holder of this lock panics").take();
         if let Some(Err(panic)) = thread.map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
         }
@@ -176,7 +175,7 @@ impl EncodedReport {
     }
 }
 
-/// What the thread has. It ends when it is told to, or when the handles are gone and with them the one who would tell.
+/// State of the link's thread. The thread ends on `close`, or when the last handle is dropped.
 struct Side {
     config: LinkConfig,
     credential: Credential,
@@ -186,11 +185,11 @@ struct Side {
     sockets: Sockets,
 }
 
-/// How a connection went on.
+/// How a connection ended.
 enum Next {
-    /// With a newer certificate, at once.
+    /// To be replaced at once, with a newer certificate.
     Renewed(Credential),
-    /// Not at all.
+    /// To be retried.
     Ended(End),
 }
 
@@ -213,7 +212,7 @@ impl Side {
                 Ok(connection) => match self.talk(&connection).await {
                     Next::Renewed(credential) => {
                         self.credential = credential;
-                        frame::close(&connection, Code::Done, "it comes again with its renewed certificate");
+                        frame::close(&connection, Code::Done, "reconnecting with a renewed certificate");
                         continue;
                     }
                     Next::Ended(end) => {
@@ -230,7 +229,7 @@ impl Side {
             }
             if let QuicError::Refused(why) = err {
                 self.enter(LinkState::Refused(why));
-                // It will be refused again; it does not fill the other side's log.
+                // Likely to be rejected again; the pause limits the coordinator's log lines.
                 tokio::time::sleep(detection_time).await;
                 continue;
             }
@@ -248,7 +247,7 @@ impl Side {
                 match &state {
                     LinkState::Connected(address) => tracing::info!(%address, "connected to the coordinator"),
                     LinkState::Waiting(why) => tracing::warn!(%why, "not connected to a coordinator"),
-                    LinkState::Refused(why) => tracing::error!(%why, "the coordinator refuses this node"),
+                    LinkState::Refused(why) => tracing::error!(%why, "the coordinator rejected this node"),
                     LinkState::Searching | LinkState::Closed => {}
                 }
                 *have = state;
@@ -269,7 +268,7 @@ impl Side {
     async fn talk(&self, connection: &Connection) -> Next {
         let mut heartbeats = self.outbox.heartbeat.subscribe();
         let mut news = self.outbox.news.subscribe();
-        // A coordinator that knows nothing is told everything by the latest reports.
+        // A new coordinator needs the latest reports, also if they were sent to its predecessor.
         for reports in [&mut heartbeats, &mut news] {
             if !reports.borrow().frame.is_empty() {
                 reports.mark_changed();
@@ -280,14 +279,14 @@ impl Side {
             end = self.send_heartbeats(connection, &mut heartbeats) => end,
             end = send_news(connection, &mut news) => end,
             renewed = self.renew(connection) => return renewed.map_or_else(Next::Ended, Next::Renewed),
-            // The others may be waiting for something else than the connection.
+            // The other tasks may not be waiting for the connection.
             err = connection.closed() => Err(err.into()),
         };
         let Err(end) = end;
         Next::Ended(end)
     }
 
-    /// One at a time, so that they are taken up in their order.
+    /// One at a time, to keep their order.
     async fn take_desired_states(&self, connection: &Connection) -> Result<Infallible, End> {
         loop {
             let mut stream = connection.accept_uni().await?;
@@ -305,7 +304,7 @@ impl Side {
             changed(heartbeats).await;
             let encoded = heartbeats.borrow_and_update().clone();
             if connection.max_datagram_size().is_some_and(|max| encoded.frame.len() <= max) {
-                // It fails only if the connection is lost, which others notice, too.
+                // Fails only if the connection is lost, which the other tasks also detect.
                 let _ = connection.send_datagram(encoded.frame);
             } else {
                 self.outbox.news.send_if_modified(|have| {
@@ -319,7 +318,7 @@ impl Side {
         }
     }
 
-    /// Waits until two thirds of the certificate's life are over; then asks for a newer one and keeps it.
+    /// Renews the certificate after two thirds of its lifetime and saves the new one.
     async fn renew(&self, connection: &Connection) -> Result<Credential, End> {
         let certified = self.credential.certified();
         let life = certified.not_after.duration_since(certified.not_before).unwrap_or_default();
@@ -333,13 +332,13 @@ impl Side {
                     let dir = self.config.dir.clone();
                     let writing = tokio::task::spawn_blocking(move || kept.save(&dir, NODE)).await;
                     if let Ok(Err(why)) = writing {
-                        tracing::error!(%why, "cannot keep the renewed certificate; a restart will need a token");
+                        tracing::error!(%why, "cannot save the renewed certificate; a restart will need a token");
                     }
                     tracing::info!("renewed the certificate");
                     return Ok(credential);
                 }
                 Err(why) => {
-                    tracing::error!(%why, "the coordinator renews a certificate that is not ours");
+                    tracing::error!(%why, "the renewed certificate is not valid for this node");
                     tokio::time::sleep(life / 30).await;
                 }
             }
@@ -350,14 +349,14 @@ impl Side {
 async fn send_news(connection: &Connection, news: &mut watch::Receiver<EncodedReport>) -> Result<Infallible, End> {
     loop {
         changed(news).await;
-        // First a stream, then the report: while there is no stream a newer report takes its place.
+        // Opens the stream first: a newer report replaces this one until a stream is available.
         let stream = connection.open_uni().await?;
         let encoded = news.borrow_and_update().clone();
         frame::send(stream, encoded.frame).await?;
     }
 }
 
-/// The side has a sender itself, so it never ends.
+/// Never fails, because the side holds a sender itself.
 async fn changed(reports: &mut watch::Receiver<EncodedReport>) {
-    reports.changed().await.expect("the outbox lives as long as its side");
+    reports.changed().await.expect("the side holds a sender");
 }

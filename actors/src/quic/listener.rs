@@ -32,33 +32,32 @@ use tokio::sync::{mpsc, watch};
 /// The name of the operator's credential in the coordinator's directory.
 pub const OPERATOR: &str = "operator";
 
-/// Connections that have not shown who they are, at most; beyond, they are refused unheard.
+/// Most unauthenticated connections; further ones are rejected.
 const HANDSHAKES_MAX: usize = 1024;
-/// What all of them together may send before they are heard.
+/// Most buffered bytes of all unauthenticated connections.
 const HANDSHAKE_BUFFER_BYTES: u64 = 4 << 20;
 
-/// What a listener needs to know.
+/// Settings of a listener.
 #[derive(Clone, Debug)]
 pub struct ListenerConfig {
-    /// Where the authority, the register and the operator's credential are kept; of this coordinator alone, or handed
-    /// over to its successor.
+    /// Directory of the authority, the register and the operator's credential. Only one coordinator at a time may use it.
     pub dir: PathBuf,
     /// The job.
     pub job: JobId,
-    /// Where to listen. Default: a free port of loopback, which no other machine can reach.
+    /// The address to listen on. Default: a free port of loopback, which no other machine can reach.
     pub listen: SocketAddr,
-    /// How fast all has to be.
+    /// All timeouts.
     pub timing: Timing,
-    /// How long certificates live. Default: 24 h.
+    /// Lifetime of certificates. Default: 24 h.
     pub lifetime: Duration,
     /// Job information that a node receives with its certificate.
     pub bootstrap: Vec<u8>,
-    /// How many events may wait to be handled; heartbeats beyond are dropped, all else waits. Default: 4,096.
+    /// How many events may wait. A full queue drops heartbeats and delays all other events. Default: 4,096.
     pub n_events_max: usize,
 }
 
 impl ListenerConfig {
-    /// The defaults.
+    /// Default settings.
     pub fn new(dir: &Path, job: JobId) -> ListenerConfig {
         ListenerConfig {
             dir: dir.to_path_buf(),
@@ -72,7 +71,7 @@ impl ListenerConfig {
     }
 }
 
-/// Handle of the coordinator's side. When the last clone is dropped the side is closed.
+/// Handle of the coordinator's side. Dropping the last clone closes the side.
 #[derive(Clone)]
 pub struct Listener {
     shared: Arc<Shared>,
@@ -80,7 +79,7 @@ pub struct Listener {
     closer: Arc<Closer>,
 }
 
-/// What the tasks of the side have in common.
+/// State shared by the tasks of the side.
 pub(super) struct Shared {
     pub(super) config: ListenerConfig,
     pub(super) authority: Authority,
@@ -92,7 +91,7 @@ pub(super) struct Shared {
     encoded: Mutex<Option<(DesiredState, Bytes)>>,
 }
 
-/// A node that is connected.
+/// A connected node.
 pub(super) struct Connected {
     pub(super) boot: Incarnation,
     pub(super) connection: Connection,
@@ -101,17 +100,17 @@ pub(super) struct Connected {
 }
 
 struct Closer {
-    /// Kept until close, so that the port is free afterwards.
+    /// Held until close, so that the port is free afterwards.
     endpoint: Mutex<Option<Endpoint>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Listener {
-    /// Opens the authority and the register, or makes them; writes the operator's credential; listens. Reads and writes
-    /// files: not for an event loop.
+    /// Opens or creates the authority and the register, writes the operator's credential, and listens. Blocks on files:
+    /// not for an event loop.
     ///
     /// # Errors
-    /// When the directory or the address cannot be used, or the timeouts do not fit each other.
+    /// When the directory or the address cannot be used, or the timeouts are inconsistent.
     pub fn start(config: ListenerConfig) -> Result<(Listener, mpsc::Receiver<Inbound>), QuicError> {
         config.timing.check()?;
         let authority = Authority::open(&config.dir, config.job)?;
@@ -134,25 +133,25 @@ impl Listener {
             move || tracing::dispatcher::with_default(&log, || run(&shared, &tx))
         });
         let thread = thread.map_err(|err| QuicError::Thread(err.kind()))?;
-        let endpoint: Endpoint = rx.recv().expect("the thread answers before it ends")?;
+        let endpoint: Endpoint = rx.recv().expect("the thread sends a result before it ends")?;
         let address = endpoint.local_addr().expect("the socket is bound");
         tracing::info!(%address, job = %shared.config.job, authority = %shared.authority.fingerprint(), "listening");
         let closer = Closer { endpoint: Mutex::new(Some(endpoint)), thread: Mutex::new(Some(thread)) };
         Ok((Listener { shared, address, closer: Arc::new(closer) }, events))
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Of the authority's key, as join strings name it.
+    /// Fingerprint of the authority's key, as in join strings.
     pub fn fingerprint(&self) -> Fingerprint {
         self.shared.authority.fingerprint()
     }
 
-    /// A join string with a new token, valid for a number of machines and a duration. Writes a file: not for an event
-    /// loop.
+    /// Creates a join string with a new token, valid for a number of machines and a duration. Writes a file: not for an
+    /// event loop.
     ///
     /// # Errors
     /// When the register cannot be written.
@@ -166,17 +165,17 @@ impl Listener {
         Ok(JoinString { authority: self.fingerprint(), token, addresses })
     }
 
-    /// Revokes a token; nodes that have joined stay. Writes a file: not for an event loop.
+    /// Revokes a token; nodes that have joined with it stay. Writes a file: not for an event loop.
     ///
     /// # Errors
-    /// When the register cannot be written; the token is still good then.
+    /// When the register cannot be written; the token then stays valid.
     pub fn revoke(&self, token: TokenId) -> Result<(), TrustError> {
         self.shared.register().revoke(token)
     }
 }
 
 impl Downlink for Listener {
-    /// Sends a desired state to a node, instead of an older one that could not be sent yet.
+    /// Sends a desired state to a node. It replaces an older one that is not sent yet.
     fn send_desired_state(&self, node: NodeId, desired_state: &DesiredState) -> Result<(), NotSent> {
         let frame = self.shared.encode(desired_state)?;
         let nodes = self.shared.nodes();
@@ -191,7 +190,7 @@ impl Downlink for Listener {
 
     /// Also waits until the port is free.
     fn close(&self) {
-        self.closer.say_goodbye();
+        self.closer.close_endpoint();
         self.closer.join();
     }
 }
@@ -203,15 +202,15 @@ impl fmt::Debug for Listener {
 }
 
 impl Closer {
-    fn say_goodbye(&self) {
-        let endpoint = self.endpoint.lock().expect("nobody panics while closing").take();
+    fn close_endpoint(&self) {
+        let endpoint = self.endpoint.lock().expect("no holder of this lock panics").take();
         if let Some(endpoint) = endpoint {
             endpoint.close((Code::Done as u32).into(), b"the coordinator is closing");
         }
     }
 
     fn join(&self) {
-        let thread = self.thread.lock().expect("nobody panics while joining").take();
+        let thread = self.thread.lock().expect("no holder of this lock panics").take();
         if let Some(Err(panic)) = thread.map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
         }
@@ -220,20 +219,20 @@ impl Closer {
 
 impl Drop for Closer {
     fn drop(&mut self) {
-        self.say_goodbye();
+        self.close_endpoint();
     }
 }
 
 impl Shared {
     pub(super) fn register(&self) -> MutexGuard<'_, Register> {
-        self.register.lock().expect("nobody panics with the register")
+        self.register.lock().expect("no holder of this lock panics")
     }
 
     pub(super) fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeId, Connected>> {
-        self.nodes.lock().expect("nobody panics with the nodes")
+        self.nodes.lock().expect("no holder of this lock panics")
     }
 
-    /// A certificate, from now on.
+    /// Issues a certificate that is valid from now on.
     pub(super) fn grant(&self, public_key: &[u8], role: Role) -> Result<Grant, TrustError> {
         let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
         let certificate = self.authority.issue(public_key, role, validity)?;
@@ -241,9 +240,9 @@ impl Shared {
         Ok(Grant { certificate, authority, bootstrap: self.config.bootstrap.clone() })
     }
 
-    /// Most nodes get the same desired state, and the world plan in it may be long, so it is encoded once.
+    /// Encodes a desired state once for all its nodes: most nodes get the same one, and its world plan may be long.
     fn encode(&self, desired_state: &DesiredState) -> Result<Bytes, WireError> {
-        let mut encoded = self.encoded.lock().expect("nobody panics while encoding");
+        let mut encoded = self.encoded.lock().expect("no holder of this lock panics");
         if let Some((last, frame)) = &*encoded
             && is_same(last, desired_state)
         {
@@ -254,7 +253,7 @@ impl Shared {
         Ok(frame)
     }
 
-    /// A key and a certificate of the coordinator's own. It is renewed like all others.
+    /// The server's configuration, with a new key and certificate of the coordinator.
     fn server_config(&self) -> Result<ServerConfig, TrustError> {
         let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
         let tls = tls::coordinator(&self.authority, &self.authority.credential(Role::Coordinator, validity)?)?;
@@ -270,7 +269,8 @@ impl Shared {
         Ok(config)
     }
 
-    /// For processes that can read the directory. The key stays, so that file and file fit at any moment.
+    /// Writes the operator's credential, for processes that can read the directory. Its key never changes, so that key and
+    /// certificate match at any moment.
     fn write_operator(&self) -> Result<(), TrustError> {
         let applicant = Applicant::open(&self.config.dir, OPERATOR)?;
         let grant = self.grant(&applicant.public_key(), Role::Operator)?;
@@ -278,7 +278,7 @@ impl Shared {
     }
 }
 
-/// World plans behind two pointers are taken for different; to compare them would cost as much as to encode one.
+/// Compares world plans by pointer: comparing their contents would cost as much as encoding one.
 fn is_same(a: &DesiredState, b: &DesiredState) -> bool {
     let world_plan = match (&a.world_plan, &b.world_plan) {
         (None, None) => true,
@@ -288,11 +288,11 @@ fn is_same(a: &DesiredState, b: &DesiredState) -> bool {
     world_plan && (a.job, a.id, a.requests, a.release) == (b.job, b.id, b.requests, b.release) && a.evict == b.evict
 }
 
-/// What the thread does.
+/// Body of the listener's thread.
 fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    let resting = shared.clone();
-    builder.enable_all().on_thread_park(move || resting.batch.rest_if_full(&resting.config.timing));
+    let parking = shared.clone();
+    builder.enable_all().on_thread_park(move || parking.batch.rest_if_full(&parking.config.timing));
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(err) => {
@@ -315,7 +315,7 @@ fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, 
             never = batch::hand_over(shared) => match never {},
         }
     });
-    // Whoever is still being served by a blocking thread is not waited for.
+    // Does not wait for requests on blocking threads.
     runtime.shutdown_background();
 }
 
@@ -328,7 +328,7 @@ fn open(shared: &Shared) -> Result<Endpoint, QuicError> {
         .map_err(|err| QuicError::Bind { address, kind: err.kind() })
 }
 
-/// Replaces the coordinator's own certificate and the operator's file before they expire.
+/// Renews the coordinator's and the operator's certificates before they expire.
 async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
     loop {
         tokio::time::sleep(shared.config.lifetime / 3 * 2).await;
@@ -346,7 +346,7 @@ async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
     }
 }
 
-/// Tells a peer why it is not served, and the log that it was not.
+/// Closes the connection of a rejected peer with a reason, and logs the rejection.
 pub(super) fn refuse(shared: &Shared, connection: &Connection, code: Code, log: &dyn fmt::Display, why: &str) {
     shared.complaints.refused(connection.remote_address(), log);
     frame::close(connection, code, why);

@@ -1,30 +1,30 @@
-//! The control plane's sockets: one UDP port of the coordinator, one connection of each node to it.
+//! The control plane over QUIC: one UDP port at the coordinator, one connection from each node.
 //!
 //! Code map:
-//! - [`listener`]: the coordinator's side; `accept` tells members from strangers, `node` and `operator` serve them;
-//! - [`link`]: the node's side; reconnects for ever; [`enrol`]: how a machine becomes a node;
+//! - [`listener`]: the coordinator's side; `accept` identifies peers, `node` and `operator` serve them;
+//! - [`link`]: the node's side, which reconnects without limit; [`enrol`]: enrols a machine as a node;
 //! - [`ask`]: the operator's side;
-//! - `batch`: what makes heartbeats cheap; `complaint`: refusals in the log;
-//! - `transport`: QUIC's parameters, all from `Timing`; `frame`: one message, one stream; `dial`: connects to the first
+//! - `batch`: batches heartbeats; `complaint`: logs rejected peers;
+//! - `transport`: QUIC parameters, all from `Timing`; `frame`: one message per stream; `dial`: connects to the first
 //!   address that answers.
 //!
-//! A message is a stream of its own: it ends where the stream ends, it is lost or late without holding up others, and
-//! nothing has to be parsed to find its end. Heartbeats are datagrams. Both sides run on a thread of their own, so that
-//! nothing that the process does delays a heartbeat.
+//! Each message has its own stream: the end of the stream is the end of the message, and a lost or late message does not
+//! delay others. Heartbeats are datagrams. Each side runs on its own thread, so that no other work of the process delays a
+//! heartbeat.
 //!
 //! Invariants:
-//! - `QUIC-1` Who has shown no certificate can do one thing: join, once per connection. Nothing that it sends reaches
-//!   another component.
-//! - `QUIC-2` What a connection may say depends on its certificate: a node speaks for itself only, and asks for nothing
-//!   but a newer certificate; an operator only asks.
-//! - `QUIC-3` Of a node there is one connection: the one of its latest boot, and of those the latest.
-//! - `QUIC-4` Whoever breaks the protocol loses its connection, with one line in the log, and changes nothing.
-//! - `QUIC-5` Everything has a bound: channels, streams, bytes, handshakes, time. Reports and orders are whole, so the
-//!   newest replaces one that could not be sent.
-//! - `QUIC-6` A connection ends with the certificate that it began with.
+//! - `QUIC-1` A peer without a certificate can only join, once per connection. None of its data reaches another
+//!   component.
+//! - `QUIC-2` The certificate of a connection decides which messages are accepted: a node may send its own reports and
+//!   renew its certificate; an operator may send requests.
+//! - `QUIC-3` Each node has one connection: the latest connection of its latest boot.
+//! - `QUIC-4` A protocol violation closes the connection, logs one line, and changes nothing else.
+//! - `QUIC-5` Everything has a bound: channels, streams, bytes, handshakes, time. Reports and desired states are
+//!   self-contained, so a newer one replaces one that is not sent yet.
+//! - `QUIC-6` A connection ends when the certificate of its handshake expires.
 //!
-//! Deliberately absent: tensors and checkpoints (TCP is three times as fast and a fifth of the work), migration of
-//! connections to other addresses, and resumption of sessions.
+//! Deliberately absent: tensors and checkpoints (TCP is three times as fast at a fifth of the CPU work), migration of
+//! connections to other addresses, and session resumption.
 
 use crate::trust::TrustError;
 use crate::wire::WireError;
@@ -51,9 +51,9 @@ pub(crate) mod fuzzing {
     use crate::trust::register::Application;
     use crate::trust::token::{Proof, Token};
 
-    /// What machines say that want to be nodes.
+    /// The two kinds of join messages.
     pub(crate) fn joins() -> [Join; 2] {
-        let Token { id, secret } = Token::new().expect("there are random numbers");
+        let Token { id, secret } = Token::new().expect("the system has random numbers");
         let signing_request = vec![0x30; 40];
         let proof = Proof::new(&secret, &[7; 32], &signing_request);
         [Join::Again, Join::WithToken(Application { token: id, proof, signing_request })]
@@ -63,41 +63,41 @@ pub(crate) mod fuzzing {
 #[cfg(test)]
 pub(crate) mod tests;
 
-/// Why a side of the control plane does not come about.
+/// Why a side of the control plane failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuicError {
-    /// The address is not ours, or taken.
+    /// The address is not local, or in use.
     #[error("cannot listen on {address}: {kind}")]
     Bind {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// In the system's words.
+        /// The system's error.
         kind: std::io::ErrorKind,
     },
-    /// No thread or no event loop.
+    /// The system cannot provide a thread or an event loop.
     #[error("cannot start a thread for the control plane: {0}")]
     Thread(std::io::ErrorKind),
-    /// Keys or certificates.
+    /// A key or a certificate is invalid.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// Timeouts that do not fit each other.
+    /// The timeouts are inconsistent.
     #[error(transparent)]
     Timing(#[from] TimingError),
-    /// A message that cannot be sent or read.
+    /// A message cannot be encoded or decoded.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// No coordinator answers.
     #[error("no coordinator answers at {addresses}: {why}")]
     Unreachable {
-        /// Where it was tried.
+        /// The addresses that were tried.
         addresses: String,
         /// The last failure.
         why: String,
     },
-    /// The other side does not want us.
+    /// The coordinator rejected this peer.
     #[error("the coordinator refuses: {0}")]
     Refused(String),
-    /// The connection ended in the middle.
+    /// The connection was lost.
     #[error("the connection to the coordinator was lost: {0}")]
     Lost(String),
 }

@@ -1,4 +1,4 @@
-//! A node's connection, as the coordinator serves it.
+//! Serves a node's connection at the coordinator.
 
 use super::enrol::Renew;
 use super::frame::{self, Code, End, Violation};
@@ -24,18 +24,18 @@ pub(super) async fn serve(
 ) {
     let (desired_state, mut desired_states) = watch::channel(None);
     if let Err(have) = enter(shared, node, Connected { boot, connection: connection.clone(), desired_state }) {
-        let why = format!("{node} has connected with a later start ({have}; this one is {boot})");
+        let why = format!("{node} is connected with a later boot ({have}); this one is {boot}");
         return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
     }
     let peer = connection.remote_address();
     tracing::info!(%node, %boot, %peer, "a node connected");
     let lifetime = certified.not_after.duration_since(SystemTime::now()).unwrap_or_default();
-    // The receiver is gone only while the process ends.
+    // Fails only while the process ends.
     let _ = shared.inbound.send(Inbound::Connected { node, boot, peer: Some(peer) }).await;
-    let speaker = Speaker { shared, name: certified.name };
+    let sender = Sender { shared, name: certified.name };
     let end = tokio::select! {
-        end = heartbeats(&speaker, &connection) => end,
-        end = news(&speaker, &connection) => end,
+        end = heartbeats(&sender, &connection) => end,
+        end = news(&sender, &connection) => end,
         end = renewals(shared, &connection, certified) => end,
         end = send_desired_states(&connection, &mut desired_states) => end,
         () = tokio::time::sleep(lifetime) => Err(End::Expired),
@@ -53,7 +53,10 @@ pub(super) async fn serve(
     }
 }
 
-/// `QUIC-3`. Returns the later boot if there is one.
+/// Registers a connection (`QUIC-3`).
+///
+/// # Errors
+/// The later boot that is connected already.
 fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), Incarnation> {
     let mut nodes = shared.nodes();
     if let Some(have) = nodes.get(&node)
@@ -62,12 +65,12 @@ fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), Inca
         return Err(have.boot);
     }
     if let Some(older) = nodes.insert(node, connected) {
-        frame::close(&older.connection, Code::Displaced, "a later connection of this node has come");
+        frame::close(&older.connection, Code::Displaced, "replaced by a later connection of this node");
     }
     Ok(())
 }
 
-/// Whether the connection was the node's one.
+/// Removes a connection. Returns false if a later one had replaced it.
 fn leave(shared: &Shared, node: NodeId, connection: &Connection) -> bool {
     let mut nodes = shared.nodes();
     let current = nodes.get(&node).is_some_and(|have| have.connection.stable_id() == connection.stable_id());
@@ -78,13 +81,13 @@ fn leave(shared: &Shared, node: NodeId, connection: &Connection) -> bool {
 }
 
 /// The authenticated node of a connection.
-struct Speaker<'a> {
+struct Sender<'a> {
     shared: &'a Shared,
     name: Name,
 }
 
-impl Speaker<'_> {
-    /// The report in a frame, if it speaks for its sender (`QUIC-2`).
+impl Sender<'_> {
+    /// Decodes a report and checks that it is the sender's own (`QUIC-2`).
     fn report(&self, frame: &[u8]) -> Result<Report, Violation> {
         let report: Report = wire::decode(frame)?;
         let found = Name { job: report.job, role: Role::Node { node: report.node, boot: report.boot } };
@@ -95,20 +98,20 @@ impl Speaker<'_> {
     }
 }
 
-async fn heartbeats(speaker: &Speaker<'_>, connection: &Connection) -> Result<Infallible, End> {
+async fn heartbeats(sender: &Sender<'_>, connection: &Connection) -> Result<Infallible, End> {
     loop {
         let frame = connection.read_datagram().await?;
-        speaker.shared.batch.put(speaker.report(&frame)?);
+        sender.shared.batch.put(sender.report(&frame)?);
     }
 }
 
-/// One at a time, so that they arrive in their order; while they are not read, the node cannot send more.
-async fn news(speaker: &Speaker<'_>, connection: &Connection) -> Result<Infallible, End> {
+/// One at a time, to keep their order. While the coordinator does not read, the node cannot send.
+async fn news(sender: &Sender<'_>, connection: &Connection) -> Result<Infallible, End> {
     loop {
         let mut stream = connection.accept_uni().await?;
         let frame = frame::receive_bytes(&mut stream, wire::Kind::Report).await?;
-        let report = speaker.report(&frame)?;
-        let _ = speaker.shared.inbound.send(Inbound::Report(report)).await;
+        let report = sender.report(&frame)?;
+        let _ = sender.shared.inbound.send(Inbound::Report(report)).await;
     }
 }
 
@@ -134,10 +137,10 @@ async fn send_desired_states(
 ) -> Result<Infallible, End> {
     loop {
         if desired_states.changed().await.is_err() {
-            // Another connection has taken this one's place and is about to close it.
+            // A later connection has replaced this one and is about to close it.
             return Err(connection.closed().await.into());
         }
-        // First a stream, then the desired state: while there is no stream a newer desired state takes its place.
+        // Opens the stream first: a newer desired state replaces this one until a stream is available.
         let stream = connection.open_uni().await?;
         let desired_state = desired_states.borrow_and_update().clone();
         if let Some(desired_state) = desired_state {

@@ -1,4 +1,4 @@
-//! An operator's connection, as the coordinator serves it.
+//! Serves an operator's connection at the coordinator.
 
 use super::frame::{self, Code, End};
 use super::listener::{self, Shared};
@@ -25,7 +25,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, connection: Connection, certifie
     }
 }
 
-/// Several at once, as many as streams are allowed.
+/// Serves requests concurrently, up to the limit of streams.
 async fn requests(shared: &Arc<Shared>, connection: &Connection) -> Result<Infallible, End> {
     loop {
         let (tx, rx) = connection.accept_bi().await?;
@@ -47,7 +47,7 @@ async fn answer(shared: &Shared, mut tx: SendStream, mut rx: RecvStream) -> Resu
     match answered.await {
         Ok(bytes) => frame::send(tx, bytes.into()).await,
         Err(_) => {
-            // It fails only if the stream is closed, and then the peer is gone.
+            // Fails only if the stream is closed, and then the peer is gone.
             let _ = tx.reset((Code::Refused as u32).into());
             Ok(())
         }

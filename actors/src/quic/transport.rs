@@ -1,4 +1,4 @@
-//! Parameters of QUIC, all derived from [`Timing`], and the sockets beneath.
+//! QUIC parameters, all derived from [`Timing`], and UDP sockets.
 
 use super::QuicError;
 use phalanx_strategies::elastic::timing::Timing;
@@ -7,21 +7,21 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Messages of one direction that are under way at once; the next one waits, and may be replaced meanwhile (`QUIC-5`).
+/// Messages in flight per direction. The next one waits, and a newer one may replace it (`QUIC-5`).
 const MESSAGES_MAX: u32 = 4;
 /// Requests of one operator at once.
 const REQUESTS_MAX: u32 = 8;
-/// Some ten heartbeats; older ones are dropped.
+/// About ten heartbeats; older ones are dropped.
 const DATAGRAM_BUFFER_BYTES: usize = 16 << 10;
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
-/// Heartbeats of 1,000 nodes for more than a second, as the kernel counts them, if the system allows so much.
+/// Heartbeats of 1,000 nodes for more than a second, by the kernel's accounting. The system may allow less.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 
-/// What QUIC assumes of networks of which nothing is known (RFC 9002, §6.2.2).
+/// QUIC's initial round-trip time (RFC 9002, §6.2.2).
 const INITIAL_RTT_MAX: Duration = Duration::from_millis(333);
 
-/// What both sides have in common.
+/// Parameters of both sides.
 fn common(timing: &Timing) -> TransportConfig {
     let mut at_once = AckFrequencyConfig::default();
     at_once.ack_eliciting_threshold(0_u32.into());
@@ -29,11 +29,11 @@ fn common(timing: &Timing) -> TransportConfig {
     let idle = IdleTimeout::try_from(timing.detection_time).unwrap_or_else(|_| VarInt::MAX.into());
     config
         .max_idle_timeout(Some(idle))
-        // The first retransmission of a handshake comes after three of these. The default, a third of a second, is
-        // for the open internet; a coordinator that restarts is to be found sooner.
+        // A handshake is first retransmitted after three of these. The default, a third of a second, suits the open
+        // internet; nodes must find a restarted coordinator sooner.
         .initial_rtt((timing.detection_time / 20).min(INITIAL_RTT_MAX))
-        // Packets stay small enough for any network; messages are small, so larger ones would gain nothing. Beyond
-        // 6,550 bytes segmentation offload would hang.
+        // Small packets fit any network, and larger ones gain nothing for small messages. Beyond 6,550 bytes
+        // segmentation offload would hang.
         .mtu_discovery_config(None)
         .stream_receive_window(STREAM_WINDOW_BYTES.into())
         .receive_window(CONNECTION_WINDOW_BYTES.into())
@@ -41,31 +41,30 @@ fn common(timing: &Timing) -> TransportConfig {
         .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
         .max_concurrent_uni_streams(MESSAGES_MAX.into())
-        // Acknowledged at once, while the connection is at hand; later would be another turn, for each heartbeat.
+        // A delayed acknowledgement would cost another wake-up per heartbeat.
         .ack_frequency_config(Some(at_once))
         .allow_spin(false);
     config
 }
 
-/// Of a coordinator. It does not ask for heartbeats: nodes give them, or are dead.
+/// Parameters of a coordinator. No keep-alive: nodes send heartbeats, or are dead.
 pub(super) fn coordinator(timing: &Timing) -> Arc<TransportConfig> {
     let mut config = common(timing);
     config.max_concurrent_bidi_streams(REQUESTS_MAX.into());
     Arc::new(config)
 }
 
-/// Of a node or an operator.
+/// Parameters of a node or an operator.
 pub(super) fn member(timing: &Timing) -> Arc<TransportConfig> {
     let mut config = common(timing);
-    // Heartbeats and their acknowledgements keep the connection alive; this is for when there are none. Twice the
-    // interval, so that it is not sent besides each of them.
+    // Keeps a connection without heartbeats alive. Twice the heartbeat interval, so that heartbeats suppress it.
     config.keep_alive_interval(Some(timing.heartbeat * 2));
     config.max_concurrent_bidi_streams(0_u32.into());
     Arc::new(config)
 }
 
-/// Of a coordinator's endpoint. With the same secret after a restart it tells the peers of its predecessor at once that
-/// their connections are gone; else they would wait for the whole detection time.
+/// Configuration of a coordinator's endpoint. A restarted coordinator with the same secret resets its predecessor's
+/// connections at once; otherwise the peers would wait for the detection time.
 pub(super) fn coordinator_endpoint(secret: [u8; 32]) -> EndpointConfig {
     let reset_key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret);
     let cid_key = u64::from_le_bytes(
@@ -73,25 +72,25 @@ pub(super) fn coordinator_endpoint(secret: [u8; 32]) -> EndpointConfig {
     );
     let mut config = EndpointConfig::new(Arc::new(reset_key));
     config.cid_generator(move || Box::new(quinn_proto::HashedConnectionIdGenerator::from_key(cid_key)));
-    // The interval limits how fast a stranger can make us send; a thousand nodes are to be told within a second.
+    // Limits the packets that an unknown peer can provoke, and still resets a thousand nodes within a second.
     config.min_reset_interval(Duration::from_millis(1));
     config
 }
 
-/// A socket for an address of ours.
+/// Binds a socket to a local address.
 ///
 /// # Errors
-/// When the address is not ours, or taken.
+/// When the address is not local, or in use.
 pub(super) fn bind(address: SocketAddr) -> Result<UdpSocket, QuicError> {
     let socket = UdpSocket::bind(address).map_err(|err| QuicError::Bind { address, kind: err.kind() })?;
     let options = socket2::SockRef::from(&socket);
-    // The system may allow less; it then gives what it allows, which is what there is.
+    // Best effort: the system may cap the buffers.
     let _ = options.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
     let _ = options.set_send_buffer_size(SOCKET_BUFFER_BYTES);
     Ok(socket)
 }
 
-/// An address of ours from which another one can be reached. Its endpoint accepts no connections.
+/// The local address for connections to a target. Its endpoint accepts no connections.
 pub(super) fn any_towards(target: SocketAddr) -> SocketAddr {
     match target {
         SocketAddr::V4(v4) if v4.ip().is_loopback() => (Ipv4Addr::LOCALHOST, 0).into(),

@@ -1,8 +1,8 @@
-//! A store in a folder: two files, each one line with version and checksum above its JSON, so that people can read them.
+//! A store in a folder: two human-readable files, each a line with version and checksum above its JSON.
 //!
-//! A file is replaced by writing another one beside it, syncing that, renaming it and syncing the folder. Whoever writes
-//! holds an exclusive lock on a third file, which the system releases when the process dies. The folder may be on a
-//! network file system if that keeps locks and renames.
+//! To replace a file, the store writes a new one beside it, syncs it, renames it and syncs the folder. A writer holds an
+//! exclusive lock on a third file, which the system releases when the process dies. The folder may be on a network file
+//! system that supports locks and atomic renames.
 
 use super::{Store, StoreError, is_of_lease};
 use phalanx_strategies::elastic::message::Record;
@@ -27,10 +27,10 @@ const LOCK: &str = "lock";
 const MAGIC: &str = "phalanx-store-2";
 
 impl Directory {
-    /// Opens a folder, which is created if it is not there.
+    /// Opens a folder, and creates it if necessary.
     ///
     /// # Errors
-    /// When it cannot be written to.
+    /// When the folder is not writable.
     pub fn open(folder: &Path) -> Result<Directory, StoreError> {
         fs::create_dir_all(folder).map_err(|error| failed(folder, "created", &error))?;
         let directory = Directory { folder: folder.to_owned() };
@@ -111,17 +111,17 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> String {
     sealed(&serde_json::to_string_pretty(value).expect("leases and records have string keys only"))
 }
 
-/// A file with this body.
+/// The text of a file with this body.
 pub(crate) fn sealed(body: &str) -> String {
     format!("{MAGIC} crc32c={:08x}\n{body}\n", crc32c::crc32c(body.as_bytes()))
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    let (head, body) = text.split_once('\n').ok_or("it has no first line")?;
-    let body = body.strip_suffix('\n').ok_or("it is cut off")?;
+    let (head, body) = text.split_once('\n').ok_or("expected a header line, found none")?;
+    let body = body.strip_suffix('\n').ok_or("the end of the file is missing")?;
     let expected = format!("{MAGIC} crc32c={:08x}", crc32c::crc32c(body.as_bytes()));
     if head != expected {
-        return Err(format!("expected \"{expected}\" on top, found \"{head}\""));
+        return Err(format!("expected the header \"{expected}\", found \"{head}\""));
     }
     serde_json::from_str(body).map_err(|error| error.to_string())
 }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_reads_what_was_written() {
+    fn record_is_the_same_when_another_process_reads_it() {
         let (folder, _) = written();
 
         assert_eq!(Directory::open(folder.path()).unwrap().read_record(), Ok(full()));
@@ -186,7 +186,7 @@ mod tests {
 
     // STORE-3
     #[test]
-    fn a_write_that_was_cut_off_leaves_what_was_there() {
+    fn interrupted_write_leaves_the_old_record() {
         let (folder, store) = written();
         let beside = folder.path().join("record.json.new");
         fs::write(&beside, &encode(&Record::default())[..30]).unwrap();
@@ -198,7 +198,7 @@ mod tests {
 
     // STORE-3
     #[test]
-    fn whatever_is_missing_or_changed_in_a_file_is_an_error() {
+    fn truncated_or_changed_file_is_an_error() {
         let (folder, store) = written();
         let path = folder.path().join(RECORD);
         let whole = fs::read(&path).unwrap();
@@ -211,12 +211,12 @@ mod tests {
             let mut changed = whole.clone();
             changed[position] ^= 1;
             fs::write(&path, changed).unwrap();
-            assert!(matches!(store.read_record(), Err(StoreError::Damaged { .. })), "byte {position} has changed");
+            assert!(matches!(store.read_record(), Err(StoreError::Damaged { .. })), "changed byte {position}");
         }
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_named() {
+    fn error_names_the_folder_that_cannot_be_created() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! A store that is gone with its process: for tests, and for jobs that do not outlive their coordinator.
+//! A store in the memory of its process, for tests and for jobs that end with their coordinator.
 
 use super::{Store, StoreError, is_of_lease};
 use phalanx_strategies::elastic::message::Record;
@@ -11,7 +11,7 @@ pub struct Memory(Mutex<(Lease, Record)>);
 
 impl Memory {
     fn lock(&self) -> MutexGuard<'_, (Lease, Record)> {
-        // Each write is one assignment, so that a panic elsewhere leaves nothing half done.
+        // Each write is one assignment, so a panic cannot leave a partial write.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,11 +1,11 @@
 //! The durable store of coordinators: the lease, and the record of decisions.
 //!
 //! Invariants:
-//! - `STORE-1` The lease is replaced only if it is still the one that was read; all writes of a store are serialized.
-//! - `STORE-2` A record is written only under the term of the lease. So what a new leader reads after winning the lease
-//!   is final: only it can overwrite it.
-//! - `STORE-3` A completed write survives a power failure; an interrupted one leaves either the old or the new
-//!   contents, whole. What is damaged is an error, never an older state.
+//! - `STORE-1` The lease is replaced only if it equals the one that the writer has read; all writes are serialized.
+//! - `STORE-2` A record is written only under the term of the lease. So the record that a new leader reads after winning
+//!   the lease is final: only this leader can overwrite it.
+//! - `STORE-3` A completed write survives a power failure; an interrupted write leaves the complete old or new contents.
+//!   Damaged contents are an error, never an older state.
 //!
 //! Calls block; actors make them in `spawn_blocking`.
 
@@ -21,63 +21,62 @@ use std::sync::Arc;
 
 /// The store of a job. See the [module](self).
 pub trait Store: Debug + Send + Sync + 'static {
-    /// The lease; the default one if there never was any.
+    /// The lease, or the default if none was written.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the lease cannot be read.
     fn read_lease(&self) -> Result<Lease, StoreError>;
 
-    /// Replaces the lease if it is still `old` (`STORE-1`). Returns what is there now: `Ok(new)`, or `Err` of the other
-    /// one.
+    /// Replaces the lease if it equals `old` (`STORE-1`). Returns the current lease: `Ok(new)`, or `Err` of another one.
     ///
     /// # Errors
     /// When it is unknown whether the old or the new value is stored.
     fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError>;
 
-    /// The record; the default one if there never was any.
+    /// The record, or the default if none was written.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the record cannot be read.
     fn read_record(&self) -> Result<Record, StoreError>;
 
-    /// Replaces the record, or refuses to because another term has begun (`STORE-2`). Returns whether it did.
+    /// Replaces the record, unless another term has begun (`STORE-2`). Returns whether the record was replaced.
     ///
     /// # Errors
     /// When it is unknown whether the old or the new record is stored; the same record may be written again.
     fn write_record(&self, record: &Record) -> Result<bool, StoreError>;
 }
 
-/// A store that several candidates share.
+/// A store shared by several candidates.
 pub type SharedStore = Arc<dyn Store>;
 
 /// Why a store did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// A file or folder did not let itself be used.
+    /// An operation on a file or folder failed.
     #[error("{path} could not be {action}: {message}")]
     Io {
-        /// Which.
+        /// The file or folder.
         path: PathBuf,
-        /// What was tried, as a participle.
+        /// The operation, as a participle.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         message: String,
     },
-    /// A file is not as it was written.
+    /// The contents of a file are invalid.
     #[error("{path} is damaged: {found}")]
     Damaged {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         found: String,
     },
 }
 
-/// Lets a job that has ended go on from its checkpoint. To be called before any candidate starts. Returns whether it had
-/// ended.
+/// Reopens an ended job, which then continues from its checkpoint. Call it before any candidate starts. Returns whether the
+/// job had ended.
 ///
 /// # Errors
-/// When the store does not answer.
+/// When the store fails.
 pub fn reopen(store: &dyn Store) -> Result<bool, StoreError> {
     let record = store.read_record()?;
     if record.ending.is_none() {
@@ -115,7 +114,7 @@ mod tests {
 
     // STORE-1
     #[test]
-    fn a_lease_is_replaced_only_if_it_is_the_one_that_was_read() {
+    fn lease_is_replaced_only_if_it_equals_the_expected_one() {
         let (_folder, stores) = stores();
         for store in stores {
             assert_eq!(store.read_lease(), Ok(Lease::default()), "{store:?}");
@@ -128,7 +127,7 @@ mod tests {
 
     // STORE-2
     #[test]
-    fn a_record_of_another_term_is_refused() {
+    fn record_of_another_term_is_refused() {
         let (_folder, stores) = stores();
         for store in stores {
             store.replace_lease(Lease::default(), lease(1, 0)).unwrap().unwrap();
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_has_ended_is_opened_again_once() {
+    fn ended_job_is_reopened_once() {
         let (_folder, stores) = stores();
         for store in stores {
             store.replace_lease(Lease::default(), lease(1, 0)).unwrap().unwrap();
@@ -161,7 +160,7 @@ mod tests {
 
     // STORE-1
     #[test]
-    fn of_many_candidates_one_wins_each_term() {
+    fn one_candidate_wins_each_term() {
         let (folder, _) = stores();
         let candidate = |holder: u32| {
             let store = directory::Directory::open(folder.path()).unwrap();

@@ -1,7 +1,7 @@
 //! The transport inside one process: bounded channels, no sockets, no certificates.
 //!
-//! It has one node, which is connected from the beginning until one of the ends closes. A message that finds a channel
-//! full is refused; the machines repeat it with their next heartbeat.
+//! It has one node, which is connected until one of the ends closes. A full channel rejects a message; the machines repeat
+//! it with their next heartbeat.
 
 use super::{Downlink, Inbound, Inbox, NotSent, Uplink};
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// The coordinator's end. The connection ends when it is closed or dropped.
+/// The coordinator's end. Closing or dropping it ends the connection.
 #[derive(Debug)]
 pub struct CoordinatorEnd {
     node: NodeId,
@@ -20,37 +20,37 @@ pub struct CoordinatorEnd {
     is_open: Arc<AtomicBool>,
 }
 
-/// The node's end. The connection ends when it is closed or dropped.
+/// The node's end. Closing or dropping it ends the connection.
 #[derive(Debug)]
 pub struct NodeEnd {
     node: NodeId,
     boot: Incarnation,
     inbound: Mutex<Option<mpsc::Sender<Inbound>>>,
-    /// Until one of the ends closes.
+    /// True until one of the ends closes.
     is_open: Arc<AtomicBool>,
 }
 
-/// Both ends of a connection to a node of this process.
+/// Both ends of a connection to a node in this process.
 #[derive(Debug)]
 pub struct Pair {
     /// Sends desired states.
     pub coordinator: CoordinatorEnd,
-    /// What the coordinator receives.
+    /// Messages to the coordinator.
     pub inbox: Inbox,
     /// Sends reports.
     pub node: NodeEnd,
-    /// What the node receives.
+    /// Desired states to the node.
     pub desired_states: mpsc::Receiver<DesiredState>,
 }
 
-/// Connects a coordinator with a node of its own process. At most `n_max` messages wait in each direction.
+/// Connects a coordinator with a node in its process. At most `n_max` messages wait in each direction.
 ///
 /// # Panics
 /// When `n_max` is zero.
 #[must_use]
 pub fn connect(node: NodeId, boot: Incarnation, n_max: usize) -> Pair {
     let (tx, desired_states) = mpsc::channel(n_max);
-    // One more, so that the first report does not find the channel full.
+    // One more, for the notice of the connection below.
     let (inbound, inbox) = mpsc::channel(n_max + 1);
     let connected = Inbound::Connected { node, boot, peer: None };
     inbound.try_send(connected).expect("the channel is empty and its receiver is alive");
@@ -114,7 +114,7 @@ impl Uplink for NodeEnd {
         self.is_open.store(false, Ordering::Release);
         let why = "the node has closed the connection".to_owned();
         let gone = Inbound::Disconnected { node: self.node, boot: self.boot, why };
-        // A coordinator that reads nothing learns it from the end of the reports.
+        // If the channel is full, its end tells the coordinator.
         let _ = self.send(gone);
         self.inbound.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

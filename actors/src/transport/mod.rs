@@ -1,15 +1,16 @@
-//! The seam between a coordinator and the supervisors of its nodes: reports go up, desired states come down.
+//! The interface between a coordinator and the supervisors of its nodes: nodes send reports, the coordinator sends desired
+//! states.
 //!
 //! There are two transports. [`crate::quic`] connects processes of different machines; [`in_process`] connects a
-//! coordinator with a supervisor of its own process, without sockets and without certificates. Whoever coordinates or
-//! supervises holds one end and cannot tell which transport is behind it.
+//! coordinator with a supervisor of its own process, without sockets and certificates. Coordinators and supervisors work
+//! with either transport through [`Downlink`] and [`Uplink`].
 //!
-//! Invariants, which one body of tests checks for both:
-//! - `TP-1` Reports and desired states are whole and arrive in the order in which they were sent. Some may be lost: the
-//!   machines at both ends repeat what has not been taken up, and only the newest counts.
-//! - `TP-2` Nothing grows without a bound, and sending never blocks.
-//! - `TP-3` The coordinator's end learns when a node connects and when it leaves, and which start of the node it is.
-//! - `TP-4` Nothing of a node arrives after the notice that it has left.
+//! Invariants, checked by the same tests for both:
+//! - `TP-1` Reports and desired states are self-contained and arrive in the order in which they were sent. Some may be
+//!   lost: the machines at both ends repeat unconfirmed messages, and only the newest counts.
+//! - `TP-2` All queues are bounded, and sending never blocks.
+//! - `TP-3` The coordinator's end receives a notice when a node connects or disconnects, with the node's boot.
+//! - `TP-4` No message of a node arrives after the notice of its disconnection.
 
 use crate::wire::WireError;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
@@ -27,10 +28,10 @@ pub trait Downlink: Debug + Send + Sync + 'static {
     /// Sends a desired state to a node.
     ///
     /// # Errors
-    /// When it cannot be sent. Success means that it is on its way, not that it has arrived.
+    /// When the desired state cannot be sent. Success does not mean that it has arrived.
     fn send_desired_state(&self, node: NodeId, desired_state: &DesiredState) -> Result<(), NotSent>;
 
-    /// The nodes that are connected, and which start of them.
+    /// The connected nodes and their boots.
     fn connected(&self) -> Vec<(NodeId, Incarnation)>;
 
     /// Ends all connections. May wait for the network: not for an event loop.
@@ -39,72 +40,72 @@ pub trait Downlink: Debug + Send + Sync + 'static {
 
 /// The node's end.
 pub trait Uplink: Debug + Send + Sync + 'static {
-    /// Sends a heartbeat, which may get lost; another one follows.
+    /// Sends a heartbeat. It may be lost; the next one repeats its content.
     ///
     /// # Errors
-    /// When it cannot be sent.
+    /// When the heartbeat cannot be sent.
     fn heartbeat(&self, report: &Report) -> Result<(), NotSent>;
 
-    /// Sends a report that is to arrive, at once; instead of an older one that could not be sent yet.
+    /// Sends a report reliably and at once. It replaces an older one that is not sent yet.
     ///
     /// # Errors
-    /// When it cannot be sent.
+    /// When the report cannot be sent.
     fn news(&self, report: &Report) -> Result<(), NotSent>;
 
-    /// Ends the connection; what was sent before is on its way. May wait for the network: not for an event loop.
+    /// Ends the connection; earlier messages may still arrive. May wait for the network: not for an event loop.
     fn close(&self);
 }
 
-/// What reaches the coordinator's end.
+/// A message or notice to the coordinator.
 #[derive(Debug)]
 pub enum Inbound {
-    /// A node is connected. If it was already, this connection has taken the place of that one.
+    /// A node is connected. The connection replaces an earlier one of the same node.
     Connected {
-        /// Which.
+        /// The node.
         node: NodeId,
         /// Incarnation of its supervisor.
         boot: Incarnation,
-        /// From where; none if the node is in the same process.
+        /// The node's address; none if the node is in the same process.
         peer: Option<SocketAddr>,
     },
-    /// A node has news. The transport has checked that the sender is the node that the report names.
+    /// News of a node. The transport has checked that the report is the sender's own.
     Report(Report),
-    /// Heartbeats of nodes, which are reports like others; some milliseconds' worth of them.
+    /// Heartbeats of nodes, collected over some milliseconds.
     Heartbeats(Vec<Report>),
-    /// A node is no longer connected. It may come back; whether it is lost is not for the transport to decide.
+    /// A node is no longer connected. It may reconnect; the transport does not decide whether the node is lost.
     Disconnected {
-        /// Which.
+        /// The node.
         node: NodeId,
         /// Incarnation of its supervisor.
         boot: Incarnation,
-        /// Why.
+        /// Reason of the disconnection.
         why: String,
     },
-    /// An operator asks.
+    /// A request of an operator.
     Request {
         /// The frame of a [`crate::wire::Kind::Request`].
         frame: Vec<u8>,
-        /// Takes the frame of a [`crate::wire::Kind::Answer`]. If it is dropped the operator is told that there is none.
+        /// Takes the frame of a [`crate::wire::Kind::Answer`]. Dropping it rejects the request.
         answer: oneshot::Sender<Vec<u8>>,
     },
 }
 
-/// Where it comes in.
+/// Receiver of the coordinator's messages.
 pub type Inbox = mpsc::Receiver<Inbound>;
 
-/// Why a message was not sent. The machines repeat what matters.
+/// Why a message was not sent. The machines repeat it if it still matters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotSent {
-    /// No such node is connected.
+    /// The node is not connected.
     #[error("{0} is not connected")]
     NotConnected(NodeId),
-    /// The other end has gone.
+    /// The other end is closed.
     #[error("the other end is closed")]
     Closed,
-    /// The other end has not taken up earlier messages.
-    #[error("the other end has not taken up earlier messages")]
+    /// The queue to the other end is full.
+    #[error("the queue to the other end is full")]
     Full,
-    /// It is too long.
+    /// The message exceeds the limit of a frame.
     #[error(transparent)]
     Wire(#[from] WireError),
 }

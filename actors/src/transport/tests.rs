@@ -1,4 +1,4 @@
-//! One body of tests for every transport.
+//! The same tests for every transport.
 
 use super::{Downlink, Inbound, Inbox, NotSent, Uplink, in_process};
 use crate::quic::tests::fixture::{Coordinator, JOB, Machine, desired_state, node_and_boot, until};
@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::message::{DesiredState, DesiredStateId, Report}
 use std::any::Any;
 use tokio::sync::mpsc;
 
-/// A coordinator and one node that a transport connects.
+/// A coordinator and one node, connected by a transport.
 struct Both {
     name: &'static str,
     node: (NodeId, Incarnation),
@@ -15,7 +15,7 @@ struct Both {
     inbox: Inbox,
     uplink: Box<dyn Uplink>,
     desired_states: mpsc::Receiver<DesiredState>,
-    /// What the transport needs as long as it lives.
+    /// Keeps the transport's resources alive.
     _keep: Box<dyn Any>,
 }
 
@@ -53,7 +53,7 @@ impl Both {
         Report { job: JOB, node, boot, number, desired_state, draining: false, n_failed_starts: 0, members: vec![] }
     }
 
-    /// The next event of the coordinator's end for which `pick` has a use.
+    /// Waits for the next event of the coordinator's end that `pick` accepts.
     fn next<T>(&mut self, what: &str, mut pick: impl FnMut(Inbound) -> Option<T>) -> T {
         let what = format!("{what} over {}", self.name);
         until(&what, || self.inbox.try_recv().ok().and_then(&mut pick))
@@ -84,7 +84,7 @@ impl Both {
 
 // TP-1, TP-3
 #[test]
-fn reports_and_orders_arrive_over_every_transport() {
+fn reports_and_desired_states_arrive_over_every_transport() {
     for mut both in transports() {
         assert_eq!(both.until_connected(), both.node, "{}", both.name);
         assert_eq!(both.downlink.connected(), [both.node], "{}", both.name);
@@ -100,12 +100,12 @@ fn reports_and_orders_arrive_over_every_transport() {
 
 // TP-1, TP-2
 #[test]
-fn newest_order_arrives_in_sequence_at_a_node_that_reads_late_over_every_transport() {
+fn newest_desired_state_arrives_in_order_when_the_node_reads_late_over_every_transport() {
     for mut both in transports() {
         both.until_connected();
 
         for generation in 1..=500 {
-            // A refused order is repeated below, as a coordinator does after the next report.
+            // A rejected desired state is repeated below, as a coordinator does after the next report.
             let _ = both.downlink.send_desired_state(both.node.0, &desired_state(generation));
         }
         let mut taken = vec![];
@@ -120,13 +120,13 @@ fn newest_order_arrives_in_sequence_at_a_node_that_reads_late_over_every_transpo
         });
 
         assert!(taken.is_sorted(), "{}: {taken:?}", both.name);
-        assert!(taken.len() < 500, "{}: {} desired states waited, so there is no bound", both.name, taken.len());
+        assert!(taken.len() < 500, "{}: {} desired states waited, expected a bound", both.name, taken.len());
     }
 }
 
 // TP-2
 #[test]
-fn reports_that_nobody_reads_do_not_block_and_the_newest_arrives_over_every_transport() {
+fn newest_report_arrives_without_blocking_when_the_coordinator_reads_late_over_every_transport() {
     for mut both in transports() {
         both.until_connected();
 
@@ -138,20 +138,20 @@ fn reports_that_nobody_reads_do_not_block_and_the_newest_arrives_over_every_tran
             match both.inbox.try_recv() {
                 Ok(Inbound::Report(report)) => read.push(report.number),
                 Ok(_) => {}
-                // The node repeats itself with each heartbeat.
+                // The node repeats its report with each heartbeat.
                 Err(_) => drop(both.uplink.news(&both.report(20_001))),
             }
             read.last().copied().filter(|number| *number >= 20_000)
         });
 
         assert!(newest >= 20_000 && read.is_sorted(), "{}: {newest}", both.name);
-        assert!(read.len() < 20_000, "{}: {} reports waited, so there is no bound", both.name, read.len());
+        assert!(read.len() < 20_000, "{}: {} reports waited, expected a bound", both.name, read.len());
     }
 }
 
 // TP-3
 #[test]
-fn order_for_an_unknown_node_is_refused_over_every_transport() {
+fn desired_state_for_an_unknown_node_is_refused_over_every_transport() {
     for mut both in transports() {
         both.until_connected();
 
@@ -163,7 +163,7 @@ fn order_for_an_unknown_node_is_refused_over_every_transport() {
 
 // TP-3
 #[test]
-fn node_that_closes_its_end_disconnects_and_gets_no_more_orders_over_every_transport() {
+fn closed_node_end_disconnects_and_gets_no_desired_states_over_every_transport() {
     for mut both in transports() {
         both.until_connected();
 
@@ -178,13 +178,13 @@ fn node_that_closes_its_end_disconnects_and_gets_no_more_orders_over_every_trans
 
 // TP-4
 #[test]
-fn nothing_of_a_node_arrives_after_its_good_bye_over_every_transport() {
+fn no_message_of_a_node_arrives_after_its_disconnection_over_every_transport() {
     for mut both in transports() {
         both.until_connected();
 
         both.uplink.news(&both.report(1)).unwrap();
         both.uplink.close();
-        // QUIC may look for another coordinator, but this one is not to hear of it.
+        // QUIC may look for another coordinator, but must not send to this one.
         let _ = both.uplink.news(&both.report(2));
         both.until_disconnected();
 
@@ -193,7 +193,7 @@ fn nothing_of_a_node_arrives_after_its_good_bye_over_every_transport() {
 }
 
 #[test]
-fn last_report_of_a_node_in_the_same_process_arrives_before_its_good_bye() {
+fn last_report_of_a_node_in_the_same_process_arrives_before_its_disconnection() {
     let [mut both, _] = transports();
     both.until_connected();
 
@@ -205,14 +205,14 @@ fn last_report_of_a_node_in_the_same_process_arrives_before_its_good_bye() {
 }
 
 #[test]
-fn coordinator_that_closes_its_end_ends_the_orders_of_a_node_in_its_process() {
+fn closed_coordinator_end_ends_the_desired_states_of_a_node_in_its_process() {
     let [mut both, _] = transports();
     both.until_connected();
     both.downlink.send_desired_state(both.node.0, &desired_state(1)).unwrap();
 
     both.downlink.close();
 
-    assert_eq!(both.desired_states.blocking_recv(), Some(desired_state(1)), "what was sent before arrives");
+    assert_eq!(both.desired_states.blocking_recv(), Some(desired_state(1)), "an earlier desired state arrives");
     assert_eq!(both.desired_states.blocking_recv(), None);
     assert_eq!(
         both.downlink.send_desired_state(both.node.0, &desired_state(2)),

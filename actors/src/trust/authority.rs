@@ -1,7 +1,7 @@
 //! The certificate authority of a job: one key, kept in one file.
 //!
-//! Its own certificate is made anew at each start. That is as good as keeping it: nodes know the authority by its
-//! subject and key, which stay.
+//! Each start creates a new certificate of the authority itself. This is safe because nodes identify the authority by its
+//! subject and key, which do not change.
 
 use super::credential::Credential;
 use super::name::{Name, Role};
@@ -22,7 +22,7 @@ pub(super) const COORDINATOR: &str = "coordinator.phalanx";
 
 const KEY_FILE: &str = "authority.key";
 
-/// From when to when a certificate is good.
+/// Validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// When it becomes valid.
@@ -32,12 +32,12 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// How long certificates of nodes live unless told otherwise.
+    /// Default lifetime of node certificates.
     pub const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-    /// How far the clocks of two machines may be apart.
+    /// Largest allowed difference between the clocks of two machines.
     pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5 * 60);
 
-    /// From now on, and a little before: the other machine's clock may be behind.
+    /// A period that starts [`Self::CLOCK_SKEW_MAX`] before `now`, since another machine's clock may be behind.
     pub fn starting(now: SystemTime, lifetime: Duration) -> Validity {
         Validity { not_before: now - Validity::CLOCK_SKEW_MAX, not_after: now + lifetime }
     }
@@ -53,7 +53,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// The authority whose key is in a directory; it is made if there is none.
+    /// Opens the authority whose key is in a directory, or creates it.
     ///
     /// # Errors
     /// When the directory cannot be used, or others may read the key (`TRUST-5`).
@@ -65,7 +65,7 @@ impl Authority {
             None => {
                 let key = new_key()?;
                 file::write(&path, key.serialized_der())?;
-                tracing::info!(%job, dir = %dir.display(), "made the certificate authority of the job");
+                tracing::info!(%job, dir = %dir.display(), "created the certificate authority of the job");
                 key
             }
         };
@@ -89,20 +89,20 @@ impl Authority {
         self.job
     }
 
-    /// Of its key.
+    /// Fingerprint of the authority's key.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// Its own certificate.
+    /// Certificate of the authority.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A certificate for a public key in X.509 form (`TRUST-3`).
+    /// Issues a certificate for a public key in X.509 form (`TRUST-3`).
     ///
     /// # Errors
-    /// When the key is none that we know.
+    /// When the format or the algorithm of the key is not supported.
     pub fn issue(
         &self,
         public_key: &[u8],
@@ -117,7 +117,7 @@ impl Authority {
         let uri = name.to_string().try_into().expect("a name is plain ASCII");
         params.subject_alt_names = vec![SanType::URI(uri)];
         if role == Role::Coordinator {
-            params.subject_alt_names.push(SanType::DnsName(COORDINATOR.try_into().expect("it is plain ASCII")));
+            params.subject_alt_names.push(SanType::DnsName(COORDINATOR.try_into().expect("the name is plain ASCII")));
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         } else {
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -130,17 +130,17 @@ impl Authority {
         Ok(certificate.der().clone())
     }
 
-    /// A certificate with a new key, for those who are where the authority is: the coordinator itself and operators.
+    /// Issues a certificate with a new key, for holders on the authority's machine: the coordinator and operators.
     ///
     /// # Errors
-    /// When there are no random numbers.
+    /// When the system has no random numbers.
     pub fn credential(&self, role: Role, validity: Validity) -> Result<Credential, TrustError> {
         let key = new_key()?;
         let certificate = self.issue(&key.subject_public_key_info(), role, validity)?;
         Credential::new(key.serialized_der().to_vec(), certificate, self.certificate.clone())
     }
 
-    /// A secret that is the same at each start, for one purpose.
+    /// A secret for one purpose, the same at each start.
     pub fn secret(&self, purpose: &str) -> [u8; 32] {
         let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, self.issuer.key().serialized_der());
         let tag = ring::hmac::sign(&key, format!("phalanx {purpose}").as_bytes());
@@ -151,7 +151,7 @@ impl Authority {
 /// A new key pair.
 ///
 /// # Errors
-/// When there are no random numbers.
+/// When the system has no random numbers.
 pub(super) fn new_key() -> Result<KeyPair, TrustError> {
     KeyPair::generate().map_err(|_| TrustError::NoEntropy)
 }
@@ -161,10 +161,10 @@ pub(crate) fn read_key(der: &[u8]) -> Result<KeyPair, TrustError> {
         .map_err(|err| TrustError::malformed("a P-256 key", err))
 }
 
-/// The public key of a signing request, once it is shown that its sender has the private one.
+/// Verifies the signature of a signing request and returns its public key.
 ///
 /// # Errors
-/// When it is no signing request, or its signature is not by its key.
+/// When the bytes are not a signing request, or the signature is not by its key.
 pub(crate) fn requested_key(csr: &[u8]) -> Result<Vec<u8>, TrustError> {
     let request = CertificateSigningRequestParams::from_der(&csr.into())
         .map_err(|err| TrustError::malformed("a certificate signing request", err))?;
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_is_the_same_after_a_restart() {
+    fn authority_is_the_same_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let first = Authority::open(dir.path(), JobId(7)).unwrap();
 
@@ -197,7 +197,7 @@ mod tests {
 
     // TRUST-3
     #[test]
-    fn a_certificate_names_its_holder_and_ends() {
+    fn certificate_names_its_holder_and_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(dir.path(), JobId(7)).unwrap();
         let key = new_key().unwrap();
@@ -213,7 +213,7 @@ mod tests {
 
     // TRUST-3
     #[test]
-    fn names_that_a_request_asks_for_are_ignored() {
+    fn names_in_a_signing_request_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(dir.path(), JobId(7)).unwrap();
         let key = new_key().unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_its_key_did_not_sign_is_refused() {
+    fn signing_request_with_a_wrong_signature_is_refused() {
         let key = new_key().unwrap();
         let mut csr = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec();
         let last = csr.len() - 1;
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_key_file_is_named() {
+    fn error_names_a_damaged_key_file() {
         let dir = tempfile::tempdir().unwrap();
         file::write(&dir.path().join(KEY_FILE), b"not a key").unwrap();
 
@@ -251,7 +251,7 @@ mod tests {
 
     // WIRE-1
     #[test]
-    fn damaged_certificates_and_requests_do_no_harm() {
+    fn damaged_certificates_and_requests_never_change_the_key() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(dir.path(), JobId(7)).unwrap();
         let credential = authority.credential(NODE, validity()).unwrap();
@@ -260,7 +260,7 @@ mod tests {
 
         let n_bad = crate::fuzz::cases(100_000, &[certificate], |_, der| Certified::read(&der.into()).is_ok());
         assert!(n_bad > 0);
-        // Some bytes around what is signed can be changed; the key cannot.
+        // Some bytes around the signed part may change; the key may not.
         let key = requested_key(&request).unwrap();
         let n_bad = crate::fuzz::cases(20_000, &[request], |case, der| {
             let asked = requested_key(der);

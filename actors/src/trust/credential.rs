@@ -1,7 +1,7 @@
-//! A certificate with its private key and the authority that it is of: all that a member needs to show itself and to
-//! know the others.
+//! A certificate with its private key and its authority: everything that a member needs to authenticate itself and its
+//! peers.
 //!
-//! They are kept in two files. Each is replaced in one step, and the key is written once, so they fit at any moment.
+//! A credential has two files. Each is replaced atomically, and the key is written only once, so they always match.
 
 use super::authority::{new_key, read_key};
 use super::name::Certified;
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What a coordinator gives to a node, and what is in the file beside the key.
+/// A coordinator's grant to a node, and the file beside the key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The node's certificate.
     pub certificate: Vec<u8>,
-    /// The authority's.
+    /// The authority's certificate.
     pub authority: Vec<u8>,
     /// Opaque job information for a joining node.
     pub bootstrap: Vec<u8>,
@@ -39,10 +39,10 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// Puts one together.
+    /// Combines a key and its certificate.
     ///
     /// # Errors
-    /// When the certificate is not of this key, or names no member.
+    /// When the certificate is for another key, or names no member.
     pub fn new(
         key: Vec<u8>,
         certificate: CertificateDer<'static>,
@@ -50,12 +50,12 @@ impl Credential {
     ) -> Result<Credential, TrustError> {
         let certified = Certified::read(&certificate)?;
         if read_key(&key)?.subject_public_key_info() != certified.public_key {
-            return Err(TrustError::malformed("a certificate of this key", "it is of another one"));
+            return Err(TrustError::malformed("a certificate of this key", "found one for another key"));
         }
         Ok(Credential { key, certificate, authority, certified, bootstrap: Vec::new() })
     }
 
-    /// What the coordinator said when it last gave a certificate.
+    /// Job information that came with the latest certificate.
     pub fn bootstrap(&self) -> &[u8] {
         &self.bootstrap
     }
@@ -65,12 +65,12 @@ impl Credential {
         Ok(Credential { bootstrap: grant.bootstrap, ..credential })
     }
 
-    /// What its certificate says.
+    /// Contents of the certificate.
     pub fn certified(&self) -> &Certified {
         &self.certified
     }
 
-    /// Its certificate.
+    /// The holder's certificate.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
@@ -83,12 +83,12 @@ impl Credential {
     /// The same key with a newer certificate.
     ///
     /// # Errors
-    /// When the certificate is not of this key, or names no member.
+    /// When the certificate is for another key, or names no member.
     pub fn renewed(&self, grant: Grant) -> Result<Credential, TrustError> {
         Credential::of_grant(self.key.clone(), grant)
     }
 
-    /// What is shown in a handshake.
+    /// The certificate chain for handshakes.
     pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
         vec![self.certificate.clone(), self.authority.clone()]
     }
@@ -97,11 +97,11 @@ impl Credential {
         PrivatePkcs8KeyDer::from(self.key.clone()).into()
     }
 
-    /// Keeps it in two files of a directory, `NAME.key` and `NAME.grant`. The key ought to be there already
+    /// Saves the credential as `NAME.key` and `NAME.grant` in a directory. The key should be there already
     /// ([`Applicant::open`]).
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the files cannot be written.
     pub fn save(&self, dir: &Path, name: &str) -> Result<(), TrustError> {
         file::create_dir(dir)?;
         let [key, grant] = paths(dir, name);
@@ -112,10 +112,10 @@ impl Credential {
         file::write(&grant, &bytes)
     }
 
-    /// What [`Credential::save`] has kept; none if there is none.
+    /// Loads a credential saved by [`Credential::save`]; none if there is none.
     ///
     /// # Errors
-    /// When others may read it (`TRUST-5`), or it is damaged.
+    /// When other users may read a file (`TRUST-5`), or a file is damaged.
     pub fn load(dir: &Path, name: &str) -> Result<Option<Credential>, TrustError> {
         let [key, grant] = paths(dir, name);
         let (Some(key), Some(bytes)) = (file::read(&key)?, file::read(&grant)?) else { return Ok(None) };
@@ -132,17 +132,17 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// A key that has no certificate yet. It is what a node is known by, so it outlives all its certificates.
+/// A key without a certificate. The key identifies a node, so it outlives all the node's certificates.
 pub struct Applicant {
     key: KeyPair,
 }
 
 impl Applicant {
-    /// The key in `NAME.key` of a directory; it is made and kept if there is none, so that a crash in the middle of a
-    /// join does not make another node of the same machine.
+    /// Opens the key `NAME.key` in a directory, or creates and saves it, so that a machine stays the same node if it
+    /// crashes during a join.
     ///
     /// # Errors
-    /// When others may read it (`TRUST-5`), or it is damaged.
+    /// When other users may read the file (`TRUST-5`), or the file is damaged.
     pub fn open(dir: &Path, name: &str) -> Result<Applicant, TrustError> {
         file::create_dir(dir)?;
         let [path, _] = paths(dir, name);
@@ -162,19 +162,19 @@ impl Applicant {
         self.key.subject_public_key_info()
     }
 
-    /// A request that shows that the private key is here; it asks for nothing else (`TRUST-3`).
+    /// A signing request, which proves possession of the private key and requests no names (`TRUST-3`).
     ///
     /// # Errors
-    /// When there are no random numbers.
+    /// When the system has no random numbers.
     pub fn signing_request(&self) -> Result<Vec<u8>, TrustError> {
         let request = CertificateParams::default().serialize_request(&self.key).map_err(|_| TrustError::NoEntropy)?;
         Ok(request.der().to_vec())
     }
 
-    /// The credential that a grant makes of it.
+    /// Combines the key with a grant.
     ///
     /// # Errors
-    /// When the certificate is not of this key, or names no member.
+    /// When the certificate is for another key, or names no member.
     pub fn granted(&self, grant: Grant) -> Result<Credential, TrustError> {
         Credential::of_grant(self.key.serialized_der().to_vec(), grant)
     }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_the_same_after_a_restart() {
+    fn credential_is_the_same_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let credential = operator(dir.path());
 
@@ -211,17 +211,17 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_another_key_is_refused() {
+    fn certificate_of_another_key_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (one, other) = (operator(dir.path()), operator(dir.path()));
 
         let err = Credential::new(one.key, other.certificate, other.authority).unwrap_err();
 
-        assert_eq!(err.to_string(), "expected a certificate of this key, but it is of another one");
+        assert_eq!(err.to_string(), "expected a certificate of this key, but found one for another key");
     }
 
     #[test]
-    fn an_applicant_keeps_its_key() {
+    fn applicant_keeps_its_key() {
         let dir = tempfile::tempdir().unwrap();
 
         let first = Applicant::open(dir.path(), "node").unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_does_not_print_its_key() {
+    fn credential_does_not_print_its_key() {
         let dir = tempfile::tempdir().unwrap();
 
         let printed = format!("{:?}", operator(dir.path()));
@@ -241,7 +241,7 @@ mod tests {
 
     // WIRE-1
     #[test]
-    fn damaged_grants_do_no_harm() {
+    fn damaged_grants_are_rejected_or_decode_to_valid_grants() {
         let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60], bootstrap: vec![0x32; 9] };
 
         crate::fuzz::damage(&[grant], 100_000);

@@ -1,4 +1,4 @@
-//! Files that only their owner may read, and that are there completely or not at all.
+//! Private files with atomic replacement: only their owner may read them.
 
 use super::TrustError;
 use std::fs::{DirBuilder, File, OpenOptions, rename};
@@ -6,27 +6,27 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// No secret and no register is longer.
+/// Limit for secrets and registers.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Makes a directory, and those above it, for their owner only; existing ones are left as they are.
+/// Creates a directory and its missing parents, private to their owner; leaves existing ones unchanged.
 ///
 /// # Errors
-/// When the system refuses.
+/// When a directory cannot be created.
 pub fn create_dir(path: &Path) -> Result<(), TrustError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("create", path))
 }
 
-/// Replaces a file in one step, durably. A crash leaves the old one or the new one.
+/// Replaces a file atomically and durably. A crash leaves the old file or the new one.
 ///
 /// # Errors
-/// When the system refuses; the old file is still there.
+/// When the file cannot be replaced; the old or the new file is left, whole.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrustError> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".new");
     let new = path.with_file_name(name);
-    // What a crash has left there may have other permissions, which opening would keep.
+    // Opening a leftover of a crash would keep its permissions.
     match std::fs::remove_file(&new) {
         Err(err) if err.kind() != ErrorKind::NotFound => return Err(failed("remove", &new)(err)),
         _ => {}
@@ -38,10 +38,10 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrustError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
-/// Reads a file that [`write()`] has written; none if there is none.
+/// Reads a file written by [`write()`]; none if there is none.
 ///
 /// # Errors
-/// When others may read it (`TRUST-5`), when it is absurdly long, or when the system refuses.
+/// When other users may read the file (`TRUST-5`), when it exceeds 16 MiB, or when it cannot be read.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, TrustError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -81,12 +81,12 @@ mod tests {
 
         assert_eq!(read(&path).unwrap().unwrap(), b"two");
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
-        assert_eq!(dir.path().read_dir().unwrap().count(), 1, "nothing else is left");
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1, "no temporary file is left");
     }
 
     // TRUST-5
     #[test]
-    fn a_secret_that_the_group_may_read_is_refused() {
+    fn secret_readable_by_the_group_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         write(&path, b"one").unwrap();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_none() {
+    fn missing_file_is_read_as_none() {
         let dir = tempfile::tempdir().unwrap();
 
         assert_eq!(read(&dir.path().join("secret")), Ok(None));

@@ -1,9 +1,8 @@
-//! The join string: one word that a machine needs to become a node, such as
+//! The join string: one word with which a machine becomes a node, such as
 //! `phx1.mfrggzdfmztwq2lk…@10.0.0.1:7447,10.0.0.2:7447`.
 //!
-//! Before the `@` are, in base32: the fingerprint of the authority, the token's id and secret, and four bytes of
-//! SHA-256 over these, so that a slip of the pen is told from a token that has expired. After it, where coordinators
-//! may be.
+//! The part before the `@` holds, in base32: the fingerprint of the authority, the token's id and secret, and four bytes
+//! of SHA-256 over these, to distinguish a copying mistake from an expired token. The addresses of coordinators follow.
 
 use super::Fingerprint;
 use super::token::{Secret, Token, TokenId};
@@ -15,69 +14,69 @@ use std::sync::LazyLock;
 const PREFIX: &str = "phx1.";
 pub(crate) const BODY_BYTES: usize = 32 + 8 + 16;
 const CHECK_BYTES: usize = 4;
-/// Base32 has five bits a character.
+/// Base32 has five bits per character.
 const ENCODED_CHARS: usize = (BODY_BYTES + CHECK_BYTES) * 8 / 5;
 const ADDRESSES_MAX: usize = 16;
 
 /// See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinString {
-    /// Of the authority's key.
+    /// Fingerprint of the authority's key.
     pub authority: Fingerprint,
-    /// What to join with.
+    /// The join token.
     pub token: Token,
-    /// Where coordinators may be; at least one.
+    /// Addresses of possible coordinators; at least one.
     pub addresses: Vec<Address>,
 }
 
-/// Where a coordinator may be. Names are looked up at each attempt: a coordinator may move.
+/// Address of a possible coordinator. Each attempt resolves its host name again, since a coordinator may move.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// A name or a number; IPv6 without brackets.
+    /// A host name or an IP address; IPv6 without brackets.
     pub host: String,
     /// UDP port.
     pub port: u16,
 }
 
-/// Why a word is no join string.
+/// Why a text is not a join string.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinStringError {
-    /// It is something else.
-    #[error("a join string begins with {PREFIX}, found {found:?}")]
+    /// The prefix is missing.
+    #[error("expected a join string that begins with {PREFIX}, found {found:?}")]
     Prefix {
-        /// How it begins.
+        /// The beginning of the text.
         found: String,
     },
-    /// It was cut off, or is only the secret part.
-    #[error("a join string has an @ and addresses after its secret part, found none")]
+    /// The addresses are missing.
+    #[error("expected an @ and addresses after the secret part of a join string, found none")]
     NoAddresses,
-    /// Something is missing or was added.
-    #[error("the secret part of a join string has {ENCODED_CHARS} characters, found {found}")]
+    /// Characters are missing or were added.
+    #[error("expected {ENCODED_CHARS} characters in the secret part of a join string, found {found}")]
     Length {
-        /// How many it has.
+        /// Number of characters.
         found: usize,
     },
-    /// A character that cannot occur.
+    /// A character is not of the alphabet.
     #[error(
-        "the secret part of a join string has the letters a-z and the digits 2-7 only; character {position} is not"
+        "expected only a-z and 2-7 in the secret part of a join string, found another character at position {position}"
     )]
     Character {
-        /// Counted from one, within the secret part.
+        /// Position within the secret part, from one.
         position: usize,
     },
-    /// Some character is another one.
-    #[error("the secret part of a join string does not match its check digits; it was not copied faithfully")]
+    /// A character was changed.
+    #[error("the secret part of a join string does not match its checksum; copy it again")]
     Check,
-    /// An address is not one.
+    /// An address is invalid.
     #[error("expected an address such as 10.0.0.1:7447, found {found:?}")]
     Address {
         /// The text.
         found: String,
     },
-    /// Maximum number of addresses.
+    /// There are too many addresses.
     #[error("expected at most {ADDRESSES_MAX} addresses, found {found}")]
     TooMany {
-        /// How many.
+        /// Number of addresses.
         found: usize,
     },
 }
@@ -85,7 +84,7 @@ pub enum JoinStringError {
 static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
     let mut specification = Specification::new();
     specification.symbols.push_str("abcdefghijklmnopqrstuvwxyz234567");
-    specification.encoding().expect("it has 32 symbols")
+    specification.encoding().expect("the alphabet has 32 symbols")
 });
 
 impl fmt::Display for JoinString {
@@ -96,7 +95,7 @@ impl fmt::Display for JoinString {
     }
 }
 
-/// The join string with these bytes and addresses.
+/// The join string with this body and these addresses.
 pub(crate) fn word(body: &[u8], addresses: &str) -> String {
     format!("{PREFIX}{}@{addresses}", BASE32.encode(&[body, &check(body)].concat()))
 }
@@ -132,10 +131,10 @@ impl FromStr for JoinString {
     }
 }
 
-/// Addresses separated by commas; at least one.
+/// Parses addresses separated by commas; at least one.
 ///
 /// # Errors
-/// The first one that is none.
+/// For the first invalid address, or too many addresses.
 pub fn parse_addresses(text: &str) -> Result<Vec<Address>, JoinStringError> {
     let found = text.split(',').count();
     if found > ADDRESSES_MAX {
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_string_is_read_as_it_is_written() {
+    fn join_string_round_trips() {
         let word = example().to_string();
 
         assert_eq!(word.parse(), Ok(example()));
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_string_is_one_word_for_a_shell() {
+    fn join_string_is_one_shell_word() {
         let join = JoinString { addresses: vec!["head:7447".parse().unwrap()], ..example() };
 
         let special = |c: char| !(c.is_ascii_alphanumeric() || ".@:,-_".contains(c));
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_in_a_join_string_is_named() {
+    fn error_names_each_mistake_in_a_join_string() {
         let word = example().to_string();
         let err = |word: &str| word.parse::<JoinString>().unwrap_err();
 
@@ -237,12 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_join_string_does_no_harm() {
+    fn damaged_join_string_never_changes_the_token() {
         let word = example().to_string().into_bytes();
 
         let n_bad = crate::fuzz::cases(100_000, &[word], |case, bytes| {
             let join = String::from_utf8_lossy(bytes).parse::<JoinString>();
-            // Whoever it was that changed it, the secret part was not changed.
+            // The checksum detects every change of the secret part.
             assert!(join.as_ref().is_ok_and(|join| join.token == example().token) || join.is_err(), "{case:?}");
             join.is_ok()
         });

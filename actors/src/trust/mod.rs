@@ -1,27 +1,27 @@
 //! Authentication of the members of a job, and their roles.
 //!
-//! A job has one certificate authority, made when its first coordinator starts. Everything on the network shows a
-//! certificate of it; what the holder may do is read from that certificate and never from what it says. A machine gets
-//! its first certificate for a *token*, which it is given on paper as part of a join string; the string also names the
-//! authority's key, so that trust goes both ways before the first byte is sent.
+//! A job has one certificate authority, created when its first coordinator starts. Every peer on the network presents a
+//! certificate of it, and only this certificate decides the peer's permissions. A machine gets its first certificate for a
+//! *token*, which the user passes on as part of a join string. The string also names the authority's key, so that both
+//! sides authenticate each other before the first byte is sent.
 //!
 //! Code map:
-//! - [`name`]: what a certificate says of its holder;
+//! - [`name`]: the holder of a certificate;
 //! - [`authority`]: the key of the job; issues certificates; [`credential`]: a certificate with its key;
 //! - [`token`]: a secret and its proof; [`join`]: the join string; [`register`]: the nodes that have joined;
-//! - [`tls`]: the configurations of both sides; [`mod@file`]: files that only their owner may read.
+//! - [`tls`]: the configurations of both sides; [`mod@file`]: private files.
 //!
 //! Invariants:
-//! - `TRUST-1` The secret of a token travels on paper only. What travels on the network is a proof that is good for one
-//!   TLS connection.
-//! - `TRUST-2` Whoever answers to a join string holds the key that the string names, or nothing is sent to it.
-//! - `TRUST-3` Role, node and boot of a peer come from its certificate. The authority writes them; of a request it
-//!   takes the public key and nothing else.
-//! - `TRUST-4` A key that has joined keeps its node id; each join of it raises its boot. Both are durable before the
-//!   node is admitted.
-//! - `TRUST-5` A secret file that others can read is rejected.
+//! - `TRUST-1` The secret of a token is never sent over the network, only a proof that is valid for one TLS connection.
+//! - `TRUST-2` A joining machine sends data only to a server whose authority has the key in the join string.
+//! - `TRUST-3` Role, node and boot of a peer come from its certificate. The authority sets them; from a signing request it
+//!   takes only the public key.
+//! - `TRUST-4` A key that has joined keeps its node id, and each join raises its boot. Both are durable before the node is
+//!   admitted.
+//! - `TRUST-5` A secret file that other users can read is rejected.
 //!
-//! Deliberately absent: revocation of certificates (they live a day; a token can be revoked at once), and passwords.
+//! Deliberately absent: revocation of certificates (they expire after a day; a token can be revoked at once), and
+//! passwords.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ pub mod token;
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Of a public key.
+    /// Fingerprint of a public key.
     pub fn of(public_key: &[u8]) -> Fingerprint {
         let digest = ring::digest::digest(&ring::digest::SHA256, public_key);
         Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
@@ -62,42 +62,42 @@ impl fmt::Debug for Fingerprint {
 /// Why keys, certificates or their files cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    /// The operating system refuses.
+    /// An operation on a file failed.
     #[error("cannot {action} {path}: {kind}")]
     File {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// With what.
+        /// The file or directory.
         path: PathBuf,
-        /// In the system's words.
+        /// The system's error.
         kind: std::io::ErrorKind,
     },
-    /// Others may read a secret (`TRUST-5`).
-    #[error("{path} must be readable by its owner only (mode 600), found mode {mode:o}")]
+    /// Other users may read a secret (`TRUST-5`).
+    #[error("expected {path} to be readable only by its owner (mode 600), found mode {mode:o}")]
     Exposed {
         /// The file.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
     },
-    /// A file is not what it should be.
+    /// The contents of a file are invalid.
     #[error("{path} is damaged: {why}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         why: String,
     },
-    /// A key or a certificate is not one.
+    /// A key or a certificate is invalid.
     #[error("expected {expected}, but {why}")]
     Malformed {
-        /// What it should be.
+        /// The expected object.
         expected: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         why: String,
     },
-    /// The machine gives no random numbers.
-    #[error("the operating system gives no random numbers")]
+    /// The system has no random numbers.
+    #[error("the operating system provides no random numbers")]
     NoEntropy,
 }
 
@@ -107,7 +107,7 @@ impl TrustError {
     }
 }
 
-/// Random bytes of the operating system.
+/// Random bytes from the operating system.
 fn random<const N: usize>() -> Result<[u8; N], TrustError> {
     let mut bytes = [0; N];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes).map_err(|_| TrustError::NoEntropy)?;

@@ -1,4 +1,4 @@
-//! What a certificate says of its holder: a URI such as `phalanx://7/node/3/boot/12`.
+//! The holder of a certificate, as a URI such as `phalanx://7/node/3/boot/12`.
 
 use super::{Fingerprint, TrustError};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
@@ -12,38 +12,38 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// The holder of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// Its job.
+    /// The holder's job.
     pub job: JobId,
-    /// What it is there.
+    /// The holder's role in the job.
     pub role: Role,
 }
 
-/// What the holder of a certificate may do.
+/// The role of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Give orders.
+    /// Sends desired states.
     Coordinator,
-    /// Ask for status, drain, resize, save, stop.
+    /// Sends requests: status, drain, resize, save, stop.
     Operator,
-    /// Report and take orders.
+    /// Sends reports and receives desired states.
     Node {
-        /// Which.
+        /// Id of the node.
         node: NodeId,
         /// Incarnation of its supervisor.
         boot: Incarnation,
     },
 }
 
-/// What can be read from a certificate; whether it is genuine, TLS has checked.
+/// Contents of a certificate. TLS has verified that the certificate is genuine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certified {
-    /// Its holder.
+    /// The holder.
     pub name: Name,
     /// The holder's public key in X.509 form.
     pub public_key: Vec<u8>,
-    /// When it becomes valid.
+    /// When the certificate becomes valid.
     pub not_before: SystemTime,
-    /// When it expires.
+    /// When the certificate expires.
     pub not_after: SystemTime,
 }
 
@@ -51,7 +51,7 @@ impl Certified {
     /// Reads a certificate.
     ///
     /// # Errors
-    /// When it is none, or does not name exactly one holder.
+    /// When the bytes are not a certificate, or it does not name exactly one holder.
     pub fn read(certificate: &CertificateDer<'_>) -> Result<Certified, TrustError> {
         const WHAT: &str = "a certificate of a member of a job";
         let (_, x509) = X509Certificate::from_der(certificate).map_err(|err| TrustError::malformed(WHAT, err))?;
@@ -70,13 +70,13 @@ impl Certified {
         })
     }
 
-    /// Of the holder's key.
+    /// Fingerprint of the holder's key.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.public_key)
     }
 }
 
-/// The public key in a certificate of the authority.
+/// Fingerprint of the public key in a certificate.
 pub(crate) fn public_key(certificate: &CertificateDer<'_>) -> Result<Fingerprint, TrustError> {
     let (_, x509) =
         X509Certificate::from_der(certificate).map_err(|err| TrustError::malformed("a certificate", err))?;
@@ -99,7 +99,7 @@ impl FromStr for Name {
 
     fn from_str(uri: &str) -> Result<Name, TrustError> {
         let parsed = parse(uri).filter(|name| name.to_string() == uri);
-        parsed.ok_or_else(|| TrustError::malformed("a name such as phalanx://7/node/3/boot/12", format!("it is {uri}")))
+        parsed.ok_or_else(|| TrustError::malformed("a name such as phalanx://7/node/3/boot/12", format!("found {uri}")))
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_as_it_is_written() {
+    fn name_round_trips() {
         let roles = [
             Role::Coordinator,
             Role::Operator,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_one_spelling() {
+    fn name_has_one_spelling() {
         for uri in [
             "phalanx://07/operator",
             "phalanx://+7/operator",

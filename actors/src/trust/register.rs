@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const FILE: &str = "register";
-/// A register is one file, rewritten at each join; this many lines take 1 MiB.
+/// Each join rewrites the register's file; this many nodes take 1 MiB.
 const NODES_MAX: usize = 20_000;
 const TOKENS_MAX: usize = 1_000;
-/// A rank's incarnations count on from the boot of its supervisor, so boots keep a distance that no supervisor can
-/// use up: a million restarts of one rank.
+/// Distance between two boots of a node. A rank's incarnations count up from its supervisor's boot, so this allows a
+/// million restarts of one rank.
 const BOOT_STRIDE: u64 = 1 << 20;
 
 /// See the [module](self).
@@ -27,11 +27,11 @@ pub struct Register {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
     tokens: Vec<Terms>,
-    /// A node's id is its position.
+    /// Nodes by id.
     nodes: Vec<Entry>,
 }
 
-/// A token and how often and until when it is good.
+/// A token, its remaining uses and its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Terms {
     id: TokenId,
@@ -62,39 +62,39 @@ pub struct NodeIdentity {
 /// Why a machine is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// There is no such token, or no longer.
+    /// The token does not exist, or was revoked.
     #[error("token {0} is unknown")]
     UnknownToken(TokenId),
-    /// It does not know the secret, or repeats what was said on another connection.
+    /// The machine does not have the secret, or replays a proof of another connection.
     #[error("the proof for token {0} is wrong")]
     WrongProof(TokenId),
-    /// It comes too late.
+    /// The token has expired.
     #[error("token {0} has expired")]
     Expired(TokenId),
-    /// Others came first.
+    /// Other machines have used up the token.
     #[error("token {0} has no uses left")]
     UsedUp(TokenId),
-    /// Its request is not one.
+    /// The signing request is invalid.
     #[error("{0}")]
     Request(TrustError),
-    /// It has a certificate that is in no register: the register is an older copy.
+    /// The machine has a certificate but is not registered: the register is an older copy.
     #[error("{0} has a certificate but is not in the register with this key")]
     UnknownNode(NodeId),
-    /// It claims to be a node without a valid certificate.
+    /// The machine asks to rejoin without a certificate.
     #[error("it asks to rejoin without a certificate")]
     NoCertificate,
-    /// There are enough.
-    #[error("{NODES_MAX} nodes have joined, which is the limit")]
+    /// The number of nodes has reached its limit.
+    #[error("the limit of {NODES_MAX} nodes is reached")]
     Full,
-    /// The outcome could not be made durable, so there is none.
-    #[error("the register cannot be written: {0}")]
+    /// The admission cannot be made durable, so it has no effect.
+    #[error("cannot write the register: {0}")]
     NotDurable(TrustError),
 }
 
 /// An application with a join token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Application {
-    /// Which token.
+    /// Id of the token.
     pub token: TokenId,
     /// Proof of the token's secret.
     pub proof: Proof,
@@ -103,10 +103,10 @@ pub struct Application {
 }
 
 impl Register {
-    /// The register in a directory; an empty one if there is none.
+    /// Opens the register in a directory; it is empty if there is none.
     ///
     /// # Errors
-    /// When the file cannot be used, or others may read it (`TRUST-5`).
+    /// When the file cannot be used, or other users may read it (`TRUST-5`).
     pub fn open(dir: &Path) -> Result<Register, TrustError> {
         file::create_dir(dir)?;
         let path = dir.join(FILE);
@@ -119,10 +119,10 @@ impl Register {
         Ok(Register { path, state })
     }
 
-    /// Creates a token for a number of machines and a duration. Expired ones are forgotten.
+    /// Creates a token for a number of machines and a duration. Removes expired tokens.
     ///
     /// # Errors
-    /// When it cannot be made durable; it is not good then.
+    /// When the token cannot be made durable; it is then invalid.
     pub fn mint(&mut self, now: SystemTime, lifetime: Duration, uses: u32) -> Result<Token, TrustError> {
         let token = Token::new()?;
         let mut state = self.state.clone();
@@ -135,21 +135,21 @@ impl Register {
         Ok(token)
     }
 
-    /// Forgets a token; who has joined with it stays.
+    /// Revokes a token; nodes that have joined with it stay.
     ///
     /// # Errors
-    /// When it cannot be made durable; the token is still good then.
+    /// When the revocation cannot be made durable; the token then stays valid.
     pub fn revoke(&mut self, token: TokenId) -> Result<(), TrustError> {
         let mut state = self.state.clone();
         state.tokens.retain(|terms| terms.id != token);
         self.replace(state)
     }
 
-    /// Takes in a machine with a token. `channel` is what its TLS connection exports. A key that has joined before is
-    /// the same node and uses up nothing (`TRUST-4`). Returns its public key, too.
+    /// Admits a machine with a token, and returns its identity and public key. `channel` is the keying material exported
+    /// by its TLS connection. A key that has joined before stays the same node, at no use of the token (`TRUST-4`).
     ///
     /// # Errors
-    /// When it is refused; nothing has changed.
+    /// When the machine is rejected; the register is unchanged.
     pub fn admit(
         &mut self,
         now: SystemTime,
@@ -185,10 +185,10 @@ impl Register {
         Ok((identity, public_key))
     }
 
-    /// Lets a node that has a valid certificate start again.
+    /// Readmits a restarted node with a valid certificate.
     ///
     /// # Errors
-    /// When it is refused; nothing has changed.
+    /// When the node is rejected; the register is unchanged.
     pub fn readmit(&mut self, now: SystemTime, node: NodeId, key: Fingerprint) -> Result<NodeIdentity, Refused> {
         let mut state = self.state.clone();
         let position = node.0 as usize;
@@ -209,13 +209,13 @@ impl Register {
 }
 
 impl State {
-    /// `TRUST-4`. The clock helps a register that was restored from an older copy; it may be wrong, so boots rise
-    /// without it.
+    /// Raises the boot of a node (`TRUST-4`). The clock covers a register restored from an older copy; since it may be
+    /// wrong, boots rise without it, too.
     fn start(&mut self, now: SystemTime, position: usize) -> NodeIdentity {
         let millis = now.duration_since(UNIX_EPOCH).map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
         let entry = &mut self.nodes[position];
         entry.boot = Incarnation(millis.max(entry.boot.0 + BOOT_STRIDE));
-        NodeIdentity { node: NodeId(u32::try_from(position).expect("NODES_MAX is less")), boot: entry.boot }
+        NodeIdentity { node: NodeId(u32::try_from(position).expect("NODES_MAX fits u32")), boot: entry.boot }
     }
 }
 
@@ -229,18 +229,18 @@ pub(crate) mod fuzzing {
     use phalanx_strategies::elastic::identity::Incarnation;
     use std::time::{Duration, UNIX_EPOCH};
 
-    /// A register, decoded and encoded.
+    /// Decodes a register and encodes it again.
     pub(crate) fn again(frame: &[u8]) -> Option<Vec<u8>> {
         let state: State = wire::decode(frame).ok()?;
-        Some(wire::encode(&state).expect("what was decoded can be written"))
+        Some(wire::encode(&state).expect("a decoded register can be encoded"))
     }
 
-    /// The file of a register with all that it can have.
+    /// The file of a register with tokens and nodes.
     pub(crate) fn example() -> Vec<u8> {
-        let Token { id, secret } = Token::new().expect("there are random numbers");
+        let Token { id, secret } = Token::new().expect("the system has random numbers");
         let terms = Terms { id, secret, expires: UNIX_EPOCH + Duration::from_secs(3600), uses_left: 3 };
         let entry = Entry { key: Fingerprint([255; 32]), boot: Incarnation(1 << 41) };
-        wire::encode(&State { tokens: vec![terms], nodes: vec![entry; 2] }).expect("it is short")
+        wire::encode(&State { tokens: vec![terms], nodes: vec![entry; 2] }).expect("the register is short")
     }
 }
 
@@ -260,7 +260,7 @@ mod tests {
 
     // TRUST-4
     #[test]
-    fn a_key_keeps_its_node_id_and_its_boot_rises_also_over_a_restart_with_a_clock_that_went_back() {
+    fn key_keeps_its_node_id_and_its_boot_rises_when_the_clock_goes_back() {
         let (dir, node) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let now = SystemTime::now();
         let mut register = Register::open(dir.path()).unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_for_as_many_machines_as_it_says() {
+    fn token_admits_only_its_number_of_machines() {
         let dir = tempfile::tempdir().unwrap();
         let machines = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let now = SystemTime::now();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_says_why_and_changes_nothing() {
+    fn refusal_has_its_reason_and_leaves_the_register_unchanged() {
         let (dir, node) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let now = SystemTime::now();
         let mut register = Register::open(dir.path()).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_of_the_most_nodes_fits_its_file() {
+    fn register_of_the_maximum_size_fits_its_file() {
         let entry = Entry { key: Fingerprint([255; 32]), boot: Incarnation(u64::MAX) };
         let state = State { tokens: Vec::new(), nodes: vec![entry; NODES_MAX] };
 
@@ -330,7 +330,7 @@ mod tests {
 
     // WIRE-1
     #[test]
-    fn a_damaged_register_does_no_harm() {
+    fn damaged_registers_are_rejected_or_decode_to_valid_registers() {
         let terms = Terms {
             id: TokenId([1; 8]),
             secret: Token::new().unwrap().secret,

@@ -1,4 +1,4 @@
-//! TLS 1.3 for both sides. Mutual, except for a machine that joins: it has no certificate yet.
+//! TLS 1.3 for both sides: mutual, except for a joining machine, which has no certificate yet.
 
 use super::authority::{Authority, COORDINATOR};
 use super::credential::Credential;
@@ -12,13 +12,13 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 use std::sync::Arc;
 
-/// What a member of the job asks for (ALPN); ends with the version of the protocol.
+/// ALPN protocol of members. It ends with the protocol version.
 pub const MEMBER: &[u8] = b"phalanx/4";
-/// What a machine asks for that wants to become one.
+/// ALPN protocol of joining machines.
 pub const JOIN: &[u8] = b"phalanx-join/4";
 const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
 
-/// The name under which a coordinator is asked for.
+/// The server name of every coordinator.
 pub const SERVER_NAME: &str = COORDINATOR;
 
 fn provider() -> Arc<CryptoProvider> {
@@ -31,11 +31,11 @@ fn roots(authority: &CertificateDer<'static>) -> Result<Arc<RootCertStore>, Trus
     Ok(Arc::new(roots))
 }
 
-/// Of a coordinator. Certificates of clients are verified if they show any; who shows none may only join, which the
-/// listener checks.
+/// Configuration of a coordinator. It verifies client certificates but does not require them; the listener restricts
+/// clients without a certificate to joining.
 ///
 /// # Errors
-/// When the credential is not of the authority.
+/// When the credential is not from the authority.
 pub fn coordinator(authority: &Authority, credential: &Credential) -> Result<ServerConfig, TrustError> {
     let malformed = |err: rustls::Error| TrustError::malformed("a coordinator's credential", err);
     let clients = WebPkiClientVerifier::builder_with_provider(roots(authority.certificate())?, provider())
@@ -49,13 +49,13 @@ pub fn coordinator(authority: &Authority, credential: &Credential) -> Result<Ser
         .with_single_cert(credential.chain(), credential.private_key())
         .map_err(malformed)?;
     config.alpn_protocols = vec![MEMBER.to_vec(), JOIN.to_vec()];
-    // A resumed session would outlive the certificate that it began with.
+    // A resumed session would outlive the certificate of its handshake.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Of a member that has a credential. With it a node also joins again ([`JOIN`]) to start anew.
+/// Configuration of a member with a credential. A restarting node uses it with [`JOIN`].
 ///
 /// # Errors
 /// When the credential is damaged.
@@ -72,10 +72,10 @@ pub fn member(credential: &Credential, alpn: &[u8]) -> Result<ClientConfig, Trus
     Ok(config)
 }
 
-/// Of a machine that knows of the job its join string only (`TRUST-2`).
+/// Configuration of a joining machine, which has only the join string (`TRUST-2`).
 ///
 /// # Errors
-/// Never with the provider that we use.
+/// Never with our provider.
 pub fn stranger(authority: Fingerprint) -> Result<ClientConfig, TrustError> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -88,7 +88,7 @@ pub fn stranger(authority: Fingerprint) -> Result<ClientConfig, TrustError> {
     Ok(config)
 }
 
-/// Accepts a server whose certificate is for a coordinator and of the authority with this key.
+/// Accepts a server with a coordinator's certificate from the authority with this key.
 #[derive(Debug)]
 struct Pinned {
     authority: Fingerprint,

@@ -1,16 +1,16 @@
-//! Tokens: what a machine must know to become a node, and how it shows that it does without telling.
+//! Join tokens, and proofs of their secrets that do not reveal them.
 
 use super::{TrustError, random};
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Length of what a TLS connection exports for us; no two connections export the same.
+/// Length of a TLS connection's exported keying material, which is unique to the connection.
 pub const CHANNEL_BYTES: usize = 32;
-/// What the export is asked for by (RFC 8446 §7.5).
+/// Label of the export (RFC 8446 §7.5).
 pub const CHANNEL_LABEL: &[u8] = b"EXPERIMENTAL phalanx join";
 
-/// Names a token; not secret.
+/// Id of a token; not secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TokenId(pub [u8; 8]);
 
@@ -18,12 +18,12 @@ pub struct TokenId(pub [u8; 8]);
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Secret(pub(super) [u8; 16]);
 
-/// A token as it is given to people.
+/// A token as part of a join string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Which.
+    /// Id of the token.
     pub id: TokenId,
-    /// Its secret.
+    /// Secret of the token.
     pub secret: Secret,
 }
 
@@ -31,30 +31,30 @@ impl Token {
     /// A new token.
     ///
     /// # Errors
-    /// When there are no random numbers.
+    /// When the system has no random numbers.
     pub fn new() -> Result<Token, TrustError> {
         Ok(Token { id: TokenId(random()?), secret: Secret(random()?) })
     }
 }
 
-/// Shows that its maker has a secret, on one TLS connection and for one signing request only (`TRUST-1`).
+/// Proves possession of a secret, for one TLS connection and one signing request (`TRUST-1`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof([u8; 32]);
 
 impl Proof {
-    /// Makes one. `channel` is what the TLS connection exports.
+    /// Creates a proof. `channel` is the TLS connection's exported keying material.
     pub fn new(secret: &Secret, channel: &[u8; CHANNEL_BYTES], signing_request: &[u8]) -> Proof {
         let tag = hmac::sign(&secret.key(), &statement(channel, signing_request));
         Proof(tag.as_ref().try_into().expect("HMAC-SHA256 has 32 bytes"))
     }
 
-    /// Whether it is right; takes equally long for all that are wrong.
+    /// Whether the proof is valid. Runs in constant time.
     pub fn is_of(&self, secret: &Secret, channel: &[u8; CHANNEL_BYTES], signing_request: &[u8]) -> bool {
         hmac::verify(&secret.key(), &statement(channel, signing_request), &self.0).is_ok()
     }
 }
 
-/// The first two parts have fixed lengths, so no two statements are the same bytes.
+/// The bytes to sign. They are unambiguous because the first two parts have fixed lengths.
 fn statement(channel: &[u8; CHANNEL_BYTES], signing_request: &[u8]) -> Vec<u8> {
     [b"phalanx join 1".as_slice(), channel, signing_request].concat()
 }
@@ -89,7 +89,7 @@ mod tests {
 
     // TRUST-1
     #[test]
-    fn a_proof_is_good_for_one_secret_one_connection_and_one_request() {
+    fn proof_is_valid_for_one_secret_one_connection_and_one_request() {
         let token = Token::new().unwrap();
         let proof = Proof::new(&token.secret, &[1; 32], b"request");
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_does_not_print_its_secret() {
+    fn token_does_not_print_its_secret() {
         let token = Token { id: TokenId([0xab; 8]), secret: Secret([7; 16]) };
 
         assert_eq!(format!("{token:?}"), "Token { id: abababababababab, secret: (secret) }");

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 proptest! {
     #[test]
-    fn a_report_arrives_as_it_was_sent(report in report()) {
+    fn report_round_trips(report in report()) {
         prop_assert_eq!(decode(&encode(&report).unwrap()), Ok(report));
     }
 
@@ -30,7 +30,7 @@ proptest! {
 
     // WIRE-2
     #[test]
-    fn no_part_of_a_frame_is_a_frame(report in report(), cut in any::<prop::sample::Index>()) {
+    fn truncated_frame_is_an_error(report in report(), cut in any::<prop::sample::Index>()) {
         let frame = encode(&report).unwrap();
 
         prop_assert!(decode::<Report>(&frame[..cut.index(frame.len())]).is_err());
@@ -62,7 +62,7 @@ fn small_report() -> Report {
 
 // WIRE-3
 #[test]
-fn the_bytes_of_version_four_are_these() {
+fn encoding_of_version_four_is_stable() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
@@ -150,7 +150,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
 
 // WIRE-2
 #[test]
-fn each_defect_is_named() {
+fn error_names_each_defect_of_a_frame() {
     let frame = encode(&small_report()).unwrap();
     let changed = |at: usize, to: u8| {
         let mut frame = frame.clone();
@@ -177,20 +177,23 @@ fn each_defect_is_named() {
 // WIRE-4
 #[test]
 fn contradictory_messages_are_refused() {
-    let stranger = MemberReport { worker: Worker::default(), ..member(0) };
-    let report = Report { members: vec![member(0), stranger], ..small_report() };
-    let lonely = desired_state_of(Some(WorldPlan { assignments: vec![], ..world(2, 0) }));
+    let foreign = MemberReport { worker: Worker::default(), ..member(0) };
+    let report = Report { members: vec![member(0), foreign], ..small_report() };
+    let empty = desired_state_of(Some(WorldPlan { assignments: vec![], ..world(2, 0) }));
 
     let refused = decode::<Report>(&encode(&report).unwrap()).unwrap_err().to_string();
-    let desired_state = decode::<DesiredState>(&encode(&lonely).unwrap()).unwrap_err().to_string();
+    let desired_state = decode::<DesiredState>(&encode(&empty).unwrap()).unwrap_err().to_string();
 
-    assert_eq!(refused, "a report cannot be: node 300 reports a worker of another node: node 0 slot 0 (incarnation 0)");
+    assert_eq!(
+        refused,
+        "a report is invalid: node 300 reports a worker of another node: node 0 slot 0 (incarnation 0)"
+    );
     assert!(desired_state.contains("has 2 ranks, found 0"), "{desired_state}");
 }
 
 // WIRE-1
 #[test]
-fn a_length_that_lies_is_refused_before_memory_is_taken() {
+fn wrong_length_is_refused_before_memory_is_allocated() {
     let mut frame = encode(&small_report()).unwrap();
     frame.pop();
     frame.push(253);
@@ -212,7 +215,7 @@ fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
         hostile.resize(hostile.len() + n_holds as usize + 8, 0);
         hostile
     };
-    // Three of them are decoded, and refused for what they say.
+    // Three are decoded, and rejected by their check.
     assert!(matches!(decode::<DesiredState>(&hostile(3)), Err(WireError::InvalidMessage { .. })));
 
     let many = hostile(4_000_000);
@@ -233,9 +236,9 @@ fn desired_state_of(world_plan: Option<WorldPlan>) -> DesiredState {
     }
 }
 
-/// The dearest world: each rank fetches its own shard and a shadow, both from several pieces of another cut.
+/// The largest plan: each rank fetches its own shard and a shadow, both from several pieces of another cut.
 fn world(n_ranks: u32, n_pieces: u32) -> WorldPlan {
-    // Large counters, as after a long life: varints are as long as they get in practice.
+    // Large counters, as in a long-running job: varints are as long as they get in practice.
     let worker = |rank: u32| Worker {
         member: MemberId { node: NodeId(rank / 8), slot: rank % 8 },
         incarnation: Incarnation(1 << 41),
@@ -265,7 +268,7 @@ fn world(n_ranks: u32, n_pieces: u32) -> WorldPlan {
 }
 
 #[test]
-fn desired_state_of_ten_thousand_ranks_fits_twice() {
+fn desired_state_of_twenty_thousand_ranks_fits_its_limit() {
     // Six pieces per rank: own shard and shadow, each cut from three of another world.
     let desired_state = desired_state_of(Some(world(20_000, 6)));
 
@@ -296,7 +299,7 @@ fn member(slot: u32) -> MemberReport {
 
 // WIRE-1
 #[test]
-fn damaged_reports_and_desired_states_do_no_harm() {
+fn damaged_reports_and_desired_states_are_rejected_or_decode_to_valid_ones() {
     let report = Report { members: (0..3).map(member).collect(), ..small_report() };
     crate::fuzz::damage(&[small_report(), report], 500_000);
 

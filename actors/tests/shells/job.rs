@@ -1,5 +1,5 @@
-//! A job of actors in virtual time: real shells and machines, and between them a network, processes and tensors that
-//! are none.
+//! A job of actors in virtual time: real shells and machines with a simulated network, simulated processes and no
+//! tensors.
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Recipient};
 use phalanx_actors::coordinator::{self, Coordinator, GetStatus, Leave, ReportArrived, SendDesiredState};
@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The job, as a test sees it.
+/// A test's handle of the job.
 pub struct Job {
     policy: Policy,
     pub store: SharedStore,
@@ -35,7 +35,7 @@ pub struct Job {
     pub plane: Rc<RefCell<Plane>>,
 }
 
-/// What is shared by all ranks: the members themselves, their votes and what became of them.
+/// State shared by all ranks: the members, their votes and the events.
 #[derive(Default)]
 pub struct Plane {
     schedule: Schedule,
@@ -57,13 +57,13 @@ pub fn simulate(test: impl Future<Output = ()>) {
     tokio::task::LocalSet::new().block_on(&runtime, test);
 }
 
-/// A mesh of so many shards.
+/// A mesh of `dp_shard` shards.
 pub fn shards(dp_shard: usize) -> Mesh {
     Mesh { dp_shard, ..Mesh::ONE }
 }
 
 impl Job {
-    /// A coordinator, and nodes with a place for one rank each.
+    /// Starts a coordinator, and nodes with one slot each.
     pub async fn start(mesh: Mesh, n_nodes: u32, schedule: Schedule) -> Job {
         let plane = Rc::new(RefCell::new(Plane { schedule, ..Plane::default() }));
         let policy = Policy {
@@ -120,12 +120,12 @@ impl Job {
         self.plane.borrow_mut().supervisors.insert(node, supervisor);
     }
 
-    /// The candidate leaves as if it were killed.
+    /// Stops the candidate without a message, as if it were killed.
     pub async fn kill_coordinator(&self, candidate: usize) {
         self.coordinators[candidate].send(Leave).await.unwrap();
     }
 
-    /// Ends a rank process; the kernel tells its supervisor.
+    /// Kills the rank process of a node; its supervisor receives the exit.
     pub async fn kill_worker_on(&self, node: u32) -> Worker {
         let (worker, supervisor) = {
             let mut plane = self.plane.borrow_mut();
@@ -151,7 +151,7 @@ impl Job {
         None
     }
 
-    /// Waits for something, at most a minute of virtual time.
+    /// Waits for a status, at most a minute of virtual time.
     pub async fn until(&self, what: &str, done: impl Fn(&Status) -> bool) -> Status {
         for _ in 0..6_000 {
             if let Some(status) = self.status().await.filter(&done) {
@@ -159,7 +159,7 @@ impl Job {
             }
             tokio::time::sleep(STEP).await;
         }
-        panic!("{what} did not come about: {:#?}", self.status().await);
+        panic!("expected {what} within a minute: {:#?}", self.status().await);
     }
 
     pub async fn until_running(&self, mesh: Mesh, step: Step) -> Status {
@@ -186,12 +186,12 @@ impl Job {
             }
             tokio::time::sleep(STEP).await;
         }
-        panic!("{what:?} did not happen: {:#?}", self.plane.borrow().events);
+        panic!("expected {what:?} within a minute: {:#?}", self.plane.borrow().events);
     }
 }
 
 impl Plane {
-    /// Does what the members of a node ask for; returns what they report.
+    /// Performs the commands of a node's members; returns their status reports.
     fn perform(&mut self, node: NodeId) -> Vec<MemberReport> {
         let mut status_reports = vec![];
         let mine: Vec<Worker> = self.members.keys().copied().filter(|worker| worker.member.node == node).collect();
@@ -334,13 +334,13 @@ impl Handler<Shutdown> for Processes {
     }
 }
 
-/// Delivers everything at once.
+/// Delivers all messages without delay.
 struct Network {
     plane: Rc<RefCell<Plane>>,
     coordinators: Vec<Recipient<ReportArrived>>,
 }
 
-/// A coordinator can be reached.
+/// Adds a reachable coordinator.
 struct Reach(Recipient<ReportArrived>);
 
 impl actix::Message for Reach {

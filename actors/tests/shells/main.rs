@@ -1,5 +1,5 @@
-//! The shells of coordinator and supervisors drive their machines: a job starts, loses what it can lose, does what it is
-//! asked to, and ends.
+//! The shells of coordinator and supervisors drive their machines: a job starts, survives faults, carries out requests, and
+//! ends.
 
 mod job;
 
@@ -19,7 +19,7 @@ fn until(step: u64) -> Schedule {
 }
 
 #[test]
-fn the_death_of_a_process_is_one_incident_with_its_phases_and_the_job_goes_on() {
+fn death_of_a_process_is_one_incident_with_its_phases_and_training_resumes() {
     simulate(async {
         let job = Job::start(shards(2), 2, Schedule::default()).await;
         let before = job.until_running(shards(2), Step(10)).await;
@@ -40,7 +40,7 @@ fn the_death_of_a_process_is_one_incident_with_its_phases_and_the_job_goes_on() 
 }
 
 #[test]
-fn a_standby_takes_over_from_the_store_and_the_world_goes_on() {
+fn standby_takes_over_from_the_store_and_the_world_keeps_training() {
     simulate(async {
         let mut job = Job::start(shards(2), 2, Schedule::default()).await;
         let before = job.until_running(shards(2), Step(10)).await;
@@ -54,7 +54,7 @@ fn a_standby_takes_over_from_the_store_and_the_world_goes_on() {
         assert_eq!((before.term, after.term), (Term(1), Term(2)));
         assert_eq!(after.generation, before.generation, "the world outlives its coordinator");
         assert!(after.step > before.step, "members trained meanwhile");
-        assert_eq!(job.store.read_record().unwrap().term, Term(1), "nothing has changed that must be durable");
+        assert_eq!(job.store.read_record().unwrap().term, Term(1), "no durable state has changed");
         let dead = job.kill_worker_on(0).await;
         job.until("another world", |status| status.generation > before.generation).await;
         job.until_running(shards(2), after.step).await;
@@ -79,7 +79,7 @@ fn requested_checkpoint_is_written_and_reported() {
 }
 
 #[test]
-fn a_job_that_is_stopped_ends_everywhere_and_a_successor_knows_it() {
+fn stopped_job_ends_on_all_nodes_and_for_a_successor() {
     simulate(async {
         let mut job = Job::start(shards(2), 3, Schedule::default()).await;
         job.until_running(shards(2), Step(10)).await;
@@ -90,7 +90,7 @@ fn a_job_that_is_stopped_ends_everywhere_and_a_successor_knows_it() {
         assert!(job.happened(&What::Ended { ending: Ending::Finished }));
         job.until("the end of all nodes", |_| job.plane.borrow().down.len() == 3).await;
         let record = job.store.read_record().unwrap();
-        assert!(record.checkpoint.step >= Step(10), "its last step is saved");
+        assert!(record.checkpoint.step >= Step(10), "the last step is saved");
         job.kill_coordinator(0).await;
         job.add_candidate();
         let status = job.until("a successor", |status| status.term == Term(2)).await;
@@ -99,40 +99,40 @@ fn a_job_that_is_stopped_ends_everywhere_and_a_successor_knows_it() {
 }
 
 #[test]
-fn a_job_that_has_done_its_last_step_ends_by_itself() {
+fn job_ends_after_its_last_step() {
     simulate(async {
         let job = Job::start(shards(2), 2, until(30)).await;
 
         job.until_happened(What::NodesTold).await;
 
         assert_eq!(job.store.read_record().unwrap().checkpoint.step, Step(30));
-        assert_eq!(job.incidents().len(), 1, "it only started");
+        assert_eq!(job.incidents().len(), 1, "the start is the only incident");
     });
 }
 
 #[test]
-fn a_drained_node_ends_and_the_others_train_on_what_it_had() {
+fn drained_node_ends_and_the_others_train_on_with_its_state() {
     simulate(async {
         let job = Job::start(shards(3), 3, Schedule::default()).await;
         let before = job.until_running(shards(3), Step(10)).await;
 
         job.coordinators[0].send(Drain(NodeId(2))).await.unwrap().unwrap();
         let after = job.until_running(shards(2), before.step).await;
-        job.until("its end", |_| job.plane.borrow().down.contains(&NodeId(2))).await;
+        job.until("the end of the node", |_| job.plane.borrow().down.contains(&NodeId(2))).await;
 
-        assert_eq!(after.checkpoint.step, Step(0), "nothing was read from a checkpoint");
+        assert_eq!(after.checkpoint.step, Step(0), "no state was read from a checkpoint");
         assert_eq!(job.incidents().last().unwrap().why, Why::Drains);
     });
 }
 
 #[test]
-fn a_node_that_is_about_to_be_taken_away_is_replaced_by_a_spare_and_ends() {
+fn draining_node_is_replaced_by_a_spare_and_ends() {
     simulate(async {
         let job = Job::start(shards(2), 3, Schedule::default()).await;
         let before = job.until_running(shards(2), Step(10)).await;
 
         job.supervisor(0).send(DrainNode).await.unwrap();
-        job.until("its end", |_| job.plane.borrow().down.contains(&NodeId(0))).await;
+        job.until("the end of the node", |_| job.plane.borrow().down.contains(&NodeId(0))).await;
         let after = job.until_running(shards(2), before.step).await;
 
         let assigned = after.nodes.iter().flat_map(|node| &node.ranks).filter(|worker| worker.rank.is_some());
@@ -141,7 +141,7 @@ fn a_node_that_is_about_to_be_taken_away_is_replaced_by_a_spare_and_ends() {
 }
 
 #[test]
-fn another_mesh_is_formed_when_there_are_nodes_for_it_and_an_impossible_one_is_refused() {
+fn requested_mesh_is_formed_when_enough_nodes_are_present_and_an_invalid_one_is_refused() {
     simulate(async {
         let mut job = Job::start(shards(2), 2, Schedule::default()).await;
         job.until_running(shards(2), Step(10)).await;

@@ -1,5 +1,5 @@
 //! No member computes in a world before the devices of all its members have joined it: a device in an older world may
-//! still access memory that is in use again. Source: `member` MEMBER-7.
+//! still access recycled memory. Source: `member` MEMBER-7.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Worker};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub struct AllJoined {
     joined: BTreeMap<Worker, Generation>,
-    /// The latest world that was found complete.
+    /// The latest world with all members joined.
     complete: Generation,
 }
 

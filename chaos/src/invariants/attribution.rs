@@ -1,5 +1,5 @@
-//! Each incident has one first cause (a new coordinator may record it again, the same), and a node or rank is blamed
-//! only if something befell it, the job only if anything did. Source: `incident` INCIDENT-1.
+//! Each incident has one first cause (a new coordinator may record the same cause again). A node or rank is the culprit only
+//! if it was disturbed, the job only if any node was. Source: `incident` INCIDENT-1.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId};
@@ -39,7 +39,7 @@ impl Invariant for Attribution {
                     }
                 };
                 if innocent {
-                    return Err(format!("\"{}\", but nothing befell it", timeline.cause));
+                    return Err(format!("\"{}\", but the culprit was not disturbed", timeline.cause));
                 }
             }
             _ => {}

@@ -1,5 +1,5 @@
-//! While members catch up, no training member fetches state, and each has everything it sends to them. A catching-up
-//! member without transfers already has its whole state. Source: `catch_up` CATCH-UP-1, CATCH-UP-2.
+//! While members catch up, no training member fetches state, and each sender holds all state that it sends to them. A
+//! catching-up member without transfers already has its whole state. Source: `catch_up` CATCH-UP-1, CATCH-UP-2.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::Worker;
@@ -25,7 +25,7 @@ impl Invariant for CatchingUp {
                 let has = copies.iter().any(|(copy, on)| *copy == shard && on.contains(&worker));
                 let trains = worker == catch_up.worker || world_plan.rank_of(worker).is_some();
                 if !has || !trains {
-                    return Err(format!("{generation}: {worker} is to have {shard:?} for {}", catch_up.worker));
+                    return Err(format!("{generation}: {worker} is no source of {shard:?} for {}", catch_up.worker));
                 }
             }
         }
@@ -33,7 +33,7 @@ impl Invariant for CatchingUp {
     }
 }
 
-/// The holders from which a catching-up member expects its state.
+/// The holders of a catching-up member's state.
 fn holders(catch_up: &CatchUp) -> Vec<(Worker, Shard)> {
     if catch_up.transfers.is_empty() {
         return catch_up.holds.iter().map(|shard| (catch_up.worker, *shard)).collect();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// See the [module](self).
 #[derive(Default)]
 pub struct CommittedSteps {
-    /// Step → the world in which it was learnt and the update.
+    /// For each step, the world that committed it, and the update.
     committed: BTreeMap<Step, (Generation, u64)>,
     lineage: Generation,
     base: Step,
@@ -33,7 +33,7 @@ impl Invariant for CommittedSteps {
                 let last = self.committed.last_key_value().map_or(Step(0), |(step, _)| *step).max(self.base);
                 match self.committed.get(step) {
                     Some(before) if *before != (*generation, *digest) => {
-                        Err(format!("{step} of {generation} is committed, and so is that of {}", before.0))
+                        Err(format!("{step} is committed in {generation} and in {}", before.0))
                     }
                     None if *step > last.next() => Err(format!("{step} is committed after {last}")),
                     _ => {

@@ -1,5 +1,5 @@
-//! A job that is finished has all that it committed in a checkpoint, every checkpoint that was asked for, and goes no
-//! further. Source: `coordinator` COORDINATOR-7, `member` MEMBER-5.
+//! A finished job has a checkpoint of its last committed step and all requested checkpoints, and makes no further
+//! progress. Source: `coordinator` COORDINATOR-7, `member` MEMBER-5.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::Step;
@@ -20,7 +20,7 @@ impl Invariant for Ending {
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
             Observation::Formed(_) | Observation::Committed { .. } if self.ended => {
-                Err(String::from("the job goes on after its end"))
+                Err(String::from("the job continues after its end"))
             }
             Observation::Formed(world_plan) => {
                 self.committed = world_plan.base.step;
@@ -36,7 +36,7 @@ impl Invariant for Ending {
                 if saved != committed {
                     Err(format!("the job ends with a checkpoint of {saved}, {committed} was committed"))
                 } else if record.n_saves < record.requests.save {
-                    Err(format!("{} checkpoints were asked for, {} are complete", record.requests.save, record.n_saves))
+                    Err(format!("{} checkpoints were requested, {} are complete", record.requests.save, record.n_saves))
                 } else {
                     Ok(())
                 }

@@ -1,7 +1,7 @@
-//! The state of each rank at each step is that of the golden run; in fast mode, that of the committed updates.
+//! The state of each rank at each step equals the golden run's; in fast mode, the result of the committed updates.
 //! Source: DESIGN, "Elasticity: what is promised", 2.
 //!
-//! A state is a chain of hashes over the updates; each piece of it is the chain mixed with the piece's name.
+//! A state is a chain of hashes over the updates; each of its pieces is the chain mixed with the piece's name.
 
 use super::{Invariant, Observation};
 use crate::state;
@@ -11,12 +11,12 @@ use phalanx_strategies::elastic::identity::Generation;
 pub struct Golden {
     reproducible: bool,
     lineage: Generation,
-    /// Chain at each step of the present history.
+    /// Chain at each step of the current lineage.
     chain: Vec<u64>,
 }
 
 impl Golden {
-    /// In reproducible mode updates depend on the step only.
+    /// In reproducible mode, updates depend only on the step.
     pub fn new(reproducible: bool) -> Golden {
         Golden { reproducible, lineage: Generation(0), chain: vec![state::INITIAL] }
     }
@@ -35,16 +35,16 @@ impl Invariant for Golden {
             }
             Observation::Committed { step, digest, .. } | Observation::Decided { step, digest, .. } => {
                 if self.reproducible && *digest != state::golden_digest(*step) {
-                    return Err(format!("{step} is another update than in the golden run"));
+                    return Err(format!("the update of {step} differs from the golden run"));
                 }
                 if self.chain.len() == step.0 as usize {
                     self.chain.push(state::advance(self.chain[step.0 as usize - 1], *digest));
                 }
             }
-            // Workers that do not yet know their lineage was abandoned are ignored.
+            // Ignores workers of an abandoned lineage, which have not received the new world.
             Observation::State { worker, version, atoms } if version.lineage == self.lineage => {
                 let Some(chain) = self.chain.get(version.step.0 as usize) else {
-                    return Err(format!("{worker} is at {}, which nobody has committed", version.step));
+                    return Err(format!("{worker} is at {}, which no member has committed", version.step));
                 };
                 if let Some((atom, _)) = atoms.iter().find(|(atom, value)| *value != state::value(*chain, *atom)) {
                     return Err(format!("{worker} at {} has a wrong state (piece {atom})", version.step));

@@ -1,4 +1,4 @@
-//! What must hold in every run, one promise a file, checked at every observation.
+//! The invariants of every run, one per file, checked at every observation.
 
 mod all_joined;
 mod attribution;
@@ -19,25 +19,25 @@ use phalanx_strategies::elastic::message::{DesiredStateId, Record, WorldPlan};
 use phalanx_strategies::elastic::shadow::Shard;
 use std::ops::Range;
 
-/// What an onlooker who sees everything sees.
+/// An event of the simulation, shown to all invariants.
 #[derive(Clone, Debug)]
 pub enum Observation<'a> {
     /// A coordinator begins a term.
     Leads(Term),
     /// A record is durable.
     Persisted(&'a Record),
-    /// A node has taken up a desired state, after this one.
+    /// A node has accepted a desired state.
     DesiredStateTaken {
-        /// The worker.
+        /// The node.
         node: NodeId,
-        /// The one before.
+        /// The previous desired state.
         before: DesiredStateId,
-        /// Which desired state.
+        /// The accepted desired state.
         desired_state: DesiredStateId,
     },
     /// A supervisor has killed a worker on the desired state of a coordinator.
     Evicted {
-        /// The worker.
+        /// The node.
         node: NodeId,
         /// Term of the coordinator.
         term: Term,
@@ -46,104 +46,103 @@ pub enum Observation<'a> {
     JoinedWorld {
         /// The worker.
         worker: Worker,
-        /// Which world.
+        /// The world.
         generation: Generation,
     },
-    /// A member begins with a step.
+    /// A member begins a step.
     Computes {
         /// The worker.
         worker: Worker,
-        /// In which world.
+        /// The member's world.
         world_plan: &'a WorldPlan,
     },
-    /// The gradients of a step are reduced: these microbatches were in it, one run per data rank.
+    /// The gradients of a step are reduced over these microbatches, one run per data rank.
     Reduced(&'a [Range<usize>], usize),
-    /// A member has voted for the update that it took from a reduction.
+    /// A member has voted for a reduced update.
     Voted {
         /// The worker.
         worker: Worker,
-        /// The world whose members reduced it.
+        /// The world that reduced the update.
         generation: Generation,
-        /// The latest generation that it had been told of.
-        told: Generation,
+        /// The latest generation of the member.
+        latest: Generation,
         /// The step.
         step: Step,
     },
-    /// A member has learnt that a step is committed.
+    /// A member has received the commit of a step.
     Committed {
         /// The worker.
         worker: Worker,
-        /// The world in which it did.
+        /// The world that committed the step.
         generation: Generation,
-        /// The latest generation that it had been told of.
-        told: Generation,
+        /// The latest generation of the member.
+        latest: Generation,
         /// The step.
         step: Step,
-        /// What identifies the update.
+        /// Hash of the update.
         digest: u64,
     },
-    /// A new world counts a step that no member is known to have learnt.
+    /// A new world counts a step as committed although no member may have received the commit.
     Decided {
-        /// The world in which it was voted for.
+        /// The world that voted for the step.
         generation: Generation,
         /// The step.
         step: Step,
-        /// What identifies the update.
+        /// Hash of the update.
         digest: u64,
     },
-    /// A coordinator tells of a world, which may be one of the past.
+    /// A coordinator announces a world, possibly an older one again.
     Announced(&'a WorldPlan),
-    /// A new world begins from this state.
+    /// A new world begins.
     Formed(&'a WorldPlan),
-    /// All members of a world are ready: those with a rank have their state. These are those that have each shard in
-    /// memory.
+    /// All members of a world are ready: those with a rank have their state. Lists the holders of each shard in memory.
     Healed(&'a WorldPlan, Vec<(Shard, Vec<Worker>)>),
-    /// A worker has the state of a step; part and value.
+    /// A worker has the state of a step.
     State {
         /// The worker.
         worker: Worker,
-        /// Which state.
+        /// Version of the state.
         version: Version,
-        /// The pieces.
+        /// The pieces: name and value.
         atoms: &'a [(u64, u64)],
     },
-    /// Something befalls a node that may cost its memory, and goes on if `lasts`.
+    /// A fault disturbs a node, which may lose its memory.
     Disturbed {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// Whether it has just begun and lasts.
+        /// Whether the fault lasts until [`Observation::Undisturbed`].
         lasts: bool,
     },
-    /// What lasted is over.
-    Calm(NodeId),
+    /// A lasting fault of this node is over.
+    Undisturbed(NodeId),
     /// An incident is over.
     Resumed(&'a Timeline),
 }
 
-/// A promise.
+/// An invariant of a run.
 pub trait Invariant {
-    /// Its name, for reports.
+    /// Name of the invariant, for reports.
     fn name(&self) -> &'static str;
 
-    /// Looks at what happened.
+    /// Checks an observation.
     ///
     /// # Errors
-    /// A sentence that describes the violation.
+    /// A description of the violation.
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String>;
 }
 
-/// A broken promise.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Violation {
-    /// Which promise.
+    /// Name of the invariant.
     pub invariant: String,
-    /// How.
+    /// Description of the violation.
     pub what: String,
-    /// When, in virtual milliseconds.
+    /// Virtual time in milliseconds.
     pub at_ms: u64,
 }
 
-/// All of them. With `reproducible`, states must be those of a run in which nothing happened.
+/// All invariants. With `reproducible`, states must equal those of an undisturbed run.
 pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
     vec![
         Box::new(committed_steps::CommittedSteps::default()),

@@ -12,7 +12,7 @@ pub struct NothingLost {
     lineage: Generation,
     disturbed: BTreeSet<NodeId>,
     lasting: Vec<NodeId>,
-    /// Nodes of the last world that was whole.
+    /// Number of nodes of the last world in which all members had their state.
     n_nodes: usize,
 }
 
@@ -30,7 +30,7 @@ impl Invariant for NothingLost {
                     self.lasting.push(*node);
                 }
             }
-            Observation::Calm(node) => {
+            Observation::Undisturbed(node) => {
                 if let Some(i) = self.lasting.iter().position(|other| other == node) {
                     self.lasting.remove(i);
                 }
@@ -49,7 +49,7 @@ impl Invariant for NothingLost {
                 if lost && (promised || world_plan.base.lineage == self.lineage) {
                     let committed = self.committed;
                     return Err(format!(
-                        "{} begins from {step}, {committed} was committed; disturbed since: {disturbed:?}",
+                        "{} begins from {step}, expected {committed}; disturbed nodes: {disturbed:?}",
                         world_plan.generation
                     ));
                 }

@@ -1,4 +1,4 @@
-//! Nothing of an old term or generation has an effect. Source: `supervisor` SUPERVISOR-2, `member` MEMBER-1.
+//! No message of an old term or generation has an effect. Source: `supervisor` SUPERVISOR-2, `member` MEMBER-1.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{NodeId, Term};
@@ -20,18 +20,18 @@ impl Invariant for NothingStale {
             Observation::DesiredStateTaken { node, before, desired_state } => {
                 self.terms.insert(*node, desired_state.term);
                 if desired_state.term < before.term || desired_state.generation < before.generation {
-                    return Err(format!("{node} takes up {desired_state:?} after {before:?}"));
+                    return Err(format!("{node} accepts {desired_state:?} after {before:?}"));
                 }
                 Ok(())
             }
             Observation::Evicted { node, term } if self.terms.get(node).is_some_and(|latest| term < latest) => {
-                Err(format!("{node} kills a worker on the order of {term}"))
+                Err(format!("{node} kills a worker on the desired state of {term}, an older term"))
             }
-            Observation::Committed { worker, generation, told, step, .. }
-            | Observation::Voted { worker, generation, told, step }
-                if generation != told =>
+            Observation::Committed { worker, generation, latest, step, .. }
+            | Observation::Voted { worker, generation, latest, step }
+                if generation != latest =>
             {
-                Err(format!("{worker} accepts {step} of {generation} after it was told of {told}"))
+                Err(format!("{worker} accepts {step} of {generation} after the start of {latest}"))
             }
             _ => Ok(()),
         }

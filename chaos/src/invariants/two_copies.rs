@@ -1,5 +1,5 @@
-//! When a world is whole, each shard is in the memory of two nodes, or of two processes if there is one node only. One in
-//! which some still catch up is not: they are to have the second copies.
+//! When all members of a world have their state, each shard is in the memory of two nodes, or of two processes on a single
+//! node. Worlds with catching-up members are exempt: these members will hold the second copies.
 //! Source: `shadow` SHADOW-1, SHADOW-3.
 
 use super::{Invariant, Observation};
@@ -26,7 +26,7 @@ impl Invariant for TwoCopies {
             distinct.len() < n_nodes || on.len() < n_processes
         };
         match copies.iter().find(|(_, on)| too_few(on)) {
-            Some((shard, on)) => Err(format!("{}: {shard:?} is on {on:?} only", world_plan.generation)),
+            Some((shard, on)) => Err(format!("{}: {shard:?} is only on {on:?}", world_plan.generation)),
             None => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Catching up in the simulator: with the gradients of each step a member receives a part of the previous step's state.
+//! Catching up: with the gradients of each step, a member receives a part of the previous step's state.
 
 use super::Sim;
 use super::event::{Event, RankEvent};
@@ -10,22 +10,22 @@ use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
 use phalanx_strategies::elastic::message::{CatchUp, MemberPhase, WorldPlan};
 use phalanx_strategies::elastic::recovery::{Share, shares};
 
-/// How far a rank is that catches up.
+/// Progress of a catching-up rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CatchUpProgress {
-    /// The step whose gradients it waits for; it has applied all earlier updates.
+    /// The step of the awaited gradients; all earlier updates are applied.
     awaits: Step,
-    /// Parts of the state that have come.
+    /// Received parts of the state.
     n_taken: u32,
-    /// What comes over one connection does not overtake.
+    /// Arrival time of the last message: messages on one connection stay in order.
     last: u64,
 }
 
-/// What a catching-up member is sent with a step.
+/// State pieces that a catching-up member receives with a step.
 pub type CatchUpPart = (Worker, Vec<(u64, u64)>);
 
 impl Sim {
-    /// The world trains, and a rank begins to catch up. Pieces of an older state would not be as new as those that come.
+    /// A rank begins to catch up. It frees old pieces, which the incoming updates do not fit.
     pub(super) fn begin_catch_up(&mut self, worker: Worker) {
         let n_atoms = self.config.n_atoms;
         let Some(rank) = self.rank(worker) else { return };
@@ -35,7 +35,7 @@ impl Sim {
         rank.catch_up_parts = CatchUpProgress { awaits: base.next(), ..CatchUpProgress::default() };
     }
 
-    /// What the catching-up members of a world are sent with a step, if all of them are there to take it.
+    /// The parts for the catching-up members of a world with a step; none unless all these members can receive.
     pub(super) fn catch_up_parts(&mut self, world_plan: &WorldPlan, step: Step) -> Option<Vec<CatchUpPart>> {
         world_plan.catching_up.iter().map(|catch_up| self.catch_up_part(world_plan, catch_up, step)).collect()
     }
@@ -51,14 +51,14 @@ impl Sim {
         let mut pieces = vec![];
         for (transfer, share) in shares(&catch_up.transfers).filter(|_| part < n_parts) {
             let (from, held) =
-                transfer.source.sender(transfer.shard).expect("catching-up members are sent state from memory");
+                transfer.source.sender(transfer.shard).expect("catching-up members receive state from memory");
             let asked = state::share(&state::asked(transfer, share, n_atoms), Share { part, n_parts });
             pieces.extend(self.read_memory((catch_up.worker, from), before(step, world_plan.base), held, &asked)?);
         }
         Some((catch_up.worker, pieces))
     }
 
-    /// Whether all catching-up members of a world have the gradients of a step: nobody votes before.
+    /// Whether all catching-up members of a world have the gradients of a step. The vote waits for this.
     pub(super) fn have_followed(&mut self, world_plan: &WorldPlan, step: Step) -> bool {
         if self.is(Mutation::LeaveCatchingUpBehind) {
             return true;
@@ -71,7 +71,7 @@ impl Sim {
         world_plan.catching_up.iter().all(|catch_up| has(self, catch_up.worker))
     }
 
-    /// Those who train wait for a catching-up member as for each other, until another world follows.
+    /// Retries the collective until the catching-up members are ready or another world follows.
     pub(super) fn wait_for_catching_up(&mut self, generation: Generation, step: Step) {
         if self.world_plan.as_ref().is_some_and(|latest| latest.generation <= generation) {
             self.queue.push(self.now + 5_000, Event::Collective { generation, step });
@@ -87,7 +87,7 @@ impl Sim {
         self.perhaps_again(worker, what);
     }
 
-    /// Gradients of a step have come, and `pieces` of the state `base` before it.
+    /// Handles the gradients of a step, and `pieces` of the state `base` before it.
     pub(super) fn rank_got_catch_up_part(
         &mut self,
         worker: Worker,
@@ -97,7 +97,7 @@ impl Sim {
     ) {
         let (n_parts, soon) = (self.config.n_catch_up_parts, self.is(Mutation::CaughtUpTooSoon));
         let Some(rank) = self.rank(worker) else { return };
-        // Of the same world a late copy is told by its step, which the shell has counted on.
+        // Within a world, the step identifies a late copy.
         if rank.catch_up_parts.awaits != step || rank.open.is_some_and(|open| (open.0, open.1) == (generation, step)) {
             return;
         }
@@ -118,8 +118,8 @@ impl Sim {
         }
     }
 
-    /// The step that a catching-up member has the gradients of is committed.
-    pub(super) fn rank_told(&mut self, worker: Worker, generation: Generation, step: Step) {
+    /// Handles the commit of a step whose gradients a catching-up member has.
+    pub(super) fn rank_got_outcome(&mut self, worker: Worker, generation: Generation, step: Step) {
         let skips = self.is(Mutation::SkipACatchUpPart);
         let Some(rank) = self.rank(worker) else { return };
         let Some((_, _, digest)) = rank.open.filter(|open| open.1 == step) else { return };

@@ -1,4 +1,4 @@
-//! What is simulated: how large a job, how long, with which machine parameters.
+//! Configuration of a simulation: size and duration of the job, and machine parameters.
 
 use crate::dice::Dice;
 use crate::mutation::Mutation;
@@ -11,13 +11,13 @@ use std::time::Duration;
 /// A job to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// From which all else is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Machines.
     pub n_nodes: u32,
-    /// Ranks that each can run.
+    /// Slots of each machine.
     pub n_slots: u32,
-    /// The mesh and what may become of it.
+    /// The mesh and its allowed changes.
     pub policy: Policy,
     /// Timeouts of the machines.
     pub timing: Timing,
@@ -31,15 +31,15 @@ pub struct Config {
     pub spawn_ms: u64,
     /// Pieces of the state of each column of a layer.
     pub n_atoms: u64,
-    /// Steps during which a catching-up member is sent the state.
+    /// Steps over which a catching-up member receives the state.
     pub n_catch_up_parts: u32,
-    /// Longest time until what it is sent with a step has come.
+    /// Longest transfer time of the messages to a catching-up member.
     pub catch_up_part_us: u64,
-    /// When faults end.
+    /// End of the safety phase.
     pub safety_ms: u64,
-    /// How soon after that the whole mesh must train again.
+    /// Time after the safety phase in which the whole mesh must train again.
     pub liveness_ms: u64,
-    /// What is broken on purpose.
+    /// The rule to break deliberately.
     pub mutation: Option<Mutation>,
 }
 
@@ -58,7 +58,7 @@ impl Config {
         Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
     }
 
-    /// A job of `n` ranks on nodes of up to eight, with spare nodes for one rank in a hundred.
+    /// A job of `n_ranks` ranks on nodes of up to eight, with spare nodes for one rank in a hundred.
     pub fn with_ranks(seed: u64, n_ranks: u32) -> Config {
         let mut dice = Dice::new(seed, "config");
         let n_slots = if n_ranks <= 16 { 2 } else { 8 };
@@ -68,7 +68,7 @@ impl Config {
         Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
     }
 
-    /// What members do by themselves; the job goes on until it is stopped.
+    /// The members' schedule: the job runs until it is stopped.
     pub fn schedule(&self) -> Schedule {
         Schedule { save_steps: self.save_steps, last_step: None }
     }
@@ -85,7 +85,7 @@ impl Config {
             uneven: true,
             evict_stragglers: dice.percent(70),
             shadows: true,
-            // Faults are injected without mercy; that the job gives up is tested on the machine.
+            // Plans have many faults; the tests of the machine cover the incident limit.
             incidents_max: 1_000,
             state_bytes: 1_000,
             rest_bytes_max: if of_catch_up.percent(50) { 0 } else { u64::MAX },

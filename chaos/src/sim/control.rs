@@ -14,15 +14,15 @@ use std::time::Instant;
 /// A process that may coordinate.
 pub struct Candidate {
     id: u32,
-    /// Counts its starts.
+    /// Number of starts.
     pub life: u64,
     succession: Option<Succession>,
     pub coordinator: Option<Coordinator>,
     timer_at: Option<u64>,
-    /// How many faults stop it, and what waits for it meanwhile.
+    /// Number of faults that stop the process, and the events that wait meanwhile.
     pub stopped: u32,
     pub waiting: Vec<CandidateEvent>,
-    /// The latest world that it announced.
+    /// The latest announced world.
     announced: Generation,
 }
 
@@ -90,7 +90,7 @@ impl Sim {
     }
 
     pub(super) fn candidate_gets(&mut self, i: usize, life: u64, what: CandidateEvent) {
-        // What has reached the store is done whatever became of the candidate; what is under way may be lost with it.
+        // A write may survive its dead candidate or be lost.
         let gone = self.candidates[i].life != life || !self.candidates[i].is_up();
         match what {
             CandidateEvent::WriteLease { old, new, asked } => {
@@ -146,7 +146,7 @@ impl Sim {
             }
             CandidateEvent::Report(report) => {
                 if let Some(coordinator) = &mut candidate.coordinator {
-                    // A report that is refused is one that was overtaken.
+                    // Overtaken reports are rejected.
                     let _ = coordinator.handle_report(now, &report);
                 }
             }
@@ -159,7 +159,7 @@ impl Sim {
         }
     }
 
-    /// Asks the leading coordinator, if there is one.
+    /// Sends a request to the leading coordinator, if any.
     pub(super) fn ask(&mut self, request: impl FnOnce(&mut Coordinator, Instant)) {
         let (now, Some(i)) = (self.instant(), self.leading()) else { return };
         let candidate = &mut self.candidates[i];
@@ -175,7 +175,7 @@ impl Sim {
             let at = self.now + self.dice.pick(200..3_000);
             let to_me = |what| Event::ToCandidate { candidate: i, life, what };
             match command {
-                // The answer is what the store has now; it is old when it arrives.
+                // Reads the store now, so the answer may be outdated on arrival.
                 succession::Command::Read => self.queue.push(at, to_me(CandidateEvent::Lease(self.store.lease))),
                 succession::Command::Write { old, new } => {
                     self.queue.push(at, to_me(CandidateEvent::WriteLease { old, new, asked: self.now }));
@@ -240,7 +240,7 @@ impl Sim {
         self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
     }
 
-    /// The first desired state of a coordinator that tells of a world leaves.
+    /// Called when a coordinator sends its first desired state with a world.
     fn announce(&mut self, world_plan: Arc<WorldPlan>) {
         self.observe(&Observation::Announced(&world_plan));
         let known = self.world_plan.as_ref().map(|known| known.generation).unwrap_or_default();
@@ -282,7 +282,7 @@ impl Sim {
     }
 }
 
-/// The same world, in which each rank holds no more than its own.
+/// The same world without shadows.
 fn without_shadows(world_plan: &WorldPlan) -> WorldPlan {
     let mut poorer = world_plan.clone();
     for (shards, transfers) in poorer.holds.iter_mut().zip(&mut poorer.transfers) {

@@ -1,4 +1,4 @@
-//! What happens between ranks: the collectives of a step with its vote, and the transfer of state.
+//! The data plane between ranks: the collectives and votes of a step, and the transfer of state.
 
 use super::Sim;
 use super::catch_up::CatchUpPart;
@@ -25,10 +25,10 @@ pub struct Collective {
     runs: BTreeMap<usize, Range<usize>>,
     pub digest: Option<u64>,
     voted: BTreeSet<Worker>,
-    /// What any of the votes asks for.
+    /// Requests of all votes so far.
     requests: Requests,
     committed: bool,
-    /// Since when tensors do not pass.
+    /// Start of the data partition, if any.
     cut_since: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Sim {
     pub(super) fn enter_collective(&mut self, worker: Worker, generation: Generation, step: Step) {
         let shifted = self.is(Mutation::SameRowsForAll);
         let n_microbatches = self.config.policy.n_microbatches;
-        // Stopped ranks do not enter: their collectives are aborted on their side, whatever others do.
+        // Stopped ranks do not enter: their own side aborts their collectives.
         let Some(rank) = self.rank(worker) else { return };
         if rank.member.handle_entered(generation, step).is_err() {
             return;
@@ -64,7 +64,7 @@ impl Sim {
         self.try_collective(generation, step);
     }
 
-    /// A rank's vote reaches the others.
+    /// Adds a rank's vote.
     pub(super) fn vote(&mut self, worker: Worker, vote: Vote, requests: Requests) {
         let Some(collective) = self.collectives.get_mut(&(vote.generation, vote.step)) else { return };
         collective.voted.insert(worker);
@@ -78,7 +78,7 @@ impl Sim {
         self.try_collective(vote.generation, vote.step);
     }
 
-    /// Completes the reduction, then the vote, once all are there and tensors pass.
+    /// Completes the reduction, then the vote, once all members take part and are connected.
     pub(super) fn try_collective(&mut self, generation: Generation, step: Step) {
         let majority = self.is(Mutation::CommitOnMajority);
         let Some(collective) = self.collectives.get(&(generation, step)) else { return };
@@ -106,7 +106,7 @@ impl Sim {
         }
     }
 
-    /// What is not acknowledged for too long breaks a connection.
+    /// Retries the collective; breaks connections after the detection time.
     fn wait_for_connection(&mut self, world_plan: &WorldPlan, generation: Generation, step: Step) {
         let (now, limit) = (self.now, self.config.timing.detection_time.as_micros() as u64);
         self.queue.push(now + 20_000, Event::Collective { generation, step });
@@ -117,7 +117,7 @@ impl Sim {
         }
     }
 
-    /// A process is gone: the kernel closes its connections, and few of its peers find that before anything else.
+    /// Breaks the connections of a dead process, as the kernel does; a few peers detect it before the coordinator.
     pub(super) fn break_connections(&mut self, gone: &Rank) {
         let assignment = gone.member.assignment().map(|(world_plan, _)| world_plan);
         if let Some(world_plan) = assignment.or(gone.member.beside()) {
@@ -137,7 +137,7 @@ impl Sim {
     fn reduce(&mut self, world_plan: &WorldPlan, generation: Generation, step: Step, catch_up_parts: Vec<CatchUpPart>) {
         let n = self.config.policy.n_microbatches;
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
-        // In fast mode the order of additions, and so the bits, depend on the world.
+        // In fast mode, the order of additions, and therefore the bits, depend on the world.
         let world = if self.config.reproducible { 0 } else { generation.0 };
         let digest = state::golden_digest(step) ^ world;
         collective.digest = Some(digest);
@@ -173,7 +173,7 @@ impl Sim {
         self.collectives.retain(|(of, at), _| of.0 + 8 > latest && (*of != generation || at.0 + 3 > step.0));
     }
 
-    /// Some of what a rank was told reaches it again, much later.
+    /// Duplicates some messages to a rank, much later.
     pub(super) fn perhaps_again(&mut self, worker: Worker, what: RankEvent) {
         if self.dice.percent(8) {
             let at = self.now + self.dice.pick(10_000..800_000);
@@ -189,7 +189,7 @@ impl Sim {
         nodes.iter().all(|a| nodes.iter().all(|b| self.network.connects(*a, *b)))
     }
 
-    /// A rank asks a source for its share of a piece of state; if that is not there yet, it asks again.
+    /// Fetches a share of a piece of state from a source; retries while the source does not have it.
     pub(super) fn fetch(&mut self, worker: Worker, generation: Generation, base: Version, transfer: Transfer) {
         let (n_atoms, skips) = (self.config.n_atoms, self.is(Mutation::SkipTheLastShare));
         let Some(rank) = self.rank(worker) else { return };
@@ -198,7 +198,7 @@ impl Sim {
         }
         let Some((world_plan, assignment)) = rank.member.assignment() else { return };
         let named = shares(&world_plan.transfers[assignment]).find(|(named, _)| *named == transfer);
-        let (_, share) = named.expect("a member fetches what its world plan names");
+        let (_, share) = named.expect("a member fetches only transfers of its world plan");
         let runs = state::asked(transfer, share, n_atoms);
         let pieces = match (transfer.source, transfer.source.sender(transfer.shard)) {
             (_, Some((from, held))) => self.read_memory((worker, from), base, held, &runs),
@@ -224,7 +224,7 @@ impl Sim {
     /// A member that cannot reach a source reports it after a timeout.
     fn perhaps_give_up(&mut self, worker: Worker, generation: Generation, transfer: Transfer) {
         let Some((from, _)) = transfer.source.sender(transfer.shard) else { return };
-        // Asked again every five milliseconds, it gives up after a second or so.
+        // At 1 % per retry, one every 5 ms, the member gives up after half a second on average.
         if self.network.connects(worker.member.node, from.member.node) || !self.dice.percent(1) {
             return;
         }
@@ -232,7 +232,7 @@ impl Sim {
         self.queue.push(self.now + 1_000, Event::ToRank { worker, what });
     }
 
-    /// Pieces of a shard that another rank has, if it has the right state and can be reached.
+    /// Pieces of a shard from another rank's memory, if the rank has the right state and can be reached.
     pub(super) fn read_memory(
         &mut self,
         (to, from): (Worker, Worker),

@@ -1,4 +1,4 @@
-//! What happens next.
+//! Events of the simulation and their queue.
 
 use crate::plan::Fault;
 use phalanx_strategies::elastic::commit::Version;
@@ -10,20 +10,20 @@ use phalanx_strategies::elastic::succession::Lease;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Something that happens at some time. Nodes and candidates are given by their index.
+/// An event. Nodes and candidates are given by index.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A machine starts.
     NodeStarts { node: usize },
-    /// The timer of a supervisor.
+    /// A supervisor's timer fires.
     NodeTimer { node: usize, boot: Incarnation },
-    /// A message of a coordinator.
+    /// A desired state arrives at a node.
     DesiredStateArrives { node: usize, desired_state: DesiredState },
     /// A process has started.
     WorkerStarts { worker: Worker },
-    /// The kernel tells the supervisor of the end of a process.
+    /// A process has exited; the kernel notifies its supervisor.
     WorkerExited { worker: Worker },
-    /// A rank tells its supervisor something.
+    /// A rank's status report arrives at its supervisor.
     StatusReportArrives { status_report: MemberReport },
     /// A machine is taken away.
     NodeDies { node: usize, back_after_ms: u64 },
@@ -33,59 +33,59 @@ pub enum Event {
     FaultEnds { fault: Fault },
     /// A collective may have become complete.
     Collective { generation: Generation, step: Step },
-    /// Something for a rank process, which gets it when it runs.
+    /// An event for a rank process. It waits while the process is stopped.
     ToRank { worker: Worker, what: RankEvent },
-    /// Something for a coordinator process, which gets it when it runs.
+    /// An event for a coordinator process. It waits while the process is stopped.
     ToCandidate { candidate: usize, life: u64, what: CandidateEvent },
 }
 
-/// Something for a rank process.
+/// An event for a rank process.
 #[derive(Clone, Debug)]
 pub enum RankEvent {
     /// A desired state, passed on by its supervisor.
     DesiredState(DesiredState),
-    /// Its own part of a step is computed.
+    /// The rank has computed its part of a step.
     Computed { generation: Generation, step: Step },
     /// All gradients of a step are reduced.
     Reduced { generation: Generation, step: Step, digest: u64 },
-    /// All have voted for a step.
+    /// All members have voted for a step.
     Committed { generation: Generation, step: Step, requests: Requests },
-    /// A catching-up member is sent the reduced gradients of a step, and pieces of the state `base` before it.
+    /// For a catching-up member: the reduced gradients of a step, and pieces of the state `base` before it.
     CatchUpPart { generation: Generation, step: Step, digest: u64, base: Version, pieces: Vec<(u64, u64)> },
-    /// All have voted for a step that a catching-up member has the gradients of.
+    /// For a catching-up member: all members have voted for a step whose gradients it has.
     Outcome { generation: Generation, step: Step },
-    /// All that belongs to the end is done.
+    /// The work at the end of the job is done.
     Finished { generation: Generation },
-    /// Its device has joined a world.
+    /// The rank's device has joined a world.
     JoinedWorld { generation: Generation },
-    /// A piece of state may have come.
+    /// The rank tries a transfer of state.
     Fetch { generation: Generation, base: Version, transfer: Transfer },
-    /// Its connections to others broke.
+    /// The rank's connections broke.
     Broken { generation: Generation, lost: Option<Worker> },
     /// A part of a checkpoint is written.
     Saved { part: Part, atoms: Vec<(u64, u64)> },
 }
 
-/// Something for a coordinator process.
+/// An event for a coordinator process.
 #[derive(Clone, Debug)]
 pub enum CandidateEvent {
-    /// Its timer.
+    /// The coordinator's timer fires.
     Timer,
-    /// A message of a node.
+    /// A report of a node arrives.
     Report(Report),
     /// The store answers a read.
     Lease(Lease),
-    /// A conditional write reaches the store, asked for at this time.
+    /// A conditional write, requested at this time, reaches the store.
     WriteLease { old: Lease, new: Lease, asked: u64 },
     /// The store answers a conditional write.
     LeaseWritten { asked: u64, result: Result<Lease, Lease> },
     /// A record reaches the store.
     WriteRecord(Record),
-    /// The store answers it.
+    /// The store answers the write of a record.
     RecordWritten(bool),
 }
 
-/// Events in the order of their time, then of their making.
+/// Events in the order of their time, then of their creation.
 #[derive(Debug, Default)]
 pub struct Queue {
     heap: BinaryHeap<Entry>,
@@ -114,7 +114,7 @@ impl Queue {
 
 impl Ord for Entry {
     fn cmp(&self, other: &Entry) -> Ordering {
-        // The heap gives the greatest first.
+        // Reversed: the heap pops the greatest entry first.
         (other.at, other.number).cmp(&(self.at, self.number))
     }
 }

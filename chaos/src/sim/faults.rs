@@ -98,51 +98,51 @@ impl Sim {
         self.queue.push(self.now + for_ms * 1_000, Event::FaultEnds { fault });
     }
 
-    /// What lasted is over. The safety phase ends all of it; then this does nothing more.
+    /// Ends a lasting fault. Has no effect after the safety phase, which ends all faults.
     pub(super) fn end_fault(&mut self, fault: Fault) {
         if self.safe {
             return;
         }
         match fault {
             Fault::PauseCoordinator { .. } => {
-                // It is whichever is stopped: a stopped one cannot be succeeded and stopped again.
+                // Continues the first stopped candidate, which may not lead any more.
                 let stopped = (0..self.candidates.len()).find(|i| self.candidates[*i].stopped > 0);
                 stopped.into_iter().for_each(|i| self.continue_candidate(i));
             }
             Fault::HangRank { member, .. } => {
                 self.continue_rank(member);
-                self.observe(&Observation::Calm(member.node));
+                self.observe(&Observation::Undisturbed(member.node));
             }
             Fault::SlowRank { member, .. } => {
                 self.nodes[member.node.0 as usize].slow.remove(&member.slot);
-                self.observe(&Observation::Calm(member.node));
+                self.observe(&Observation::Undisturbed(member.node));
             }
             Fault::DeafTo { node, .. } => {
                 end(&mut self.network.deaf_to, node);
-                self.observe(&Observation::Calm(node));
+                self.observe(&Observation::Undisturbed(node));
             }
             Fault::MuteTo { node, .. } => {
                 end(&mut self.network.mute_to, node);
-                self.observe(&Observation::Calm(node));
+                self.observe(&Observation::Undisturbed(node));
             }
             Fault::CutData { from, to, .. } => {
                 end(&mut self.network.cut, (from, to));
-                self.observe(&Observation::Calm(from));
-                self.observe(&Observation::Calm(to));
+                self.observe(&Observation::Undisturbed(from));
+                self.observe(&Observation::Undisturbed(to));
             }
             Fault::BadNetwork { loss, delay_ms, .. } => {
                 let i = self.network.bad.iter().position(|bad| *bad == (loss, delay_ms));
                 if let Some(i) = i {
                     self.network.bad.remove(i);
                 }
-                (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Calm(NodeId(node))));
+                (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Undisturbed(NodeId(node))));
             }
             Fault::KillRank { .. } | Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
             Fault::Save | Fault::Resize { .. } | Fault::Reshape { .. } => {}
         }
     }
 
-    /// The safety phase is over: everything works again.
+    /// Ends the safety phase: ends all faults and restarts dead nodes and candidates.
     pub(super) fn end_faults(&mut self) {
         self.safe = true;
         self.plan.clear();
@@ -164,10 +164,10 @@ impl Sim {
     }
 
     fn resize(&mut self, mesh: Mesh) {
-        // More than the machines have room for would never train.
+        // A mesh larger than the machines would never train.
         if mesh.size() as u32 <= self.config.n_nodes * self.config.n_slots {
             self.ask(|coordinator, now| {
-                // A mesh that the policy does not allow is refused.
+                // The policy may reject the mesh.
                 let _ = coordinator.handle_resize(now, mesh);
             });
         }

@@ -1,10 +1,10 @@
 //! A whole job in one process and in virtual time: nodes, ranks, coordinators, network and store, from one seed.
 //!
-//! The machines are those of `phalanx_strategies::elastic`, unchanged. This module is their shell: it delivers, delays
-//! and loses what they send, kills them, and shows the [invariants] what happens.
+//! The machines of `phalanx_strategies::elastic` run unchanged. This module is their shell: it delivers, delays and loses
+//! their messages, kills their processes, and reports observations to the [invariants].
 //!
-//! A run has two phases. In the *safety phase* faults are injected and nothing wrong may happen. Then all faults end,
-//! and in the *liveness phase* the whole mesh must train again within a budget.
+//! A run has two phases. In the *safety phase* it injects faults, and the invariants must hold. Then all faults end, and in
+//! the *liveness phase* the whole mesh must train again within a time limit.
 //! Source: TigerBeetle's VOPR (safety mode and liveness mode).
 
 mod catch_up;
@@ -38,34 +38,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::Store;
 
-/// What came out of a run.
+/// Outcome of a run.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Outcome {
     /// The seed.
     pub seed: u64,
-    /// Equal for equal seeds and plans, and for hardly anything else.
+    /// Hash of the events: equal for equal seeds and plans, and with overwhelming probability only for these.
     pub trace_hash: u64,
     /// Events handled.
     pub n_events: u64,
-    /// Virtual time.
+    /// Virtual duration.
     pub virtual_ms: u64,
-    /// The last step that is committed.
+    /// The last committed step.
     pub step: Step,
     /// The last world.
     pub generation: Generation,
-    /// How often the job had to go back to a checkpoint.
+    /// Number of returns to a checkpoint.
     pub n_rollbacks: u64,
-    /// How often a coordinator began a term.
+    /// Number of terms.
     pub n_terms: u64,
-    /// Worlds in which some caught up while the others trained.
+    /// Worlds with catching-up members.
     pub n_catch_up_plans: u64,
-    /// Members that did so and then had a rank for which they lacked nothing.
+    /// Members that caught up and then got a rank without missing state.
     pub n_caught_up: u64,
-    /// All incidents, as coordinators recorded them.
+    /// All incidents recorded by coordinators, with the time in milliseconds.
     pub incidents: Vec<(u64, Timeline)>,
     /// Faults that took effect, with the time in milliseconds.
     pub injected: Vec<(u64, Planned)>,
-    /// The first broken promise.
+    /// The first violated invariant.
     pub violation: Option<Violation>,
 }
 
@@ -82,18 +82,18 @@ pub struct Sim {
     candidates: Vec<Candidate>,
     collectives: BTreeMap<(Generation, Step), Collective>,
     plan: Vec<Planned>,
-    /// The last world that was announced, and the members of it that have their state.
+    /// The last announced world, and its members that are ready.
     world_plan: Option<Arc<WorldPlan>>,
     ready: BTreeSet<Worker>,
     invariants: Vec<Box<dyn Invariant>>,
-    /// The last step that is committed.
+    /// The last committed step.
     step: Step,
     safe: bool,
     trace: u64,
     outcome: Outcome,
 }
 
-/// All simulations are of one job.
+/// Id of the simulated job.
 const JOB: JobId = JobId(1);
 
 /// Runs a job under a plan of faults.
@@ -164,14 +164,14 @@ impl Sim {
                     break;
                 }
                 if stops && !self.is_stopped() {
-                    // Whoever was asked may have been succeeded before that was durable.
+                    // The leader may have been replaced before an earlier request was durable.
                     self.ask(|coordinator, now| coordinator.handle_stop(now));
                 }
                 if self.now > deadline {
                     let doing = self.leader().map(|c| (c.activity(), c.blocked().map(|b| b.to_string())));
                     self.violate(
                         "progress",
-                        format!("the whole mesh does not train again, or does not end; the coordinator: {doing:?}"),
+                        format!("the whole mesh does not train again or does not end; coordinator: {doing:?}"),
                     );
                 }
             }
@@ -183,7 +183,7 @@ impl Sim {
         self.outcome
     }
 
-    /// Whether the mesh that is wanted trains.
+    /// Whether the requested mesh trains.
     fn is_whole(&self) -> bool {
         let Some(leader) = self.leader().filter(|leader| leader.activity() == Activity::Running) else { return false };
         let wanted = leader.record().wanted.unwrap_or(self.config.policy.wanted);
@@ -208,7 +208,7 @@ impl Sim {
         self.config.mutation == Some(mutation)
     }
 
-    /// Shows something to all invariants.
+    /// Shows an observation to all invariants.
     fn observe(&mut self, what: &Observation<'_>) {
         let at_ms = self.now / 1_000;
         for invariant in &mut self.invariants {
@@ -224,7 +224,7 @@ impl Sim {
         self.outcome.violation.get_or_insert(violation);
     }
 
-    /// Adds to the trace.
+    /// Adds an event to the trace hash.
     fn mark(&mut self, tag: u64, a: u64, b: u64) {
         for word in [self.now, tag, a, b] {
             self.trace = state::mix(self.trace ^ word);

@@ -1,26 +1,26 @@
-//! The control network between nodes and coordinators: delay, loss, duplication, reordering and one-way partitions; and
-//! which nodes can exchange tensors.
+//! The control network between nodes and coordinators: delay, loss, duplication, reordering and one-way partitions; and the
+//! connectivity of the data plane.
 
 use crate::dice::Dice;
 use phalanx_strategies::elastic::identity::NodeId;
 use std::collections::BTreeMap;
 
-/// See the [module](self). Each kind of trouble is counted, as several faults may cause it at the same time.
+/// See the [module](self). Partitions are counted, since several faults may cause the same one at a time.
 #[derive(Debug)]
 pub struct Network {
     dice: Dice,
-    /// (loss in percent, longest delay in ms) of the faults that last.
+    /// (loss in percent, longest delay in ms) of each lasting fault.
     pub bad: Vec<(u64, u64)>,
-    /// Nodes that coordinators do not hear.
+    /// Nodes without a connection to the coordinators.
     pub deaf_to: BTreeMap<NodeId, u32>,
-    /// Nodes that do not hear coordinators.
+    /// Nodes without a connection from the coordinators.
     pub mute_to: BTreeMap<NodeId, u32>,
-    /// Pairs between which no tensors pass.
+    /// Pairs (sender, receiver) whose tensors are lost.
     pub cut: BTreeMap<(NodeId, NodeId), u32>,
 }
 
 impl Network {
-    /// A network without trouble.
+    /// A network without faults.
     pub fn new(seed: u64) -> Network {
         Network {
             dice: Dice::new(seed, "network"),
@@ -37,7 +37,7 @@ impl Network {
         if self.deaf_to.contains_key(&node) { vec![] } else { self.arrivals() }
     }
 
-    /// The same the other way.
+    /// Delays of a message of a coordinator to this node; see [`Network::delays_to_coordinators`].
     pub fn delays_to_node(&mut self, node: NodeId) -> Vec<u64> {
         if self.mute_to.contains_key(&node) { vec![] } else { self.arrivals() }
     }
@@ -58,17 +58,17 @@ impl Network {
     }
 }
 
-/// Begins a trouble that may be there already.
-pub fn begin<K: Ord>(troubles: &mut BTreeMap<K, u32>, key: K) {
-    *troubles.entry(key).or_default() += 1;
+/// Counts another cause of a partition.
+pub fn begin<K: Ord>(partitions: &mut BTreeMap<K, u32>, key: K) {
+    *partitions.entry(key).or_default() += 1;
 }
 
-/// Ends it once.
-pub fn end<K: Ord>(troubles: &mut BTreeMap<K, u32>, key: K) {
-    let left = troubles.get(&key).map_or(0, |n| n - 1);
+/// Removes one cause of a partition.
+pub fn end<K: Ord>(partitions: &mut BTreeMap<K, u32>, key: K) {
+    let left = partitions.get(&key).map_or(0, |n| n - 1);
     if left == 0 {
-        troubles.remove(&key);
+        partitions.remove(&key);
     } else {
-        troubles.insert(key, left);
+        partitions.insert(key, left);
     }
 }

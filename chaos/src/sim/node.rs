@@ -1,4 +1,4 @@
-//! Nodes: a supervisor, its rank processes, and what passes between them.
+//! Nodes: a supervisor, its rank processes, and the messages between them.
 
 use super::catch_up::CatchUpProgress;
 use super::event::{Event, RankEvent};
@@ -22,7 +22,7 @@ pub struct Node {
     pub supervisor: Option<Supervisor>,
     timer_at: Option<u64>,
     pub ranks: BTreeMap<Worker, Rank>,
-    /// How many times slower a slot computes.
+    /// Slowdown of each slow slot.
     pub slow: BTreeMap<u32, u64>,
 }
 
@@ -30,25 +30,25 @@ pub struct Node {
 pub struct Rank {
     pub member: Member,
     pub atoms: BTreeMap<u64, u64>,
-    /// The update for which it has voted.
+    /// The update with the member's vote.
     pub open: Option<(Generation, Step, u64)>,
     pub catch_up_parts: CatchUpProgress,
-    /// How many faults stop it, and what waits for it meanwhile.
+    /// Number of faults that stop the process, and the events that wait meanwhile.
     pub stopped: u32,
     pub waiting: Vec<RankEvent>,
-    /// Local messages do not overtake each other.
+    /// Arrival times of the last local messages, which stay in order.
     last_status_report: u64,
     last_desired_state: u64,
 }
 
 impl Rank {
-    /// Whether it has all pieces of a shard.
+    /// Whether the rank has all pieces of a shard.
     fn has_all(&self, shard: Shard, n_atoms: u64) -> bool {
         let has = |run: Range<u64>| self.atoms.range(run.clone()).count() as u64 == run.end - run.start;
         state::atoms(shard, n_atoms).into_iter().all(has)
     }
 
-    /// Applies the open update to all that is here.
+    /// Applies the open update to all pieces.
     pub fn update(&mut self) {
         if let Some((_, _, digest)) = self.open.take() {
             for (atom, value) in &mut self.atoms {
@@ -105,7 +105,7 @@ impl Sim {
         let now = self.instant();
         let node = &mut self.nodes[i];
         let supervisor = node.supervisor.as_mut().expect("checked above");
-        // The progress of ranks that run lies in shared memory; it is read when a report is due.
+        // Running ranks publish their progress in shared memory; the supervisor reads it when a report is due.
         for rank in node.ranks.values().filter(|rank| rank.stopped == 0) {
             supervisor.handle_status_report(now, rank.member.report());
         }
@@ -141,7 +141,7 @@ impl Sim {
         let i = worker.member.node.0 as usize;
         let (now, schedule) = (self.instant(), self.config.schedule());
         let node = &mut self.nodes[i];
-        // The machine may have been taken away meanwhile.
+        // The machine may have died meanwhile.
         if node.supervisor.is_none() || worker.incarnation < node.boot() {
             return;
         }
@@ -180,7 +180,7 @@ impl Sim {
         }
     }
 
-    /// Ends a process; the kernel tells its supervisor soon.
+    /// Kills a process; the kernel notifies its supervisor.
     pub(super) fn kill_worker(&mut self, worker: Worker) {
         let i = worker.member.node.0 as usize;
         if let Some(rank) = self.nodes[i].ranks.remove(&worker) {
@@ -196,7 +196,7 @@ impl Sim {
         let ranks = std::mem::take(&mut node.ranks);
         ranks.values().for_each(|rank| self.break_connections(rank));
         let node = &mut self.nodes[i];
-        // One that was drained may have ended by itself.
+        // A drained node may have ended already.
         if node.supervisor.take().is_some() {
             self.observe(&Observation::Disturbed { node: id, lasts: false });
         }
@@ -222,7 +222,7 @@ impl Sim {
                 supervisor::Command::Shutdown => {
                     let node = &mut self.nodes[i];
                     if !node.ranks.is_empty() {
-                        self.violate("ending", format!("{} is shut down and has processes", i));
+                        self.violate("ending", format!("node {} is shut down with running processes", i));
                     }
                     self.nodes[i].supervisor = None;
                 }
@@ -254,17 +254,17 @@ impl Sim {
             RankEvent::CatchUpPart { generation, step, digest, base, pieces } => {
                 self.rank_got_catch_up_part(worker, (generation, step), (base, pieces), digest);
             }
-            RankEvent::Outcome { generation, step } => self.rank_told(worker, generation, step),
+            RankEvent::Outcome { generation, step } => self.rank_got_outcome(worker, generation, step),
             RankEvent::Finished { generation } => {
-                // One that was told of another world meanwhile is asked again.
+                // Stale if another world has begun; the next world then requests it again.
                 let _ = rank.member.handle_finished(generation);
             }
             RankEvent::Broken { generation, lost } => {
-                // Outcomes of an older world are ignored.
+                // Ignored in an older world.
                 let _ = rank.member.handle_broken(generation, lost, "a connection broke");
             }
             RankEvent::JoinedWorld { generation } => {
-                // Outcomes of an older world are ignored.
+                // Ignored in an older world.
                 if rank.member.handle_joined(generation).is_ok() {
                     self.observe(&Observation::JoinedWorld { worker, generation });
                 }
@@ -297,11 +297,11 @@ impl Sim {
         let report = rank.member.report();
         let next = report.commit_state.voted.is_none()
             && report.commit_state.applied.is_some_and(|version| version.step.next() == step);
-        let told = report.generation;
-        // Of the same world a late copy is told by its step, which the shell has counted on.
-        if next && rank.member.handle_computed(if stale { told } else { generation }, step).is_ok() {
-            rank.open = Some((told, step, digest));
-            self.observe(&Observation::Voted { worker, generation, told, step });
+        let latest = report.generation;
+        // Within a world, the step identifies a late copy.
+        if next && rank.member.handle_computed(if stale { latest } else { generation }, step).is_ok() {
+            rank.open = Some((latest, step, digest));
+            self.observe(&Observation::Voted { worker, generation, latest, step });
         }
     }
 
@@ -317,22 +317,22 @@ impl Sim {
         }
     }
 
-    /// A member has learnt that a step is committed.
+    /// Records that a member has received the commit of a step.
     pub(super) fn note_committed(&mut self, worker: Worker, generation: Generation, step: Step, digest: u64) {
         let lineage = self.world_plan.as_ref().map(|world_plan| world_plan.base.lineage);
         let Some(rank) = self.rank(worker) else { return };
         let report = rank.member.report();
-        // This member does not yet know that the job returned to a checkpoint; its commits belong to an abandoned
-        // lineage.
+        // The job has returned to a checkpoint, but this member has not received the new world: its commits belong to an
+        // abandoned lineage.
         if report.commit_state.applied.map(|version| version.lineage) != lineage {
             return;
         }
         self.step = self.step.max(step);
         self.mark(2, u64::from(worker.member.node.0) << 32 | u64::from(worker.member.slot), step.0);
-        self.observe(&Observation::Committed { worker, generation, told: report.generation, step, digest });
+        self.observe(&Observation::Committed { worker, generation, latest: report.generation, step, digest });
     }
 
-    /// Does what a member asks for.
+    /// Performs a member's commands.
     pub(super) fn drive_rank(&mut self, worker: Worker) {
         let n_atoms = self.config.n_atoms;
         while let Some(command) = self.rank(worker).and_then(|rank| rank.member.poll_command()) {
@@ -406,14 +406,14 @@ impl Sim {
         self.queue.push(at, Event::StatusReportArrives { status_report });
     }
 
-    /// The open update becomes part of the state.
+    /// Applies the open update to the state.
     fn apply(&mut self, worker: Worker, version: Version) {
         let Some(rank) = self.rank(worker) else { return };
         rank.update();
         self.observe_state(worker, version);
     }
 
-    /// A member says that it has this state.
+    /// Checks and observes a member's state.
     pub(super) fn observe_state(&mut self, worker: Worker, version: Version) {
         let n_atoms = self.config.n_atoms;
         let Some(rank) = self.rank(worker) else { return };
@@ -421,19 +421,19 @@ impl Sim {
         let held: BTreeSet<Shard> = rank.member.report().holds.into_iter().collect();
         let whole = held.iter().all(|shard| rank.has_all(*shard, n_atoms));
         if !whole {
-            self.violate("golden state", format!("{worker} does not have what it says it has"));
+            self.violate("golden state", format!("{worker} does not have all pieces of its reported shards"));
         }
         self.observe(&Observation::State { worker, version, atoms: &atoms });
     }
 
-    /// When all members of the last world are ready, invariants look at all memories.
+    /// Counts ready members. Once all members of the last world are ready, shows all memories to the invariants.
     fn note_ready(&mut self, status_report: &MemberReport) {
         let Some(world_plan) = self.world_plan.clone().filter(|f| f.generation == status_report.generation) else {
             return;
         };
         self.ready.insert(status_report.worker);
         let n_members = world_plan.assignments.len() + world_plan.catching_up.len();
-        // One that was ready may have died since.
+        // A ready member may have died since.
         if self.ready.len() < n_members || world_plan.members().take(n_members).any(|w| self.rank(w).is_none()) {
             return;
         }
@@ -455,13 +455,13 @@ impl Sim {
         self.observe(&Observation::Healed(&world_plan, copies.into_iter().collect()));
     }
 
-    /// The process in a slot, if there is one.
+    /// The process in a slot, if any.
     pub(super) fn worker_in(&self, member: MemberId) -> Option<Worker> {
         self.nodes[member.node.0 as usize].worker_in(member.slot)
     }
 }
 
-/// Frees the state of all but these shards.
+/// Frees all state except these shards.
 pub fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
     let ranges: Vec<_> = shards.iter().flat_map(|shard| state::atoms(*shard, n_atoms)).collect();
     rank.atoms.retain(|atom, _| ranges.iter().any(|range| range.contains(atom)));

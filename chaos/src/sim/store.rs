@@ -1,4 +1,4 @@
-//! What survives every process: the lease, the record and the parts of checkpoints.
+//! The durable store: the lease, the record and the parts of checkpoints.
 
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -12,13 +12,13 @@ use std::ops::Range;
 pub struct Store {
     /// The current lease.
     pub lease: Lease,
-    /// What coordinators must know of their predecessors.
+    /// The coordinators' record of decisions.
     pub record: Record,
     parts: BTreeMap<Checkpoint, BTreeMap<Shard, Vec<(u64, u64)>>>,
 }
 
 impl Store {
-    /// Replaces the lease if it is still `old`.
+    /// Replaces the lease if it equals `old`.
     pub fn replace_lease(&mut self, old: Lease, new: Lease) -> Result<Lease, Lease> {
         if self.lease != old {
             return Err(self.lease);
@@ -27,7 +27,7 @@ impl Store {
         Ok(new)
     }
 
-    /// Replaces the record unless a later term has begun; `fenced` is off in a broken store only.
+    /// Replaces the record unless a later term has begun; `fenced` is false only in a deliberately broken store.
     pub fn write(&mut self, record: Record, fenced: bool) -> bool {
         if fenced && record.term != self.lease.term {
             return false;
@@ -41,7 +41,7 @@ impl Store {
         self.parts.entry(part.of).or_default().insert(part.shard, atoms);
     }
 
-    /// Pieces of a checkpoint in some runs of them.
+    /// The pieces of a checkpoint in these runs.
     pub fn load(&self, checkpoint: Checkpoint, runs: &[Range<u64>]) -> Vec<(u64, u64)> {
         let all = self.parts.get(&checkpoint).into_iter().flat_map(BTreeMap::values).flatten();
         all.filter(|(atom, _)| runs.iter().any(|run| run.contains(atom))).copied().collect()

@@ -1,4 +1,4 @@
-//! A model written in dfdx on two rank processes, either of which may be killed.
+//! Two rank processes train a model written in dfdx; the job survives the death of either.
 //!
 //! `cargo run --release -p phalanx-examples --bin dfdx_elastic -- [FOLDER [STEPS]]`
 
@@ -7,15 +7,15 @@ use phalanx::frontend::UserModel;
 use phalanx::frontend::dfdx::{Batch, DfdxError, DfdxModel, Tape, ops};
 use phalanx::{Event, Job, Runtime, rank_process_with};
 
-/// Tokens of the byte tokenizer: 256 bytes and a few that mark documents and turns.
+/// Tokens of the byte tokenizer: 256 bytes and a few markers of documents and turns.
 const VOCAB: usize = 264;
 /// Width.
 const C: usize = 64;
 
-/// A table of bytes, two layers, and scores.
+/// An embedding of bytes, two layers, and the output layer.
 type Net = (Embedding<VOCAB, C>, (Linear<C, C>, Tanh, Linear<C, C>), Linear<C, VOCAB>);
 
-/// The same model in every process: the seed decides its first values.
+/// The same model in every process: the seed determines its initial values.
 fn model() -> Result<UserModel, DfdxError> {
     let module = Cpu::seed_from_u64(1).build_module::<Net, f32>();
     let model = DfdxModel::new(module, VOCAB, |net, batch: &Batch<'_>, tape: Tape| {
@@ -26,7 +26,7 @@ fn model() -> Result<UserModel, DfdxError> {
 }
 
 fn main() -> anyhow::Result<()> {
-    // First: a process of this executable that is started as a rank makes the model and becomes one.
+    // Must come first: a process of this executable that is started as a rank builds the model and never returns from here.
     let program = rank_process_with(|_| Ok(model()?));
     let mut args = std::env::args().skip(1);
     let folder = args.next().unwrap_or_else(|| std::env::temp_dir().join("phalanx-dfdx-elastic").display().to_string());

@@ -1,4 +1,4 @@
-//! A language model written in dfdx, trained by a job: its own modules, our fused operations, dfdx's tape.
+//! A language model written in dfdx, trained by a job: custom modules, Phalanx's fused operations, dfdx's tape.
 //!
 //! `cargo run --release -p phalanx-examples --bin dfdx_model`
 
@@ -7,7 +7,7 @@ use dfdx::prelude::*;
 use phalanx::frontend::dfdx::{Batch, DfdxModel, Loss, Tape, ops};
 use phalanx::{Control, Event, Job};
 
-/// Tokens of the byte tokenizer: 256 bytes and a few that mark documents and turns.
+/// Tokens of the byte tokenizer: 256 bytes and a few markers of documents and turns.
 const VOCAB: usize = 264;
 /// Width.
 const C: usize = 96;
@@ -22,7 +22,7 @@ type Weight<const OUT: usize, const IN: usize> = Tensor<Rank2<OUT, IN>, f32, Cpu
 type Gain = Tensor<Rank1<C>, f32, Cpu>;
 type Activations = Tensor<(usize, Const<C>), f32, Cpu, Tape>;
 
-/// Attention and a gated feed-forward part, each behind a norm and beside a residual path.
+/// Attention and a gated feed-forward layer, each after a norm and with a residual connection.
 #[derive(Clone)]
 struct Block {
     attention_norm: Gain,
@@ -79,7 +79,7 @@ impl TensorCollection<f32, Cpu> for Block {
     }
 }
 
-/// The language model: a table that embeds bytes and scores them, and two blocks between.
+/// The language model: two blocks between an embedding and an output layer with the same weights.
 #[derive(Clone)]
 struct Model {
     table: Weight<VOCAB, C>,

@@ -1,4 +1,4 @@
-//! A trainer inside another program: start a job, follow its metrics, ask for a checkpoint, stop it when it is good
+//! A trainer inside another program: starts a job, follows its metrics, requests a checkpoint, and stops when the loss is good
 //! enough.
 //!
 //! `cargo run --release -p phalanx-examples --bin embed [text file]`
@@ -7,7 +7,7 @@ use anyhow::Context;
 use phalanx::{Event, Job};
 use std::path::PathBuf;
 
-/// Nats a byte at which this program is content.
+/// Loss at which this program stops the job, in nats per byte.
 const GOOD_ENOUGH: f64 = 2.4;
 
 fn main() -> anyhow::Result<()> {
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A source file of this project, so that the example needs no file from elsewhere.
+/// A source file of this project, so that the example needs no other file.
 fn own_source() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../strategies/src/passes/backward.rs"))
 }

@@ -1,10 +1,10 @@
 //! All-reduce between processes of this machine: `cargo bench -p phalanx-collective --bench collective -- RANKS BYTES [BYTES ...]`.
 //!
-//! Prints one line per size and way: ranks, bytes, median microseconds at rank 0. `shared`: the tensor lies in the
-//! rank's arena and is replaced by the sum; `slice`: it lies elsewhere and is staged; `tcp`: over loopback, where ranks
-//! are threads of this process. The counterpart is `tests/peers/gloo_allreduce.py`. The last line is the time from an
-//! abort to the return of a rank that sleeps in a barrier: median and longest of 200, in microseconds.
-//! Not a criterion benchmark: the ranks are processes, which have to agree on the number of calls beforehand.
+//! Prints one line per size and path: ranks, bytes, median microseconds at rank 0. `shared`: the tensor lies in the
+//! rank's arena and is replaced by the sum; `slice`: the tensor lies elsewhere and is staged; `tcp`: over loopback,
+//! with ranks as threads of this process. The counterpart is `tests/peers/gloo_allreduce.py`. The last line is the time
+//! from an abort to the return of a rank that sleeps in a barrier: median and longest of 200, in microseconds. Not a
+//! criterion benchmark: the ranks are processes, which must agree on the number of calls in advance.
 #![allow(unsafe_code)] // Tensors in an arena are raw memory.
 
 use std::net::TcpListener;
@@ -97,7 +97,7 @@ fn delay_of_release() -> Result<Duration, CollectiveError> {
         while shm.control().waiting(0)?.is_none() {
             std::thread::yield_now();
         }
-        // It is about to sleep, and has done so after this.
+        // The rank is about to sleep; after this pause it sleeps.
         std::thread::sleep(Duration::from_millis(1));
         let raised = Instant::now();
         shm.control().abort("benchmark");
@@ -111,7 +111,7 @@ fn n_calls(bytes: u64) -> usize {
     if bytes > 1 << 20 { 10 } else { 5000 }
 }
 
-/// One sum in place, in memory that nobody touches meanwhile.
+/// One sum in place, in memory that no other thread touches meanwhile.
 fn sum(group: &mut dyn Collective, operand: Operand) -> Result<(), CollectiveError> {
     let operation = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
     // SAFETY: callers name memory that outlives the call.
@@ -123,7 +123,7 @@ fn run_rank(joined: &ShmRank, sizes: &[u64]) -> Result<(), CollectiveError> {
     let mut group = joined.communicator(0)?;
     for bytes in sizes {
         let len = *bytes as usize / 4;
-        // SAFETY: nothing but the tensor lies in the arena.
+        // SAFETY: the arena holds the tensor only.
         let arena = unsafe { joined.arena() };
         let tensor = RawBuffer::new(arena.base(), 4 * len);
         let operand = Operand::in_place(tensor, f32::TYPE, len);
@@ -138,7 +138,7 @@ fn run_rank(joined: &ShmRank, sizes: &[u64]) -> Result<(), CollectiveError> {
     Ok(())
 }
 
-/// Median time of a call, after three that are not counted.
+/// Median time of a call, after three warm-up calls.
 fn median_of(
     n_calls: usize,
     mut call: impl FnMut() -> Result<(), CollectiveError>,

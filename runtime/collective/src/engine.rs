@@ -1,4 +1,4 @@
-//! How a rank waits: it does its share of everything that it has started until what it waits for has come.
+//! Waiting of a rank: until the awaited operation is done, the rank advances all operations that it has started.
 //!
 //! Two members may finish operations of two groups in opposite orders. If waiting for one operation did not advance the
 //! others, two ranks could deadlock; so every wait of a rank drives all of its streams.
@@ -10,20 +10,20 @@ use phalanx_device::CollectiveError;
 
 /// Streams of one communicator.
 pub(super) trait Advance: Send {
-    /// Does what can be done without waiting.
+    /// Makes all progress that is possible without waiting.
     ///
     /// # Errors
-    /// Whatever keeps this from ever being done; the same again at every later call.
+    /// The error that ends the streams; every later call returns the same error.
     fn advance(&mut self) -> Result<(), CollectiveError>;
 }
 
-/// What a rank sleeps on, wherever it lies.
+/// Access to the wake-up on which a rank sleeps.
 pub(super) trait HasWakeup: Send + Sync {
     /// The wake-up.
     fn wakeup(&self) -> &Wakeup;
 }
 
-/// All streams of one rank, and what it sleeps on.
+/// All streams of one rank, and the wake-up on which it sleeps.
 pub(super) struct Engine {
     streams: Mutex<Vec<Arc<Mutex<dyn Advance>>>>,
     wakeup: Arc<dyn HasWakeup>,
@@ -32,20 +32,20 @@ pub(super) struct Engine {
 
 /// Polls of the awaited operation between two polls of the other streams.
 const SPINS_AT_ONE: u32 = 64;
-/// Looks with the core kept: a few microseconds, in which most peers come that run on a core of their own.
+/// Polls without yielding the core: a few microseconds, enough for most peers that run on cores of their own.
 const SPINS_ON_CORE: u32 = 64;
-/// Looks after each of which the core is offered to others: a peer may be waiting for this very core. Where two ranks
-/// share one, sleeping and being woken takes several times as long.
+/// Polls that each yield the core: a peer may be waiting for it. If two ranks share a core, sleeping and waking takes
+/// several times as long.
 const SPINS_OFF_CORE: u32 = 64;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("n_looks_on_core", &self.n_spins_on_core).finish_non_exhaustive()
+        f.debug_struct("Engine").field("n_spins_on_core", &self.n_spins_on_core).finish_non_exhaustive()
     }
 }
 
 impl Engine {
-    /// An engine of one of `n_ranks` on this machine.
+    /// An engine for one of `n_ranks` ranks on this machine.
     pub(super) fn new(wakeup: Arc<dyn HasWakeup>, n_ranks: u32) -> Engine {
         // With fewer cores than ranks, polling keeps the awaited rank from running.
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -53,12 +53,12 @@ impl Engine {
         Engine { streams: Mutex::default(), wakeup, n_spins_on_core }
     }
 
-    /// Adds streams that waits are to drive.
+    /// Adds streams that every wait drives.
     pub(super) fn add(&self, streams: Arc<Mutex<dyn Advance>>) {
         lock(&self.streams).push(streams);
     }
 
-    /// Waits until `is_done` says so or fails. `before_sleep` is called once before the first sleep.
+    /// Waits until `is_done` returns true or fails. `before_sleep` is called once before the first sleep.
     pub(super) fn wait(
         &self,
         mut is_done: impl FnMut() -> Result<bool, CollectiveError>,
@@ -78,17 +78,17 @@ impl Engine {
             if let Some(call) = before_sleep.take() {
                 call();
             }
-            let dozing = self.wakeup.wakeup().prepare_to_sleep();
+            let permit = self.wakeup.wakeup().prepare_to_sleep();
             self.advance_all();
             if is_done()? {
                 return Ok(());
             }
-            dozing.sleep();
+            permit.sleep();
         }
     }
 
-    /// Does what can be done for all streams. A failing stream aborts the world, which ends all waits, and keeps its
-    /// own error for the caller that finishes its operations.
+    /// Advances all streams. A failing stream aborts the world, which ends all waits, and keeps its own error for the
+    /// caller that finishes its operations.
     fn advance_all(&self) {
         for streams in lock(&self.streams).iter() {
             let _ = lock(streams).advance();
@@ -96,7 +96,7 @@ impl Engine {
     }
 }
 
-/// Locks state that stays usable if a thread panicked with it: a panic aborts the world.
+/// Locks state and ignores poisoning: a panic aborts the world.
 pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! Operations on few bytes: everybody has a copy of what every member contributes, and computes its own result.
+//! Small operations: every member has a copy of every member's contribution, and computes its own result.
 //!
-//! In such a copy the operands lie one after the other, each in the room of its whole, rounded up to eight bytes; what
-//! the member sends of an operand lies at the start of its room.
+//! In such a copy the operands lie one after the other, each in a slot of the size of its whole tensor, rounded up to
+//! eight bytes; the bytes that the member sends lie at the start of the slot.
 #![allow(unsafe_code)] // Copies and results are raw memory.
 
 use super::reduce;
@@ -9,30 +9,31 @@ use phalanx_device::operation::{Operand, Operation, OperationKind, RawBuffer};
 use phalanx_device::parts::part;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 
-/// Bytes of all rooms together; more than anything if they do not fit an address space.
+/// Bytes of all slots; `usize::MAX` if they exceed the address space.
 pub(super) fn bytes_of(operands: &[Operand]) -> usize {
-    operands.iter().map(room).fold(0, usize::saturating_add)
+    operands.iter().map(slot_bytes).fold(0, usize::saturating_add)
 }
 
-/// Copies what the member at `position` of `size` sends to `to`.
+/// Copies the contribution of the member at `position` of `size` to `to`.
 ///
 /// # Safety
-/// `to` is aligned to eight bytes, valid for [`bytes_of`] and nobody else's; what is sent can be read.
+/// `to` is aligned to eight bytes, valid for [`bytes_of`] and accessed by no other thread; the sent buffers can be
+/// read.
 pub(super) unsafe fn collect(operation: &Operation, operands: &[Operand], (position, size): (u32, u32), to: *mut u8) {
     let mut at = 0;
     for operand in operands {
         let sent = operand.sent(operation, position, size);
-        // SAFETY: what is sent is no longer than the whole, for which there is room at `at`.
+        // SAFETY: the sent bytes are no longer than the slot at `at`.
         unsafe { std::ptr::copy_nonoverlapping(sent.start(), to.add(at), sent.bytes()) };
-        at += room(operand);
+        at += slot_bytes(operand);
     }
 }
 
-/// Writes the results of the member at `position` of `size`, given where the copy of each member is.
+/// Writes the results of the member at `position` of `size` from the copies of all members.
 ///
 /// # Safety
-/// `copy_of` gives addresses at which [`collect`] wrote as the respective member, and which nobody writes now; results
-/// can be written.
+/// `copy_of` returns the address at which [`collect`] wrote for the given member; no thread writes there now. The
+/// result buffers can be written.
 pub(super) unsafe fn deliver(
     operation: &Operation,
     operands: &[Operand],
@@ -44,7 +45,7 @@ pub(super) unsafe fn deliver(
         let (n, width, recv) = (operand.n_elements, operand.dtype.bytes(), operand.recv);
         let own = part(n, operation.unit, size, position);
         let sent = |peer: u32, start: usize| copy_of(peer).wrapping_add(at + start * width);
-        // SAFETY: each source lies in the room of this operand; results are elsewhere.
+        // SAFETY: each source lies in the slot of this operand; results are elsewhere.
         let copy = |from: *const u8, to: RawBuffer| unsafe {
             std::ptr::copy_nonoverlapping(from, to.start(), to.bytes());
         };
@@ -52,7 +53,7 @@ pub(super) unsafe fn deliver(
             OperationKind::AllReduce | OperationKind::ReduceScatter => {
                 let skip = if operation.kind == OperationKind::AllReduce { 0 } else { own.start };
                 let n_summed = recv.bytes() / width;
-                // SAFETY: as above, and rooms are aligned for every element type.
+                // SAFETY: as above, and slots are aligned for every element type.
                 unsafe {
                     with_sources(
                         size,
@@ -78,11 +79,11 @@ pub(super) unsafe fn deliver(
             OperationKind::Recv { from } => copy(sent(from, 0), recv),
             OperationKind::Send { .. } | OperationKind::Barrier => {}
         }
-        at += room(operand);
+        at += slot_bytes(operand);
     }
 }
 
-/// Calls `body` with an address per member, without asking for memory where the group is small.
+/// Calls `body` with an address per member; does not allocate for groups of up to [`LOCAL_RANKS_MAX`].
 pub(super) fn with_sources<R>(
     size: u32,
     address: impl Fn(u32) -> *const u8,
@@ -98,7 +99,7 @@ pub(super) fn with_sources<R>(
     body(&(0..size).map(address).collect::<Vec<_>>())
 }
 
-fn room(operand: &Operand) -> usize {
+fn slot_bytes(operand: &Operand) -> usize {
     let bytes = operand.n_elements.saturating_mul(operand.dtype.bytes());
     bytes.checked_next_multiple_of(8).unwrap_or(usize::MAX)
 }

@@ -1,14 +1,14 @@
 //! Collectives between threads of one process: plain copies under one lock.
 //!
-//! The oracle of the other implementations: a start deposits copies of what the member sends, a finish waits until all
-//! have deposited and computes its own result from the copies. Nothing is fast and nothing is shared.
+//! The reference for the other implementations: a start deposits copies of the member's contribution; a finish waits
+//! for the deposits of all members and computes its own result from them. Simple, not fast.
 #![allow(unsafe_code)] // Operands are raw memory by contract.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::reduce;
-use phalanx_device::communicator::{Behind, Collective, CollectiveControl, Progress, Ticket};
+use phalanx_device::communicator::{Behind, Collective, CollectiveControl, Ticket};
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::error::CollectiveError;
 use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream, check_on_host};
@@ -31,10 +31,10 @@ struct Shared {
     rendezvous: BTreeMap<OperationKey, PendingOperation>,
 }
 
-/// Where members meet: group, sender and receiver of a transfer or nothing, number in that stream.
+/// Identifies an operation: group, sender and receiver of a transfer (none for group operations), number in the stream.
 type OperationKey = (usize, Option<(u32, u32)>, u64);
 
-/// What has been deposited for one operation: by position, or by sender and receiver.
+/// Deposits for one operation: by position, or by sender and receiver.
 #[derive(Debug)]
 struct PendingOperation {
     deposits: Vec<Option<Deposit>>,
@@ -61,7 +61,7 @@ impl LocalWorld {
         Arc::new(LocalWorld { world, shared: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// The communicator of group `group` for `rank`; there is one.
+    /// The only communicator of group `group` for `rank`.
     ///
     /// # Errors
     /// [`CollectiveError::NotAMember`], [`CollectiveError::RankTaken`].
@@ -79,7 +79,6 @@ impl LocalWorld {
             group,
             members,
             position,
-            progress: Progress::default(),
             started: BTreeMap::new(),
             in_flight: Vec::new(),
         })
@@ -92,7 +91,7 @@ impl LocalWorld {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // The state is changed in single assignments, so a panic of another thread leaves it whole.
+        // Single assignments change the state, so it stays consistent if another thread panics.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -104,7 +103,6 @@ pub struct LocalCollective {
     group: usize,
     members: Vec<u32>,
     position: u32,
-    progress: Progress,
     /// Operations started, by stream.
     started: BTreeMap<OperationKey, u64>,
     in_flight: Vec<InFlight>,
@@ -119,7 +117,7 @@ struct InFlight {
 }
 
 impl LocalCollective {
-    /// Where the members of an operation meet, which deposit there is this member's, and how many there are.
+    /// The key of an operation, the index of this member's deposit, and the number of deposits.
     fn operation_key(&self, stream: Stream, index: u64) -> (OperationKey, usize, usize) {
         match stream {
             Stream::Group => ((self.group, None, index), self.position as usize, self.members.len()),
@@ -128,12 +126,12 @@ impl LocalCollective {
         }
     }
 
-    /// Waits until all deposits are there and computes this member's results from them.
-    fn meet(&self, work: &InFlight) -> Result<(), CollectiveError> {
+    /// Waits for all deposits and computes this member's results from them.
+    fn complete(&self, work: &InFlight) -> Result<(), CollectiveError> {
         let (operation_key, _, _) = self.operation_key(work.stream, work.index);
         let mut shared = self.world.lock();
         loop {
-            let rendezvous = shared.rendezvous.get_mut(&operation_key).expect("it is kept until all members have left");
+            let rendezvous = shared.rendezvous.get_mut(&operation_key).expect("kept until all members finish it");
             compare(&rendezvous.deposits)?;
             if let Some(deposits) = rendezvous.deposits.iter().map(Option::as_ref).collect::<Option<Vec<&Deposit>>>() {
                 for (i, operand) in work.operands.iter().enumerate() {
@@ -153,7 +151,7 @@ impl LocalCollective {
         }
     }
 
-    /// Writes the result of one operand, given what every member sent of it.
+    /// Writes the result of one operand from the bytes that every member sent.
     fn write_result(&self, operation: &Operation, operand: &Operand, payloads: &[&[u8]]) {
         let (dtype, n) = (operand.dtype, operand.n_elements);
         let width = dtype.bytes();
@@ -198,7 +196,6 @@ impl LocalCollective {
         rendezvous.deposits[slot] = Some(deposit);
         drop(shared);
         self.world.changed.notify_all();
-        self.progress.entered += 1;
         self.in_flight.push(InFlight { stream, index, operation: *operation, operands: operands.to_vec() });
         Ok(Ticket { stream, index })
     }
@@ -211,10 +208,6 @@ impl Collective for LocalCollective {
 
     fn size(&self) -> u32 {
         self.members.len() as u32
-    }
-
-    fn progress(&self) -> Progress {
-        self.progress
     }
 
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
@@ -232,10 +225,9 @@ impl Collective for LocalCollective {
         let Ticket { stream, index } = ticket;
         let found = self.in_flight.iter().position(|work| (work.stream, work.index) == (stream, index));
         let work = self.in_flight.swap_remove(found.ok_or(CollectiveError::UnknownTicket { stream, index })?);
-        let outcome = self.meet(&work);
+        let outcome = self.complete(&work);
         match &outcome {
-            Ok(()) => self.progress.finished += 1,
-            Err(CollectiveError::Aborted { .. }) => {}
+            Ok(()) | Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => self.abort(&format!("rank {}: {error}", self.members[self.position as usize])),
         }
         outcome
@@ -265,14 +257,14 @@ impl CollectiveControl for LocalControl {
             shared.rendezvous.iter().filter(|((group, ..), _)| *group == self.group)
         {
             let n_members = self.world.world.groups()[*group].len() as u32;
-            let (stream, places) = match pair {
+            let (stream, positions) = match pair {
                 None => (Stream::Group, (0..n_members).collect()),
                 Some((from, to)) if *from == self.position => (Stream::SendTo(*to), vec![*from, *to]),
                 Some((from, to)) if *to == self.position => (Stream::RecvFrom(*from), vec![*from, *to]),
                 Some(_) => continue,
             };
             let has = |(position, deposit): (u32, &Option<Deposit>)| (position, deposit.is_some());
-            let started: Vec<(u32, bool)> = places.into_iter().zip(&rendezvous.deposits).map(has).collect();
+            let started: Vec<(u32, bool)> = positions.into_iter().zip(&rendezvous.deposits).map(has).collect();
             let positions: Vec<u32> = started.iter().filter(|(_, has)| !has).map(|(position, _)| *position).collect();
             if started.contains(&(self.position, true)) && !positions.is_empty() {
                 last.insert(stream, Behind { stream, index: *index, positions });
@@ -288,7 +280,7 @@ impl CollectiveControl for LocalControl {
 }
 
 impl Drop for LocalCollective {
-    /// A panicking rank aborts its world; otherwise its peers would wait forever.
+    /// A panicking rank aborts its world, which releases its waiting peers.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.members[self.position as usize]));
@@ -309,7 +301,7 @@ fn compare(deposits: &[Option<Deposit>]) -> Result<(), CollectiveError> {
     }
 }
 
-/// A copy of what a buffer holds.
+/// A copy of a buffer's bytes.
 fn read(buffer: RawBuffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.bytes()];
     // SAFETY: the caller of `start` promised that the buffer is readable until the operation is finished.
@@ -325,7 +317,7 @@ fn write(buffer: RawBuffer, bytes: &[u8]) {
 
 /// The sum of the payloads, in order.
 fn sum(operand: &Operand, payloads: &[&[u8]]) -> Vec<u8> {
-    // Of 64-bit words, so that copies and total are aligned for every element type.
+    // 64-bit words align copies and total for every element type.
     let n_words = (operand.n_elements * operand.dtype.bytes()).div_ceil(8);
     let aligned: Vec<Vec<u64>> = payloads
         .iter()
@@ -337,7 +329,7 @@ fn sum(operand: &Operand, payloads: &[&[u8]]) -> Vec<u8> {
         .collect();
     let mut total = vec![0u64; n_words];
     let sources: Vec<*const u8> = aligned.iter().map(|words| words.as_ptr().cast()).collect();
-    // SAFETY: all are private copies of the operand's length, aligned to eight bytes, and the total is none of them.
+    // SAFETY: all are private copies of the operand's length, aligned to eight bytes and separate from the total.
     unsafe { reduce::sum(operand.dtype, &sources, &[total.as_mut_ptr().cast()], operand.n_elements) };
     bytemuck::cast_slice::<u64, u8>(&total)[..operand.n_elements * operand.dtype.bytes()].to_vec()
 }

@@ -1,5 +1,5 @@
-//! Sums over members, in the order of their positions: the one place where elements are added.
-#![allow(unsafe_code)] // Operands are memory that other processes map as well; they have addresses, not borrows.
+//! Sums over members, in the order of their positions: the only code that adds elements.
+#![allow(unsafe_code)] // Operands lie in memory that other processes map as well: addresses, not borrows.
 
 use crate::summand::{Summand, for_element};
 use phalanx_device::ElementType;
@@ -11,8 +11,8 @@ const BLOCK_LEN: usize = 2048;
 /// `sources`. A target may be one of the sources.
 ///
 /// # Safety
-/// Sources and targets are aligned and valid for `n_elements` of type `dtype`; nobody else writes the sources or touches
-/// the targets meanwhile; a target is the same memory as a source or shares none with it.
+/// Sources and targets are aligned and valid for `n_elements` of type `dtype`; no other thread or process writes the
+/// sources or touches the targets meanwhile; a target is the same memory as a source or shares none with it.
 ///
 /// # Panics
 /// If there is no source.
@@ -70,7 +70,7 @@ mod tests {
     fn sum_of_slices<T: Summand>(sources: &[&[T]]) -> Vec<T> {
         let mut target = vec![T::zeroed(); sources[0].len()];
         let pointers: Vec<*const u8> = sources.iter().map(|s| s.as_ptr().cast()).collect();
-        // SAFETY: all slices have the length of the target, which is a different one.
+        // SAFETY: all slices have the length of the target, and none of them is the target.
         unsafe { sum(T::TYPE, &pointers, &[target.as_mut_ptr().cast()], target.len()) };
         target
     }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_that_of_the_sources() {
+    fn sum_follows_the_order_of_the_sources() {
         let (big, one) = (&[1e8f32, 1e8][..], &[1.0f32, 1.0][..]);
         let minus = &[-1e8f32, -1e8][..];
 
@@ -95,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn integers_wrap_and_minus_zero_stays() {
+    fn integer_sums_wrap_and_minus_zero_stays_minus_zero() {
         assert_eq!(sum_of_slices(&[&[i32::MAX], &[1]]), [i32::MIN]);
         assert_eq!(sum_of_slices(&[&[-0.0f64], &[-0.0]])[0].to_bits(), (-0.0f64).to_bits());
     }
 
     #[test]
-    fn targets_may_be_sources_over_many_blocks() {
+    fn targets_may_be_sources_in_sums_of_many_blocks() {
         let n = 2 * BLOCK_LEN + 3;
         let mut a: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let mut b = vec![0.5f32; n];

@@ -1,7 +1,7 @@
 //! Sums over the elements of operands: one rule for all five types.
 //!
-//! A sum is taken in [`Summand::Wide`], in the order in which the sources are given, and rounded once at the end:
-//! f32 for the three types up to 32 bits of float, the type itself for f64 and i32 (which wraps).
+//! A sum is computed in [`Summand::Wide`], in the order of the sources, and rounded once at the end: f32 for the three
+//! types up to 32 bits of float, the type itself for f64 and i32 (which wraps).
 
 use half::{bf16, f16};
 use phalanx_device::Element;
@@ -9,7 +9,7 @@ use phalanx_device::float::Float as _;
 
 /// An element that can be summed.
 pub(crate) trait Summand: Element {
-    /// What sums are taken in.
+    /// The type of the running sum.
     type Wide: Element + Default;
     /// Widens exactly.
     fn widen(self) -> Self::Wide;
@@ -19,7 +19,7 @@ pub(crate) trait Summand: Element {
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 }
 
-/// Floats that are summed in f32.
+/// Implements [`Summand`] for floats that are summed in f32.
 macro_rules! summed_in_f32 {
     ($($ty:ty),*) => {$(
         impl Summand for $ty {
@@ -123,7 +123,7 @@ mod tests {
     use phalanx_device::ElementType;
 
     #[test]
-    fn sizes_are_those_of_the_rust_types() {
+    fn element_sizes_equal_the_sizes_of_the_rust_types() {
         for dtype in (1..6).filter_map(ElementType::from_code) {
             let size = for_element!(dtype, T => size_of::<T>());
 

@@ -1,14 +1,14 @@
-//! The futex on which all waiting threads of a rank sleep; a peer that changes something for the rank wakes it.
+//! The futex on which all waiting threads of a rank sleep; a peer wakes the rank after a change for it.
 //!
 //! A waiter first polls, because most waits are short; then it announces that it sleeps, polls once more, and sleeps. A
-//! peer first publishes its change and then checks for sleepers. A sequentially consistent fence lies between the two
-//! accesses on either side, so one side always sees the other: no change is missed, and waking takes a system call only
-//! if a thread sleeps.
+//! peer first publishes its change and then checks for sleepers. On both sides a sequentially consistent fence
+//! separates the two accesses, so one side always sees the other: no change is missed, and waking makes a system call
+//! only if a thread sleeps.
 #![allow(unsafe_code)] // The futex system call takes a raw address.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// How long a waiter sleeps before it polls again; matters only for peers that die between a change and the wake-up.
+/// Longest sleep before the next poll; matters only for peers that die between a change and the wake-up.
 const RECHECK_NS: i64 = 50_000_000;
 
 /// A futex word with its count of sleepers, alone on its cache line.
@@ -16,7 +16,7 @@ const RECHECK_NS: i64 = 50_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Wakeup {
     n_wakes: AtomicU32,
-    /// Threads of the owner that are about to sleep or sleep.
+    /// Threads of the owner that sleep or are about to sleep.
     n_sleepers: AtomicU32,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct SleepPermit<'a> {
 }
 
 impl Wakeup {
-    /// Wakes the owner if it sleeps. Writes that it is to see must come before.
+    /// Wakes the owner if it sleeps. The change must be written before.
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.n_sleepers.load(Ordering::Relaxed) != 0 {
@@ -39,13 +39,13 @@ impl Wakeup {
     /// Wakes the owner unconditionally.
     pub(super) fn wake_always(&self) {
         self.n_wakes.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the address is that of a live atomic; FUTEX_WAKE reads nothing else.
+        // SAFETY: the address belongs to a live atomic; FUTEX_WAKE reads no other memory.
         unsafe {
             libc::syscall(libc::SYS_futex, self.n_wakes.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
         }
     }
 
-    /// Announces that the owner will sleep. It must poll once more before it does.
+    /// Announces that the owner will sleep. The owner must poll once more before it sleeps.
     pub(super) fn prepare_to_sleep(&self) -> SleepPermit<'_> {
         let seen = self.n_wakes.load(Ordering::SeqCst);
         self.n_sleepers.fetch_add(1, Ordering::Relaxed);
@@ -59,8 +59,8 @@ impl SleepPermit<'_> {
     /// return early.
     pub(super) fn sleep(self) {
         let timeout = libc::timespec { tv_sec: 0, tv_nsec: RECHECK_NS };
-        // SAFETY: the address is that of a live atomic and the timeout outlives the call. FUTEX_WAIT without the private
-        // flag works across processes. Its outcome does not matter: the caller looks again.
+        // SAFETY: the address belongs to a live atomic and the timeout outlives the call. FUTEX_WAIT without the
+        // private flag works across processes. The outcome does not matter: the caller polls again.
         unsafe {
             let word = self.wakeup.n_wakes.as_ptr();
             libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, self.seen, &raw const timeout);
@@ -81,8 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// The median of several times: one may be long because the machine is busy, most are long only if the wake-up is
-    /// not heard.
+    /// The median of nine times: a busy machine lengthens one of them, a missed wake-up lengthens most.
     fn median(mut time: impl FnMut() -> Duration) -> Duration {
         let mut times: Vec<Duration> = (0..9).map(|_| time()).collect();
         times.sort();
@@ -90,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn change_between_the_last_check_and_sleep_is_not_missed() {
+    fn change_between_the_last_poll_and_sleep_is_not_missed() {
         let asleep = median(|| {
             let wakeup = Wakeup::default();
-            let dozing = wakeup.prepare_to_sleep();
+            let permit = wakeup.prepare_to_sleep();
             wakeup.wake();
 
             let start = Instant::now();
-            dozing.sleep();
+            permit.sleep();
             start.elapsed()
         });
 
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_that_wakes_does_not_leave_another_asleep() {
+    fn wake_up_reaches_a_sleeper_after_another_thread_has_cancelled_its_sleep() {
         let asleep = median(|| {
             let wakeup = Wakeup::default();
             let first = wakeup.prepare_to_sleep();
@@ -138,9 +137,9 @@ mod tests {
             let start = Instant::now();
             for _ in 0..n_rounds {
                 while !flag.load(Ordering::Acquire) {
-                    let dozing = wakeup.prepare_to_sleep();
+                    let permit = wakeup.prepare_to_sleep();
                     if !flag.load(Ordering::Acquire) {
-                        dozing.sleep();
+                        permit.sleep();
                     }
                 }
                 flag.store(false, Ordering::Release);
@@ -148,7 +147,7 @@ mod tests {
             start.elapsed()
         });
 
-        // A lost wake-up costs 50 ms; that of each round would cost 100 s.
+        // A lost wake-up costs 50 ms; one per round would cost 100 s.
         assert!(slept < Duration::from_secs(20), "{slept:?}");
     }
 }

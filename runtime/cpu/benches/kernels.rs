@@ -44,7 +44,7 @@ fn attention_of<T: Float>(criterion: &mut Criterion, storage: &str, seq_len: usi
     });
 }
 
-/// One row in zigzag over a ring of `n` ranks: what all of them compute together, beside the whole row.
+/// One row in zigzag over a ring of `n` ranks: the work of all ranks together.
 fn attention_in_parts(criterion: &mut Criterion, n: usize) {
     let chunk = N / (2 * n);
     let shape = PartShape { heads: HEADS, n_queries: 2 * chunk, n_keys: 2 * chunk, window: None, scale: 0.125 };
@@ -107,7 +107,7 @@ fn row_kernels<T: Float>(criterion: &mut Criterion, storage: &str) {
     criterion.bench_function(&format!("swiglu/{storage}/backward"), |b| {
         b.iter(|| activation::swiglu_backward(black_box(&gate_up), &dact, F, &mut dgate_up));
     });
-    // Into itself again and again, gradients would become denormal, and slow; a gate of zero keeps what it is.
+    // Repeated in place, gradients would become denormal and slow; a gate of zero stays zero.
     let mut in_place = vec![<T as bytemuck::Zeroable>::zeroed(); N * 2 * F];
     criterion.bench_function(&format!("swiglu/{storage}/backward in place"), |b| {
         b.iter(|| activation::swiglu_backward_in_place(black_box(&mut in_place), &dact, F));
@@ -116,7 +116,7 @@ fn row_kernels<T: Float>(criterion: &mut Criterion, storage: &str) {
         b.iter(|| activation::gelu(black_box(&dact), &mut act));
     });
     let mut qkv = values::<T>(N * HEADS.columns());
-    // True rotations, since they are applied again and again: numbers that shrink would become denormal, and slow.
+    // True rotations, because they are repeated in place: shrinking numbers would become denormal and slow.
     let angles = || (0..SEQ_LEN * 32).map(|i| i as f32 * 0.1);
     let table: Vec<f32> = angles().map(f32::cos).chain(angles().map(f32::sin)).collect();
     let positions: Vec<i32> = (0..N).map(|t| (t % SEQ_LEN) as i32).collect();

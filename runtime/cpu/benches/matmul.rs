@@ -55,11 +55,11 @@ fn products(c: &mut Criterion) {
                     ld,
                     transposed,
                 };
-                // Leaked so that the closure below stays simple; a bench process is short.
+                // Leaked, which keeps the closure below simple; a bench process is short-lived.
                 let (a, b) = (&*Box::leak(Box::new(a)), &*Box::leak(Box::new(b)));
                 let a = operand(a, if layout.a { m } else { k }, layout.a);
                 let b = operand(b, if layout.b { k } else { n }, layout.b);
-                // A weight gradient is summed in f32 whatever the activations are; activations keep their storage.
+                // A weight gradient is summed in f32 for every type of activations; activations keep their storage.
                 let gradient = layout.a;
                 group.throughput(Throughput::Elements((2 * m * n * k) as u64));
                 group.bench_function(format!("{} {m}x{n}x{k}", layout.name), |bencher| {

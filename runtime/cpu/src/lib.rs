@@ -1,6 +1,6 @@
 //! The CPU machine: matrix products, fused kernels, and the executor that runs a compiled program.
 //!
-//! Kernels work on raw row-major buffers whose shapes were checked by the compiler; none allocates.
+//! Kernels work on raw row-major buffers, whose shapes the compiler has checked; they never allocate.
 
 mod device;
 mod executor;

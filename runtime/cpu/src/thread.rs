@@ -1,19 +1,19 @@
-//! The device thread: the one thread on which programs run, and the pool it leads.
+//! The device thread, on which programs run, and its thread pool.
 
 use phalanx_device::ThreadError;
 use std::sync::OnceLock;
 
-/// Cores this process may use.
+/// Number of cores available to this process.
 pub(crate) fn available_threads() -> usize {
-    // Asked once: the answer takes a dozen system calls, and compiling asks for every attention.
+    // Cached: the query takes a dozen system calls, and compilation repeats it for every attention.
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Runs `work` on a new thread that leads a pool of `n_threads`, itself included, and waits for it.
+/// Runs `work` on a new thread in a pool of `n_threads`, itself included, and waits for it.
 ///
-/// The thread is a member of the pool, not a client: work it hands out goes through its own queue, which neither locks
-/// nor allocates, while a client's injections do both.
+/// The thread is a member of the pool, not a client: its tasks go through its own queue, which neither locks nor
+/// allocates; a client's injections do both.
 ///
 /// # Errors
 /// When the system refuses the threads.
@@ -27,7 +27,7 @@ pub(crate) fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() ->
                 .build()
                 .map_err(|source| ThreadError::Pool { n_threads, source: source.into() })?;
             // A thread's first attempt to steal work registers it with the queues' memory reclamation, which allocates.
-            // That comes at any step, the thousandth perhaps; here it comes before the first.
+            // Pinning does this now, and not in the middle of a later step.
             pool.broadcast(|_| drop(crossbeam_epoch::pin()));
             Ok(pool.install(work))
         };
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_device_thread_leads_a_pool_of_the_size_asked_for() {
+    fn device_thread_runs_in_a_pool_of_the_requested_size() {
         let n = on_device_thread(3, rayon::current_num_threads).unwrap();
         assert_eq!(n, 3);
     }

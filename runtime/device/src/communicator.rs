@@ -1,5 +1,5 @@
 //! The communicator: one group seen from one of its members.
-#![allow(unsafe_code)] // Starting an operation lends memory beyond the call.
+#![allow(unsafe_code)] // Starting an operation borrows memory beyond the call.
 
 use super::descriptor::Descriptor;
 use super::element::Element;
@@ -49,7 +49,7 @@ impl std::fmt::Display for Waiting {
 /// Operations of one stream that this member has started and others have not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Behind {
-    /// The stream, as this member calls it.
+    /// The stream, from this member's side.
     pub stream: Stream,
     /// The operation that this member started last in it, from 0.
     pub index: u64,
@@ -58,7 +58,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// What follows from how many operations of a stream this member and the others, by position, have started.
+    /// Compares the number of operations that this member has started with those of the `others`, by position.
     pub fn of(stream: Stream, own: u64, others: Vec<(u32, u64)>) -> Option<Behind> {
         let behind = others.into_iter().filter(|(_, started)| *started < own);
         let positions: Vec<u32> = behind.map(|(position, _)| position).collect();
@@ -69,11 +69,11 @@ impl Behind {
 /// The control end of a communicator, for a thread other than the one that starts and finishes its operations. No method
 /// waits for that thread or for a member.
 pub trait CollectiveControl: Send + Sync {
-    /// Which members have not started what this one has, in each stream where there are such members.
+    /// For each stream, the members that have not started every operation that this member has started.
     fn behind(&self) -> Vec<Behind>;
 
-    /// Aborts this group, at all of its members: every wait in it returns at once, every later call fails with `reason`, and
-    /// other groups of the world go on. The first reason stands.
+    /// Aborts this group at all its members: every wait in it returns at once, every later call fails with `reason`,
+    /// and other groups of the world continue. The first reason stands.
     fn abort(&self, reason: &str);
 }
 
@@ -83,13 +83,14 @@ pub trait CollectiveControl: Send + Sync {
 /// element, so the result has the same bits at every member and in every run (the hierarchical communicator states its
 /// own order).
 ///
-/// While a member waits in `finish`, it also does its share of everything else that it has started, in any group; so
-/// members may finish operations of different streams in different orders without waiting for each other for ever.
+/// While a member waits in `finish`, it also does its share of all other operations that it has started, in any group;
+/// so members can finish operations of different streams in different orders without a deadlock.
 ///
 /// # Errors
-/// Any error but a refusal ([`CollectiveError::is_refusal`]) and the abort of the group alone aborts the world: every later call
-/// at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are unspecified. Members that disagree
-/// about an operation get [`CollectiveError::Mismatch`], or an abort with that reason.
+/// Any error except a refusal ([`CollectiveError::is_refusal`]) and an abort of the group alone aborts the world: every
+/// later call at every rank fails with [`CollectiveError::Aborted`], and the contents of all result buffers are
+/// unspecified. Members that disagree about an operation get [`CollectiveError::Mismatch`], or an abort with that
+/// reason.
 pub trait Collective: Send {
     /// Position of this member in the group.
     fn position(&self) -> u32;
@@ -97,23 +98,20 @@ pub trait Collective: Send {
     /// Members of the group.
     fn size(&self) -> u32;
 
-    /// Operations started and finished here, over all streams.
-    fn progress(&self) -> Progress;
-
     /// Starts an operation. Never waits for another member.
     ///
     /// # Errors
     /// As every operation; if this fails, nothing was started.
     ///
     /// # Safety
-    /// The buffers of `operands` are valid for reads (`send`) and writes (`recv`) until the ticket is finished, and until
-    /// then nobody writes to `send` or touches `recv`, except where an operation allows them to overlap. If finishing
-    /// fails, memory of an arena may be read and written by peers until they have noticed as well.
+    /// The buffers of `operands` are valid for reads (`send`) and writes (`recv`) until the ticket is finished, and
+    /// until then no other code writes `send` or touches `recv`, except where an operation allows them to overlap. If
+    /// finishing fails, peers may read and write memory of an arena until the abort reaches them.
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError>;
 
-    /// Waits until this member's part of the operation is done: results are in place, and operands may be used again, for
-    /// what the machine runs next. Where operands are in memory of the host, they are so for everybody.
-    /// Tickets of one stream may be finished in any order.
+    /// Waits until this member's part of the operation is done: results are in place and operands may be reused by
+    /// whatever the machine runs next (operands in host memory: by any thread). Tickets of one stream may be finished
+    /// in any order.
     ///
     /// # Errors
     /// As every operation; [`CollectiveError::UnknownTicket`] for a ticket of another communicator.
@@ -126,10 +124,10 @@ pub trait Collective: Send {
     fn control(&self) -> Arc<dyn CollectiveControl>;
 }
 
-/// Operations on slices, each started and finished in one call: for code on the host that has nothing to overlap.
+/// Operations on slices, each started and finished in one call: for host code without work to overlap.
 ///
 /// # Errors
-/// All as [`Collective`].
+/// As [`Collective`].
 pub trait SliceOperations: Collective {
     /// Replaces `values` by the sum over members.
     fn all_reduce<T: Element>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
@@ -152,7 +150,8 @@ pub trait SliceOperations: Collective {
         run(self, OperationKind::AllGather, unit, between(input, output, n_elements))
     }
 
-    /// Sends part `i` of `input` to member `i`; `output` gets this member's part of everybody's, in order of position.
+    /// Sends part `i` of `input` to member `i`; `output` gets this member's part from every member, in order of
+    /// position.
     fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T], unit: usize) -> Result<(), CollectiveError> {
         run(self, OperationKind::AllToAll, unit, between(input, output, input.len()))
     }
@@ -191,8 +190,8 @@ fn between<T: Element>(input: &[T], output: &mut [T], n_elements: usize) -> Oper
     Operand { send: RawBuffer::of(input), recv: RawBuffer::of_mut(output), dtype: T::TYPE, n_elements }
 }
 
-/// Runs an operation whose operands the caller has borrowed for as long as this takes. Members match such operations by
-/// their order alone, so none is numbered.
+/// Runs an operation whose operands the caller has borrowed for the duration of the call. Members match such operations
+/// by order alone, so all have sequence number 0.
 fn run<C: Collective + ?Sized>(
     group: &mut C,
     kind: OperationKind,
@@ -202,11 +201,11 @@ fn run<C: Collective + ?Sized>(
     start_and_finish(group, &Operation { kind, sequence: 0, unit }, &[operand])
 }
 
-/// Bytes of a slice that are one operation: with a few ranks' worth of them a sum stays in the L2 cache.
+/// Bytes of a slice per operation: chunks of a few ranks fit in the L2 cache together.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Runs an operation in place, cut in operations that need little room where slices are staged. While one is finished,
-/// the next is already started.
+/// Runs an operation in place, in chunks that need little staging space. Each chunk starts before the previous one is
+/// finished.
 fn run_in_chunks<C: Collective + ?Sized, T: Element>(
     group: &mut C,
     kind: OperationKind,
@@ -219,8 +218,8 @@ fn run_in_chunks<C: Collective + ?Sized, T: Element>(
         let range = part(values.len(), 1, n_chunks as u32, i as u32);
         let chunk = RawBuffer::of_mut(values).slice(range.start * size_of::<T>()..range.end * size_of::<T>());
         let operand = Operand::in_place(chunk, T::TYPE, range.len());
-        // SAFETY: the slice is borrowed until this returns, and before that everything that was started is finished, or a
-        // finish has failed: then the world is aborted, and no communicator touches operands after that.
+        // SAFETY: the slice is borrowed until this returns. By then every started operation is finished, or a finish
+        // has failed: then the world is aborted, and no communicator touches operands any more.
         let ticket = unsafe { group.start(&operation, &[operand]) };
         if let Some(before) = before.take() {
             group.finish(before)?;
@@ -235,8 +234,8 @@ fn start_and_finish<C: Collective + ?Sized>(
     operation: &Operation,
     operands: &[Operand],
 ) -> Result<(), CollectiveError> {
-    // SAFETY: callers hold the borrows of all operands until this returns, which is after the operation was finished.
-    // A slice of an arena can only be had through an unsafe function, whose caller answers for the time after a failure.
+    // SAFETY: callers hold the borrows of all operands until this returns, after the operation is finished. Only an
+    // unsafe function makes a slice of an arena; its caller is responsible for the time after a failure.
     let ticket = unsafe { group.start(operation, operands) }?;
     group.finish(ticket)
 }

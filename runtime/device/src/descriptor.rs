@@ -4,27 +4,27 @@ use std::fmt;
 
 use super::operation::{Operand, Operation, OperationKind};
 
-/// Words by which a descriptor travels.
+/// Words of an encoded descriptor.
 pub const DESCRIPTOR_WORDS: usize = 5;
 
 /// One operation as one member issued it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
-    /// What it does, in codes that any build can carry.
+    /// Code of the kind; every build can carry unknown codes.
     kind: u32,
     argument: u32,
     sequence: u32,
     n_operands: u32,
     unit: u64,
-    /// Elements of the wholes of all operands together.
+    /// Sum of [`Operand::n_elements`] over all operands.
     n_elements: u64,
-    /// Over everything above and over type and length of every operand.
+    /// Hash of the fields above and of the type and length of every operand.
     digest: u64,
 }
 
 impl Descriptor {
-    /// Describes an operation as the member at `position` issues it. A send and its receive have the same descriptor
-    /// but for the side, which [`Descriptor::agrees`] overlooks.
+    /// Describes an operation as the member at `position` issues it. The descriptors of a send and its receive differ
+    /// only in the side, which [`Descriptor::agrees`] ignores.
     pub fn of(operation: &Operation, operands: &[Operand]) -> Descriptor {
         let (kind, argument) = match operation.kind {
             OperationKind::AllReduce => (1, 0),
@@ -49,7 +49,7 @@ impl Descriptor {
         Descriptor { kind: kind as u32, argument, sequence, n_operands, unit, n_elements, digest }
     }
 
-    /// Whether the two members are about to do the same.
+    /// Whether both members issued the same operation.
     pub fn agrees(&self, other: &Descriptor) -> bool {
         let is_transfer = |kind| kind == 6 || kind == 7;
         let same_kind = if is_transfer(self.kind) {
@@ -66,13 +66,13 @@ impl Descriptor {
         self.n_operands as usize
     }
 
-    /// The words by which the descriptor travels.
+    /// Encodes the descriptor for a peer.
     pub fn encode(&self) -> [u64; DESCRIPTOR_WORDS] {
         let pair = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
         [pair(self.kind, self.argument), pair(self.sequence, self.n_operands), self.unit, self.n_elements, self.digest]
     }
 
-    /// Reads what a peer wrote; nothing in it is trusted to be sensible.
+    /// Decodes what a peer wrote; the values are not validated.
     pub fn decode(words: [u64; DESCRIPTOR_WORDS]) -> Descriptor {
         let [what, which, unit, n_elements, digest] = words;
         let halves = |word: u64| (word as u32, (word >> 32) as u32);
@@ -106,7 +106,7 @@ impl fmt::Display for Descriptor {
 }
 
 /// FNV-1a over 64-bit words, each followed by a rotation. Source: Fowler, Noll and Vo, 1991; per word instead of per
-/// byte, which is enough to tell operations of one program apart.
+/// byte, which is enough to distinguish operations of one program.
 pub fn digest(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29))
 }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_is_noticed() {
+    fn descriptors_disagree_when_any_field_differs() {
         let operands = [operand(ElementType::F32, 12), operand(ElementType::F32, 20)];
         let base = operation(OperationKind::AllReduce);
         let descriptor = Descriptor::of(&base, &operands);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_agrees_with_its_receive_of_the_same_tensors_only() {
+    fn send_agrees_only_with_a_receive_of_the_same_tensors() {
         let send = Descriptor::of(&operation(OperationKind::Send { to: 1 }), &[operand(ElementType::F32, 12)]);
         let recv = operation(OperationKind::Recv { from: 0 });
 

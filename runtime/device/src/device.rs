@@ -1,4 +1,4 @@
-//! A device: what makes machines, and what the rest of the runtime asks of it before there is one.
+//! A device: the factory of machines, and its properties that the runtime queries before a machine exists.
 
 use crate::machine::{AllocError, Backing, Machine};
 use crate::shared_memory::Arena;
@@ -9,8 +9,7 @@ use std::fmt::Debug;
 
 /// A kind of device of this machine, such as its processors.
 ///
-/// Where it says "shared memory" it means memory of the host that the ranks of a machine map: a device whose memory is its
-/// own needs none.
+/// "Shared memory" is host memory that the ranks of a machine map; a device with its own memory needs none.
 pub trait Device: Debug + Send + Sync {
     /// Its name in configurations and reports, such as `cpu`.
     fn name(&self) -> &'static str;
@@ -22,14 +21,14 @@ pub trait Device: Debug + Send + Sync {
     /// programs, since they share them.
     ///
     /// # Errors
-    /// When the system has not enough memory, or the folder for offloaded state cannot be written.
+    /// When the system is out of memory, or the folder for offloaded state cannot be written.
     ///
     /// # Panics
     /// If `on.shared` is too small.
     fn machine(&self, programs: &[&Compiled], on: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError>;
 
-    /// As [`Device::machine`], without what is offloaded, for [`Machine::succeed`]: what outlasts a step and is not shared is
-    /// taken from the system at once.
+    /// As [`Device::machine`], without offloaded state, for [`Machine::succeed`]. Regions that outlast a step and are
+    /// not shared are allocated at once.
     ///
     /// # Errors
     /// As [`Device::machine`].
@@ -41,19 +40,19 @@ pub trait Device: Debug + Send + Sync {
     /// A machine for shadows: it runs updates only, in shared memory from `first` on; see [`Device::shadow_bytes`].
     ///
     /// # Panics
-    /// If there is not so much of it.
+    /// If `memory` has fewer than [`Device::shadow_bytes`] bytes from `first` on.
     fn shadow(&self, programs: &[&Compiled], memory: &Arena, first: usize) -> Box<dyn Machine>;
 
     /// Bytes that a machine for these programs allocates, known before it exists: [`Machine::allocated_bytes`].
     fn bytes_for(&self, programs: &[&Compiled]) -> usize;
 
-    /// Bytes of the regions that lie in shared memory where a machine gets any.
+    /// Bytes of the regions that lie in shared memory when a machine gets any.
     fn shared_bytes(&self, programs: &[&Compiled]) -> usize;
 
     /// Bytes of shared memory that [`Device::shadow`] takes.
     fn shadow_bytes(&self, programs: &[&Compiled]) -> usize;
 
-    /// The regions of what outlasts a step: bytes, and whether they lie in shared memory where a machine gets any.
+    /// The regions that outlast a step: bytes, and whether they lie in shared memory when a machine gets any.
     fn lasting_regions(&self, programs: &[&Compiled]) -> [(usize, bool); 3];
 
     /// The best rate of matrix products, measured here and now on the calling thread's pool, in FLOP/s.
@@ -62,22 +61,22 @@ pub trait Device: Debug + Send + Sync {
     /// Whether bfloat16 products are faster than those of f32.
     fn has_fast_bf16(&self) -> bool;
 
-    /// What multiplies matrices, for reports.
+    /// Name of the matrix engine, for reports.
     fn engine(&self, bf16: bool) -> &'static str;
 
-    /// Threads that may compute.
+    /// Number of threads available for computation.
     fn available_threads(&self) -> usize;
 
-    /// Does `work` on a device thread with so many threads that compute, itself included, and waits for it. Use
+    /// Runs `work` on a device thread with `n_threads` compute threads, itself included, and waits for it. Prefer
     /// [`on_device_thread`](trait.Device.html#method.on_device_thread).
     ///
     /// # Errors
-    /// When the system refuses the threads; `work` was not begun then.
+    /// When the system refuses the threads; `work` has not started then.
     fn lead(&self, n_threads: usize, work: Box<dyn FnOnce() + Send + '_>) -> Result<(), ThreadError>;
 }
 
 impl dyn Device + '_ {
-    /// Does `work` on a new device thread with so many threads that compute, itself included, and waits for it.
+    /// Runs `work` on a new device thread with `n_threads` compute threads, itself included, and waits for it.
     ///
     /// # Errors
     /// When the system refuses the threads.

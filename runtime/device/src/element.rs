@@ -27,7 +27,7 @@ impl ElementType {
         }
     }
 
-    /// The number by which the type travels.
+    /// The code of the type in messages.
     pub fn code(self) -> u32 {
         match self {
             ElementType::F32 => 1,
@@ -38,7 +38,7 @@ impl ElementType {
         }
     }
 
-    /// The type that travels as `code`, if this build knows it.
+    /// The type with this code, if this build has one.
     pub fn from_code(code: u32) -> Option<ElementType> {
         [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::F64, ElementType::I32]
             .into_iter()
@@ -48,7 +48,7 @@ impl ElementType {
 
 /// A Rust type whose slices can be operands.
 pub trait Element: bytemuck::Pod + Send + Sync {
-    /// Its name at run time.
+    /// The type as a run-time value.
     const TYPE: ElementType;
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_survives_its_code() {
+    fn every_type_round_trips_through_its_code() {
         let known: Vec<ElementType> = (0..100).filter_map(ElementType::from_code).collect();
 
         assert_eq!(known.len(), 5);

@@ -1,4 +1,4 @@
-//! What can go wrong with a group of ranks.
+//! Errors of a group of ranks.
 
 use super::descriptor::Descriptor;
 use super::operation::OperationKind;
@@ -7,7 +7,7 @@ use super::world::WorldId;
 /// Failure of a collective or of joining its world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    /// Two ranks issued different operations as the same one of a stream.
+    /// Two ranks issued different operations at the same index of a stream.
     #[error("rank {rank_a} issued {a} but rank {rank_b} issued {b}")]
     Mismatch {
         /// One of the ranks, by its number in the world.
@@ -16,7 +16,7 @@ pub enum CollectiveError {
         a: Descriptor,
         /// The other rank.
         rank_b: u32,
-        /// What that one issued.
+        /// What the other rank issued.
         b: Descriptor,
     },
     /// The world was aborted.
@@ -24,7 +24,7 @@ pub enum CollectiveError {
     Aborted {
         /// The reason given by the aborting member.
         reason: String,
-        /// The lost rank, if that is the reason.
+        /// The lost rank, if a lost rank is the reason.
         silent: Option<u32>,
     },
     /// A buffer has the wrong number of elements.
@@ -39,7 +39,7 @@ pub enum CollectiveError {
         /// Elements of the buffer.
         found: usize,
     },
-    /// A buffer does not begin at a multiple of the size of its elements.
+    /// The address of a buffer is not a multiple of the size of its elements.
     #[error("{kind:?}: {side} is not aligned to {bytes} bytes")]
     Unaligned {
         /// The operation.
@@ -49,10 +49,8 @@ pub enum CollectiveError {
         /// The alignment that is needed.
         bytes: usize,
     },
-    /// A buffer lies in the memory of a device, which this communicator does not reach.
-    #[error(
-        "{kind:?}: {side} lies in the memory of device {device}, and this communicator reaches that of the host only"
-    )]
+    /// A buffer lies in device memory, and this communicator reaches host memory only.
+    #[error("{kind:?}: {side} lies in the memory of device {device}, but this communicator reaches host memory only")]
     NotOnHost {
         /// The operation.
         kind: OperationKind,
@@ -61,17 +59,17 @@ pub enum CollectiveError {
         /// Number of the device.
         device: u32,
     },
-    /// What is read and what is written share memory in a way that the operation does not allow.
+    /// `send` and `recv` share memory in a way that the operation does not allow.
     #[error("{kind:?}: send and recv overlap")]
     Overlap {
         /// The operation.
         kind: OperationKind,
     },
-    /// Blocks of no elements.
-    #[error("the unit of an operation is 0")]
+    /// The unit of an operation is 0.
+    #[error("the unit of an operation is 0, expected at least 1")]
     Unit,
-    /// More tensors than fit one operation.
-    #[error("{found} tensors in one operation, at most {max}")]
+    /// One operation has too many tensors.
+    #[error("{found} tensors in one operation, expected at most {max}")]
     TooManyOperands {
         /// Most that one operation can have.
         max: usize,
@@ -79,50 +77,50 @@ pub enum CollectiveError {
         found: usize,
     },
     /// More operations started than may be in flight.
-    #[error("{max} operations of one stream are in flight already")]
+    #[error("{max} operations of one stream are already in flight; finish one first")]
     TooManyInFlight {
         /// Most that one stream can have.
         max: usize,
     },
     /// Operations in flight have more tensors together than can be announced.
-    #[error("operations in flight would have {wanted} tensors, at most {max}")]
+    #[error("operations in flight would have {wanted} tensors, expected at most {max}; finish one first")]
     TooManyOperandsInFlight {
         /// With the new operation.
         wanted: usize,
-        /// Most that there can be.
+        /// Most that can be announced.
         max: usize,
     },
-    /// Tensors outside the arena have no room in its staging area.
-    #[error("staging: {wanted_bytes} bytes wanted, {free_bytes} free in one piece")]
+    /// The arena's staging area has too little space for tensors outside the arena.
+    #[error("staging area: {wanted_bytes} contiguous bytes wanted, {free_bytes} free")]
     StagingFull {
         /// Bytes asked for.
         wanted_bytes: u64,
         /// Bytes of the largest free piece.
         free_bytes: u64,
     },
-    /// The other end of a socket is not a process of this user, or not the one expected.
+    /// The other end of a socket is not a process of this user, or not the expected process.
     #[error("peer has {what} {found}, expected {expected}")]
     Untrusted {
         /// `user` or `process`.
         what: &'static str,
-        /// The user or process that may be there.
+        /// The expected user or process.
         expected: u32,
-        /// The rank that holds it.
+        /// The user or process at the other end.
         found: u32,
     },
-    /// The other end of a connection does not know the secret of the job.
-    #[error("a peer does not know the secret of the job")]
+    /// The peer failed to prove that it has the job's secret.
+    #[error("a peer failed to prove that it has the job's secret")]
     Unauthenticated,
     /// No connection to a peer was made in time.
-    #[error("no connection with rank {rank} at {address} in time")]
+    #[error("connection with rank {rank} at {address} timed out")]
     Unreachable {
         /// The peer.
         rank: u32,
-        /// Where it was called, or this rank's own address if it was to call.
+        /// The peer's address, or this rank's own if the peer was to connect.
         address: std::net::SocketAddr,
     },
-    /// An operation names a position that it cannot name.
-    #[error("position {position} of a group of {size} named position {named}")]
+    /// An operation names a position outside the group, or the member's own as its peer.
+    #[error("position {position} of a group of {size} named the invalid position {named}")]
     NoSuchPosition {
         /// The position named.
         named: u32,
@@ -131,8 +129,8 @@ pub enum CollectiveError {
         /// Members of the group.
         size: u32,
     },
-    /// A ticket that this communicator did not give, or that was finished before.
-    #[error("ticket {index} of {stream:?} is not in flight here")]
+    /// A ticket of another communicator, or one already finished.
+    #[error("ticket {index} of {stream:?} is not in flight in this communicator")]
     UnknownTicket {
         /// Its stream.
         stream: super::operation::Stream,
@@ -147,8 +145,8 @@ pub enum CollectiveError {
         /// Ranks of the world.
         size: u32,
     },
-    /// A group outside the world, or one that the rank is not in.
-    #[error("rank {rank} is not in group {group} of {n_groups}")]
+    /// The world has no such group, or the rank is not in it.
+    #[error("rank {rank} is not in group {group} (the world has {n_groups} groups)")]
     NotAMember {
         /// The rank.
         rank: u32,
@@ -166,9 +164,9 @@ pub enum CollectiveError {
     /// A segment or a peer belongs to another world.
     #[error("expected {expected}, found {found}")]
     Stale {
-        /// What the caller belongs to.
+        /// The caller's world.
         expected: WorldId,
-        /// What was found.
+        /// The world of the segment or peer.
         found: WorldId,
     },
     /// A world of this shape cannot be built.
@@ -176,13 +174,13 @@ pub enum CollectiveError {
     Shape {
         /// What was checked.
         field: &'static str,
-        /// What it may be.
+        /// The allowed values.
         expected: String,
         /// What it was.
         found: u64,
     },
-    /// Something that a peer wrote is not what a member of this build writes.
-    #[error("not written by a member: {field} is {found}, expected {expected}")]
+    /// A peer wrote a value that no member of this build writes.
+    #[error("invalid data from a peer: {field} is {found}, expected {expected}")]
     Invalid {
         /// What was checked.
         field: &'static str,
@@ -207,7 +205,7 @@ impl CollectiveError {
         CollectiveError::Aborted { reason: reason.into(), silent: None }
     }
 
-    /// Whether an operation that failed in this way can be tried again once others are finished: the world goes on.
+    /// Whether the failed operation can be retried after others are finished: the world continues.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -217,7 +215,7 @@ impl CollectiveError {
         )
     }
 
-    /// The error that the last system call of this thread left behind.
+    /// The error of this thread's last system call.
     pub fn last_os(call: &'static str) -> CollectiveError {
         CollectiveError::io(call, &std::io::Error::last_os_error())
     }

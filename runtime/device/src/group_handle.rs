@@ -1,8 +1,8 @@
-//! The device thread's end of a group whose communicator a mesh-group actor owns for one generation.
+//! The device thread's handle to a group; a mesh-group actor owns the group's communicator for one generation.
 //!
-//! The actor drives the group through words that both ends share: the device starts and finishes operations without a message
-//! and without a lock, and each of them moves the watermark; once the actor has closed the group, the device starts nothing
-//! more in it. One relaxed load and one store per operation.
+//! Owner and handle share a few atomics: the device starts and finishes operations without messages or locks, and each
+//! operation advances the watermark. Once the actor has closed the group, the device starts no more operations in it.
+//! The overhead per operation is one load and two stores.
 
 use crate::CollectiveError;
 use crate::communicator::{Collective, CollectiveControl, Progress, Ticket};
@@ -10,7 +10,7 @@ use crate::operation::{Operand, Operation};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The device's end. It is a communicator like the one behind it.
+/// The device's end: a communicator that wraps the group's communicator.
 pub struct GroupHandle {
     communicator: Box<dyn Collective>,
     words: Arc<Words>,
@@ -26,7 +26,7 @@ pub struct GroupOwner {
 struct Words {
     entered: AtomicU64,
     finished: AtomicU64,
-    /// Why nothing is started any more.
+    /// Why the group was closed; once set, no operation starts.
     closed: OnceLock<String>,
 }
 
@@ -44,12 +44,12 @@ impl GroupOwner {
         Progress { entered: self.words.entered.load(Ordering::Acquire), finished }
     }
 
-    /// What other threads can do with the communicator.
+    /// The communicator's control end.
     pub fn control(&self) -> &dyn CollectiveControl {
         &*self.control
     }
 
-    /// Ends the group: the device starts nothing more in it, and its members are released from every wait in it.
+    /// Ends the group: the device starts no more operations in it, and every wait of its members returns.
     pub fn abort(&self, reason: &str) {
         self.words.closed.get_or_init(|| reason.to_owned());
         self.control.abort(reason);
@@ -63,10 +63,6 @@ impl Collective for GroupHandle {
 
     fn size(&self) -> u32 {
         self.communicator.size()
-    }
-
-    fn progress(&self) -> Progress {
-        self.communicator.progress()
     }
 
     #[allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
@@ -103,7 +99,7 @@ mod tests {
     use crate::operation::Stream;
     use std::sync::Mutex;
 
-    /// A group of one that counts, and notes its aborts.
+    /// A group of one member that counts operations and records aborts.
     #[derive(Clone, Default)]
     struct Alone(Arc<Mutex<(Progress, Vec<String>)>>);
 
@@ -117,7 +113,7 @@ mod tests {
         }
     }
 
-    #[allow(unsafe_code)] // By the trait's contract; nothing is lent.
+    #[allow(unsafe_code)] // By the trait's contract; no memory is accessed.
     impl Collective for Alone {
         fn position(&self) -> u32 {
             0
@@ -125,10 +121,6 @@ mod tests {
 
         fn size(&self) -> u32 {
             1
-        }
-
-        fn progress(&self) -> Progress {
-            self.0.lock().unwrap().0
         }
 
         unsafe fn start(&mut self, _: &Operation, _: &[Operand]) -> Result<Ticket, CollectiveError> {
@@ -149,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn owner_sees_what_the_device_does_and_ends_it() {
+    fn owner_observes_the_device_and_aborts_its_operations() {
         let alone = Alone::default();
         let (owner, mut handle) = owned(Box::new(alone.clone()));
 
@@ -160,7 +152,7 @@ mod tests {
 
         assert_eq!(handle.barrier(), Err(CollectiveError::aborted("a later world has begun")));
         assert_eq!(owner.progress(), Progress { entered: 2, finished: 2 });
-        assert_eq!(alone.0.lock().unwrap().0.entered, 2, "nothing came to the communicator");
+        assert_eq!(alone.0.lock().unwrap().0.entered, 2, "the communicator got an operation after the abort");
         assert_eq!(alone.0.lock().unwrap().1, ["a later world has begun"]);
     }
 }

@@ -1,8 +1,8 @@
-//! The groups of one rank: a communicator for each, and the collectives that are under way.
+//! The groups of one rank: a communicator for each, and the collectives in flight.
 //!
-//! Which groups a world has follows from its mesh and the programs of its ranks; every rank derives the same list, in the
-//! same order, without asking. Messages of different channels between two ranks may pass each other, so each channel is
-//! a group of its own.
+//! The groups of a world follow from its mesh and the programs of its ranks; every rank derives the same list, in the
+//! same order, without communication. Messages of different channels between two ranks may overtake each other, so each
+//! channel is a group of its own.
 
 use crate::progress_counter::ProgressCounter;
 use crate::{Collective as Communicator, CollectiveError, Operand, Operation, OperationKind, Ticket};
@@ -32,11 +32,11 @@ pub enum GroupError {
     },
 }
 
-/// A kind of group, and the channel for messages; collectives of the whole group have none.
+/// A kind of group, and the channel of point-to-point messages; none for collectives of the whole group.
 pub type GroupKey = (Group, Option<u32>);
 
-/// The wires that a program uses, or that of another rank of its stage: heads of which tensor-parallel ranks hold copies
-/// are summed where a shard has elements of them.
+/// The groups that a program or another rank of its stage uses: heads that several tensor-parallel ranks hold are
+/// summed by the ranks whose shard has elements of them.
 pub fn group_keys(program: &Program) -> BTreeSet<GroupKey> {
     let of = |c: &Collective| (c.group, channel(c.kind));
     let used = program.instrs.iter().filter_map(|i| if let Op::Start(c) = &i.op { Some(of(c)) } else { None });
@@ -51,7 +51,7 @@ const fn channel(kind: CollectiveKind) -> Option<u32> {
     }
 }
 
-/// All groups of a world: each wire with each of its groups of ranks, in an order that all ranks agree on.
+/// All groups of a world: each key with each of its lists of ranks, in the same order at every rank.
 pub fn groups_of_world(mesh: &Mesh, group_keys: &BTreeSet<GroupKey>) -> Vec<(GroupKey, Vec<u32>)> {
     let mut groups = Vec::new();
     for group_key in group_keys {
@@ -69,9 +69,9 @@ pub fn groups_of_world(mesh: &Mesh, group_keys: &BTreeSet<GroupKey>) -> Vec<(Gro
 #[derive(Default)]
 pub struct Groups {
     members: BTreeMap<GroupKey, Box<dyn Communicator>>,
-    /// Few at a time, so a search beats a map, and the step allocates nothing.
-    under_way: Vec<((Stream, u32), Ticket)>,
-    /// Kept between calls, so that the step allocates nothing.
+    /// A few at a time, so a search beats a map, and the step does not allocate.
+    in_flight: Vec<((Stream, u32), Ticket)>,
+    /// Kept between calls, so that the step does not allocate.
     operands: Vec<Operand>,
     waited: Duration,
     progress_counter: ProgressCounter,
@@ -79,7 +79,7 @@ pub struct Groups {
 
 impl std::fmt::Debug for Groups {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Groups").field("wires", &self.members.keys()).field("under_way", &self.under_way).finish()
+        f.debug_struct("Groups").field("members", &self.members.keys()).field("in_flight", &self.in_flight).finish()
     }
 }
 
@@ -111,11 +111,11 @@ impl Groups {
     /// Begins a collective.
     ///
     /// # Safety
-    /// As [`Communicator::start`]: operands are not written and results not touched before [`Groups::finish`].
+    /// As [`Communicator::start`]: until [`Groups::finish`], operands are not written and results not touched.
     ///
     /// # Errors
     /// See [`GroupError`].
-    #[allow(unsafe_code)] // Lends buffers beyond the call; the executor keeps the contract.
+    #[allow(unsafe_code)] // Borrows buffers beyond the call; the executor keeps the contract.
     pub unsafe fn start(&mut self, c: &Collective, operands: impl Iterator<Item = Operand>) -> Result<(), GroupError> {
         self.operands.clear();
         self.operands.extend(operands);
@@ -126,7 +126,7 @@ impl Groups {
         // SAFETY: the caller's contract.
         let ticket = unsafe { member.start(&operation, &self.operands) };
         let ticket = ticket.map_err(|source| GroupError::Failed { collective: c.to_string(), source })?;
-        self.under_way.push(((c.stream(), c.sequence), ticket));
+        self.in_flight.push(((c.stream(), c.sequence), ticket));
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Groups {
         let start = Instant::now();
         let _waits = self.progress_counter.during(At::Waits(Wait { axes: c.group.axes, number: c.sequence }));
         let key = (c.stream(), c.sequence);
-        let ticket = self.under_way.iter().position(|(k, _)| *k == key).map(|i| self.under_way.swap_remove(i).1);
+        let ticket = self.in_flight.iter().position(|(k, _)| *k == key).map(|i| self.in_flight.swap_remove(i).1);
         let member = self.members.get_mut(&(c.group, channel(c.kind)));
         let (Some(ticket), Some(member)) = (ticket, member) else {
             return Err(GroupError::NoGroup { collective: c.to_string() });
@@ -148,12 +148,12 @@ impl Groups {
         outcome.map_err(|source| GroupError::Failed { collective: c.to_string(), source })
     }
 
-    /// Time spent in [`Groups::finish`] since this was last asked: waiting for peers, and doing this rank's share.
+    /// Time spent in [`Groups::finish`] since the last call: waiting for peers, and doing this rank's share.
     pub fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
 
-    /// The same for a device with this progress counter.
+    /// The same groups, with the device's progress counter.
     #[must_use]
     pub fn with_progress_counter(self, progress_counter: ProgressCounter) -> Groups {
         Groups { progress_counter, ..self }
@@ -164,7 +164,7 @@ impl Groups {
         &self.progress_counter
     }
 
-    /// Tells all peers that this rank cannot go on.
+    /// Aborts the world through every group of this rank.
     pub fn abort(&self, reason: &str) {
         self.members.values().for_each(|m| m.abort(reason));
     }

@@ -1,17 +1,17 @@
-//! The seam: what the rest of the runtime asks of a device, and of the groups in which devices sum and exchange tensors.
+//! The interface between the runtime and its devices, and the groups through which devices sum and exchange tensors.
 //!
-//! - [`device`], [`machine`]: a device, and the machines that it makes: buffers, and what runs programs over them. [`span`]
-//!   lends runs of their memory; [`thread`]: why there is no thread for them.
+//! - [`device`], [`machine`]: a device, and the machines that it makes: buffers and the execution of programs over
+//!   them. [`span`]: borrowed runs of their memory; [`thread`]: errors of starting a device thread.
 //! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold.
-//! - [`world`], [`operation`], [`communicator`]: the ranks of a world, what a member of a group asks for, and the trait
-//!   through which it asks. [`parts`] cuts a whole among members; [`descriptor`] describes an operation, so that members
-//!   that disagree get an [`error`] which names both sides.
+//! - [`world`], [`operation`], [`communicator`]: the ranks of a world, the operations of a group, and the trait that
+//!   runs them. [`parts`] divides a tensor among members; [`descriptor`] describes an operation, so that members that
+//!   disagree get an [`error`] naming both sides.
 //! - [`group_handle`]: a communicator divided between the actor that owns it and the device that uses it.
 //! - [`groups`]: the communicators of one rank, and the collectives in flight.
 //! - [`shared_memory`]: memory that the ranks of a machine map.
 //! - [`progress_counter`]: the progress of a device, readable from any thread.
 //!
-//! Deliberately absent: kernels and transports. They stand behind this seam, in crates of their own.
+//! Deliberately absent: kernels and transports, which are in crates of their own.
 
 pub mod communicator;
 pub mod descriptor;

@@ -1,9 +1,9 @@
-//! A machine: the buffers of one or more programs in the memory of a device, and what runs programs over them.
+//! A machine: the buffers of one or more programs in the memory of a device, and the execution of programs over them.
 //!
-//! Nobody outside a machine's crate dereferences an address in it. State is copied out and in by [`Machine::get`] and
-//! [`Machine::put`]; where the memory is the host's, [`Machine::host`] lends it without a copy. The methods of `dyn Machine`
-//! below are written once over both, with a staging buffer of [`STAGING_BYTES`].
-#![allow(unsafe_code)] // `place` answers for addresses.
+//! Only a machine's own crate dereferences its addresses. [`Machine::get`] and [`Machine::put`] copy state out and in;
+//! [`Machine::host`] borrows host memory without a copy. The methods of `dyn Machine` below work with both, with a
+//! staging buffer of [`STAGING_BYTES`].
+#![allow(unsafe_code)] // Callers rely on the addresses that `place` returns.
 
 use crate::RawBuffer;
 use crate::groups::{GroupError, Groups};
@@ -25,10 +25,10 @@ pub trait OpaqueModel {
     /// Computes the summed loss of a microbatch and its gradients times `grad_scale`.
     ///
     /// `inputs` are the i32 inputs of the microbatch; `params` and `grads` follow the trained parameters of the table.
-    /// Without gradients to compute `grads` is empty. With `accumulate`, gradients are added to what `grads` holds.
+    /// If no gradients are needed, `grads` is empty. With `accumulate`, gradients are added to the values in `grads`.
     ///
     /// # Errors
-    /// Whatever the model reports, as one sentence.
+    /// The model's own error, as one sentence.
     fn step(
         &mut self,
         inputs: &[&[i32]],
@@ -45,15 +45,15 @@ pub enum ExecError {
     /// A user-defined model failed.
     #[error("user-defined model {model}: {reason}")]
     Opaque {
-        /// Its number.
+        /// The model's number.
         model: u32,
-        /// What it said.
+        /// The model's error.
         reason: String,
     },
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] GroupError),
-    /// The world for which the program ran is over.
+    /// The world for which the program ran has ended.
     #[error("the world of this computation has ended")]
     Left,
 }
@@ -69,31 +69,31 @@ pub struct AllocError {
     pub source: std::io::Error,
 }
 
-/// Memory for the regions of a machine, where it is not the machine's own.
+/// Memory for regions that a machine does not allocate itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backing<'a> {
-    /// For what lives within a step, and other regions that hold operands of collectives; at least
-    /// [`crate::Device::shared_bytes`], used by nobody else.
+    /// For values that live within a step, and other regions that hold operands of collectives; at least
+    /// [`crate::Device::shared_bytes`], for this machine alone.
     pub shared: Option<&'a Arena>,
-    /// Folder of the file that holds what is offloaded.
+    /// Folder of the file that holds offloaded state.
     pub offload_dir: Option<&'a Path>,
 }
 
 /// How long each instruction took in a run.
 pub type Timings = Vec<Duration>;
 
-/// What a run of instructions uses besides the machine's buffers.
+/// The inputs of a run of instructions besides the machine's buffers.
 pub struct Run<'a> {
     /// The groups that the rank belongs to.
     pub groups: &'a mut Groups,
     /// User-defined models, by their number.
     pub models: &'a mut [Box<dyn OpaqueModel>],
-    /// Gets the time of every instruction, behind what it holds.
+    /// The time of every instruction is appended here.
     pub timings: Option<&'a mut Timings>,
 }
 
 impl<'a> Run<'a> {
-    /// Of a program without user-defined models, not measured.
+    /// A run without user-defined models and without timings.
     pub fn with(groups: &'a mut Groups) -> Run<'a> {
         Run { groups, models: &mut [], timings: None }
     }
@@ -104,43 +104,43 @@ impl<'a> Run<'a> {
 /// Offsets `at` are bytes from the start of a value.
 ///
 /// # Safety
-/// The buffer that [`Machine::place`] names lies in memory that is valid as long as the machine is there, holds the value,
-/// is at least aligned to 64 bytes, and is written by nobody while the machine is borrowed, but through a mutable borrow of
-/// it; values of programs that may not share memory ([`phalanx_strategies::passes::memory`]) lie apart.
-/// [`Machine::memory`] reaches it.
+/// The buffer that [`Machine::place`] returns is valid for the lifetime of the machine, holds the value, is at least
+/// aligned to 64 bytes, and is written only through a mutable borrow of the machine while the machine is borrowed;
+/// values that must not share memory ([`phalanx_strategies::passes::memory`]) do not overlap. [`Machine::memory`]
+/// reaches it.
 pub unsafe trait Machine: Debug + Send {
-    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::Turn`] for those that make sense.
-    /// What comes after sees their results, though a device may still be at work when this returns.
+    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::Turn`] for the meaningful
+    /// ranges. Later calls see the results, though the device may still be computing when this returns.
     ///
     /// # Errors
-    /// See [`ExecError`]; parameters and optimizer state are unchanged then, unless the range has updates.
+    /// See [`ExecError`]; parameters and optimizer state are then unchanged, unless the range has updates.
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError>;
 
-    /// Waits until all that was run is done.
+    /// Waits until all earlier runs are complete.
     ///
     /// # Errors
-    /// What the device reports of it.
+    /// Errors of the device in those runs.
     fn settle(&mut self) -> Result<(), ExecError>;
 
-    /// Copies the bytes of a value from `at` on to the host.
+    /// Copies `to.len()` bytes of a value, from its byte `at` on, to the host.
     ///
     /// # Panics
-    /// If the value has no place, or not so many bytes.
+    /// If the value has no place, or too few bytes.
     fn get(&self, c: &Compiled, v: ValueId, at: usize, to: &mut [u8]);
 
-    /// Copies bytes of the host to a value, from its byte `at` on.
+    /// Copies host bytes to a value, from its byte `at` on.
     ///
     /// # Panics
     /// As [`Machine::get`].
     fn put(&mut self, c: &Compiled, v: ValueId, at: usize, from: &[u8]);
 
-    /// The bytes of a value, if they are in memory of the host.
+    /// The bytes of a value, if they are in host memory.
     ///
     /// # Panics
     /// If the value has no place.
     fn host(&self, c: &Compiled, v: ValueId) -> Option<&[u8]>;
 
-    /// As [`Machine::host`], to be written by the host.
+    /// As [`Machine::host`], mutable.
     ///
     /// # Panics
     /// As [`Machine::host`].
@@ -152,29 +152,29 @@ pub unsafe trait Machine: Debug + Send {
     /// If the value has no place.
     fn place(&self, c: &Compiled, v: ValueId) -> RawBuffer;
 
-    /// What copies between the host and the places in it that are not the host's.
+    /// Copies between the host and device memory; none if all places are in host memory.
     fn memory(&self) -> Option<Arc<dyn Memory>>;
 
-    /// Whether it has room for this value.
+    /// Whether the machine has a place for this value.
     fn has(&self, c: &Compiled, v: ValueId) -> bool;
 
-    /// Bytes of all regions as they were allocated, those in shared memory and in a file included.
+    /// Allocated bytes of all regions, including regions in shared memory and in a file.
     fn allocated_bytes(&self) -> usize;
 
-    /// Bytes of all regions in shared memory of the host.
+    /// Bytes of all regions in shared memory.
     fn bytes_in_shared(&self) -> usize;
 
-    /// The same memory where another mapping has it: what lies in shared memory is there at another address.
+    /// Moves the regions in shared memory to the addresses of another mapping of the same memory.
     ///
     /// # Panics
     /// If `memory` is smaller.
     fn remap(&mut self, memory: &Arena);
 
-    /// A machine for other programs whose regions of what outlasts a step are the same, and their memory is this machine's.
-    /// Where that is shared, `on` is the same memory.
+    /// A machine for other programs with the same regions that outlast a step; it takes over this machine's memory for
+    /// them. If that memory is shared, `on` names the same memory.
     ///
     /// # Errors
-    /// When the system has not enough memory, or the folder for offloaded state cannot be written.
+    /// When the system is out of memory, or the folder for offloaded state cannot be written.
     ///
     /// # Panics
     /// If `on.shared` is too small.
@@ -212,10 +212,10 @@ impl dyn Machine + '_ {
         elements
     }
 
-    /// Elements of a value, in the machine where that is the host's memory, else a copy.
+    /// Elements of a value: borrowed from host memory, or a copy of device memory.
     ///
     /// # Panics
-    /// If the value has not these elements, `T` is not as wide as they are, or it has no place.
+    /// If `run` exceeds the value, `T` is not as wide as its elements, or the value has no place.
     pub fn elements<T: Pod>(&self, c: &Compiled, v: ValueId, run: Range<usize>) -> Cow<'_, [T]> {
         check::<T>(c, v);
         if let Some(bytes) = self.host(c, v) {
@@ -235,7 +235,7 @@ impl dyn Machine + '_ {
         self.put(c, v, first * size_of::<T>(), bytemuck::cast_slice(elements));
     }
 
-    /// Shows elements of a value to `see`, in order: all at once where they are in the host's memory, else in pieces.
+    /// Passes elements of a value to `see`, in order: all at once from host memory, in pieces from device memory.
     ///
     /// # Errors
     /// The first one of `see`.
@@ -262,8 +262,8 @@ impl dyn Machine + '_ {
         Ok(())
     }
 
-    /// Has elements of a value written by `fill`, which is told how far behind `run.start` what it gets begins, and writes
-    /// all of it: where the elements are in the host's memory there, else piece by piece in a staging buffer.
+    /// Calls `fill` to write elements of a value: all at once in host memory, or piece by piece in a staging buffer.
+    /// `fill` gets the offset of the piece from `run.start`, and writes the whole piece.
     ///
     /// # Panics
     /// As `elements`.
@@ -275,7 +275,7 @@ impl dyn Machine + '_ {
         filled.unwrap_or_else(|never| match never {});
     }
 
-    /// As `edit`, where something may fail.
+    /// As `edit`, with an `edit` that may fail.
     ///
     /// # Errors
     /// The first one of `edit`.
@@ -292,7 +292,7 @@ impl dyn Machine + '_ {
         self.change(c, v, run, true, edit)
     }
 
-    /// As `fill`, of elements of which `edit` may read what they were and keep some.
+    /// As `fill`, but `edit` also gets the elements' current values and may keep them.
     ///
     /// # Panics
     /// As `elements`.
@@ -329,17 +329,17 @@ impl dyn Machine + '_ {
         Ok(())
     }
 
-    /// Elements of a value, to be sent from where they are.
+    /// Elements of a value, to be sent in place.
     ///
     /// # Panics
     /// As `elements`.
     pub fn source(&self, c: &Compiled, v: ValueId, run: Range<usize>) -> Source<'_> {
         check::<f32>(c, v);
-        // SAFETY: the machine is borrowed as long as the source is there, and by its contract nobody writes meanwhile.
+        // SAFETY: the source borrows the machine, whose contract excludes writes meanwhile.
         unsafe { Source::new(elements_of(self.place(c, v), run), self.memory()) }
     }
 
-    /// Elements of values, to be filled where they are; none if two of the runs have a byte in common.
+    /// Elements of values, to be filled in place; none if two of the runs overlap.
     ///
     /// # Panics
     /// As `elements`.
@@ -355,7 +355,7 @@ impl dyn Machine + '_ {
         if sorted.windows(2).any(|pair| pair[0].overlaps(*pair[1])) {
             return None;
         }
-        // SAFETY: the machine is borrowed mutably as long as the rooms are there, which lie apart.
+        // SAFETY: the rooms borrow the machine mutably, and do not overlap.
         Some(buffers.into_iter().map(|buffer| unsafe { Room::new(buffer, memory.clone()) }).collect())
     }
 }
@@ -365,12 +365,12 @@ fn check<T>(c: &Compiled, v: ValueId) {
     assert_eq!(size_of::<T>(), dtype.size_bytes(), "{} elements", c.program.describe_value(v));
 }
 
-/// The bytes of elements of f32.
+/// The bytes of a run of f32 elements.
 fn elements_of(buffer: RawBuffer, run: Range<usize>) -> RawBuffer {
     buffer.slice(run.start * size_of::<f32>()..run.end * size_of::<f32>())
 }
 
-/// A run of elements, cut in pieces that fit the staging buffer.
+/// Divides a run of elements into pieces that fit the staging buffer.
 fn pieces<T>(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let n = STAGING_BYTES / size_of::<T>();
     let end = run.end;

@@ -1,4 +1,4 @@
-//! What a member asks of its group: the operation, and the memory that it reads and writes.
+//! An operation of a group, and the memory that it reads and writes.
 
 use std::ops::Range;
 
@@ -6,23 +6,23 @@ use super::element::{Element, ElementType};
 use super::error::CollectiveError;
 use super::parts::part;
 
-/// Operands of one operation at most: a bucket of tensors is one operation.
+/// Most operands of one operation: a bucket of tensors is one operation.
 pub const OPERANDS_MAX: usize = 512;
-/// Operations of one stream that a member may have started and not finished.
+/// Most operations of one stream that a member may have in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
 
-/// What is done. Positions are positions in the group. See [`Operand`] for what each kind reads and writes.
+/// The kind of an operation. Positions are positions in the group. See [`Operand`] for what each kind reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperationKind {
-    /// Sum over members, result at all of them.
+    /// Sum over members, with the result at every member.
     AllReduce,
     /// Sum over members; each keeps its part.
     ReduceScatter,
-    /// The members' parts, put together at all of them.
+    /// Concatenation of the members' parts, at every member.
     AllGather,
-    /// Each member's whole is cut in parts and part `i` goes to member `i`.
+    /// Part `i` of every member's tensor goes to member `i`.
     AllToAll,
-    /// Copy from one member to all.
+    /// Copy from one member to all members.
     Broadcast {
         /// The member that has the data.
         root: u32,
@@ -42,12 +42,12 @@ pub enum OperationKind {
         /// How far.
         by: i32,
     },
-    /// Nothing but waiting for each other; has no operands.
+    /// Members wait for each other; has no operands.
     Barrier,
 }
 
 impl OperationKind {
-    /// The stream in which the operation takes its turn.
+    /// The stream that orders the operation.
     pub fn stream(self) -> Stream {
         match self {
             OperationKind::Send { to } => Stream::SendTo(to),
@@ -56,19 +56,18 @@ impl OperationKind {
         }
     }
 
-    /// The position whose whole a member at `position` of `size` receives in a shift.
+    /// The position from which the member at `position` of `size` receives in a shift.
     pub fn shift_source(by: i32, position: u32, size: u32) -> u32 {
         (i64::from(position) - i64::from(by)).rem_euclid(i64::from(size)) as u32
     }
 
-    /// The position that receives what the member at `position` sends.
+    /// The position to which the member at `position` of `size` sends in a shift.
     pub fn shift_target(by: i32, position: u32, size: u32) -> u32 {
         (i64::from(position) + i64::from(by)).rem_euclid(i64::from(size)) as u32
     }
 }
 
-/// Operations of one stream are matched with the peers' in the order in which they were started; streams are
-/// independent of each other.
+/// A sequence of operations that members match in the order of their starts; streams are independent of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stream {
     /// Operations of the whole group.
@@ -82,24 +81,24 @@ pub enum Stream {
 /// One operation, without its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation {
-    /// What is done.
+    /// The kind.
     pub kind: OperationKind,
-    /// The caller's number; members must agree on it.
+    /// The caller's sequence number; members must agree on it.
     pub sequence: u32,
-    /// Elements of a block when the whole is cut in parts; members must agree on it. At least 1.
+    /// Elements of a block when a tensor is divided into parts; members must agree on it. At least 1.
     pub unit: usize,
 }
 
-/// In which memory an address is.
+/// The memory to which an address belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// That of the host.
+    /// Host memory.
     Host,
-    /// That of a device, by its number on this machine; the host must not dereference it.
+    /// Memory of a device, by its number on this machine; the host must not dereference it.
     Device(u32),
 }
 
-/// Memory, by address and length: what a pointer and a length are, but free to move between threads.
+/// Memory, by address and length; unlike a pointer, it is `Send`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawBuffer {
     address: usize,
@@ -121,7 +120,7 @@ impl RawBuffer {
         RawBuffer { address, bytes, space: Space::Device(device) }
     }
 
-    /// The memory of a slice that is only read: good for [`Operand::send`] alone.
+    /// The memory of a slice, for reading: valid as [`Operand::send`] only.
     pub fn of<T: Element>(values: &[T]) -> RawBuffer {
         RawBuffer { address: values.as_ptr().expose_provenance(), bytes: size_of_val(values), space: Space::Host }
     }
@@ -134,9 +133,9 @@ impl RawBuffer {
     /// First byte.
     ///
     /// # Panics
-    /// If it is not in the memory of the host.
+    /// If it is not in host memory.
     pub fn start(self) -> *mut u8 {
-        assert_eq!(self.space, Space::Host, "the host does not reach this memory");
+        assert_eq!(self.space, Space::Host, "the host cannot access device memory");
         std::ptr::with_exposed_provenance_mut(self.address)
     }
 
@@ -145,7 +144,7 @@ impl RawBuffer {
         self.address
     }
 
-    /// In which memory it is.
+    /// The memory that holds it.
     pub const fn space(self) -> Space {
         self.space
     }
@@ -155,7 +154,7 @@ impl RawBuffer {
         self.bytes
     }
 
-    /// Whether the two share a byte.
+    /// Whether the two buffers share a byte.
     pub fn overlaps(self, other: RawBuffer) -> bool {
         self.space == other.space
             && self.bytes > 0
@@ -167,14 +166,14 @@ impl RawBuffer {
     /// The bytes `range` of it.
     ///
     /// # Panics
-    /// If they do not lie in it.
+    /// If the range exceeds the buffer.
     pub fn slice(self, range: Range<usize>) -> RawBuffer {
         assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of a buffer of {}", self.bytes);
         RawBuffer { address: self.address + range.start, bytes: range.len(), ..self }
     }
 }
 
-/// One tensor of an operation, as one member sees it. Every operand of an operation is treated by itself.
+/// One tensor of an operation at one member. Operands of an operation are independent of each other.
 ///
 /// # Shapes
 /// With `n = n_elements`, the *part* of a member as in [`part`], and lengths in elements:
@@ -183,14 +182,14 @@ impl RawBuffer {
 /// |---|---|---|
 /// | `AllReduce` | n | n; may be the memory of `send` |
 /// | `ReduceScatter` | n | own part; may be that part of `send` |
-/// | `AllGather` | own part; or n, the memory of `recv`, of which the own part is read | n |
+/// | `AllGather` | own part; or n, the memory of `recv`, where the own part is read | n |
 /// | `AllToAll` | n | size × own part |
 /// | `Broadcast` | n at the root, empty or unread elsewhere | n; may be the memory of `send`, empty at the root |
 /// | `Send` | n | empty |
 /// | `Recv` | empty | n |
 /// | `Shift` | n | n; may be the memory of `send` |
 ///
-/// `send` and `recv` overlap only where the table says so.
+/// `send` and `recv` overlap only where the table allows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// Read.
@@ -199,12 +198,12 @@ pub struct Operand {
     pub recv: RawBuffer,
     /// Type of the elements of both.
     pub dtype: ElementType,
-    /// Elements of the whole; members must agree on it.
+    /// Elements of the whole tensor; members must agree on it.
     pub n_elements: usize,
 }
 
 impl Operand {
-    /// An operand whose result replaces what it reads.
+    /// An operand whose result replaces its input.
     pub fn in_place(buffer: RawBuffer, dtype: ElementType, n_elements: usize) -> Operand {
         Operand { send: buffer, recv: buffer, dtype, n_elements }
     }
@@ -294,7 +293,7 @@ pub fn check(operation: &Operation, operands: &[Operand], position: u32, size: u
     operands.iter().try_for_each(|operand| operand.check(operation, position, size))
 }
 
-/// As [`check`], by a communicator that reads and writes memory of the host only.
+/// As [`check`], for a communicator that reads and writes host memory only.
 ///
 /// # Errors
 /// As [`check`]; [`CollectiveError::NotOnHost`].
@@ -323,15 +322,14 @@ mod tests {
         RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH, space: Space::Host }
     }
 
-    /// How the member at position 1 of 2 fares with ten elements in blocks of two: its part is `6..10` or, rounded down,
-    /// `4..10`.
+    /// Checks an operand of ten elements in blocks of two, at position 1 of 2.
     fn outcome(kind: OperationKind, send: RawBuffer, recv: RawBuffer) -> Result<(), CollectiveError> {
         let operand = Operand { send, recv, dtype: ElementType::F32, n_elements: 10 };
         check(&Operation { kind, sequence: 0, unit: 2 }, &[operand], 1, 2)
     }
 
     #[test]
-    fn results_may_replace_what_is_read_only_where_the_operation_allows_it() {
+    fn operands_may_overlap_only_where_the_operation_allows_it() {
         let own = part(10, 2, 2, 1);
         let whole = at(0..10);
         let n_own = own.len();
@@ -353,13 +351,13 @@ mod tests {
     }
 
     #[test]
-    fn a_root_may_leave_out_its_result_and_others_what_they_would_send() {
+    fn broadcast_accepts_no_result_at_the_root_and_no_input_elsewhere() {
         assert_eq!(outcome(OperationKind::Broadcast { root: 1 }, at(0..10), RawBuffer::EMPTY), Ok(()));
         assert_eq!(outcome(OperationKind::Broadcast { root: 0 }, RawBuffer::EMPTY, at(0..10)), Ok(()));
     }
 
     #[test]
-    fn buffers_of_a_wrong_length_or_alignment_are_named() {
+    fn wrong_length_and_wrong_alignment_are_reported_with_the_side() {
         let kind = OperationKind::Send { to: 0 };
         let odd = RawBuffer { address: 4097, bytes: 10 * WIDTH, space: Space::Host };
 

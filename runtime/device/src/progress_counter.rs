@@ -1,17 +1,17 @@
-//! The progress counter of a device, written by its thread and readable by any other.
+//! The progress counter of a device, written by its thread and readable by any thread.
 //!
-//! It takes one relaxed addition per instruction and one store per collective, which is not measurable.
+//! Its overhead is one relaxed addition per instruction and one store per collective, which is not measurable.
 
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Shared by a device and the threads that observe or stop it. Empty, and without cost, if the device is not observed.
+/// Shared by a device and the threads that observe or stop it. Empty if the device is not observed.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressCounter {
     counters: Option<Arc<Counters>>,
-    /// The world for which the device works, unless its work is good for any.
+    /// The generation of the device's work, unless the work is valid in every world.
     world: Option<u64>,
 }
 
@@ -19,13 +19,13 @@ pub struct ProgressCounter {
 struct Counters {
     ticks: AtomicU64,
     at: AtomicU64,
-    /// Earlier worlds than this one are over.
+    /// Worlds before this generation have ended.
     left: AtomicU64,
 }
 
 /// A guard that marks the device as waiting or storing until it is dropped.
 #[derive(Debug)]
-#[must_use = "what is not kept is over at once"]
+#[must_use = "dropping the guard ends the activity"]
 pub struct ActivityGuard<'a> {
     progress_counter: &'a ProgressCounter,
     before: u64,
@@ -37,13 +37,13 @@ impl ProgressCounter {
         ProgressCounter { counters: Some(Arc::default()), world: None }
     }
 
-    /// The same for work that belongs to this world only.
+    /// The same counter, for work that belongs to this world only.
     #[must_use]
     pub fn of_world(&self, generation: u64) -> ProgressCounter {
         ProgressCounter { world: Some(generation), ..self.clone() }
     }
 
-    /// The same for work that belongs to no particular world.
+    /// The same counter, for work that belongs to no particular world.
     #[must_use]
     pub fn of_any_world(&self) -> ProgressCounter {
         ProgressCounter { world: None, ..self.clone() }
@@ -76,7 +76,7 @@ impl ProgressCounter {
         ActivityGuard { progress_counter: self, before }
     }
 
-    /// Where it comes from.
+    /// The device's current progress.
     pub fn read(&self) -> Progress {
         let read = |counters: &Arc<Counters>| {
             let at = decode(counters.at.load(Ordering::Relaxed));
@@ -95,7 +95,7 @@ impl Drop for ActivityGuard<'_> {
     }
 }
 
-/// One word, so that it is never read half written.
+/// Encodes into one word, so that a read is never torn.
 fn encode(at: At) -> u64 {
     match at {
         At::Rests => 0,
@@ -120,7 +120,7 @@ mod tests {
     use phalanx_strategies::mesh::Axis;
 
     #[test]
-    fn work_for_a_world_that_is_over_is_not_needed_and_other_work_is() {
+    fn leaving_a_world_ends_work_of_earlier_worlds_only() {
         let progress_counter = ProgressCounter::new();
         let (third, fourth, any) =
             (progress_counter.of_world(3), progress_counter.of_world(4), progress_counter.of_world(3).of_any_world());
@@ -129,11 +129,11 @@ mod tests {
         progress_counter.leave(2);
 
         assert_eq!([&third, &fourth, &any].map(ProgressCounter::is_left), [true, false, false]);
-        assert!(!ProgressCounter::default().of_world(1).is_left(), "nobody tells it");
+        assert!(!ProgressCounter::default().of_world(1).is_left(), "an unobserved device never leaves a world");
     }
 
     #[test]
-    fn device_activity_is_shown_until_it_ends_and_each_change_counts() {
+    fn activity_is_readable_until_its_guard_is_dropped_and_each_change_counts() {
         let progress_counter = ProgressCounter::new();
         let wait = At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Tp]), number: u32::MAX });
 

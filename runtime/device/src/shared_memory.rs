@@ -1,7 +1,7 @@
-//! A sealed piece of memory that the ranks of a machine map.
+//! Sealed memory that the ranks of a machine map.
 //!
-//! The memory cannot be resized once it is sealed, so no access below [`SharedMemory::len`] can fault.
-#![allow(unsafe_code)] // Mapping memory that other processes write is what this file is for.
+//! Sealed memory cannot be resized, so no access below [`SharedMemory::len`] can fault.
+#![allow(unsafe_code)] // This file maps memory that other processes write.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use crate::CollectiveError;
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-/// Larger memory is a mistake.
+/// Most bytes of one mapping; a larger size is a mistake.
 pub const BYTES_MAX: u64 = 1 << 42;
 
-/// A type that may lie in memory which other processes write at any time.
+/// A type that may lie in memory that other processes write at any time.
 ///
 /// # Safety
 /// It consists of atomics only: every bit pattern is valid and every access is atomic.
@@ -28,14 +28,14 @@ pub struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread. Through a shared reference it is only read and written as
-// atomics or through raw pointers, whose users keep the protocol.
+// SAFETY: the mapping belongs to the process, not to a thread. A shared reference allows access only as atomics or
+// through raw pointers, whose users keep the protocol.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory of `len` zeros. Pages are taken from the machine when they are first touched.
+    /// Creates memory of `len` zero bytes. Pages are allocated when they are first touched.
     ///
     /// # Errors
     /// [`CollectiveError::Shape`] if it is too large; [`CollectiveError::System`] if memory is refused.
@@ -51,7 +51,7 @@ impl SharedMemory {
         }
         // SAFETY: the descriptor is new and unowned.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        // SAFETY: a descriptor that lives and plain integers.
+        // SAFETY: an open descriptor and plain integers.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) } != 0 {
             return Err(CollectiveError::last_os("ftruncate"));
         }
@@ -65,7 +65,7 @@ impl SharedMemory {
     /// Maps memory that another process created, after checking that it is sealed against resizing.
     ///
     /// # Errors
-    /// [`CollectiveError::Invalid`] if it is not sealed or not of a size that [`SharedMemory::create`] makes;
+    /// [`CollectiveError::Invalid`] if it is not sealed or its size is not one that [`SharedMemory::create`] accepts;
     /// [`CollectiveError::System`] if mapping is refused.
     pub fn attach(fd: OwnedFd) -> Result<SharedMemory, CollectiveError> {
         let len = sealed_bytes(fd.as_fd())?;
@@ -75,7 +75,8 @@ impl SharedMemory {
         SharedMemory::map(fd, len as usize)
     }
 
-    /// As [`SharedMemory::attach`], or one of `known` if that is the same memory: then no page of it has to be found again.
+    /// As [`SharedMemory::attach`], or one of `known` if that is the same memory, which saves the page faults of a new
+    /// mapping.
     ///
     /// # Errors
     /// As [`SharedMemory::attach`].
@@ -88,30 +89,30 @@ impl SharedMemory {
         }
     }
 
-    /// Asks for huge pages, which large tensors are faster in. Refusal changes nothing else.
+    /// Requests huge pages, which speed up access to large tensors. A refusal is ignored.
     pub fn with_huge_pages(self) -> SharedMemory {
-        // SAFETY: the range is our mapping, and the advice does not change what is in it.
+        // SAFETY: the range is our mapping, and the advice does not change its contents.
         unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_HUGEPAGE) };
         self
     }
 
-    /// Takes the first `bytes` from the machine now, not when they are first touched. Where the system does not know of that,
-    /// they come then.
+    /// Allocates the pages of the first `bytes` now. Where the system does not support this, they are allocated on
+    /// first touch.
     pub fn populate(&self, bytes: usize) {
-        // SAFETY: the range lies in our mapping, and what is in it stays.
+        // SAFETY: the range lies in our mapping, and its contents stay.
         #[cfg(target_os = "linux")]
         unsafe {
             libc::madvise(self.base.cast(), bytes.min(self.len), libc::MADV_POPULATE_WRITE)
         };
     }
 
-    /// Writes zeros from `start` on, wherever memory was taken from the machine; the rest is zero.
+    /// Writes zeros from `start` on, wherever pages are allocated; all other pages are zero.
     ///
     /// # Errors
-    /// [`CollectiveError::System`] if the system does not say where that is.
+    /// [`CollectiveError::System`] if the system does not report the allocated pages.
     ///
     /// # Safety
-    /// Nothing in any process reads or writes the memory from `start` on until this returns, and no reference to it lives.
+    /// No process reads or writes the memory from `start` on until this returns, and no reference to it exists.
     pub(crate) unsafe fn clear(&self, start: usize) -> Result<(), CollectiveError> {
         let mut at = start;
         while let Some(data) = self.seek(at, libc::SEEK_DATA)? {
@@ -119,19 +120,19 @@ impl SharedMemory {
             if hole <= data {
                 break;
             }
-            // SAFETY: the range lies in our mapping, and the caller keeps everybody else away from it.
+            // SAFETY: the range lies in our mapping, and the caller excludes all other accesses.
             unsafe { self.base.add(data).write_bytes(0, hole - data) };
             at = hole;
         }
         Ok(())
     }
 
-    /// The first offset from `at` on where memory was, or was not, taken from the machine; none if there is none.
+    /// The first offset from `at` on whose page is allocated, or is not; none if there is no such page.
     fn seek(&self, at: usize, whence: libc::c_int) -> Result<Option<usize>, CollectiveError> {
         if at >= self.len {
             return Ok(None);
         }
-        // SAFETY: a query on a descriptor that lives. It moves a file position that is never used.
+        // SAFETY: a query on an open descriptor. It moves the file position, which is unused.
         let found = unsafe { libc::lseek(self.fd.as_raw_fd(), at as libc::off_t, whence) };
         if found >= 0 {
             return Ok(Some(found as usize));
@@ -140,7 +141,7 @@ impl SharedMemory {
         if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(CollectiveError::io("lseek", &error)) }
     }
 
-    /// Whether the two are mappings of the same memory.
+    /// Whether both map the same memory.
     pub fn is_same(&self, other: &SharedMemory) -> bool {
         matches!((inode(self.fd()), inode(other.fd())), (Ok(own), Ok(theirs)) if own == theirs)
     }
@@ -160,18 +161,19 @@ impl SharedMemory {
         self.len
     }
 
-    /// Never: memory has at least a byte.
+    /// Always false: memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where `address` lies in the memory, if `bytes` bytes from there do.
+    /// The offset of `address`, if the `bytes` bytes from there lie in the memory.
     pub fn offset_of(&self, address: usize, bytes: usize) -> Option<u64> {
         let offset = address.checked_sub(self.base.addr())?;
         (offset.checked_add(bytes)? <= self.len).then_some(offset as u64)
     }
 
-    /// Address of `bytes` bytes at an offset that a peer named, if they lie in the memory and are aligned to `align`.
+    /// The address at an offset from a peer, if `bytes` bytes from there lie in the memory and it is aligned to
+    /// `align`.
     pub fn checked(&self, at: u64, bytes: usize, align: usize) -> Result<*mut u8, CollectiveError> {
         let end = usize::try_from(at).ok().and_then(|at| at.checked_add(bytes));
         match end {
@@ -183,7 +185,7 @@ impl SharedMemory {
         }
     }
 
-    /// The atomics at an offset of our own making.
+    /// The atomics at an offset of this process's own layout.
     ///
     /// # Panics
     /// If they do not lie in the memory or are not aligned.
@@ -206,7 +208,7 @@ impl SharedMemory {
     }
 }
 
-/// What tells one file of this machine from another.
+/// Identifies a file of this machine: device and inode.
 fn inode(fd: BorrowedFd<'_>) -> std::io::Result<(u64, u64)> {
     let file = File::from(fd.try_clone_to_owned()?).metadata()?;
     Ok((file.dev(), file.ino()))
@@ -214,14 +216,14 @@ fn inode(fd: BorrowedFd<'_>) -> std::io::Result<(u64, u64)> {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the range is the one mapped in `map`, unmapped once; borrows of it end before the memory does.
+        // SAFETY: `map` mapped this range, and it is unmapped once; borrows of it end earlier.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
 /// Size of the memory behind `fd`, if it is sealed.
 fn sealed_bytes(fd: BorrowedFd<'_>) -> Result<u64, CollectiveError> {
-    // SAFETY: a query on a descriptor that lives.
+    // SAFETY: a query on an open descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 {
         return Err(CollectiveError::last_os("fcntl(F_GET_SEALS)"));
@@ -238,8 +240,8 @@ fn sealed_bytes(fd: BorrowedFd<'_>) -> Result<u64, CollectiveError> {
     Ok(stat.st_size as u64)
 }
 
-/// Memory of one rank that all ranks of the machine map. Tensors in it take part in collectives without a copy; the
-/// user of the arena divides it up. New memory is zero. It stays mapped as long as this lives.
+/// Memory of one rank that all ranks of the machine map. Collectives read and write its tensors without a copy; the
+/// user of the arena divides it up. New memory is zero. It stays mapped for the lifetime of the arena.
 #[derive(Clone, Debug)]
 pub struct Arena {
     memory: Arc<SharedMemory>,
@@ -247,41 +249,41 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// What lies behind the first `start` bytes of `memory`.
+    /// The arena of `memory` without its first `start` bytes.
     ///
     /// # Safety
-    /// What a holder of the arena or of a clone can do with its bytes is safe to call, [`Arena::base`] aside. So the caller
-    /// promises for all of them: of the machines whose regions lie in the same bytes, in whatever mapping, at most one is
-    /// run, read or written at a time, and no reference into another one lives meanwhile. Peers touch the arena only as
-    /// operands of operations that its owner has started.
+    /// Holders of the arena or of a clone access its bytes through safe functions. The caller promises for all holders:
+    /// of the machines whose regions share bytes, in any mapping, at most one is run, read or written at a time, and no
+    /// reference into another one exists meanwhile. Peers access the arena only as operands of operations that its
+    /// owner has started.
     pub unsafe fn new(memory: Arc<SharedMemory>, start: usize) -> Arena {
         Arena { memory, start }
     }
 
     /// First byte, at a multiple of 64.
     pub fn base(&self) -> *mut u8 {
-        // SAFETY: the staging area, which comes first, lies in the memory.
+        // SAFETY: the offset is at most the length of the memory.
         unsafe { self.memory.base().add(self.start.min(self.memory.len())) }
     }
 
-    /// Makes it zeros again, if it ever was anything else.
+    /// Zeroes the arena.
     ///
     /// # Errors
     /// As [`SharedMemory::clear`].
     ///
     /// # Safety
-    /// As [`SharedMemory::clear`]: no machine and no operation uses the arena, and no reference into it lives.
+    /// As [`SharedMemory::clear`]: no machine and no operation uses the arena, and no reference into it exists.
     pub unsafe fn clear(&self) -> Result<(), CollectiveError> {
         // SAFETY: the caller's contract.
         unsafe { self.memory.clear(self.start) }
     }
 
-    /// All of the memory in which it lies.
+    /// The memory that contains the arena.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
-    /// Whether the two are the same memory, perhaps mapped twice.
+    /// Whether both are the same memory, possibly in two mappings.
     pub fn is_same(&self, other: &Arena) -> bool {
         self.start == other.start && self.memory.is_same(&other.memory)
     }
@@ -302,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_can_shrink_is_refused() {
+    fn attach_refuses_memory_that_is_not_sealed() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 21).unwrap();
 
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_outside_the_memory_is_refused() {
+    fn offset_outside_the_memory_is_refused() {
         let memory = SharedMemory::create(4096).unwrap();
 
         assert!(memory.checked(4088, 8, 8).is_ok());
@@ -325,14 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn cleared_memory_reads_zero_and_allocates_nothing_else() {
+    fn cleared_memory_reads_zero_and_allocates_no_pages() {
         let memory = SharedMemory::create(64 * 4096).unwrap();
         let taken = || {
             let stat = File::from(memory.fd().try_clone_to_owned().unwrap()).metadata().unwrap();
             stat.blocks() * 512
         };
         let written = [5, 3 * 4096, 40 * 4096 + 17, 64 * 4096 - 1];
-        // SAFETY: all of these lie in the mapping, and nobody else uses it.
+        // SAFETY: all offsets lie in the mapping, and no other thread or process uses it.
         written.iter().for_each(|at| unsafe { memory.base().add(*at).write(7) });
         let before = taken();
 
@@ -350,7 +352,7 @@ mod tests {
         let one = SharedMemory::create(4096).unwrap();
         let other = SharedMemory::attach(one.fd().try_clone_to_owned().unwrap()).unwrap();
 
-        // SAFETY: byte 5 lies in both mappings, and nobody else uses them.
+        // SAFETY: byte 5 lies in both mappings, and no other thread or process uses them.
         let read = unsafe {
             one.base().add(5).write(77);
             other.base().add(5).read()

@@ -1,26 +1,26 @@
-//! Runs of memory on any device that are lent for a while, and copies between them and the host.
-#![allow(unsafe_code)] // Addresses that others have borrowed.
+//! Borrowed runs of memory on any device, and copies between them and the host.
+#![allow(unsafe_code)] // Runs hold raw addresses of borrowed memory.
 
 use crate::RawBuffer;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Bytes that are staged at a time where state is not in the memory of the host.
+/// Bytes staged at a time when state is not in host memory.
 pub const STAGING_BYTES: usize = 4 << 20;
 
-/// What copies between the host and memory that the host cannot reach, from any thread.
+/// Copies between the host and memory that the host cannot access, from any thread.
 pub trait Memory: Debug + Send + Sync {
-    /// Copies `from` to the host, when all is done that its machine was told to do before.
+    /// Copies `from` to the host, after the machine's earlier work is complete.
     ///
     /// # Safety
-    /// Nobody writes `from` meanwhile, which lies in this memory and is as long as `to`.
+    /// `from` lies in this memory, is as long as `to`, and is not written meanwhile.
     unsafe fn read(&self, from: RawBuffer, to: &mut [u8]);
 
-    /// Copies from the host to `to`, before anything that its machine is told to do later.
+    /// Copies from the host to `to`, before the machine's later work starts.
     ///
     /// # Safety
-    /// Nobody reads or writes `to` meanwhile, which lies in this memory and is as long as `from`.
+    /// `to` lies in this memory, is as long as `from`, and is not otherwise accessed meanwhile.
     unsafe fn write(&self, to: RawBuffer, from: &[u8]);
 }
 
@@ -28,12 +28,12 @@ pub trait Memory: Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct Stretch {
     buffer: RawBuffer,
-    /// None where the host reaches it itself.
+    /// None if the run is in host memory.
     memory: Option<Arc<dyn Memory>>,
 }
 
 impl Stretch {
-    /// Where it lies.
+    /// Its address and length.
     pub const fn buffer(&self) -> RawBuffer {
         self.buffer
     }
@@ -43,7 +43,7 @@ impl Stretch {
         self.buffer.bytes()
     }
 
-    /// Whether the host, and so every transport, reaches it as it is.
+    /// Whether it is in host memory, which every transport can access.
     pub const fn is_on_host(&self) -> bool {
         self.memory.is_none()
     }
@@ -51,7 +51,7 @@ impl Stretch {
     /// The bytes `range` of it.
     ///
     /// # Panics
-    /// If they do not lie in it.
+    /// If the range exceeds the run.
     #[must_use]
     pub fn slice(&self, range: std::ops::Range<usize>) -> Stretch {
         Stretch { buffer: self.buffer.slice(range), memory: self.memory.clone() }
@@ -60,16 +60,16 @@ impl Stretch {
     /// Copies it to the host.
     ///
     /// # Safety
-    /// It is still lent for reading.
+    /// The run is still borrowed for reading.
     ///
     /// # Panics
     /// If it is not as long as `to`.
     pub unsafe fn read(&self, to: &mut [u8]) {
-        assert_eq!(self.bytes(), to.len(), "a copy is as long as what it is of");
+        assert_eq!(self.bytes(), to.len(), "both sides of a copy have the same length");
         match &self.memory {
             // SAFETY: the caller's promise.
             Some(memory) => unsafe { memory.read(self.buffer, to) },
-            // SAFETY: as above; and `to` is borrowed mutably, so it lies apart.
+            // SAFETY: as above; `to` is borrowed mutably, so the two do not overlap.
             None => unsafe { std::ptr::copy_nonoverlapping(self.buffer.start(), to.as_mut_ptr(), to.len()) },
         }
     }
@@ -77,38 +77,38 @@ impl Stretch {
     /// Copies from the host to it.
     ///
     /// # Safety
-    /// It is still lent for writing.
+    /// The run is still borrowed for writing.
     ///
     /// # Panics
     /// If it is not as long as `from`.
     pub unsafe fn write(&self, from: &[u8]) {
-        assert_eq!(self.bytes(), from.len(), "a copy is as long as what it is of");
+        assert_eq!(self.bytes(), from.len(), "both sides of a copy have the same length");
         match &self.memory {
             // SAFETY: the caller's promise.
             Some(memory) => unsafe { memory.write(self.buffer, from) },
-            // SAFETY: as above; whoever may write it lends nobody else a part of it.
+            // SAFETY: as above; the run is borrowed exclusively, so `from` does not overlap it.
             None => unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.buffer.start(), from.len()) },
         }
     }
 }
 
-/// A run of memory that may be read as long as it is lent.
+/// A run of memory, borrowed for reading.
 #[derive(Clone, Debug)]
 pub struct Source<'a> {
     stretch: Stretch,
-    recycled_arenas: PhantomData<&'a [u8]>,
+    borrow: PhantomData<&'a [u8]>,
 }
 
 impl<'a> Source<'a> {
-    /// A run that is lent for `'a`.
+    /// A run that is borrowed for `'a`.
     ///
     /// # Safety
-    /// Nobody writes it as long as the result is there, and `memory` reaches it, or the host where that is none.
+    /// The run is not written for the lifetime of the result. `memory` can access it, or the host if `memory` is none.
     pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> Source<'a> {
-        Source { stretch: Stretch { buffer, memory }, recycled_arenas: PhantomData }
+        Source { stretch: Stretch { buffer, memory }, borrow: PhantomData }
     }
 
-    /// Without the loan: whoever uses it answers for that.
+    /// The run without the borrow, for which the caller becomes responsible.
     pub fn stretch(&self) -> Stretch {
         self.stretch.clone()
     }
@@ -116,28 +116,28 @@ impl<'a> Source<'a> {
 
 impl<'a> From<&'a [f32]> for Source<'a> {
     fn from(elements: &'a [f32]) -> Source<'a> {
-        Source { stretch: Stretch { buffer: RawBuffer::of(elements), memory: None }, recycled_arenas: PhantomData }
+        Source { stretch: Stretch { buffer: RawBuffer::of(elements), memory: None }, borrow: PhantomData }
     }
 }
 
-/// A run of memory that may be written as long as it is lent.
+/// A run of memory, borrowed for writing.
 #[derive(Debug)]
 pub struct Room<'a> {
     stretch: Stretch,
-    recycled_arenas: PhantomData<&'a mut [u8]>,
+    borrow: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> Room<'a> {
-    /// A run that is lent for `'a`.
+    /// A run that is borrowed for `'a`.
     ///
     /// # Safety
-    /// Nobody else reads or writes it as long as the result is there, and `memory` reaches it, or the host where that is
-    /// none.
+    /// The run is not accessed otherwise for the lifetime of the result. `memory` can access it, or the host if
+    /// `memory` is none.
     pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> Room<'a> {
-        Room { stretch: Stretch { buffer, memory }, recycled_arenas: PhantomData }
+        Room { stretch: Stretch { buffer, memory }, borrow: PhantomData }
     }
 
-    /// Without the loan: whoever uses it answers for that.
+    /// The run without the borrow, for which the caller becomes responsible.
     pub fn stretch(&self) -> Stretch {
         self.stretch.clone()
     }
@@ -145,12 +145,11 @@ impl<'a> Room<'a> {
 
 impl<'a> From<&'a mut [f32]> for Room<'a> {
     fn from(elements: &'a mut [f32]) -> Room<'a> {
-        Room { stretch: Stretch { buffer: RawBuffer::of_mut(elements), memory: None }, recycled_arenas: PhantomData }
+        Room { stretch: Stretch { buffer: RawBuffer::of_mut(elements), memory: None }, borrow: PhantomData }
     }
 }
 
-/// Copies what is cut into runs in one way to where it is cut in another; by way of a staging buffer between two runs that
-/// the host cannot both reach.
+/// Copies runs to runs of other lengths, in order; through a staging buffer unless the host can access both runs.
 ///
 /// # Panics
 /// If `to` has more bytes than `from`.
@@ -164,7 +163,7 @@ pub fn copy(from: &[Source<'_>], to: &[Room<'_>]) {
             let now = match rest.take().filter(|rest| rest.bytes() > 0) {
                 Some(rest) => rest,
                 None => {
-                    rest = Some(runs.next().expect("both sides have as many bytes"));
+                    rest = Some(runs.next().expect("`from` has at least as many bytes as `to`"));
                     continue;
                 }
             };
@@ -178,7 +177,7 @@ pub fn copy(from: &[Source<'_>], to: &[Room<'_>]) {
 
 fn copy_run(from: &Stretch, to: &Stretch, staging: &mut Vec<u8>) {
     if from.is_on_host() && to.is_on_host() {
-        // SAFETY: both are lent to the caller of `copy`, one of them mutably, so they lie apart.
+        // SAFETY: the caller of `copy` borrows both, one of them mutably, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.buffer.start(), to.buffer.start(), to.bytes()) };
         return;
     }
@@ -186,7 +185,7 @@ fn copy_run(from: &Stretch, to: &Stretch, staging: &mut Vec<u8>) {
     for start in (0..to.bytes()).step_by(STAGING_BYTES) {
         let piece = start..to.bytes().min(start + STAGING_BYTES);
         let staged = &mut staging[..piece.len()];
-        // SAFETY: both are lent to the caller of `copy`.
+        // SAFETY: the caller of `copy` borrows both.
         unsafe {
             from.slice(piece.clone()).read(staged);
             to.slice(piece).write(staged);
@@ -213,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_copy_is_what_was_copied_however_both_sides_are_cut(
+        fn copy_preserves_the_bytes_for_any_run_lengths_of_both_sides(
             n in 0usize..300, sent in prop::collection::vec(0usize..60, 0..9), came in prop::collection::vec(0usize..60, 0..9),
         ) {
             let from: Vec<f32> = (0..n).map(|i| i as f32).collect();

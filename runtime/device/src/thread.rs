@@ -1,4 +1,4 @@
-//! The device thread: the one thread on which programs run.
+//! Errors of starting the device thread, the thread on which programs run.
 
 /// Why a device thread could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -6,10 +6,10 @@ pub enum ThreadError {
     /// The system refused a thread.
     #[error("cannot start the device thread")]
     Spawn(#[source] std::io::Error),
-    /// The system refused the threads that compute.
+    /// The system refused the compute threads.
     #[error("cannot start {n_threads} compute threads")]
     Pool {
-        /// How many were wanted.
+        /// The wanted number of threads.
         n_threads: usize,
         /// The reason.
         #[source]

@@ -1,4 +1,4 @@
-//! Which ranks there are, and which groups they form: the same description at every rank.
+//! The ranks of a world and the groups that they form: the same description at every rank.
 
 use super::descriptor::digest;
 use super::error::CollectiveError;
@@ -10,12 +10,12 @@ pub const LOCAL_RANKS_MAX: u32 = 64;
 /// Most groups of one world.
 pub const GROUPS_MAX: usize = 1 << 16;
 
-/// Which incarnation of which numbered world something belongs to; anything of another is refused.
+/// Identifies one incarnation of one generation of a job; messages and segments of any other are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorldId {
     /// The job.
     pub job: u64,
-    /// The numbered world.
+    /// The generation.
     pub generation: u64,
     /// Restarts of the workers since the generation was announced.
     pub incarnation: u64,
@@ -33,7 +33,7 @@ pub struct World {
     id: WorldId,
     n_ranks: u32,
     groups: Vec<Vec<u32>>,
-    /// What ranks are called in errors, if not by their number.
+    /// Names of the ranks in errors, if they differ from the ranks' numbers.
     names: Vec<u32>,
 }
 
@@ -75,10 +75,10 @@ impl World {
         World::new(id, n_ranks, vec![(0..n_ranks.min(RANKS_MAX)).collect()])
     }
 
-    /// The same world as a part of a larger one, in which rank `i` is called `names[i]`.
+    /// The same world as a part of a larger world, where rank `i` has the number `names[i]`.
     ///
     /// # Errors
-    /// [`CollectiveError::Shape`] if there are not as many names as ranks.
+    /// [`CollectiveError::Shape`] if the number of names differs from the number of ranks.
     pub fn with_names(self, names: Vec<u32>) -> Result<World, CollectiveError> {
         if names.len() != self.n_ranks as usize {
             let (expected, found) = (self.n_ranks.to_string(), names.len() as u64);
@@ -87,12 +87,12 @@ impl World {
         Ok(World { names, ..self })
     }
 
-    /// What a rank is called in errors.
+    /// The name of a rank in errors.
     pub fn name_of(&self, rank: u32) -> u32 {
         self.names.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    /// Its name.
+    /// Its id.
     pub fn id(&self) -> WorldId {
         self.id
     }
@@ -107,7 +107,7 @@ impl World {
         &self.groups
     }
 
-    /// A number that worlds with other groups most likely do not have.
+    /// A hash of the ranks and groups.
     pub fn digest(&self) -> u64 {
         let words = self
             .groups
@@ -135,7 +135,7 @@ mod tests {
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
     #[test]
-    fn groups_that_name_no_rank_or_a_rank_twice_are_refused() {
+    fn world_refuses_groups_with_unknown_missing_or_repeated_ranks() {
         let new = |groups| World::new(ID, 4, groups).unwrap_err();
 
         assert_eq!(new(vec![vec![0, 4]]), CollectiveError::NoSuchRank { rank: 4, size: 4 });
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn position_is_the_index_in_the_list() {
+    fn position_is_the_index_in_the_group() {
         let world = World::new(ID, 4, vec![vec![3, 1]]).unwrap();
 
         assert_eq!(world.membership(0, 1), Ok((&[3, 1][..], 1)));

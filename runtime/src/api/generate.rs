@@ -1,7 +1,7 @@
-//! Text from a model directory, for looking at the result of training.
+//! Text from a model directory, to inspect the result of training.
 //!
-//! Each token runs the whole prefix through a forward program of the next power-of-two length: no cache of keys and
-//! values, which serving needs and a look does not.
+//! For each token, the whole prefix runs through a forward program of the next power-of-two length. There is no cache of
+//! keys and values, which only serving needs.
 
 use crate::config::precision::DeviceChoice;
 use crate::data::tokenizer::Tokenizer;
@@ -25,18 +25,18 @@ use std::path::Path;
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the likeliest token; otherwise logits are divided by it.
+    /// Divisor of the logits; 0 takes the most likely token.
     pub temperature: f32,
-    /// Only this many of the likeliest tokens; 0: all.
+    /// Number of most likely tokens to sample from; 0 means all.
     pub top_k: usize,
-    /// Only the likeliest tokens whose probabilities sum to this.
+    /// Total probability of the most likely tokens to sample from.
     pub top_p: f32,
-    /// The same seed draws the same text.
+    /// Seed; the same seed gives the same text.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Always the likeliest token.
+    /// Always takes the most likely token.
     pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 }
 
@@ -46,9 +46,9 @@ pub struct Generator {
     model: ModelConfig,
     tokenizer: Tokenizer,
     machine: Box<dyn Machine>,
-    /// Forward programs of growing length.
+    /// Forward programs of increasing length.
     programs: Vec<Compiled>,
-    /// A copy of the last logits, where the host does not reach them.
+    /// A copy of the last logits, if the host cannot address them.
     logits: Vec<f32>,
 }
 
@@ -58,7 +58,7 @@ impl Generator {
     /// Loads a model directory for texts of at most `max_len` tokens, prompt included.
     ///
     /// # Errors
-    /// When the directory is not a model that we can run.
+    /// When the directory is not a supported model.
     pub fn load(dir: &Path, max_len: usize) -> Result<Generator, JobError> {
         Generator::load_on(&*devices::of(DeviceChoice::Auto)?, dir, max_len)
     }
@@ -92,7 +92,7 @@ impl Generator {
     /// Logits `[V]` of the token that follows `ids`.
     ///
     /// # Errors
-    /// When `ids` is empty or longer than the generator was made for.
+    /// When `ids` is empty or longer than `max_len` of [`Generator::load`].
     pub fn logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
         let all = self.all_logits(ids)?;
         let v = all.len() / ids.len();
@@ -124,7 +124,7 @@ impl Generator {
             let tokens: Vec<i32> = (0..c.program.value(value).n_elements()).map(token).collect();
             machine.write(c, value, 0, &tokens);
         }
-        // The tables of a program depend on its length, and all programs share one place for them.
+        // The tables of a program depend on its length, and all programs share one buffer for them.
         weights::fill_constants(machine, c, Some(&self.model));
         machine.run_all(c, &mut Groups::none())?;
         let logits = c.program.bound(Role::Logits).next();
@@ -140,8 +140,8 @@ impl Generator {
         })
     }
 
-    /// Continues `ids` by at most `max_new` tokens, calling `on_token` for each; ends behind an end-of-text token, when
-    /// `on_token` says so by `false`, or at the longest text. Returns prompt and continuation.
+    /// Continues `ids` by at most `max_new` tokens and calls `on_token` for each. Ends after an end-of-text token, when
+    /// `on_token` returns `false`, or at the maximum length. Returns prompt and continuation.
     ///
     /// # Errors
     /// As [`Generator::logits`].
@@ -169,7 +169,7 @@ impl Generator {
     }
 }
 
-/// Loads a model on the device thread and hands it to `work` there.
+/// Loads a model on the device thread and runs `work` with it there.
 ///
 /// # Errors
 /// As [`Generator::load`] and `work`.
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn greedy_takes_the_likeliest_and_ties_the_lower_id() {
+    fn greedy_sampling_takes_the_most_likely_token_and_the_lower_id_on_a_tie() {
         assert_eq!(choose(&[0.0, 3.0, 3.0, 1.0], Sampling::GREEDY, 0.99), 1);
     }
 

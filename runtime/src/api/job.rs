@@ -1,5 +1,5 @@
-//! A job from a YAML file or from code, run to its end on threads of this process, or followed and stopped from outside.
-//! Ranks that are processes, which may die: [`crate::api::embed`].
+//! A job from a YAML file or from code, on threads of this process: run to its end, or followed and stopped through a
+//! handle. For ranks in processes that may die, see [`crate::api::embed`].
 //!
 //! ```no_run
 //! use phalanx::{Event, Job};
@@ -35,48 +35,48 @@ pub struct Job {
     user: Option<UserModel>,
 }
 
-/// Events that a slow reader may be behind before the run waits for it.
+/// Number of events that a slow reader may lag behind before the run waits for it.
 const EVENTS_BEHIND: usize = 1024;
 
 impl Job {
     /// Reads a job from its YAML file.
     ///
     /// # Errors
-    /// When the file or a key in it is not in order.
+    /// When the file cannot be read or a key in it is invalid.
     pub fn from_yaml(path: impl AsRef<Path>) -> Result<Job, JobError> {
         Ok(Job { config: JobConfig::load(path.as_ref(), &[])?, user: None })
     }
 
-    /// A job from a configuration made in code.
+    /// Makes a job from a configuration.
     pub const fn from_config(config: JobConfig) -> Job {
         Job { config, user: None }
     }
 
-    /// Gives the job a model that the user wrote; its configuration must say `model_type: user_defined` under `model`.
+    /// Gives the job a user-defined model; its configuration must have `model_type: user_defined` under `model`.
     ///
     /// # Errors
-    /// When it says otherwise, or asks for something that does not apply to such a model.
+    /// When the configuration names another model type, or has keys that do not apply to a user-defined model.
     pub fn with_model(self, model: impl Into<UserModel>) -> Result<Job, JobError> {
         check_user_defined(&self.config)?;
         Ok(Job { user: Some(model.into()), ..self })
     }
 
-    /// A job from keys and values, as they stand in the YAML file.
+    /// Builds a job from keys and values of the YAML file.
     pub fn builder() -> JobBuilder {
         JobBuilder::default()
     }
 
-    /// What it will do, and with which model if that is not in it.
+    /// The configuration, and the user-defined model if there is one.
     pub(crate) fn into_parts(self) -> (JobConfig, Option<UserModel>) {
         (self.config, self.user)
     }
 
-    /// What it will do.
+    /// The configuration of the job.
     pub const fn config(&self) -> &JobConfig {
         &self.config
     }
 
-    /// Runs to the end on this thread and those it starts.
+    /// Runs the job to its end, on this thread and threads that it starts.
     ///
     /// # Errors
     /// See [`JobError`].
@@ -84,7 +84,7 @@ impl Job {
         start::run(&self.config, self.user, &Ranks::Threads, &Control::default(), &mut |_| {})
     }
 
-    /// Runs to the end and shows every event to `on_event`, on the device thread.
+    /// Runs the job to its end and calls `on_event` with every event, on the device thread.
     ///
     /// # Errors
     /// See [`JobError`].
@@ -92,16 +92,16 @@ impl Job {
         start::run(&self.config, self.user, &Ranks::Threads, control, &mut |event| on_event(event))
     }
 
-    /// Starts on a thread of its own.
+    /// Starts the job on its own thread.
     ///
     /// # Errors
-    /// When the system refuses the thread.
+    /// When the thread cannot be started.
     pub fn start(self) -> Result<JobHandle, JobError> {
         let control = Arc::new(Control::default());
         let (tx, rx) = sync_channel(EVENTS_BEHIND);
         let theirs = Arc::clone(&control);
         let work = move || {
-            // Whoever dropped the receiver does not want to hear; the run goes on.
+            // The run continues without a receiver.
             start::run(&self.config, self.user, &Ranks::Threads, &theirs, &mut |event| drop(tx.send(event.clone())))
         };
         let thread = std::thread::Builder::new()
@@ -120,22 +120,22 @@ pub struct JobBuilder {
 }
 
 impl JobBuilder {
-    /// Sets a key as in the YAML file; sections with dots: `model.hidden_size`, `datasets.0.path`.
+    /// Sets a key of the YAML file; keys of sections have dots: `model.hidden_size`, `datasets.0.path`.
     #[must_use]
     pub fn set(mut self, key: impl Into<String>, value: impl ToString) -> JobBuilder {
         self.keys.push((key.into(), value.to_string()));
         self
     }
 
-    /// Trains a model that the user wrote, such as a [`crate::frontend::dfdx::DfdxModel`]; `base_model` and `model` are
-    /// not given then.
+    /// Trains a user-defined model, such as a [`crate::frontend::dfdx::DfdxModel`]; the keys `base_model` and `model` are
+    /// then not set.
     #[must_use]
     pub fn model(mut self, model: impl Into<UserModel>) -> JobBuilder {
         self.user = Some(model.into());
         self
     }
 
-    /// Checks all keys.
+    /// Checks all keys and returns the job.
     ///
     /// # Errors
     /// As for a YAML file, and as [`Job::with_model`].
@@ -160,27 +160,27 @@ pub struct JobHandle {
 }
 
 impl JobHandle {
-    /// Events as they happen; ends when the run does.
+    /// Events as they happen; the iterator ends with the run.
     pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
         self.events.iter()
     }
 
-    /// What can be asked of the run; may be kept and used from any thread.
+    /// Requests to the run, from any thread.
     pub fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control)
     }
 
-    /// Finish the step, save everything, and end.
+    /// Stops the run after its current step and a checkpoint.
     pub fn stop(&self) {
         self.control.stop();
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the run.
     ///
     /// # Errors
-    /// What the run ended with.
+    /// The error that ended the run.
     pub fn wait(self) -> Result<Report, JobError> {
-        // The run must not wait for a reader that only waits for it.
+        // Otherwise the run could wait for this reader, which takes no more events.
         drop(self.events);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }

@@ -1,6 +1,6 @@
-//! The library's front: jobs on threads of this process, elastic jobs inside another program, and text from a trained model.
+//! The public API: jobs on threads of this process, elastic jobs inside another program, and text from a trained model.
 //!
-//! - [`job`]: a job from a file or from code; `start`: which ranks it gets.
+//! - [`job`]: a job from a file or from code; `start`: starts its ranks.
 //! - [`embed`]: elastic jobs of a host program.
 //! - [`generate`]: text from a trained model.
 

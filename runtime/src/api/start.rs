@@ -1,4 +1,4 @@
-//! From a checked configuration to running ranks, which are threads of this process or processes of their own.
+//! Starts the ranks of a checked configuration, as threads of this process or as separate processes.
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
@@ -22,21 +22,21 @@ use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What the ranks of a run are.
+/// How the ranks of a run execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ranks {
     /// Threads of this process.
     Threads,
-    /// Processes.
+    /// Separate processes.
     Processes {
-        /// Of this program.
+        /// The rank program.
         program: PathBuf,
-        /// Whether it makes user-defined models in them.
+        /// Whether the rank program makes user-defined models.
         makes_models: bool,
     },
 }
 
-/// Runs a job to its end, or until it is asked to stop. Nothing is written before the whole input was checked.
+/// Runs a job to its end, or until a stop is requested. Nothing is written before all input is checked.
 pub(crate) fn run(
     config: &JobConfig,
     user: Option<UserModel>,
@@ -47,10 +47,10 @@ pub(crate) fn run(
     Checked::new(config, user, ranks)?.run(control, on_event)
 }
 
-/// A job of which everything was checked but its data.
+/// A job that is checked except for its data.
 pub(crate) struct Checked<'a> {
     config: &'a JobConfig,
-    /// The program of the rank processes, if ranks are such.
+    /// The rank program, if ranks are processes.
     program: Option<&'a Path>,
     tokenizer: Tokenizer,
     model: ModelPlan,
@@ -59,7 +59,7 @@ pub(crate) struct Checked<'a> {
 }
 
 impl<'a> Checked<'a> {
-    /// Checks a job and writes nothing.
+    /// Checks a job without writing files.
     pub(crate) fn new(
         config: &'a JobConfig,
         user: Option<UserModel>,
@@ -82,7 +82,7 @@ impl<'a> Checked<'a> {
         if model.model.user().is_some() && matches!(ranks, Ranks::Processes { makes_models: false, .. }) {
             return Err(HostError::RanksWithoutModel.into());
         }
-        // Compiled before the data is read, so that a model that cannot train leaves no tokens behind.
+        // Compiled before the data is read, so that a model that cannot train leaves no token files.
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         let programs =
             (0..mesh.size()).map(|rank| Programs::compile(&model, MeshRank { mesh, rank }, evaluates).map(Arc::new));

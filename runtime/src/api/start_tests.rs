@@ -1,4 +1,4 @@
-//! Runs on a device whose memory the host does not reach have the bits of those on the host.
+//! A run on a device whose memory the host cannot address has the same bits as a run on the host.
 
 use super::*;
 use crate::api::generate::Generator;
@@ -7,7 +7,7 @@ use phalanx_device::Device;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// A model of two layers whose table of tokens is longer than what is staged at once.
+/// A model of two layers whose token embedding is larger than the staging buffer.
 fn config(dir: &Path, max_steps: usize, keys: &str) -> JobConfig {
     let text: String = (0..300).map(|i| format!("The {i}th hoplite holds the line. ")).collect();
     fs::write(dir.join("text.txt"), text).unwrap();
@@ -74,14 +74,14 @@ fn tensors_in(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>, root: &Path) {
 }
 
 #[test]
-fn run_has_the_same_bits_wherever_its_state_lies() {
+fn run_is_bit_identical_on_host_and_remote_memory() {
     for keys in
         ["", "dp_shard_size: 2\n", "tensor_parallel_size: 2\n", "adapter: lora\nlora_r: 4\nlora_target_linear: true\n"]
     {
         let mut runs = Vec::new();
         for device in both() {
             let dir = tempfile::tempdir().unwrap();
-            // The second run goes on from the last checkpoint of the first.
+            // The second run resumes from the last checkpoint of the first.
             let mut losses = train(&device, &config(dir.path(), 3, keys));
             losses.extend(train(&device, &config(dir.path(), 5, keys)));
             let mut files = BTreeMap::new();
@@ -101,7 +101,7 @@ fn run_has_the_same_bits_wherever_its_state_lies() {
 }
 
 #[test]
-fn generated_text_has_the_same_logits_wherever_the_model_lies() {
+fn logits_are_bit_identical_on_host_and_remote_memory() {
     let dir = tempfile::tempdir().unwrap();
     let [host, remote] = both();
     train(&host, &config(dir.path(), 1, ""));

@@ -1,4 +1,4 @@
-//! This machine as hardware of a plan: rates read off measured steps of a small model, with all ranks at work.
+//! Describes this machine as hardware of a plan, with rates measured in steps of a small model on all ranks at once.
 
 use super::probe::{Sample, Work, samples, small};
 use crate::config::JobConfig;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// Maximum number of ranks measured together; more ranks share the cores in the same way.
 const RANKS_MAX: usize = 8;
 
-/// What each of `n_ranks` ranks of this machine does, with the threads that the job gives a rank or their number leaves.
+/// This machine as seen by each of `n_ranks` ranks, with the job's threads per rank or an equal share of the cores.
 pub(super) fn this_machine(
     named: Hardware,
     config: &JobConfig,
@@ -36,9 +36,9 @@ pub(super) fn this_machine(
         let replicas = samples(&probe, Mesh { dp_replicate: n_measured, ..Mesh::ONE }, n_threads)?;
         all.extend(replicas);
     }
-    // Cores that are measured full are shared by those beyond.
-    let turns = n_ranks as f64 / n_measured as f64;
-    all.iter_mut().for_each(|sample| sample.seconds *= turns);
+    // The measured ranks use all cores; further ranks share them.
+    let sharing = n_ranks as f64 / n_measured as f64;
+    all.iter_mut().for_each(|sample| sample.seconds *= sharing);
     Ok(Hardware {
         memory_bytes: memory_bytes().unwrap_or(named.memory_bytes) / n_ranks as u64,
         devices_per_node: n_ranks as u32,
@@ -47,7 +47,7 @@ pub(super) fn this_machine(
     })
 }
 
-/// Hardware on which every sample takes about what it took.
+/// Hardware on which the predicted time of every sample is close to its measured time.
 fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
     let products = |compute| -> Option<Rate> {
         let of = samples.iter().filter_map(|s| match s.work {
@@ -78,7 +78,7 @@ fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
     let mut measured: BTreeMap<String, f64> =
         work.iter().map(|(name, (units, seconds))| (name.to_string(), units / seconds)).collect();
     measured.extend(lines.iter().map(|(name, (_, bytes_per_s))| (name.to_string(), *bytes_per_s)));
-    // What copies, copies as fast as a gather.
+    // Operations that only copy are as fast as a gather.
     if let Some(copy) = measured.get("all_gather").copied() {
         for name in ["all_to_all", "broadcast", "shift", "send", "recv"] {
             measured.entry(name.into()).or_insert(copy);
@@ -101,8 +101,8 @@ fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
     }
 }
 
-/// Seconds of nothing, and units a second, of the line that misses points `(units, seconds)` by the smallest shares:
-/// least squares of `1 = (a + b units) / seconds`.
+/// Latency in seconds, and units per second, of the line through points `(units, seconds)` with the smallest relative
+/// errors: least squares of `1 = (a + b units) / seconds`.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let sum = |f: &dyn Fn(f64, f64) -> f64| points.iter().map(|(u, s)| f(*u, s.max(1e-9))).sum::<f64>();
     let (aa, ab, bb) = (sum(&|_, s| 1.0 / (s * s)), sum(&|u, s| u / (s * s)), sum(&|u, s| u * u / (s * s)));
@@ -113,7 +113,7 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     (per_unit > 0.0 && per_unit.is_finite()).then(|| (latency, 1.0 / per_unit))
 }
 
-/// Memory of this machine; `None` where the system does not tell.
+/// Memory of this machine; `None` if the system does not report it.
 fn memory_bytes() -> Option<u64> {
     let mut system = sysinfo::System::new().ok()?;
     system.refresh_memory();

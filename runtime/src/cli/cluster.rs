@@ -1,4 +1,4 @@
-//! `phalanx train --slurm` and `--torchrun`: what the environment says of this process, and the job that follows from it.
+//! `phalanx train --slurm` and `--torchrun`: the job configuration that follows from the launcher's environment.
 
 use super::JobArgs;
 use crate::config::JobConfig;
@@ -11,21 +11,21 @@ use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ClusterArgs {
-    /// This is one task of a Slurm step that has one on each node; see below.
+    /// Run as one task of a Slurm step that has one task on each node; see below.
     #[arg(long)]
     slurm: bool,
-    /// Take this machine's place from MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK; see below.
+    /// Take the position of this machine from MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK; see below.
     #[arg(long, conflicts_with = "slurm")]
     torchrun: bool,
-    /// With --slurm or --torchrun: number of nodes beyond the mesh that serve as warm spares.
+    /// With --slurm or --torchrun: number of nodes beyond the mesh, which serve as warm spares.
     #[arg(long, default_value_t = 0, value_name = "N")]
     spare_nodes: u32,
-    /// With --slurm or --torchrun: how long other nodes wait for the first one.
+    /// With --slurm or --torchrun: how long the other nodes wait for node 0.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     join_wait: u64,
 }
 
-/// The environment of this process. Other variables may have any value.
+/// The environment of this process, without variables that are not Unicode.
 fn environment() -> Variables {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -34,7 +34,7 @@ fn environment() -> Variables {
 }
 
 impl ClusterArgs {
-    /// Where this process stands, if it is said to be one of several.
+    /// The position of this process, if the flags say that a launcher started several.
     pub(super) fn launch_context(&self) -> Result<Option<LaunchContext>, JobError> {
         let launch_context = match (self.slurm, self.torchrun) {
             (true, _) => slurm(&environment()),
@@ -52,7 +52,7 @@ impl ClusterArgs {
         Ok(Some(launch_context))
     }
 
-    /// As it was given.
+    /// The flag as given, for a command to print.
     pub(super) const fn flag(&self) -> &'static str {
         match (self.slurm, self.torchrun) {
             (true, _) => "--slurm ",
@@ -65,14 +65,14 @@ impl ClusterArgs {
         Duration::from_secs(self.join_wait)
     }
 
-    /// The job, with as many machines, ranks and cores as the place says.
+    /// Loads the job, with the numbers of machines, ranks and cores from the launch context.
     pub(super) fn load(&self, job: &JobArgs, launch_context: &LaunchContext) -> Result<JobConfig, JobError> {
         let mut keys = job.overrides()?;
         let key = |name: &str, value: u32| (name.to_owned(), value.to_string());
         keys.push(key("nnodes", launch_context.n_nodes - self.spare_nodes));
         keys.extend(launch_context.n_ranks.map(|n| key("nproc_per_node", n)));
         let mut config = match (JobConfig::load(&job.config, &keys), launch_context.n_gpus) {
-            // Where nothing else says how many ranks a node has, each of its GPUs gets one.
+            // Without any other number of ranks per node, each GPU gets one rank.
             (Err(ConfigError::AutoAxis), Some(n_gpus)) => {
                 keys.push(key("nproc_per_node", n_gpus));
                 JobConfig::load(&job.config, &keys)?

@@ -14,28 +14,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
-  phalanx coordinator my.yaml                                      nodes on this machine only
-  phalanx coordinator --listen 10.0.0.1:7070 my.yaml               nodes on the network of this address
+  phalanx coordinator my.yaml                           accepts nodes on this machine only
+  phalanx coordinator --listen 10.0.0.1:7070 my.yaml    accepts nodes that can reach this address
   phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070 my.yaml
 
-It prints one join string; `phalanx node --join <string>` on each machine does the rest. The coordinator computes nothing
-and may die: ranks go on, and one that is started again with the same file goes on coordinating. One that is started
-beside it, with the same output_dir on a file system that both see, stands by until then; give both the addresses of both:
+The coordinator prints a join string. Run `phalanx node --join <string>` on each machine. The coordinator itself computes
+nothing. If it dies, the ranks continue; start it again with the same file to resume coordination. A second coordinator
+with the same output_dir on a shared file system stands by and takes over if the first one fails. Give both coordinators
+the addresses of both:
   phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070,other:7070 my.yaml
-Ctrl-C stops the job after the step that runs, saved.";
+
+Ctrl-C stops the job after the current step and saves a checkpoint. A second Ctrl-C exits at once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Where to listen, UDP; by default a free port that no other machine can reach.
+    /// UDP address to listen on; the default is a free port that other machines cannot reach.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "IP:PORT")]
     listen: SocketAddr,
-    /// Where nodes find it, if that is another address, or one of several coordinators; separated by commas.
+    /// Addresses at which nodes reach the coordinators, if there are several or the address differs from --listen.
     #[arg(long, value_name = "HOST:PORT,…")]
     advertise: Option<String>,
-    /// How many machines may join with the join string.
+    /// Number of machines that may join with the join string.
     #[arg(long, default_value_t = 1024)]
     machines: u32,
-    /// For how many hours machines may join with it.
+    /// Hours for which the join string is valid.
     #[arg(long, default_value_t = 24)]
     join_hours: u64,
     #[command(flatten)]
@@ -61,10 +63,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         asked.stop();
         say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
     })?;
-    let outcome = serve(&config, &model, &how, &control, &|| false, &mut |told| match told {
-        CoordinatorEvent::StandsBy => {
-            say("another coordinator is active; this one stands by and takes over if it fails")
-        }
+    let outcome = serve(&config, &model, &how, &control, &|| false, &mut |event| match event {
+        CoordinatorEvent::StandsBy => say("another coordinator is active; standing by to take over if it fails"),
         CoordinatorEvent::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
         CoordinatorEvent::Event(event) => say(sentence(&event)),
     });

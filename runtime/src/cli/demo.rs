@@ -1,5 +1,5 @@
-//! `phalanx demo`: two nodes of two ranks each train a small model on this machine; a rank is killed, then a whole node;
-//! the loss goes on falling, and the weights at the end are those of one rank that was left alone.
+//! `phalanx demo`: two nodes of two ranks each train a small model on this machine. The demo kills a rank, then a whole
+//! node; the loss continues to fall, and the final weights equal those of one undisturbed rank.
 
 use super::say;
 use crate::config::JobConfig;
@@ -13,22 +13,22 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub(super) const HELP: &str =
-    "It needs no files, no network but loopback, and about half a minute. What it does, in other words:
+    "The demo needs no files, no network except loopback, and about half a minute. It runs these commands:
   phalanx coordinator job.yaml
-  phalanx node --join <string> --ranks 2      twice
+  phalanx node --join <string> --ranks 2      (twice)
   kill -9 <a rank>; kill -9 <a node>; phalanx node --join <string> --ranks 2";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Steps of the run.
+    /// Number of steps to train.
     #[arg(long, default_value_t = 120)]
     steps: usize,
-    /// Keeps everything in this folder; a temporary one is removed at the end.
+    /// Keep all files in this folder; the default is a temporary folder, removed at the end.
     #[arg(long)]
     dir: Option<PathBuf>,
 }
 
-/// Longer than any of it takes.
+/// Longer than any part of the demo takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const JOB: &str = "\
@@ -58,44 +58,44 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     std::fs::create_dir_all(&dir).map_err(io("create", &dir))?;
     std::fs::write(dir.join("text.txt"), text()).map_err(io("write", &dir))?;
     let yaml = format!("{JOB}max_steps: {}\n", args.steps);
-    // What is written here is what every key of it means.
+    // Checks every key of the file.
     JobConfig::from_yaml_str(&yaml, &[])?;
     std::fs::write(dir.join("job.yaml"), yaml).map_err(io("write", &dir))?;
-    let stage = Stage { program: std::env::current_exe().map_err(io("find", &dir))?, dir: dir.clone() };
-    let shown = stage.play(args.steps);
+    let demo = Demo { program: std::env::current_exe().map_err(io("find", &dir))?, dir: dir.clone() };
+    let outcome = demo.run(args.steps);
     if args.dir.is_none() {
         let _ = std::fs::remove_dir_all(&temporary);
     }
-    shown
+    outcome
 }
 
-/// Where it is played, and by whom.
-struct Stage {
+/// The program and the folder of the demo.
+struct Demo {
     program: PathBuf,
     dir: PathBuf,
 }
 
-/// A process of the demonstration; it does not outlive it.
-struct Actor(Child);
+/// A process of the demo, killed when dropped.
+struct DemoProcess(Child);
 
-impl Drop for Actor {
+impl Drop for DemoProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Stage {
-    fn play(&self, n_steps: usize) -> Result<(), JobError> {
-        say("1. One rank alone, undisturbed: the weights to compare with.");
+impl Demo {
+    fn run(&self, n_steps: usize) -> Result<(), JobError> {
+        say("1. Train one undisturbed rank, for its weights.");
         let mut alone = self.start("alone", &["train", "job.yaml", "--output_dir", "alone"])?;
         self.wait_for(&mut alone, "the run of one rank")?;
-        say("2. Two nodes of two ranks each (dp_shard 4: no rank has a replica; shadows stand in).");
+        say("2. Train two nodes of two ranks each (dp_shard 4: no rank has a replica, so shadows hold second copies).");
         let job = ["coordinator", "job.yaml", "--output_dir", "out", "--dp_shard_size", "4"];
         let mut coordinator = self.start("coordinator", &job)?;
         let join = self.until("the join string", || {
-            let said = std::fs::read_to_string(self.dir.join("coordinator.log")).ok()?;
-            said.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
+            let log = std::fs::read_to_string(self.dir.join("coordinator.log")).ok()?;
+            log.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
         })?;
         let node = |i: usize| {
             let folder = format!("node{i}");
@@ -113,7 +113,7 @@ impl Stage {
         marks.push((self.n_steps(), 'n'));
         let _ = nodes[1].0.kill();
         let _ = nodes[1].0.wait();
-        say("   and another machine joins in its place");
+        say("   a new node joins in its place");
         nodes[1] = node(1)?;
         self.wait_for(&mut coordinator, "the job")?;
         self.show(&marks)
@@ -132,16 +132,16 @@ impl Stage {
         }
         let digest = |out: &str| weights_digest(&self.dir.join(out).join("model"));
         let (alone, out) = (digest("alone")?, digest("out")?);
-        say(format_args!("\nweights of one rank, undisturbed      {alone}"));
-        say(format_args!("weights of four ranks, after all this {out}"));
+        say(format_args!("\nweights of one rank, undisturbed        {alone}"));
+        say(format_args!("weights of four ranks, after both kills {out}"));
         if alone != out {
             return Err(JobError::JobFailed("the weights differ".into()));
         }
-        say("equal, to the last bit");
+        say("bit-identical");
         Ok(())
     }
 
-    fn start(&self, name: &str, args: &[&str]) -> Result<Actor, JobError> {
+    fn start(&self, name: &str, args: &[&str]) -> Result<DemoProcess, JobError> {
         let path = self.dir.join(format!("{name}.log"));
         let io = |source| JobError::Io { action: "write", path: path.clone(), source };
         let log = File::options().append(true).create(true).open(&path).map_err(io)?;
@@ -149,29 +149,29 @@ impl Stage {
         command.args(args).current_dir(&self.dir).stdin(Stdio::null());
         command.stdout(log.try_clone().map_err(io)?).stderr(log);
         let child = command.spawn();
-        child.map(Actor).map_err(|source| JobError::Io { action: "start", path: self.program.clone(), source })
+        child.map(DemoProcess).map_err(|source| JobError::Io { action: "start", path: self.program.clone(), source })
     }
 
-    fn wait_for(&self, actor: &mut Actor, what: &str) -> Result<(), JobError> {
-        let ended = self.until(what, || actor.0.try_wait().ok().flatten())?;
+    fn wait_for(&self, process: &mut DemoProcess, what: &str) -> Result<(), JobError> {
+        let ended = self.until(what, || process.0.try_wait().ok().flatten())?;
         if ended.success() { Ok(()) } else { Err(JobError::JobFailed(format!("{what} ended with {ended}"))) }
     }
 
-    fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, JobError> {
+    fn until<T>(&self, what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T, JobError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = poll() {
                 return Ok(found);
             }
             if Instant::now() >= deadline {
-                return Err(JobError::JobFailed(format!("{what} does not come")));
+                return Err(JobError::JobFailed(format!("timed out waiting for {what}")));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
     fn until_step(&self, n: usize) -> Result<(), JobError> {
-        self.until("a step", || (self.n_steps() >= n).then_some(()))
+        self.until(&format!("step {n}"), || (self.n_steps() >= n).then_some(()))
     }
 
     fn n_steps(&self) -> usize {
@@ -190,7 +190,7 @@ impl Stage {
     }
 }
 
-/// Text with something to learn in it.
+/// Text with patterns that a small model can learn.
 fn text() -> String {
     let who = ["The hoplite", "Her brother", "An old captain", "The boy from Argos", "Nobody"];
     let does = ["holds the line", "steps up", "lifts a shield", "falls and rises", "counts the spears"];
@@ -215,7 +215,7 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
 }
 
-/// A curve of a few lines, with a letter above the steps at which something happened.
+/// A text plot of the losses, with a letter above each marked step.
 fn plot(losses: &[f64], marks: &[(usize, char)]) -> String {
     const WIDTH: usize = 72;
     const HEIGHT: usize = 10;
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_curve_begins_on_top_ends_below_and_shows_what_happened() {
+    fn plot_shows_a_falling_curve_and_its_marks() {
         let losses: Vec<f64> = (0..100).map(|i| 5.0 - f64::from(i) * 0.04).collect();
 
         let text = plot(&losses, &[(50, 'n')]);

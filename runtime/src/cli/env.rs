@@ -10,7 +10,7 @@ use serde_json::json;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Print one JSON object.
+    /// Print the facts as a JSON object.
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `phalanx estimate`: everything is read off the compiled programs of the ranks and their static allocation.
+//! `phalanx estimate`: computed from the compiled programs of the ranks and their static memory layout.
 
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
@@ -32,10 +32,10 @@ pub(super) const HELP: &str = "Examples:
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Print one JSON object.
+    /// Print the estimate as a JSON object.
     #[arg(long)]
     json: bool,
-    /// Write the simulated step for chrome://tracing or Perfetto, to lay beside that of `phalanx train --trace`.
+    /// Write the simulated step for chrome://tracing or Perfetto, to compare with a trace of `phalanx train --trace`.
     #[arg(long)]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -51,13 +51,13 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-    // Before anything is measured, so that a job that cannot train is refused at once.
+    // Compiled before the measurements, so that a job that cannot train is rejected at once.
     let hardware = Hardware::named("cpu").expect("it is shipped");
     let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, evaluates);
     compile(MeshRank { mesh, rank: 0 })?;
     let hardware = this_machine(hardware, &config, &plan, model, mesh.size())?;
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
-    // With replicas no further copies are kept; with several nodes a shard may have no replica.
+    // A rank keeps shadows only if its shard may have no replica on another node.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
     let shadow_bytes = if shadows { Shadow::bytes(&*plan.device, &forecast.programs.train)? } else { 0 };
     let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
@@ -73,23 +73,23 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     Ok(())
 }
 
-/// What there is to tell.
+/// The estimate of a step.
 struct Estimate<'a> {
     mesh: Mesh,
     programs: &'a Programs,
-    /// The rank that takes most memory.
+    /// The rank that needs the most memory.
     fullest: usize,
-    /// Its bytes, by what they are for, and all of them.
+    /// Bytes of that rank, by purpose.
     memory: Vec<(&'static str, usize)>,
     peak_bytes: usize,
-    /// Besides, from the first checkpoint on that is written beside training.
+    /// In addition, from the first checkpoint that is written during training.
     saving_bytes: usize,
-    /// Besides, for the copy of another rank's state.
+    /// In addition, for a shadow of another rank's state.
     shadow_bytes: usize,
-    /// Of all ranks.
+    /// Tokens per step of all ranks.
     tokens: f64,
     flops_per_token: f64,
-    /// Products of one rank.
+    /// Rate of one rank's matrix products.
     products: Rate,
     seconds: f64,
 }
@@ -152,17 +152,17 @@ impl Estimate<'_> {
     }
 
     fn print(&self) {
-        let whose = format!("memory of rank {}, the fullest of {}", self.fullest, self.mesh.size());
+        let whose = format!("memory of rank {}, the largest of {}", self.fullest, self.mesh.size());
         let mut table = Table::new();
         table.load_style(presets::UTF8_BORDERS_ONLY).set_header([whose.as_str(), "bytes", ""]);
         for (name, bytes) in self.memory.iter().filter(|(_, bytes)| *bytes > 0).chain([&("peak", self.peak_bytes)]) {
             let share = format!("{:.1}%", 100.0 * *bytes as f64 / self.peak_bytes as f64);
             table.add_row([(*name).to_string(), human_bytes(*bytes as u64), share]);
         }
-        let besides = "besides, while training goes on beside a save";
+        let besides = "in addition, during a save in the background";
         table.add_row([besides.to_string(), human_bytes(self.saving_bytes as u64), String::new()]);
         if self.shadow_bytes > 0 {
-            let besides = "besides, for a copy of another rank's state (elastic.shadows)";
+            let besides = "in addition, for a copy of another rank's state (elastic.shadows)";
             table.add_row([besides.to_string(), human_bytes(self.shadow_bytes as u64), String::new()]);
         }
         right(&mut table, &[1, 2]);
@@ -174,7 +174,7 @@ impl Estimate<'_> {
         table.add_row(["trained parameters", &human_count(trained)]);
         table.add_row(["tokens", &format!("{:.0}", self.tokens)]);
         table.add_row(["arithmetic per token", &format!("{:.1} MFLOP", self.flops_per_token / 1e6)]);
-        table.add_row(["products of a rank, measured", &format!("{:.0} GFLOP/s", self.products.best() / 1e9)]);
+        table.add_row(["matrix products of a rank, measured", &format!("{:.0} GFLOP/s", self.products.best() / 1e9)]);
         table.add_row(["predicted time", &human_duration(Duration::from_secs_f64(self.seconds))]);
         table.add_row(["predicted tokens/s", &format!("{:.0}", self.tokens / self.seconds)]);
         table.add_row(["instructions", &self.programs.train.program.instrs.len().to_string()]);
@@ -184,7 +184,7 @@ impl Estimate<'_> {
 }
 
 impl Args {
-    /// Flags of ours may stand among the overrides, behind the file.
+    /// Takes flags of this command from among the overrides after the file.
     fn gathered(&self) -> Result<Args, JobError> {
         let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
         let mut all = Args { json: self.json, trace: self.trace.clone(), job };

@@ -7,18 +7,18 @@ use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
 use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:
-  phalanx export outputs my-model                                     the newest valid checkpoint of a run
-  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model   this one
-  phalanx export outputs my-model --merge                             a LoRA run as a whole model";
+  phalanx export outputs my-model                                     newest valid checkpoint of a run
+  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model   one checkpoint
+  phalanx export outputs my-model --merge                             LoRA run, merged into a whole model";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Checkpoint directory, or the output_dir of a run.
     checkpoint: PathBuf,
-    /// Add the adapters of a LoRA run into the weights that they adapt, and write the whole model.
+    /// Merge the adapters of a LoRA run into the base weights, and write the whole model.
     #[arg(long)]
     merge: bool,
-    /// Directory to write; must not exist, be empty, or be an earlier export.
+    /// Directory to write; it must not exist, or be empty or an earlier export.
     dir: PathBuf,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     Ok(())
 }
 
-/// A checkpoint directory as it is; of an output directory, its newest valid checkpoint.
+/// The checkpoint directory itself, or the newest valid checkpoint of an output directory.
 pub(super) fn resolve(path: &std::path::Path) -> Result<PathBuf, JobError> {
     if CheckpointId::from_dir(path).is_some() {
         return Ok(path.to_owned());

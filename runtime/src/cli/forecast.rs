@@ -1,4 +1,5 @@
-//! What a step will take: the programs of its ranks compiled, laid out and run in simulated time. Nothing is allocated.
+//! Forecasts a step: compiles the programs of its ranks, lays out their memory and runs them in simulated time. Nothing
+//! is allocated.
 
 use crate::error::JobError;
 use crate::train::programs::Programs;
@@ -10,18 +11,18 @@ use phalanx_strategies::world::{Links, Timeline};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// A step that has not run.
+/// A simulated step.
 pub(super) struct Forecast {
-    /// When everything happens.
+    /// The simulated times.
     pub timeline: Timeline,
-    /// The rank that takes most memory.
+    /// The rank that needs the most memory.
     pub fullest: usize,
-    /// Its programs.
+    /// Programs of that rank.
     pub programs: Programs,
 }
 
 impl Forecast {
-    /// Compiles `ranks` of the mesh and simulates a step of all; `spans` keeps every piece of work.
+    /// Compiles `ranks` of the mesh and simulates a step of all ranks; `spans` keeps every span of work.
     pub(super) fn of(
         mesh: Mesh,
         ranks: Ranks,
@@ -38,7 +39,7 @@ impl Forecast {
         let duration = |post: &_, nodes: &[u32]| post_duration(hardware, post, nodes);
         let links = Links { mover: hardware.mover, node: &|rank| hardware.node(rank), duration: &duration };
         let timeline = all.simulate(&links, spans)?;
-        // Of equal ones the first.
+        // On a tie, the lowest rank.
         let fullest = compiled.iter().rev().max_by_key(|(_, programs)| programs.bytes()).map_or(0, |(rank, _)| *rank);
         let programs = compiled.remove(&fullest).expect("it is one of them");
         Ok(Forecast { timeline, fullest, programs })

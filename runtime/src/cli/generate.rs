@@ -15,25 +15,25 @@ pub(super) const HELP: &str = "Examples:
 pub(super) struct Args {
     /// Model directory.
     model: PathBuf,
-    /// Text to continue; empty starts from the beginning of a text.
+    /// Text to continue; an empty prompt starts a new text.
     #[arg(long, default_value = "")]
     prompt: String,
-    /// Most tokens to add.
+    /// Maximum number of tokens to generate.
     #[arg(long, alias = "max_new_tokens", default_value_t = 200)]
     max_new_tokens: usize,
-    /// 0 always takes the likeliest token.
+    /// Sampling temperature; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// Only this many of the likeliest tokens; 0: all.
+    /// Sample from this many of the most likely tokens; 0 means all.
     #[arg(long, alias = "top_k", default_value_t = 0)]
     top_k: usize,
-    /// Only the likeliest tokens with this total probability.
+    /// Sample from the most likely tokens with this total probability.
     #[arg(long, alias = "top_p", default_value_t = 1.0)]
     top_p: f32,
-    /// The same seed draws the same text.
+    /// Seed of the sampling; the same seed gives the same text.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Threads that compute; default: one per core.
+    /// Compute threads [default: one per core].
     #[arg(long)]
     threads: Option<usize>,
 }
@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     continue_text(&args.model, &args.prompt, args.max_new_tokens, sampling, args.threads)
 }
 
-/// Prints a prompt and its continuation as it grows.
+/// Prints a prompt, then each token of its continuation.
 pub(super) fn continue_text(
     model: &Path,
     prompt: &str,

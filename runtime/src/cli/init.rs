@@ -14,19 +14,19 @@ pub(super) struct Args {
     /// File to write.
     #[arg(default_value = "phalanx.yaml")]
     file: PathBuf,
-    /// Ask nothing, take the answers given here or their defaults.
+    /// Ask no questions; use the given options or their defaults.
     #[arg(long, short)]
     yes: bool,
     /// Hugging Face directory to start from; without it, a small new model.
     #[arg(long, alias = "base_model")]
     base_model: Option<PathBuf>,
-    /// File to train on.
+    /// Dataset file to train on.
     #[arg(long)]
     dataset: Option<PathBuf>,
-    /// What is in it: completion, alpaca or chat_template.
+    /// Type of the dataset: completion, alpaca or chat_template.
     #[arg(long, alias = "dataset_type")]
     dataset_type: Option<String>,
-    /// Print the reference of all keys as Markdown instead, and write nothing.
+    /// Print the reference of all keys as Markdown, and write no file.
     #[arg(long)]
     reference: bool,
 }
@@ -45,10 +45,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         let answer = answer("Hugging Face directory to start from (empty: a small new model)", "");
         (!answer.is_empty()).then(|| answer.into())
     });
-    let dataset = args.dataset.clone().unwrap_or_else(|| answer("File to train on", "data.txt").into());
+    let dataset = args.dataset.clone().unwrap_or_else(|| answer("Dataset file to train on", "data.txt").into());
     let guess = if dataset.extension().is_some_and(|e| e == "jsonl" || e == "json") { "alpaca" } else { "completion" };
     let kind = args.dataset_type.clone();
-    let kind = kind.unwrap_or_else(|| answer("What is in it (completion, alpaca, chat_template)", guess));
+    let kind = kind.unwrap_or_else(|| answer("Type of the dataset (completion, alpaca, chat_template)", guess));
     let kind = match kind.as_str() {
         "completion" => DatasetType::Completion,
         "alpaca" => DatasetType::Alpaca,

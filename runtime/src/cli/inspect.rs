@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct Args {
     /// Checkpoint, output_dir of a run, or model directory.
     path: PathBuf,
-    /// Print one JSON object.
+    /// Print the contents as a JSON object.
     #[arg(long)]
     json: bool,
 }

@@ -40,56 +40,56 @@ enum Command {
     /// Train the model that a YAML file describes.
     #[command(after_help = train::HELP)]
     Train(train::Args),
-    /// Coordinate a job over several machines; prints the join string of its nodes.
+    /// Coordinate a job on several machines, and print the join string for its nodes.
     #[command(after_help = coordinator::HELP)]
     Coordinator(coordinator::Args),
-    /// Take part in a job with the ranks of this machine.
+    /// Join a job as a node, with ranks on this machine.
     #[command(after_help = node::HELP)]
     Node(node::Args),
-    /// Train on two nodes of this machine, kill a rank and a node, and compare the weights.
+    /// Train on two nodes of this machine, kill a rank and a node, and compare the final weights.
     #[command(after_help = demo::HELP)]
     Demo(demo::Args),
-    /// Show what a running job is doing: nodes, ranks, step, incidents.
+    /// Show the nodes, ranks, step and incidents of a running job.
     #[command(after_help = operate::HELP)]
     Status(operate::StatusArgs),
-    /// Leave a node of a running job and release it.
+    /// Move the state of a node to other nodes, then release the node.
     #[command(after_help = operate::HELP)]
     Drain(operate::DrainArgs),
-    /// Give a running job another mesh, any that its model fits; no step is lost.
+    /// Change the mesh of a running job without losing a step.
     #[command(after_help = operate::HELP)]
     Resize(operate::ResizeArgs),
-    /// Let a running job write a checkpoint.
+    /// Save a checkpoint of a running job after its current step.
     #[command(after_help = operate::HELP)]
     Save(operate::Which),
-    /// End a running job after its step, saved.
+    /// Stop a running job after its current step, and save a checkpoint.
     #[command(after_help = operate::HELP)]
     Stop(operate::Which),
-    /// Say what a run would need: memory, parameters, arithmetic, time. Reads no data and trains nothing.
+    /// Estimate the memory, arithmetic and time of a job, without reading data or training.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
-    /// Search for the arrangement of given machines that trains a job fastest. Trains nothing.
+    /// Search for the arrangement that trains a job fastest on given machines, without training.
     #[command(after_help = plan::HELP)]
     Plan(plan::Args),
-    /// Turn a checkpoint into a directory that `transformers` loads.
+    /// Export a checkpoint as a directory that `transformers` can load.
     #[command(after_help = export::HELP)]
     Export(export::Args),
-    /// Show what a checkpoint or a model directory contains.
+    /// Show the contents of a checkpoint or a model directory.
     Inspect(inspect::Args),
-    /// Continue a text with a model, to look at the result of training.
+    /// Continue a text with a trained model.
     #[command(after_help = generate::HELP)]
     Generate(generate::Args),
-    /// Describe this machine, for a bug report.
+    /// Describe this machine for a bug report.
     Env(env::Args),
-    /// Write a commented YAML file to start from.
+    /// Write a commented configuration file to start from.
     Init(init::Args),
 }
 
-/// Overrides of keys on the command line: `--learning_rate 1e-4` or `--learning_rate=1e-4`.
+/// A job's file and overrides of its keys: `--learning_rate 1e-4` or `--learning_rate=1e-4`.
 #[derive(Debug, clap::Args)]
 struct JobArgs {
     /// The job's YAML file.
     config: PathBuf,
-    /// Any key of the file as `--key value`; sections with dots, as in `--model.hidden_size 64`.
+    /// Override a key of the file; write keys of sections with dots, as in `--model.hidden_size 64`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "--KEY VALUE")]
     overrides: Vec<String>,
 }
@@ -118,11 +118,11 @@ impl JobArgs {
     }
 }
 
-/// Runs the command line; the exit code is 2 where the input is at fault, 1 where the run is.
+/// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise.
 pub fn main() -> ExitCode {
     let program = rank_process();
     let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
-        // One sentence, as for every other value that does not fit; what else to try is in the help.
+        // Only the first line, so that every invalid value is reported in one sentence; the rest is in the help.
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let text = error.to_string();
             let _ = writeln!(std::io::stderr(), "{}", text.lines().next().unwrap_or_default());
@@ -130,7 +130,7 @@ pub fn main() -> ExitCode {
         }
         _ => error.exit(),
     });
-    // Environment variables are read here, where the process starts, and nowhere else.
+    // Environment variables are read only here, where the process starts.
     log_to_stderr();
     let result = match cli.command {
         Command::Train(args) => train::run(&args, &program),
@@ -159,7 +159,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Aligns columns of figures.
+/// Aligns columns of numbers to the right.
 fn right(table: &mut comfy_table::Table, columns: &[usize]) {
     for i in columns {
         if let Some(column) = table.column_mut(*i) {
@@ -168,7 +168,7 @@ fn right(table: &mut comfy_table::Table, columns: &[usize]) {
     }
 }
 
-/// Prints a line; a reader that went away ends the program quietly.
+/// Prints a line. If the reader has closed the pipe, the program exits without an error.
 fn say(text: impl std::fmt::Display) {
     if writeln!(std::io::stdout(), "{text}").is_err() {
         std::process::exit(0);

@@ -16,23 +16,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) const HELP: &str = "Examples:
   phalanx node --join phx1.…@10.0.0.1:7070              one rank on this machine
-  phalanx node --join phx1.…@10.0.0.1:7070 --ranks 8    eight, beyond the mesh as warm spares
+  phalanx node --join phx1.…@10.0.0.1:7070 --ranks 8    eight ranks; ranks beyond the mesh are warm spares
 
-The join string is what `phalanx coordinator` printed; the job's configuration comes with it. SIGTERM or Ctrl-C drains the
-node: its ranks are released once others have their state, and nothing is lost; a second one ends it at once.";
+`phalanx coordinator` prints the join string. The node receives the job's configuration when it joins. SIGTERM or Ctrl-C
+drains the node: it exits once other nodes hold its state, and no step is lost. A second signal exits at once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What the coordinator printed.
+    /// Join string that `phalanx coordinator` printed.
     #[arg(long, value_name = "STRING")]
     join: String,
-    /// Rank processes on this machine.
+    /// Number of rank processes on this machine.
     #[arg(long, default_value_t = 1)]
     ranks: u32,
-    /// Where this node keeps its key and certificate; another node on the same machine needs another folder.
+    /// Folder for the key and certificate of this node; each node on a machine needs its own.
     #[arg(long, default_value = ".phalanx-node")]
     dir: PathBuf,
-    /// The address at which ranks of other nodes reach those of this one, if it is not that towards the coordinator.
+    /// Address at which ranks of other nodes reach the ranks of this one [default: the one on the route to the coordinator].
     #[arg(long, value_name = "IP")]
     advertise: Option<IpAddr>,
 }

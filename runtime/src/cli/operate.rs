@@ -1,4 +1,4 @@
-//! `phalanx status`, `drain`, `resize`, `save` and `stop`: what can be asked of a running job.
+//! `phalanx status`, `drain`, `resize`, `save` and `stop`: requests to a running job.
 
 use super::say;
 use crate::api::embed::running::Resize;
@@ -16,20 +16,20 @@ use phalanx_strategies::elastic::message::{Ending, MemberPhase};
 use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:
-  phalanx status my.yaml               nodes, ranks, step, incidents
-  phalanx status runs/first --json     the same for programs
-  phalanx save my.yaml                 a checkpoint after the step that runs
-  phalanx drain my.yaml 2              leave node 2 and release it
+  phalanx status my.yaml               show nodes, ranks, step and incidents
+  phalanx status runs/first --json     the same as JSON
+  phalanx save my.yaml                 save a checkpoint after the current step
+  phalanx drain my.yaml 2              move the state of node 2 to other nodes, then release it
   phalanx resize my.yaml --dp_shard_size 3
   phalanx resize my.yaml --pipeline_parallel_size 2 --tensor_parallel_size 2 --dp_shard_size 1
-  phalanx stop my.yaml                 end after the step that runs, saved
+  phalanx stop my.yaml                 save a checkpoint after the current step, then end
 
-The job is named by its YAML file or its output folder, where its coordinator keeps the operator's credential.";
+Name the job by its YAML file or its output folder. The coordinator keeps the operator's credential in that folder.";
 
-/// Which job.
+/// The job that a request is for.
 #[derive(Debug, clap::Args)]
 pub(super) struct Which {
-    /// The job's YAML file, or its output folder.
+    /// The job's YAML file or output folder.
     job: PathBuf,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Which {
 pub(super) struct StatusArgs {
     #[command(flatten)]
     which: Which,
-    /// For programs.
+    /// Print the status as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -46,7 +46,7 @@ pub(super) struct StatusArgs {
 pub(super) struct DrainArgs {
     #[command(flatten)]
     which: Which,
-    /// Number of the node, as `phalanx status` shows it.
+    /// Number of the node, as shown by `phalanx status`.
     node: u32,
 }
 
@@ -54,19 +54,19 @@ pub(super) struct DrainArgs {
 pub(super) struct ResizeArgs {
     #[command(flatten)]
     which: Which,
-    /// Copies of the model; as it is, if not given.
+    /// Copies of the model; unchanged if omitted.
     #[arg(long = "dp_replicate_size")]
     dp_replicate_size: Option<usize>,
-    /// Ranks that share the state of one copy; as it is, if not given.
+    /// Ranks that share the state of one copy; unchanged if omitted.
     #[arg(long = "dp_shard_size")]
     dp_shard_size: Option<usize>,
-    /// Ranks that share each matrix product; as it is, if not given.
+    /// Ranks that share each matrix product; unchanged if omitted.
     #[arg(long = "tensor_parallel_size", alias = "tp_size")]
     tensor_parallel_size: Option<usize>,
-    /// Ranks that share one sequence; as it is, if not given.
+    /// Ranks that share one sequence; unchanged if omitted.
     #[arg(long = "context_parallel_size", alias = "cp_size")]
     context_parallel_size: Option<usize>,
-    /// Ranks that share the layers; as it is, if not given.
+    /// Ranks that share the layers; unchanged if omitted.
     #[arg(long = "pipeline_parallel_size", alias = "pp_size")]
     pipeline_parallel_size: Option<usize>,
 }
@@ -133,8 +133,10 @@ pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
         pipeline_parallel_size: args.pipeline_parallel_size,
     };
     let mesh = change.of(now);
-    args.which
-        .request(&Request::Resize(mesh), &format!("resizing to {mesh}; `phalanx status` shows when it is running"))
+    args.which.request(
+        &Request::Resize(mesh),
+        &format!("resizing to {mesh}; `phalanx status` shows when the new mesh is running"),
+    )
 }
 
 pub(super) fn save(args: &Which) -> Result<(), JobError> {
@@ -160,7 +162,7 @@ fn show(status: &Status) {
         say(format_args!("waiting: {why}"));
     }
     if status.wanted != mesh {
-        say(format_args!("wanted: {} ranks ({})", status.wanted.size(), status.wanted));
+        say(format_args!("target: {} ranks ({})", status.wanted.size(), status.wanted));
     }
     match &status.ending {
         Some(Ending::Finished) => say("the job is done"),
@@ -172,17 +174,26 @@ fn show(status: &Status) {
     }
     let mut table = Table::new();
 
-    table
-        .load_style(presets::UTF8_BORDERS_ONLY)
-        .set_header(["node", "slot", "pid", "rank", "at", "state", "entered", "applied", "shadows", "heard"]);
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header([
+        "node",
+        "slot",
+        "pid",
+        "rank",
+        "coord",
+        "state",
+        "entered",
+        "applied",
+        "shadows",
+        "heartbeat",
+    ]);
     for node in &status.nodes {
         let heard = format!("{} ms ago", node.heard_ago_ms);
         let state = if node.silent {
             " (silent)"
         } else if node.left_out {
-            " (out of reach)"
+            " (unreachable)"
         } else if node.draining {
-            " (left)"
+            " (draining)"
         } else {
             ""
         };
@@ -204,11 +215,11 @@ fn row(node: &str, worker: &RankStatus, heard: &str) -> [String; 10] {
     let at = worker.coordinate.iter().flatten().filter(|(_, at)| **at > 0);
     let at: Vec<String> = at.map(|(axis, at)| format!("{axis} {at}")).collect();
     let state = match (worker.hangs, worker.phase, worker.rank) {
-        (true, ..) => "hangs".to_owned(),
+        (true, ..) => "stuck".to_owned(),
         (_, MemberPhase::Stopped, None) => "spare".to_owned(),
-        (_, MemberPhase::CatchingUp, _) if worker.n_own + worker.n_shadows == 0 => "catches up".to_owned(),
-        (_, MemberPhase::CatchingUp, _) => "has caught up".to_owned(),
-        (_, MemberPhase::Running, _) if worker.slow => format!("{}; slow, all others wait for it", worker.at),
+        (_, MemberPhase::CatchingUp, _) if worker.n_own + worker.n_shadows == 0 => "catching up".to_owned(),
+        (_, MemberPhase::CatchingUp, _) => "caught up".to_owned(),
+        (_, MemberPhase::Running, _) if worker.slow => format!("{}; straggler", worker.at),
         (_, MemberPhase::Running, _) => worker.at.to_string(),
         (_, phase, _) => format!("{phase:?}").to_lowercase(),
     };

@@ -1,5 +1,5 @@
-//! `phalanx plan`: which arrangement of the given machines trains a job fastest. Each candidate's programs are compiled,
-//! one for each pipeline stage, laid out and run in simulated time.
+//! `phalanx plan`: searches for the arrangement that trains a job fastest on the given machines. It compiles each
+//! candidate's programs, one for each pipeline stage, lays out their memory and runs them in simulated time.
 
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
@@ -28,34 +28,35 @@ pub(super) const HELP: &str = "Examples:
   phalanx plan my.yaml --nodes 2 --gpu a100-80g --gradient_accumulation_steps 64 --json
   phalanx plan my.yaml --gpu cpu --gpus-per-node 4 --trace best.json
 
-The rows of a step are those of the file (micro_batch_size x gradient_accumulation_steps x its data-parallel ranks); how
-ranks share them is what is searched. Times come from the hardware's published figures (`cpu`: measured on this machine),
-memory from the static layout of each program with the working space that kernels of the CPU need.";
+A step has the rows that the file gives it: micro_batch_size x gradient_accumulation_steps x data-parallel ranks. The
+search decides how the ranks share these rows. Predicted times follow from the hardware's published figures, or with
+`--gpu cpu` from measurements on this machine. Predicted memory is the static layout of each program, with the working
+space of CPU kernels.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Machines.
+    /// Number of machines.
     #[arg(long, default_value_t = 1)]
     nodes: u32,
-    /// Devices of a machine [default: as usual for the device].
+    /// Devices per machine [default: the usual number for the hardware].
     #[arg(long)]
     gpus_per_node: Option<u32>,
-    /// a100-80g, h100, h200, l40s, or cpu: this machine, measured.
+    /// Hardware: a100-80g, h100, h200, l40s, or cpu for this machine, measured.
     #[arg(long, default_value = "h100")]
     gpu: String,
-    /// Arrangements to show.
+    /// Number of arrangements to show.
     #[arg(long, default_value_t = 10)]
     top: usize,
-    /// Arrangements to compile and simulate at most; more take longer and may find a better one.
+    /// Maximum number of arrangements to simulate; a larger number takes longer and may find a faster arrangement.
     #[arg(long, default_value_t = 40)]
     evaluate: usize,
-    /// Rows of a microbatch at most.
+    /// Maximum number of rows in a microbatch.
     #[arg(long, default_value_t = 8)]
     micro_batch_max: usize,
-    /// Write the simulated step of the best arrangement for chrome://tracing or Perfetto.
+    /// Write the simulated step of the fastest arrangement for chrome://tracing or Perfetto.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Print one JSON object.
+    /// Print the plan as a JSON object.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -95,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
 }
 
 impl Args {
-    /// Flags of ours may stand among the overrides, behind the file.
+    /// Takes flags of this command from among the overrides after the file.
     fn gathered(&self) -> Result<Args, CommandError> {
         let mut all = Args {
             gpu: self.gpu.clone(),
@@ -114,7 +115,7 @@ impl Args {
                 .contains(&key)
             {
                 all.job.overrides.push(word.clone());
-                // Its value may look like anything.
+                // The value of an override may look like a flag.
                 all.job.overrides.extend(joined.is_none().then(|| words.next().cloned()).flatten());
                 continue;
             }
@@ -137,7 +138,7 @@ impl Args {
 }
 
 impl Args {
-    /// Refuses numbers that no search can be of.
+    /// Rejects numbers of machines, devices or rows that cannot be planned.
     fn checked(self) -> Result<Args, CommandError> {
         let numbers = [
             ("--nodes", self.nodes as usize),
@@ -157,10 +158,10 @@ impl Args {
     }
 }
 
-/// Ranks that a search is of at most.
+/// Maximum number of ranks in a search.
 const RANKS_MAX: usize = 1 << 16;
 
-/// What candidates are of.
+/// The job and hardware that candidates are evaluated for.
 struct Planner {
     plan: ModelPlan,
     /// Whether the job has validation rows.
@@ -181,7 +182,7 @@ impl Planner {
         Ok(Planner { plan, evaluates, hardware, workload })
     }
 
-    /// The job as the candidate does it.
+    /// The model plan of a candidate.
     fn plan_of(&self, candidate: &Candidate) -> ModelPlan {
         let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
         let spec = candidate.spec(&self.plan.spec);
@@ -189,7 +190,7 @@ impl Planner {
         ModelPlan { batch, n_microbatches, spec, ..self.plan.clone() }
     }
 
-    /// A step of the candidate; of each stage one rank stands for the others.
+    /// A step of the candidate; one rank of each stage represents the others.
     fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
         let plan = self.plan_of(candidate);
         let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, self.evaluates);
@@ -203,7 +204,8 @@ impl Planner {
         Ok(Evaluation::extrapolated([(a, short), (b, longer)], n, input_bytes))
     }
 
-    /// Compiles the best candidate whole, where it was judged by shorter steps; one that does not fit then is out.
+    /// Evaluates the whole step of the best candidate if it was extrapolated from shorter steps, and removes the candidate if
+    /// it does not fit.
     fn confirm(&self, found: &mut Plan) {
         while let Some(best) = found.ranked.first_mut().filter(|best| best.candidate.samples().is_some()) {
             let whole = self.evaluate_step(&best.candidate, best.candidate.n_microbatches);
@@ -216,7 +218,7 @@ impl Planner {
             }
         }
         for (i, ranked) in found.ranked.iter_mut().enumerate() {
-            // Steps that were extrapolated stay so.
+            // Other extrapolated steps keep their estimate.
             if (i == 0 || ranked.candidate.samples().is_none())
                 && let Some(bytes) = self.fullest(&ranked.candidate)
             {
@@ -225,7 +227,7 @@ impl Planner {
         }
     }
 
-    /// Bytes of the fullest rank: of a stage, tensor-parallel ranks differ by a few values.
+    /// Bytes of the rank that needs the most memory. Within a stage, tensor-parallel ranks differ by a few values.
     fn fullest(&self, candidate: &Candidate) -> Option<u64> {
         let (plan, mesh) = (self.plan_of(candidate), Mesh::from(candidate.mesh));
         let places = (0..mesh.pp).flat_map(|stage| (0..mesh.tp).map(move |tp| (stage, tp)));
@@ -236,7 +238,7 @@ impl Planner {
         bytes.collect::<Option<Vec<u64>>>()?.into_iter().max()
     }
 
-    /// The candidate's step with `n` microbatches, and the input bytes of one.
+    /// Evaluates the candidate's step with `n_microbatches`; also returns the input bytes of one microbatch.
     fn evaluate_step(&self, candidate: &Candidate, n_microbatches: usize) -> Result<(Evaluation, u64), Reason> {
         let forecast = self.forecast(&Candidate { n_microbatches, ..*candidate }, false);
         let forecast = forecast.map_err(|e| Reason::Refused { why: e.to_string() })?;
@@ -252,7 +254,7 @@ impl Planner {
         let (w, hw) = (&self.workload, &self.hardware);
         let n_nodes = options.world_size as u32 / hw.devices_per_node;
         say(format_args!(
-            "{} parameters, {} rows of {} tokens a step, on {n_nodes} x {} {} with {} each",
+            "{} parameters, {} rows of {} tokens per step, on {n_nodes} x {} {} with {} each",
             human_count(w.n_params()),
             w.global_batch_rows,
             w.seq_len,

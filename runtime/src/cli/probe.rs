@@ -1,5 +1,5 @@
-//! A few steps of a small relative of a job's model, on as many ranks at once as the job has, with every instruction
-//! measured: what kernels and collectives take on this machine while all of its ranks are busy.
+//! Measures every instruction in a few steps of a model that is smaller than the job's, on all ranks of the job at once:
+//! the times of kernels and collectives on this machine while all of its ranks are busy.
 
 use crate::error::JobError;
 use crate::train::architecture::Architecture;
@@ -20,37 +20,37 @@ use phalanx_strategies::world::{Span, What};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Steps that count, and those before them that do not: they touch memory for the first time.
+/// Measured steps, and the steps before them, which touch memory for the first time.
 const N_STEPS: usize = 12;
 const N_FIRST: usize = 2;
 
-/// What one instruction took.
+/// The time of one instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     /// Kernel or collective.
     pub name: &'static str,
-    /// What it did.
+    /// The work of the instruction.
     pub work: Work,
     /// Time of one rank.
     pub seconds: f64,
 }
 
-/// What an instruction does.
+/// The work of an instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    /// Computes.
+    /// Computation.
     Kernel {
         /// Arithmetic and bytes.
         cost: Cost,
-        /// Of products, the precision.
+        /// The precision, of a matrix product.
         compute: Option<Compute>,
     },
-    /// Moves bytes of wholes.
+    /// Communication; the bytes are those of whole tensors.
     Collective { bytes: u64 },
 }
 
-/// A plan whose step takes a fraction of a second: two blocks of the job's model, of a large one's relative with fewer
-/// heads, a narrower stream and a smaller vocabulary.
+/// A plan whose step takes a fraction of a second: two blocks of the job's model. Of a large model, the heads, width and
+/// vocabulary are reduced.
 pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
     const WIDTH_MAX: usize = 1024;
     const VOCABULARY_MAX: usize = 8192;
@@ -80,7 +80,7 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
 
 /// Runs the plan on all ranks of a mesh, each with `n_threads` threads, and returns the duration of every instruction.
 pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<Vec<Sample>, JobError> {
-    // Each rank runs one microbatch, as when it is alone.
+    // Each rank runs one microbatch, as a single rank does.
     let plan = &ModelPlan { n_microbatches: mesh.data_ranks(), ..plan.clone() };
     let ranks = (0..mesh.size()).map(|rank| Programs::compile(plan, MeshRank { mesh, rank }, false));
     let ranks = ranks.collect::<Result<Vec<Programs>, _>>()?;
@@ -113,7 +113,7 @@ fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<
     fill_inputs(&mut *machine, c, plan);
     let mut steps = Vec::new();
     for _ in 0..N_FIRST + N_STEPS {
-        // All begin together.
+        // All ranks begin the step together.
         team.sum(0)?;
         let mut timings = Timings::with_capacity(c.program.instrs.len());
         let with = &mut Run { timings: Some(&mut timings), ..Run::with(&mut team.groups) };
@@ -124,7 +124,7 @@ fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<
     Ok(steps.split_off(N_FIRST))
 }
 
-/// Tokens all over the vocabulary, and the scalars of a first step.
+/// Fills the inputs with tokens from the whole vocabulary, and the scalars of a first step.
 fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
     let (vocabulary, seq_len) = (plan.model.vocab_size(), plan.batch.seq_len);
     for b in &c.program.bindings {
@@ -149,14 +149,14 @@ fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
     }
 }
 
-/// What instructions take in steps that are neither among the fastest nor among the slowest quarter.
+/// Times of instructions, without the fastest and the slowest quarter of the steps.
 fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
     let total = |step: usize| ranks.iter().flat_map(|(_, steps)| &steps[step]).sum::<Duration>();
     let mut steps: Vec<usize> = (0..N_STEPS).collect();
     steps.sort_by_key(|step| total(*step));
     let steps = &steps[N_STEPS / 4..N_STEPS - N_STEPS / 4];
     let mut samples = Vec::new();
-    // Of each collective what each rank waited in each step. Programs of ranks differ where parts of a whole are empty.
+    // For each collective, the wait of each rank in each step. Programs of ranks differ where parts of a tensor are empty.
     let mut waits: BTreeMap<(&'static str, u32, u64), Vec<Vec<Duration>>> = BTreeMap::new();
     for (c, timings) in ranks {
         let taken = |i: usize| -> Vec<Duration> { steps.iter().map(|step| timings[*step][i]).collect() };
@@ -177,7 +177,7 @@ fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
         }
     }
     for ((name, _, bytes), ranks) in waits {
-        // The last rank to arrive does not wait.
+        // The last rank to arrive waits for no other rank, so the shortest wait is the time of the collective.
         let last = |step: usize| ranks.iter().map(|rank| rank[step]).min().unwrap_or_default();
         let seconds = (0..steps.len()).map(last).sum::<Duration>().as_secs_f64() / steps.len() as f64;
         samples.push(Sample { name, work: Work::Collective { bytes }, seconds });

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM. Only the command line listens to them; the library leaves them to its host.
+//! Handlers of Ctrl-C and SIGTERM. Only the command line installs them; the library leaves signals to its host.
 
 use crate::error::JobError;
 

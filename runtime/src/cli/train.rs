@@ -22,23 +22,25 @@ pub(super) const HELP: &str = "Examples:
   phalanx train my.yaml --learning_rate 1e-4 --max_steps 100
   phalanx train my.yaml --resume_from_checkpoint none --output_dir runs/second
 
-Ctrl-C finishes the step, saves everything and prints how to go on; a second one ends at once.
+Ctrl-C stops after the current step, saves a checkpoint and prints the command to resume. A second Ctrl-C exits at once.
 
-On a cluster, the same command on every node makes them one job. Node 0 leads; it leaves what the others need to join in
-output_dir, which all nodes share, in a file that only you can read. When another node dies, the rest goes on.
+On a cluster, run the same command on every node. Node 0 coordinates the job: it writes the join string to a file in
+output_dir that only you can read, so all nodes must share output_dir. If another node dies, the remaining nodes continue.
 
   srun --ntasks-per-node=1 phalanx train --slurm my.yaml
-      in an allocation; nodes and cores come from SLURM_NODEID, SLURM_NNODES, SLURM_JOB_NODELIST, SLURM_CPUS_PER_TASK.
-      SIGTERM to all nodes, as before a preemption, saves and ends the job; to one node other than node 0, drains it.
-      srun itself ends all tasks with one of them, unless it has --no-kill --kill-on-bad-exit=0.
+      Run this in an allocation. Nodes and cores come from SLURM_NODEID, SLURM_NNODES, SLURM_JOB_NODELIST and
+      SLURM_CPUS_PER_TASK. SIGTERM to all nodes, as before a preemption, saves a checkpoint and ends the job. SIGTERM to a
+      node other than node 0 drains that node. By default srun ends all tasks when one task dies; to keep the others, add
+      --no-kill --kill-on-bad-exit=0.
 
   MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 phalanx train --torchrun my.yaml
-      one process on each of WORLD_SIZE nodes, in place of `torchrun --nnodes 2 --node-rank 1 --master-addr …`.
-      With LOCAL_WORLD_SIZE, WORLD_SIZE and RANK count ranks as torchrun does; the process of the node's first rank starts
-      its LOCAL_WORLD_SIZE ranks, and the others have nothing to do: torchrun --no-python … phalanx train --torchrun my.yaml
+      Run one process on each of WORLD_SIZE nodes, instead of `torchrun --nnodes 2 --node-rank 1 --master-addr …`.
+      If LOCAL_WORLD_SIZE is set, WORLD_SIZE and RANK count ranks, as under torchrun. The process of a node's first rank
+      then starts all LOCAL_WORLD_SIZE ranks, and the other processes exit:
+      torchrun --no-python … phalanx train --torchrun my.yaml
 
-  The ranks of the mesh are spread evenly; `nproc_per_node` counts those of one node. Neither environment is looked at
-  without its flag.";
+  The ranks of the mesh are spread evenly over the nodes; `nproc_per_node` is the number of ranks on each node. Without
+  --slurm or --torchrun, these variables are ignored.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -50,8 +52,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     let launch_context = args.cluster.launch_context()?;
-    if launch_context.as_ref().is_some_and(|launch_context| !launch_context.speaks) {
-        say("the first process of this machine starts its ranks; this one has nothing to do");
+    if launch_context.as_ref().is_some_and(|launch_context| !launch_context.is_first) {
+        say("the first process of this machine starts all its ranks; this process has nothing to do");
         return Ok(());
     }
     // A single node needs no coordinator on another machine.
@@ -96,7 +98,7 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
 pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
     match (event, progress.as_mut()) {
         (Event::Started(s), Some(p)) => {
-            p.note(&format!("going on from step {} with {} ranks ({})", s.first_step, s.mesh.size(), s.mesh))
+            p.note(&format!("continuing from step {} with {} ranks ({})", s.first_step, s.mesh.size(), s.mesh))
         }
         (Event::Started(s), None) => {
             introduce(s);
@@ -113,7 +115,7 @@ pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps
 
 fn show_sample(dir: &Path, prompt: &str, n_tokens: usize, n_threads: Option<usize>) -> Result<(), JobError> {
     say("\nsample:");
-    // A small model that always takes the likeliest token repeats itself.
+    // With greedy sampling a small model repeats itself.
     let sampling = Sampling { temperature: 0.7, top_k: 0, top_p: 0.95, seed: 0 };
     super::generate::continue_text(dir, prompt, n_tokens, sampling, n_threads)
 }
@@ -143,7 +145,7 @@ fn farewell(report: &Report, args: &Args, starts_anew: bool) {
     if let Some(dir) = &report.model_dir {
         say(format_args!("model in {}", dir.display()));
         if dir.join("config.json").exists() {
-            say(format_args!("look at it:  phalanx generate {} --prompt '…'", dir.display()));
+            say(format_args!("try it with:  phalanx generate {} --prompt '…'", dir.display()));
         }
     }
     if !report.finished {
@@ -154,6 +156,6 @@ fn farewell(report: &Report, args: &Args, starts_anew: bool) {
         if starts_anew {
             command += " --resume_from_checkpoint auto";
         }
-        say(format_args!("stopped after step {}; go on with:  {command}", report.steps));
+        say(format_args!("stopped after step {}; resume with:  {command}", report.steps));
     }
 }

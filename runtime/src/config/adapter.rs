@@ -9,13 +9,13 @@ section! {
     pub struct AdapterSection {
         /// `lora` freezes the model and trains low-rank matrices beside its weights (Hu et al. 2021).
         pub adapter: Option<Adapter> = None;
-        /// Rank of the matrices; without it, 8.
+        /// Rank of the matrices; if not set, 8.
         pub lora_r: Option<usize> = None => AT_LEAST_ONE;
-        /// The product of the matrices is scaled by this over `lora_r`; without it, 16.
+        /// The product of the matrices is scaled by `lora_alpha / lora_r`; if not set, 16.
         pub lora_alpha: Option<f64> = None => POSITIVE;
         /// Names of the linear layers that get an adapter, such as q_proj.
         pub lora_target_modules: Vec<String> = Vec::new();
-        /// Every linear layer of the blocks gets an adapter.
+        /// Add an adapter to every linear layer of the blocks.
         pub lora_target_linear: bool = false;
     }
 }
@@ -33,7 +33,7 @@ choices! {
 pub struct Lora<'a> {
     /// Rank of the matrices.
     pub rank: usize,
-    /// Numerator of the scale; the product of the matrices counts `alpha / rank` times.
+    /// Numerator of the scale: the product of the matrices is multiplied by `alpha / rank`.
     pub alpha: f64,
     /// The layers that are adapted.
     pub targets: LoraTargets<'a>,
@@ -44,17 +44,17 @@ pub struct Lora<'a> {
 pub enum LoraTargets<'a> {
     /// Every linear layer of the blocks.
     AllLinear,
-    /// The layers of these names.
+    /// The layers with these names.
     Modules(&'a [String]),
 }
 
 /// Rank when `lora_r` is not given, the default of PEFT.
 const RANK_DEFAULT: usize = 8;
-/// Scale when `lora_alpha` is not given: twice the default rank, the common choice.
+/// Value of `lora_alpha` when it is not given: twice the default rank, the common choice.
 const ALPHA_DEFAULT: f64 = 16.0;
 
 impl AdapterSection {
-    /// The adapters to train, or `None` where the whole model is trained.
+    /// The adapters to train, or `None` if the whole model is trained.
     pub fn lora(&self) -> Option<Lora<'_>> {
         let Adapter::Lora = self.adapter?;
         let targets = match self.lora_target_modules.as_slice() {
@@ -80,7 +80,7 @@ impl AdapterSection {
         ];
         match (self.adapter, given.iter().find(|(_, given)| *given)) {
             (None, Some((key, _))) => {
-                conflict(key, "adapter", "no adapter is trained; add `adapter: lora` or remove it")
+                conflict(key, "adapter", "no adapter is trained; add `adapter: lora` or remove the key")
             }
             (Some(_), _) if !self.lora_target_linear && self.lora_target_modules.is_empty() => {
                 let why = "name the layers, or set `lora_target_linear: true` for all of them";
@@ -89,7 +89,7 @@ impl AdapterSection {
             (Some(_), _) if self.lora_target_linear && !self.lora_target_modules.is_empty() => conflict(
                 "lora_target_linear",
                 "lora_target_modules",
-                "one says all layers, the other names some; keep one",
+                "the first selects all layers, the second only some; keep one",
             ),
             _ => Ok(()),
         }

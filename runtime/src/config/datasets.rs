@@ -1,4 +1,4 @@
-//! What the model catches up from: the files, how a line becomes a sample, and how samples become sequences.
+//! Training data: the files, how an entry becomes a sample, and how samples become sequences.
 
 use std::path::PathBuf;
 
@@ -10,27 +10,29 @@ use super::setting::{AT_LEAST_ONE, Setting};
 use super::source::At;
 
 section! {
-    /// The data and how it is cut into sequences.
+    /// The data and its division into sequences.
     pub struct DataSection {
-        /// Files to catch up from; a list of entries with at least `path` and `type`.
+        /// Files to train on: a list of entries with at least `path` and `type`.
         pub datasets: Vec<DatasetConfig> = Vec::new();
-        /// Where tokenized data is kept between runs; without it, a folder below `output_dir`.
+        /// Folder for tokenized data, kept between runs; if not set, a folder in `output_dir`.
         pub dataset_prepared_path: Option<PathBuf> = None;
         /// Tokens per sequence.
         pub sequence_len: usize = 512 => AT_LEAST_ONE;
-        /// Put several short samples into one sequence; attention does not cross from one to the next.
+        /// Pack several short samples into one sequence; attention does not cross the boundaries of samples.
         pub sample_packing: bool = false;
-        /// What happens to a sample that is longer than `sequence_len`: error, drop or truncate.
+        /// Handling of samples longer than `sequence_len`: error, drop or truncate.
         pub excess_length_strategy: ExcessLength = ExcessLength::Error;
-        /// Chat template of `chat_template` entries: tokenizer_default (ChatML where the tokenizer has none), chatml or jinja.
+        /// Chat template of `chat_template` entries: tokenizer_default (ChatML if the tokenizer has none), chatml or
+        /// jinja.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
-        /// The text of the template, for `chat_template: jinja`.
+        /// Text of the template, for `chat_template: jinja`.
         pub chat_template_jinja: Option<String> = None;
-        /// Also learn the prompt, not only the answer, of instruction and chat samples.
+        /// Also train on the prompts of instruction and chat samples, not only on the answers.
         pub train_on_inputs: bool = false;
-        /// How much is held out for evaluation: below 1 a share of the samples, from 1 up a number of samples, 0 nothing.
+        /// Samples held out for evaluation: a share of all samples if below 1, else a number of samples; 0 disables
+        /// evaluation.
         pub val_set_size: ValSetSize = ValSetSize::Nothing;
-        /// Steps between evaluations on the held-out samples; without it, once at the end.
+        /// Steps between evaluations on the held-out samples; if not set, one evaluation at the end.
         pub eval_steps: Option<usize> = None => AT_LEAST_ONE;
         /// Visit the samples in a new random order in every epoch, derived from `seed`.
         pub shuffle: bool = true;
@@ -40,23 +42,24 @@ section! {
 section! {
     /// One entry of `datasets`.
     pub struct DatasetConfig {
-        /// The file: .jsonl, .json or plain text; a pattern such as `src/**/*.rs` means all files that match, in order of name.
+        /// File (.jsonl, .json or plain text), or a pattern such as `src/**/*.rs` for all matching files, in order of
+        /// name.
         pub path: PathBuf = PathBuf::new();
         /// How an entry of the file becomes a sample.
         pub r#type: DatasetType = DatasetType::Completion;
-        /// How the file is written; without it, json for .json and .jsonl, otherwise text.
+        /// Format of the file; if not set, json for .json and .jsonl files, else text.
         pub ds_type: Option<FileFormat> = None;
-        /// Which file of a folder; without it, train.
+        /// Name of the split to read from a folder; if not set, train.
         pub split: Option<String> = None;
-        /// Name of the text field of `completion` entries; without it, text.
+        /// Name of the text field of `completion` entries; if not set, text.
         pub field: Option<String> = None;
-        /// Name of the field of `chat_template` entries that lists the messages; without it, messages.
+        /// Name of the field of `chat_template` entries that lists the messages; if not set, messages.
         pub field_messages: Option<String> = None;
         /// Name of the role field of a message.
         pub message_field_role: String = "role".into();
-        /// Name of the field of a message that holds its text.
+        /// Name of the text field of a message.
         pub message_field_content: String = "content".into();
-        /// Roles whose messages are learned when `train_on_inputs` is off; without it, the assistant's.
+        /// Roles whose messages are trained on when `train_on_inputs` is off; if empty, only the assistant's.
         pub roles_to_train: Vec<String> = Vec::new();
     }
 }
@@ -64,7 +67,7 @@ section! {
 choices! {
     /// How an entry of a dataset becomes a sample.
     pub enum DatasetType {
-        /// Plain text, learned from its first token to its last.
+        /// Plain text, trained on from its first token to its last.
         Completion = "completion";
         /// Instruction, optional input, and answer.
         Alpaca = "alpaca";
@@ -74,7 +77,7 @@ choices! {
 }
 
 choices! {
-    /// How a dataset file is written.
+    /// The format of a dataset file.
     pub enum FileFormat {
         /// One JSON object per line, or one JSON list of objects.
         Json = "json";
@@ -84,13 +87,13 @@ choices! {
 }
 
 choices! {
-    /// What happens to a sample that does not fit into one sequence.
+    /// Handling of a sample that does not fit into one sequence.
     pub enum ExcessLength {
         /// Training stops before it starts, naming the sample.
         Error = "error" | "raise";
-        /// The sample is left out.
+        /// The sample is dropped.
         Drop = "drop";
-        /// Its beginning is kept.
+        /// The beginning of the sample is kept.
         Truncate = "truncate";
     }
 }
@@ -98,11 +101,11 @@ choices! {
 choices! {
     /// Which template renders conversations.
     pub enum ChatTemplateChoice {
-        /// The tokenizer's own, or ChatML where it has none.
+        /// The tokenizer's template, or ChatML if the tokenizer has none.
         TokenizerDefault = "tokenizer_default" | "tokenizer_default_fallback_chatml";
         /// ChatML, regardless of the tokenizer.
         Chatml = "chatml";
-        /// The one in `chat_template_jinja`.
+        /// The template in `chat_template_jinja`.
         Jinja = "jinja";
     }
 }
@@ -182,7 +185,7 @@ fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> 
     at.refuse_unknown(keys, &known)?;
     for needed in ["path", "type"] {
         if keys.get(needed).is_none_or(Value::is_null) {
-            let why = "every entry of `datasets` says which file it is and how it is read";
+            let why = "every entry of `datasets` needs a `path` and a `type`";
             return Err(ConfigError::Missing { key: format!("{at}.{needed}"), why: why.into() });
         }
     }

@@ -1,4 +1,4 @@
-//! The section `elastic`: detection of failures, waiting for replacements, and limits of shrinking.
+//! The section `elastic`: failure detection, waiting for replacements, and limits of shrinking.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ section! {
     pub struct Elastic {
         /// Seconds after which a silent machine counts as lost; all other timeouts are derived from it.
         pub detection_time: f64 = 1.0 => POSITIVE;
-        /// Rank processes beyond the mesh, on every node, as warm spares: the model is compiled, and memory for its
-        /// state and its step is allocated.
+        /// Rank processes beyond the mesh on every node, kept as warm spares: their model is compiled and their memory
+        /// is allocated.
         pub spare_ranks: usize = 0;
         /// Seconds to wait for a replacement before the job continues in a smaller world; `none` waits forever.
         pub replace_patience: Option<f64> = Some(30.0) => NOT_NEGATIVE;
@@ -28,8 +28,8 @@ section! {
         pub dp_shard_min: usize = 1 => AT_LEAST_ONE;
         /// Keep a second copy of state that would otherwise be lost with one node (or, on a single node, one process).
         pub shadows: bool = true;
-        /// A newcomer that misses more bytes of state than this catches up while the others train, if they can train
-        /// without it; smaller amounts are fetched between two steps.
+        /// Bytes of missing state above which a new rank catches up while the others train, if they can train without
+        /// it; smaller amounts are fetched between two steps.
         pub rest_bytes_max: usize = 32 << 20;
         /// Replace a rank that delays all others for too long, instead of waiting for it.
         pub evict_stragglers: bool = true;
@@ -66,24 +66,24 @@ impl Setting for Elastic {
     }
 }
 
-/// For ever, as far as timers are concerned.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// Longer than any job runs, and short enough for timers.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl Elastic {
     /// The timeouts that follow from the detection time.
     pub fn timing(&self) -> Timing {
-        // How long preparations take does not follow from how fast losses are noticed.
+        // The duration of preparations does not depend on the detection time.
         let derived = Timing::derive(Duration::from_secs_f64(self.detection_time));
         Timing { first_step: Duration::from_secs_f64(self.step_timeout).max(derived.stuck), ..derived }
     }
 
-    /// What may become of a mesh. Updates change `state_bytes` of weights and optimizer state.
+    /// The policy for changes of the mesh. An update writes `state_bytes` of weights and optimizer state.
     pub fn policy(&self, wanted: Mesh, n_microbatches: usize, state_bytes: u64) -> Policy {
         Policy {
             wanted,
             dp_replicate_min: self.dp_replicate_min.min(wanted.dp_replicate),
             dp_shard_min: self.dp_shard_min.min(wanted.dp_shard),
-            replace_patience: self.replace_patience.map_or(FOR_EVER, Duration::from_secs_f64),
+            replace_patience: self.replace_patience.map_or(FOREVER, Duration::from_secs_f64),
             n_microbatches,
             uneven: true,
             evict_stragglers: self.evict_stragglers,
@@ -98,7 +98,7 @@ impl Elastic {
         let fits = self.timing().check();
         fits.map_err(|error| ConfigError::Conflict {
             first: "elastic.detection_time".into(),
-            second: "a timeout that follows".into(),
+            second: "a derived timeout".into(),
             why: error.to_string(),
         })
     }

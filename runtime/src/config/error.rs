@@ -1,4 +1,4 @@
-//! What can be wrong with a job's configuration, each case as one sentence that names the key.
+//! Errors of a job's configuration. The text of each is one sentence that names the key.
 
 use phalanx_strategies::mesh::MeshError;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Where a value was written, so that a message can send the reader there.
+/// Where a value was written, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueLocation {
     /// On this line of the file, counted from 1.
@@ -27,34 +27,34 @@ impl fmt::Display for ValueLocation {
     }
 }
 
-/// Why a configuration was refused; nothing has been started when it is returned.
+/// Why a configuration was rejected. Nothing has been started when this error is returned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// The file could not be read.
     #[error("cannot read the configuration {}: {reason}", path.display())]
     Unreadable {
-        /// The file asked for.
+        /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         reason: String,
     },
     /// The text is not YAML, or is not a mapping of keys to values.
     #[error("the configuration is not valid YAML: {reason}")]
     Syntax {
-        /// What the parser said, with its line.
+        /// The parser's message, with its line.
         reason: String,
     },
-    /// A key that no section knows.
+    /// An unknown key.
     #[error("unknown key `{key}`{location}{}", hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default())]
     UnknownKey {
         /// The key as written, with the path of its section.
         key: String,
         /// Where it was written.
         location: ValueLocation,
-        /// The nearest known key, or why this well-known key of other tools does not exist here.
+        /// The nearest known key, or why a well-known key of other tools does not exist here.
         hint: Option<String>,
     },
-    /// A key that is given twice, perhaps under two spellings.
+    /// A key is given twice, perhaps under two spellings.
     #[error("`{first}` and `{second}`{location} set the same thing; keep one of them")]
     Duplicate {
         /// The spelling found first.
@@ -76,43 +76,43 @@ pub enum ConfigError {
         /// The values that are accepted.
         fits: String,
     },
-    /// A key is needed and absent.
+    /// A required key is absent.
     #[error("`{key}` is missing: {why}")]
     Missing {
         /// The absent key, or the alternatives.
         key: String,
-        /// Why it is needed.
+        /// Why the key is required.
         why: String,
     },
-    /// Two values that are each fine and together are not.
-    #[error("`{first}` and `{second}` do not go together: {why}")]
+    /// Two values that are valid on their own contradict each other.
+    #[error("`{first}` conflicts with `{second}`: {why}")]
     Conflict {
         /// One key.
         first: String,
         /// The other.
         second: String,
-        /// The relation that fails, and the way out.
+        /// The violated relation, and how to fix it.
         why: String,
     },
-    /// Both ways of saying how large a step is.
-    #[error("`microbatches_per_step` and `gradient_accumulation_steps` both say how large a step is; remove one")]
+    /// Two keys set the size of a step.
+    #[error("`microbatches_per_step` and `gradient_accumulation_steps` both set the size of a step; remove one")]
     TwoBatchSizes,
-    /// Microbatches that do not come out even.
+    /// The microbatches of a step cannot be divided evenly.
     #[error(
-        "{per_step} microbatches a step cannot be shared evenly by {data_ranks} data-parallel ranks; {fits} would fit, or set reproducible: true, which shares them unevenly"
+        "{per_step} microbatches per step cannot be divided evenly among {data_ranks} data-parallel ranks; use {fits}, or set `reproducible: true`, which divides them unevenly"
     )]
     UnevenBatch {
         /// Microbatches of a step.
         per_step: usize,
         /// Ranks that share them.
         data_ranks: usize,
-        /// A number that comes out even.
+        /// A number of microbatches that can be divided evenly.
         fits: usize,
     },
-    /// A mesh that is not one of the ranks that there are.
+    /// The mesh does not match the number of ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// Nothing says how many ranks there are.
-    #[error("`dp_shard_size` is auto, but nothing says how many ranks there are; set nproc_per_node")]
+    /// `dp_shard_size: auto` without a number of ranks.
+    #[error("`dp_shard_size` is auto, but the number of ranks is unknown; set `nproc_per_node`")]
     AutoAxis,
 }

@@ -1,12 +1,12 @@
-//! Finds the line on which a key of a block-style YAML text was written.
+//! Finds the line of a key in a block-style YAML text, for error messages.
 //!
-//! The parser's tree has no positions, and an error without a line is a search for the reader. The scan knows only what
-//! people write in configurations (indentation, `key:`, `- `); where a text is cleverer, there is no line in the message.
+//! The parser's tree has no positions. The scan handles only the YAML of typical configurations (indentation, `key:`, `- `);
+//! for other YAML, the message has no line.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One step into the tree.
+/// One step down the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     /// Into the value of this key.
@@ -24,7 +24,7 @@ impl fmt::Display for Segment {
     }
 }
 
-/// A line with content: its number, the column of its first character, and its text from there.
+/// A line with content: its number, the column of its first character, and the text from that column.
 struct Line<'a> {
     number: usize,
     column: usize,
@@ -45,8 +45,8 @@ pub(crate) fn line_of(text: &str, path: &[Segment]) -> Option<usize> {
         }?;
         let found_in = &block[at..];
         found = Some(found_in[0].number);
-        // A dash line is split into dash and content by `content`, so everything below has a greater column, except
-        // that YAML lets a list stand at the column of its own key.
+        // `content` splits a dash line into dash and content, so everything below has a greater column. The exception is
+        // a list, which YAML allows at the column of its own key.
         let list_at_key = matches!(segment, Segment::Key(_))
             && found_in.get(1).is_some_and(|line| line.column == column && line.text.starts_with('-'));
         let ends = |line: &Line<'_>| {
@@ -58,7 +58,7 @@ pub(crate) fn line_of(text: &str, path: &[Segment]) -> Option<usize> {
     found
 }
 
-/// The first top-level key that stands twice in the text, with the line of the second.
+/// The first top-level key that occurs twice in the text, with the line of its second occurrence.
 pub(crate) fn repeated_key(text: &str) -> Option<(String, usize)> {
     let lines = content(text);
     let column = lines.first()?.column;
@@ -124,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_one_section_is_not_found_in_another() {
+    fn key_of_one_section_is_not_found_in_another() {
         assert_eq!(line_of(TEXT, &[key("hidden_size")]), None);
         assert_eq!(line_of(TEXT, &[key("datasets"), Segment::Item(0), key("field")]), None);
     }
 
     #[test]
-    fn a_key_that_stands_twice_is_named_with_its_second_line() {
+    fn repeated_key_is_named_with_its_second_line() {
         assert_eq!(repeated_key("a: 1\nb: 2\na: 3\n"), Some(("a".into(), 3)));
         assert_eq!(repeated_key(TEXT), None);
     }

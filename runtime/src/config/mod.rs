@@ -1,10 +1,10 @@
-//! The one YAML file of a job: read, overridden, checked. Below [`JobConfig::load`] everything is valid.
+//! The YAML file of a job: read, overridden and checked. Every loaded [`JobConfig`] is valid.
 //!
-//! The file is flat, with the keys that users of Axolotl know; a few of Accelerate's spellings are accepted too. Each
-//! section struct is declared once, with documentation, default and range of every key, by the macro in `section`; the
-//! reader, the reference ([`reference()`]) and the starter file ([`starter::starter_yaml`]) are made from that declaration.
+//! The file is flat and uses the keys of Axolotl; a few of Accelerate's spellings are accepted too. The macro in `section`
+//! declares each section struct once, with documentation, default and range of every key. The reader, the reference
+//! ([`reference()`]) and the starter file ([`starter::starter_yaml`]) are generated from that declaration.
 //!
-//! Deliberately absent: the meaning of a model's shape (the model families check it) and of a dataset's lines (`data`).
+//! Deliberately absent: checks of a model's shape (done by the model families) and of a dataset's lines (`data`).
 
 pub mod adapter;
 pub mod datasets;
@@ -43,16 +43,16 @@ use schedule::ScheduleSection;
 use section::{KeyDoc, Section};
 use source::Source;
 
-/// A job as its user describes it, checked; the sections gather what one part of the program reads.
+/// The checked configuration of a job. Each section has the keys that one part of the program reads.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct JobConfig {
     /// The model and its tokenizer.
     pub model: ModelSection,
-    /// The data and how it is cut into sequences.
+    /// The data and its division into sequences.
     pub data: DataSection,
     /// Length of the run, batch size and learning rate.
     pub schedule: ScheduleSection,
-    /// How gradients change the weights.
+    /// The optimizer.
     pub optimizer: OptimizerSection,
     /// Number formats, memory and threads.
     pub precision: PrecisionSection,
@@ -62,7 +62,7 @@ pub struct JobConfig {
     pub parallel: ParallelSection,
     /// Output, checkpoints and the seed.
     pub output: OutputSection,
-    /// What happens when ranks and machines are lost or added.
+    /// Handling of lost and added ranks and machines.
     pub elastic: Elastic,
 }
 
@@ -82,8 +82,8 @@ impl JobConfig {
     /// Reads and checks the text of a file.
     ///
     /// # Errors
-    /// The first thing wrong, as one sentence that names key and line: not YAML, a key unknown or given twice, a value of
-    /// the wrong type or out of range, a relation between keys that does not hold.
+    /// The first fault, as one sentence that names key and line: invalid YAML, an unknown or repeated key, a value of the
+    /// wrong type or out of range, or a violated relation between keys.
     pub fn from_yaml_str(text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigError> {
         let known = reference();
         let source = Source::new(text, overrides, &known)?;
@@ -106,7 +106,7 @@ impl JobConfig {
         Ok(job)
     }
 
-    /// The whole configuration, defaults included, as YAML that reads back equal; it belongs beside a run's results.
+    /// The whole configuration, including defaults, as YAML that reads back equal. It is stored with a run's results.
     pub fn to_yaml(&self) -> String {
         let mut keys = Mapping::new();
         self.model.write_section(&mut keys);
@@ -119,10 +119,10 @@ impl JobConfig {
         self.output.write_section(&mut keys);
         ElasticSection { elastic: self.elastic.clone() }.write_section(&mut keys);
         serde_yaml_ng::to_string(&Value::Mapping(keys))
-            .expect("a tree of texts, numbers and lists always has a YAML form")
+            .expect("a tree of strings, numbers and lists always has a YAML form")
     }
 
-    /// Sequences that one change of the weights sees, over all ranks.
+    /// Sequences per step, over all ranks.
     pub fn sequences_per_step(&self) -> usize {
         self.schedule.micro_batch_size.saturating_mul(self.microbatches_per_step())
     }
@@ -141,7 +141,7 @@ impl JobConfig {
         self.parallel.mesh().map_or(1, |mesh| mesh.data_ranks())
     }
 
-    /// Relations between keys; types and ranges of single keys were checked as they were read.
+    /// Checks relations between keys; types and ranges of single keys were checked when they were read.
     fn validate(&self) -> Result<(), ConfigError> {
         self.model.validate()?;
         self.data.validate()?;
@@ -167,7 +167,7 @@ pub fn reference() -> Vec<KeyDoc> {
     sections().into_iter().flat_map(|(_, keys)| keys).collect()
 }
 
-/// Every section by title with its keys, in the order in which a person writes a file.
+/// Every section with its title and keys, in the order of the starter file.
 pub fn sections() -> Vec<(&'static str, Vec<KeyDoc>)> {
     vec![
         ("Model", ModelSection::keys()),

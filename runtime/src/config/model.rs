@@ -1,4 +1,4 @@
-//! Which model is trained: one that exists as a Hugging Face directory, or one described here and started from scratch.
+//! The model to train: an existing one from a Hugging Face directory, or a new one described by the configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -12,30 +12,31 @@ use super::source::At;
 section! {
     /// The model and its tokenizer.
     pub struct ModelSection {
-        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from; give this or `model`.
+        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from; set this or `model`.
         pub base_model: Option<PathBuf> = None;
-        /// The keys of a Hugging Face config.json (model_type, hidden_size, …), to train a new model from random weights.
+        /// Keys of a Hugging Face config.json (model_type, hidden_size, …), to train a new model from random weights.
         pub model: Option<ModelDescription> = None;
-        /// Where the tokenizer comes from: `bytes` (every byte is a token) or a directory or file; without it, `base_model`.
+        /// Tokenizer: `bytes` (every byte is a token), or a directory or file; if not set, the tokenizer of
+        /// `base_model`.
         pub tokenizer: Option<Tokenizer> = None;
     }
 }
 
-/// What a new model looks like: the keys of a Hugging Face `config.json`, their names checked, their values left to the
-/// model families, which know which of them they need.
+/// The description of a new model: keys of a Hugging Face `config.json`. Their names are checked here; the model families
+/// check their values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelDescription(pub serde_json::Map<String, serde_json::Value>);
 
-/// Where the tokenizer comes from.
+/// The source of the tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokenizer {
-    /// Every byte is a token; needs no file.
+    /// Every byte is a token; no file is needed.
     Bytes,
     /// A directory with `tokenizer.json`, or that file.
     Path(PathBuf),
 }
 
-/// Where the first weights come from.
+/// The source of the initial weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ModelSource<'a> {
     /// Weights and shape of this Hugging Face directory.
@@ -45,7 +46,7 @@ pub enum ModelSource<'a> {
 }
 
 impl ModelSection {
-    /// Where the first weights come from.
+    /// The source of the initial weights.
     ///
     /// # Panics
     /// Never on a loaded configuration, which has exactly one of `base_model` and `model`.
@@ -57,10 +58,10 @@ impl ModelSection {
         }
     }
 
-    /// The tokenizer named, or the one of the base model.
+    /// The configured tokenizer, or that of the base model.
     ///
     /// # Panics
-    /// Never on a loaded configuration, in which `model` comes with a `tokenizer`.
+    /// Never on a loaded configuration, which has a `tokenizer` if it has a `model`.
     pub fn tokenizer_source(&self) -> Tokenizer {
         match (&self.tokenizer, &self.base_model) {
             (Some(tokenizer), _) => tokenizer.clone(),
@@ -78,11 +79,11 @@ impl ModelSection {
             }),
             (None, None) => Err(ConfigError::Missing {
                 key: "base_model".into(),
-                why: "name a Hugging Face directory, or describe a new model under `model`".into(),
+                why: "set a Hugging Face directory, or describe a new model under `model`".into(),
             }),
             (None, Some(_)) if self.tokenizer.is_none() => Err(ConfigError::Missing {
                 key: "tokenizer".into(),
-                why: "a new `model` brings none; use `tokenizer: bytes` or name a directory with tokenizer.json".into(),
+                why: "a new `model` has none; set `tokenizer: bytes` or a directory with tokenizer.json".into(),
             }),
             _ => Ok(()),
         }
@@ -97,13 +98,14 @@ impl Setting for ModelDescription {
         let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
         at.refuse_unknown(keys, &phalanx_strategies::model::keys())?;
         if keys.get("model_type").and_then(Value::as_str).is_none() {
-            let why = "the family decides which other keys are read, for example `model_type: llama`";
+            let why = "it selects the model family, for example `model_type: llama`";
             return Err(ConfigError::Missing { key: format!("{at}.model_type"), why: why.into() });
         }
         let mut description = serde_json::Map::new();
         for (key, value) in keys {
             let name = key.as_str().unwrap_or_default();
-            let json = as_json(value).ok_or_else(|| at.key(name).mismatch(value, "a value that JSON has".into()))?;
+            let json =
+                as_json(value).ok_or_else(|| at.key(name).mismatch(value, "a value that JSON can represent".into()))?;
             description.insert(name.to_owned(), json);
         }
         Ok(Self(description))
@@ -113,7 +115,7 @@ impl Setting for ModelDescription {
     }
 }
 
-/// The same value in JSON's terms; `None` for tags, keys that are not texts, and numbers JSON cannot hold.
+/// The value as JSON; `None` for tags, keys that are not strings, and numbers that JSON cannot represent.
 fn as_json(value: &Value) -> Option<serde_json::Value> {
     Some(match value {
         Value::Null => serde_json::Value::Null,

@@ -1,6 +1,6 @@
-//! How gradients change the weights.
+//! The optimizer and its hyperparameters.
 //!
-//! The rules, and the keys of their hyperparameters, are those that [`phalanx_strategies::optimizer`] registers.
+//! [`phalanx_strategies::optimizer`] registers the rules and the keys of their hyperparameters.
 
 use super::error::ConfigError;
 use super::section::{KeyDoc, Section, section, show};
@@ -12,20 +12,20 @@ use serde_yaml_ng::{Mapping, Value};
 /// The optimizer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSection {
-    /// The rule that turns gradients into changes of the weights, with its hyperparameters.
+    /// The rule that turns gradients into updates of the weights, with its hyperparameters.
     pub rule: OptimizerSpec,
-    /// Keep the state of the optimizer outside the memory of the device: on a CPU, in a file below `output_dir`.
+    /// Keep the optimizer state outside device memory; on a CPU, in a file in `output_dir`.
     pub offload_optimizer: bool,
-    /// The norm of all gradients is cut to this; 0 or none leaves gradients as they are.
+    /// Clip the norm of all gradients to this value; 0 or none disables clipping.
     pub max_grad_norm: Option<f64>,
 }
 
 section! {
-    /// What applies to every rule.
+    /// The keys that apply to every rule.
     pub struct AnyRule {
-        /// Keep the state of the optimizer outside the memory of the device: on a CPU, in a file below `output_dir`.
+        /// Keep the optimizer state outside device memory; on a CPU, in a file in `output_dir`.
         pub offload_optimizer: bool = false;
-        /// The norm of all gradients is cut to this; 0 or none leaves gradients as they are.
+        /// Clip the norm of all gradients to this value; 0 or none disables clipping.
         pub max_grad_norm: Option<f64> = Some(1.0) => setting::NOT_NEGATIVE;
     }
 }
@@ -40,7 +40,7 @@ impl Default for OptimizerSection {
 }
 
 impl OptimizerSection {
-    /// The norm to which gradients are cut, if they are.
+    /// The norm to which gradients are clipped, if any.
     pub fn clip_norm(&self) -> Option<f64> {
         self.max_grad_norm.filter(|&norm| norm > 0.0)
     }
@@ -63,7 +63,7 @@ impl Section for OptimizerSection {
         let rule = KeyDoc {
             key: RULE,
             aliases: &[],
-            doc: format!("The rule that turns gradients into changes of the weights: {}.", choices.join("; ")),
+            doc: format!("Rule that turns gradients into updates of the weights: {}.", choices.join("; ")),
             default: default.name().into(),
             fits: words(),
         };
@@ -84,7 +84,7 @@ impl Section for OptimizerSection {
         Ok(Self::with(rule, AnyRule::read_section(keys, at)?))
     }
 
-    /// Keys that the rule does not use stand there, too, with their defaults.
+    /// Also writes the keys that the rule does not use, with their defaults.
     fn write_section(&self, keys: &mut Mapping) {
         keys.insert(RULE.into(), self.rule.name().into());
         for key in Key::all() {
@@ -95,13 +95,13 @@ impl Section for OptimizerSection {
     }
 }
 
-/// A key of hyperparameters, which several rules may use.
+/// A key of a hyperparameter, which several rules may use.
 struct Key {
     name: &'static str,
     uses: Vec<Use>,
 }
 
-/// What a key is for one rule.
+/// The use of a key by one rule.
 struct Use {
     rule: &'static str,
     doc: &'static str,
@@ -110,7 +110,7 @@ struct Use {
 }
 
 impl Key {
-    /// The keys of all rules, in the order in which they are registered.
+    /// The keys of all rules, in the order of registration.
     fn all() -> Vec<Key> {
         let mut keys: Vec<Key> = Vec::new();
         for mut optimizer in OptimizerSpec::all() {
@@ -126,7 +126,8 @@ impl Key {
         keys
     }
 
-    /// Rules that mean the same by the key share an entry; a default that is not the first rule's is told.
+    /// Rules with the same meaning of the key share an entry. An entry names its default if it differs from the first
+    /// rule's.
     fn doc(&self) -> KeyDoc {
         let first = &self.uses[0];
         let mut meanings: Vec<(String, Vec<String>)> = Vec::new();
@@ -151,7 +152,7 @@ impl Key {
         }
     }
 
-    /// Sets the hyperparameter of a rule. A rule that does not use the key takes a default of it only.
+    /// Sets the hyperparameter of a rule. For a rule that does not use the key, only a default of the key is accepted.
     fn read_into(&self, rule: &mut OptimizerSpec, value: &Value, at: &At<'_>) -> Result<(), ConfigError> {
         let number = f64::read(value, at)?;
         let used = self.uses.iter().find(|used| used.rule == rule.name());
@@ -167,7 +168,7 @@ impl Key {
             first: self.name.into(),
             second: RULE.into(),
             why: format!(
-                "`{}` does not use it, {} {}",
+                "`{}` does not use this key, {} {}",
                 rule.name(),
                 users.join(" and "),
                 if users.len() > 1 { "do" } else { "does" }

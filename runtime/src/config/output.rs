@@ -1,4 +1,4 @@
-//! What a run leaves behind, how often it reports, and from where it goes on.
+//! The output of a run, its progress lines, and the checkpoint from which it resumes.
 
 use std::path::PathBuf;
 
@@ -12,47 +12,48 @@ use super::source::At;
 section! {
     /// Output, checkpoints and the seed.
     pub struct OutputSection {
-        /// Where checkpoints and the trained model go.
+        /// Folder for checkpoints and the trained model.
         pub output_dir: PathBuf = PathBuf::from("./outputs");
-        /// Where checkpoints go instead of the folder checkpoints in `output_dir`: another folder, or an object store at
-        /// s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, one prefix for each job; its keys
-        /// come from the environment.
+        /// Location of checkpoints instead of the folder checkpoints in `output_dir`: another folder, or an object
+        /// store at s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, with one prefix
+        /// per job; credentials come from the environment.
         pub checkpoint_dir: Option<PathBuf> = None;
-        /// From this number everything random is derived; the same seed gives the same run.
+        /// Seed of all random numbers; the same seed gives the same run.
         pub seed: u64 = 42;
-        /// Steps between lines of progress.
+        /// Steps between progress lines.
         pub logging_steps: u64 = 10 => AT_LEAST_ONE;
         /// Steps between checkpoints; none saves only at the end.
         pub save_steps: Option<u64> = Some(500) => AT_LEAST_ONE;
-        /// Checkpoints that are kept, the newest; none keeps all.
+        /// Number of newest checkpoints to keep; none keeps all.
         pub save_total_limit: Option<usize> = Some(3) => AT_LEAST_ONE;
-        /// When training is done, the model continues this text and the result is shown.
+        /// Text that the trained model continues at the end of the run, as a sample.
         pub sample_prompt: Option<String> = None;
-        /// Tokens of that continuation.
+        /// Number of tokens in the sample.
         pub sample_tokens: usize = 200 => AT_LEAST_ONE;
-        /// The third step of this run is measured instruction by instruction and written here, for chrome://tracing or
-        /// Perfetto: a track for each rank, with the names of `phalanx plan --trace`.
+        /// File for a trace of the third step of this run, for chrome://tracing or Perfetto: one track per rank and one
+        /// span per instruction, with the names of `phalanx plan --trace`.
         pub trace: Option<PathBuf> = None;
-        /// auto goes on from the newest valid checkpoint of this job if there is one, none starts anew, a path names one.
+        /// auto resumes from the newest valid checkpoint of this job, if there is one; none starts from scratch; a path
+        /// names a checkpoint.
         pub resume_from_checkpoint: Resume = Resume::Auto;
     }
 }
 
 impl OutputSection {
-    /// The folder or URL below which the checkpoints lie.
+    /// The folder or URL of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.checkpoint_dir.clone().unwrap_or_else(|| self.output_dir.join("checkpoints"))
     }
 }
 
-/// From where a run goes on.
+/// The checkpoint from which a run resumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// From the newest valid checkpoint of the job, or from the start where there is none.
+    /// The newest valid checkpoint of the job, or the start if there is none.
     Auto,
-    /// From the start.
+    /// None: start from scratch.
     Never,
-    /// From the checkpoint at this path or URL; its absence is an error.
+    /// The checkpoint at this path or URL; its absence is an error.
     Path(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! How ranks share the work: the mesh, and what each of its axes does.
+//! How ranks share the work: the sizes and options of the axes of the mesh.
 
 use super::error::ConfigError;
 use super::section::{choices, section};
@@ -16,42 +16,44 @@ const ONE_TO_THREE: Range = Range { fits: "1, 2 or 3", holds: |x| (1.0..=3.0).co
 section! {
     /// The mesh of ranks, outermost axis first: pp, dp_replicate, dp_shard, cp, tp. Its product is the number of ranks.
     pub struct ParallelSection {
-        /// Ranks on each machine; without it, as many as the mesh has, on all machines together.
+        /// Ranks on each machine; if not set, the ranks of the mesh divided by `nnodes`.
         pub nproc_per_node: Option<usize> = None => AT_LEAST_ONE;
-        /// Machines with nproc_per_node ranks each; found out by `phalanx train --slurm` and `--torchrun`.
+        /// Machines with nproc_per_node ranks each; set by `phalanx train --slurm` and `--torchrun`.
         pub nnodes: usize = 1 => AT_LEAST_ONE;
-        /// Copies of the model that catch up from different data.
+        /// Copies of the model that train on different data.
         pub dp_replicate_size: usize = 1 => AT_LEAST_ONE;
-        /// Ranks that share the state of one copy and catch up from different data; auto takes the ranks that the other
-        /// sizes leave.
+        /// Ranks that share the state of one copy and train on different data; auto uses the ranks that the other sizes
+        /// leave.
         pub dp_shard_size: AxisSize = AxisSize::Ranks(1);
         /// Ranks that share each matrix product.
         pub tensor_parallel_size ["tp_size"]: usize = 1 => AT_LEAST_ONE;
         /// Ranks that share one sequence.
         pub context_parallel_size ["cp_size"]: usize = 1 => AT_LEAST_ONE;
-        /// Ranks that share the layers, one run of layers each.
+        /// Ranks that share the layers; each rank has consecutive layers.
         pub pipeline_parallel_size ["pp_size"]: usize = 1 => AT_LEAST_ONE;
-        /// What ranks of dp_shard and cp share: 1 the optimizer's state, 2 gradients and weights too, 3 and drop gathered weights after each use.
+        /// State that ranks of dp_shard and cp share: 1 optimizer state, 2 also gradients and weights, 3 as 2, and
+        /// gathered weights are dropped after each use.
         pub zero_stage: usize = 3 => ONE_TO_THREE;
-        /// How many uses ahead sharded weights are gathered.
+        /// Number of uses ahead at which sharded weights are gathered.
         pub zero_prefetch: usize = 1;
-        /// Gradients that are summed by one collective, in MiB.
+        /// Size of the gradients that one collective sums, in MiB.
         pub bucket_cap_mb: usize = 25 => AT_LEAST_ONE;
-        /// Tensor-parallel ranks also share the tokens between the products.
+        /// Tensor-parallel ranks also share the tokens between matrix products.
         pub sequence_parallel: bool = false;
         /// How keys and values reach the other context-parallel ranks: ring or allgather.
         pub cp_comm_strategy: CpCommChoice = CpCommChoice::Ring;
-        /// In which order pipeline stages work: 1f1b, gpipe, interleaved or zero_bubble.
+        /// Schedule of the pipeline stages: 1f1b, gpipe, interleaved or zero_bubble.
         pub pipeline_schedule: PipelineSchedule = PipelineSchedule::OneF1B;
-        /// Give bit-identical weights however many ranks share the data, the state and the layers; needs tp and cp of 1.
+        /// Make the weights bit-identical for any number of ranks along pp, dp_replicate and dp_shard; requires tp and
+        /// cp of 1.
         pub reproducible: bool = false;
-        /// Runs of layers that each stage holds, for `pipeline_schedule: interleaved`.
+        /// Groups of consecutive layers in each stage, for `pipeline_schedule: interleaved`.
         pub pipeline_chunks: usize = 2 => AT_LEAST_ONE;
     }
 }
 
 choices! {
-    /// How keys and values travel.
+    /// How keys and values reach other context-parallel ranks.
     pub enum CpCommChoice {
         /// From neighbour to neighbour.
         Ring = "ring";
@@ -61,25 +63,25 @@ choices! {
 }
 
 choices! {
-    /// Order of work of pipeline stages.
+    /// The schedule of the pipeline stages.
     pub enum PipelineSchedule {
-        /// As few microbatches in flight as keep the pipeline full.
+        /// The fewest microbatches in flight that keep the pipeline full.
         OneF1B = "1f1b" | "1F1B";
         /// All forwards, then all backwards.
         GPipe = "gpipe" | "GPipe";
-        /// 1F1B over several runs of layers a stage.
+        /// 1F1B with several groups of consecutive layers per stage.
         Interleaved = "interleaved" | "Interleaved1F1B" | "interleaved_1f1b";
-        /// 1F1B whose bubbles are filled with gradients of weights (ZB-H1).
+        /// 1F1B with its bubbles filled by weight gradients (ZB-H1).
         ZeroBubble = "zero_bubble" | "zbh1";
     }
 }
 
-/// Size of an axis that may take what the others leave.
+/// Size of an axis that can use the ranks left by the other axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AxisSize {
-    /// So many ranks.
+    /// This many ranks.
     Ranks(usize),
-    /// What is left.
+    /// The ranks left by the other axes.
     Auto,
 }
 

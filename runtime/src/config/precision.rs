@@ -1,4 +1,4 @@
-//! On which device and in which number formats a step computes, what it keeps for the backward pass, and with how many threads.
+//! Device, number formats, activation memory and threads of a step.
 
 use super::error::ConfigError;
 use super::section::{choices, section};
@@ -7,23 +7,27 @@ use super::setting::{AT_LEAST_ONE, POSITIVE};
 section! {
     /// Number formats, device, memory and threads.
     pub struct PrecisionSection {
-        /// Activations and matrix products in bfloat16, weights and sums in f32; auto: where the machine multiplies it fast.
+        /// Activations and matrix products in bfloat16, weights and sums in f32; auto: only if the machine has fast
+        /// bfloat16 products.
         pub bf16: Bf16 = Bf16::Off;
-        /// Activations in float16, weights and sums in f32, the loss scaled so that small gradients survive.
+        /// Activations in float16, weights and sums in f32; the loss is scaled so that small gradients do not
+        /// underflow.
         pub fp16: bool = false;
-        /// With `fp16`: a fixed factor for the loss; without it, the factor adapts.
+        /// With `fp16`: fixed factor for the loss; if not set, the factor adapts.
         pub loss_scale: Option<f64> = None => POSITIVE;
-        /// With `fp16`: the adaptive factor at the start.
+        /// With `fp16`: initial value of the adaptive factor.
         pub initial_loss_scale: f64 = 65536.0 => POSITIVE;
         /// With `fp16`: steps without overflow after which the adaptive factor doubles.
         pub loss_scale_window: u64 = 2000 => AT_LEAST_ONE;
-        /// With `fp16`: the adaptive factor never falls below this; training stops with an error where it would.
+        /// With `fp16`: lower limit of the adaptive factor; training stops with an error if the factor would fall below
+        /// it.
         pub min_loss_scale: f64 = 1.0 => POSITIVE;
-        /// Recompute activations in the backward pass: false keeps all, selective keeps the input of each layer and its attention output, true or full keeps the input only.
+        /// Recompute activations in the backward pass: false keeps all, selective keeps the input and the attention
+        /// output of each layer, true or full keeps only the input.
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
-        /// The device that computes: cpu, or auto for the fastest that this build can use.
+        /// Device that computes: cpu, or auto for the fastest device that this build supports.
         pub device: DeviceChoice = DeviceChoice::Auto;
-        /// Threads that compute; without it, one per core.
+        /// Compute threads; if not set, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
     }
 }
@@ -35,7 +39,7 @@ choices! {
         Off = "false";
         /// Yes.
         On = "true" | "full";
-        /// Where the machine has fast bfloat16 matrix products.
+        /// Only if the machine has fast bfloat16 matrix products.
         Auto = "auto";
     }
 }
@@ -43,7 +47,7 @@ choices! {
 choices! {
     /// The device that computes.
     pub enum DeviceChoice {
-        /// The fastest that this build can use.
+        /// The fastest device that this build supports.
         Auto = "auto";
         /// The processors of the machine.
         Cpu = "cpu";
@@ -53,13 +57,13 @@ choices! {
 }
 
 choices! {
-    /// What the forward pass keeps for the backward pass.
+    /// The activations that the forward pass keeps for the backward pass.
     pub enum GradientCheckpointing {
         /// Everything.
         Off = "false";
-        /// The input of every layer; the rest is computed again.
+        /// The input of every layer; all other activations are recomputed.
         Full = "full" | "true";
-        /// The input of every layer and its attention output, whose work is large and whose size is small.
+        /// The input and the attention output of every layer; the latter is expensive to compute and small.
         Selective = "selective";
     }
 }
@@ -76,7 +80,7 @@ pub enum Precision {
 }
 
 impl PrecisionSection {
-    /// The format for a machine that multiplies bfloat16 fast, or does not.
+    /// The format for a machine with or without fast bfloat16 products.
     pub fn precision(&self, machine_has_fast_bf16: bool) -> Precision {
         match (self.fp16, self.bf16) {
             (true, _) => Precision::Fp16,
@@ -91,7 +95,7 @@ impl PrecisionSection {
             Err(ConfigError::Conflict { first: first.into(), second: second.into(), why: why.into() })
         };
         if self.fp16 && self.bf16 != Bf16::Off {
-            return conflict("bf16", "fp16", "a run computes in one of the two formats");
+            return conflict("bf16", "fp16", "a run uses only one of the two formats");
         }
         let default = Self::default();
         let scale_keys = [
@@ -101,7 +105,7 @@ impl PrecisionSection {
             ("min_loss_scale", self.min_loss_scale != default.min_loss_scale),
         ];
         if let Some((key, _)) = scale_keys.iter().find(|(_, changed)| *changed && !self.fp16) {
-            return conflict(key, "fp16", "the loss is scaled only where `fp16` is true");
+            return conflict(key, "fp16", "the loss is scaled only if `fp16` is true");
         }
         if self.loss_scale.is_some() && scale_keys[1..].iter().any(|(_, changed)| *changed) {
             return conflict("loss_scale", "initial_loss_scale", "a fixed factor does not adapt");

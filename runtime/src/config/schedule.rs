@@ -1,4 +1,4 @@
-//! How long training goes on and how the learning rate moves meanwhile.
+//! Length of the run, batch size, and schedule of the learning rate.
 
 use super::error::ConfigError;
 use super::section::{choices, section};
@@ -7,48 +7,50 @@ use super::setting::{AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE};
 section! {
     /// Length of the run, batch size and learning rate.
     pub struct ScheduleSection {
-        /// Sequences that one forward and backward pass takes.
+        /// Sequences per forward and backward pass.
         pub micro_batch_size: usize = 1 => AT_LEAST_ONE;
-        /// Passes whose gradients are summed before the weights are changed.
+        /// Passes whose gradients are summed before each update of the weights.
         pub gradient_accumulation_steps: usize = 1 => AT_LEAST_ONE;
-        /// Passes of all ranks together before the weights are changed, whatever the mesh; instead of `gradient_accumulation_steps`.
+        /// Passes of all ranks together before each update of the weights, on any mesh; replaces
+        /// `gradient_accumulation_steps`.
         pub microbatches_per_step: Option<usize> = None => AT_LEAST_ONE;
-        /// Passes over the data; with `max_steps` too, whichever ends first.
+        /// Passes over the data; if `max_steps` is set too, training ends at the first of the two limits.
         pub num_epochs: Option<f64> = None => POSITIVE;
-        /// Changes of the weights; with `num_epochs` too, whichever ends first.
+        /// Updates of the weights; if `num_epochs` is set too, training ends at the first of the two limits.
         pub max_steps: Option<u64> = None => AT_LEAST_ONE;
-        /// The highest learning rate of the run.
+        /// Peak learning rate.
         pub learning_rate: f64 = 5e-5 => NOT_NEGATIVE;
-        /// Sequences per step for which `learning_rate` was chosen; it is then scaled linearly to the actual number (Goyal et al. 2017).
+        /// Sequences per step for which `learning_rate` was chosen; the rate is scaled linearly to the actual number
+        /// (Goyal et al. 2017).
         pub scale_learning_rate_with_batch: Option<usize> = None => AT_LEAST_ONE;
-        /// How the learning rate moves after the warm-up.
+        /// Schedule of the learning rate after the warm-up.
         pub lr_scheduler: LrScheduler = LrScheduler::Cosine;
-        /// The share of `learning_rate` at which the cosine ends.
+        /// Final learning rate of `cosine`, as a share of `learning_rate`.
         pub cosine_min_lr_ratio: f64 = 0.0 => SHARE;
-        /// Steps in which the learning rate rises linearly from 0; give this or `warmup_ratio`.
+        /// Steps over which the learning rate rises linearly from 0; set this or `warmup_ratio`.
         pub warmup_steps: Option<u64> = None;
         /// The warm-up as a share of all steps.
         pub warmup_ratio: Option<f64> = None => SHARE;
-        /// The share of all steps in which `wsd` falls to 0 at the end; without it, 0.2.
+        /// Share of all steps over which `wsd` decays to 0 at the end; if not set, 0.2.
         pub decay_ratio: Option<f64> = None => SHARE;
     }
 }
 
 choices! {
-    /// How the learning rate moves after the warm-up.
+    /// Schedule of the learning rate after the warm-up.
     pub enum LrScheduler {
-        /// Stays.
+        /// Constant.
         Constant = "constant" | "constant_with_warmup";
-        /// Falls linearly to 0.
+        /// Linear decay to 0.
         Linear = "linear";
-        /// Half a cosine down to `cosine_min_lr_ratio`.
+        /// Half a cosine, down to `cosine_min_lr_ratio`.
         Cosine = "cosine" | "cosine_with_min_lr";
-        /// Warm-up, stable, decay: stays, then falls linearly to 0 in the last `decay_ratio` of the steps.
+        /// Warm-up, stable, decay: constant, then linear decay to 0 in the last `decay_ratio` of the steps.
         WarmupStableDecay = "wsd" | "warmup_stable_decay";
     }
 }
 
-/// The last part of a `wsd` run when `decay_ratio` is not given.
+/// Value of `decay_ratio` when it is not given.
 const DECAY_RATIO_DEFAULT: f64 = 0.2;
 
 impl ScheduleSection {
@@ -57,7 +59,7 @@ impl ScheduleSection {
         self.microbatches_per_step.unwrap_or(self.gradient_accumulation_steps.saturating_mul(data_ranks))
     }
 
-    /// The highest learning rate, scaled linearly from the reference batch to `sequences_per_step` where asked for.
+    /// The peak learning rate, scaled linearly from the reference batch to `sequences_per_step` if configured.
     ///
     /// Source: Goyal et al. 2017, Accurate, Large Minibatch SGD, §2.1 (arXiv:1706.02677).
     pub fn peak_learning_rate(&self, sequences_per_step: usize) -> f64 {
@@ -65,13 +67,13 @@ impl ScheduleSection {
         self.learning_rate * reference.map_or(1.0, |reference| sequences_per_step as f64 / reference as f64)
     }
 
-    /// Steps of warm-up in a run of `total_steps`; a share is rounded up, as in Hugging Face's trainer.
+    /// Warm-up steps in a run of `total_steps`; a share is rounded up, as in Hugging Face's trainer.
     pub fn warmup_steps_of(&self, total_steps: u64) -> u64 {
         let from_ratio = self.warmup_ratio.map(|ratio| (total_steps as f64 * ratio).ceil() as u64);
         self.warmup_steps.or(from_ratio).unwrap_or(0)
     }
 
-    /// The share of the steps in which `wsd` falls.
+    /// The share of the steps over which `wsd` decays.
     pub fn decay_share(&self) -> f64 {
         self.decay_ratio.unwrap_or(DECAY_RATIO_DEFAULT)
     }
@@ -83,11 +85,11 @@ impl ScheduleSection {
         if self.num_epochs.is_none() && self.max_steps.is_none() {
             return Err(ConfigError::Missing {
                 key: "num_epochs".into(),
-                why: "say when training ends, with `num_epochs` or `max_steps`".into(),
+                why: "set `num_epochs` or `max_steps`, which end the training".into(),
             });
         }
         if self.warmup_steps.is_some() && self.warmup_ratio.is_some() {
-            return conflict("warmup_steps", "warmup_ratio", "both say how long the warm-up is; keep one");
+            return conflict("warmup_steps", "warmup_ratio", "both set the length of the warm-up; keep one");
         }
         if let (Some(warmup), Some(max)) = (self.warmup_steps, self.max_steps)
             && warmup > max
@@ -101,7 +103,7 @@ impl ScheduleSection {
             return conflict("decay_ratio", "lr_scheduler", "only `wsd` has a decay at its end");
         }
         if self.warmup_ratio.unwrap_or(0.0) + self.decay_ratio.unwrap_or(0.0) > 1.0 {
-            return conflict("warmup_ratio", "decay_ratio", "together they are more than the whole run");
+            return conflict("warmup_ratio", "decay_ratio", "their sum exceeds the whole run");
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! The two macros in which sections and choices are written: one text gives the struct, its defaults, its reader and the
-//! entries of the key reference, so that none of them can fall out of step.
+//! Two macros that declare sections and choices. One declaration generates the struct, its defaults, its reader and the
+//! entries of the key reference, so that they cannot diverge.
 
 use serde_yaml_ng::{Mapping, Value};
 
@@ -7,18 +7,18 @@ use super::error::ConfigError;
 use super::setting::{Range, Setting};
 use super::source::At;
 
-/// One key of the file, for help, the starter file and the search for the nearest key.
+/// One key of the file, for the reference, the starter file and the search for the nearest key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyDoc {
     /// The key as it is written.
     pub key: &'static str,
     /// Other spellings that are accepted.
     pub aliases: &'static [&'static str],
-    /// The sentence that says what the key does.
+    /// The effect of the key, in one sentence.
     pub doc: String,
-    /// The default, as YAML; empty where the key has to be given.
+    /// The default, as YAML; empty if the key is required.
     pub default: String,
-    /// The values that fit.
+    /// The accepted values, in words.
     pub fits: String,
 }
 
@@ -32,7 +32,7 @@ pub(crate) trait Section: Sized {
     fn write_section(&self, keys: &mut Mapping);
 }
 
-/// The values that fit a key: those of its range where it has one, else those of its type.
+/// The accepted values of a key: those of its range if it has one, else those of its type.
 pub(crate) fn fits_of<T: Setting>(range: Option<&Range>) -> String {
     match range {
         Some(range) if T::fits().ends_with(", or none") => format!("{}, or none", range.fits),
@@ -41,7 +41,7 @@ pub(crate) fn fits_of<T: Setting>(range: Option<&Range>) -> String {
     }
 }
 
-/// Shows a default the way a file would write it; an empty path has to be given by the user and shows as nothing.
+/// Formats a default as in a file. The default of a required path is the empty string.
 pub(crate) fn show(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -129,7 +129,7 @@ macro_rules! section {
     };
 }
 
-/// `Some(range)` where one was written, else `None`.
+/// `Some(range)` if a range was written, else `None`.
 macro_rules! range {
     () => {
         None
@@ -139,7 +139,7 @@ macro_rules! range {
     };
 }
 
-/// Declares an enum whose variants are words of the file; the first word of a variant is the one we write.
+/// Declares an enum whose variants are words of the file. A variant is written as the first of its words.
 macro_rules! choices {
     (
         $(#[doc = $enum_doc:literal])+
@@ -154,7 +154,7 @@ macro_rules! choices {
         }
 
         impl $name {
-            /// The word that the file uses.
+            /// The word for this variant in the file.
             pub fn word(self) -> &'static str {
                 match self { $( Self::$variant => $word, )+ }
             }
@@ -167,7 +167,7 @@ macro_rules! choices {
                     words => format!("one of {}", words.join(", ")),
                 }
             }
-            // YAML reads the bare words true and false as booleans; here they are words like the others.
+            // YAML parses the bare words true and false as booleans; here they are words like the others.
             fn read(
                 value: &serde_yaml_ng::Value,
                 at: &$crate::config::source::At<'_>,

@@ -1,4 +1,4 @@
-//! How one value of the file becomes a typed value, and back.
+//! Conversion between values of the file and typed values.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use super::source::At;
 
 /// A type that a key of the configuration may have.
 pub(crate) trait Setting: Sized {
-    /// The values that fit, for messages and help: "a number", "one of: a, b".
+    /// The accepted values, for messages and help: "a number", "one of a, b".
     fn fits() -> String;
-    /// Reads a value; `at` knows the key and its place.
+    /// Reads a value; `at` is its position in the file.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError>;
-    /// Writes the value so that [`Setting::read`] gives it back.
+    /// Writes the value so that [`Setting::read`] returns it.
     fn write(&self) -> Value;
-    /// The value as a number, for range checks; `None` where it has none.
+    /// The value as a number, for range checks; `None` if it is not one.
     fn number(&self) -> Option<f64> {
         None
     }
@@ -25,7 +25,7 @@ pub(crate) trait Setting: Sized {
 pub(crate) struct Range {
     /// The range in words.
     pub(crate) fits: &'static str,
-    /// Whether a number lies in it.
+    /// Whether a number is in the range.
     pub(crate) holds: fn(f64) -> bool,
 }
 
@@ -39,18 +39,18 @@ pub(crate) const NOT_NEGATIVE: Range = Range { fits: "a number of at least 0", h
 pub(crate) const NOT_POSITIVE: Range = Range { fits: "a number of at most 0", holds: |x| x <= 0.0 && x.is_finite() };
 /// Shares of a whole.
 pub(crate) const SHARE: Range = Range { fits: "a number between 0 and 1", holds: |x| (0.0..=1.0).contains(&x) };
-/// Decay rates of moving averages; at 1 the average would never move.
+/// Decay rates of moving averages; at 1 the average would never change.
 pub(crate) const BELOW_ONE: Range =
     Range { fits: "a number of at least 0 and below 1", holds: |x| (0.0..1.0).contains(&x) };
 
-/// Describes a value for a message: its kind, and the value where it is short.
+/// Describes a value for a message: its kind, and the value if it is short.
 pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Null => "empty".into(),
         Value::Bool(x) => format!("{x}"),
         Value::Number(x) => format!("{x}"),
-        Value::String(text) if text.chars().count() <= 60 => format!("the text {text:?}"),
-        Value::String(text) => format!("a text of {} characters", text.chars().count()),
+        Value::String(text) if text.chars().count() <= 60 => format!("the string {text:?}"),
+        Value::String(text) => format!("a string of {} characters", text.chars().count()),
         Value::Sequence(items) => format!("a list of {}", items.len()),
         Value::Mapping(keys) => format!("a section of {} keys", keys.len()),
         Value::Tagged(tagged) => format!("a value tagged {}", tagged.tag),
@@ -103,7 +103,7 @@ impl Setting for f64 {
     fn fits() -> String {
         "a number".into()
     }
-    // A quoted number is taken too: files written for YAML 1.1 parsers quote `1e-4`, which those read as text.
+    // A quoted number is accepted too: files for YAML 1.1 parsers quote `1e-4`, which such a parser reads as a string.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let number = match value {
             Value::Number(number) => number.as_f64(),
@@ -122,7 +122,7 @@ impl Setting for f64 {
 
 impl Setting for String {
     fn fits() -> String {
-        "a text".into()
+        "a string".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
@@ -139,7 +139,7 @@ impl Setting for PathBuf {
     fn fits() -> String {
         "a path".into()
     }
-    // A folder may be called 2024: a plain number is a path as it was written.
+    // A folder may be called 2024, so a whole number is accepted as a path.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
             Value::String(text) if !text.is_empty() => Ok(PathBuf::from(text)),
@@ -152,7 +152,7 @@ impl Setting for PathBuf {
     }
 }
 
-/// The word `none` switches a setting off; leaving the key out means its default, which may be on.
+/// The word `none` disables a setting. An absent key takes its default, which may be enabled.
 impl<T: Setting> Setting for Option<T> {
     fn fits() -> String {
         format!("{}, or none", T::fits())
@@ -174,7 +174,7 @@ impl<T: Setting> Setting for Option<T> {
 
 impl Setting for Vec<String> {
     fn fits() -> String {
-        "a list of texts".into()
+        "a list of strings".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let items = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;

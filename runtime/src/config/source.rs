@@ -1,5 +1,5 @@
-//! The text of a configuration as a tree of keys: parsing, overrides, other spellings, unknown keys, and where each key
-//! was written.
+//! The text of a configuration as a tree of keys: parsing, overrides, other spellings, unknown keys, and the line of each
+//! key.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::section::KeyDoc;
 use super::setting::describe;
 use super::spelling::hint_for;
 
-/// Configurations are written by people; a megabyte is far beyond any of them and bounds what the parser may build.
+/// Bounds the tree that the parser may build; no hand-written configuration comes near a megabyte.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// A parsed configuration whose top-level keys have their first spelling.
@@ -64,7 +64,7 @@ impl Source {
         if let Some(doc) = known.iter().find(|doc| doc.aliases.contains(&segments[0])) {
             segments[0] = doc.key;
         }
-        // A text that is not YAML by itself, such as `@data`, is meant as that text.
+        // A value that is not YAML by itself, such as `@data`, is a string.
         let value = serde_yaml_ng::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         set(&mut self.keys, &segments, value).map_err(|why| ConfigError::UnknownKey {
             key: written.clone(),
@@ -97,12 +97,12 @@ pub(crate) struct At<'a> {
 }
 
 impl<'a> At<'a> {
-    /// The key of this name below.
+    /// The key with this name in this section.
     pub(crate) fn key(&self, key: &str) -> At<'a> {
         self.below(Segment::Key(key.to_owned()))
     }
 
-    /// The item at this position below.
+    /// The item at this position of this list.
     pub(crate) fn item(&self, index: usize) -> At<'a> {
         self.below(Segment::Item(index))
     }
@@ -113,17 +113,17 @@ impl<'a> At<'a> {
         At { source: self.source, path }
     }
 
-    /// The error for a value that does not fit here.
+    /// The error for a value that is not accepted at this position.
     pub(crate) fn mismatch(&self, found: &Value, fits: String) -> ConfigError {
         let location = self.source.location(&self.path);
         ConfigError::Mismatch { key: self.to_string(), location, found: describe(found), fits }
     }
 
-    /// Refuses keys of `keys` that are not in `known`, suggesting the nearest.
+    /// Rejects keys that are not in `known`, and suggests the nearest known key.
     pub(crate) fn refuse_unknown(&self, keys: &Mapping, known: &[&str]) -> Result<(), ConfigError> {
         for key in keys.keys() {
             let Value::String(name) = key else {
-                return Err(self.mismatch(key, "a key that is a text".into()));
+                return Err(self.mismatch(key, "a key that is a string".into()));
             };
             if !known.contains(&name.as_str()) {
                 let at = self.key(name);
@@ -166,7 +166,7 @@ fn parse(text: &str) -> Result<Mapping, ConfigError> {
     }
 }
 
-/// Sets the value at a dotted path; sections that are absent are made, and lists grow by one item at a time.
+/// Sets the value at a dotted path. Absent sections are created, and lists grow by one item at a time.
 fn set(keys: &mut Mapping, path: &[&str], value: Value) -> Result<(), String> {
     let (first, rest) = path.split_first().ok_or("the key is empty")?;
     if rest.is_empty() {

@@ -1,4 +1,4 @@
-//! Hints for an unknown key: the nearest known one, or why a well-known key of other tools is absent.
+//! Hints for an unknown key: the nearest known key, or why a well-known key of other tools is absent.
 
 /// Keys of other tools, and hints for them.
 const FOREIGN: &[(&[&str], &str)] = &[
@@ -8,7 +8,7 @@ const FOREIGN: &[(&[&str], &str)] = &[
     (&["model_name_or_path", "base_model_config"], "did you mean `base_model`?"),
     (
         &["flash_attention", "sdp_attention", "xformers_attention", "attn_implementation"],
-        "attention is always computed without storing the score matrix, so there is nothing to switch; remove the line",
+        "attention never stores the score matrix, so there is nothing to select; remove the line",
     ),
     (
         &["load_in_8bit", "load_in_4bit", "lora_dropout", "neftune_noise_alpha", "tf32", "fp8"],
@@ -16,15 +16,12 @@ const FOREIGN: &[(&[&str], &str)] = &[
     ),
     (
         &["wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "use_tensorboard"],
-        "this build reports to no tracker; remove the line",
+        "this build does not report to an experiment tracker; remove the line",
     ),
-    (
-        &["deepspeed", "fsdp", "fsdp_config", "fsdp_version"],
-        "sharding is chosen with `dp_shard_size` and `dp_replicate_size`; remove the line",
-    ),
+    (&["deepspeed", "fsdp", "fsdp_config", "fsdp_version"], "use `dp_shard_size` and `dp_replicate_size` instead"),
     (
         &["tokenizer_type", "model_type", "trust_remote_code", "strict"],
-        "the files of the model directory decide this; remove the line",
+        "the model directory determines this; remove the line",
     ),
     (
         &["pad_to_sequence_len", "group_by_length", "eval_sample_packing"],
@@ -32,7 +29,7 @@ const FOREIGN: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// A hint for the unknown key; well-known keys of other tools are looked up only at the top of the file.
+/// A hint for the unknown key. Keys of other tools are looked up only at the top level of the file.
 pub(crate) fn hint_for(unknown: &str, known: &[&str], at_top: bool) -> Option<String> {
     if let Some((_, why)) = FOREIGN.iter().find(|(keys, _)| at_top && keys.contains(&unknown)) {
         return Some((*why).to_owned());
@@ -40,7 +37,7 @@ pub(crate) fn hint_for(unknown: &str, known: &[&str], at_top: bool) -> Option<St
     nearest(unknown, known).map(|key| format!("did you mean `{key}`?"))
 }
 
-/// The known key nearest to a misspelt one, if any is near enough to be meant.
+/// The known key nearest to a misspelt one, if one is near enough to be plausible.
 pub(crate) fn nearest<'a>(unknown: &str, known: &[&'a str]) -> Option<&'a str> {
     let written = unknown.to_lowercase().replace('-', "_");
     let distance = |key: &str| strsim::damerau_levenshtein(&written, key);
@@ -61,20 +58,20 @@ mod tests {
     const KNOWN: &[&str] = &["learning_rate", "gradient_accumulation_steps", "seed", "path"];
 
     #[test]
-    fn a_slip_of_the_finger_finds_the_key_that_was_meant() {
+    fn misspelt_key_gets_the_nearest_key_as_a_suggestion() {
         assert_eq!(nearest("lerning_rate", KNOWN), Some("learning_rate"));
         assert_eq!(nearest("learning-rate", KNOWN), Some("learning_rate"));
         assert_eq!(nearest("accumulation_steps", KNOWN), Some("gradient_accumulation_steps"));
     }
 
     #[test]
-    fn a_key_unlike_all_others_gets_no_suggestion() {
+    fn key_unlike_all_others_gets_no_suggestion() {
         assert_eq!(nearest("zebra_crossing_count", KNOWN), None);
         assert_eq!(nearest("x", KNOWN), None);
     }
 
     #[test]
-    fn a_key_of_another_tool_is_explained_at_the_top_only() {
+    fn key_of_another_tool_is_explained_at_the_top_level_only() {
         assert!(hint_for("flash_attention", KNOWN, true).is_some_and(|hint| hint.contains("remove the line")));
         assert_eq!(hint_for("flash_attention", KNOWN, false), None);
     }

@@ -1,4 +1,4 @@
-//! The file that `phalanx init` writes: what must be set is set, everything else stands there as a comment with its default.
+//! The file that `phalanx init` writes. It sets the required keys and lists all others as comments with their defaults.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,7 +11,7 @@ const WRAP_COLUMNS: usize = 100;
 
 /// The text of a starter file for a model directory and a text dataset.
 ///
-/// With `base_model` absent the file describes a small new Llama over bytes, which trains without any other file.
+/// Without `base_model`, the file describes a small new Llama over bytes, which trains without any other file.
 pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: DatasetType) -> String {
     let mut text =
         String::from("# A training job. Commented keys show their defaults; remove the `#` to change one.\n");
@@ -31,7 +31,7 @@ pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: Dat
     text
 }
 
-/// The lines of a key that the starter file sets, or `None` for those it leaves at their default.
+/// The lines of a key that the starter file sets, or `None` for a key that keeps its default.
 fn set_value(key: &str, base_model: Option<&Path>, dataset: &Path, kind: DatasetType) -> Option<String> {
     Some(match (key, base_model) {
         ("base_model", Some(path)) => format!("base_model: {}\n", quoted(path)),
@@ -55,7 +55,7 @@ fn set_value(key: &str, base_model: Option<&Path>, dataset: &Path, kind: Dataset
     })
 }
 
-/// The section as a comment, then what each of its keys does.
+/// The section as a comment, followed by the effect of each of its keys.
 fn elastic() -> String {
     let keys = elastic_reference();
     let some: Vec<String> = keys[..3].iter().map(|doc| format!("{}: {}", doc.key, doc.default)).collect();
@@ -66,7 +66,7 @@ fn elastic() -> String {
     text
 }
 
-/// A path as a YAML text that no character of it can break.
+/// A path as a YAML string, quoted if necessary.
 fn quoted(path: &Path) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-');
     let text = path.to_string_lossy();

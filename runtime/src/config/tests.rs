@@ -1,4 +1,4 @@
-//! What a person meets when they write a configuration: defaults, spellings, overrides and messages.
+//! Configurations as users write them: defaults, spellings, overrides and messages.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ fn load(text: &str) -> Result<JobConfig, ConfigError> {
 
 /// The message for the minimal file with `lines` added.
 fn refusal(lines: &str) -> String {
-    load(&format!("{MINIMAL}{lines}\n")).expect_err("the file must be refused").to_string()
+    load(&format!("{MINIMAL}{lines}\n")).expect_err("the file must be rejected").to_string()
 }
 
 fn with_override(key: &str, value: &str) -> Result<JobConfig, ConfigError> {
@@ -30,7 +30,7 @@ fn with_override(key: &str, value: &str) -> Result<JobConfig, ConfigError> {
 }
 
 #[test]
-fn a_minimal_file_takes_every_default() {
+fn minimal_file_takes_every_default() {
     let job = load(MINIMAL).unwrap();
 
     assert_eq!(job.model.source(), ModelSource::Pretrained(Path::new("./llama")));
@@ -44,7 +44,7 @@ fn a_minimal_file_takes_every_default() {
 }
 
 #[test]
-fn a_file_in_axolotls_spelling_is_understood() {
+fn file_with_axolotl_keys_loads() {
     let text = "
 base_model: ./llama
 datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [assistant, tool]}]
@@ -85,7 +85,7 @@ save_total_limit: none
 }
 
 #[test]
-fn every_way_to_write_a_number_is_read_as_that_number() {
+fn every_notation_of_a_number_is_accepted() {
     for (written, value) in
         [("1e-4", 1e-4), ("1E-4", 1e-4), ("1.0e-4", 1e-4), ("'1e-4'", 1e-4), (".5", 0.5), ("2", 2.0), ("+3", 3.0)]
     {
@@ -95,7 +95,7 @@ fn every_way_to_write_a_number_is_read_as_that_number() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_line_and_the_nearest_key() {
+fn unknown_key_is_named_with_its_line_and_the_nearest_key() {
     assert_eq!(refusal("lerning_rate: 1e-4"), "unknown key `lerning_rate` (line 6); did you mean `learning_rate`?");
     assert_eq!(refusal("zebra_crossing_count: 1"), "unknown key `zebra_crossing_count` (line 6)");
     assert!(refusal("load_in_8bit: false").contains("no such feature"));
@@ -116,8 +116,8 @@ fn unknown_keys_inside_sections_are_found_too() {
 }
 
 #[test]
-fn a_wrong_type_is_named_with_what_was_found_and_what_fits() {
-    assert_eq!(refusal("learning_rate: fast"), "`learning_rate` (line 6) is the text \"fast\", but must be a number");
+fn wrong_type_is_named_with_the_found_value_and_the_accepted_values() {
+    assert_eq!(refusal("learning_rate: fast"), "`learning_rate` (line 6) is the string \"fast\", but must be a number");
     assert_eq!(
         refusal("micro_batch_size: 0"),
         "`micro_batch_size` (line 6) is 0, but must be a whole number of at least 1"
@@ -163,11 +163,11 @@ fn every_rule_reads_back_equal() {
 #[test]
 fn wrong_types_inside_lists_are_named_by_position() {
     let text = MINIMAL.replace("type: alpaca", "type: alpaca\n    roles_to_train: [user, 3]");
-    assert_eq!(load(&text).unwrap_err().to_string(), "`datasets[0].roles_to_train[1]` is 3, but must be a text");
+    assert_eq!(load(&text).unwrap_err().to_string(), "`datasets[0].roles_to_train[1]` is 3, but must be a string");
 }
 
 #[test]
-fn a_key_given_twice_is_refused_in_any_spelling() {
+fn repeated_key_is_rejected_in_any_spelling() {
     assert_eq!(refusal("max_steps: 20"), "`max_steps` and `max_steps` (line 6) set the same thing; keep one of them");
     assert!(refusal("tp_size: 1\ntensor_parallel_size: 1").contains("`tensor_parallel_size` and `tp_size` (line 6)"));
     let nested = MINIMAL.replace("type: alpaca", "type: alpaca\n    type: completion");
@@ -175,7 +175,7 @@ fn a_key_given_twice_is_refused_in_any_spelling() {
 }
 
 #[test]
-fn relations_that_do_not_hold_name_both_keys() {
+fn violated_relation_names_both_keys() {
     for (lines, first, second) in [
         ("warmup_steps: 1\nwarmup_ratio: 0.1", "warmup_steps", "warmup_ratio"),
         ("bf16: true\nfp16: true", "bf16", "fp16"),
@@ -220,13 +220,13 @@ fn missing_keys_are_named() {
 }
 
 #[test]
-fn a_mesh_that_is_not_the_world_is_refused_with_its_product() {
+fn mesh_that_differs_from_the_world_size_is_rejected_with_its_product() {
     assert_eq!(
         refusal("tp_size: 2\nnproc_per_node: 8"),
         "the mesh pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2 has 2 ranks, but the world has 8"
     );
     assert!(refusal("tp_size: 3\ndp_shard_size: auto\nnproc_per_node: 8").contains("8 ranks are not a multiple of 3"));
-    assert!(refusal("dp_shard_size: auto").contains("set nproc_per_node"));
+    assert!(refusal("dp_shard_size: auto").contains("set `nproc_per_node`"));
     let filled = load(&format!("{MINIMAL}\ntp_size: 2\ndp_shard_size: auto\nnproc_per_node: 8")).unwrap();
     assert_eq!(filled.parallel.mesh().unwrap().dp_shard, 4);
 }
@@ -238,7 +238,7 @@ fn overrides_are_checked_like_the_file_and_win_over_it() {
     assert_eq!(with_override("datasets.0.path", "b.jsonl").unwrap().data.datasets[0].path, PathBuf::from("b.jsonl"));
     assert_eq!(
         with_override("learning_rate", "fast").unwrap_err().to_string(),
-        "`learning_rate` (from the command line) is the text \"fast\", but must be a number"
+        "`learning_rate` (from the command line) is the string \"fast\", but must be a number"
     );
     assert!(with_override("sede", "1").unwrap_err().to_string().contains("did you mean `seed`?"));
     assert!(with_override("datasets.7.path", "b").unwrap_err().to_string().contains("has 1 entries"));
@@ -264,7 +264,7 @@ fn overrides_build_a_list_item_by_item() {
 }
 
 #[test]
-fn an_override_reaches_into_the_model_section() {
+fn override_reaches_into_the_model_section() {
     let text = MINIMAL.replace("base_model: ./llama", "tokenizer: bytes\nmodel: {model_type: llama, rope_theta: 1e4}");
     let job = JobConfig::from_yaml_str(&text, &[("model.hidden_size".into(), "64".into())]).unwrap();
 
@@ -274,14 +274,14 @@ fn an_override_reaches_into_the_model_section() {
 }
 
 #[test]
-fn none_switches_an_optional_key_off() {
+fn none_disables_an_optional_key() {
     assert_eq!(with_override("max_grad_norm", "none").unwrap().optimizer.clip_norm(), None);
     assert_eq!(with_override("max_grad_norm", "0").unwrap().optimizer.clip_norm(), None);
     assert_eq!(with_override("seed", "1").unwrap().optimizer.clip_norm(), Some(1.0));
 }
 
 #[test]
-fn the_learning_rate_scales_linearly_with_the_batch_where_asked_for() {
+fn learning_rate_scales_linearly_with_the_batch_if_configured() {
     let job = with_override("scale_learning_rate_with_batch", "8").unwrap();
 
     assert_eq!(job.schedule.peak_learning_rate(32), 4.0 * job.schedule.learning_rate);
@@ -289,7 +289,7 @@ fn the_learning_rate_scales_linearly_with_the_batch_where_asked_for() {
 }
 
 #[test]
-fn a_text_that_is_no_mapping_is_refused() {
+fn text_that_is_not_a_mapping_is_rejected() {
     assert!(load("- a\n- b\n").unwrap_err().to_string().contains("is a list of 2"));
     assert!(load("a: [1\n").unwrap_err().to_string().starts_with("the configuration is not valid YAML"));
     assert!(load(&" ".repeat(2 << 20)).unwrap_err().to_string().contains("more than"));
@@ -318,7 +318,7 @@ fn every_key_is_documented_and_no_two_share_a_spelling() {
 }
 
 #[test]
-fn the_reference_lists_exactly_the_keys_that_are_written() {
+fn reference_lists_exactly_the_written_keys() {
     let written: Mapping = serde_yaml_ng::from_str(&load(MINIMAL).unwrap().to_yaml()).unwrap();
     let written: Vec<&str> = written.keys().map(|key| key.as_str().unwrap()).collect();
     let documented: Vec<&str> = reference().iter().map(|doc| doc.key).collect();
@@ -326,7 +326,7 @@ fn the_reference_lists_exactly_the_keys_that_are_written() {
 }
 
 #[test]
-fn the_documented_default_of_a_key_is_what_its_absence_means() {
+fn absent_key_takes_its_documented_default() {
     for doc in reference().iter().filter(|doc| doc.key != "datasets") {
         let text = starter_yaml(Some(Path::new("./llama")), Path::new("a.jsonl"), DatasetType::Alpaca);
         let absent = JobConfig::from_yaml_str(&text, &[(doc.key.into(), "~".into())]);
@@ -336,7 +336,7 @@ fn the_documented_default_of_a_key_is_what_its_absence_means() {
 }
 
 #[test]
-fn the_starter_file_loads_and_mentions_every_key_once() {
+fn starter_file_loads_and_mentions_every_key_once() {
     let from_base =
         starter_yaml(Some(Path::new("/models/it's a llama")), Path::new("data/a.jsonl"), DatasetType::ChatTemplate);
     let from_scratch = starter_yaml(None, Path::new("a.txt"), DatasetType::Completion);
@@ -355,7 +355,7 @@ fn the_starter_file_loads_and_mentions_every_key_once() {
 }
 
 #[test]
-fn the_commented_lines_of_the_starter_file_can_be_uncommented() {
+fn commented_lines_of_the_starter_file_can_be_uncommented() {
     let text = starter_yaml(None, Path::new("a.txt"), DatasetType::Completion);
     let keys: Vec<String> = reference().iter().map(|doc| format!("# {}:", doc.key)).collect();
     let uncomment = |line: &str| match keys.iter().any(|key| line.starts_with(key)) {
@@ -372,7 +372,7 @@ fn configurations_of_the_reference_models_are_accepted_as_model_sections() {
     for entry in std::fs::read_dir(phalanx_needs::reference("models")).unwrap() {
         let json = std::fs::read_to_string(entry.unwrap().path().join("config.json")).unwrap();
         let hf: HfConfig = serde_json::from_str(&json).unwrap();
-        // The references are ahead of the families.
+        // Some reference models belong to families that are not supported yet.
         if matches!(ModelConfig::try_from(&hf), Err(ModelError::Unsupported { .. })) {
             continue;
         }
@@ -393,7 +393,7 @@ fn configurations_of_the_reference_models_are_accepted_as_model_sections() {
 
 proptest! {
     #[test]
-    fn a_written_configuration_reads_back_equal(
+    fn written_configuration_reads_back_equal(
         learning_rate in 0.0..1.0f64, seed: u64, micro_batch_size in 1usize..100, clip in proptest::option::of(0.0..10.0f64),
         limit in proptest::option::of(1usize..9), ratio in 0.0..1.0f64, path in "[a-z0-9 :#'\"{}-]{1,20}", bf16: bool,
     ) {

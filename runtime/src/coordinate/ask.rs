@@ -15,13 +15,13 @@ use std::path::Path;
 /// Sends a request to the coordinator of the job in this folder.
 ///
 /// # Errors
-/// When there is none, or it cannot be reached.
+/// When the folder has no coordinated job, or its coordinator cannot be reached.
 pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, ControlPlaneError> {
     let control = output_dir.join(CONTROL);
-    let nobody = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
-    let addresses = std::fs::read_to_string(control.join(ADDRESS)).map_err(|_| nobody())?;
+    let no_job = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
+    let addresses = std::fs::read_to_string(control.join(ADDRESS)).map_err(|_| no_job())?;
     let addresses = parse_addresses(addresses.trim())?;
-    let credential = Credential::load(&control, OPERATOR)?.ok_or_else(nobody)?;
+    let credential = Credential::load(&control, OPERATOR)?.ok_or_else(no_job)?;
     let frame = wire::encode(request)?;
     let asking = async {
         let operator = Operator::connect(&addresses, &credential, &Timing::default()).await?;

@@ -1,4 +1,4 @@
-//! `events.jsonl`: what happens to a job, for people and programs that come later.
+//! `events.jsonl`: the history of a job, for users and programs.
 
 use crate::error::JobError;
 use phalanx_actors::events::Event;
@@ -6,17 +6,17 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A line for everything that happens to the job; incidents have their phases.
+/// Writes one line for each event of the job; incidents have their phases.
 pub(crate) struct EventLog {
     path: PathBuf,
     file: fs::File,
 }
 
 impl EventLog {
-    /// Opens the file in a job's folder. Appended to: a job that goes on keeps its history.
+    /// Opens the file in a job's folder. Lines are appended, so a resumed job keeps its history.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub(crate) fn open(output_dir: &Path) -> Result<EventLog, JobError> {
         let path = output_dir.join("events.jsonl");
         let file = fs::File::options().append(true).create(true).open(&path);

@@ -1,4 +1,4 @@
-//! Coordinator and node of a job in one process: of a job of this machine alone, or the first machine of several.
+//! Coordinator and node in one process: for a job on this machine alone, or on the first of several machines.
 
 use crate::config::JobConfig;
 use crate::control::Control;
@@ -32,20 +32,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug)]
 pub(crate) struct LocalNode {
     pub(crate) program: PathBuf,
-    /// Rank processes; there may be none.
+    /// Number of rank processes, possibly 0.
     pub(crate) n_slots: u32,
-    /// Where ranks of other machines reach them; found out if absent.
+    /// Address at which ranks of other machines reach them; detected if absent.
     pub(crate) advertise: Option<IpAddr>,
 }
 
-/// Coordinates a job of several machines and takes part in it, to its end. `told` gets the join string of the other machines.
+/// Coordinates a job on several machines, with a node of it here, to its end. `on_join` gets the join string.
 pub(crate) fn lead(
     config: &JobConfig,
     model: &ModelPlan,
     how: &Serve,
     here: LocalNode,
     control: &Control,
-    told: &mut dyn FnMut(&str),
+    on_join: &mut dyn FnMut(&str),
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let _lock = OutputLock::take(&config.output.output_dir)?;
@@ -54,14 +54,14 @@ pub(crate) fn lead(
         take_part(config, here, joined, entered, is_over, on_event)
     };
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
-        // Dropped with the last join string, so that a node that never gets one does not wait for it.
+        // Dropped at the end, so that the local node does not wait for a join string that never comes.
         let joins = joins;
         serve(config, model, how, control, is_abandoned, &mut |happened| match happened {
             CoordinatorEvent::Join(string) => {
                 let _ = joins.send(string.clone());
-                // This machine is the first of the job, so that its leader is here; an error means that it has no ranks.
+                // This machine joins first, so that the leader is here; an error means that it has no ranks.
                 let _ = has_entered.recv();
-                told(&string);
+                on_join(&string);
             }
             CoordinatorEvent::StandsBy => {
                 tell(&Event::Note("waiting: another coordinator of this job is active".into()))
@@ -72,8 +72,8 @@ pub(crate) fn lead(
     together(config, take_part, coordinate, on_event)
 }
 
-/// Coordinates a job of this machine alone and takes part in it, to its end: the same coordinator, supervisor and ranks as
-/// over several machines, with a transport inside this process. The caller has locked the job's folder.
+/// Coordinates a job on this machine alone, with its node, to its end. Coordinator, supervisor and ranks are the same as
+/// on several machines, with a transport inside this process. The caller has locked the job's folder.
 pub(crate) fn lead_alone(
     config: &JobConfig,
     model: ModelPlan,
@@ -108,7 +108,7 @@ pub(crate) fn lead_alone(
     };
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
         coordinating.follow(control, is_abandoned, &mut |happened| {
-            // Of one machine, only what interrupts the steps is worth a line.
+            // On one machine, only incidents that interrupt the steps get a line.
             if let CoordinatorEvent::Event(happening) = happened
                 && let What::Incident(incident) = &happening.what
                 && incident.why != Why::Started
@@ -123,14 +123,14 @@ pub(crate) fn lead_alone(
     report
 }
 
-/// Messages that may wait between coordinator and supervisor of one process.
+/// Capacity of the queue between coordinator and supervisor in one process.
 const WAITING_MAX: usize = 64;
 
 fn leaves_once(is_over: &AtomicBool) -> Leave {
     if is_over.load(Ordering::Acquire) { Leave::Now } else { Leave::Stay }
 }
 
-/// Runs a node beside the coordinator of its job, and says how the job ended.
+/// Runs a node and the coordinator of its job concurrently, and returns the outcome of the job.
 fn together(
     config: &JobConfig,
     take_part: impl FnOnce(&AtomicBool, &mut (dyn FnMut(&Event) + Send)) -> Result<Outcome, JobError> + Send,
@@ -138,20 +138,20 @@ fn together(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let on_event = Mutex::new(on_event);
-    // Two threads emit events; the lock survives a panic of the callback.
+    // Two threads emit events; a panic of the callback does not poison the lock.
     let tell = |event: &Event| on_event.lock().unwrap_or_else(PoisonError::into_inner)(event);
-    let (has_done_its_part, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (has_finished, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (status, node) = std::thread::scope(|scope| {
         let node = scope.spawn(|| {
             let outcome = take_part(&is_over, &mut |event| tell(event));
-            has_done_its_part.store(outcome.is_ok(), Ordering::Release);
+            has_finished.store(outcome.is_ok(), Ordering::Release);
             outcome
         });
         let over = Raise(&is_over);
-        let is_abandoned = || node.is_finished() && !has_done_its_part.load(Ordering::Acquire);
+        let is_abandoned = || node.is_finished() && !has_finished.load(Ordering::Acquire);
         let Coordinated { status, nodes_told } = coordinate(&is_abandoned, &tell);
         if nodes_told {
-            // The node ends by itself, once its ranks have.
+            // The node exits by itself after its ranks.
             std::mem::forget(over);
         } else {
             drop(over);

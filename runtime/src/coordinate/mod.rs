@@ -1,8 +1,8 @@
 //! The coordinator of a job, alone or together with a node in one process.
 //!
-//! - `serve`: the coordinator of a job, and `standby` until it is needed; `head_node`: coordinator and node in one
-//!   process, of a job of one machine or of several; `rendezvous`: machines of a cluster's launcher.
-//! - `ask`: the operator; `sentence`: what happens, for people; `event_log`: the same in a file.
+//! - `serve`: the coordinator of a job; `standby`: waits until no other coordinator is active; `head_node`: coordinator and
+//!   node in one process; `rendezvous`: machines that a cluster launcher started.
+//! - `ask`: the operator's client; `sentence`: events as text; `event_log`: events in a file.
 
 pub(crate) mod ask;
 pub(crate) mod event_log;

@@ -1,5 +1,5 @@
-//! Rendezvous of machines that a cluster started with the same command: the first one leads and writes the join string
-//! to a private file in the shared job folder; the others wait for it.
+//! Rendezvous of machines that a cluster started with the same command: node 0 coordinates and writes the join string to a
+//! private file in the shared job folder; the other nodes wait for that file.
 
 use crate::config::JobConfig;
 use crate::control::Control;
@@ -18,28 +18,28 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// This machine among those of its launch.
+/// This machine as one of the machines of a launch.
 pub(crate) struct Rendezvous<'a> {
     pub(crate) config: &'a JobConfig,
     pub(crate) launch_context: &'a LaunchContext,
     pub(crate) program: PathBuf,
     /// Rank processes of this machine.
     pub(crate) n_slots: u32,
-    /// How long the first machine is waited for.
+    /// How long this machine waits for node 0.
     pub(crate) patience: Duration,
 }
 
 /// Interval of polling for the join string.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// A cluster that takes a job's machines away tells all of them at about the same time. Then the first one ends the job,
-/// saved, and nobody needs the state of the others.
+/// How long a stopped node waits before it drains. A cluster that preempts a job signals all nodes at about the same time;
+/// then node 0 ends the job with a checkpoint, and no node needs to move its state.
 const TOGETHER: Duration = Duration::from_secs(2);
-/// How long other machines may join: as long as any allocation lasts.
+/// Lifetime of the join string: longer than any allocation lasts.
 const JOIN_LIFETIME: Duration = Duration::from_secs(60 * 24 * 3600);
 
 impl Rendezvous<'_> {
-    /// Takes part until the job is over or this machine has left it; the first machine reports how it ended. Stopping
-    /// the first machine stops the job with a checkpoint; stopping another machine drains that one.
+    /// Takes part until the job ends or this machine leaves it; node 0 returns the report. Stopping node 0 stops the job with
+    /// a checkpoint; stopping another node drains that node.
     pub(crate) fn run(
         self,
         control: &Control,
@@ -49,7 +49,7 @@ impl Rendezvous<'_> {
         if self.launch_context.node > 0 {
             return self.follow(&path, control, on_event).map(|()| None);
         }
-        // Of a launch before this one.
+        // The file may remain from an earlier launch.
         let _ = std::fs::remove_file(&path);
         let report = self.lead(&path, control, on_event);
         let _ = std::fs::remove_file(&path);
@@ -102,10 +102,13 @@ impl Rendezvous<'_> {
         let deadline = Instant::now() + self.patience;
         let mut last = None;
         if !path.exists() {
-            on_event(&Event::Note(format!("node {node} waits for {}, which node 0 on {head} writes", path.display())));
+            on_event(&Event::Note(format!(
+                "node {node} is waiting for {}, which node 0 on {head} writes",
+                path.display()
+            )));
         }
         while !control.stops() {
-            // An expired join string belongs to an earlier launch; the current one will follow.
+            // An expired join string belongs to an earlier launch; the file will be replaced.
             let found = file::read(path).map_err(ControlPlaneError::from)?;
             let entered = found.map(|text| {
                 let string: JoinString =
@@ -124,20 +127,20 @@ impl Rendezvous<'_> {
                 None => {}
             }
             if Instant::now() >= deadline {
-                return Err(last.unwrap_or_else(|| self.nobody_leads(path).into()));
+                return Err(last.unwrap_or_else(|| self.no_join_string(path).into()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    fn nobody_leads(&self, path: &Path) -> ControlPlaneError {
+    fn no_join_string(&self, path: &Path) -> ControlPlaneError {
         let head = self.launch_context.head.clone();
-        ControlPlaneError::NobodyLeads { path: path.to_owned(), patience: self.patience, head }
+        ControlPlaneError::NoJoinString { path: path.to_owned(), patience: self.patience, head }
     }
 }
 
-/// Whether this machine, which is not the first, is to go.
+/// Whether this machine, which is not node 0, leaves the job.
 fn leaves(control: &Control, asked: &Cell<Option<Instant>>) -> Leave {
     if !control.stops() {
         return Leave::Stay;
@@ -147,7 +150,7 @@ fn leaves(control: &Control, asked: &Cell<Option<Instant>>) -> Leave {
     if since.elapsed() < TOGETHER { Leave::Stay } else { Leave::Drain }
 }
 
-/// Where the first machine listens, and where ranks of others reach its own if that is another address.
+/// The address on which node 0 listens, and the address at which other ranks reach its ranks if it differs.
 fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), ControlPlaneError> {
     let found = (head, port).to_socket_addrs().map(|mut addresses| addresses.next());
     let found = found.map_err(|source| ControlPlaneError::Resolve { head: head.into(), source })?;
@@ -161,7 +164,7 @@ fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), Cont
     Ok((SocketAddr::new(any, port), outward()))
 }
 
-/// The address of this machine on its way out. No packet is sent: the address is reserved for documentation.
+/// The address of this machine on its default route. No packet is sent; the target is reserved for documentation.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
@@ -173,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_is_told_to_go_waits_whether_the_job_ends() {
+    fn stopped_node_drains_only_if_the_job_does_not_end_soon() {
         let (control, asked) = (Control::default(), Cell::new(None));
 
         let before = leaves(&control, &asked);
@@ -186,10 +189,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_an_address_is_named() {
+    fn host_name_without_an_address_is_named_in_the_error() {
         let error = listen_at("no such host", 1).unwrap_err().to_string();
 
-        assert!(error.starts_with("node 0, `no such host`, has no address"), "{error}");
+        assert!(error.starts_with("cannot resolve node 0, `no such host`: "), "{error}");
         assert_eq!(listen_at("127.0.0.1", 7).unwrap(), ("127.0.0.1:7".parse().unwrap(), None));
     }
 }

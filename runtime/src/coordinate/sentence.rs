@@ -3,7 +3,7 @@
 use phalanx_actors::events::{Event, IncidentLine, What};
 use phalanx_strategies::elastic::message::Ending;
 
-/// An event.
+/// An event as text.
 pub(crate) fn sentence(event: &Event) -> String {
     match &event.what {
         What::Leads => format!("coordinating ({})", event.term),
@@ -25,7 +25,7 @@ pub(crate) fn incident(line: &IncidentLine) -> String {
     let detail = line.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));
     let p = &line.phases_ms;
     format!(
-        "{}: {}{detail}{also} · detect {:.1} · agree {:.1} · abort {:.1} · regroup {:.1} · heal {:.1} · resume {:.1} = {:.1} ms; on with {}",
+        "{}: {}{detail}{also} · detect {:.1} · agree {:.1} · abort {:.1} · regroup {:.1} · heal {:.1} · resume {:.1} = {:.1} ms; continuing at {}",
         line.generation,
         line.cause,
         p.detect,

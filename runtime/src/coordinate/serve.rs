@@ -48,7 +48,7 @@ pub(crate) const ADDRESS: &str = "address";
 #[derive(Clone, Debug)]
 pub(crate) struct Serve {
     pub(crate) listen: SocketAddr,
-    /// Advertised addresses, if other than `listen`; port 0 stands for the listening port.
+    /// Advertised addresses, if they differ from `listen`; port 0 means the listening port.
     pub(crate) advertise: Vec<Address>,
     /// Number of machines that may join with one join string, and its lifetime.
     pub(crate) n_machines: u32,
@@ -61,42 +61,42 @@ pub(crate) enum CoordinatorEvent {
     Join(String),
     /// Another coordinator is active; this one stands by.
     StandsBy,
-    /// Something happened.
+    /// An event of the job.
     Event(Event),
 }
 
-/// What a coordinator begins with: the job's number, the lease under which it leads, and the job's store.
+/// The start of a coordinator's term: the job's number, the lease, and the job's store.
 pub(super) struct Term {
     job: JobId,
     store: Directory,
     candidate: u32,
-    /// When it was asked for.
+    /// The lease, and when it was requested.
     lease: (Lease, Instant),
-    /// The checkpoint from which the job begins, if there is one: its step and its folder.
+    /// The checkpoint from which the job starts, if any: its step and folder.
     pub(super) start_from: Option<(u64, PathBuf)>,
 }
 
 impl Term {
-    /// The job that it coordinates.
+    /// The coordinated job.
     pub(super) const fn job(&self) -> JobId {
         self.job
     }
 }
 
-/// What the store may hold of an earlier run of the job.
+/// The state of an earlier run of the job, if the store has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Earlier {
-    /// A job whose ranks may be alive: this coordinator goes on with it.
+    /// Its ranks may be alive, and this coordinator continues the run.
     MayLive,
-    /// Nothing but checkpoints: its ranks died with it.
+    /// Its ranks died with their coordinator; only checkpoints remain.
     IsOver,
 }
 
-/// Which candidate coordinates a job of this machine alone. No other candidate has this number, and no two such jobs have the
-/// same folder at the same time, so that a lease of this holder is of a process that has ended.
+/// The candidate number of the coordinator of a job on one machine. No other candidate has this number, and no two such jobs
+/// have the same folder at the same time, so a lease of this holder belongs to a process that has ended.
 const ALONE: u32 = 0;
 
-/// Takes over a job of several machines, once nobody else coordinates it; none if nobody needs this coordinator.
+/// Takes over a job on several machines once no other coordinator is active; `None` if this coordinator is not needed.
 fn take_over(
     config: &JobConfig,
     is_over: &dyn Fn() -> bool,
@@ -120,10 +120,10 @@ fn take_over(
     }
 }
 
-/// Begins a job of this machine alone, in a folder that this process has locked.
+/// Begins a job on this machine alone, in a folder that this process has locked.
 ///
 /// # Errors
-/// When a coordinator of several machines works in the folder, or the store or a checkpoint cannot be used.
+/// When a coordinator of several machines is active in the folder, or the store or a checkpoint cannot be used.
 pub(super) fn begin_alone(config: &JobConfig, warn: &mut dyn FnMut(String)) -> Result<Term, JobError> {
     let folder = config.output.output_dir.join(CONTROL);
     let store = Directory::open(&folder.join("store")).map_err(ControlPlaneError::from)?;
@@ -141,14 +141,14 @@ pub(super) fn begin_alone(config: &JobConfig, warn: &mut dyn FnMut(String)) -> R
     Ok(Term { job, store, candidate: ALONE, lease, start_from })
 }
 
-/// Takes the lease for the next term, unless another candidate was faster.
+/// Takes the lease for the next term, unless another candidate took it first.
 fn claim(store: &Directory, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
     let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
     Ok(store.replace_lease(seen, lease).map_err(ControlPlaneError::from)?.ok().map(|lease| (lease, asked)))
 }
 
-/// Coordinates a job of several machines to its end; returns what it was then, unless another coordinator has taken over.
-/// Asks `is_abandoned` often: once it is, the job is stopped, and not waited for when no node is left.
+/// Coordinates a job on several machines to its end. Returns its last status, unless another coordinator has taken over.
+/// Polls `is_abandoned`: once it is true, the job is stopped, without waiting when no node is left.
 pub(crate) fn serve(
     config: &JobConfig,
     model: &ModelPlan,
@@ -193,15 +193,15 @@ fn try_serve(
     Ok(outcome)
 }
 
-/// Opens the operator's door to a job of this machine alone. Nobody can join there: no token is given out.
+/// Listens for operators of a job on this machine alone. No node can join, because no token is issued.
 pub(super) fn listen_alone(config: &JobConfig, term: &Term) -> Result<(Listener, Inbox), JobError> {
     let (listener, inbox) = listen(config, (Ipv4Addr::LOCALHOST, 0).into(), term)?;
     write_address(config, &[Address::from(listener.address())])?;
     Ok((listener, inbox))
 }
 
-/// What can be asked of a job: of meshes, those that it could run on. One whose ranks are all on this machine has a number of
-/// them, which no mesh may exceed, and no other machine to leave its state to.
+/// Checks requests to a job: a mesh must fit the model. On one machine, a mesh may not exceed the number of ranks, and the
+/// node cannot be drained.
 pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Option<u32>) -> Admission {
     let (model, evaluates) = (model.clone(), config.data.val_set_size != ValSetSize::Nothing);
     Admission::new(move |request| match (request, n_slots_alone) {
@@ -210,7 +210,7 @@ pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Op
             fits_here(&model, *mesh, evaluates, n_slots).map_err(|error| error.to_string())
         }
         (Request::Drain(_), Some(_)) => {
-            Err("the job runs on one machine, which has no other to leave its state to; stopping it saves it".into())
+            Err("the job runs on one machine, so no other node can take its state; `phalanx stop` saves it".into())
         }
         _ => Ok(()),
     })
@@ -221,7 +221,7 @@ fn write_address(config: &JobConfig, addresses: &[Address]) -> Result<(), JobErr
     write(&config.output.output_dir.join(CONTROL).join(ADDRESS), text.join(",").as_bytes())
 }
 
-/// Opens the coordinator's side to nodes and operators.
+/// Listens for nodes and operators.
 fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
     let folder = config.output.output_dir.join(CONTROL);
     let authority = Authority::open(&folder, term.job).map_err(ControlPlaneError::from)?;
@@ -237,7 +237,7 @@ fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, 
     Ok(Listener::start(settings).map_err(ControlPlaneError::from)?)
 }
 
-/// A job that this process coordinates.
+/// A coordinated job.
 pub(super) struct Coordinating<'a> {
     handle: CoordinatorHandle,
     thread: &'a ControlThread,
@@ -245,21 +245,21 @@ pub(super) struct Coordinating<'a> {
     events: Receiver<Event>,
     log: EventLog,
     ending: Option<Ending>,
-    /// Whether all nodes know that the job is over.
+    /// Whether all nodes have been notified of the end of the job.
     nodes_told: bool,
 }
 
 /// How the coordination of a job ended.
 pub(crate) struct Coordinated {
-    /// What the job was then; none if another coordinator has taken over.
+    /// The last status of the job; `None` if another coordinator has taken over.
     pub(crate) status: Result<Option<Box<Status>>, JobError>,
-    /// Whether all nodes know that the job is over, and end by themselves.
+    /// Whether all nodes have been notified of the end of the job, so that they exit by themselves.
     pub(super) nodes_told: bool,
 }
 
 impl<'a> Coordinating<'a> {
-    /// Starts the coordinator of `term` on `thread`. Orders leave through `downlink`; reports and requests come in through
-    /// `inboxes`.
+    /// Starts the coordinator of `term` on `thread`. Desired states leave through `downlink`; reports and requests arrive
+    /// through `inboxes`.
     ///
     /// # Errors
     /// When the thread has ended, or the job's files cannot be written.
@@ -319,7 +319,7 @@ impl<'a> Coordinating<'a> {
             let is_abandoned = is_abandoned();
             if is_open && !is_stopping && (control.stops() || is_abandoned) {
                 let answer = self.ask(Request::Stop)?;
-                // A coordinator that has just lost its lease is asked again once it has it back.
+                // A coordinator that has just lost its lease gets the request again once it has the lease back.
                 is_stopping = answer == Answer::Done;
                 tracing::info!(?answer, "requested a stop");
             }
@@ -330,7 +330,7 @@ impl<'a> Coordinating<'a> {
                 return Err(JobError::JobFailed("no node is left".into()));
             }
             while let Some((request, answer)) = control.next_asked() {
-                // Whoever asked may have gone.
+                // The requester may have gone.
                 let _ = answer.send(self.ask(request)?);
             }
             if let Some(Err(panicked)) = self.thread.has_ended() {
@@ -340,7 +340,7 @@ impl<'a> Coordinating<'a> {
                 Ok(event) => {
                     self.log.write(&event)?;
                     match &event.what {
-                        // It answers from now on.
+                        // The coordinator answers from now on.
                         What::Leads if !std::mem::replace(&mut is_open, true) => control.open(),
                         What::Ended { ending } => self.ending = Some(ending.clone()),
                         What::NodesTold => self.nodes_told = true,
@@ -373,7 +373,7 @@ impl<'a> Coordinating<'a> {
 /// Interval of polling for requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Prepares the store: a job that is over begins anew, from its last checkpoint if it is to. Returns what it begins from.
+/// Prepares the store. A job that has ended starts again, from its last checkpoint if configured. Returns that checkpoint.
 fn begin(
     config: &JobConfig,
     control: &Path,
@@ -386,7 +386,7 @@ fn begin(
     let found = store.read_record().map_err(ControlPlaneError::from)?;
     let is_over = earlier == Earlier::IsOver || found.ending.is_some();
     if is_over {
-        // A later run of the job; who took part in the earlier one has nothing to do with it.
+        // A later run gets a new job number, so that members of the earlier run cannot take part.
         forget_job(control)?;
     } else if found.world_plan.is_some() {
         return Ok(None);
@@ -402,16 +402,15 @@ fn begin(
         record.generation = record.generation.max(Generation(id.generation));
         start_from = Some((id.step, path));
     }
-    // A later term has its own record, and this coordinator will find out that it does not lead.
+    // A later term rejects this record, and this coordinator then steps down.
     store.write_record(&record).map_err(ControlPlaneError::from)?;
     Ok(start_from)
 }
 
-/// File of the control folder that holds the number of the job.
+/// File in the control folder with the job number.
 const JOB: &str = "job";
 
-/// The number of the job, kept so that a coordinator that is started again is of the same one. Only where there is no file
-/// the job is a new one.
+/// The job number, kept in a file so that a restarted coordinator continues the same job. Without the file, the job is new.
 fn job_of(control: &Path) -> Result<JobId, JobError> {
     let path = control.join(JOB);
     match fs::read_to_string(&path) {
@@ -425,7 +424,7 @@ fn job_of(control: &Path) -> Result<JobId, JobError> {
     }
 }
 
-/// The next run in this folder is of another job.
+/// Removes the job number, so that the next run in this folder is a new job.
 fn forget_job(control: &Path) -> Result<(), JobError> {
     let path = control.join(JOB);
     match fs::remove_file(&path) {
@@ -434,7 +433,7 @@ fn forget_job(control: &Path) -> Result<(), JobError> {
     }
 }
 
-/// Writes a file, which is on the disk under its name when this returns.
+/// Writes a file atomically and durably.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
     let beside = path.with_extension("new");
     let written = || {
@@ -459,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {
+    fn restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {
         let dir = tempfile::tempdir().unwrap();
 
         let (first, again) = (job_of(dir.path()).unwrap(), job_of(dir.path()).unwrap());
@@ -467,11 +466,11 @@ mod tests {
         forget_job(dir.path()).unwrap();
 
         assert_eq!(first, again);
-        assert_ne!(job_of(dir.path()).unwrap(), first, "a forgotten job is followed by another one");
+        assert_ne!(job_of(dir.path()).unwrap(), first, "a new job gets another number");
     }
 
     #[test]
-    fn a_job_file_that_cannot_be_read_or_removed_is_an_error_and_no_new_job() {
+    fn unusable_job_file_is_an_error_and_starts_no_new_job() {
         for content in [&b"17 and more"[..], b"", b"\xff"] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join(JOB);
@@ -480,7 +479,7 @@ mod tests {
             let refused = job_of(dir.path()).unwrap_err().to_string();
 
             assert!(refused.contains(path.to_str().unwrap()), "{refused}");
-            assert_eq!(fs::read(&path).unwrap(), content, "the file is left as it was");
+            assert_eq!(fs::read(&path).unwrap(), content, "the file is unchanged");
         }
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join(JOB)).unwrap();

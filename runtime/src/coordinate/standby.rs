@@ -1,8 +1,8 @@
-//! A coordinator in waiting. It watches the active coordinator's lease, does not listen, and takes over once the lease
-//! has expired: then nodes find it at one of the addresses that they know.
+//! A standby coordinator. It watches the active coordinator's lease, does not listen, and takes over once the lease has
+//! expired; nodes then find it at one of their configured addresses.
 //!
-//! Any coordinator begins so. Started where none is it has nothing to wait for; started again after it was killed it waits
-//! for its own last lease to run out.
+//! Every coordinator starts as a standby. The first one takes over at once; one that restarts after it was killed waits until
+//! its own last lease expires.
 
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
@@ -11,16 +11,16 @@ use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::elastic::timing::Timing;
 use std::time::Instant;
 
-/// How the waiting has ended.
+/// The outcome of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
-    /// Nobody coordinates; the lease is the last one that somebody held.
+    /// No coordinator is active; this is the last lease.
     Vacant(Lease),
-    /// The job has ended under the other coordinator, or this one was asked to stop.
+    /// The job ended under the other coordinator, or this one was stopped.
     NotNeeded,
 }
 
-/// Waits until no coordinator is active. Calls `stands_by` once another coordinator is known to be active.
+/// Waits until no coordinator is active. Calls `stands_by` when it first detects another active coordinator.
 ///
 /// # Errors
 /// When the store cannot be read.
@@ -32,7 +32,7 @@ pub(crate) fn wait(
 ) -> Result<Watched, JobError> {
     let (mut seen, mut since) = (store.read_lease().map_err(ControlPlaneError::from)?, Instant::now());
     let mut is_alive = false;
-    // A lease of no term was never held.
+    // The default lease means that no coordinator has held one.
     while seen != Lease::default() && since.elapsed() < timing.lease {
         if stops() {
             return Ok(Watched::NotNeeded);
@@ -61,7 +61,7 @@ mod tests {
     use std::time::Duration;
 
     fn timing() -> Timing {
-        // Long enough that a busy machine renews a lease in time.
+        // Long enough for a busy machine to renew a lease in time.
         Timing::derive(Duration::from_millis(500))
     }
 
@@ -69,11 +69,11 @@ mod tests {
         Lease { term: Term(1), holder: 7, beat }
     }
 
-    /// Renews a lease so often, and calls `then` at the end.
+    /// Renews a lease `n` times, then calls `then`; also returns the start time and the number of `stands_by` calls.
     fn renewed(store: &Memory, n: u64, then: impl FnOnce() + Send) -> (Result<Watched, JobError>, Instant, u32) {
         let begin = Instant::now();
         store.replace_lease(Lease::default(), lease(0)).unwrap().unwrap();
-        let mut n_said = 0;
+        let mut n_calls = 0;
         let watched = std::thread::scope(|scope| {
             scope.spawn(|| {
                 for beat in 0..n {
@@ -82,28 +82,29 @@ mod tests {
                 }
                 then();
             });
-            wait(store, &timing(), &|| false, &mut || n_said += 1)
+            wait(store, &timing(), &|| false, &mut || n_calls += 1)
         });
-        (watched, begin, n_said)
+        (watched, begin, n_calls)
     }
 
     #[test]
-    fn where_nobody_ever_coordinated_it_begins_at_once() {
-        let watched = wait(&Memory::default(), &timing(), &|| false, &mut || panic!("there is nobody")).unwrap();
+    fn standby_takes_over_at_once_if_no_lease_was_ever_held() {
+        let watched =
+            wait(&Memory::default(), &timing(), &|| false, &mut || panic!("no coordinator is active")).unwrap();
 
         assert_eq!(watched, Watched::Vacant(Lease::default()));
     }
 
     #[test]
-    fn a_lease_that_is_renewed_is_waited_for_until_it_is_not() {
-        let (watched, begin, n_said) = renewed(&Memory::default(), 9, || {});
+    fn standby_waits_until_the_lease_is_no_longer_renewed() {
+        let (watched, begin, n_calls) = renewed(&Memory::default(), 9, || {});
 
-        assert_eq!((watched.unwrap(), n_said), (Watched::Vacant(lease(9)), 1));
+        assert_eq!((watched.unwrap(), n_calls), (Watched::Vacant(lease(9)), 1));
         assert!(begin.elapsed() >= 9 * timing().lease_renewal + timing().lease);
     }
 
     #[test]
-    fn a_job_that_ends_needs_no_other_coordinator() {
+    fn standby_is_not_needed_after_the_job_has_ended() {
         let store = Memory::default();
         let ends = || {
             let ending = Some(Ending::Finished);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_member_can_be_released() {
+    fn waiting_standby_can_be_stopped() {
         let (store, asked) = (Memory::default(), AtomicBool::new(false));
         store.replace_lease(Lease::default(), lease(0)).unwrap().unwrap();
 

@@ -1,14 +1,14 @@
 //! A vocabulary that needs no file: the 256 bytes and a few special tokens.
 //!
 //! The id of a byte is its value. [`tokenizer_json`] states the same vocabulary in the format of the `tokenizers` library,
-//! so that an exported model directory is complete for programs that know nothing of us.
+//! so that other programs can load an exported model directory.
 
 use serde_json::{Value, json};
 
 use super::tokenizer::Piece;
 
-/// Special tokens; the first has id 256. The reserved ones round the vocabulary up to a multiple of eight, which matrix
-/// kernels like.
+/// Special tokens; the first has id 256. The reserved ones round the vocabulary up to a multiple of eight, which suits
+/// matrix kernels.
 pub(crate) const SPECIALS: [&str; 8] = [
     "<|bos|>",
     "<|eos|>",
@@ -42,7 +42,7 @@ pub(crate) fn encode(bytes: &[u8]) -> Vec<Piece> {
     pieces
 }
 
-/// The exact bytes that `ids` stand for; special tokens are left out or written as their text. `Err` is an unknown id.
+/// The exact bytes of `ids`; special tokens are left out or written as their text. `Err` is an unknown id.
 pub(crate) fn decode(ids: &[u32], skip_specials: bool) -> Result<Vec<u8>, u32> {
     let mut bytes = Vec::with_capacity(ids.len());
     for &id in ids {

@@ -1,30 +1,30 @@
-//! Conversations to text by a Jinja template, with the places of the text that a model should learn to write.
+//! Renders conversations by a Jinja template, and finds the parts of the text that a model is trained on.
 //!
-//! Which characters belong to an assistant's turn is found by rendering prefixes of the conversation: the turn is what the
-//! text gains when the turn is added. That asks nothing of the template but that a longer conversation only appends, which
-//! is checked; guessing by marker strings would silently train on the wrong turns of an unfamiliar template.
+//! Rendering prefixes of the conversation locates an assistant's turn: it is the text that adding the turn appends. The
+//! template only has to append text for a longer conversation, which is checked; guessing by marker strings would silently
+//! train on the wrong turns of an unfamiliar template.
 
 use std::ops::Range;
 
 use minijinja::{Environment, ErrorKind, Value, context};
 use thiserror::Error;
 
-/// The template for tokenizers that bring none: ChatML, as in OpenAI's published chat format of 2023.
+/// The template for tokenizers without one: ChatML, as in OpenAI's published chat format of 2023.
 pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// Why a conversation cannot be rendered.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ChatTemplateError {
-    /// The template is no valid Jinja.
+    /// The template is not valid Jinja.
     #[error("the chat template cannot be read: {reason}")]
     Syntax { reason: String },
-    /// The template refuses this conversation, or uses something that is not there.
+    /// The template refuses this conversation, or uses something undefined.
     #[error("the chat template refuses the conversation: {reason}")]
     Render { reason: String },
-    /// The template rewrites earlier turns when a later one is added, so no turn has a fixed place in the text.
+    /// The template rewrites earlier turns when a later one is added, so no turn has a fixed position in the text.
     #[error(
-        "the chat template changes earlier text when message {n_messages} is added, so that assistant turns cannot be told apart; set chat_template: chatml or a template that only appends"
+        "the chat template changes earlier text when message {n_messages} is added, so assistant turns cannot be located; set chat_template: chatml or a template that only appends"
     )]
     NotPrefixStable { n_messages: usize },
 }
@@ -34,7 +34,7 @@ pub enum ChatTemplateError {
 pub struct Message {
     /// The role: `system`, `user`, `assistant`, …
     pub role: String,
-    /// What is said.
+    /// The text of the turn.
     pub content: String,
 }
 
@@ -43,7 +43,7 @@ pub struct Message {
 pub struct RenderedChat {
     /// The whole conversation.
     pub text: String,
-    /// Content and end-of-turn marker of each turn to be learnt, in order.
+    /// Content and end-of-turn marker of each trained turn, in order.
     pub trained: Vec<Range<usize>>,
 }
 
@@ -58,14 +58,14 @@ pub struct ChatTemplate {
 const NAME: &str = "chat";
 
 impl ChatTemplate {
-    /// Parses `source` as transformers does: blocks swallow the line break behind them and the blanks before them, Python's
-    /// string methods are there, and `raise_exception` refuses a conversation. `strftime_now` is left undefined on purpose:
-    /// with it the same data would give other tokens tomorrow; templates that know it fall back to a fixed date.
+    /// Parses `source` as transformers does: blocks remove the line break after them and the blanks before them, Python's
+    /// string methods are defined, and `raise_exception` refuses a conversation. `strftime_now` is deliberately undefined:
+    /// with it, tokens would depend on the date; templates that use it fall back to a fixed date.
     ///
     /// `bos` and `eos` are the texts of those tokens, empty where the tokenizer has none.
     ///
     /// # Errors
-    /// When the template is no valid Jinja.
+    /// When the template is not valid Jinja.
     pub fn parse(source: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let mut environment = Environment::new();
         let mut syntax = environment.syntax().to_builder();
@@ -97,10 +97,10 @@ impl ChatTemplate {
             .map_err(|error| render_error(&error))
     }
 
-    /// The text of `messages` and where in it the turns of `trained_roles` stand.
+    /// The text of `messages`, and the positions of the turns of `trained_roles` in it.
     ///
-    /// A turn is trained from the end of what the template writes to open it, through the end-of-turn marker, without the
-    /// white space that only separates it from the next turn.
+    /// The trained part of a turn starts after its opening and ends with its end-of-turn marker, without white space that
+    /// only separates it from the next turn.
     ///
     /// # Errors
     /// When the template refuses the conversation or rewrites earlier turns.
@@ -117,7 +117,7 @@ impl ChatTemplate {
             }
             let unstable = || ChatTemplateError::NotPrefixStable { n_messages: idx + 1 };
             let upto = self.render(&messages[..=idx], false)?;
-            // Many templates look at the first message, so the empty conversation is never rendered.
+            // Many templates access the first message, so the empty conversation is never rendered.
             let (before, prompted) = match idx {
                 0 => (String::new(), String::new()),
                 _ => (self.render(&messages[..idx], false)?, self.render(&messages[..idx], true)?),
@@ -125,18 +125,18 @@ impl ChatTemplate {
             if !text.starts_with(&upto) || !upto.starts_with(&before) {
                 return Err(unstable());
             }
-            // A generation prompt may go further than a turn in the middle does (an opened "think" block, say).
+            // A generation prompt may contain more than the opening of an earlier turn (an opened "think" block, say).
             let opened = match message.role.as_str() {
                 "assistant" => common_prefix(&prompted, &upto).max(before.len()),
                 _ => before.len(),
             };
             let content = message.content.trim();
             let start = match upto[opened..].find(content) {
-                // Without a generation prompt of its own the opening of the turn ends where the content begins.
+                // Without a generation prompt, the opening of the turn ends where the content begins.
                 Some(offset) if opened == before.len() => opened + offset,
                 _ => opened,
             };
-            // Most vocabularies join a space to the word behind it; that token belongs to the word.
+            // Most vocabularies join a space to the word after it; that token belongs to the word.
             let start = before.len() + upto[before.len()..start].trim_end_matches(' ').len();
             let content_end = upto[start..].find(content).map_or(start, |offset| start + offset + content.len());
             let marker = upto[content_end..].trim_end();
@@ -147,7 +147,7 @@ impl ChatTemplate {
     }
 }
 
-/// transformers marks assistant turns with blocks of its own, which Jinja does not know; their content is plain template.
+/// transformers marks assistant turns with its own blocks, which are not Jinja; their content is plain template.
 fn plain_blocks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;

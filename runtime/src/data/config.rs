@@ -21,30 +21,30 @@ pub enum DataConfigError {
     /// Neither a fraction nor a count of rows.
     #[error("val_set_size must be a fraction from 0 to below 1 or a whole number of rows, found {0}")]
     ValSetSize(f64),
-    /// A key that another type of data set would use.
-    #[error("dataset {}: {key} has no meaning for type {}; it goes with type {}", path.display(), found.word(), fits.word())]
+    /// A key of another type of data set.
+    #[error("dataset {}: {key} does not apply to type {}, only to type {}", path.display(), found.word(), fits.word())]
     KeyOfOtherType { path: PathBuf, key: &'static str, found: DatasetType, fits: DatasetType },
 }
 
 /// The longest row: far beyond any model's context, and safely inside 32-bit positions.
 const SEQUENCE_LEN_MAX: usize = 1 << 24;
 
-/// What a job trains on and how it is cut into rows.
+/// The training data of a job, and how it is divided into rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataConfig {
-    /// The files, read as if they were one behind the other.
+    /// The files, read one after the other.
     pub datasets: Vec<DatasetConfig>,
     /// Tokens per row.
     pub sequence_len: usize,
-    /// Lay several documents into one row, isolated from each other; default false: one document per row, padded.
+    /// Pack several documents into one row, isolated from each other; default false: one document per row, padded.
     pub sample_packing: bool,
-    /// Take the rows of each epoch in a random order of its own; default true.
+    /// Take the rows in a new random order in each epoch; default true.
     pub shuffle: bool,
-    /// Decides the order of rows and the choice of validation rows; default 42.
+    /// Seed of the order of rows and of the choice of validation rows; default 42.
     pub seed: u64,
     /// Rows held out for validation: a fraction below 1 or a count; default 0.
     pub val_set_size: f64,
-    /// Learn instructions too, not only the answers to them; default false.
+    /// Train on instructions, too, not only on the answers; default false.
     pub train_on_inputs: bool,
     /// What to do with a document longer than a row; default error.
     pub excess_length_strategy: ExcessLength,
@@ -98,9 +98,9 @@ impl DataConfig {
 pub struct DatasetConfig {
     /// The file, or a folder that holds `<split>.jsonl`, `.json` or `.txt`.
     pub path: PathBuf,
-    /// What its records mean.
+    /// The type of its records.
     pub kind: DatasetType,
-    /// How it is written; default: JSON for `.json` and `.jsonl`, otherwise plain text.
+    /// Its format; default: JSON for `.json` and `.jsonl`, otherwise plain text.
     pub ds_type: Option<FileFormat>,
     /// Which file of a folder; default `train`.
     pub split: Option<String>,
@@ -108,9 +108,9 @@ pub struct DatasetConfig {
     pub field: Option<String>,
     /// `chat_template`: the field with the list of turns; default `messages`.
     pub field_messages: Option<String>,
-    /// `chat_template`: what a turn's fields are called; default `role` and `content`.
+    /// `chat_template`: the names of a turn's fields; default `role` and `content`.
     pub message_property_mappings: MessageFields,
-    /// `chat_template`: whose turns are learnt; default `assistant`.
+    /// `chat_template`: the roles whose turns are trained on; default `assistant`.
     pub roles_to_train: Option<Vec<String>>,
 }
 
@@ -154,7 +154,7 @@ impl DatasetConfig {
 pub struct MessageFields {
     /// Name of the role field; default `role`.
     pub role: String,
-    /// What is said; default `content`.
+    /// Name of the content field; default `content`.
     pub content: String,
 }
 

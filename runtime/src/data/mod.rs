@@ -1,8 +1,8 @@
 //! From the user's files to batches of token ids.
 //!
-//! The way of the data: a file's records become text with marked spans to learn ([`record`]), text becomes token ids
-//! ([`tokenizer`]), ids go into a memory-mapped file that is made once ([`token_cache`]), documents are laid into rows
-//! (`packing`), and a batch is copied out of the rows that the sampler names ([`rows`]). [`prepare`] is the front door.
+//! Data flow: a file's records become text with marked spans to train on ([`record`]), text becomes token ids
+//! ([`tokenizer`]), ids are cached in a memory-mapped file ([`token_cache`]), documents are packed into rows (`packing`),
+//! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point.
 
 pub mod chat_template;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Documents into rows: which documents share a row so that few tokens of padding remain.
+//! Packs documents into rows so that few tokens of padding remain.
 
 use std::collections::BTreeSet;
 
@@ -21,11 +21,11 @@ impl Packing {
     /// Source: Johnson, Demers, Ullman, Garey and Graham 1974, "Worst-case performance bounds for simple one-dimensional
     /// packing algorithms".
     ///
-    /// Rows stand in the order of their first document, so that without shuffling training goes through the file about as
-    /// it is written. `documents` are pairs of number and length; no length exceeds `row_len`.
+    /// Rows are in the order of their first document, so that training without shuffling roughly follows the file.
+    /// `documents` are pairs of number and length; no length exceeds `row_len`.
     pub(crate) fn best_fit(documents: &[(u32, usize)], row_len: usize) -> Self {
         let mut longest_first = documents.to_vec();
-        // By number among equals: the result must not depend on the sort.
+        // Equal lengths by number: the result must not depend on the sort.
         longest_first.sort_unstable_by_key(|&(number, len)| (std::cmp::Reverse(len), number));
         let mut rows: Vec<Vec<u32>> = Vec::new();
         let mut by_room: BTreeSet<(usize, usize)> = BTreeSet::new();

@@ -16,7 +16,7 @@ use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
 use crate::config::datasets::{ChatTemplateChoice, DatasetType, ExcessLength, FileFormat};
 
-/// Why no rows can be made of the data.
+/// Why the data cannot be turned into rows.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum PrepareError {
@@ -32,8 +32,8 @@ pub enum PrepareError {
     /// A single file has no splits.
     #[error("dataset {} is one file, which holds the split \"train\" only, found split {split:?}", path.display())]
     SplitOfFile { path: PathBuf, split: String },
-    /// The file is of a kind that is not read.
-    #[error("dataset {} is a {extension} file; .jsonl, .json and plain text are read, so convert it first", path.display())]
+    /// The file format is not supported.
+    #[error("dataset {} is a {extension} file; convert it to .jsonl, .json or plain text first", path.display())]
     Format { path: PathBuf, extension: String },
     /// Instructions and conversations need named fields.
     #[error("dataset {} is plain text, which fits type completion only, found {}", path.display(), kind.word())]
@@ -50,7 +50,7 @@ pub enum PrepareError {
     /// The token cache cannot be used.
     #[error(transparent)]
     Cache(#[from] TokenCacheError),
-    /// The tokenizer knows more tokens than the model.
+    /// The tokenizer has tokens beyond the model's vocabulary.
     #[error(
         "dataset {} needs token {id} ({token:?}), but the model's vocabulary has {model_size}; the tokenizer's has {tokenizer_size}, so it belongs to another model",
         path.display()
@@ -65,8 +65,8 @@ pub enum PrepareError {
     /// The text does not fill a row.
     #[error("dataset {} has {n_tokens} tokens, less than one row of sequence_len {limit}", path.display())]
     TooShort { path: PathBuf, n_tokens: usize, limit: usize },
-    /// There is no document with anything to learn.
-    #[error("dataset {} has nothing to learn: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long", path.display())]
+    /// No document has a token to predict.
+    #[error("dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long", path.display())]
     Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize },
     /// The split leaves one side empty.
     #[error(
@@ -75,35 +75,35 @@ pub enum PrepareError {
     Split { val_set_size: f64, n_rows: usize, n_validation: usize, n_train: usize },
 }
 
-/// The data of a job, ready to be drawn from.
+/// The prepared data of a job.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     /// Rows to train on.
     pub train: Rows,
-    /// Rows held out, if `val_set_size` asks for any; none of them is in `train`.
+    /// Rows held out for validation, if `val_set_size` is not 0; disjoint from `train`.
     pub validation: Option<Rows>,
-    /// What became of each data set, in their order.
+    /// The result for each data set, in their order.
     pub summaries: Vec<Summary>,
 }
 
-/// What became of a data set.
+/// The result of preparing a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// The file.
     pub path: PathBuf,
-    /// Whether its tokens were in the cache.
+    /// Whether its tokens came from the cache.
     pub from_cache: bool,
     /// Tokens of all its documents.
     pub n_tokens: usize,
     /// Documents in the file; a plain text is one.
     pub n_documents: usize,
-    /// Documents left out because no token of them is to be predicted.
+    /// Documents left out because they have no token to predict.
     pub n_empty: usize,
     /// Documents left out as too long.
     pub n_dropped: usize,
-    /// Documents of which only the beginning is used.
+    /// Documents truncated to a row.
     pub n_truncated: usize,
-    /// Rows made of them.
+    /// Rows of the data set.
     pub n_rows: usize,
 }
 
@@ -113,8 +113,8 @@ pub struct Summary {
 /// data gives the same rows, whatever the machine or the number of threads.
 ///
 /// # Errors
-/// When the section, a file or a record cannot be used; the message names it and says what would fit. Tokens of files that
-/// were finished before stay in the cache.
+/// When the section, a file or a record cannot be used; the message names it and what is supported. Tokens of files
+/// finished before stay in the cache.
 pub fn prepare(
     config: &DataConfig,
     tokenizer: &Tokenizer,
@@ -134,7 +134,7 @@ pub fn prepare(
         };
         let (part, summary) = match laid_out {
             Ok(rows) => rows,
-            // One text of many may be short; that none is long enough is an error.
+            // A single text may be too short; it is an error only if all are.
             Err(error @ PrepareError::TooShort { .. }) => {
                 short.get_or_insert(error);
                 continue;
@@ -153,7 +153,7 @@ pub fn prepare(
     Ok(Prepared { train, validation, summaries })
 }
 
-/// A data set whose file is found.
+/// A data set and its file.
 struct Source<'a> {
     dataset: &'a DatasetConfig,
     path: PathBuf,
@@ -208,8 +208,8 @@ impl<'a> Source<'a> {
         Ok((writer.finish()?, false))
     }
 
-    /// The hash of everything that decides the tokens. What only lays them into rows is not part of it, so that another
-    /// `sequence_len` finds the same tokens.
+    /// The hash of everything that determines the tokens. It excludes the row layout, so that another `sequence_len` finds
+    /// the same tokens.
     fn key(&self, config: &DataConfig, tokenizer: &Tokenizer, template: &str) -> Result<[u8; 32], TokenizeError> {
         let read_error =
             |error: std::io::Error| TokenizeError::Read { path: self.path.clone(), reason: error.to_string() };
@@ -238,7 +238,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The file that a data set means.
+/// The file of a data set.
 fn file_of(dataset: &DatasetConfig) -> Result<PathBuf, PrepareError> {
     let path = &dataset.path;
     if path.is_dir() {
@@ -256,7 +256,7 @@ fn file_of(dataset: &DatasetConfig) -> Result<PathBuf, PrepareError> {
     }
 }
 
-/// The name beside `path` that looks most like it, if any does.
+/// The most similar file name beside `path`, if any is similar.
 fn nearest_name(path: &Path) -> Option<String> {
     let wanted = path.file_name()?.to_str()?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -364,12 +364,12 @@ fn lay_out(path: &Path, tokens: TokenFile, config: &DataConfig) -> Result<(Part,
     Ok((part, Summary { path, from_cache: false, n_tokens, n_documents, n_empty, n_dropped, n_truncated, n_rows }))
 }
 
-/// Sets whole rows aside, chosen by `seed`; both sides keep the order of the files.
+/// Holds out whole rows, chosen by `seed`; both sets keep the order of the files.
 fn split(store: Arc<RowStore>, val_set_size: f64, seed: u64) -> Result<(Rows, Option<Rows>), PrepareError> {
     if val_set_size == 0.0 {
         return Ok((Rows::new(store, None), None));
     }
-    /// Beyond any epoch, so that the choice has nothing to do with an order that the sampler uses.
+    /// Beyond any epoch, so that the choice is independent of the orders that the sampler uses.
     const STREAM: u64 = u64::MAX;
     let n_rows = store.len();
     assert!(u32::try_from(n_rows).is_ok(), "{n_rows} rows are more than 32 bits can number");

@@ -1,4 +1,4 @@
-//! Tests of [`super`]: from files to filled batches. Apart from it because together they would be too long a file.
+//! Tests of [`super`], from files to filled batches; in their own file because of their length.
 
 use super::*;
 use crate::data::rows::{BatchMut, IGNORED};
@@ -79,7 +79,7 @@ fn unshuffled_rows_follow_the_reference_batch_order() {
 
     let train = prepare(&config, &tokenizer, &files.cache(), 512, &|_| ()).unwrap().train;
 
-    // The ids of the library itself, which adds BOS by the file's own rule.
+    // The ids of the library, which adds BOS by the rule in the file.
     let library = tokenizers::Tokenizer::from_file(model.join("tokenizer.json")).unwrap();
     let whole = library.encode(std::fs::read_to_string(&data).unwrap(), true).unwrap();
     let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id as i32).collect();
@@ -91,11 +91,11 @@ fn unshuffled_rows_follow_the_reference_batch_order() {
         assert_eq!(got.ids, whole[first as usize * seq..][..n_rows as usize * seq]);
         assert_eq!(got.n_predicted, n_rows as usize * (seq - 1));
     }
-    // The window whose logits are the reference stands somewhere in the file.
+    // The text contains the window of the reference logits.
     let window: Vec<i32> =
         reference["logits"]["input_ids"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect();
     let at = whole.windows(window.len()).position(|ids| ids == window);
-    assert!(at.is_some(), "the reference logits are of a prompt that is not in the text");
+    assert!(at.is_some(), "the text does not contain the prompt of the reference logits");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn packed_rows_hold_isolated_documents_without_losing_any() {
 }
 
 #[test]
-fn unpacked_documents_have_rows_of_their_own() {
+fn each_unpacked_document_has_its_own_row() {
     let files = Files::new(&[("data.jsonl", &lines(&["ab", "c"]))]);
 
     let train = files.prepare(&files.config(DatasetType::Completion, &["data.jsonl"], 6)).unwrap().train;
@@ -199,14 +199,14 @@ fn another_tokenizer_or_mask_finds_no_stale_tokens() {
 }
 
 #[test]
-fn damaged_cache_is_rebuilt_and_not_trusted() {
+fn damaged_cache_is_rebuilt() {
     let files = Files::new(&[("data.txt", "It was a dark and stormy night.")]);
     let config = files.config(DatasetType::Completion, &["data.txt"], 8);
     let good = batch(&files.prepare(&config).unwrap().train, 0..4);
     let cached = std::fs::read_dir(files.cache()).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(&cached).unwrap();
     bytes[140] ^= 1;
-    // A new file, as a damaged copy would be: the mapped one must stay as it is.
+    // A new file, like a damaged copy: the mapped one must not change.
     std::fs::remove_file(&cached).unwrap();
     std::fs::write(&cached, &bytes).unwrap();
 
@@ -220,7 +220,7 @@ fn damaged_cache_is_rebuilt_and_not_trusted() {
 }
 
 #[test]
-fn validation_rows_are_apart_from_training_rows_and_depend_on_the_seed_only() {
+fn validation_rows_are_disjoint_from_training_rows_and_depend_only_on_the_seed() {
     let texts: Vec<String> = (0..40).map(|n| format!("document {n:02}")).collect();
     let files = Files::new(&[("data.jsonl", &lines(&texts.iter().map(String::as_str).collect::<Vec<_>>()))]);
     let with = |val_set_size, seed| {
@@ -254,7 +254,7 @@ fn split_that_leaves_a_side_empty_is_refused() {
 }
 
 #[test]
-fn datasets_follow_each_other() {
+fn rows_follow_the_order_of_the_datasets() {
     let files = Files::new(&[("a.jsonl", &lines(&["ab"])), ("b.txt", "0123456789")]);
 
     let prepared = files.prepare(&files.config(DatasetType::Completion, &["b.txt", "a.jsonl"], 5)).unwrap();
@@ -263,7 +263,7 @@ fn datasets_follow_each_other() {
 }
 
 #[test]
-fn document_longer_than_a_row_is_named_dropped_or_truncated() {
+fn document_longer_than_a_row_is_refused_dropped_or_truncated() {
     let files = Files::new(&[("data.jsonl", &lines(&["short", "much too long for a row"]))]);
     let with = |excess_length_strategy| {
         let config = files.config(DatasetType::Completion, &["data.jsonl"], 10);
@@ -295,7 +295,7 @@ fn document_without_trained_tokens_is_left_out() {
 }
 
 #[test]
-fn missing_file_is_answered_with_the_nearest_name() {
+fn error_for_a_missing_file_suggests_the_nearest_name() {
     let files = Files::new(&[("stories.jsonl", "{}"), ("other.txt", "")]);
 
     let error = files.prepare(&files.config(DatasetType::Completion, &["storeis.jsonl"], 8)).unwrap_err();
@@ -318,7 +318,7 @@ fn folder_stands_for_the_file_of_its_split() {
 }
 
 #[test]
-fn files_that_cannot_be_read_as_asked_are_refused() {
+fn unsupported_and_empty_files_are_refused() {
     let files = Files::new(&[("a.parquet", ""), ("a.txt", "text"), ("empty.txt", ""), ("empty.jsonl", "")]);
     let error = |kind, name| files.prepare(&files.config(kind, &[name], 8)).unwrap_err();
 

@@ -1,5 +1,5 @@
-//! One record of a data file to the texts that it trains on.
-#![allow(clippy::single_range_in_vec_init)] // A list of spans to learn often has one member.
+//! Converts a record of a data file to the documents to train on.
+#![allow(clippy::single_range_in_vec_init)] // A list of trained spans often has one element.
 
 use std::ops::Range;
 
@@ -17,13 +17,13 @@ pub enum RecordError {
     /// The record is a list, a number, …
     #[error("a record must be a JSON object with named fields, found {found}")]
     NotAnObject { found: &'static str },
-    /// A field is not there.
+    /// A field is missing.
     #[error("field {wanted:?} is missing; the record has {}", listed(present))]
     MissingField { wanted: String, present: Vec<String> },
-    /// A field is there but holds something else.
+    /// A field has another type.
     #[error("field {field:?} must be {wanted}, found {found}")]
     WrongType { field: String, wanted: &'static str, found: &'static str },
-    /// The chat template does not take the conversation.
+    /// The chat template refuses the conversation.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
 }
@@ -32,9 +32,9 @@ pub enum RecordError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Document {
     pub(crate) text: String,
-    /// Byte ranges of the text that are learnt, in order.
+    /// Byte ranges of the text that are trained on, in order.
     pub(crate) trained: Vec<Range<usize>>,
-    /// Whether BOS and EOS are put around the text; a chat template writes its own.
+    /// Whether BOS and EOS are added to the text; a chat template writes its own.
     pub(crate) bounded: bool,
 }
 
@@ -70,12 +70,12 @@ impl RecordReader {
         })
     }
 
-    /// One for each type of data set. For fuzz targets.
+    /// A reader for each type of data set. For fuzz targets.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn of_all_types() -> [Self; 3] {
         [DatasetType::Completion, DatasetType::Alpaca, DatasetType::ChatTemplate].map(|kind| {
             let template = || ChatTemplate::parse(super::chat_template::CHATML, "", "");
-            Self::new(&DatasetConfig::new("", kind), false, template).expect("our own template is one")
+            Self::new(&DatasetConfig::new("", kind), false, template).expect("our own template is valid")
         })
     }
 
@@ -117,7 +117,7 @@ fn alpaca(record: &Value, train_on_inputs: bool) -> Result<Vec<Document>, Record
     instances.iter().map(document).collect()
 }
 
-/// The prompt that models fine-tuned on Alpaca data were taught. Source: Taori et al. 2023, Stanford Alpaca, data release.
+/// The prompt of models fine-tuned on Alpaca data. Source: Taori et al. 2023, Stanford Alpaca, data release.
 fn alpaca_prompt(instruction: &str, input: &str) -> String {
     if input.is_empty() {
         format!(
@@ -138,7 +138,7 @@ fn messages_of(record: &Value, [list, role, content]: &[String; 3]) -> Result<Ve
     let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", value))?;
     let message = |turn: &Value| {
         let role = match text_of(turn, role)? {
-            // The names that ShareGPT files use for the same speakers.
+            // Role names of ShareGPT files.
             "human" => "user",
             "gpt" => "assistant",
             other => other,
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_field_is_answered_with_the_fields_that_are_there() {
+    fn error_for_a_missing_field_lists_the_fields_of_the_record() {
         let error = reader(DatasetConfig::new("", DatasetType::Completion))
             .documents(&json!({ "story": "Once.", "id": 1 }))
             .unwrap_err();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn alpaca_instances_are_documents_of_their_own() {
+    fn each_alpaca_instance_is_a_document() {
         let record = json!({ "instruction": "Double.", "instances": [
             { "input": "2", "output": "4" }, { "input": "", "output": "nothing" }] });
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn field_of_another_type_is_named() {
+    fn field_of_another_type_is_refused_by_name() {
         let error =
             reader(DatasetConfig::new("", DatasetType::Completion)).documents(&json!({ "text": 3 })).unwrap_err();
 

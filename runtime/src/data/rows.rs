@@ -1,12 +1,12 @@
-//! Rows of token ids, and batches copied out of them.
+//! Rows of token ids, and batches copied from them.
 //!
 //! Legend: B rows of a batch, S tokens of a row; `t` is a position in a row.
 //!
 //! Invariants:
 //! - `ROWS-1` `labels[t]` is the id to be predicted at `t`, always of the same document, or [`IGNORED`].
-//! - `ROWS-2` A token sees `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row are
-//!   isolated.
-//! - `ROWS-3` Padding is never predicted, and each padding token sees itself only, which makes it nearly free in
+//! - `ROWS-2` A token attends to `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row
+//!   are isolated.
+//! - `ROWS-3` Padding is never predicted, and each padding token attends to itself only, which makes it nearly free in
 //!   attention.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::token_cache::{TRAINED, TokenFile};
 /// The label of a position at which nothing is predicted.
 pub const IGNORED: i32 = -100;
 
-/// Where a batch is written; each slice is `[B, S]`, row after row.
+/// The destination of a batch; each slice is `[B, S]`, row after row.
 #[derive(Debug)]
 pub struct BatchMut<'a> {
     /// Token ids.
@@ -26,7 +26,7 @@ pub struct BatchMut<'a> {
     pub labels: &'a mut [i32],
     /// Position inside the document, from 0.
     pub positions: &'a mut [i32],
-    /// Index within the row of the first token that this one may see.
+    /// Index within the row of the first token that this one attends to.
     pub doc_start: &'a mut [i32],
 }
 
@@ -37,12 +37,12 @@ pub(crate) struct Part {
     pub(crate) layout: Layout,
 }
 
-/// How the tokens of a file are laid into rows.
+/// How the tokens of a file are divided into rows.
 #[derive(Debug)]
 pub(crate) enum Layout {
     /// One long text, cut every S tokens.
     Cut { n_rows: usize },
-    /// Whole documents, of which a row shows at most S tokens.
+    /// Whole documents, each truncated to S tokens.
     Documents(Packing),
 }
 
@@ -77,7 +77,7 @@ impl Part {
 #[derive(Debug)]
 pub(crate) struct RowStore {
     parts: Vec<Part>,
-    /// Number of rows up to and with each part.
+    /// Number of rows up to and including each part.
     ends: Vec<usize>,
     row_len: usize,
     pad_id: i32,
@@ -103,11 +103,11 @@ impl RowStore {
     }
 }
 
-/// A set of rows to draw batches from. Cloning is cheap: the tokens stay where they are on disk.
+/// A set of rows to draw batches from. Cloning is cheap: the tokens stay on disk.
 #[derive(Debug, Clone)]
 pub struct Rows {
     store: Arc<RowStore>,
-    /// Numbers in the store; `None` is all of them.
+    /// Row numbers in the store; `None` selects all rows.
     selected: Option<Arc<[u32]>>,
 }
 
@@ -121,7 +121,7 @@ impl Rows {
         self.selected.as_ref().map_or(self.store.len(), |rows| rows.len())
     }
 
-    /// Whether there is no row; [`super::prepare::prepare`] never gives such a set.
+    /// Whether there is no row; [`super::prepare::prepare`] never returns such a set.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -163,7 +163,7 @@ impl Rows {
         n_predicted
     }
 
-    /// How many tokens are predicted in `rows`, without copying them: what the loss of a whole step is divided by.
+    /// The number of predicted tokens in `rows`, by which the loss of a whole step is divided.
     ///
     /// # Panics
     /// When a row does not exist.
@@ -183,7 +183,7 @@ impl Rows {
     }
 }
 
-/// How many tokens of a document are predicted: those to learn, except the first, before which nothing is seen.
+/// The number of predicted tokens of a document: the trained ones, except the first, which has no context.
 pub(crate) fn count_predicted(tokens: &[u32]) -> usize {
     tokens.iter().skip(1).filter(|&&token| token & TRAINED != 0).count()
 }
@@ -204,7 +204,7 @@ impl BatchMut<'_> {
         count_predicted(tokens)
     }
 
-    /// Fills a single row from `start` on.
+    /// Pads a single row from `start` on.
     fn pad(&mut self, start: usize, pad_id: i32) {
         for t in start..self.ids.len() {
             self.ids[t] = pad_id;
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn long_document_shows_its_beginning() {
+    fn long_document_is_truncated_to_its_row() {
         let tokens: Vec<u32> = (1..=20).map(|id| id | T).collect();
         let rows = rows(vec![part(&[&[3], &tokens], Layout::Documents(Packing::one_per_row(vec![1])))]);
 

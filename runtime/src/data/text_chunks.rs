@@ -1,10 +1,11 @@
-//! A long text tokenised in overlapping pieces, in parallel and in bounded memory, with the result of tokenising it whole.
+//! Tokenises a long text in overlapping pieces, in parallel and in bounded memory, with the same result as tokenising it
+//! whole.
 //!
-//! Two neighbouring pieces share an overlap. Where both give the same run of tokens at the same bytes, one sequence is
-//! continued by the other. In byte-pair encoding that is no approximation: a sequence of tokens is *the* encoding of its text
-//! if each adjacent pair is the encoding of its own text, and every adjacent pair of the joined sequence stands in one of the
-//! two encodings. Pre-tokenizers look only a few characters around, and the run asked for is longer than that. Where no run
-//! agrees (a megabyte of one repeated letter, say), the text is tokenised whole.
+//! Two neighbouring pieces overlap. Where both give the same run of tokens at the same bytes, the second sequence continues
+//! the first. In byte-pair encoding this is exact: a sequence of tokens is *the* encoding of its text if each adjacent pair
+//! is the encoding of its own text, and every adjacent pair of the joined sequence occurs in one of the two encodings.
+//! Pre-tokenizers need only a few characters of context, less than the required run. If no run agrees (in a megabyte of one
+//! repeated letter, say), the text is tokenised whole.
 //!
 //! Source of the pair criterion: van Antwerpen and Neubeck 2024, "So many tokens, so little time", on the `bpe` crate.
 
@@ -15,7 +16,7 @@ use super::tokenizer::Piece;
 /// Consecutive tokens on which both sides must agree.
 const RUN_TOKENS: usize = 8;
 
-/// How a text is cut.
+/// How a text is split.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
     pub(crate) chunk_bytes: u64,
@@ -24,17 +25,17 @@ pub(crate) struct Cut {
 }
 
 impl Default for Cut {
-    // Without a pre-tokenizer a piece is one word to the merge queue, whose cost per byte grows with its length. 2 KiB hold
-    // hundreds of tokens.
+    // Without a pre-tokenizer, a piece is one word for the merge queue, whose time per byte grows with its length. 2 KiB
+    // hold hundreds of tokens.
     fn default() -> Self {
         Self { chunk_bytes: 64 << 10, overlap_bytes: 2 << 10 }
     }
 }
 
-/// Tokenises the `text_bytes` bytes that `encode` reads, handing ids to `emit` in order.
+/// Tokenises the `text_bytes` bytes that `encode` reads, passing ids to `emit` in order.
 ///
-/// `encode(start, end)` gives the pieces of the bytes `start .. end`, narrowed to whole characters, with offsets in the whole
-/// text. `emit` also learns how many bytes are behind it.
+/// `encode(start, end)` returns the pieces of the bytes `start .. end`, narrowed to whole characters, with offsets in the
+/// whole text. `emit` also receives the number of bytes done.
 pub(crate) fn tokenize<E: Send>(
     text_bytes: u64,
     cut: Cut,
@@ -65,7 +66,7 @@ pub(crate) fn tokenize<E: Send>(
                     n_emitted += n_open;
                     open = next[n_next..].to_vec();
                 }
-                // What was emitted is a prefix of the whole encoding, by the argument above; the rest follows.
+                // The emitted tokens are a prefix of the whole encoding, by the argument above; emit the rest.
                 None => return emit(&encode(0, text_bytes)?[n_emitted..], text_bytes),
             }
         }
@@ -73,8 +74,8 @@ pub(crate) fn tokenize<E: Send>(
     emit(&open, text_bytes)
 }
 
-/// Where `open` can be left and `next` be continued: in the middle of a run on which both agree, as near behind `border` as
-/// possible, because both sides are disturbed at their own ends.
+/// Where to switch from `open` to `next`: in the middle of a run on which both agree, as close after `border` as possible,
+/// because each sequence is unreliable at its own ends.
 fn seam(open: &[Piece], next: &[Piece], border: usize) -> Option<(usize, usize)> {
     let mut i = open.partition_point(|piece| piece.start < next.first().map_or(0, |first| first.start));
     let (mut j, mut run, mut found) = (0, 0, None);
@@ -148,8 +149,8 @@ mod tests {
     }
 
     #[test]
-    fn text_on_which_no_seam_agrees_is_tokenised_whole() {
-        // Its vocabulary has "ll", so a piece that begins one letter earlier or later pairs all the letters otherwise.
+    fn text_without_an_agreeing_run_is_tokenised_whole() {
+        // The vocabulary has "ll", so a piece that begins one letter earlier or later pairs all letters differently.
         let tokenizer = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama3")).unwrap();
         let text = format!("{}{}", "One day a little girl went out to play. ".repeat(30), "l".repeat(5001));
 

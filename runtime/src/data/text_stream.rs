@@ -2,14 +2,14 @@
 
 use super::tokenizer::{Tokenizer, TokenizerError};
 
-/// No character needs more tokens than this in any byte-level vocabulary; what is still undecodable after them is no text,
-/// or a run of the replacement character itself.
+/// No character needs more tokens than this in any byte-level vocabulary; tokens that are still undecodable then are not
+/// text, or are the replacement character itself.
 const PENDING_TOKENS_MAX: usize = 8;
 
 /// Turns a stream of ids into pieces of text whose concatenation is the text of all of them.
 ///
-/// A token may hold part of a character, or a space that shows only when another token precedes it; so each token is decoded
-/// together with those of the piece before it, and the difference is what it adds.
+/// A token may hold part of a character, or a space that appears only after another token; so each token is decoded
+/// together with the tokens of the previous piece, and the difference is its text.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -20,15 +20,15 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// A stream that has seen no token yet; special tokens will add no text.
+    /// An empty stream; special tokens will add no text.
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, ids: Vec::new(), n_shown: 0, shown: String::new() }
     }
 
-    /// Takes the next token and returns the text that has become certain, which may be none.
+    /// Takes the next token and returns the text that has become certain, which may be empty.
     ///
     /// # Errors
-    /// When the id is not in the vocabulary; the stream is as before then.
+    /// When the id is not in the vocabulary; the stream is then unchanged.
     pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
         self.ids.push(id);
         let text = match self.tokenizer.decode(&self.ids, true) {
@@ -45,10 +45,10 @@ impl<'a> TextStream<'a> {
         self.show(text)
     }
 
-    /// Ends the text: what is left is shown even if it is half a character.
+    /// Ends the text and returns the rest, even if it is half a character.
     ///
     /// # Errors
-    /// None that an earlier `push` would not have reported.
+    /// Only errors that an earlier `push` would have reported.
     pub fn finish(mut self) -> Result<String, TokenizerError> {
         let text = self.tokenizer.decode(&self.ids, true)?;
         self.show(text)
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_never_become_text_are_shown_after_a_bounded_wait() {
+    fn bytes_that_are_not_text_are_returned_after_a_bounded_wait() {
         let tokenizer = Tokenizer::bytes();
         let mut stream = TextStream::new(&tokenizer);
 

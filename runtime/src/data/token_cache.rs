@@ -1,10 +1,10 @@
-//! Token ids on disk: written once, checked whole, then mapped into memory.
+//! Token ids on disk: written once, verified whole, then mapped into memory.
 //!
-//! File, all numbers little-endian: a `Header` of 128 bytes, the tokens (4 bytes each, `TRAINED` marks those to learn),
+//! File, all numbers little-endian: a `Header` of 128 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict),
 //! 4 bytes of zero if their number is odd, then the ends of the documents (16 bytes each).
 //!
 //! Invariants:
-//! - `TOKEN-CACHE-1` A file of the final name is whole: it is renamed to it after everything is on disk.
+//! - `TOKEN-CACHE-1` A file with a final name is complete: it gets the name after everything is on disk.
 //! - `TOKEN-CACHE-2` A file is used only if its header, its length, its key and the checksum of every byte agree.
 #![allow(unsafe_code)] // A memory map of a file is unsafe by nature; see `TokenFile::open`.
 
@@ -16,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use thiserror::Error;
 
-/// Set in a stored token that the model should learn to predict.
+/// Set in a stored token that the model is trained to predict.
 pub(crate) const TRAINED: u32 = 1 << 31;
 
 /// Part of every key: a change of the format, or of how text becomes tokens, must change it.
@@ -30,10 +30,10 @@ const _: () = assert!(HEADER_BYTES == 128 && cfg!(target_endian = "little"));
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TokenCacheError {
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("cannot {action} token cache {}: {reason}", path.display())]
     Io { action: &'static str, path: PathBuf, reason: String },
-    /// The file is there but is not what was written.
+    /// The file differs from what was written.
     #[error("token cache {} is damaged: {reason}", path.display())]
     Damaged { path: PathBuf, reason: &'static str },
 }
@@ -57,7 +57,7 @@ impl Header {
         *blake3::hash(&bytemuck::bytes_of(self)[..HEADER_BYTES - 32]).as_bytes()
     }
 
-    /// Length of the file that has this header; `None` if no file can be that long.
+    /// Length of a file with this header; `None` if no file can be that long.
     fn file_bytes(&self) -> Option<u64> {
         let tokens = self.n_tokens.checked_add(self.n_tokens % 2)?.checked_mul(4)?;
         let documents = self.n_documents.checked_mul(size_of::<DocumentEnd>() as u64)?;
@@ -65,11 +65,11 @@ impl Header {
     }
 }
 
-/// Where a document ends in the tokens, and where it came from.
+/// The end of a document in the tokens, and its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct DocumentEnd {
-    /// Index behind its last token.
+    /// Index after its last token.
     pub(crate) end: u64,
     /// Line of the data file, or number of the record in a JSON list; from 1.
     pub(crate) line: u64,
@@ -96,10 +96,9 @@ impl TokenFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(io_error("open", &path, &error)),
         };
-        // SAFETY: the map must not change while it is borrowed. Files of this name are complete before they get it
-        // (TOKEN-CACHE-1) and nobody writes to them afterwards: rebuilding renames another file over the name, which
-        // leaves this one, held by the map, untouched. Whoever edits files inside the cache folder in place breaks the
-        // contract.
+        // SAFETY: the map must not change while it is borrowed. Files are complete before they get this name
+        // (TOKEN-CACHE-1) and are not written afterwards: rebuilding renames another file over the name, which leaves
+        // the mapped file untouched. Editing files of the cache folder in place breaks the contract.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io_error("map", &path, &error))?;
         match Self::check(&map, key) {
             Ok(header) => Ok(Some(Self { map, header })),
@@ -107,12 +106,12 @@ impl TokenFile {
         }
     }
 
-    /// `TOKEN-CACHE-2`; the error says what does not agree.
+    /// `TOKEN-CACHE-2`; the error names the mismatch.
     fn check(map: &[u8], key: &[u8; 32]) -> Result<Header, &'static str> {
         let bytes = map.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
         let header: Header = bytemuck::pod_read_unaligned(bytes);
         if header.magic != MAGIC || header.version != FORMAT_VERSION {
-            return Err("it is no token file of this version");
+            return Err("it is not a token file of this version");
         }
         if header.header_hash != header.hash() {
             return Err("its header does not match its checksum");
@@ -130,7 +129,7 @@ impl TokenFile {
         let ends = documents.chunks_exact(size_of::<DocumentEnd>()).map(bytemuck::pod_read_unaligned::<DocumentEnd>);
         let in_order = ends.map(|document| document.end).try_fold(0, |last, end| (last <= end).then_some(end));
         if in_order.is_none_or(|last| last > header.n_tokens) {
-            return Err("its documents do not lie one behind the other in its tokens");
+            return Err("its documents are not in order or exceed its tokens");
         }
         Ok(header)
     }
@@ -152,7 +151,7 @@ impl TokenFile {
     }
 }
 
-/// Where the ends of documents lie in a file as long as its header says.
+/// The bytes of the documents' ends, in a file of the length in its header.
 fn bytes_of_documents<'a>(map: &'a [u8], header: &Header) -> &'a [u8] {
     let n = header.n_tokens as usize;
     &map[HEADER_BYTES + 4 * (n + n % 2)..]
@@ -161,9 +160,9 @@ fn bytes_of_documents<'a>(map: &'a [u8], header: &Header) -> &'a [u8] {
 /// For fuzz targets.
 #[cfg(feature = "fuzzing")]
 impl TokenFile {
-    /// Checks a file; how many tokens and documents it has, and how long its documents are together.
+    /// Checks a file; returns its numbers of tokens and documents, and the total length of its documents.
     pub(crate) fn measure(map: &[u8], key: &[u8; 32]) -> Option<(usize, usize, usize)> {
-        let mut memory = memmap2::MmapMut::map_anon(map.len().max(1)).expect("a little memory");
+        let mut memory = memmap2::MmapMut::map_anon(map.len().max(1)).expect("a small anonymous map fits");
         memory[..map.len()].copy_from_slice(map);
         let header = Self::check(&memory[..map.len()], key).ok()?;
         let file = Self { map: memory.make_read_only().expect("own memory"), header };
@@ -174,7 +173,7 @@ impl TokenFile {
         Some((n_tokens, n_documents, lens.sum()))
     }
 
-    /// The file that says so, checksums included.
+    /// A token file with these contents and valid checksums.
     pub(crate) fn bytes_of(key: &[u8; 32], tokens: &[u32], ends: &[u64]) -> Vec<u8> {
         let padding = vec![0u32; tokens.len() % 2];
         let documents: Vec<DocumentEnd> = ends.iter().zip(1..).map(|(&end, line)| DocumentEnd { end, line }).collect();
@@ -209,7 +208,7 @@ pub(crate) struct TokenWriter {
 
 impl TokenWriter {
     pub(crate) fn create(dir: &Path, key: &[u8; 32]) -> Result<Self, TokenCacheError> {
-        std::fs::create_dir_all(dir).map_err(|error| io_error("make the folder of", dir, &error))?;
+        std::fs::create_dir_all(dir).map_err(|error| io_error("create the folder of", dir, &error))?;
         let (temporary, file) = create_temporary(&cache_path(dir, key))?;
         let header = Header { magic: MAGIC, version: FORMAT_VERSION, key: *key, ..Header::zeroed() };
         let mut writer = Self {
@@ -238,7 +237,7 @@ impl TokenWriter {
         self.documents.push(DocumentEnd { end: self.header.n_tokens, line });
     }
 
-    /// Puts the file on disk under its final name and opens it.
+    /// Stores the file under its final name and opens it.
     pub(crate) fn finish(mut self) -> Result<TokenFile, TokenCacheError> {
         if self.header.n_tokens % 2 == 1 {
             self.write(&[0; 4])?;
@@ -264,7 +263,7 @@ impl TokenWriter {
         self.file.flush()?;
         self.file.get_ref().sync_all()?;
         std::fs::rename(&self.temporary, cache_path(&self.dir, &self.header.key))?;
-        // The new name is durable only when the folder is.
+        // The new name is durable only once the folder is synced.
         File::open(&self.dir)?.sync_all()
     }
 
@@ -281,7 +280,7 @@ impl TokenWriter {
 impl Drop for TokenWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // Best effort: a file left behind is never read, it only takes room.
+            // Best effort: a leftover file is never read, it only takes space.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }
@@ -340,7 +339,7 @@ mod tests {
 
     // TOKEN-CACHE-2
     #[test]
-    fn any_flipped_byte_and_any_cut_is_noticed() {
+    fn flipped_byte_or_truncation_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         drop(written(dir.path()));
         let path = cache_path(dir.path(), &KEY);
@@ -358,7 +357,7 @@ mod tests {
 
     // TOKEN-CACHE-2
     #[test]
-    fn documents_that_do_not_lie_in_their_tokens_are_noticed_though_the_checksums_agree() {
+    fn documents_outside_their_tokens_are_detected_despite_valid_checksums() {
         let dir = tempfile::tempdir().unwrap();
         for (n_tokens, ends) in [(3, [2, 9]), (3, [3, 2]), (0, [u64::MAX, 0])] {
             let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();

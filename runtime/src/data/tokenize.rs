@@ -1,4 +1,4 @@
-//! A data file to a token file: records in parallel, in file order, in bounded memory.
+//! Converts a data file to a token file: records in parallel, in file order, in bounded memory.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -25,13 +25,13 @@ pub enum TokenizeError {
     /// The file cannot be read.
     #[error("cannot read {}: {reason}", path.display())]
     Read { path: PathBuf, reason: String },
-    /// A line is no JSON.
+    /// A line is not JSON.
     #[error("{}:{line}: this is not valid JSON: {reason}", path.display())]
     Json { path: PathBuf, line: u64, reason: String },
-    /// A record misses a field that its type requires. In a JSON list, `line` counts records.
+    /// A record does not have the fields that its type requires. In a JSON list, `line` counts records.
     #[error("{}:{line}: {reason}", path.display())]
     Record { path: PathBuf, line: u64, reason: RecordError },
-    /// A text file holds something else.
+    /// A text file is not UTF-8.
     #[error(
         "{} is not UTF-8 text at byte {offset}; convert it, or train with the byte tokenizer, which takes any file",
         path.display()
@@ -45,19 +45,19 @@ pub enum TokenizeError {
     Cache(#[from] TokenCacheError),
 }
 
-/// How far the tokenising of a file has come.
+/// Progress of tokenising a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// The data file.
     pub path: &'a Path,
-    /// Bytes of it that are tokenised.
+    /// Tokenised bytes of the file.
     pub done_bytes: u64,
     /// Its length.
     pub total_bytes: u64,
 }
 
 /// Tokenises the plain text at `path` as one document: BOS if the tokenizer begins texts with it, then every token of the
-/// file; all of it is learnt.
+/// file, all trained on.
 pub(crate) fn tokenize_text(
     path: &Path,
     tokenizer: &Tokenizer,
@@ -101,7 +101,7 @@ fn encode_bytes(
     if let Some(pieces) = tokenizer.encode_bytes(bytes) {
         return Ok(shifted(pieces, start as usize));
     }
-    // A character has at most three continuation bytes; more than that is no UTF-8 and is reported below.
+    // A character has at most three continuation bytes; more are not UTF-8 and are reported below.
     let is_continuation = |byte: &&u8| **byte & 0xc0 == 0x80;
     let skipped = if start == 0 { 0 } else { bytes.iter().take(3).take_while(is_continuation).count() };
     let text = match std::str::from_utf8(&bytes[skipped..]) {
@@ -163,7 +163,7 @@ pub(crate) fn tokenize_records(
 
 const BOM: &[u8] = "\u{feff}".as_bytes();
 
-/// A list cannot be cut without parsing it, so it is held in memory; large sets come as lines.
+/// A list cannot be split without parsing it, so it is held in memory; large data sets use lines.
 fn read_list(path: &Path, input: &mut impl Read) -> Result<Vec<Value>, TokenizeError> {
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes).map_err(|error| read_error(path, &error))?;
@@ -219,7 +219,7 @@ fn encode_record(
     documents.iter().map(encode).collect::<Result<_, _>>().map_err(|reason| tokenizer_error(path, reason))
 }
 
-/// The tokens of a document; those that begin inside a span to learn carry [`TRAINED`], and so does an EOS behind one.
+/// The tokens of a document; those that begin inside a trained span carry [`TRAINED`], and so does an EOS right after one.
 fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
     let Document { text, trained, bounded } = document;
     let mut tokens = Vec::new();
@@ -242,10 +242,10 @@ fn read_error(path: &Path, error: &std::io::Error) -> TokenizeError {
     TokenizeError::Read { path: path.to_owned(), reason: error.to_string() }
 }
 
-/// serde_json ends its message with a position inside the line it was given, which is not the line of the file.
+/// serde_json ends its message with a position inside the parsed line, which is not the line of the file.
 fn json_error(path: &Path, line: u64, error: &serde_json::Error) -> TokenizeError {
-    let said = error.to_string();
-    let what = said.split(" at line ").next().unwrap_or(&said);
+    let text = error.to_string();
+    let what = text.split(" at line ").next().unwrap_or(&text);
     TokenizeError::Json { path: path.to_owned(), line, reason: format!("{what} at column {}", error.column()) }
 }
 
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_refused_by_a_text_tokenizer_only() {
+    fn bytes_that_are_not_utf8_are_refused_by_text_tokenizers_only() {
         let model = phalanx_needs::reference("models/tiny-llama2");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data.txt");

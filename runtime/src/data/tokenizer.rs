@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::byte_vocabulary;
 use super::chat_template::CHATML;
 
-/// The files of a model directory that describe its tokenizer and travel with an exported model.
+/// The files of a model directory that describe its tokenizer; an exported model includes them.
 const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
 /// Why a tokenizer cannot be loaded, used or written.
@@ -18,7 +18,7 @@ pub enum TokenizerError {
     /// A file is missing or cannot be read.
     #[error("cannot read {}: {reason}", path.display())]
     Read { path: PathBuf, reason: String },
-    /// A file is there but is not what its name says.
+    /// A file is malformed.
     #[error("{} is not valid: {reason}", path.display())]
     Invalid { path: PathBuf, reason: String },
     /// A file names a special token that is missing from the vocabulary.
@@ -42,7 +42,7 @@ pub struct Piece {
     pub id: u32,
     /// Offset of its first byte.
     pub start: usize,
-    /// Offset behind its last byte; the tokens of a character that was split share both offsets.
+    /// Offset after its last byte; the tokens of a character that was split share both offsets.
     pub end: usize,
 }
 
@@ -69,9 +69,9 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads the tokenizer of a model directory.
     ///
-    /// `tokenizer.json` must be there. The special tokens come from `tokenizer_config.json`, and where that is silent from
+    /// `tokenizer.json` must exist. The special tokens come from `tokenizer_config.json` or, if not set there, from
     /// `config.json` and `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
-    /// A directory that [`Tokenizer::write_files`] wrote for [`Tokenizer::bytes`] gives the byte tokenizer again.
+    /// A directory that [`Tokenizer::write_files`] wrote for [`Tokenizer::bytes`] loads as the byte tokenizer.
     ///
     /// # Errors
     /// When a file is missing or malformed, or a special token is not in the vocabulary.
@@ -90,7 +90,7 @@ impl Tokenizer {
             (Vocabulary::Bytes, byte_vocabulary::SIZE)
         } else {
             let mut model = tokenizers::Tokenizer::from_bytes(&files[0].1).map_err(|error| invalid(&path, &*error))?;
-            // Both may be left over in the file from training; rows are cut and padded by us.
+            // Both may be left over from training; rows are truncated and padded by this crate.
             model.with_truncation(None).map_err(|error| invalid(&path, &*error))?;
             model.with_padding(None);
             let size = model.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
@@ -147,7 +147,7 @@ impl Tokenizer {
         }
     }
 
-    /// Like [`Tokenizer::encode`], with the place in the text of each token.
+    /// Like [`Tokenizer::encode`], with the position of each token in the text.
     ///
     /// # Errors
     /// When the tokenizer has no token for part of the text.
@@ -162,7 +162,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of any bytes if this is the byte tokenizer; `None` for one that knows text only.
+    /// The tokens of any bytes if this is the byte tokenizer; `None` for a tokenizer of text.
     pub fn encode_bytes(&self, bytes: &[u8]) -> Option<Vec<Piece>> {
         match &self.vocabulary {
             Vocabulary::Bytes => Some(byte_vocabulary::encode(bytes)),
@@ -170,14 +170,16 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD. Use [`super::text_stream::TextStream`] for ids that arrive
+    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Use [`super::text_stream::TextStream`] for ids that arrive
     /// one by one.
     ///
     /// # Errors
     /// When an id is outside the vocabulary.
     pub fn decode(&self, ids: &[u32], skip_specials: bool) -> Result<String, TokenizerError> {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
-            return Err(TokenizerError::Decode { reason: format!("id {id} is beyond the {} known", self.vocab_size) });
+            return Err(TokenizerError::Decode {
+                reason: format!("id {id} is outside the vocabulary of {}", self.vocab_size),
+            });
         }
         match &self.vocabulary {
             Vocabulary::Bytes => Ok(String::from_utf8_lossy(&self.decode_bytes(ids, skip_specials)?).into_owned()),
@@ -187,14 +189,14 @@ impl Tokenizer {
         }
     }
 
-    /// The exact bytes of `ids`; for a tokenizer that knows text only, the bytes of that text.
+    /// The exact bytes of `ids`; for a tokenizer of text, the bytes of that text.
     ///
     /// # Errors
     /// When an id is outside the vocabulary.
     pub fn decode_bytes(&self, ids: &[u32], skip_specials: bool) -> Result<Vec<u8>, TokenizerError> {
         match &self.vocabulary {
             Vocabulary::Bytes => byte_vocabulary::decode(ids, skip_specials).map_err(|id| TokenizerError::Decode {
-                reason: format!("id {id} is beyond the {} known", self.vocab_size),
+                reason: format!("id {id} is outside the vocabulary of {}", self.vocab_size),
             }),
             Vocabulary::HuggingFace(_) => self.decode(ids, skip_specials).map(String::into_bytes),
         }
@@ -211,7 +213,7 @@ impl Tokenizer {
                     std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none())
                 })
             }),
-            // The library shows text only, in which half a character and a replacement character look the same.
+            // The library returns only text, in which half a character and a replacement character are the same.
             Vocabulary::HuggingFace(_) => true,
         }
     }
@@ -231,12 +233,12 @@ impl Tokenizer {
         self.eos_id
     }
 
-    /// The token that fills rows up; it is never trained on.
+    /// The token that pads rows; it is never trained on.
     pub fn pad_id(&self) -> Option<u32> {
         self.pad_id
     }
 
-    /// Every token at which generation ends, the end of a document among them.
+    /// Every token that ends generation, including the end of a document.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
     }
@@ -246,7 +248,7 @@ impl Tokenizer {
         self.bos_id.filter(|_| self.starts_with_bos)
     }
 
-    /// The Jinja chat template that comes with the tokenizer.
+    /// The Jinja chat template of the tokenizer.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
     }
@@ -290,7 +292,7 @@ impl Tokenizer {
         self.files.iter().map(|(name, content)| (name.to_string(), content.to_vec()))
     }
 
-    /// A hash of everything that decides the ids of a text: two tokenizers with the same one are interchangeable.
+    /// A hash of everything that determines the ids of a text: tokenizers with equal fingerprints are interchangeable.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
         match &self.vocabulary {
@@ -304,12 +306,12 @@ impl Tokenizer {
     }
 }
 
-/// The small JSON files that stand beside `tokenizer.json`; null where absent.
+/// The small JSON files beside `tokenizer.json`; null where absent.
 struct Settings {
     path: PathBuf,
     tokenizer_config: Value,
     special_tokens: Value,
-    /// `config.json` and `generation_config.json`, in the order in which they are asked.
+    /// `config.json` and `generation_config.json`, in order of precedence.
     model_configs: [Value; 2],
 }
 
@@ -330,8 +332,8 @@ impl Settings {
         })
     }
 
-    /// A file that names a token decides, also when it says `null`; the ids of the model's configs come second, because
-    /// they are often those of the model that it was derived from.
+    /// A file that sets the token takes precedence, even with `null`; the ids of the model's configs come second, because
+    /// they often belong to the model from which it was derived.
     fn special_id(&self, tokenizer: &Tokenizer, role: &'static str) -> Result<Option<u32>, TokenizerError> {
         for source in [&self.tokenizer_config, &self.special_tokens] {
             let Some(value) = source.get(role) else { continue };
@@ -356,8 +358,8 @@ impl Settings {
     }
 
     fn starts_with_bos(&self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
-        if let Some(said) = self.tokenizer_config["add_bos_token"].as_bool() {
-            return Ok(said);
+        if let Some(adds_bos) = self.tokenizer_config["add_bos_token"].as_bool() {
+            return Ok(adds_bos);
         }
         match &tokenizer.vocabulary {
             Vocabulary::Bytes => Ok(true),
@@ -374,7 +376,7 @@ impl Settings {
             return String::from_utf8(content.clone()).map(Some).map_err(|error| invalid(&path, &error));
         }
         let template = &self.tokenizer_config["chat_template"];
-        // Some models carry several templates by name; the one for plain conversations is called "default".
+        // Some models have several named templates; the one for plain conversations is called "default".
         let named = template.as_array().and_then(|list| list.iter().find(|entry| entry["name"] == "default"));
         Ok(template.as_str().or_else(|| named?["template"].as_str()).map(str::to_owned))
     }
@@ -413,7 +415,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn byte_tokenizer_gives_back_any_text(text: String) {
+        fn byte_tokenizer_round_trips_any_text(text: String) {
             let tokenizer = Tokenizer::bytes();
 
             let ids = tokenizer.encode(&text).unwrap();
@@ -422,7 +424,7 @@ mod tests {
         }
 
         #[test]
-        fn byte_tokenizer_gives_back_bytes_that_are_no_text(bytes: Vec<u8>) {
+        fn byte_tokenizer_round_trips_bytes_that_are_not_text(bytes: Vec<u8>) {
             let tokenizer = Tokenizer::bytes();
 
             let ids: Vec<u32> = tokenizer.encode_bytes(&bytes).unwrap().iter().map(|piece| piece.id).collect();
@@ -464,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn model_directory_gives_special_tokens_and_text_back() {
+    fn tokenizer_of_a_model_directory_has_its_special_tokens_and_round_trips_text() {
         // Llama 2 and Llama 3 begin a document with BOS, Qwen does not.
         for (name, bos, eos, start) in
             [("tiny-llama2", 1, 2, Some(1)), ("tiny-llama3", 0, 1, Some(0)), ("tiny-qwen2", 0, 1, None)]
@@ -479,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn null_in_the_tokenizer_config_outweighs_the_id_in_the_model_config() {
+    fn null_in_the_tokenizer_config_overrides_the_id_in_the_model_config() {
         let dir = tempfile::tempdir().unwrap();
         Tokenizer::bytes().write_files(dir.path()).unwrap();
         std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"bos_token": null}"#).unwrap();

@@ -1,6 +1,6 @@
-//! A device for tests whose memory the host does not reach. It computes as the host does, so results have the same bits;
-//! but `host` is never there, and its addresses are none of the host's: to dereference one ends the process.
-#![allow(unsafe_code)] // It is a machine.
+//! A test device whose memory the host cannot address. It computes on the host, so results have the same bits, but `host`
+//! returns `None`, and dereferencing one of its addresses ends the process.
+#![allow(unsafe_code)] // `Machine` is an unsafe trait.
 
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::Memory;
@@ -11,7 +11,7 @@ use phalanx_strategies::target::Target;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Set in every address: processors refuse such.
+/// Set in every address: processors fault on such addresses.
 const FAR: usize = 1 << 63;
 const DEVICE: u32 = 7;
 
@@ -44,7 +44,7 @@ impl RemoteMemory {
 
 impl Memory for RemoteMemory {
     unsafe fn read(&self, from: RawBuffer, to: &mut [u8]) {
-        // SAFETY: the caller's promise; the machine has exposed its addresses.
+        // SAFETY: the caller's contract; the machine has exposed its addresses.
         unsafe { std::ptr::copy_nonoverlapping(self.reach(from).cast_const(), to.as_mut_ptr(), to.len()) };
     }
 
@@ -60,7 +60,7 @@ struct RemoteMachine {
     memory: Arc<RemoteMemory>,
 }
 
-// SAFETY: all is as the inner machine has it; `RemoteMemory` takes from addresses what `place` adds.
+// SAFETY: every call is forwarded to the inner machine; `RemoteMemory` removes from addresses the bit that `place` sets.
 unsafe impl Machine for RemoteMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
         self.inner.run(c, part, with)
@@ -175,7 +175,7 @@ impl Device for Remote {
     }
 }
 
-/// The host, and a device whose memory it does not reach.
+/// The host, and a device whose memory the host cannot address.
 pub(crate) fn both() -> [Arc<dyn Device>; 2] {
     [super::host(), Arc::new(Remote::new())]
 }
@@ -189,7 +189,7 @@ mod tests {
     use phalanx_strategies::program::{DType, Kind, Program};
     use std::convert::Infallible;
 
-    /// A value of more than twice what is staged at once, and one behind it.
+    /// A value larger than twice the staging buffer, and a value behind it.
     fn program(target: &dyn Target) -> (Compiled, ValueId, usize) {
         let n = 2 * STAGING_BYTES / size_of::<f32>() + 1000;
         let mut program = Program::default();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_read_and_written_in_pieces_where_the_host_does_not_reach_them() {
+    fn remote_elements_are_read_and_written_in_staged_pieces() {
         for device in both() {
             let (c, v, n) = program(device.target());
             let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_that_share_a_byte_are_refused() {
+    fn overlapping_rooms_are_rejected() {
         for device in both() {
             let (c, v, _) = program(device.target());
             let mut machine = device.machine(&[&c], &Backing::default()).unwrap();

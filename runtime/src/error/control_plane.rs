@@ -1,4 +1,4 @@
-//! Why a coordinator, a node or an operator's request does not come about.
+//! Why a coordinator, a node or an operator's request fails.
 
 use phalanx_actors::control::RunError;
 use phalanx_actors::quic::QuicError;
@@ -9,7 +9,7 @@ use phalanx_actors::wire::WireError;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a coordinator, a node or an operator's request does not come about.
+/// Why a coordinator, a node or an operator's request fails.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum ControlPlaneError {
@@ -19,58 +19,58 @@ pub enum ControlPlaneError {
     /// Keys, certificates or private files cannot be used.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// The transport between coordinator, nodes and operators does not start, or the other side refuses.
+    /// The transport between coordinator, nodes and operators cannot start, or the peer refuses the connection.
     #[error(transparent)]
     Transport(#[from] QuicError),
     /// The control thread has ended.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A request or its answer is not a message.
+    /// A request or an answer cannot be encoded or decoded.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// A join string or a list of addresses is not one.
+    /// A join string or a list of addresses is invalid.
     #[error(transparent)]
     JoinString(#[from] JoinStringError),
-    /// The operating system has no thread, event loop or socket left.
+    /// The operating system refused a thread, event loop or socket.
     #[error("cannot {action}: {source}")]
     System { action: &'static str, source: std::io::Error },
-    /// What the coordinator tells each node has no JSON form.
+    /// The coordinator's message to each node cannot be encoded.
     #[error(transparent)]
     Encode(serde_json::Error),
-    /// What the coordinator told this node is not what a node is told.
+    /// The coordinator's message to this node cannot be decoded.
     #[error("cannot decode the coordinator's message: {0}")]
     Decode(#[source] serde_json::Error),
-    /// The coordinator certified this node as something else.
+    /// The coordinator's certificate is not for a node.
     #[error("the certificate from the coordinator is not a node certificate")]
     NotANode,
-    /// No address of this machine that others could reach.
-    #[error("cannot find an address at which other nodes reach this one; set --advertise")]
+    /// This machine has no address that other nodes could reach.
+    #[error("cannot find an address at which other nodes reach this one; set `--advertise`")]
     NoAddress,
-    /// The file with the number of the job holds something else.
-    #[error("{} does not hold the number of a job; remove it to begin a new job", path.display())]
+    /// The file for the job number contains something else.
+    #[error("{} does not contain a job number; remove it to start a new job", path.display())]
     JobFile { path: PathBuf },
-    /// A folder in which no job was coordinated.
+    /// The folder is not the output folder of a coordinated job.
     #[error("{} contains no coordinated job", output_dir.display())]
     NoJob { output_dir: PathBuf },
     /// The coordinator of a job has ended or cannot be reached.
     #[error("the coordinator of the job in {} does not answer: {source}", output_dir.display())]
     NoAnswer { output_dir: PathBuf, source: QuicError },
-    /// The first node wrote no join string.
+    /// Node 0 did not write a join string in time.
     #[error(
-        "{} has not come in {} s: node 0 on {head} does not coordinate, or output_dir is not shared with it",
+        "{} did not appear within {} s; node 0 on {head} is not running, or it does not share output_dir with this node",
         path.display(), patience.as_secs()
     )]
-    NobodyLeads { path: PathBuf, patience: Duration, head: String },
-    /// The name of the first node cannot be resolved.
-    #[error("node 0, `{head}`, has no address: {source}")]
+    NoJoinString { path: PathBuf, patience: Duration, head: String },
+    /// The host name of node 0 cannot be resolved.
+    #[error("cannot resolve node 0, `{head}`: {source}")]
     Resolve { head: String, source: std::io::Error },
-    /// The name of the first node means no address.
-    #[error("node 0, `{head}`, has no address")]
+    /// The host name of node 0 resolves to no address.
+    #[error("cannot resolve node 0, `{head}`: it has no address")]
     NoHeadAddress { head: String },
 }
 
 impl ControlPlaneError {
-    /// What the operating system did not do.
+    /// Wraps an error of the operating system with the action that failed.
     pub(crate) const fn cannot(action: &'static str) -> impl FnOnce(std::io::Error) -> ControlPlaneError {
         move |source| ControlPlaneError::System { action, source }
     }

@@ -1,22 +1,22 @@
-//! Why the small files of a checkpoint, or what is exported from it, cannot be read or made.
+//! Why a checkpoint cannot be exported.
 
-/// Why the small files of a checkpoint, or what is exported from it, cannot be read or made.
+/// Why a checkpoint cannot be exported.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum ExportError {
-    /// A checkpoint without one of its small files.
-    #[error("the checkpoint lacks {file}")]
+    /// A small file is missing from the checkpoint.
+    #[error("the checkpoint has no {file}")]
     Missing { file: &'static str },
-    /// A small file that is not JSON.
+    /// A small file is not valid JSON.
     #[error("{file}: {source}")]
     Json { file: String, source: serde_json::Error },
-    /// A small file that has no JSON form.
+    /// A small file cannot be encoded as JSON.
     #[error(transparent)]
     Encode(serde_json::Error),
-    /// `--merge`, of a run that trained all weights.
-    #[error("--merge: this run trained no adapter; export it without")]
+    /// `--merge` with a run that trained all weights.
+    #[error("this run trained no adapter; export it without `--merge`")]
     NothingToMerge,
-    /// Tensors of adapters, in the checkpoint of a job without any.
-    #[error("the checkpoint holds adapters but its job trains none")]
+    /// The checkpoint of a job without adapters contains tensors of adapters.
+    #[error("the checkpoint contains adapters, but its job trains none")]
     UnknownAdapters,
 }

@@ -7,8 +7,8 @@ use phalanx_strategies::mesh::Mesh;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum FitError {
-    /// An axis without ranks, or too many ranks altogether.
-    #[error("a mesh has at least one rank on each axis and at most {RANKS_MAX}; this is {mesh}")]
+    /// An axis has no ranks, or the mesh has too many.
+    #[error("a mesh has at least one rank on each axis and at most {RANKS_MAX} in total; found {mesh}")]
     Size { mesh: Mesh },
     /// The job was started with fewer rank processes than the mesh has ranks.
     #[error(
@@ -17,20 +17,20 @@ pub enum FitError {
     )]
     Slots { mesh: Mesh, n_slots: u32 },
     /// More ranks than one machine can have.
-    #[error("the mesh {mesh} has {} ranks; at most {LOCAL_RANKS_MAX} fit one machine", mesh.size())]
+    #[error("the mesh {mesh} has {} ranks; at most {LOCAL_RANKS_MAX} fit on one machine", mesh.size())]
     Machine { mesh: Mesh },
     /// More ranks than can be measured on one machine.
-    #[error("{n_ranks} ranks; at most {LOCAL_RANKS_MAX} fit one machine")]
+    #[error("cannot measure {n_ranks} ranks; at most {LOCAL_RANKS_MAX} fit on one machine")]
     Measured { n_ranks: usize },
-    /// The nodes cannot have equally many ranks each.
+    /// The nodes cannot have the same number of ranks each.
     #[error(
-        "the mesh {mesh} has {} ranks, which {n_nodes} nodes cannot share evenly; --spare-nodes takes nodes out",
+        "the mesh {mesh} has {} ranks, which {n_nodes} nodes cannot share evenly; exclude nodes with `--spare-nodes`",
         mesh.size()
     )]
     Uneven { mesh: Mesh, n_nodes: usize },
-    /// Axes that would cut the one operation of a user-defined model.
+    /// The mesh has axes that would split the one operation of a user-defined model.
     #[error(
-        "a user-defined model is one operation, which {mesh} would cut; `dp_replicate_size` and `dp_shard_size` fit it"
+        "a user-defined model is one operation, which {mesh} would split; set only `dp_replicate_size` and `dp_shard_size`"
     )]
     UserDefined { mesh: Mesh },
 }

@@ -4,16 +4,16 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum GenerateError {
-    /// No token, or more than the generator was made for.
-    #[error("a text of {n_tokens} tokens does not fit")]
+    /// The text has no token, or more than the generator supports.
+    #[error("cannot run {n_tokens} tokens; the text is empty or longer than the generator's maximum")]
     Length { n_tokens: usize },
-    /// A token that the model has no embedding for.
-    #[error("token {id} at {position} is not below the model's vocab_size {vocab_size}")]
+    /// The model has no embedding for a token.
+    #[error("token {id} at position {position} is not below the model's vocab_size {vocab_size}")]
     Token { id: u32, position: usize, vocab_size: usize },
-    /// A program that ends at its loss.
-    #[error("the program has no logits")]
+    /// The program ends at its loss.
+    #[error("the program computes no logits")]
     NoLogits,
-    /// Nothing to continue from.
-    #[error("this tokenizer has no token that begins a text; give --prompt")]
+    /// The prompt is empty, and the tokenizer has no beginning-of-text token.
+    #[error("this tokenizer has no beginning-of-text token; set `--prompt`")]
     NoBeginning,
 }

@@ -1,34 +1,34 @@
-//! Why a program that embeds a job cannot start it as asked.
+//! Why a program cannot start the job that it embeds.
 
 use phalanx_actors::trust::join::JoinStringError;
 use std::path::PathBuf;
 
-/// Why a program that embeds a job cannot start it as asked.
+/// Why a program cannot start the job that it embeds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum HostError {
-    /// A job of several machines, started on one.
+    /// A job of several machines was started on one.
     #[error(
-        "nnodes is {n_nodes}, and this is one machine; several are started by `phalanx train --slurm` or `--torchrun`, or by `phalanx coordinator` and `phalanx node`"
+        "`nnodes` is {n_nodes}, but this command starts one machine; use `phalanx train --slurm` or `--torchrun`, or `phalanx coordinator` and `phalanx node`"
     )]
     SeveralMachines { n_nodes: usize },
-    /// A model of this program, in rank processes that do not make it.
+    /// The rank processes cannot make the host program's model.
     #[error(
-        "the job's model is written in Rust, and its rank processes do not make it; a `main` that begins with `phalanx::rank_process_with` lets them, and `Job::start` trains it on threads"
+        "the job's model is written in Rust, but its rank processes cannot make it; begin `main` with `phalanx::rank_process_with`, or train on threads with `Job::start`"
     )]
     RanksWithoutModel,
-    /// A model of this program, on other machines.
-    #[error("a model written in Rust is in this process only, not on other machines")]
+    /// A model of the host program cannot train on other machines.
+    #[error("a model written in Rust cannot train on other machines; it exists in this process only")]
     MachinesWithoutModel,
-    /// Addresses for other machines that are none.
+    /// The addresses for other machines are invalid.
     #[error("Machines::advertise: {0}")]
     Advertise(#[source] JoinStringError),
-    /// A program that does not notice that it is to be a rank.
+    /// The host program was started as a rank and did not become one.
     #[error(
-        "this process was started as a rank and does not begin with `phalanx::rank_process()`, so it would start itself again and again"
+        "this process was started as a rank, but its `main` does not begin with `phalanx::rank_process()`; it would start itself recursively"
     )]
     StartedAsRank,
-    /// The program of ranks does not exist.
-    #[error("the program of ranks, {}, is not a file", path.display())]
+    /// The rank program does not exist.
+    #[error("the rank program {} is not a file", path.display())]
     NoProgram { path: PathBuf },
 }

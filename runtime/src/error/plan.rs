@@ -1,45 +1,45 @@
-//! Why a configuration does not become a model and a step.
+//! Why a configuration cannot be turned into a model and a step.
 
-/// Why a configuration does not become a model and a step.
+/// Why a configuration cannot be turned into a model and a step.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum PlanError {
-    /// A model's configuration is no description of a model; `origin` says where it is from.
+    /// The configuration at `origin` does not describe a model.
     #[error("{origin}: {source}")]
     Description { origin: String, source: serde_json::Error },
-    /// A model without tokens.
+    /// The model has no tokens.
     #[error("{origin}: vocab_size is 0; a model has at least one token")]
     NoTokens { origin: String },
-    /// A path of a dataset is no pattern.
+    /// The path of a dataset is not a valid pattern.
     #[error("dataset pattern {pattern}: {source}")]
     Pattern { pattern: String, source: glob::PatternError },
-    /// Something that a pattern of a dataset means cannot be read.
+    /// A path that matches the pattern of a dataset cannot be read.
     #[error("dataset pattern {pattern}: {source}")]
     Unreadable { pattern: String, source: glob::GlobError },
-    /// A pattern of a dataset means no file.
+    /// The pattern of a dataset matches no file.
     #[error("dataset pattern {pattern}: no file matches")]
     NoFile { pattern: String },
-    /// A file names a model that only a program has.
-    #[error("the model is user-defined: it lives in the program that built this job, not in a file; run that program")]
+    /// The configuration file names a user-defined model, which only a program can have.
+    #[error("the model is user-defined and exists only in the program that built this job; run that program")]
     UserDefinedElsewhere,
-    /// A program has a model of its own, and the configuration is for another one.
+    /// The program supplies a model, but the configuration names another one.
     #[error("the job was given a model, but its configuration names another one")]
     NotUserDefined,
-    /// A key that says how a model computes.
-    #[error("`{key}` does not apply to a user-defined model, which computes as it is written; remove it")]
+    /// A key controls the computation of built-in models only.
+    #[error("`{key}` does not apply to a user-defined model; remove it")]
     NotForUserDefined { key: String },
-    /// The program of a rank could not make its model.
-    #[error("the model of this rank: {source}")]
+    /// The rank program could not make its model.
+    #[error("cannot make the model of this rank: {source}")]
     Make { source: Box<dyn std::error::Error + Send + Sync> },
-    /// A description of a user-defined model has no JSON form.
+    /// The description of a user-defined model cannot be encoded.
     #[error(transparent)]
     Encode(serde_json::Error),
-    /// Tokens that the model has no embedding for.
+    /// The tokenizer has tokens without an embedding in the model.
     #[error(
-        "the tokenizer has {n_tokens} tokens but the model's vocab_size is {vocab_size}; use the model's own tokenizer or a vocab_size of at least {n_tokens}"
+        "the tokenizer has {n_tokens} tokens, but the model's vocab_size is {vocab_size}; use the model's own tokenizer or a vocab_size of at least {n_tokens}"
     )]
     Vocabulary { n_tokens: usize, vocab_size: usize },
-    /// The job was planned without evaluation, and is to evaluate.
+    /// The job evaluates, but was planned without evaluation.
     #[error("no program for evaluation was compiled")]
     NoEvaluation,
 }

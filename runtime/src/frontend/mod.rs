@@ -1,10 +1,10 @@
-//! Models that users write: what a job must know of one ([`UserModel`]), and the front ends that make one.
+//! Models that users write: their interface to a job ([`UserModel`]), and the front ends that create them.
 //!
-//! - [`user_model`]: parameter table, first values, and the operation that computes loss and gradients.
+//! - [`user_model`]: parameter table, initial values, and the operation that computes loss and gradients.
 //! - [`dfdx`]: models written in dfdx 0.13 (cargo feature `dfdx`).
 //!
 //! Deliberately absent: everything else of a run. Data, schedule, clipping, optimizer, metrics, checkpoints and export
-//! work on the parameter table and do not know who computes the gradients.
+//! work on the parameter table, independent of how gradients are computed.
 
 #[cfg(feature = "dfdx")]
 pub mod dfdx;

@@ -19,7 +19,7 @@ pub struct UserParam {
     pub name: String,
     /// Extent of each dim; at least one.
     pub shape: Vec<usize>,
-    /// Whether it is trained. Others are kept beside the trained ones and written to every file.
+    /// Whether it is trained. Untrained tensors are kept with the trained ones and written to every file.
     pub trainable: bool,
     /// The values from which training starts, row-major.
     pub values: Vec<f32>,
@@ -40,10 +40,10 @@ pub struct UserModel {
 /// Why a user-defined model cannot be trained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UserModelError {
-    /// Nothing is trained.
+    /// No parameter is trained.
     #[error("the model has no trained parameter")]
     NothingTrainable,
-    /// Two tensors of one name: a file could not hold both.
+    /// Two tensors have the same name, so a file could not hold both.
     #[error("the model has two tensors named `{name}`")]
     NameTaken {
         /// The name.
@@ -58,13 +58,13 @@ pub enum UserModelError {
         name: String,
         /// Its shape.
         shape: Vec<usize>,
-        /// How many values came with it.
+        /// The number of its values.
         n_values: usize,
     },
 }
 
 impl UserModel {
-    /// What the operation is given of a microbatch, i32 `[n_rows * seq_len]` each, in this order.
+    /// The operation's inputs for a microbatch, i32 `[n_rows * seq_len]` each, in this order.
     pub const INPUTS: [Role; 4] = [Role::Ids, Role::Labels, Role::Positions, Role::DocStart];
 
     /// A model from its parameters and its operation. `vocab_size` is the number of token ids that it can read and
@@ -92,7 +92,7 @@ impl UserModel {
         }
     }
 
-    /// What tells it from another: names, shapes and first values of its tensors.
+    /// A digest of the names, shapes and initial values of its tensors.
     pub(crate) fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for UserParam { name, shape, trainable, values } in &self.params {
@@ -114,7 +114,7 @@ impl fmt::Debug for UserModel {
     }
 }
 
-/// Whether parameters can be a table.
+/// Checks that parameters can form a table.
 pub(super) fn check(params: &[UserParam]) -> Result<(), UserModelError> {
     let mut names = BTreeSet::new();
     for param in params {
@@ -133,7 +133,7 @@ pub(super) fn check(params: &[UserParam]) -> Result<(), UserModelError> {
     Ok(())
 }
 
-/// What a checkpoint keeps of a user-defined model as its `config.json`: enough to read its weights back without it.
+/// The `config.json` of a user-defined model in a checkpoint: enough to read its weights back without the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct UserTable {
@@ -177,7 +177,7 @@ fn input(p: &mut Program, role: Role, len: usize, dtype: DType) -> ValueId {
 fn param(p: &mut Program, tensor: &UserTensor) -> ValueId {
     let value = p.add_value(&tensor.name, &tensor.shape, DType::F32, Kind::Parameter);
     let parts = vec![ParamPart::whole(&tensor.name, &tensor.shape)];
-    // The first values are the user's; nothing is ever drawn for these parameters.
+    // The user provides the initial values; these parameters are never drawn.
     let (init, trainable, decay) = (Init::Zeros, tensor.trainable, tensor.shape.len() >= 2);
     p.params.push(Param { trainable, decay, ..Param::whole(value, &tensor.shape, parts, init) });
     value
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forward_program_reads_trained_parameters_only_and_verifies() {
+    fn forward_program_reads_trained_parameters_only_and_verifies() {
         let model =
             model(vec![tensor("a", &[2, 3], true), tensor("mean", &[3], false), tensor("b", &[3], true)]).unwrap();
 
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_larger_than_any_file_are_refused() {
+    fn invalid_parameter_tables_are_refused() {
         let twice = model(vec![tensor("a", &[2], true), tensor("a", &[3], true)]).unwrap_err();
         let frozen = model(vec![tensor("a", &[2], false)]).unwrap_err();
         let scalar = model(vec![tensor("a", &[], true)]).unwrap_err();

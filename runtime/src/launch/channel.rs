@@ -1,5 +1,5 @@
 //! The rank's end of the channel to its launcher.
-#![allow(unsafe_code)] // Taking a descriptor by its number.
+#![allow(unsafe_code)] // Takes descriptors by their numbers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::RawFd;
@@ -11,28 +11,28 @@ use super::error::LaunchError;
 use super::frame::{FrameCutter, FrameError, encode_into};
 use super::sys;
 
-/// More than a frame about a step has: a step allocates nothing for it.
+/// Initial capacity of the frame buffer, larger than a step event, so that a step does not allocate.
 const EVENT_BYTES: usize = 4 << 10;
 
-/// What a rank tells its launcher. Sending blocks while the launcher is behind.
+/// Sends frames from a rank to its launcher. Sending blocks while the launcher does not read.
 #[derive(Debug)]
 pub struct FrameSender {
     socket: UnixStream,
-    /// The last frame, whose memory the next one takes: the device thread sends one per step.
+    /// Buffer of the last frame, reused by the next: the device thread sends one frame per step.
     frame: Vec<u8>,
 }
 
-/// What a launcher tells its rank; read on a thread of its own.
+/// Receives frames from the launcher, on a separate thread of the rank.
 #[derive(Debug)]
 pub struct FrameReceiver {
     socket: UnixStream,
     cutter: FrameCutter,
 }
 
-/// Takes the channel that this process inherited under the number that its arguments name.
+/// Takes the channel that this process inherited, by the descriptor number in its arguments.
 ///
 /// # Errors
-/// [`LaunchError::NoChannel`] when the number is not that of a socket.
+/// [`LaunchError::NoChannel`] when the descriptor is not a socket.
 ///
 /// # Safety
 /// The launcher opened the descriptor for this process, and nothing else owns it: this is called once per descriptor.
@@ -46,10 +46,10 @@ pub unsafe fn adopt(fd: RawFd) -> Result<(FrameSender, FrameReceiver), LaunchErr
     ))
 }
 
-/// Takes the second socket to the launcher, which carries no frames but descriptors of shared memory.
+/// Takes the second socket to the launcher, which passes descriptors of shared memory.
 ///
 /// # Errors
-/// [`LaunchError::NoChannel`] when the number is not that of a socket.
+/// [`LaunchError::NoChannel`] when the descriptor is not a socket.
 ///
 /// # Safety
 /// As [`adopt`].
@@ -59,7 +59,7 @@ pub unsafe fn adopt_fd_channel(fd: RawFd) -> Result<UnixStream, LaunchError> {
 }
 
 impl FrameSender {
-    /// Sends into this socket.
+    /// A sender to this socket.
     #[cfg(test)]
     pub(crate) fn into_socket(socket: UnixStream) -> FrameSender {
         FrameSender { socket, frame: Vec::new() }
@@ -68,7 +68,7 @@ impl FrameSender {
     /// Sends a value as a frame.
     ///
     /// # Errors
-    /// When it is no frame, or the launcher is gone.
+    /// When the value cannot be encoded, or the launcher is gone.
     pub fn send(&mut self, value: &impl Serialize) -> Result<(), FrameError> {
         encode_into(value, &mut self.frame)?;
         self.socket.write_all(&self.frame).map_err(|error| FrameError::Broken(error.to_string()))
@@ -79,7 +79,7 @@ impl FrameReceiver {
     /// Waits for a frame; `None` once the launcher is gone.
     ///
     /// # Errors
-    /// When what comes is no frame.
+    /// When the received bytes are not a frame.
     pub fn receive(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
         let mut buffer = [0; 4096];
         loop {

@@ -1,28 +1,27 @@
-//! Which cores each rank runs on, and with how many threads.
+//! The cores and the number of threads of each rank.
 //!
 //! Every rank gets the same number of cores, `cores / ranks` rounded down: ranks wait for each other in every step, so a
-//! rank with one core more would only wait longer. Cores left over stay free for the launcher and the system. Neighbouring
-//! cores go to one rank, since they share caches. Where there are more ranks than cores, nobody is bound to a core and each
-//! rank has one thread; the same where the process may use less time than its cores have (a quota), because then it
-//! does not own the cores that it may run on.
+//! rank with one core more would only wait longer. Remaining cores stay free for the launcher and the system. Neighbouring
+//! cores go to one rank, because they share caches. With more ranks than cores, no rank is bound and each rank has one
+//! thread. Ranks are not bound either if a quota limits the CPU time of the process to less than that of its cores.
 
 use super::error::LaunchError;
 use super::sys;
 
-/// Where the ranks of a machine run.
+/// The cores of the ranks of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// For each rank the cores it is bound to; empty where it is not.
+    /// For each rank the cores to which it is bound; empty if it is not bound.
     bound: Vec<Vec<usize>>,
     n_threads: usize,
 }
 
 impl Cores {
-    /// Splits the cores that this process may use among `n_ranks`, and binds them when `bind`. Two jobs that bind on one
-    /// machine would get the same cores: bind only where the job has the machine to itself.
+    /// Splits the cores of this process among `n_ranks`, and binds the ranks if `bind`. Two jobs that bind on one machine
+    /// would get the same cores, so bind only if the job has the machine to itself.
     ///
     /// # Errors
-    /// When the system does not say which cores there are.
+    /// When the system does not report the cores.
     pub fn of_this_process(n_ranks: u32, bind: bool) -> Result<Self, LaunchError> {
         let cpus =
             sys::allowed_cpus().map_err(|error| LaunchError::system("read the cores of this process", &error))?;
@@ -45,17 +44,17 @@ impl Cores {
         Self { bound: (0..n_ranks).map(share).collect(), n_threads: n_each.max(1) }
     }
 
-    /// Ranks among which the cores are split.
+    /// Number of ranks that share the cores.
     pub fn n_ranks(&self) -> u32 {
         self.bound.len() as u32
     }
 
-    /// Threads that every rank should compute with.
+    /// Compute threads of every rank.
     pub fn n_threads(&self) -> usize {
         self.n_threads
     }
 
-    /// The cores that a rank is bound to; empty where it is not bound, or there is no such rank.
+    /// The cores to which a rank is bound; empty if it is not bound or does not exist.
     pub fn of(&self, rank: u32) -> &[usize] {
         self.bound.get(rank as usize).map_or(&[], Vec::as_slice)
     }
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_get_as_many_neighbouring_cores_each_and_the_rest_stays_free() {
+    fn ranks_get_equal_runs_of_neighbouring_cores_and_the_rest_stays_free() {
         let cores = Cores::split(&[0, 1, 2, 3, 8, 9, 10, 11], 3, true);
 
         assert_eq!([cores.of(0), cores.of(1), cores.of(2)], [[0, 1], [2, 3], [8, 9]]);
@@ -74,14 +73,14 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_than_cores_are_not_bound_and_have_a_thread_each() {
+    fn ranks_that_outnumber_the_cores_are_unbound_with_one_thread_each() {
         let cores = Cores::split(&[4, 5], 3, true);
 
         assert_eq!((cores.of(0), cores.of(2), cores.n_threads()), (&[][..], &[][..], 1));
     }
 
     #[test]
-    fn ranks_that_are_not_to_be_bound_still_share_the_cores() {
+    fn unbound_ranks_still_share_the_cores() {
         let cores = Cores::split(&[0, 1, 2, 3], 2, false);
 
         assert_eq!((cores.of(0), cores.n_threads()), (&[][..], 2));

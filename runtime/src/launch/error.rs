@@ -1,4 +1,4 @@
-//! What can go wrong with starting and watching ranks.
+//! Errors of starting and watching ranks.
 
 use std::io;
 
@@ -6,15 +6,15 @@ use thiserror::Error;
 
 use super::frame::FrameError;
 
-/// Why ranks could not be started, watched or spoken to.
+/// Why ranks could not be started, watched or sent a message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LaunchError {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot {action}: {reason}")]
     System {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the operating system said.
+        /// The error of the operating system.
         reason: String,
     },
     /// A process could not be started.
@@ -22,36 +22,36 @@ pub enum LaunchError {
     Start {
         /// The rank.
         rank: u32,
-        /// What the operating system said.
+        /// The error of the operating system.
         reason: String,
     },
-    /// There is no such rank.
-    #[error("there is no rank {rank} among {n_ranks}")]
+    /// The rank does not exist.
+    #[error("there is no rank {rank}; the number of ranks is {n_ranks}")]
     NoSuchRank {
         /// The rank.
         rank: u32,
-        /// Found length.
+        /// The number of ranks.
         n_ranks: u32,
     },
-    /// A rank does not read what it is sent.
-    #[error("rank {rank} has not read the {n_bytes} bytes it was sent before")]
+    /// A rank does not read its messages.
+    #[error("rank {rank} does not read its messages; {n_bytes} bytes are waiting")]
     Congested {
         /// The rank.
         rank: u32,
-        /// Bytes that wait.
+        /// Bytes that are waiting.
         n_bytes: usize,
     },
-    /// A frame cannot be made.
+    /// A value cannot be encoded as a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The descriptor that a rank was given is not the socket to its launcher.
-    #[error("descriptor {fd} is not the channel to a launcher")]
+    /// A descriptor in the rank's arguments is not a socket to its launcher.
+    #[error("descriptor {fd} is not a channel to a launcher")]
     NoChannel {
         /// The descriptor.
         fd: i32,
     },
-    /// Ranks did not end although they were killed.
-    #[error("ranks {ranks:?} were killed and have not ended")]
+    /// Killed ranks did not exit.
+    #[error("ranks {ranks:?} were killed but have not exited")]
     StillAlive {
         /// The ranks.
         ranks: Vec<u32>,

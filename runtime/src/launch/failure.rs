@@ -7,9 +7,9 @@ use std::process::ExitStatus;
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal terminated it.
     Signal(i32),
 }
 
@@ -25,8 +25,8 @@ impl Ending {
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
-            Self::Code(code) => return write!(f, "ended with code {code}"),
-            Self::Signal(libc::SIGKILL) => " (SIGKILL: killed by somebody, or by the system for want of memory)",
+            Self::Code(code) => return write!(f, "exited with code {code}"),
+            Self::Signal(libc::SIGKILL) => " (SIGKILL: killed by a user or by the out-of-memory killer)",
             Self::Signal(libc::SIGSEGV) => " (SIGSEGV)",
             Self::Signal(libc::SIGBUS) => " (SIGBUS)",
             Self::Signal(libc::SIGABRT) => " (SIGABRT: it panicked or aborted)",
@@ -37,7 +37,7 @@ impl fmt::Display for Ending {
             Self::Signal(_) => "",
         };
         let Self::Signal(signal) = self else { return Ok(()) };
-        write!(f, "was ended by signal {signal}{name}")
+        write!(f, "was terminated by signal {signal}{name}")
     }
 }
 
@@ -46,8 +46,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ending_is_a_clause_that_names_its_code_or_signal() {
-        assert_eq!(Ending::Code(3).to_string(), "ended with code 3");
-        assert!(Ending::Signal(libc::SIGKILL).to_string().starts_with("was ended by signal 9 (SIGKILL"));
+    fn ending_is_a_clause_with_the_code_or_signal() {
+        assert_eq!(Ending::Code(3).to_string(), "exited with code 3");
+        assert!(Ending::Signal(libc::SIGKILL).to_string().starts_with("was terminated by signal 9 (SIGKILL"));
     }
 }

@@ -3,45 +3,45 @@
 use serde::Serialize;
 use thiserror::Error;
 
-/// Bytes of the longest frame. Frames carry events and orders; tensors never travel here.
+/// Bytes of the longest frame. Frames carry events and desired states, never tensors.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
-/// Bytes of the length.
+/// Bytes of the length prefix.
 const PREFIX_BYTES: usize = 4;
 
-/// Why something is not a frame.
+/// Why a frame cannot be sent or received.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FrameError {
     /// Longer than allowed.
     #[error("a frame of {found} bytes is longer than the {FRAME_BYTES_MAX} allowed")]
     TooLong {
-        /// Its length.
+        /// The length.
         found: usize,
     },
     /// The stream ended inside a frame.
     #[error("the stream ended {missing} bytes before the end of a frame")]
     CutShort {
-        /// Bytes that are missing, as far as is known.
+        /// Missing bytes, as far as known from the received part.
         missing: usize,
     },
-    /// The value has no JSON form.
-    #[error("cannot decode the frame: {0}")]
+    /// The value cannot be encoded as JSON.
+    #[error("cannot encode a frame: {0}")]
     Json(String),
-    /// The operating system refused.
-    #[error("channel to the rank failed: {0}")]
+    /// The socket failed.
+    #[error("the channel between launcher and rank failed: {0}")]
     Broken(String),
 }
 
-/// The frame of a value.
+/// Encodes a value as a frame.
 ///
 /// # Errors
-/// When it has no JSON form or is too long.
+/// When the value cannot be encoded as JSON or is too long.
 pub fn encode(value: &impl Serialize) -> Result<Vec<u8>, FrameError> {
     let mut frame = Vec::new();
     encode_into(value, &mut frame)?;
     Ok(frame)
 }
 
-/// The frame of a value, in place of an earlier one, whose memory it takes.
+/// Encodes a value as a frame into `frame`, whose content it replaces.
 ///
 /// # Errors
 /// As [`encode`].
@@ -61,19 +61,19 @@ pub fn encode_into(value: &impl Serialize, frame: &mut Vec<u8>) -> Result<(), Fr
 #[derive(Debug, Default)]
 pub struct FrameCutter {
     bytes: Vec<u8>,
-    /// Where the first frame that was not taken yet starts.
+    /// Start of the first frame that has not been taken.
     start: usize,
 }
 
 impl FrameCutter {
-    /// Adds what was read.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.start);
         self.start = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Takes the next frame that is complete. Nothing is kept of a frame that is too long, nor of what follows it.
+    /// Takes the next complete frame. A frame that is too long is discarded, with everything after it.
     ///
     /// # Errors
     /// [`FrameError::TooLong`], permanently: the start of the next frame is unknown.
@@ -92,7 +92,7 @@ impl FrameCutter {
         Ok(content)
     }
 
-    /// How many bytes are missing of the frame that was begun; `None` between frames.
+    /// Number of missing bytes of an incomplete frame; `None` between frames.
     pub fn missing(&self) -> Option<usize> {
         let rest = &self.bytes[self.start..];
         match rest.split_first_chunk::<PREFIX_BYTES>() {
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_that_is_too_long_is_refused_by_both_ends_and_not_waited_for() {
+    fn frame_that_is_too_long_is_rejected_by_both_ends_at_once() {
         let mut cutter = FrameCutter::default();
 
         cutter.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_end_inside_a_frame_is_distinguished_from_one_between_frames() {
+    fn stream_end_inside_a_frame_differs_from_one_between_frames() {
         let frame = encode(&"four").unwrap();
         let mut cutter = FrameCutter::default();
         assert_eq!(cutter.missing(), None);
@@ -138,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_come_out_as_they_went_in_however_the_stream_is_cut(
+        fn frames_survive_any_cut_of_the_stream(
             texts in proptest::collection::vec(".{0,40}", 0..6),
             cuts in proptest::collection::vec(1usize..30, 1..8),
         ) {

@@ -1,4 +1,4 @@
-//! Rank processes of one machine: started on their cores, spoken to over sockets, watched until the last has ended.
+//! Rank processes of one machine: starts them on their cores, talks to them over sockets, and watches them until they exit.
 //!
 //! ```text
 //!            launcher                               rank process (this binary, a hidden subcommand)
@@ -10,17 +10,16 @@
 //! ```
 //!
 //! Invariants, cited by the tests:
-//! - **LAUNCH-1** No rank outlives its launcher, however that ends: the kernel kills it (`PR_SET_PDEATHSIG`).
-//! - **LAUNCH-2** An exit is pushed by the kernel (pidfd) and reported after everything that the rank had said before
-//!   it.
-//! - **LAUNCH-3** What a rank says is data with a limit: a frame that is too long ends the rank. No rank can hold up
-//!   the launcher: it never blocks on one.
+//! - **LAUNCH-1** No rank outlives its launcher, however the launcher ends: the kernel kills the rank (`PR_SET_PDEATHSIG`).
+//! - **LAUNCH-2** The kernel reports an exit at once (pidfd). The launcher reports it after all earlier output of the rank.
+//! - **LAUNCH-3** The size of a rank's output is limited: a frame that is too long ends the rank. The launcher never blocks on
+//!   a rank.
 //!
-//! Map: [`slots`] is all of them, `process` one of them, [`cores`] where they run, [`channel`] the rank's end,
-//! [`frame`] the bytes between them, [`failure`] how they end; `sys` wraps Linux system calls that are missing from the
-//! standard library. [`environment`] reads the variables of cluster launchers.
+//! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`channel`] the rank's end of the sockets,
+//! [`frame`] the encoding, [`failure`] how processes end; `sys` wraps Linux system calls that are missing from the standard
+//! library. [`environment`] reads the variables of cluster launchers.
 //!
-//! Deliberately absent: what frames mean, when to stop, whether to start again (the caller knows). Other machines.
+//! Deliberately absent: the meaning of frames, decisions to stop or restart (left to the caller), and other machines.
 
 pub mod channel;
 pub mod cores;

@@ -1,6 +1,6 @@
 //! The lines that a rank writes to its standard error.
 
-/// Bytes of a line that are kept; the rest of a longer one is dropped.
+/// Maximum bytes of a line; the rest of a longer line is dropped.
 const LINE_BYTES_MAX: usize = 2000;
 
 /// Cuts output into lines.
@@ -10,7 +10,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Adds what was read; gives the lines that it completes.
+    /// Adds received bytes; returns the lines that they complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut complete = Vec::new();
         for part in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -24,13 +24,13 @@ impl Output {
         complete
     }
 
-    /// The line that was begun and will not be completed, if any.
+    /// The last line without a line break, if any.
     pub(super) fn finish(&mut self) -> Option<String> {
         (!self.begun.is_empty()).then(|| self.end_line())
     }
 
     fn end_line(&mut self) -> String {
-        // Escape sequences of a rank must not reach a terminal by way of an error message.
+        // Escape sequences of a rank must not reach a terminal through an error message.
         let text: String =
             String::from_utf8_lossy(&self.begun).chars().filter(|c| !c.is_control() || *c == '\t').collect();
         self.begun.clear();

@@ -1,4 +1,4 @@
-//! One rank process and the three descriptors by which it is followed: its channel, its standard error, its end.
+//! One rank process and the descriptors of its channel, its standard error and its exit.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,10 +15,10 @@ use super::sys;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Bytes read of what a rank left behind when it ended: more than sockets and pipes hold, less than a process that it left
-/// behind can make us read.
+/// Bytes read from a rank after it exited: more than sockets and pipes hold, and a bound on the output of a child process that
+/// outlives the rank.
 const REST_BYTES_MAX: usize = 1 << 20;
-/// Bytes that may wait until the rank reads them.
+/// Maximum bytes that wait for the rank to read.
 const WAITING_BYTES_MAX: usize = 2 << 20;
 
 pub(super) struct RankProcess {
@@ -34,16 +34,16 @@ pub(super) struct RankProcess {
     ending: Option<Ending>,
 }
 
-/// What was read of a rank at one time.
+/// Output of a rank, read at one time.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct Received {
     pub(super) frames: Vec<Vec<u8>>,
     pub(super) lines: Vec<String>,
-    pub(super) garbled: Option<FrameError>,
+    pub(super) invalid_frame: Option<FrameError>,
 }
 
 impl RankProcess {
-    /// Starts the process that `make_command` describes when it is told the numbers of the inherited channel and fd
+    /// Starts the process of the command that `make_command` returns for the numbers of the inherited channel and fd
     /// channel.
     pub(super) fn start(
         rank: u32,
@@ -56,7 +56,7 @@ impl RankProcess {
         let (fd_channel, their_fd_channel) = UnixStream::pair().map_err(refused)?;
         let inherited = [theirs.as_raw_fd(), their_fd_channel.as_raw_fd()];
         let mut command = make_command(inherited[0], inherited[1]);
-        // In a group of its own, so that an interrupt from the terminal reaches the launcher only, which ends the run orderly.
+        // A separate process group, so that an interrupt from the terminal reaches only the launcher, which stops the run.
         command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         sys::prepare(&mut command, inherited, cpus);
         let mut child = command.spawn().map_err(refused)?;
@@ -66,7 +66,7 @@ impl RankProcess {
             Ok(pidfd)
         });
         let pidfd = followed.map_err(|error| {
-            // Kill it: no one else would wait for it.
+            // Without this, the process would never be collected.
             let _ = child.kill();
             let _ = child.wait();
             refused(error)
@@ -97,7 +97,7 @@ impl RankProcess {
         self.fd_channel.as_ref()
     }
 
-    /// What to wait for: its channel, its standard error, its end. A negative number is ignored by `poll`.
+    /// The descriptors to poll: channel, standard error, exit. `poll` ignores negative numbers.
     pub(super) fn wanted(&self) -> [libc::pollfd; 3] {
         let wanted = |fd, events| libc::pollfd { fd, events, revents: 0 };
         if !self.is_live() {
@@ -110,31 +110,32 @@ impl RankProcess {
         [wanted(channel, libc::POLLIN | writing), wanted(stderr, libc::POLLIN), wanted(pidfd, libc::POLLIN)]
     }
 
-    /// Reads what is there, once each; writes what waits. With its ending, where it has ended: then everything it had left.
-    pub(super) fn attend(&mut self, is_ready: [bool; 3]) -> (Said, Option<Ending>) {
+    /// Reads from each ready descriptor once and writes waiting bytes. If the process has exited, reads all remaining output and
+    /// returns its ending.
+    pub(super) fn attend(&mut self, is_ready: [bool; 3]) -> (Received, Option<Ending>) {
         let [channel, stderr, has_ended] = is_ready;
         let n_bytes = if has_ended { REST_BYTES_MAX } else { READ_BYTES };
-        let mut said = Said::default();
+        let mut received = Received::default();
         if channel || has_ended {
             self.flush();
-            self.read_channel(n_bytes, &mut said);
+            self.read_channel(n_bytes, &mut received);
         }
         if stderr || has_ended {
-            self.read_stderr(n_bytes, &mut said);
+            self.read_stderr(n_bytes, &mut received);
         }
         if !has_ended {
-            return (said, None);
+            return (received, None);
         }
-        // It has ended, so this returns at once; an error means that its status was already collected.
+        // The process has exited, so this returns at once; an error means that its status was already collected.
         self.ending = Some(self.child.wait().map_or(Ending::Code(-1), Ending::of));
-        said.lines.extend(self.output.finish());
+        received.lines.extend(self.output.finish());
         (self.channel, self.fd_channel, self.stderr) = (None, None, None);
         self.waiting.clear();
-        (said, self.ending)
+        (received, self.ending)
     }
 
-    /// Sends a frame, or keeps what does not fit until the rank reads. To a rank that has ended or hung up it is nothing:
-    /// its end will be reported.
+    /// Sends a frame, and queues the part that the socket does not accept. For a rank that has exited or closed the channel,
+    /// this does nothing, because its exit will be reported.
     pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), LaunchError> {
         if self.channel.is_none() {
             return Ok(());
@@ -148,12 +149,12 @@ impl RankProcess {
         Ok(())
     }
 
-    /// Sends a signal; to a process that has ended it is nothing.
+    /// Sends a signal. Does nothing if the process has exited.
     pub(super) fn signal(&self, signal: libc::c_int) -> io::Result<()> {
         if self.is_live() { sys::pidfd_signal(self.pidfd.as_fd(), signal) } else { Ok(()) }
     }
 
-    /// Takes the status of the process if it has ended, without waiting, so that it does not stay in the process table.
+    /// Collects the status of the process if it has exited, without waiting, so that no zombie remains.
     pub(super) fn reap(&mut self) {
         let _ = self.child.try_wait();
     }
@@ -165,23 +166,23 @@ impl RankProcess {
                 Ok(n) => drop(self.waiting.drain(..n)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The other end is gone. What the rank had said before may still be read.
+                // The other end is closed. Earlier output of the rank can still be read.
                 Err(_) => return self.waiting.clear(),
             }
         }
     }
 
-    fn read_channel(&mut self, n_bytes: usize, said: &mut Said) {
+    fn read_channel(&mut self, n_bytes: usize, received: &mut Received) {
         let Some(channel) = &mut self.channel else { return };
         let cutter = &mut self.cutter;
         let is_open = read(channel, n_bytes, |bytes| {
             cutter.push(bytes);
             loop {
                 match cutter.next_frame() {
-                    Ok(Some(frame)) => said.frames.push(frame),
+                    Ok(Some(frame)) => received.frames.push(frame),
                     Ok(None) => return true,
                     Err(error) => {
-                        said.garbled = Some(error);
+                        received.invalid_frame = Some(error);
                         return false;
                     }
                 }
@@ -192,11 +193,11 @@ impl RankProcess {
         }
     }
 
-    fn read_stderr(&mut self, n_bytes: usize, said: &mut Said) {
+    fn read_stderr(&mut self, n_bytes: usize, received: &mut Received) {
         let Some(stderr) = &mut self.stderr else { return };
         let output = &mut self.output;
         let is_open = read(stderr, n_bytes, |bytes| {
-            said.lines.extend(output.push(bytes));
+            received.lines.extend(output.push(bytes));
             true
         });
         if !is_open {
@@ -205,7 +206,7 @@ impl RankProcess {
     }
 }
 
-/// Reads at most about `n_bytes` without waiting; `false` once nothing will come any more, or `take` wants no more.
+/// Reads about `n_bytes` at most, without waiting; `false` at the end of the stream, or when `take` returns `false`.
 fn read(source: &mut impl Read, n_bytes: usize, mut take: impl FnMut(&[u8]) -> bool) -> bool {
     let mut buffer = [0; READ_BYTES];
     let mut n_read = 0;

@@ -1,4 +1,4 @@
-//! Places for rank processes on one machine, each with at most one process at a time, followed by one `poll` over all.
+//! Slots for rank processes on one machine, each with at most one process at a time. One `poll` watches all of them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,39 +15,39 @@ use super::frame::encode;
 use super::process::RankProcess;
 use super::sys;
 
-/// How long to wait for killed processes; only a process stuck in the kernel takes longer.
+/// Maximum wait for killed processes; only a process stuck in the kernel takes longer.
 const KILLED_WAIT: Duration = Duration::from_secs(10);
 
-/// Places `0 .. n`. Dropping it kills the processes in its slots.
-#[must_use = "dropped, it kills its processes"]
+/// Slots `0..n`. Dropping them kills their processes.
+#[must_use = "dropping the slots kills their processes"]
 pub struct Slots {
     processes: Vec<Option<RankProcess>>,
     events: VecDeque<SlotEvent>,
     waker: Option<OwnedFd>,
 }
 
-/// What happened in a place.
+/// An event of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlotEvent {
-    /// Its process sent a frame.
+    /// The process in the slot sent a frame.
     Message {
-        /// The place.
+        /// The slot.
         slot: u32,
-        /// The content of the frame: JSON, if the process is well.
+        /// The content of the frame, JSON from a correct process.
         bytes: Vec<u8>,
     },
-    /// Its process wrote a line to its standard error.
+    /// The process in the slot wrote a line to its standard error.
     Line {
-        /// The place.
+        /// The slot.
         slot: u32,
         /// The line, without control characters.
         text: String,
     },
-    /// Its process is gone; the place is free.
+    /// The process exited; the slot is free.
     Exited {
-        /// The place.
+        /// The slot.
         slot: u32,
-        /// How it ended.
+        /// How the process ended.
         ending: Ending,
     },
     /// The descriptor of [`Slots::wake_on`] is readable.
@@ -55,27 +55,26 @@ pub enum SlotEvent {
 }
 
 impl Slots {
-    /// Free places.
+    /// Makes `n` free slots.
     pub fn new(n: u32) -> Slots {
         Slots { processes: (0..n).map(|_| None).collect(), events: VecDeque::new(), waker: None }
     }
 
-    /// Also reports [`SlotEvent::Woken`] whenever `waker` is readable. Whoever owns its other end makes it unreadable again.
+    /// Also reports [`SlotEvent::Woken`] while `waker` is readable. The caller drains it.
     pub fn wake_on(&mut self, waker: OwnedFd) {
         self.waker = Some(waker);
     }
 
-    /// Starts a process in a free place, as `make_command` describes it when it is told the numbers of the inherited
-    /// channel and fd channel: normally this binary with a hidden subcommand, and both numbers among its arguments.
-    /// Standard input is closed and standard error captured; everything else is as the command says. The process dies
-    /// with the *thread* that calls this (that is how Linux watches parents), so that must live as long. Returns its
-    /// id.
+    /// Starts a process in a free slot, from the command that `make_command` returns for the numbers of the inherited
+    /// channel and fd channel: normally this binary with a hidden subcommand and both numbers as arguments. Standard
+    /// input is closed and standard error is captured. The process dies with the *thread* that calls this, because Linux
+    /// ties `PR_SET_PDEATHSIG` to threads; that thread must outlive the process. Returns the process id.
     ///
     /// # Errors
-    /// When it cannot be started, or there is no such place.
+    /// When the process cannot be started, or the slot does not exist.
     ///
     /// # Panics
-    /// If the place is taken.
+    /// If the slot is taken.
     pub fn start(
         &mut self,
         slot: u32,
@@ -85,7 +84,7 @@ impl Slots {
         let n_ranks = self.processes.len() as u32;
         let slot_process =
             self.processes.get_mut(slot as usize).ok_or(LaunchError::NoSuchRank { rank: slot, n_ranks })?;
-        assert!(slot_process.is_none(), "a place has one process at a time");
+        assert!(slot_process.is_none(), "a slot has one process at a time");
         let process = RankProcess::start(slot, cpus, make_command)?;
         let pid = process.pid();
         *slot_process = Some(process);
@@ -97,26 +96,26 @@ impl Slots {
         self.process(slot).map(RankProcess::pid)
     }
 
-    /// How many places are taken.
+    /// Number of taken slots.
     pub fn n_taken(&self) -> usize {
         self.processes.iter().flatten().count()
     }
 
-    /// The second socket to a process, through which descriptors of shared memory go. It blocks.
+    /// The second socket to a process, which passes descriptors of shared memory. It blocks.
     pub fn fd_channel(&self, slot: u32) -> Option<&UnixStream> {
         self.process(slot).and_then(RankProcess::fd_channel)
     }
 
-    /// Sends a value as a frame; to a free place it is nothing.
+    /// Sends a value as a frame. Does nothing if the slot is free.
     ///
     /// # Errors
-    /// When it is no frame, or the process has not read what it was sent before.
+    /// When the value cannot be encoded, or the process does not read its messages.
     pub fn send(&mut self, slot: u32, value: &impl Serialize) -> Result<(), LaunchError> {
         let frame = encode(value)?;
         self.processes.get_mut(slot as usize).and_then(Option::as_mut).map_or(Ok(()), |process| process.send(&frame))
     }
 
-    /// Sends a signal; to a free place it is nothing.
+    /// Sends a signal. Does nothing if the slot is free.
     ///
     /// # Errors
     /// When the system refuses.
@@ -128,7 +127,7 @@ impl Slots {
     /// Kills the process in a slot and waits for its exit, which is still reported.
     ///
     /// # Errors
-    /// When it does not end.
+    /// When the process does not exit.
     pub fn kill(&mut self, slot: u32) -> Result<(), LaunchError> {
         self.signal(slot, libc::SIGKILL)?;
         let deadline = Instant::now() + KILLED_WAIT;
@@ -190,14 +189,14 @@ impl Slots {
 
     fn attend(&mut self, slot: u32, is_ready: [bool; 3]) {
         let Some(process) = &mut self.processes[slot as usize] else { return };
-        let (said, ending) = process.attend(is_ready);
-        if let Some(error) = said.garbled {
-            // A process that cannot be understood cannot be led. Its end is reported like any other.
+        let (received, ending) = process.attend(is_ready);
+        if let Some(error) = received.invalid_frame {
+            // The exit of the process is reported like any other.
             tracing::warn!(slot, %error, "a rank sent an invalid frame and is terminated");
             let _ = process.signal(libc::SIGKILL);
         }
-        self.events.extend(said.frames.into_iter().map(|bytes| SlotEvent::Message { slot, bytes }));
-        self.events.extend(said.lines.into_iter().map(|text| SlotEvent::Line { slot, text }));
+        self.events.extend(received.frames.into_iter().map(|bytes| SlotEvent::Message { slot, bytes }));
+        self.events.extend(received.lines.into_iter().map(|text| SlotEvent::Line { slot, text }));
         if let Some(ending) = ending {
             self.processes[slot as usize] = None;
             self.events.push_back(SlotEvent::Exited { slot, ending });

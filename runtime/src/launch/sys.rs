@@ -1,5 +1,5 @@
-//! Calls of Linux that the standard library lacks, each as a safe function where it can be.
-#![allow(unsafe_code)] // System calls, and what runs between fork and exec.
+//! Linux system calls that are missing from the standard library, as safe functions where possible.
+#![allow(unsafe_code)] // System calls, and the code between fork and exec.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// A descriptor of a process, readable when it ends.
+/// A descriptor of a process, readable when the process exits.
 pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes two integers; the result is checked.
     let fd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })?;
@@ -16,7 +16,7 @@ pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Sends a signal to the process, which may have ended.
+/// Sends a signal to the process, which may have exited.
 pub(super) fn pidfd_signal(process: BorrowedFd<'_>, signal: libc::c_int) -> io::Result<()> {
     let null = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: without a `siginfo` the call takes integers only.
@@ -49,14 +49,14 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
     // SAFETY: a set of bits, for which zero is valid.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours and has the size that is given.
+    // SAFETY: the set is a local variable of the given size.
     checked(unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) }.into())?;
     // SAFETY: the number is below the size of the set.
     Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
 }
 
-/// Prepares a command for a rank: it dies with the thread that starts it, runs on these cores (any, if there are none
-/// given), and inherits these descriptors under their numbers.
+/// Prepares a command for a rank: the process dies with the thread that starts it, runs on these cores (on any core if the
+/// list is empty), and inherits these descriptors under their numbers.
 pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usize]) {
     // SAFETY: a set of bits, for which zero is valid.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -67,10 +67,10 @@ pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usiz
     let is_bound = !cpus.is_empty();
     let launcher = std::process::id();
     let between_fork_and_exec = move || {
-        // SAFETY: all are plain system calls on integers and on the set that the closure owns.
+        // SAFETY: these are plain system calls on integers and on the set that the closure owns.
         unsafe {
             checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL).into())?;
-            // The launcher may have died before the line above; then nobody would send the signal.
+            // If the launcher died before the line above, the kernel does not send the signal.
             if libc::getppid() as u32 != launcher {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -88,20 +88,20 @@ pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usiz
     unsafe { command.pre_exec(between_fork_and_exec) };
 }
 
-/// Takes a socket that this process inherited under a number; `None` when there is no socket of that number.
+/// Takes a socket that this process inherited under a number; `None` if that descriptor is not a socket.
 ///
 /// # Safety
 /// Nothing else in this process owns or uses the descriptor: the launcher opened it for this call, which is made once.
 pub(super) unsafe fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
     // SAFETY: `stat` is plain data for which zero is valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the buffer is ours; for a number that is no descriptor the call fails.
+    // SAFETY: the buffer is a local variable; for a number that is not a descriptor the call fails.
     let is_socket = unsafe { libc::fstat(fd, &raw mut stat) } == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK;
     if fd <= 2 || !is_socket {
         return None;
     }
-    // SAFETY: the descriptor is open, as the call above showed, and by the caller's contract unowned. From here on it
-    // is not passed on.
+    // SAFETY: the descriptor is open, as the call above showed, and unowned by the caller's contract. Child processes do
+    // not inherit it.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
         Some(UnixStream::from(OwnedFd::from_raw_fd(fd)))

@@ -1,5 +1,5 @@
-//! LAUNCH-1 to LAUNCH-3 with real processes: this test binary, started again as a rank or as a launcher, and shells.
-#![allow(unsafe_code)] // A rank takes the descriptors that it inherited.
+//! LAUNCH-1 to LAUNCH-3 with real processes: this test binary, started as a rank or a launcher, and shells.
+#![allow(unsafe_code)] // A rank takes its inherited descriptors.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,10 +15,10 @@ use super::sys;
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Tells this binary, started again, what to be. Absent in a normal run of the tests.
+/// Role of this binary when a test starts it. Absent in a normal run of the tests.
 const ROLE: &str = "PHALANX_TEST_ROLE";
 
-/// This binary as `test`, which looks at its role.
+/// This binary as `test`, which reads its role.
 fn myself(test: &str, role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let path = module_path!().split_once("::").unwrap().1;
@@ -52,7 +52,7 @@ fn next(slots: &mut Slots) -> SlotEvent {
     slots.next_event(Some(PATIENCE)).unwrap().expect("an event comes in time")
 }
 
-/// Everything that happens until all processes have ended.
+/// All events until all processes have exited.
 fn rest(slots: &mut Slots) -> Vec<SlotEvent> {
     let mut events = Vec::new();
     while slots.n_taken() > 0 {
@@ -77,12 +77,12 @@ fn has_ended(process: &OwnedFd, timeout: Duration) -> bool {
     sys::poll(&mut [fd], Some(timeout)).unwrap()
 }
 
-/// Not a test by itself: what a rank does when a test starts this binary as one.
+/// Not a test by itself: the rank process that other tests start.
 #[test]
 fn a_rank() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (role, fd) = role.split_once(' ').unwrap();
-    // SAFETY: the launcher opened it for this.
+    // SAFETY: the launcher opened the descriptor for this call.
     let (mut sender, mut receiver) = unsafe { channel::adopt(fd.parse().unwrap()) }.unwrap();
     match role {
         "echo" => {
@@ -94,7 +94,7 @@ fn a_rank() {
                 }
             }
         }
-        "last-words" => {
+        "aborts" => {
             (0..20).for_each(|i| sender.send(&(i, "x".repeat(5000))).unwrap());
             std::process::abort();
         }
@@ -107,7 +107,7 @@ fn a_rank() {
             fd_channel.read_exact(&mut byte).unwrap();
             fd_channel.write_all(&[byte[0] + 1]).unwrap();
         }
-        "deaf" => {
+        "never-reads" => {
             sender.send(&"ready").unwrap();
             std::thread::sleep(PATIENCE * 10);
         }
@@ -118,7 +118,7 @@ fn a_rank() {
 
 /// Not a test by itself: a launcher of two ranks that prints their process ids and waits to be killed.
 #[test]
-fn a_launcher() {
+fn launcher() {
     let Ok(role) = std::env::var(ROLE) else { return };
     assert_eq!(role, "launcher");
     let mut slots = shells(&["exec sleep 1000", "exec sleep 1000"]);
@@ -128,7 +128,7 @@ fn a_launcher() {
 }
 
 #[test]
-fn orders_reach_each_process_and_answers_come_back_with_its_slot() {
+fn messages_reach_each_process_and_answers_carry_its_slot() {
     let mut slots = ranks(3, "echo");
     for slot in 0..3 {
         slots.send(slot, &(u64::from(slot) * 10 + 1)).unwrap();
@@ -141,11 +141,11 @@ fn orders_reach_each_process_and_answers_come_back_with_its_slot() {
     slots.send(1, &0u64).unwrap();
     assert_eq!([next(&mut slots), next(&mut slots)], [message(1, "1"), exited(1, Ending::Code(7))]);
     assert_eq!((slots.n_taken(), slots.pid(1)), (2, None));
-    assert_eq!(slots.send(1, &5u64), Ok(()), "an order to a free slot is nothing");
+    assert_eq!(slots.send(1, &5u64), Ok(()), "sending to a free slot does nothing");
 }
 
 #[test]
-fn a_killed_process_is_reported_with_its_slot_and_signal_within_a_tenth_of_a_second() {
+fn killed_process_is_reported_with_its_slot_and_signal_within_a_tenth_of_a_second() {
     let mut delays = Vec::new();
     for _ in 0..5 {
         let mut slots = shells(&["exec sleep 1000", "exec sleep 1000", "exec sleep 1000"]);
@@ -159,15 +159,15 @@ fn a_killed_process_is_reported_with_its_slot_and_signal_within_a_tenth_of_a_sec
         assert_eq!(event, exited(1, Ending::Signal(libc::SIGKILL)));
         assert_eq!((slots.n_taken(), slots.pid(1)), (2, None), "the slot is free");
     }
-    // The fastest of a few: one may be late because the machine is busy, all are late only if somebody polls.
+    // The fastest of five: a busy machine may delay some, but only polling would delay all.
     assert!(delays.iter().min().unwrap() < &Duration::from_millis(100), "{delays:?}");
 }
 
 #[test]
-fn everything_that_a_process_said_before_it_died_is_reported_before_its_end() {
-    let mut slots = ranks(1, "last-words");
+fn frames_sent_before_a_process_dies_are_reported_before_its_exit() {
+    let mut slots = ranks(1, "aborts");
     let process = sys::pidfd_open(slots.pid(0).unwrap()).unwrap();
-    assert!(has_ended(&process, PATIENCE), "it need not be heard to end");
+    assert!(has_ended(&process, PATIENCE), "the process exits although its output is not read");
 
     let events = rest(&mut slots);
 
@@ -177,7 +177,7 @@ fn everything_that_a_process_said_before_it_died_is_reported_before_its_end() {
 }
 
 #[test]
-fn lines_of_standard_error_are_reported_whole_and_before_the_end() {
+fn lines_of_standard_error_are_reported_whole_and_before_the_exit() {
     let mut slots = shells(&["for i in $(seq 100); do echo line $i >&2; done; printf 'no end' >&2; exit 3"]);
 
     let events = rest(&mut slots);
@@ -190,8 +190,8 @@ fn lines_of_standard_error_are_reported_whole_and_before_the_end() {
 }
 
 #[test]
-fn processes_end_with_their_launcher_however_it_ends() {
-    let mut launcher = myself("a_launcher", "launcher").stdout(Stdio::piped()).spawn().unwrap();
+fn processes_die_with_their_killed_launcher() {
+    let mut launcher = myself("launcher", "launcher").stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
     let pids = lines.find_map(|line| line.unwrap().split_once("pids ").map(|(_, pids)| pids.to_owned())).unwrap();
     let processes: Vec<OwnedFd> = pids.split(' ').map(|pid| sys::pidfd_open(pid.parse().unwrap()).unwrap()).collect();
@@ -204,7 +204,7 @@ fn processes_end_with_their_launcher_however_it_ends() {
 }
 
 #[test]
-fn processes_end_with_their_slots() {
+fn dropping_the_slots_kills_their_processes() {
     let slots = shells(&["exec sleep 1000"]);
     let process = sys::pidfd_open(slots.pid(0).unwrap()).unwrap();
 
@@ -214,7 +214,7 @@ fn processes_end_with_their_slots() {
 }
 
 #[test]
-fn a_killed_slot_is_free_for_the_next_process_although_the_first_ignored_sigterm() {
+fn killed_slot_is_free_even_if_its_process_ignores_sigterm() {
     let mut slots = shells(&["trap '' TERM; echo ready >&2; while true; do sleep 0.05; done"]);
     assert_eq!(next(&mut slots), SlotEvent::Line { slot: 0, text: "ready".into() });
     slots.signal(0, libc::SIGTERM).unwrap();
@@ -227,39 +227,39 @@ fn a_killed_slot_is_free_for_the_next_process_although_the_first_ignored_sigterm
 }
 
 #[test]
-fn a_process_that_sends_no_frames_is_killed() {
+fn process_that_sends_an_invalid_frame_is_killed() {
     let mut slots = Slots::new(1);
-    slots.start(0, &[], |channel, _| myself("a_garbler", &channel.to_string())).unwrap();
+    slots.start(0, &[], |channel, _| myself("rank_that_sends_invalid_frames", &channel.to_string())).unwrap();
 
     let events = rest(&mut slots);
 
     assert_eq!(events.last(), Some(&exited(0, Ending::Signal(libc::SIGKILL))));
 }
 
-/// Not a test by itself: a rank that does not speak in frames.
+/// Not a test by itself: a rank that sends bytes that are not a frame.
 #[test]
-fn a_garbler() {
+fn rank_that_sends_invalid_frames() {
     let Ok(fd) = std::env::var(ROLE) else { return };
-    // SAFETY: the launcher opened it for this.
+    // SAFETY: the launcher opened the descriptor for this call.
     let mut socket = unsafe { sys::inherited_socket(fd.parse().unwrap()) }.unwrap();
     socket.write_all(b"not a frame").unwrap();
     std::thread::sleep(PATIENCE * 10);
 }
 
 #[test]
-fn a_process_that_does_not_read_does_not_hold_up_its_launcher() {
-    let mut slots = ranks(1, "deaf");
+fn process_that_does_not_read_does_not_block_its_launcher() {
+    let mut slots = ranks(1, "never-reads");
     assert_eq!(next(&mut slots), message(0, "\"ready\""));
-    let order = "x".repeat(1 << 19);
+    let text = "x".repeat(1 << 19);
 
-    let refused = (0..20).find_map(|_| slots.send(0, &order).err());
+    let refused = (0..20).find_map(|_| slots.send(0, &text).err());
 
     assert!(matches!(refused, Some(LaunchError::Congested { rank: 0, n_bytes }) if n_bytes <= 2 << 20), "{refused:?}");
     assert_eq!(slots.next_event(Some(Duration::from_millis(1))), Ok(None));
 }
 
 #[test]
-fn bound_processes_may_use_their_cores_only() {
+fn bound_process_uses_only_its_cores() {
     let cpus = sys::allowed_cpus().unwrap();
     let mut slots = Slots::new(1);
     slots.start(0, &cpus[..1], |channel, _| myself("a_rank", &format!("threads {channel}"))).unwrap();
@@ -268,7 +268,7 @@ fn bound_processes_may_use_their_cores_only() {
 }
 
 #[test]
-fn a_descriptor_of_the_callers_ends_the_wait_too() {
+fn readable_waker_ends_the_wait() {
     let (reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut slots = shells(&["exec sleep 1000"]);
     slots.wake_on(reader.into());
@@ -302,7 +302,7 @@ fn each_process_has_an_fd_channel_beside_its_channel() {
 }
 
 #[test]
-fn a_process_that_cannot_be_started_is_named_and_its_slot_stays_free() {
+fn failed_start_is_reported_and_its_slot_stays_free() {
     let mut slots = Slots::new(2);
 
     let refused = slots.start(1, &[], |_, _| Command::new("/nonexistent/phalanx"));
@@ -314,9 +314,9 @@ fn a_process_that_cannot_be_started_is_named_and_its_slot_stays_free() {
 }
 
 #[test]
-fn descriptors_that_are_no_channel_are_refused() {
+fn descriptor_that_is_not_a_channel_is_rejected() {
     for fd in [0, 2, 999_999] {
-        // SAFETY: standard streams are refused by their numbers, and the last number is no descriptor.
+        // SAFETY: standard streams are rejected by their numbers, and the last number is not a descriptor.
         assert_eq!(unsafe { channel::adopt(fd) }.err(), Some(LaunchError::NoChannel { fd }));
     }
 }

@@ -1,4 +1,4 @@
-//! What a coordinator tells each node that joins.
+//! The coordinator's message to each node that joins.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::path::PathBuf;
 /// Job information that a node receives with its certificate.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct JobBootstrap {
-    /// The whole configuration, overrides applied.
+    /// The whole configuration, with overrides applied.
     pub(crate) yaml: String,
     /// Shared secret of all ranks of the job.
     pub(crate) secret: Vec<u8>,
-    /// Where the checkpoint lies from which the job begins, if there is one.
+    /// Step and folder of the checkpoint from which the job starts, if any.
     pub(crate) start_from: Option<(u64, PathBuf)>,
 }

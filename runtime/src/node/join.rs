@@ -42,48 +42,48 @@ pub(crate) struct JoinAs {
     pub(crate) join: JoinString,
     /// The credential from [`enter`].
     pub(crate) credential: Credential,
-    /// Folder of its key and certificate.
+    /// Folder of the node's key and certificate.
     pub(crate) dir: PathBuf,
-    /// Rank processes.
+    /// Number of rank processes.
     pub(crate) n_slots: u32,
-    /// Address at which ranks of other nodes reach those of this node; detected if absent.
+    /// Address at which ranks of other nodes reach the ranks of this one; detected if absent.
     pub(crate) advertise: Option<IpAddr>,
-    /// This program.
+    /// The rank program.
     pub(crate) program: PathBuf,
 }
 
 /// Queue size for desired states.
 const DESIRED_STATES_MAX: usize = 64;
-/// Interval of polling for preemption of the machine.
+/// Interval of polling for a request to leave.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Whether a node stays in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
-    /// To take part.
+    /// Stay.
     Stay,
-    /// Leave once others have its state.
+    /// Leave once other nodes have its state.
     Drain,
     /// Leave at once: the coordinator is gone.
     Now,
 }
 
-/// Becomes a node of a job, with its key and certificate in `dir`.
+/// Enrols as a node of a job, with its key and certificate in `dir`.
 ///
 /// # Errors
-/// When no coordinator answers, or it refuses.
+/// When no coordinator answers, or the coordinator refuses.
 pub(crate) fn enter(join: &JoinString, dir: &Path) -> Result<Credential, JobError> {
     let enrolled =
         block_on(enrol(join, dir, &Timing::default())).map_err(ControlPlaneError::cannot("start an event loop"))?;
     Ok(enrolled.map_err(ControlPlaneError::from)?)
 }
 
-/// What a node knows when its part of a job is over.
+/// The outcome of a node's part in a job.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// What the leader reported, if it was here.
+    /// The report of the leader, if the leader was on this node.
     pub(crate) report: Option<Report>,
-    /// Why ranks of this node could not begin or go on: if the job has failed, in the words of the rank.
+    /// The failure of a rank of this node, if any.
     pub(crate) failure: Option<JobError>,
 }
 
@@ -93,19 +93,19 @@ pub(crate) struct Part {
     pub(crate) node: NodeId,
     pub(crate) boot: Incarnation,
     pub(crate) bootstrap: JobBootstrap,
-    /// Rank processes.
+    /// Number of rank processes.
     pub(crate) n_slots: u32,
-    /// Threads of each.
+    /// Threads of each rank.
     pub(crate) n_threads: usize,
-    /// Where ranks of other nodes reach those of this one; nowhere if there are no other nodes.
+    /// Address at which ranks of other nodes reach the ranks of this one; `None` if there are no other nodes.
     pub(crate) listen: Option<IpAddr>,
-    /// The program of ranks.
+    /// The rank program.
     pub(crate) program: PathBuf,
     pub(crate) uplink: Arc<dyn Uplink>,
     pub(crate) desired_states: mpsc::Receiver<DesiredState>,
 }
 
-/// Takes part in a job of another machine until it is over, or this node is released.
+/// Takes part in a job that another machine coordinates, until the job ends or this node is released.
 pub(crate) fn join(
     how: JoinAs,
     leaves: &dyn Fn() -> Leave,
@@ -153,8 +153,8 @@ pub(crate) fn join(
 }
 
 impl Part {
-    /// Takes part until the job is over, or this node is released. The supervisor runs on `thread`, the ranks are children of
-    /// the thread that calls.
+    /// Takes part until the job ends or this node is released. The supervisor runs on `thread`; the ranks are children of the
+    /// calling thread.
     pub(crate) fn take(
         self,
         config: &JobConfig,
@@ -190,7 +190,7 @@ impl Part {
             .wake_on(OwnedFd::from(wakened.try_clone().map_err(ControlPlaneError::cannot("make a pair of sockets"))?));
         let wake = move |command| {
             let _ = commands.send(command);
-            // A full socket wakes as well as a fuller one.
+            // If the socket is full, the reader is already being woken.
             let _ = (&waker).write(&[1]);
         };
         let settings = Settings { job, node, boot, n_slots, timing };
@@ -204,7 +204,7 @@ impl Part {
             supervisor,
             commands: taken,
             wakened,
-            unsaid: VecDeque::new(),
+            unsent: VecDeque::new(),
             drained: false,
             sink: EventSink::new(is_alone),
             failures: FailureReports::default(),
@@ -218,7 +218,7 @@ impl Part {
     }
 }
 
-/// The address of this machine from which the coordinator is reached.
+/// The address of this machine on its route to the coordinator.
 fn towards(join: &JoinString) -> Option<IpAddr> {
     join.addresses.iter().find_map(|address| {
         let target = (address.host.as_str(), address.port).to_socket_addrs().ok()?.next()?;
@@ -236,7 +236,7 @@ struct NodeLoop {
     commands: Receiver<Process>,
     wakened: UnixStream,
     /// Events that did not fit into the supervisor's mailbox.
-    unsaid: VecDeque<NodeEvent>,
+    unsent: VecDeque<NodeEvent>,
     drained: bool,
     sink: EventSink,
     failures: FailureReports,
@@ -272,19 +272,19 @@ impl NodeLoop {
                     Process::Shutdown => return Ok(()),
                 }
             }
-            while let Some(event) = self.unsaid.pop_front() {
-                if !self.say(&event) {
-                    self.unsaid.push_front(event);
+            while let Some(event) = self.unsent.pop_front() {
+                if !self.send_event(&event) {
+                    self.unsent.push_front(event);
                     break;
                 }
             }
             if let Some(event) = self.processes.next_event(Some(POLL_INTERVAL))? {
-                self.hear(event, on_event)?;
+                self.handle(event, on_event)?;
             }
         }
     }
 
-    fn hear(&mut self, event: NodeEvent, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {
+    fn handle(&mut self, event: NodeEvent, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {
         match event {
             NodeEvent::Woken => {
                 let mut bytes = [0; 64];
@@ -296,9 +296,9 @@ impl NodeLoop {
                 if !self.sink.is_alone {
                     on_event(&Event::Note(format!("{worker}: {}", failure_report.text)));
                 }
-                // Any other process would find the same in the input, also if this one has not begun.
+                // Every other process would fail on the same input, even if this process has not started.
                 if failure_report.is_input {
-                    self.say_or_keep(NodeEvent::Failed(worker, failure_report.clone()));
+                    self.send_or_queue(NodeEvent::Failed(worker, failure_report.clone()));
                 }
                 self.failures.failed(worker, failure_report);
             }
@@ -311,26 +311,26 @@ impl NodeLoop {
                 match &event {
                     NodeEvent::Started(_) => self.failures.started(),
                     NodeEvent::Exited(worker, ending, false) => {
-                        on_event(&Event::Note(format!("{worker} {ending} before it had begun")));
-                        self.failures.ended_unborn(*worker, *ending);
+                        on_event(&Event::Note(format!("{worker} {ending} before its first status report")));
+                        self.failures.failed_start(*worker, *ending);
                     }
                     _ => {}
                 }
-                self.say_or_keep(event);
+                self.send_or_queue(event);
             }
         }
         Ok(())
     }
 
-    /// Tells the supervisor, now or once it has room for it.
-    fn say_or_keep(&mut self, event: NodeEvent) {
-        if !self.unsaid.is_empty() || !self.say(&event) {
-            self.unsaid.push_back(event);
+    /// Passes an event to the supervisor, now or once its mailbox has room.
+    fn send_or_queue(&mut self, event: NodeEvent) {
+        if !self.unsent.is_empty() || !self.send_event(&event) {
+            self.unsent.push_back(event);
         }
     }
 
     /// Passes an event to the supervisor; returns whether its mailbox had room.
-    fn say(&self, event: &NodeEvent) -> bool {
+    fn send_event(&self, event: &NodeEvent) -> bool {
         match event {
             NodeEvent::Started(status_report) => self.supervisor.started(status_report.clone()),
             NodeEvent::Exited(worker, ..) => self.supervisor.exited(*worker),

@@ -1,17 +1,17 @@
-//! Merges the events of all ranks into those of one run: the leader's, in sequence, with the step metrics of all ranks.
+//! Merges the events of all ranks into those of one run: the leader's events in order, with the step metrics of all ranks.
 //!
-//! A step event of the leader is held back until every other rank has reported that step, which each does before it
-//! begins the next; later events of the leader wait behind it. A step that a new leader reports for its dead
+//! A step event of the leader is held back until every other rank has reported that step, and later events of the leader
+//! wait behind it. Each rank reports a step before it begins the next. A step that a new leader reports for its dead
 //! predecessor is reported by no other rank.
 
 use crate::events::{Event, StepMetrics};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Events of the ranks of this node, on their way to whoever follows the job.
+/// Passes the events of this node's ranks to the job's reader.
 pub(super) struct EventSink {
-    /// Whether all ranks of the job are here, so that what they measure can be merged.
+    /// Whether all ranks of the job are on this node, so that their metrics can be merged.
     pub(super) is_alone: bool,
-    /// Of ranks of this world.
+    /// The world of the merged events.
     generation: u64,
     metrics_merge: MetricsMerge,
 }
@@ -23,7 +23,7 @@ impl EventSink {
 
     pub(super) fn add(&mut self, generation: u64, rank: u32, event: Event, on_event: &mut (dyn FnMut(&Event) + Send)) {
         if !self.is_alone {
-            // The leader alone tells; what ranks of other nodes measured is not known here.
+            // Only the leader's events are passed on; metrics of ranks on other nodes are unavailable here.
             if rank == 0 {
                 on_event(&event);
             }
@@ -41,7 +41,7 @@ impl EventSink {
         }
     }
 
-    /// Tells what waited for ranks that say no more.
+    /// Passes on the events that waited for ranks that have ended.
     pub(super) fn rest(&mut self, on_event: &mut (dyn FnMut(&Event) + Send)) {
         while let Some(event) = self.metrics_merge.next_as_it_is() {
             on_event(&event);
@@ -93,7 +93,7 @@ impl MetricsMerge {
         let event = self.events.pop_front()?;
         let Event::Step(m) = event else { return Some(event) };
         let others = self.steps.remove(&m.step).unwrap_or_default();
-        // Nothing is to be merged where there is one rank, nor compared.
+        // A single rank has no metrics to merge.
         Some(Event::Step(if others.is_empty() { m } else { merged(m, &others) }))
     }
 }
@@ -136,12 +136,12 @@ mod tests {
         })
     }
 
-    /// Starts a world of so many ranks; returns how many events that reported.
+    /// Starts a world of `n_ranks`; returns the number of reported events.
     fn begun_sink(sink: &mut EventSink, generation: u64, n_ranks: usize) -> usize {
         reported(sink, generation, 0, Event::Started(started(n_ranks, 0))).len()
     }
 
-    /// Ranks of a world that begins after this step.
+    /// The merge of a world that starts after this step.
     fn begun(n_ranks: usize, first_step: u64) -> MetricsMerge {
         let started = started(n_ranks, first_step);
         let mut metrics_merge = MetricsMerge::default();
@@ -167,7 +167,7 @@ mod tests {
         let early = metrics_merge.next();
         metrics_merge.add(2, step(1, 30, 25.0));
 
-        assert_eq!(early, None, "rank 2 has not told of step 1");
+        assert_eq!(early, None, "rank 2 has not reported step 1");
         let Some(Event::Step(m)) = metrics_merge.next() else { panic!("the step is complete") };
         assert_eq!((m.memory_bytes, m.collective_pct, m.slowest_rank), (60, Some(20.0), Some(1)));
         assert_eq!(metrics_merge.next(), Some(Event::Note("after".into())));
@@ -175,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_a_world_that_is_over_waits_for_no_other_rank() {
+    fn step_of_an_ended_world_waits_for_no_other_rank() {
         let mut metrics_merge = begun(2, 6);
 
         metrics_merge.add(0, step(6, 10, 0.0));
         metrics_merge.add(0, step(7, 10, 0.0));
 
-        assert!(matches!(metrics_merge.next(), Some(Event::Step(m)) if m.step == 6), "nobody else tells of it");
-        assert_eq!(metrics_merge.next(), None, "the other rank trains step 7, too");
+        assert!(matches!(metrics_merge.next(), Some(Event::Step(m)) if m.step == 6), "no other rank reports step 6");
+        assert_eq!(metrics_merge.next(), None, "the other rank reports step 7, too");
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn new_world_flushes_what_waited_for_ranks_of_the_old_one() {
+    fn new_world_flushes_events_that_waited_for_ranks_of_the_old_world() {
         let mut sink = EventSink::new(true);
         let waiting = begun_sink(&mut sink, 1, 2);
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn node_of_several_reports_the_leader_alone_and_waits_for_nobody() {
+    fn one_of_several_nodes_reports_only_the_leader_and_does_not_wait() {
         let mut sink = EventSink::new(false);
 
         let leader = reported(&mut sink, 1, 0, step(1, 10, 0.0));

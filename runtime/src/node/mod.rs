@@ -1,8 +1,8 @@
 //! A node of a job: its supervisor, and the loop that starts and watches rank processes.
 //!
-//! - `join`: one machine takes part in a job; `bootstrap`: what its coordinator tells it first.
-//! - `metrics_merge`: the events of all ranks as one; `failures`: why ranks could not begin or go on.
-//! - `processes`: the rank processes of a machine and the memory that they share.
+//! - `join`: takes part in a job; `bootstrap`: the coordinator's first message to a node.
+//! - `metrics_merge`: merges the events of all ranks; `failures`: failures of ranks.
+//! - `processes`: the rank processes of a machine and their shared memory.
 
 pub(crate) mod bootstrap;
 mod failures;

@@ -1,4 +1,4 @@
-//! The rank processes of a machine and the memory that they share: what the commands of its supervisor do.
+//! The rank processes of a machine and their shared memory; executes the commands of the supervisor.
 
 use crate::error::JobError;
 use crate::events::{Event, Report};
@@ -28,29 +28,29 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What happened to a rank process.
+/// An event of a rank process.
 #[derive(Debug)]
 pub(crate) enum NodeEvent {
-    /// It is up; its first status report.
+    /// The process sent its first status report.
     Started(MemberReport),
     /// A heartbeat.
     StatusReport(MemberReport),
-    /// It is gone; whether it had ever said a word.
+    /// The process exited; the flag tells whether it had sent a status report.
     Exited(Worker, Ending, bool),
-    /// Something happened in its world.
+    /// An event of the rank in its world.
     Happened {
-        /// The world.
+        /// Generation of the world.
         generation: u64,
-        /// Its place there.
+        /// The rank.
         rank: u32,
-        /// What.
+        /// The event.
         event: Event,
     },
     /// The leader has finished the run.
     Done(Report),
-    /// A permanent failure, which a restart would not cure.
+    /// A permanent failure; a restart would fail again.
     Failed(Worker, FailureReport),
-    /// It wrote a line to its standard error.
+    /// The process wrote a line to its standard error.
     Line(Worker, String),
     /// The waker was triggered.
     Woken,
@@ -62,41 +62,41 @@ pub(crate) struct Node {
     program: PathBuf,
     model: ModelPlan,
     evaluates: bool,
-    /// What every rank is told when it begins; the worker is filled in.
+    /// The start message of every rank; the worker is filled in.
     begin: Begin,
     cores: Cores,
     slots: Slots,
     /// The worker in each slot.
     workers: BTreeMap<u32, Worker>,
-    /// Those of whom a word was heard.
+    /// Workers that have sent a status report.
     started: BTreeMap<u32, Worker>,
     plans: BTreeMap<Mesh, TeamPlan>,
     needs: BTreeMap<(Mesh, usize), Needs>,
-    /// The latest world of which ranks were told, and its members here.
+    /// The latest world that was passed to ranks, and its members on this node.
     world: Option<(Generation, ShmWorld, Vec<Worker>)>,
     recycled_arenas: BTreeMap<Worker, RecycledArenas>,
-    /// The rank that was last taken from each place, and the bytes that it needs.
+    /// The last rank of each slot, and the bytes that it needs.
     assignments: BTreeMap<u32, ((Mesh, usize), u64)>,
     events: VecDeque<NodeEvent>,
 }
 
-/// What a rank of a mesh needs.
+/// The memory needs of a rank of a mesh.
 #[derive(Clone)]
 struct Needs {
     /// Bytes of shared memory.
     own: u64,
-    /// Bytes of it for a shadow of the rank, elsewhere.
+    /// Bytes of shared memory for a shadow of this rank on another rank.
     shadow: u64,
     lasting: Arc<Lasting>,
 }
 
-/// Address space for a rank of this size, and for programs of other meshes over the same shard: each halving of the
-/// replicas may add another gradient sum. Unused address space takes no memory.
+/// Address space for a rank of this size and for programs of other meshes with the same shard: each halving of the number
+/// of replicas may add another gradient sum. Unused address space takes no memory.
 fn with_spare(bytes: u64) -> u64 {
     bytes.saturating_mul(4)
 }
 
-/// How long the memory of a world that is over is worth waiting for, rather than taking other memory.
+/// Maximum wait for the memory of an ended world; after that, new memory is allocated.
 const WRITES_MAX: Duration = Duration::from_millis(20);
 
 impl Node {
@@ -137,7 +137,7 @@ impl Node {
     /// Starts a rank process.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the process cannot be started.
     pub(crate) fn spawn(&mut self, worker: Worker) -> Result<(), JobError> {
         let slot = worker.member.slot;
         let program = &self.program;
@@ -159,28 +159,28 @@ impl Node {
                 (assignment, self.needs_of(assignment.0, assignment.1)?.own)
             }
         };
-        self.lend(worker, arena_bytes)?;
+        self.give_memory(worker, arena_bytes)?;
         self.slots
             .send(slot, &ToRank::Begin(Box::new(Begin { worker, assignment, arena_bytes, ..self.begin.clone() })))?;
         Ok(())
     }
 
-    /// Gives a process memory for its first rank, so that it can take that from the system while nobody waits for it.
-    fn lend(&mut self, worker: Worker, bytes: u64) -> Result<(), JobError> {
+    /// Gives a process memory for its first rank, so that the process can touch it before the world waits for it.
+    fn give_memory(&mut self, worker: Worker, bytes: u64) -> Result<(), JobError> {
         let world = ShmWorld::create(&alone(self.begin.job, worker)?, &[with_spare(bytes)], STAGING_BYTES)?;
         let fd_channel = self.slots.fd_channel(worker.member.slot).expect("it has just been started");
         if let Err(error) = send_world(fd_channel, &world, None) {
-            // One that is gone already is told of in due course.
-            tracing::debug!(%worker, %error, "memory was not taken");
+            // If the process has exited, that is reported later.
+            tracing::debug!(%worker, %error, "a rank did not accept its first memory");
         }
         self.recycled_arenas.insert(worker, RecycledArenas::new(world.arena_of(0).expect("it has one").clone()));
         Ok(())
     }
 
-    /// Kills a rank process; returns when it is gone.
+    /// Kills a rank process and waits for its exit.
     ///
     /// # Errors
-    /// When it does not end.
+    /// When the process does not exit.
     pub(crate) fn kill(&mut self, worker: Worker) -> Result<(), JobError> {
         if self.workers.get(&worker.member.slot) == Some(&worker) {
             self.slots.kill(worker.member.slot)?;
@@ -188,10 +188,10 @@ impl Node {
         Ok(())
     }
 
-    /// Passes a desired state on, and the memory of its world before it.
+    /// Passes the memory of a world to a rank, then the desired state.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// When the memory cannot be allocated.
     pub(crate) fn tell(&mut self, worker: Worker, desired_state: &DesiredState) -> Result<(), JobError> {
         if let Some(world_plan) = &desired_state.world_plan {
             self.make_world(world_plan)?;
@@ -205,13 +205,13 @@ impl Node {
         if self.workers.get(&worker.member.slot) == Some(&worker)
             && let Err(error) = self.slots.send(worker.member.slot, &ToRank::DesiredState(desired_state.clone()))
         {
-            // One that does not read is stopped; that will be noticed by its silence.
+            // A process that does not read is stuck; its missing heartbeats will be detected.
             tracing::warn!(%worker, %error, "a rank did not accept a desired state");
         }
         Ok(())
     }
 
-    /// Waits for what happens next.
+    /// Waits for the next event.
     ///
     /// # Errors
     /// When the system refuses to wait.
@@ -222,12 +222,12 @@ impl Node {
             }
             match self.slots.next_event(timeout)? {
                 None => return Ok(None),
-                Some(event) => self.hear(event),
+                Some(event) => self.handle(event),
             }
         }
     }
 
-    fn hear(&mut self, event: SlotEvent) {
+    fn handle(&mut self, event: SlotEvent) {
         match event {
             SlotEvent::Woken => self.events.push_back(NodeEvent::Woken),
             SlotEvent::Line { slot, text } => {
@@ -238,7 +238,7 @@ impl Node {
                 let has_begun = self.started.remove(&slot).is_some();
                 let Some(worker) = self.workers.remove(&slot) else { return };
                 self.recycled_arenas.remove(&worker);
-                // Its peers need not wait for the next desired state to stop waiting for it.
+                // Peers stop waiting for this member now, before their next desired state.
                 if let Some((_, world, _)) = self.world.as_ref().filter(|(_, _, members)| members.contains(&worker)) {
                     world.control().abort(&format!("{worker} {ending}"));
                 }
@@ -271,7 +271,7 @@ impl Node {
         }
     }
 
-    /// Makes the memory of a world for its members here, and hands it to them; once.
+    /// Makes the memory of a world and passes it to its members on this node, once per world.
     fn make_world(&mut self, world_plan: &WorldPlan) -> Result<(), JobError> {
         if self.world.as_ref().is_some_and(|(generation, ..)| *generation >= world_plan.generation) {
             return Ok(());
@@ -288,7 +288,7 @@ impl Node {
         if here.is_empty() {
             return Ok(());
         }
-        let nobody_writes = self.end_world(&here);
+        let no_writers = self.end_world(&here);
         let mut wanted = Vec::new();
         for worker in &here {
             let Some((assignment, bytes)) = self.assignment_of(world_plan, *worker)? else {
@@ -296,9 +296,8 @@ impl Node {
                 continue;
             };
             let recycled_arenas = self.recycled_arenas.get(worker);
-            let largest_spare = recycled_arenas.and_then(|recycled_arenas| {
-                recycled_arenas.for_rank(&assignment, STAGING_BYTES + bytes, nobody_writes)
-            });
+            let largest_spare = recycled_arenas
+                .and_then(|recycled_arenas| recycled_arenas.for_rank(&assignment, STAGING_BYTES + bytes, no_writers));
             let has = recycled_arenas.map(RecycledArenas::bytes);
             tracing::debug!(%worker, needs = STAGING_BYTES + bytes, ?has, is_kept = largest_spare.is_some(), "memory of a rank");
             wanted.push(match largest_spare {
@@ -313,7 +312,7 @@ impl Node {
                 self.assignments.insert(worker.member.slot, ((assignment.mesh, assignment.rank), bytes));
                 let recycled_arenas =
                     self.recycled_arenas.entry(*worker).or_insert_with(|| RecycledArenas::new(arena.clone()));
-                recycled_arenas.moved(assignment, arena.clone(), nobody_writes);
+                recycled_arenas.moved(assignment, arena.clone(), no_writers);
             }
             let fd_channel = self.slots.fd_channel(worker.member.slot);
             let is_there = self.workers.get(&worker.member.slot) == Some(worker);
@@ -327,11 +326,11 @@ impl Node {
         Ok(())
     }
 
-    /// Whether no process here that is not one of `here` writes memory of the last world. It may have been put off in
-    /// the middle of a sum; members of the next world have left the last one when it begins (`member`, `MEMBER-7`).
+    /// Ends the last world. Returns whether no process outside `here` still writes its memory; such a process may be delayed
+    /// in the middle of a sum. Members of the next world have left the last one when it begins (`member`, `MEMBER-7`).
     fn end_world(&self, here: &[Worker]) -> bool {
         let Some((generation, world, members)) = &self.world else { return true };
-        world.control().abort(&format!("{generation} is over"));
+        world.control().abort(&format!("{generation} has ended"));
         let is_there = |worker: &Worker| self.workers.get(&worker.member.slot) == Some(worker);
         let others = (0..).zip(members).filter(|(_, worker)| !here.contains(worker) && is_there(worker));
         let until = Instant::now() + WRITES_MAX;
@@ -347,8 +346,8 @@ impl Node {
         }
     }
 
-    /// The rank that a member has or catches up for, and the bytes that it shares with its peers there: of its own
-    /// programs and of the shadows that it holds.
+    /// The rank that a member has or catches up for, and the bytes of its shared memory: for its own programs and for the
+    /// shadows that it holds.
     fn assignment_of(
         &mut self,
         world_plan: &WorldPlan,

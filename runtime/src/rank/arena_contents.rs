@@ -1,8 +1,7 @@
 //! Contents of a rank's arena, and which other rank can reuse them in place.
 //!
-//! A survivor with the same shard in the next world keeps its arena, whatever the mesh: the location of persistent
-//! tensors depends on the shard only, and everything else is scratch. Nothing is copied, and no memory is first-touched
-//! while others wait.
+//! A survivor with the same shard in the next world keeps its arena for any mesh: the location of persistent tensors depends
+//! only on the shard, and everything else is scratch. Nothing is copied, and no memory is first-touched while others wait.
 
 use crate::train::programs::Programs;
 use crate::train::weights::{Tensor, lasting};
@@ -16,7 +15,7 @@ use std::sync::Arc;
 pub(crate) struct ArenaContents {
     pub(crate) mesh: Mesh,
     pub(crate) rank: usize,
-    /// Its own shard, then its shadows.
+    /// The rank's own shard, then its shadows.
     pub(crate) shards: Vec<Shard>,
     lasting: Arc<Lasting>,
 }
@@ -40,13 +39,13 @@ impl ArenaContents {
         ArenaContents { mesh, rank, shards: shards.to_vec(), lasting }
     }
 
-    /// Whether the contents belong to exactly this rank.
+    /// Whether the contents are those of this rank.
     pub(crate) fn is_of(&self, mesh: Mesh, rank: usize, shards: &[Shard]) -> bool {
         (self.mesh, self.rank, &self.shards[..]) == (mesh, rank, shards)
     }
 
-    /// Whether the next rank can reuse this arena with its contents. Shadows lie behind the scratch area, whose length
-    /// depends on the mesh, and may be needed until the next world runs.
+    /// Whether the next rank can reuse this arena with its contents. Shadows are stored behind the scratch area, whose length
+    /// depends on the mesh, and peers may need them until the next world runs.
     pub(crate) fn may_become(&self, next: &ArenaContents) -> bool {
         let is_alone = self.shards.len() == 1 && self.shards[0] == next.shards[0];
         self.is_of(next.mesh, next.rank, &next.shards) || is_alone && self.lasting == next.lasting
@@ -66,7 +65,7 @@ pub(crate) mod tests {
         Programs { train: compiled(mesh, rank), eval: None, n_params: (1, 1), device: devices::host() }
     }
 
-    /// The memory of a rank that holds its own shard and those of these others.
+    /// The memory of a rank that holds its own shard and the shards of `others`.
     pub(crate) fn memory(mesh: Mesh, rank: usize, others: &[usize]) -> ArenaContents {
         let shards: Vec<Shard> = std::iter::once(&rank).chain(others).map(|rank| Shard::of(&mesh, *rank)).collect();
         ArenaContents::new(mesh, rank, &shards, Arc::new(Lasting::of(&programs(mesh, rank))))
@@ -84,7 +83,7 @@ pub(crate) mod tests {
             assert!(before.may_become(&next), "{from} to {to} replicas");
         }
         let with_shadow = memory(replicas(1), 1, &[0]);
-        assert!(memory(replicas(2), 1, &[]).may_become(&with_shadow), "a copy of the state of another goes behind all");
+        assert!(memory(replicas(2), 1, &[]).may_become(&with_shadow), "a new shadow is placed behind the contents");
     }
 
     #[test]
@@ -93,19 +92,22 @@ pub(crate) mod tests {
 
         assert!(!alone.may_become(&memory(replicas(2), 0, &[])));
         assert!(!alone.may_become(&memory(Mesh { dp_shard: 3, ..Mesh::ONE }, 1, &[])));
-        assert!(!memory(replicas(1), 1, &[0]).may_become(&alone), "others may need the copy until the next world runs");
+        assert!(
+            !memory(replicas(1), 1, &[0]).may_become(&alone),
+            "peers may need the shadow until the next world runs"
+        );
         assert!(memory(replicas(1), 1, &[0]).may_become(&memory(replicas(1), 1, &[0])), "it is the same rank");
     }
 
     #[test]
-    fn persistent_tensors_stay_for_the_programs_of_the_next_mesh_without_a_copy() {
+    fn persistent_tensors_stay_in_place_for_the_next_mesh() {
         let (two, alone) = (programs(replicas(2), 1), programs(replicas(1), 1));
         let bytes = two.shared_bytes().max(alone.shared_bytes()) as u64;
         let id = WorldId { job: 1, generation: 1, incarnation: 1 };
         let world = ShmWorld::create(&World::of_one_group(id, 1).unwrap(), &[bytes], 4096).unwrap();
         let member = world.join(0).unwrap();
         #[allow(unsafe_code)] // Clones of an arena name the same memory.
-        // SAFETY: of the two machines below the first has ended when the second begins.
+        // SAFETY: the second machine below takes over the memory from the first.
         let arena = unsafe { member.arena() };
         let backing = Backing { shared: Some(&arena), offload_dir: None };
         let mut machine = two.device.machine(&two.all(), &backing).unwrap();

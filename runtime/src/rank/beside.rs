@@ -1,5 +1,5 @@
-//! Catching up on the device: preparing for a future rank beside a training world, and serving members that do so.
-#![allow(unsafe_code)] // Catch-up transfers are lent the memory of a rank, which outlives them.
+//! Catching up on the device: a member prepares for a future rank while the world trains, and training ranks send it state.
+#![allow(unsafe_code)] // Catch-up transfers use the memory of a rank, which outlives them.
 
 use crate::error::JobError;
 use crate::rank::device::{Device, RankInstance, senders};
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl<'a> Device<'a> {
-    /// Prepares the arena of its future rank, and agrees with the training members on the transfers.
+    /// Prepares the arena of the future rank, and agrees with the training members on the transfers.
     pub(crate) fn join_beside(
         &mut self,
         world_plan: &WorldPlan,
@@ -40,7 +40,7 @@ impl<'a> Device<'a> {
         let catch_up_transfers = match agreed {
             Ok(catch_up_transfers) => catch_up_transfers,
             Err(error) => {
-                // What was there before may be needed by others until the world runs.
+                // Other members may need the earlier contents until the world runs.
                 self.instances.extend((in_place > 0).then_some(instance));
                 return Err(error);
             }
@@ -70,9 +70,9 @@ impl<'a> Device<'a> {
                 healing.missing(shard, room);
             }
         }
-        self.lend(&mut healing);
+        self.register_held(&mut healing);
         if !comes {
-            // It has all of it, though perhaps in the memory of another rank.
+            // This member holds all state, though perhaps in the memory of another rank.
             let is_elsewhere = |shard: &&Shard| !has.contains(shard);
             catch_up.holds.iter().filter(is_elsewhere).for_each(|shard| healing.find(*shard, *shard));
             let found = healing.carry_out(links)?;
@@ -85,8 +85,7 @@ impl<'a> Device<'a> {
             healing.ask(links, &members, group[0].shard)?;
         }
         let (runs, state) = healing.catch_up_transfers()?;
-        // SAFETY: as of [`catch_up_transfers`]; and nobody reads or writes the state of one that catches up while it
-        // does.
+        // SAFETY: as in [`catch_up_transfers`]; nothing else reads or writes the state of a member while it catches up.
         let catch_up_transfers =
             runs.into_iter().map(|(from, runs)| unsafe { links.catch_up_transfer(from, false, runs) }).collect();
         instance.trainer.state = state.unwrap_or(instance.trainer.state);

@@ -56,7 +56,7 @@ use std::time::Instant;
 
 /// State of a rank process for its whole life.
 pub(crate) struct Device<'a> {
-    /// Its actor.
+    /// The rank's actor.
     pub(crate) rank: Handle,
     pub(crate) tasks: Tasks,
     pub(crate) outbox: Outbox,
@@ -85,27 +85,27 @@ pub(crate) struct Device<'a> {
     pub(crate) spare: Option<Spare>,
     /// Prepared memory for the first rank.
     pub(crate) warm: Option<Warm>,
-    /// The last one trains, or trained last.
+    /// The last instance trains, or trained last.
     pub(crate) instances: Vec<RankInstance<'a>>,
 }
 
 /// A rank in one world, with the state of its shards.
 pub(crate) struct RankInstance<'a> {
     memory: ArenaContents,
-    /// The shards whose state is in its arena, all of one version.
+    /// The shards whose state is in the arena, all of one version.
     pub(crate) has: BTreeSet<Shard>,
     pub(crate) generation: Generation,
     /// Number of requested checkpoints that are complete.
     n_saves: u64,
-    /// Whether what is never updated is in its memory.
+    /// Whether the frozen tensors are loaded.
     is_filled: bool,
-    /// Whether its state came from a checkpoint or from initialization: the run starts, or restarts.
+    /// Whether the state came from a checkpoint or from initialization, at a start or restart of the run.
     from_disk: bool,
     pub(crate) trainer: Trainer<'a>,
 }
 
 impl RankInstance<'_> {
-    /// Its held state, by shard.
+    /// The held state, by shard.
     pub(crate) fn held_states(&self) -> impl Iterator<Item = (Shard, HeldState<'_>)> {
         let (compiled, machine) = self.trainer.memory();
         let own = self.memory.shards.first().map(|shard| (*shard, HeldState { compiled, machine }));
@@ -116,12 +116,12 @@ impl RankInstance<'_> {
         all.filter(|(shard, _)| self.has.contains(shard))
     }
 
-    /// Marks its state as complete.
+    /// Marks the state as complete.
     pub(crate) fn completed(&mut self) {
         self.has = self.memory.shards.iter().copied().collect();
     }
 
-    /// Its memory to fill, by shard.
+    /// The memory to fill, by shard.
     pub(crate) fn rooms(&mut self) -> impl Iterator<Item = (Shard, StateToFill<'_>)> {
         let ((compiled, machine), shadows) = self.trainer.memories_mut();
         let own = self.memory.shards.first().map(|shard| (*shard, StateToFill { compiled, machine }));
@@ -132,7 +132,7 @@ impl RankInstance<'_> {
 }
 
 impl<'a> Device<'a> {
-    /// Executes tasks until the job is over.
+    /// Executes tasks until the actor exits.
     pub(crate) fn run(&mut self) {
         loop {
             let Some(task) = self.tasks.next() else { return };
@@ -152,7 +152,7 @@ impl<'a> Device<'a> {
                 Task::Exit => return,
             };
             match outcome {
-                // It may be at rest for a reason that others wait for.
+                // Other members may wait for a record in the step log.
                 Ok(()) => self.rank.tell(DeviceEvent::Logged),
                 Err(error) if error.is_of_the_world() => {
                     tracing::info!(worker = %self.worker, %error, "left a world");
@@ -187,8 +187,7 @@ impl<'a> Device<'a> {
     }
 
     fn join(&mut self, world_plan: &WorldPlan) -> Result<(), JobError> {
-        let member =
-            world_plan.member_of(self.worker).expect("a member is only told to join worlds that it belongs to");
+        let member = world_plan.member_of(self.worker).expect("a member only joins worlds that it belongs to");
         let plan = team_plan_of(self.team_plan(world_plan.mesh)?, world_plan);
         let id = WorldId { job: self.job.0, generation: world_plan.generation.0, incarnation: 0 };
         let placement = placement(&plan, id, world_plan)?;
@@ -213,7 +212,7 @@ impl<'a> Device<'a> {
     fn help(&mut self, world_plan: &WorldPlan, joined: JoinedWorld) -> Result<(), JobError> {
         let mut links = joined.links.with_progress_counter(self.progress_counter.clone());
         let mut healing = Healing::default();
-        self.lend(&mut healing);
+        self.register_held(&mut healing);
         for (to, transfers) in (0..).zip(&world_plan.transfers) {
             let asked = self.answer(&healing, &mut links, to, transfers)?;
             asked.into_iter().for_each(|ranges| healing.gives(to, ranges));
@@ -231,7 +230,7 @@ impl<'a> Device<'a> {
         let begin = Instant::now();
         let mut instance = self.instance(world_plan, shards, team)?;
         instance.from_disk = world_plan.base.lineage == world_plan.generation;
-        // What comes anew is not there before all of it has come.
+        // State that is transferred again counts as missing until all of it has arrived.
         for transfer in &world_plan.transfers[rank] {
             instance.has.remove(&transfer.shard);
         }
@@ -241,7 +240,7 @@ impl<'a> Device<'a> {
         let asked = match healed {
             Ok(asked) => asked,
             Err(error) => {
-                // What was there before may be needed by others until the world runs.
+                // Other members may need the earlier contents until the world runs.
                 self.instances.extend((in_place > 0).then_some(instance));
                 return Err(error);
             }
@@ -255,7 +254,7 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    /// A rank with these shards.
+    /// The instance of a rank with these shards.
     pub(crate) fn instance(
         &mut self,
         world_plan: &WorldPlan,
@@ -278,7 +277,7 @@ impl<'a> Device<'a> {
         Ok(instance)
     }
 
-    /// A rank that it did not have. Its memory may be that of a rank that it had, with what is in it.
+    /// The instance of a new rank. It may take over the memory and the contents of an earlier rank.
     fn new_instance(
         &mut self,
         world_plan: &WorldPlan,
@@ -312,10 +311,10 @@ impl<'a> Device<'a> {
                 trainer.take_over(warm.machine, dir)?;
             }
             (None, None) => {
-                // It may be that of a rank in an earlier world (`RECYCLED-ARENAS-1`).
+                // The arena may be that of a rank in an earlier world (`RECYCLED-ARENAS-1`).
                 self.instances.retain(|instance| !instance.trainer.is_in(Some(&arena)));
-                #[allow(unsafe_code)] // Others may have mapped the memory.
-                // SAFETY: the machines that lay in it were dropped in the line above, the new one holds no references,
+                #[allow(unsafe_code)] // Other processes may have mapped the memory.
+                // SAFETY: the machines in the arena were dropped in the line above, the new machine holds no references,
                 // and this device starts no operation before it has its rank.
                 unsafe { arena.clear() }?;
             }
@@ -349,10 +348,10 @@ impl<'a> Device<'a> {
         self.fill_frozen(instance)?;
         let own = &world_plan.transfers[rank];
         if let Some(Source::Disk(checkpoint)) = own.first().map(|transfer| transfer.source) {
-            // RECOVERY-1: all of it, and nobody has anything for anybody.
+            // RECOVERY-1: all members read from disk, and no transfers take place.
             return self.restore(instance, checkpoint).map(|()| Vec::new());
         }
-        let me = world_plan.member_of(self.worker).expect("who has a rank is a member");
+        let me = world_plan.member_of(self.worker).expect("a worker with a rank is a member");
         let (state, has) = (instance.trainer.state, instance.has.clone());
         let mut healing = Healing::default();
         for (shard, room) in instance.rooms() {
@@ -362,7 +361,7 @@ impl<'a> Device<'a> {
                 healing.missing(shard, room);
             }
         }
-        self.lend(&mut healing);
+        self.register_held(&mut healing);
         for (to, transfers) in (0..).zip(&world_plan.transfers) {
             if to as usize != rank {
                 let asked = self.answer(&healing, links, to, transfers)?;
@@ -388,7 +387,7 @@ impl<'a> Device<'a> {
         Ok(catch_up_transfers)
     }
 
-    /// Agrees with a member on what it takes from this one.
+    /// Agrees with a member on the transfers to it.
     fn answer(
         &self,
         healing: &Healing<'_>,
@@ -399,14 +398,14 @@ impl<'a> Device<'a> {
         self.sends(transfers).map(|held| healing.answer(links, to, held)).collect()
     }
 
-    /// What this member is to send, as it has it.
+    /// The held shards that this member sends for these transfers.
     fn sends(&self, transfers: &[Transfer]) -> impl Iterator<Item = Shard> {
         let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
         senders.filter(|(worker, _)| *worker == self.worker).map(|(_, held)| held)
     }
 
-    /// What this member had before.
-    pub(crate) fn lend<'s>(&'s self, healing: &mut Healing<'s>) {
+    /// Registers the state that this member held before.
+    pub(crate) fn register_held<'s>(&'s self, healing: &mut Healing<'s>) {
         for instance in self.instances.iter().rev() {
             instance
                 .held_states()
@@ -414,8 +413,8 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// What is never updated comes from where the model came from, unless it is there; tables lie elsewhere in every
-    /// rank.
+    /// Loads the frozen tensors from the model's source, unless they are loaded. Constant tables are always written, because
+    /// their location differs between ranks.
     pub(crate) fn fill_frozen(&self, instance: &mut RankInstance<'a>) -> Result<(), JobError> {
         let (c, machine) = instance.trainer.memory_mut();
         if instance.is_filled {
@@ -553,7 +552,7 @@ impl<'a> Device<'a> {
                 return Ok(None);
             }
         } else {
-            // The worlds before have done the last step, or have lost what they saved.
+            // Earlier worlds have completed the last step, or their checkpoint was lost.
             let (step, path) = instance.trainer.save(saving)?;
             event_sink.emit(Event::Saved { step, path })?;
         }
@@ -580,8 +579,8 @@ impl<'a> Device<'a> {
         Ok(&self.plans[&mesh])
     }
 
-    /// The memory of the world, which the supervisor has sent before the order to join it. Memory of worlds that were over
-    /// before this rank came to them lies before it.
+    /// Receives the memory of the world, which the node sends before the desired state. Skips the memory of worlds that ended
+    /// before this rank joined them.
     fn receive(&mut self, placement: &Placement) -> Result<ShmWorld, CollectiveError> {
         let expected = placement.machine_world(self.worker.member.node.0)?;
         let spare = self.spare.iter().map(|(_, memory)| memory);
@@ -610,9 +609,9 @@ const fn name(task: &Task) -> &'static str {
     }
 }
 
-/// Who sends these, by their position in the world, and what they have it as.
+/// The senders of these transfers, by position in the world, and the shards that they hold.
 pub(crate) fn senders(world_plan: &WorldPlan, transfers: &[Transfer]) -> (Vec<u32>, Vec<Shard>) {
     let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
-    let member = |worker| world_plan.member_of(worker).expect("who sends is a member");
+    let member = |worker| world_plan.member_of(worker).expect("a sender is a member");
     senders.map(|(worker, held)| (member(worker), held)).unzip()
 }

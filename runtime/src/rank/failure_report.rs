@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FailureReport {
     pub(crate) text: String,
-    /// The user's input is at fault.
+    /// Whether the user's input is at fault.
     pub(crate) is_input: bool,
-    /// Another rank is at fault.
+    /// Whether the failure is a consequence of another rank's failure.
     pub(crate) is_consequence: bool,
 }
 

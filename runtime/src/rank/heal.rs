@@ -98,7 +98,7 @@ impl<'a> Healing<'a> {
         self.answer_as_in(held_state.compiled, links, to, held)
     }
 
-    /// The same for a later transfer, after healing: the state then lies in the arena of the rank.
+    /// The same for a transfer after healing, when the state is in the arena of the rank.
     pub(crate) fn answer_later(&self, links: &mut Links, to: u32, held: Shard) -> Result<HeldRanges, JobError> {
         let room = self.missing.get(&held).map(|(to_fill, _)| to_fill.compiled);
         self.answer_as_in(room.unwrap_or(self.held(held).0.compiled), links, to, held)
@@ -161,7 +161,7 @@ impl<'a> Healing<'a> {
             here.extend(ranges(tensor, &piece));
             there.extend(ranges(&missing_regions.tensors[piece.tensor], &piece));
             let was_missing = missing_regions.came(&piece);
-            debug_assert!(was_missing, "what is found is a part of what is asked for");
+            debug_assert!(was_missing, "found pieces are parts of the missing regions");
         }
         self.takes.push((From::Itself(held, here), shard, there));
         self.state = Some(*state);
@@ -211,7 +211,7 @@ impl<'a> Healing<'a> {
 }
 
 impl HeldRanges {
-    /// The elements there.
+    /// The elements in these ranges.
     pub(crate) fn runs(&self, held_state: &HeldState<'_>) -> Vec<Stretch> {
         runs(held_state, &self.ranges).map(|run| run.stretch()).collect()
     }
@@ -222,7 +222,7 @@ fn still_missing(missing: &MissingByShard<'_>) -> Option<(Shard, usize)> {
     missing.iter().map(|(shard, (_, missing_regions))| (*shard, missing_regions.n_elements())).find(|(_, n)| *n > 0)
 }
 
-/// The destination memory, in the agreed sequence, in which the senders send.
+/// The destination memory, in the agreed order of the transfers.
 fn rooms_of<'r>(
     missing: &'r mut MissingByShard<'_>,
     takes: &'r [Take],
@@ -235,7 +235,7 @@ fn rooms_of<'r>(
         of_shards.insert(*shard, rooms.into_iter());
     }
     Ok(takes.iter().map(move |(from, shard, ranges)| {
-        let of_shard = of_shards.get_mut(shard).expect("who takes something lacks it");
+        let of_shard = of_shards.get_mut(shard).expect("a transfer fills missing regions of its shard");
         (from, of_shard.by_ref().take(ranges.len()).collect())
     }))
 }
@@ -248,13 +248,13 @@ fn named(missing_regions: &MissingRegions) -> Vec<Named> {
 /// A run of elements of a value.
 type ElementRange = (ValueId, Range<usize>);
 
-/// Where the elements of a piece of a tensor lie, in row-major order.
+/// The location of a piece of a tensor, in row-major order.
 fn ranges(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = ElementRange> + use<> {
     let value = tensor.value;
     tensor.held.runs_of(&piece.region).map(move |run| (value, run))
 }
 
-/// The elements at these places.
+/// The elements in these ranges.
 fn runs<'a>(from: &HeldState<'a>, ranges: &[ElementRange]) -> impl Iterator<Item = Source<'a>> {
     let HeldState { compiled, machine } = *from;
     ranges.iter().map(move |(value, run)| machine.source(compiled, *value, run.clone()))
@@ -270,15 +270,15 @@ pub(crate) mod fuzzing {
     use phalanx_strategies::program::held::HeldBox;
     use std::ops::Range;
 
-    /// Elements of what is held.
+    /// Number of held elements.
     const N_HELD: usize = 12;
 
-    /// What is read or written for a message.
+    /// The elements that a message reads or writes.
     #[derive(Debug)]
     pub struct Pieces {
-        /// Elements that the member holds.
+        /// Number of elements that the member holds.
         pub n_held: usize,
-        /// Which of them.
+        /// The elements that are read or written.
         pub runs: Vec<Range<usize>>,
     }
 
@@ -295,7 +295,7 @@ pub(crate) mod fuzzing {
         ranges(tensor, piece).map(|(_, run)| run)
     }
 
-    /// What a member sends that is asked for what this text says.
+    /// The elements that a member sends for this request.
     pub fn asked_for(text: &[u8]) -> Option<Pieces> {
         let Ask { wanted, share } = serde_json::from_slice(text).ok().filter(|ask: &Ask| ask.share.is_valid())?;
         let held = held();
@@ -303,7 +303,7 @@ pub(crate) mod fuzzing {
         Some(Pieces { n_held: N_HELD, runs: found.iter().flat_map(|(tensor, piece)| runs(tensor, piece)).collect() })
     }
 
-    /// What a member takes that is offered what this text says.
+    /// The elements that a member accepts from this answer.
     pub fn offered(text: &[u8]) -> Option<Pieces> {
         let (answer, held) = (serde_json::from_slice::<Answer>(text).ok()?, held());
         let mut missing_regions = MissingRegions::all(held.to_vec());

@@ -1,11 +1,11 @@
-//! The groups of a world as their mesh-group actors own them.
+//! The groups of a world, as owned by mesh-group actors.
 
 use crate::train::team::ConnectedGroup;
 use phalanx_actors::mesh_group::{Awaited, Behind, OwnedGroup, Watermark};
 use phalanx_device::Stream;
 use phalanx_strategies::mesh::Axes;
 
-/// A group by the ranks of its world.
+/// A group that names its members by their ranks in the world.
 struct MeshGroup(ConnectedGroup);
 
 impl OwnedGroup for MeshGroup {
@@ -36,7 +36,7 @@ impl OwnedGroup for MeshGroup {
     }
 }
 
-/// For an actor each.
+/// The groups, one for each actor.
 pub(crate) fn owned(groups: Vec<ConnectedGroup>) -> Vec<Box<dyn OwnedGroup>> {
     groups.into_iter().map(|group| Box::new(MeshGroup(group)) as Box<dyn OwnedGroup>).collect()
 }

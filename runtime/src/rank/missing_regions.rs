@@ -1,8 +1,8 @@
-//! The missing regions of a member's state: boxes of tensors, which shrink until none is left.
+//! The missing regions of a member's state: boxes of tensors, removed as they arrive.
 //!
 //! Senders may hold the same elements (norms in all tensor shards, copied key/value heads, an embedding of two stages).
-//! Each is asked only for elements that no earlier sender had, so every element is counted once. Senders with identical
-//! state are asked for equal amounts, to within one element.
+//! Each sender is asked only for elements that no earlier sender had, so every element is counted once. Senders with
+//! identical state are asked for equal amounts, to within one element.
 
 use crate::train::weights::Tensor;
 use phalanx_device::parts::part;
@@ -11,7 +11,7 @@ use phalanx_strategies::elastic::recovery::Share;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A box of a tensor, identified by its index in a list that both sides know.
+/// A box of a tensor. The tensor is identified by its index in a list that both sides have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Piece {
     pub(crate) tensor: usize,
@@ -53,7 +53,7 @@ impl MissingRegions {
             |(at, missing_regions): (usize, &Piece)| Some((at, missing_regions.region.intersection(&piece.region)?));
         let common: Vec<(usize, TensorBox)> = of_tensor.filter_map(common).collect();
         let n_missing: usize = common.iter().map(|(_, common)| common.n_elements()).sum();
-        // Of what is lacking no two boxes have an element in common.
+        // Missing boxes are disjoint, so their intersections with the piece add up.
         if n_missing == 0 || piece.region.n_elements_checked() != Some(n_missing) {
             return false;
         }
@@ -134,7 +134,7 @@ mod tests {
         missing_regions.pieces().iter().map(of).collect()
     }
 
-    fn places(piece: &Piece) -> Vec<(usize, usize)> {
+    fn positions(piece: &Piece) -> Vec<(usize, usize)> {
         let along = |dim: usize| piece.region.offset[dim]..piece.region.offset[dim] + piece.region.extent[dim];
         along(0).flat_map(|r| along(1).map(move |c| (r, c))).collect()
     }
@@ -155,11 +155,11 @@ mod tests {
                 };
                 let held: Vec<Tensor> = sender.iter().map(cut).collect();
                 for t in &held {
-                    had.extend(places(&Piece { tensor: 0, region: t.held.region.clone() }));
+                    had.extend(positions(&Piece { tensor: 0, region: t.held.region.clone() }));
                 }
                 for (_, piece) in found(&held, &named(&missing_regions)) {
                     prop_assert!(missing_regions.came(&piece));
-                    came.extend(places(&piece));
+                    came.extend(positions(&piece));
                 }
             }
 
@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_of_what_is_found_are_as_large_as_each_other_and_together_all_of_it(
+        fn shares_are_equal_in_size_and_cover_all_found_elements(
             boxes in prop::collection::vec((0usize..6, 0usize..6, 1usize..7, 1usize..7), 1..4), n_parts in 1u32..5,
         ) {
             let shape = [6, 6];
@@ -182,7 +182,7 @@ mod tests {
             let held: Vec<Tensor> = boxes.iter().map(cut).collect();
             let mut missing_regions = MissingRegions::all(vec![tensor("w", &shape, &[0, 0], &[6, 6])]);
             let wanted = named(&missing_regions);
-            let all: BTreeSet<_> = found(&held, &wanted).iter().flat_map(|(_, piece)| places(piece)).collect();
+            let all: BTreeSet<_> = found(&held, &wanted).iter().flat_map(|(_, piece)| positions(piece)).collect();
 
             let mut came: BTreeSet<(usize, usize)> = BTreeSet::new();
             for part in 0..n_parts {
@@ -191,10 +191,10 @@ mod tests {
                 let n = given.iter().map(|(_, piece)| piece.n_elements()).sum::<usize>();
                 prop_assert!([0, 1].contains(&(n - all.len() / n_parts as usize)), "{} of {}", n, all.len());
                 for (tensor, piece) in given {
-                    let held = places(&Piece { tensor: 0, region: tensor.held.region.clone() });
-                    prop_assert!(places(&piece).iter().all(|place| held.contains(place)));
+                    let held = positions(&Piece { tensor: 0, region: tensor.held.region.clone() });
+                    prop_assert!(positions(&piece).iter().all(|position| held.contains(position)));
                     prop_assert!(missing_regions.came(&piece), "{:?} comes twice", piece);
-                    came.extend(places(&piece));
+                    came.extend(positions(&piece));
                 }
             }
             prop_assert_eq!(came, all);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_that_were_not_missing_are_refused() {
+    fn regions_that_were_not_missing_are_rejected() {
         let mut missing_regions =
             MissingRegions::all(vec![tensor("w", &[4, 4], &[0, 0], &[2, 4]), tensor("b", &[], &[], &[])]);
         let row = |r, n| Piece { tensor: 0, region: TensorBox { offset: vec![r, 0], extent: vec![n, 4] } };

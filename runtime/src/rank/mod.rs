@@ -1,13 +1,13 @@
-//! A rank process: an actor takes orders and reports, a thread drives the device.
+//! A rank process: an actor receives desired states and sends reports; a thread drives the device.
 //!
-//! - `process`: the process from its first instruction; `rank_messages`: what a node and its rank processes say to each other;
-//!   `failure_report`: why a rank cannot go on; `port`: how the actor reaches the device and the supervisor; `mesh_groups`: the
-//!   communicators as their actors own them.
-//! - `device`: joins worlds, heals, trains; `world_groups`: the groups of a world; `beside`: catches up while others
-//!   train; `heal`: state from memory to memory; `missing_regions`: what of it is still to come; `pairs`: who has
-//!   messages for whom.
-//! - `arena_contents`: who keeps its memory; `recycled_arenas`: and who keeps that of an earlier rank; `warm`: what a
-//!   process has before its first status report.
+//! - `process`: the start of the process; `rank_messages`: messages between a node and its rank processes; `failure_report`:
+//!   why a rank failed; `port`: connects the actor to the device and the supervisor; `mesh_groups`: communicators as owned by
+//!   their actors.
+//! - `device`: joins worlds, heals, trains; `world_groups`: the groups of a world; `beside`: catches up while others train;
+//!   `heal`: transfers state from memory to memory; `missing_regions`: state that has not arrived; `pairs`: the pairs of
+//!   members that exchange messages.
+//! - `arena_contents`: when a rank keeps its arena; `recycled_arenas`: reuse of arenas of earlier ranks; `warm`: memory that
+//!   is prepared before the first status report.
 //!
 //! Deliberately absent: world membership. The coordinator decides, and the supervisor passes it on.
 

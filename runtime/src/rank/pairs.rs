@@ -1,4 +1,4 @@
-//! Which members of a world exchange messages; every party derives this locally from the plan.
+//! The pairs of members that exchange messages in a world. Every member derives them locally from the plan.
 
 use crate::rank::world_groups::owner;
 use crate::train::trainer::catching_up::Follower;
@@ -33,8 +33,8 @@ pub(crate) fn pairs(world_plan: &WorldPlan) -> BTreeSet<[u32; 2]> {
     pairs
 }
 
-/// The ranks that send gradients to a catching-up member: for each of its shards, its own first, the first rank that
-/// trains it.
+/// The ranks that send gradients to a catching-up member: for each of its shards, its own first, the first rank that trains
+/// the shard.
 pub(crate) fn gradient_senders(world_plan: &WorldPlan, catch_up: &CatchUp) -> Vec<u32> {
     catch_up.holds.iter().map(|shard| owner(&world_plan.mesh, *shard) as u32).collect()
 }

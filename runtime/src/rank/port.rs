@@ -1,4 +1,4 @@
-//! What a rank actor acts on: the queue of its device thread, operators' requests, and the channel to its supervisor.
+//! The outputs of a rank actor: the queue of its device thread, operators' requests, and the channel to its supervisor.
 
 use crate::control::Control;
 use crate::error::JobError;
@@ -43,12 +43,12 @@ pub(crate) struct Port {
 /// The tasks of a device thread.
 pub(crate) struct Tasks {
     tasks: mpsc::Receiver<Task>,
-    /// Worlds before this generation are over.
+    /// Worlds before this generation have ended.
     left: Arc<AtomicU64>,
 }
 
 impl Port {
-    /// The port of a worker, and the tasks that come through it.
+    /// The port of a worker, and the receiver of its tasks.
     pub(crate) fn new(
         worker: Worker,
         outbox: Outbox,
@@ -64,7 +64,7 @@ impl Port {
 
 impl RankPort for Port {
     fn assign(&mut self, task: Task) {
-        // A device thread that has ended takes the process with it.
+        // When the device thread ends, the process exits.
         let _ = self.tasks.send(task);
     }
 
@@ -83,7 +83,7 @@ impl RankPort for Port {
 
     fn report(&mut self, status_report: MemberReport) {
         let progress = self.progress_counter.read();
-        // Whoever does not listen any more is about to end this process.
+        // A supervisor that no longer reads is about to end this process.
         self.outbox.send(&FromRank::StatusReport(MemberReport { progress, ..status_report }));
     }
 
@@ -100,15 +100,15 @@ impl RankPort for Port {
 }
 
 impl Tasks {
-    /// Waits for the next task. What was to be done in a world that has been left is passed over; its outcome stands. None
-    /// once the actor has ended.
+    /// Waits for the next task; `None` once the actor has ended. Skips tasks in worlds that this rank has left, except
+    /// settling the outcome.
     pub(crate) fn next(&self) -> Option<Task> {
         let is_left = |task: &Task| generation(task).is_some_and(|of| of.0 < self.left.load(Ordering::Acquire));
         self.tasks.iter().find(|task| !is_left(task))
     }
 }
 
-/// The world that a task is of.
+/// The world of a task.
 pub(crate) fn generation(task: &Task) -> Option<Generation> {
     match task {
         Task::Join(world_plan) => Some(world_plan.generation),
@@ -117,7 +117,7 @@ pub(crate) fn generation(task: &Task) -> Option<Generation> {
     }
 }
 
-/// The place of a trainer in a world: what it does in its steps goes to the actor through the log.
+/// The membership of a trainer in a world; records of its steps reach the actor through the step log.
 pub(crate) struct Membership {
     pub(crate) steps: StepWriter,
     pub(crate) rank: Handle,
@@ -161,7 +161,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn tasks_of_a_world_that_was_left_are_passed_over_and_outcomes_are_not() {
+    fn tasks_of_a_left_world_are_skipped_except_its_outcome() {
         let (socket, _node) = UnixStream::pair().unwrap();
         let worker = Worker { member: MemberId { node: NodeId(0), slot: 0 }, incarnation: Incarnation(1) };
         let outbox = Outbox::new(FrameSender::into_socket(socket));

@@ -1,4 +1,5 @@
-//! A rank process: the rank actor on its control thread takes orders and gives heartbeats, the device thread computes.
+//! A rank process: the rank actor on its control thread receives desired states and sends heartbeats; the device thread
+//! computes.
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
@@ -32,11 +33,11 @@ use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// Runs the rank whose node is at the other ends of these inherited descriptors; returns its exit code. `make` makes
+/// Runs a rank whose node is at the other ends of these inherited descriptors; returns the exit code. `make` makes
 /// user-defined models.
 ///
 /// # Errors
-/// When there is no node at their other ends, so that nobody could be told.
+/// When the descriptors are not sockets to a node, so that no failure report can be sent.
 pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -> Result<i32, LaunchError> {
     #[allow(unsafe_code)] // Taking descriptors by their numbers.
     // SAFETY: the node opened both for this process and names them in its arguments. This runs first in the process, so
@@ -59,7 +60,7 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
         Ok(()) => return Ok(0),
         Err(failed) => failed,
     };
-    // It never became a member; as one it would say so with its reports.
+    // A process that became a member has already reported its failure.
     let Some(mut sender) = sender else { return Ok(1) };
     tracing::warn!(%worker, "a rank process could not start");
     let code = if failure_report.is_input { 2 } else { 1 };
@@ -80,7 +81,7 @@ fn serve(
     let serve = || -> Result<(), JobError> {
         let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
         let tokenizer = plan::tokenizer(&config)?;
-        let model = model_of(&begin, &config, &tokenizer, make)?;
+        let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
         let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
         let n_rows = data.train.len() as u64;
         let run = plan::run_plan(&config, n_rows);
@@ -97,13 +98,13 @@ fn serve(
         let progress_counter = ProgressCounter::new();
         let extras = extras(&config, &model, &tokenizer)?;
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-        // Before it sends its first status report: then others may wait for it.
+        // Before the first status report, because other members may wait for this rank after it.
         let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
         let outbox = Outbox::new(sender.take().expect("it is taken once"));
         model.device.on_device_thread(begin.n_threads, || {
             let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), progress_counter.clone());
             let rank = start_actor(&begin, member, port)?;
-            obey(rank.clone(), receiver)?;
+            receive_desired_states(rank.clone(), receiver)?;
             let mut device = Device {
                 rank,
                 tasks,
@@ -139,22 +140,22 @@ fn serve(
     outcome.map_err(|error| (sender, FailureReport::from(&error)))
 }
 
-/// The model, as all ranks of the job have it.
+/// The model, which must be the job's: `expected` is its digest if the user wrote it.
 fn model_of(
-    begin: &Begin,
+    expected: Option<&str>,
     config: &JobConfig,
     tokenizer: &Tokenizer,
     make: Option<&MakeModel>,
 ) -> Result<ModelPlan, JobError> {
     let model = plan::rank_plan(config, tokenizer, make)?;
-    if model.model.user().map(UserModel::digest) == begin.user_model {
+    if model.model.user().map(UserModel::digest).as_deref() == expected {
         return Ok(model);
     }
     Err(PeerError::OtherModel.into())
 }
 
 fn start_actor(begin: &Begin, member: Member, port: Port) -> Result<Handle, JobError> {
-    // Whoever is missing is named well before it counts as lost.
+    // A missing peer is named well before it counts as lost.
     let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
     let refused = |source| JobError::Thread(ThreadError::Spawn(source));
     block_on(Handle::start(member, Box::new(port), life)).and_then(|rank| rank).map_err(refused)
@@ -178,9 +179,9 @@ fn tcp_config(begin: &Begin) -> TcpConfig {
     TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..config }
 }
 
-/// Passes orders on as long as there is a node.
-fn obey(rank: Handle, mut receiver: FrameReceiver) -> Result<(), JobError> {
-    on_own_thread("orders", move || {
+/// Passes desired states to the actor until the node closes the channel.
+fn receive_desired_states(rank: Handle, mut receiver: FrameReceiver) -> Result<(), JobError> {
+    on_own_thread("desired-states", move || {
         while let Ok(Some(frame)) = receiver.receive() {
             match serde_json::from_slice(&frame) {
                 Ok(ToRank::DesiredState(desired_state)) => rank.apply_desired_state(desired_state),
@@ -193,4 +194,36 @@ fn obey(rank: Handle, mut receiver: FrameReceiver) -> Result<(), JobError> {
 fn on_own_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), JobError> {
     let spawned = std::thread::Builder::new().name(name.into()).spawn(work);
     spawned.map(drop).map_err(|e| JobError::Thread(ThreadError::Spawn(e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frontend::UserParam;
+    use phalanx_device::ThreadError;
+
+    /// A model of one tensor that is never run.
+    fn user(first_value: f32) -> UserModel {
+        let values = vec![first_value, 0.5];
+        let param = UserParam { name: "w".into(), shape: vec![2], trainable: true, values };
+        let never = |_| Err(ThreadError::Spawn(std::io::Error::other("not run here")));
+        UserModel::new(264, vec![param], Box::new(never)).unwrap()
+    }
+
+    #[test]
+    fn rank_with_another_model_than_the_job_is_rejected() {
+        let yaml =
+            "tokenizer: bytes\nmodel: {model_type: user_defined}\ndatasets: [{path: text.txt, type: completion}]\n";
+        let config = JobConfig::from_yaml_str(yaml, &[]).unwrap();
+        let tokenizer = plan::tokenizer(&config).unwrap();
+        let of_job = user(0.25).digest();
+        let made = |first_value: f32| {
+            let make = move |_: &JobConfig| Ok(user(first_value));
+            model_of(Some(&of_job), &config, &tokenizer, Some(&make))
+        };
+
+        assert!(made(0.25).is_ok());
+        assert!(matches!(made(0.75), Err(JobError::Peer(PeerError::OtherModel))));
+        assert!(made(0.25).is_ok() && model_of(Some(&of_job), &config, &tokenizer, None).is_err());
+    }
 }

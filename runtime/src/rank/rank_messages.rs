@@ -26,23 +26,23 @@ pub(crate) struct Begin {
     pub(crate) job: JobId,
     pub(crate) worker: Worker,
     pub(crate) n_threads: usize,
-    /// The whole configuration, overrides applied.
+    /// The whole configuration, with overrides applied.
     pub(crate) yaml: String,
-    /// Address on which it listens for ranks of other nodes, if any.
+    /// Address on which the rank listens for ranks of other nodes, if any.
     pub(crate) listen: Option<IpAddr>,
     /// Shared secret of all ranks of the job.
     pub(crate) secret: Vec<u8>,
     /// Measured peak of the machine, FLOP/s per rank.
     pub(crate) peak_flops: f64,
-    /// Step and folder of the checkpoint from which the job begins, if it lies elsewhere.
+    /// Step and folder of the checkpoint from which the job starts, if it is in another folder.
     pub(crate) start_from: Option<(u64, PathBuf)>,
-    /// The rank that it will probably get: that of its predecessor.
+    /// The rank that this process will probably get: that of its predecessor.
     pub(crate) assignment: (Mesh, usize),
-    /// Size of its arena there, in bytes.
+    /// Size of the arena for that rank, in bytes.
     pub(crate) arena_bytes: u64,
     /// Heartbeat interval and detection times.
     pub(crate) timing: Timing,
-    /// Digest of the model, if the user wrote it.
+    /// Digest of the model, if it is user-defined.
     pub(crate) user_model: Option<String>,
 }
 
@@ -61,21 +61,21 @@ pub(crate) enum FromRank {
     Event { generation: u64, rank: u32, event: Event },
     /// The leader has finished the run.
     Done(Report),
-    /// A permanent failure, which a restart would not cure.
+    /// A permanent failure; a restart would fail again.
     Failed(FailureReport),
 }
 
 impl FromRank {
-    /// Sends it to the node. A node that is gone misses nothing that its successor would not ask for, except how the run
-    /// ended: that goes to the log.
+    /// Sends the message to the node. If the node is gone, its successor will ask for everything except how the run ended, so
+    /// that is logged.
     pub(crate) fn deliver(&self, sender: &mut FrameSender) {
         let Err(error) = sender.send(self) else { return };
         match self {
             FromRank::Done(report) => {
-                tracing::error!(%error, ?report, "the run is finished, and the node cannot be told");
+                tracing::error!(%error, ?report, "the run is finished, but the node cannot be notified");
             }
             FromRank::Failed(failure_report) => {
-                tracing::error!(%error, ?failure_report, "this rank failed, and the node cannot be told");
+                tracing::error!(%error, ?failure_report, "this rank failed, but the node cannot be notified");
             }
             FromRank::StatusReport(_) | FromRank::Event { .. } => {}
         }
@@ -89,7 +89,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::{Arc, Mutex};
 
-    /// What is logged, by a writer for each line.
+    /// The log, with one writer per line.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_reaches_no_node_is_logged_with_its_reason() {
+    fn failure_that_cannot_be_sent_is_logged_with_its_reason() {
         let (log, (socket, node)) = (Log::default(), UnixStream::pair().unwrap());
         drop(node);
         let writer = log.clone();

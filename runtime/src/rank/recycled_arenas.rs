@@ -1,9 +1,9 @@
 //! Memory of a rank process: the arena of its current rank, and a recycled arena from an earlier, larger world.
 //!
-//! First-touching fresh memory takes ten times as long as filling it (50 against 5 ms for 64 MB on the machine of
-//! `BENCHMARKS.md`), and the whole world waits. When a member is lost and the job shrinks, the next change is usually
-//! growth. A member that moves to a rank with another arena therefore keeps the arena of the larger world: at most one,
-//! without its contents, until the world is as large again.
+//! First-touching new memory takes ten times as long as filling it (50 against 5 ms for 64 MB on the machine of
+//! `BENCHMARKS.md`), and the whole world waits. After a member is lost and the job shrinks, the next change is usually
+//! growth. A member that moves to a rank with another arena therefore keeps the arena of the larger world, without its
+//! contents, until the world is that large again. It keeps at most one.
 //!
 //! Invariant:
 //! - `RECYCLED-ARENAS-1` An arena is recycled when the next world runs, not before: until then another failure may need
@@ -47,24 +47,24 @@ impl RecycledArenas {
     }
 
     /// An arena of at least `bytes` bytes for the next rank. Excludes the arena of the last world while peers may still
-    /// write it (`nobody_writes`).
-    pub(crate) fn for_rank(&self, next: &ArenaContents, bytes: u64, nobody_writes: bool) -> Option<&Arc<SharedMemory>> {
-        let may_stay = self.assignment.as_ref().is_none_or(|before| nobody_writes && before.may_become(next));
+    /// write it (`no_writers`).
+    pub(crate) fn for_rank(&self, next: &ArenaContents, bytes: u64, no_writers: bool) -> Option<&Arc<SharedMemory>> {
+        let may_stay = self.assignment.as_ref().is_none_or(|before| no_writers && before.may_become(next));
         let same = may_stay.then_some(&self.arena);
         let spare = self.spare.as_ref().map(|(_, arena)| arena);
         [same, spare].into_iter().flatten().find(|arena| arena.len() as u64 >= bytes)
     }
 
     /// The process has this rank now, in this arena.
-    pub(crate) fn moved(&mut self, assignment: ArenaContents, arena: Arc<SharedMemory>, nobody_writes: bool) {
+    pub(crate) fn moved(&mut self, assignment: ArenaContents, arena: Arc<SharedMemory>, no_writers: bool) {
         let last = self.assignment.replace(assignment);
         if arena.is_same(&self.arena) {
             return;
         }
         self.spare.take_if(|(_, spare)| spare.is_same(&arena));
         let left = std::mem::replace(&mut self.arena, arena);
-        // Worlds that never ran may have come between.
-        let of_last = || last.filter(|_| nobody_writes).map(|last| (last.mesh.size(), left));
+        // Worlds that never ran may lie between the two arenas.
+        let of_last = || last.filter(|_| no_writers).map(|last| (last.mesh.size(), left));
         self.before = self.before.take().or_else(of_last);
     }
 
@@ -104,11 +104,14 @@ mod tests {
         let (mut recycled_arenas, of_four) = in_world_of_four();
         assert!(
             recycled_arenas.for_rank(&assignment(3), 4096, true).is_none(),
-            "what is in it may be needed until the next world runs"
+            "peers may need its contents until the next world runs"
         );
         let of_three = arena(8192);
         recycled_arenas.moved(assignment(3), of_three.clone(), true);
-        assert!(recycled_arenas.for_rank(&assignment(4), 4096, true).is_none(), "the world of three does not run yet");
+        assert!(
+            recycled_arenas.for_rank(&assignment(4), 4096, true).is_none(),
+            "the world of three is not running yet"
+        );
         recycled_arenas.runs();
 
         let again = recycled_arenas.for_rank(&assignment(4), 8192, true).expect("it has a spare").clone();
@@ -117,11 +120,11 @@ mod tests {
         assert!(recycled_arenas.for_rank(&assignment(4), 8193, true).is_none(), "it is too small");
         recycled_arenas.moved(assignment(4), again, true);
         recycled_arenas.runs();
-        assert_eq!(Arc::strong_count(&of_three), 1, "nothing larger is to be expected");
+        assert_eq!(Arc::strong_count(&of_three), 1, "the arena of a smaller world is not kept");
     }
 
     #[test]
-    fn the_largest_world_is_the_one_that_may_return() {
+    fn arena_of_the_largest_world_is_kept() {
         let (mut recycled_arenas, of_four) = in_world_of_four();
         let of_three = arena(8192);
         recycled_arenas.moved(assignment(3), of_three.clone(), true);
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_that_never_ran_leaves_nothing_and_takes_nothing_away() {
+    fn world_that_never_ran_neither_adds_nor_removes_a_spare() {
         let (mut recycled_arenas, of_four) = in_world_of_four();
         let of_three = arena(8192);
         recycled_arenas.moved(assignment(3), of_three.clone(), true);
@@ -162,18 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn a_spare_that_is_in_use_is_none() {
+    fn arena_in_use_is_not_a_spare() {
         let (mut recycled_arenas, of_four) = in_world_of_four();
         recycled_arenas.moved(assignment(3), arena(8192), true);
         recycled_arenas.runs();
 
-        // One more was lost before anybody came, and two fit where four were.
+        // Another member is lost before any joins, and the arena of four serves the world of two.
         recycled_arenas.moved(assignment(2), of_four, true);
-        assert!(recycled_arenas.for_rank(&assignment(4), 1, true).is_none(), "the rank of two is in it");
+        assert!(recycled_arenas.for_rank(&assignment(4), 1, true).is_none(), "the arena of four is in use");
         recycled_arenas.runs();
 
-        let three =
-            recycled_arenas.for_rank(&assignment(4), 1, true).expect("that of the world of three is a spare now");
+        let three = recycled_arenas.for_rank(&assignment(4), 1, true).expect("the arena of three is a spare now");
         assert!(!three.is_same(&recycled_arenas.arena));
     }
 }

@@ -1,5 +1,5 @@
-//! What a rank process prepares before its first status report, so that the world does not wait for it later: memory
-//! for its probable rank, filled with the frozen weights.
+//! Memory that a rank process prepares before its first status report, so that the world does not wait for it later: the
+//! arena of its probable rank, filled with the frozen weights.
 
 use crate::error::JobError;
 use crate::rank::arena_contents::{ArenaContents, Lasting};
@@ -29,7 +29,7 @@ pub(crate) struct Warm {
 }
 
 impl Warm {
-    /// Prepares the memory that the node lends this process, and returns its mappings.
+    /// Prepares the memory that the node gives to this process, and returns its mappings.
     ///
     /// # Errors
     /// When there is not enough memory, or the model's files cannot be read.
@@ -62,7 +62,7 @@ impl Warm {
         Ok((Warm { machine, memory, shared, is_filled }, world.arenas().to_vec()))
     }
 
-    /// Whether it was prepared for this rank, in this memory.
+    /// Whether the memory was prepared for this rank, in this arena.
     pub(crate) fn is_for(&self, assignment: &ArenaContents, shared: &Arena) -> bool {
         self.shared.is_same(shared) && self.memory.may_become(assignment)
     }

@@ -1,4 +1,4 @@
-//! What computes a model: one of the families that we build, or the user's own operation.
+//! The computation of a model: one of the supported families, or the user's own operation.
 
 use super::plan::parse_model;
 use crate::error::JobError;
@@ -10,12 +10,12 @@ use phalanx_strategies::program::Program;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What computes a model.
+/// The computation of a model.
 #[derive(Clone, Debug)]
 pub enum Architecture {
     /// A model of a known family.
     Known(ModelConfig),
-    /// A model that the user wrote; its table says all that a program needs to know.
+    /// A model that the user wrote; its table is all that a program needs.
     User(User),
 }
 
@@ -23,12 +23,12 @@ pub enum Architecture {
 #[derive(Clone, Debug)]
 pub struct User {
     pub(crate) table: UserTable,
-    /// The model itself, in a program that has it.
+    /// The model itself, in a program that contains it.
     pub(crate) model: Option<Arc<UserModel>>,
 }
 
 impl Architecture {
-    /// Reads what a checkpoint holds as `config.json`; `origin` says where it is from.
+    /// Parses the `config.json` of a checkpoint; errors name `origin`.
     pub(crate) fn parse(config: &Value, origin: &str) -> Result<Architecture, JobError> {
         if is_user_defined(config) {
             let table = serde_json::from_value(config.clone());
@@ -41,7 +41,7 @@ impl Architecture {
         Ok(Architecture::Known(parse_model(config, origin)?))
     }
 
-    /// The forward program of one microbatch; a user-defined model ends at its loss whatever `head` says.
+    /// The forward program of one microbatch; a user-defined model always ends at its loss, regardless of `head`.
     pub(crate) fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
         match self {
             Architecture::Known(model) => model.forward(batch, head),
@@ -64,7 +64,7 @@ impl Architecture {
         }
     }
 
-    /// The model that the user wrote, if it is one and this program has it.
+    /// The user-defined model, if it is one and this program contains it.
     pub(crate) fn user(&self) -> Option<&UserModel> {
         match self {
             Architecture::Known(_) => None,
@@ -72,16 +72,16 @@ impl Architecture {
         }
     }
 
-    /// The opaque operations of a rank's programs, to be made on its device thread.
+    /// The opaque operations of a rank's programs, to be created on its device thread.
     ///
     /// # Errors
-    /// When the system refuses one a thread.
+    /// When the system cannot start a thread for an operation.
     pub(crate) fn operations(&self, batch: BatchShape) -> Result<Vec<Box<dyn OpaqueModel>>, ThreadError> {
         self.user().into_iter().map(|user| user.start(batch)).collect()
     }
 }
 
-/// Whether a model description is that of a user-defined model.
+/// Whether a description is of a user-defined model.
 pub(crate) fn is_user_defined(description: &Value) -> bool {
     description.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
 }
@@ -92,7 +92,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_user_defined_model_without_a_vocabulary_is_refused() {
+    fn user_defined_model_without_a_vocabulary_is_refused() {
         let table = |n: usize| json!({"model_type": MODEL_TYPE, "vocab_size": n, "tensors": []});
 
         let refused = Architecture::parse(&table(0), "config.json").unwrap_err();

@@ -1,10 +1,10 @@
-//! A save beside training: every rank has a thread that writes its part, and what the threads must agree on is settled at
-//! the boundaries of steps, where all ranks meet anyway.
+//! A save beside training: a thread of every rank writes the rank's part, and the ranks compute the sums for their threads
+//! at step boundaries, where they synchronize anyway.
 //!
 //! Invariants:
-//! - BACKGROUND-1 A save is under way at all ranks or at none: it begins and ends at the same boundary everywhere.
-//! - BACKGROUND-2 A sum of the threads is settled when all of them wait for it. They wait for at most one, and all for
-//!   the same.
+//! - BACKGROUND-1 A save runs on all ranks or on none: it begins and ends at the same boundary everywhere.
+//! - BACKGROUND-2 A sum is complete when the threads of all ranks wait for it. A thread waits for at most one sum, and all
+//!   threads wait for the same one.
 
 use super::team::Team;
 use crate::error::JobError;
@@ -18,18 +18,19 @@ use std::time::Duration;
 /// A rank's save state at a step boundary, summed over all ranks.
 pub(crate) type Ballot = [u64; 3];
 
-/// How long ranks that have nothing else to do leave their saves alone.
+/// Time between two ballots of ranks that only wait for their saves.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A save under way.
+/// A running save.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     step: u64,
     save: BackgroundSave,
-    /// What the thread gives to a sum, until the sum is told. When this end goes, the thread gives up.
-    gives: Receiver<u64>,
-    told: SyncSender<u64>,
-    given: Option<u64>,
+    /// The thread's terms of sums. Dropping this end makes the thread's sum fail.
+    terms: Receiver<u64>,
+    sums: SyncSender<u64>,
+    /// The term of the current sum.
+    term: Option<u64>,
 }
 
 /// A save that has ended, and the memory for the next one.
@@ -43,7 +44,7 @@ impl Ongoing {
     /// Begins to write a snapshot.
     ///
     /// # Errors
-    /// When the system refuses a thread.
+    /// When the system cannot start a thread.
     pub(crate) fn begin(
         writer: &CheckpointWriter,
         meta: CheckpointMeta,
@@ -51,41 +52,41 @@ impl Ongoing {
         snapshot: Snapshot,
         keep: Option<usize>,
     ) -> Result<Ongoing, CheckpointError> {
-        let (give, gives) = sync_channel(1);
-        let (told, sums) = sync_channel(1);
+        let (terms_tx, terms) = sync_channel(1);
+        let (sums, sums_rx) = sync_channel(1);
         let sum = move |value| {
-            give.send(value).map_err(|_| "the run has ended")?;
-            sums.recv().map_err(|_| "the run has ended")
+            terms_tx.send(value).map_err(|_| "the run has ended")?;
+            sums_rx.recv().map_err(|_| "the run has ended")
         };
         let step = meta.step;
         let save = writer.save_in_background(meta, writer_rank, snapshot, keep, sum)?;
-        Ok(Ongoing { step, save, gives, told, given: None })
+        Ok(Ongoing { step, save, terms, sums, term: None })
     }
 
-    /// Whether the thread waits for a sum, what it gives to it, and whether it has ended.
+    /// Whether the thread waits for a sum, its term, and whether the thread has ended.
     pub(crate) fn ballot(&mut self) -> Ballot {
-        self.given = self.given.or_else(|| self.gives.try_recv().ok());
-        [u64::from(self.given.is_some()), self.given.unwrap_or(0), u64::from(self.save.is_finished())]
+        self.term = self.term.or_else(|| self.terms.try_recv().ok());
+        [u64::from(self.term.is_some()), self.term.unwrap_or(0), u64::from(self.save.is_finished())]
     }
 
-    /// Counts the ballots of all ranks: tells the thread its sum, or ends the save.
-    pub(crate) fn count(mut self, [n_given, sum, n_ended]: Ballot, n_ranks: u64) -> Result<Ended, Ongoing> {
-        // A thread that ends while others wait for a sum has panicked: theirs will never be told.
-        let is_broken = n_ended > 0 && n_given > 0;
+    /// Counts the ballots of all ranks: sends the thread its sum, or ends the save.
+    pub(crate) fn count(mut self, [n_terms, sum, n_ended]: Ballot, n_ranks: u64) -> Result<Ended, Ongoing> {
+        // A thread that ends while others wait for a sum has panicked: that sum will never be complete.
+        let is_broken = n_ended > 0 && n_terms > 0;
         if n_ended == n_ranks || is_broken {
-            drop((self.told, self.gives));
+            drop((self.sums, self.terms));
             let (snapshot, saved) = self.save.wait();
             return Ok(Ended { step: self.step, snapshot, outcome: saved.map(|id| id.path) });
         }
-        if n_given == n_ranks {
+        if n_terms == n_ranks {
             // A thread that has ended meanwhile is counted next time.
-            let _ = self.told.send(sum);
-            self.given = None;
+            let _ = self.sums.send(sum);
+            self.term = None;
         }
         Err(self)
     }
 
-    /// Waits for the end, together with all ranks.
+    /// Waits for the end, together with all other ranks.
     ///
     /// # Errors
     /// When a peer is lost.

@@ -3,7 +3,7 @@
 //!
 //! Both sides count the same pages: the sender announces each page, and the end of the pages of a step. Everything sent
 //! in one step is therefore of one version at both ends, and the sender waits for the receiver with at most one page.
-#![allow(unsafe_code)] // Who makes a catch-up transfer lends it the memory: see `Links::transfer`.
+#![allow(unsafe_code)] // The creator of a catch-up transfer vouches for its memory: see `Links::catch_up_transfer`.
 
 use super::lane::Lane;
 use phalanx_device::progress_counter::ProgressCounter;
@@ -11,14 +11,14 @@ use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Chunks between two checks whether the step needs the link: 4 MiB.
+/// Chunks between two checks of whether the step needs the link: 4 MiB.
 const PAGE: usize = 16;
 
 /// A transfer between two peers that spans many steps.
 pub(crate) struct CatchUpTransfer {
     peer: u32,
     lane: Lane,
-    /// Chunks that have passed.
+    /// Number of transferred chunks.
     at: usize,
 }
 
@@ -29,15 +29,15 @@ impl CatchUpTransfer {
         CatchUpTransfer { peer, lane, at: 0 }
     }
 
-    /// Whether all of it has passed.
+    /// Whether all chunks are transferred.
     pub(crate) fn is_over(&self) -> bool {
         self.at == self.lane.n_chunks()
     }
 
     fn pass_page(&mut self, group: &mut dyn Collective) -> Result<(), CollectiveError> {
         let end = self.lane.n_chunks().min(self.at + PAGE);
-        // SAFETY: the creator of the transfer promised this. All that was started is finished, or a finish has failed:
-        // then the world is aborted, and no communicator touches operands after that.
+        // SAFETY: the creator of the transfer promised this. Every started operation is finished, or a finish has failed:
+        // then the world is aborted, and no communicator touches operands any more.
         let passed = unsafe { self.lane.pass(group, self.at..end) };
         match &passed {
             Ok(()) => self.at = end,
@@ -46,12 +46,12 @@ impl CatchUpTransfer {
         passed
     }
 
-    fn say(&self, group: &mut dyn Collective, more: bool) -> Result<(), CollectiveError> {
+    fn announce(&self, group: &mut dyn Collective, more: bool) -> Result<(), CollectiveError> {
         let there = 1 - group.position();
         group.send(&[f64::from(u8::from(more))], there)
     }
 
-    fn hear(&self, group: &mut dyn Collective) -> Result<bool, CollectiveError> {
+    fn is_announced(&self, group: &mut dyn Collective) -> Result<bool, CollectiveError> {
         let (there, mut more) = (1 - group.position(), [0.0]);
         group.recv(&mut more, there)?;
         Ok(more[0] > 0.0)
@@ -93,12 +93,12 @@ pub(super) fn send_pages<T>(
 fn send_until(done: &AtomicBool, open: &mut Vec<Pair<'_>>) -> Result<(), CollectiveError> {
     while !open.is_empty() {
         for (transfer, group) in open.iter_mut() {
-            transfer.say(group.as_mut(), true)?;
+            transfer.announce(group.as_mut(), true)?;
             transfer.pass_page(group.as_mut())?;
         }
         open.retain(|(transfer, _)| !transfer.is_over());
         if done.load(Ordering::Acquire) {
-            return open.iter_mut().try_for_each(|(transfer, group)| transfer.say(group.as_mut(), false));
+            return open.iter_mut().try_for_each(|(transfer, group)| transfer.announce(group.as_mut(), false));
         }
     }
     Ok(())
@@ -123,7 +123,7 @@ fn receive_from(
     group: &mut dyn Collective,
     progress_counter: &ProgressCounter,
 ) -> Result<(), CollectiveError> {
-    while !transfer.is_over() && transfer.hear(group)? {
+    while !transfer.is_over() && transfer.is_announced(group)? {
         transfer.pass_page(group)?;
         progress_counter.tick();
     }
@@ -165,7 +165,7 @@ mod tests {
 
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
-    /// Links of a member of a world in which all others have something for the last one.
+    /// Links of a member of a world in which all others send to the last one.
     fn links(world: &ShmWorld, me: u32, n: u32) -> Links {
         let member = world.join(me).unwrap();
         let of_pair = |pair: u32| -> Option<(u32, Box<dyn Collective>)> {
@@ -198,7 +198,7 @@ mod tests {
             let mut transfers = [unsafe { links.catch_up_transfer(N - 1, true, runs) }];
             for step in 1u64.. {
                 match step {
-                    // Without other work one page is sent, which is not all.
+                    // Without other work one page is sent, which is only a part.
                     1 => {
                         let done = AtomicBool::new(true);
                         super::send_until(&done, &mut super::pairs(&mut links.peers, &mut transfers)).unwrap();
@@ -248,8 +248,8 @@ mod tests {
         drop(sender);
         for (step, state) in outcomes {
             assert_eq!(step, n_steps);
-            assert!(state == caught_up, "all have the same after {step} steps");
+            assert!(state == caught_up, "states differ after {step} steps");
         }
-        assert!(n_steps > 1, "a page is not all");
+        assert!(n_steps > 1, "one page holds the whole state");
     }
 }

@@ -1,4 +1,4 @@
-//! Where the events of a rank go: the leader writes them to files, too, and collects them in its report.
+//! Outputs for the events of a rank: the leader also writes them to files and collects them in its report.
 
 use super::export::{self, ExportFrom};
 use super::saving::Saving;
@@ -8,7 +8,7 @@ use crate::train::metrics::MetricsFiles;
 use crate::train::trainer::Trainer;
 use std::path::{Path, PathBuf};
 
-/// What becomes of the events of a rank: the leader's also go into files and into its report.
+/// Passes on the events of a rank; the leader's also go into files and into its report.
 pub(crate) struct EventSink<'a> {
     files: Option<MetricsFiles>,
     path: PathBuf,
@@ -31,7 +31,7 @@ impl<'a> EventSink<'a> {
         Ok(EventSink { files, path, report, on_event })
     }
 
-    /// Tells of a step that was done in an earlier world, unless that was told already.
+    /// Emits a step of an earlier world, unless the files already contain it.
     pub(crate) fn make_up_for(&mut self, metrics: StepMetrics) -> Result<(), JobError> {
         match &self.files {
             Some(files) if files.last_step() < metrics.step => self.emit(Event::Step(metrics)),
@@ -56,7 +56,7 @@ impl<'a> EventSink<'a> {
     }
 }
 
-/// Writes the trained model, from memory where one rank has it all, else from the last checkpoint.
+/// Writes the trained model: from memory if one rank has all of it, otherwise from the last checkpoint.
 pub(crate) fn export_model(
     dir: &Path,
     trainer: &Trainer<'_>,
@@ -64,7 +64,7 @@ pub(crate) fn export_model(
     saving: &Saving,
 ) -> Result<(), JobError> {
     match checkpoint.filter(|_| trainer.n_ranks() > 1) {
-        // Of several ranks none has the whole model; the checkpoint does.
+        // With several ranks, only the checkpoint has the whole model.
         Some(checkpoint) => export::export_checkpoint(checkpoint, dir, false),
         None => {
             let (compiled, machine) = trainer.memory();

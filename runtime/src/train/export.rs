@@ -23,7 +23,7 @@ pub(crate) const JOB_YAML: &str = "job.yaml";
 pub(crate) const CONFIG_JSON: &str = "config.json";
 pub(crate) const GENERATION_JSON: &str = "generation_config.json";
 
-/// Where the weights of an export are.
+/// The source of an export's weights.
 pub(crate) struct ExportFrom<'a> {
     pub(crate) machine: &'a dyn Machine,
     pub(crate) compiled: &'a Compiled,
@@ -62,7 +62,7 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
     Ok(())
 }
 
-/// Shows the values of a tensor.
+/// Passes the values of a tensor to a visitor.
 type Shown<'a> = Box<Show<'a>>;
 
 fn shown<'a>(from: &ExportFrom<'a>, tensor: &'a Tensor) -> Shown<'a> {
@@ -89,7 +89,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     let batch = BatchShape { n_rows: 1, seq_len: 2 };
     let forward =
         model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
-    // However many ranks trained it, and on whatever, one exports it here.
+    // One rank on the host exports the model, whatever mesh and device trained it.
     let device = devices::host();
     let spec = StepSpec {
         n_microbatches: 1,

@@ -13,7 +13,7 @@ use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Checks all of a configuration that can be checked without the data and the machines that will run it.
+/// Checks everything in a configuration that needs neither the data nor the machines that will run it.
 pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     let tokenizer = plan::tokenizer(config)?;
     let model = plan::model_plan(config, &tokenizer)?;
@@ -23,8 +23,8 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     Ok(model)
 }
 
-/// Checks that a model can be trained on a mesh: that there are programs for a rank of each stage, since ranks that differ
-/// on other axes differ in sizes only. Returns the bytes that all ranks need together.
+/// Checks that a model can be trained on a mesh by compiling one rank of each stage: ranks that differ on other axes differ
+/// only in sizes. Returns the bytes that all ranks need together.
 ///
 /// # Errors
 /// Why it cannot.
@@ -50,7 +50,7 @@ pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots:
     check_bytes(needed.saturating_add((needed / mesh.size() as u64).saturating_mul(n_spares)))
 }
 
-/// Refuses a mesh that a model, or one machine, cannot have.
+/// Refuses a mesh that does not fit the model or one machine.
 pub(crate) fn check_ranks(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
     check_axes(model, mesh)?;
     if mesh.size() > LOCAL_RANKS_MAX as usize {
@@ -66,15 +66,15 @@ fn check_axes(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
     Ok(())
 }
 
-/// Refuses a step that this machine has not the memory for: the system would promise it and kill the run later. Spare
-/// processes have memory for a rank.
+/// Refuses a step that needs more memory than this machine has: the system would overcommit and kill the run later. A
+/// spare process needs the memory of a rank.
 pub(crate) fn check_memory(ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
     let bytes = || ranks.iter().map(|programs| programs.bytes());
     check_bytes(bytes().sum::<u64>().saturating_add(bytes().max().unwrap_or(0).saturating_mul(n_spares as u64)))
 }
 
 fn check_bytes(needed: u64) -> Result<(), JobError> {
-    // Where the system does not tell, the allocation itself has the last word.
+    // If the system does not report its memory, the allocation itself decides.
     let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
     system.refresh_memory();
     let present = system.total_memory();

@@ -1,5 +1,5 @@
-//! One direction of what passes between a member and a peer: an operation for each [`CHUNK`] of elements, wherever these lie.
-#![allow(unsafe_code)] // What a lane stands for is lent to it by whoever lets it pass: see [`Lane::start`].
+//! One direction of a flow between a member and a peer: one operation for each [`CHUNK`] of elements.
+#![allow(unsafe_code)] // The caller vouches for the memory of a lane's runs: see [`Lane::start`].
 
 use phalanx_device::span::Stretch;
 use phalanx_device::{Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket};
@@ -8,12 +8,12 @@ use std::ops::Range;
 
 /// Elements of one operation on memory that is not shared.
 pub(super) const CHUNK: usize = 64 << 10;
-/// Operations of one direction that are under way.
+/// Operations of one direction in flight.
 pub(super) const UNDER_WAY: usize = 2;
 
-/// One direction of a flow: an operation for each [`CHUNK`] of elements, of which two are under way, since memory that is
-/// not shared passes through little that is. Both sides cut the flow at the same elements, however these lie in their
-/// memory; those of a chunk that lie together where the host reaches them are not copied for it.
+/// One direction of a flow: one operation for each [`CHUNK`] of elements, two in flight, because memory that is not shared
+/// passes through a small staging area. Both sides split the flow at the same elements, whatever their memory layout; a
+/// chunk that is contiguous in host memory is not copied.
 pub(super) struct Lane {
     kind: OperationKind,
     chunks: Vec<Vec<Stretch>>,
@@ -34,10 +34,10 @@ impl Lane {
         matches!(self.kind, OperationKind::Send { .. })
     }
 
-    /// Starts the operation of chunk `i`, if there is one, when all but the one before it are finished.
+    /// Starts the operation of chunk `i`, if there is one. All operations but the previous one must be finished.
     ///
     /// # Safety
-    /// What the runs stand for is lent until all that was started is finished, or a finish has failed.
+    /// The memory of the runs is borrowed until every started operation is finished, or a finish has failed.
     pub(super) unsafe fn start(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
         let sends = self.sends();
         let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
@@ -48,13 +48,13 @@ impl Lane {
         let (send, recv) = if sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
         let n_elements = buffer.bytes() / size_of::<f32>();
         let operand = Operand { send, recv, dtype: ElementType::F32, n_elements };
-        // SAFETY: the caller's promise; each operation that is under way has a buffer of `together` to itself.
+        // SAFETY: the caller's promise; each operation in flight has its own buffer of `together`.
         let ticket = unsafe { group.start(&Operation { kind: self.kind, sequence: 0, unit: 1 }, &[operand]) }?;
         self.under_way.push_back(ticket);
         Ok(())
     }
 
-    /// Finishes the operation of chunk `i`, if there is one: the oldest.
+    /// Finishes the operation of chunk `i`, the oldest, if there is one.
     pub(super) fn finish(&mut self, group: &mut dyn Collective, i: usize) -> Result<(), CollectiveError> {
         let Some(chunk) = self.chunks.get(i) else { return Ok(()) };
         group.finish(self.under_way.pop_front().expect("it was started"))?;
@@ -64,10 +64,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Lets these chunks pass.
+    /// Transfers these chunks.
     ///
     /// # Safety
-    /// As of [`Lane::start`].
+    /// As for [`Lane::start`].
     pub(super) unsafe fn pass(
         &mut self,
         group: &mut dyn Collective,
@@ -85,14 +85,14 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives up what is under way: what was refused here the peer would wait for.
+    /// Aborts the group and finishes the operations in flight; otherwise the peer would wait for the failed one.
     pub(super) fn give_up(&mut self, group: &mut dyn Collective, why: &CollectiveError) {
         group.abort(&why.to_string());
         self.under_way.drain(..).for_each(|ticket| drop(group.finish(ticket)));
     }
 }
 
-/// Runs of memory, cut so that each list of them has [`CHUNK`] elements; the last one may have fewer.
+/// Splits runs of memory into lists of [`CHUNK`] elements; the last list may have fewer.
 fn chunks(runs: Vec<Stretch>) -> Vec<Vec<Stretch>> {
     const BYTES: usize = CHUNK * size_of::<f32>();
     let mut chunks: Vec<Vec<Stretch>> = Vec::new();
@@ -105,19 +105,19 @@ fn chunks(runs: Vec<Stretch>) -> Vec<Vec<Stretch>> {
                 room = BYTES;
             }
             let n = room.min(run.bytes() - at);
-            chunks.last_mut().expect("there is room in one").push(run.slice(at..at + n));
+            chunks.last_mut().expect("a chunk with room is last").push(run.slice(at..at + n));
             (at, room) = (at + n, room - n);
         }
     }
     chunks
 }
 
-/// Whether a chunk passes by way of a buffer.
+/// Whether a chunk passes through a buffer.
 fn is_gathered(chunk: &[Stretch]) -> bool {
     !matches!(chunk, [alone] if alone.is_on_host())
 }
 
-/// A buffer as long as all of these runs; with their elements, if these are to be sent.
+/// A buffer for the elements of all runs, filled with them if they are to be sent.
 fn gathered(runs: &[Stretch], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
     buffer.clear();
     buffer.resize(runs.iter().map(|run| run.bytes()).sum::<usize>() / size_of::<f32>(), 0.0);
@@ -125,7 +125,7 @@ fn gathered(runs: &[Stretch], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
         let mut at = 0;
         for run in runs {
             let n = run.bytes() / size_of::<f32>();
-            // SAFETY: the run is lent for reading: see [`Lane::start`].
+            // SAFETY: the run is borrowed for reading: see [`Lane::start`].
             unsafe { run.read(bytemuck::cast_slice_mut(&mut buffer[at..at + n])) };
             at += n;
         }
@@ -133,12 +133,12 @@ fn gathered(runs: &[Stretch], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
     RawBuffer::of_mut(buffer)
 }
 
-/// Puts what has come where it belongs.
+/// Copies received elements to their runs.
 fn scatter(buffer: &[f32], runs: &[Stretch]) {
     let mut at = 0;
     for run in runs {
         let n = run.bytes() / size_of::<f32>();
-        // SAFETY: the run is lent for writing: see [`Lane::start`].
+        // SAFETY: the run is borrowed for writing: see [`Lane::start`].
         unsafe { run.write(bytemuck::cast_slice(&buffer[at..at + n])) };
         at += n;
     }

@@ -1,9 +1,9 @@
 //! Messages between two members of a world: state transfers, and gradients for shadows.
 //!
-//! Invariant `LINKS-1`: members that exchange messages never wait for each other in a cycle. Each serves its peers in
-//! the order of their numbers, so of all pairs that are not done the first one (by the lower number, then by the
-//! higher) is served at both its ends, however few threads they have.
-#![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; every one is finished before its borrows end.
+//! Invariant `LINKS-1`: members that exchange messages never wait for each other in a cycle. Each member serves its peers
+//! in the order of their numbers, so the first unfinished pair (by the lower number, then by the higher) is served at
+//! both ends, however few threads the members have.
+#![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; each is finished before its borrows end.
 
 use super::catch_up_transfer::CatchUpTransfer;
 use super::lane::{CHUNK, Lane, UNDER_WAY};
@@ -23,25 +23,24 @@ use std::sync::{Mutex, PoisonError};
 
 /// Bytes of the longest description of state.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
-/// Peers that are served at once, by a thread each.
+/// Peers served at once, each by one thread.
 const FLOWS_MAX: usize = 8;
-/// Bytes of one operation of an exchange where tensors lie in memory that members share: as many as they have.
+/// Bytes of one operation of an exchange of tensors in shared memory: no limit.
 pub(crate) const WHOLE: usize = usize::MAX;
-/// The same where the host does not reach them: what is staged fits the room for flows, which nothing else uses meanwhile.
+/// The same for tensors that the host cannot access: their staging fits the room for flows, which is unused meanwhile.
 pub(crate) const STAGED: usize = CHUNK * size_of::<f32>();
-/// Room for operands that lie outside the shared regions: what of flows is under way at once; votes, messages, gradients for
-/// shadows.
+/// Room for operands outside the shared regions: chunks of flows in flight, votes, messages, gradients for shadows.
 pub(crate) const STAGING_BYTES: u64 = (1 << 20) + (FLOWS_MAX * UNDER_WAY * CHUNK * size_of::<f32>()) as u64;
 
-/// The members with whom one member shares a group of two, by their position in the world.
+/// One member's groups of two, by the peer's position in the world.
 #[derive(Default)]
 pub(crate) struct Links {
     pub(super) peers: BTreeMap<u32, Box<dyn Collective>>,
     progress_counter: ProgressCounter,
 }
 
-/// Elements that pass between a member and a peer, in each direction one run after the other. The peer receives and
-/// sends as many.
+/// Elements that a member and a peer exchange, run by run in each direction. The peer receives and sends as many
+/// elements.
 #[derive(Default)]
 pub(crate) struct Flow<'a> {
     pub(crate) sends: Vec<Source<'a>>,
@@ -89,9 +88,8 @@ impl Links {
         Ok(serde_json::from_slice(text).map_err(|source| PeerError::Decode { member: from, source })?)
     }
 
-    /// Sends and receives what is to pass between this member and each of these peers, several of them at once and each
-    /// in both directions at once (`LINKS-1`), and does `meanwhile` on the calling thread when that has nobody left to
-    /// serve.
+    /// Carries out the flows with these peers, several peers at once and each in both directions at once (`LINKS-1`), and
+    /// runs `meanwhile` on the calling thread when that thread has no peer left to serve.
     pub(crate) fn flow(
         &mut self,
         flows: BTreeMap<u32, Flow<'_>>,
@@ -122,7 +120,7 @@ impl Links {
         };
         std::thread::scope(|scope| {
             let spawn = |_| std::thread::Builder::new().name("state".to_owned()).spawn_scoped(scope, serve);
-            // Where the system refuses threads those that there are do it, one peer after the other.
+            // If the system refuses threads, the existing ones serve the peers one after the other.
             let others: Vec<_> = (1..n_threads).map_while(|i| spawn(i).ok()).collect();
             let served = serve();
             meanwhile();
@@ -133,8 +131,8 @@ impl Links {
         })
     }
 
-    /// What is to be sent to a peer, or to come from it, in the course of many steps: the elements of `runs`. The peer does
-    /// the same the other way round, with runs of as many elements.
+    /// A transfer of the elements of `runs` to or from a peer over many steps. The peer creates the opposite transfer, with
+    /// runs of as many elements.
     ///
     /// # Safety
     /// The memory of the runs stays valid as long as the transfer exists. It is not written during
@@ -145,7 +143,7 @@ impl Links {
         CatchUpTransfer::new(peer, Lane::new(kind, runs))
     }
 
-    /// Sends of these catch-up transfers what passes while `work` is done; at least a page of each that is not over.
+    /// Sends pages of these catch-up transfers while `work` runs; at least one page of each unfinished transfer.
     pub(crate) fn send_pages<T>(
         &mut self,
         catch_up_transfers: &mut [CatchUpTransfer],
@@ -154,7 +152,7 @@ impl Links {
         super::catch_up_transfer::send_pages(&mut self.peers, catch_up_transfers, work)
     }
 
-    /// Receives of these catch-up transfers what peers send until they have done something else.
+    /// Receives the pages of these catch-up transfers that peers send in this step.
     pub(crate) fn receive_catch_up(
         &mut self,
         catch_up_transfers: &mut [CatchUpTransfer],
@@ -179,42 +177,42 @@ impl Links {
         Ok(number[0])
     }
 
-    /// Sends and receives all of these at once, in operations of at most `bytes_max`; peers do the same the other way round,
-    /// with the same `bytes_max`. Whole tensors need room where they do not lie in the memory that members share.
+    /// Sends and receives all of these at once, in operations of at most `bytes_max`; peers make the opposite call with the
+    /// same `bytes_max`. [`WHOLE`] tensors outside shared memory need staging room for all their bytes.
     pub(crate) fn exchange(
         &mut self,
         sends: &[Tensors<Source<'_>>],
         receives: &[Tensors<Room<'_>>],
         bytes_max: usize,
     ) -> Result<(), CollectiveError> {
-        // SAFETY: the tensors are lent until this returns.
+        // SAFETY: the tensors are borrowed until this returns.
         unsafe { self.repeat(&mut Exchange::new(sends, receives, bytes_max)) }
     }
 
-    /// Carries out an exchange, perhaps not for the first time: of its tensors as they are now.
+    /// Carries out an exchange, possibly again, with the current values of its tensors.
     ///
     /// # Safety
-    /// The tensors that the exchange was made of still lie where they lay, and are lent until this returns.
+    /// The tensors of the exchange have not moved, and are borrowed until this returns.
     pub(crate) unsafe fn repeat(&mut self, exchange: &mut Exchange) -> Result<(), CollectiveError> {
         let progress_counter = self.progress_counter.clone();
         let _waits = progress_counter.during(At::Waits(Wait::default()));
         let Exchange { all, under_way, operands } = exchange;
-        // SAFETY: the tensors are lent until this returns. Before that everything that was started is finished: after a
-        // failure by the lines below, which abort the world first, and in an aborted world no communicator touches operands.
+        // SAFETY: the tensors are borrowed until this returns. Every started operation is finished before: after a failure
+        // by the lines below, which abort the world first; in an aborted world no communicator touches operands.
         let outcome = unsafe { self.pass_all(all, under_way, operands) };
         if let Err(error) = &outcome {
-            // A peer would wait for what was refused here.
+            // Otherwise a peer would wait for the failed operation.
             all.iter().for_each(|direction| self.peer(direction.peer).abort(&error.to_string()));
             under_way.drain(..).for_each(|Started { at, ticket, .. }| drop(self.peer(all[at].peer).finish(ticket)));
         }
         outcome
     }
 
-    /// Starts and finishes all of these. Of each direction two operations are under way at a time, so that no number of
+    /// Starts and finishes all operations. Each direction has two operations in flight at a time, so that no number of
     /// tensors is too large for a communicator.
     ///
     /// # Safety
-    /// The tensors are lent until every ticket in `under_way` is finished.
+    /// The tensors are borrowed until every ticket in `under_way` is finished.
     unsafe fn pass_all(
         &mut self,
         all: &mut [Direction],
@@ -232,7 +230,7 @@ impl Links {
                 } else {
                     OperationKind::Recv { from: there }
                 };
-                // SAFETY: the caller's contract; what was staged two rounds before is finished.
+                // SAFETY: the caller's contract; the operation staged two rounds before is finished.
                 let ticket = unsafe {
                     direction.operands(round, operands);
                     group.start(&Operation { kind, sequence: 0, unit: 1 }, operands)
@@ -253,14 +251,14 @@ impl Links {
         for _ in 0..n {
             let Some(Started { at, round, ticket }) = under_way.pop_front() else { break };
             self.peer(all[at].peer).finish(ticket)?;
-            // SAFETY: the tensors are lent to whoever has started them.
-            unsafe { all[at].came(round) };
+            // SAFETY: the caller of `pass_all` borrows the tensors.
+            unsafe { all[at].unstage(round) };
         }
         Ok(())
     }
 }
 
-/// Tensors that pass between a member and its peers at once, and perhaps again later: so it keeps what it was made with.
+/// An exchange of tensors between a member and its peers that can be repeated.
 #[derive(Default)]
 pub(crate) struct Exchange {
     all: Vec<Direction>,
@@ -269,7 +267,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// As [`Links::exchange`] has it.
+    /// Arguments as for [`Links::exchange`].
     pub(crate) fn new(sends: &[Tensors<Source<'_>>], receives: &[Tensors<Room<'_>>], bytes_max: usize) -> Exchange {
         let to = |(peer, tensors): &Tensors<Source<'_>>| {
             Direction::new(*peer, true, tensors.iter().map(Source::stretch).collect(), bytes_max)
@@ -281,20 +279,20 @@ impl Exchange {
     }
 }
 
-/// An operation of an exchange: which direction's, and which one of that.
+/// A started operation of an exchange: its direction and its round.
 struct Started {
     at: usize,
     round: usize,
     ticket: Ticket,
 }
 
-/// One direction of an exchange: with whom, whether this member sends, and the tensors of each operation. Both ends cut
-/// tensors of the same lengths into the same operations, wherever these lie.
+/// One direction of an exchange: the peer, whether this member sends, and the tensors of each operation. Both ends split
+/// tensors of the same lengths into the same operations, wherever the tensors are.
 struct Direction {
     peer: u32,
     sends: bool,
     operations: Vec<Vec<Stretch>>,
-    /// For what the host does not reach.
+    /// For tensors that the host cannot access.
     staging: [Vec<f32>; UNDER_WAY],
 }
 
@@ -311,7 +309,7 @@ impl Direction {
                     room = bytes_max;
                 }
                 let n = room.min(tensor.bytes() - at);
-                operations.last_mut().expect("there is room in one").push(tensor.slice(at..at + n));
+                operations.last_mut().expect("an operation with room is last").push(tensor.slice(at..at + n));
                 (at, room) = (at + n, room - n);
                 if at == tensor.bytes() {
                     break;
@@ -321,10 +319,10 @@ impl Direction {
         Direction { peer, sends, operations, staging: Default::default() }
     }
 
-    /// The operands of an operation. Those that the host does not reach are staged.
+    /// The operands of an operation. Tensors that the host cannot access are staged.
     ///
     /// # Safety
-    /// The tensors are lent, and the operation two before is finished.
+    /// The tensors are borrowed, and the operation two rounds before is finished.
     unsafe fn operands(&mut self, round: usize, operands: &mut Vec<Operand>) {
         let operation = &self.operations[round];
         let staging = &mut self.staging[round % UNDER_WAY];
@@ -349,19 +347,19 @@ impl Direction {
         }
     }
 
-    /// An operation is finished: what was staged for it goes where it belongs.
+    /// Copies what a finished operation received in staging to its tensors.
     ///
     /// # Safety
-    /// The tensors are lent.
-    unsafe fn came(&self, round: usize) {
+    /// The tensors are borrowed.
+    unsafe fn unstage(&self, round: usize) {
         if self.sends {
             return;
         }
         let mut rest = &self.staging[round % UNDER_WAY][..];
         for tensor in staged(&self.operations[round]) {
-            let (came, behind) = rest.split_at(tensor.bytes() / size_of::<f32>());
+            let (received, behind) = rest.split_at(tensor.bytes() / size_of::<f32>());
             // SAFETY: the caller's contract.
-            unsafe { tensor.write(bytemuck::cast_slice(came)) };
+            unsafe { tensor.write(bytemuck::cast_slice(received)) };
             rest = behind;
         }
     }
@@ -371,8 +369,7 @@ fn staged(operation: &[Stretch]) -> impl Iterator<Item = &Stretch> {
     operation.iter().filter(|tensor| !tensor.is_on_host())
 }
 
-/// Sends and receives what passes between this member and a peer. Neither direction waits for the other: waiting for
-/// one advances both.
+/// Carries out the flow with one peer. Neither direction waits for the other: waiting for one advances both.
 fn both_ways(
     group: &mut dyn Collective,
     flow: Flow<'_>,
@@ -399,9 +396,8 @@ fn pass(
     let n_chunks = lanes.iter().map(Lane::n_chunks).max().unwrap_or(0);
     for i in 0..=n_chunks {
         for lane in lanes.iter_mut() {
-            // SAFETY: the caller has the flow, which borrows what the runs stand for, and lets go of it when all that was
-            // started is finished, or a finish has failed: then the world is aborted, and no communicator touches operands
-            // after that.
+            // SAFETY: the caller holds the flow, which borrows the memory of the runs, until every started operation is
+            // finished or a finish has failed: then the world is aborted, and no communicator touches operands any more.
             unsafe { lane.start(group, i) }?;
         }
         if let Some(before) = i.checked_sub(1) {
@@ -425,12 +421,12 @@ mod tests {
 
     // LINKS-1
     #[test]
-    fn members_that_all_have_something_for_each_other_get_it_however_few_threads_each_has() {
+    fn flows_between_all_members_finish_with_any_number_of_threads() {
         const N: u32 = 6;
         let pairs: Vec<Vec<u32>> = (0..N).flat_map(|a| (a + 1..N).map(move |b| vec![a, b])).collect();
         let world = World::new(ID, N, pairs.clone()).unwrap();
         let world = ShmWorld::create(&world, &[0; N as usize], STAGING_BYTES).unwrap();
-        // What each sends to each other: in one direction often more than in the other.
+        // Values from one member to another; the two directions of a pair often differ in length.
         let values = |from: u32, to: u32| -> Vec<f32> {
             let n = CHUNK * ((from * 5 + to * 3) % 4) as usize + to as usize;
             (0..n).map(|i| (i + (from * N + to) as usize) as f32).collect()
@@ -471,7 +467,7 @@ mod tests {
     #[test]
     fn operation_refused_at_one_end_fails_at_the_other() {
         let world = World::new(ID, 2, vec![vec![0, 1]]).unwrap();
-        // Too little room for what one sends.
+        // Too little staging room for the sender.
         let world = ShmWorld::create(&world, &[0; 2], 64).unwrap();
         let links = |me: u32| {
             let group: Box<dyn Collective> = Box::new(world.join(me).unwrap().communicator(0).unwrap());
@@ -497,8 +493,8 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_of_more_tensors_than_a_communicator_holds_arrives_whole() {
-        // As many as LoRA on all linears of 80 layers has, which was more than `PLACES` of a ring.
+    fn exchange_of_more_tensors_than_a_communicator_holds_arrives_whole() {
+        // As many tensors as LoRA on all linears of 80 layers, which exceeded `PLACES` of a ring.
         const N: usize = 80 * 7 * 2 + 5 * OPERANDS_MAX;
         let world = ShmWorld::create(&World::of_one_group(ID, 2).unwrap(), &[0; 2], STAGING_BYTES).unwrap();
         let exchange = |me: u32| {
@@ -522,8 +518,8 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_exchange_aborts_the_world_before_its_tensors_are_free_again() {
-        // Room for what this member sends first, and not for what it sends next.
+    fn refused_exchange_aborts_the_world_before_it_returns() {
+        // Staging room for the small tensor, but not for the large one.
         let world = ShmWorld::create(&World::of_one_group(ID, 2).unwrap(), &[0; 2], 64).unwrap();
         let (small, large, mut room) = ([1.0f32; 8], [2.0f32; 1000], [0.0f32; 8]);
         let (aborted, is_aborted) = channel::<()>();
@@ -542,21 +538,21 @@ mod tests {
 
             assert!(matches!(refused, Err(CollectiveError::StagingFull { .. })), "{refused:?}");
             let received = peer.join().unwrap().unwrap_err().to_string();
-            assert!(received.contains("staging"), "the peer learns why: {received}");
+            assert!(received.contains("staging"), "the peer gets the reason: {received}");
             let after = link.exchange(&[(0, vec![Source::from(&small[..])])], &[], WHOLE);
             assert!(matches!(after, Err(CollectiveError::Aborted { .. })), "{after:?}");
-            let progress = link.peers[&0].progress();
-            assert_eq!(progress.entered, progress.finished, "nothing is left under way");
+            let progress = world.control().progress(1).unwrap();
+            assert_eq!(progress.entered, progress.finished, "no operation is left in flight");
             drop(aborted);
         });
     }
 
     proptest! {
         #[test]
-        fn operations_of_an_exchange_are_its_tensors_in_order_and_none_is_too_large(
+        fn exchange_splits_its_tensors_in_order_into_operations_within_the_limits(
             lengths in prop::collection::vec(prop::sample::select(vec![0, 4, 1 << 10, STAGED, 3 * STAGED + 4]), 0..1200),
         ) {
-            // SAFETY: nobody looks at what lies there.
+            // SAFETY: the test never accesses the memory.
             let source = |bytes: usize| unsafe { Source::new(RawBuffer::on_device(1 << 40, bytes, 0), None) };
             let tensors: Vec<Stretch> = lengths.iter().map(|n| source(*n).stretch()).collect();
 
@@ -564,7 +560,7 @@ mod tests {
 
             let bytes = |operation: &Vec<Stretch>| operation.iter().map(Stretch::bytes).sum::<usize>();
             prop_assert!(operations.iter().all(|o| o.len() <= OPERANDS_MAX && bytes(o) <= STAGED));
-            // Pieces of a tensor follow each other; the next tensor begins where all of them do.
+            // Pieces of a tensor follow each other; all tensors begin at the same address.
             let mut pieces = operations.iter().flatten();
             for n in lengths {
                 let mut at = 0;
@@ -582,7 +578,7 @@ mod tests {
         }
     }
 
-    /// Elements of runs of these lengths.
+    /// Splits the elements into runs of these lengths.
     fn cut<'a>(mut all: &'a mut [f32], lengths: &[usize]) -> Vec<&'a mut [f32]> {
         let mut runs = Vec::new();
         for n in lengths {
@@ -597,7 +593,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30))]
         #[test]
-        fn message_arrives_however_each_side_cuts_it(
+        fn flow_arrives_however_each_side_splits_it(
             n in prop::sample::select(vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]),
             sent in prop::collection::vec(0usize..2 * CHUNK, 0..9), received in prop::collection::vec(0usize..900, 0..40),
         ) {

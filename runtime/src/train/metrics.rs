@@ -1,4 +1,4 @@
-//! What is measured of each step, and the files it goes to: `metrics.jsonl` and TensorBoard events.
+//! Writes the measurements of each step to files: `metrics.jsonl` and TensorBoard events.
 
 use super::tensorboard::EventWriter;
 use crate::events::{EvalMetrics, StepMetrics};
@@ -7,23 +7,23 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// More than a line has, whatever the numbers are: a step allocates nothing for its line.
+/// Longer than any line, so that a step allocates nothing for its line.
 const LINE_BYTES: usize = 1 << 10;
 
 /// Writes measurements to the files of a run.
 #[derive(Debug)]
 pub struct MetricsFiles {
     jsonl: File,
-    /// The last line, whose memory the next one takes.
+    /// The last line, whose memory the next one reuses.
     line: Vec<u8>,
     events: EventWriter,
-    /// The last step that was told of.
+    /// The last step with a line.
     last_step: u64,
 }
 
 impl MetricsFiles {
-    /// Opens `metrics.jsonl` and a new event file in `dir`. Lines of steps behind `resumed_step` are dropped: those
-    /// steps are about to run again.
+    /// Opens `metrics.jsonl` and a new event file in `dir`. Drops lines of steps after `resumed_step`, which are about to
+    /// run again.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -36,7 +36,7 @@ impl MetricsFiles {
         Ok(MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir)?, last_step })
     }
 
-    /// The last step of which there is a line.
+    /// The last step with a line.
     pub const fn last_step(&self) -> u64 {
         self.last_step
     }
@@ -88,14 +88,14 @@ pub(crate) fn kept(file: &File, last_step: u64) -> io::Result<(u64, u64)> {
         step: u64,
     }
     let mut reader = BufReader::new(file);
-    let (mut kept, mut told, mut line) = (0, 0, String::new());
+    let (mut kept, mut last, mut line) = (0, 0, String::new());
     loop {
         line.clear();
         let n = reader.read_line(&mut line)?;
         let parsed = serde_json::from_str::<Line>(&line).ok().filter(|_| line.ends_with('\n'));
         match parsed {
-            Some(l) if l.step <= last_step => (kept, told) = (kept + n as u64, l.step),
-            _ => return Ok((kept, told)),
+            Some(l) if l.step <= last_step => (kept, last) = (kept + n as u64, l.step),
+            _ => return Ok((kept, last)),
         }
     }
 }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_behind_the_resumed_one_are_dropped_and_a_torn_line_with_them() {
+    fn lines_after_the_resumed_step_and_a_torn_line_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let mut files = MetricsFiles::open(dir.path(), 0).unwrap();
         (1..=3).for_each(|s| files.step(&step(s)).unwrap());

@@ -1,19 +1,19 @@
 //! Training: from a checked configuration to a trained model directory.
 //!
 //! - [`architecture`]: what computes a model.
-//! - [`plan`]: everything a run is made of, resolved before a buffer exists; `programs`: its compiled programs; `fit`:
-//!   whether they fit; `preparation`: the data.
+//! - [`plan`]: all parts of a run, resolved before a buffer exists; `programs`: its compiled programs; `fit`: whether they
+//!   fit in memory; `preparation`: the data.
 //! - `weights`: parameters into and out of the machine.
-//! - `trainer`: the loop, on the device thread; `trainer::incoming_catch_up`: how one catches up while others train.
-//! - `team`: the ranks of a run and what they agree on; `links`: messages between two of them, `lane` and
-//!   `catch_up_transfer` what passes there; `shadow`: a copy of another rank's state.
-//! - `threads`: a run whose ranks are threads of this process; `event_sink`: where the events of a rank go.
+//! - `trainer`: the loop, on the device thread; `trainer::catching_up`: how a member catches up while others train.
+//! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
+//!   `catch_up_transfer`; `shadow`: a copy of another rank's state.
+//! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
 //! - `output_lock`: one job at a time in a folder.
 //! - `saving`: checkpoints of a run; `export`: the trained model.
 //! - `step_trace`: one step measured instruction by instruction.
-//! - [`metrics`], [`tensorboard`], [`progress`]: what is measured and where it goes.
+//! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs.
 //!
-//! Deliberately absent: processes, supervisors and coordinators. They lie above, and reach in through
+//! Deliberately absent: processes, supervisors and coordinators. They are layers above, which act through
 //! [`trainer::Member`].
 
 pub mod architecture;

@@ -1,4 +1,4 @@
-//! One job at a time writes into an `output_dir`. The kernel keeps the lock, so no crash leaves it behind.
+//! Only one job at a time writes to an `output_dir`. The kernel holds the lock, so a crash releases it.
 
 use crate::error::JobError;
 use std::fs::{File, TryLockError};
@@ -6,16 +6,16 @@ use std::path::Path;
 
 /// Held while a job writes into its folder.
 #[derive(Debug)]
-#[must_use = "dropped, it lets another job in"]
+#[must_use = "a drop releases the lock"]
 pub(crate) struct OutputLock {
     _file: Option<File>,
 }
 
 impl OutputLock {
-    /// Takes the folder for this job.
+    /// Locks the folder for this job.
     ///
     /// # Errors
-    /// When another job has it, in this process or another.
+    /// When another job, in this or another process, holds the lock.
     pub(crate) fn take(output_dir: &Path) -> Result<OutputLock, JobError> {
         let path = output_dir.join(".lock");
         let file = File::options().append(true).create(true).open(&path);
@@ -23,7 +23,7 @@ impl OutputLock {
         match file.try_lock() {
             Ok(()) => Ok(OutputLock { _file: Some(file) }),
             Err(TryLockError::WouldBlock) => Err(JobError::InUse { path: output_dir.to_owned() }),
-            // Some network file systems know no locks. A job there is as safe as it was without this one.
+            // Some network file systems have no locks; the job then runs without one.
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(%error, folder = %output_dir.display(), "the folder cannot be locked");
                 Ok(OutputLock { _file: None })
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_has_one_job_at_a_time() {
+    fn second_job_in_a_folder_is_refused() {
         let dir = tempfile::tempdir().unwrap();
 
         let first = OutputLock::take(dir.path()).unwrap();

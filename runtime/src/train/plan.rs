@@ -1,4 +1,4 @@
-//! Everything a run is made of, resolved from its configuration before a buffer exists.
+//! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined};
 use crate::config::JobConfig;
@@ -37,7 +37,7 @@ pub struct ModelPlan {
     pub model: Architecture,
     /// Its `config.json`, as an export writes it.
     pub hf_config: Value,
-    /// Directory of the first weights; `None` starts from scratch, or from the values of a user-defined model.
+    /// Directory of the initial weights; `None` starts from scratch, or from the values of a user-defined model.
     pub weights: Option<PathBuf>,
     /// One microbatch.
     pub batch: BatchShape,
@@ -45,7 +45,7 @@ pub struct ModelPlan {
     pub n_microbatches: usize,
     /// How a step computes on the mesh of the configuration.
     pub spec: StepSpec,
-    /// What computes it.
+    /// The device that computes it.
     pub device: Arc<dyn Device>,
 }
 
@@ -56,7 +56,7 @@ impl ModelPlan {
         self.model.forward(self.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })
     }
 
-    /// Where the first values of its parameters come from.
+    /// Sources of the initial values of its parameters.
     ///
     /// # Errors
     /// When the directory of the weights cannot be read.
@@ -66,8 +66,8 @@ impl ModelPlan {
         Ok(FirstValues { model: self.model.known(), params, source, seed })
     }
 
-    /// How a step computes on another mesh: the same batch, shared by other ranks. Where it cannot be shared evenly, ranks
-    /// with one microbatch less run one that does not count.
+    /// How a step computes on another mesh: the same batch, split between other ranks. If the split is uneven, ranks with
+    /// one microbatch less run an extra one that does not count.
     pub(crate) fn spec_on(&self, mesh: Mesh) -> StepSpec {
         StepSpec { n_microbatches: self.n_microbatches.div_ceil(mesh.data_ranks()), ..self.spec.clone() }
     }
@@ -98,7 +98,7 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
     })
 }
 
-/// The data section in the terms of the data module, patterns expanded.
+/// Converts the data section to the types of the data module and expands patterns.
 pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let d = &config.data;
     let mut datasets = Vec::new();
@@ -125,7 +125,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     })
 }
 
-/// The files that a pattern means; a path that is none is itself, whether it exists or not.
+/// The files that match a pattern; a path without a pattern is returned as it is, whether it exists or not.
 fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
     let pattern = path.to_string_lossy();
     if path.exists() || !pattern.contains(['*', '?', '[']) {
@@ -161,8 +161,8 @@ fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
 /// Resolves the model and the step of a configuration.
 ///
 /// # Errors
-/// When the model is not one we build or its vocabulary is smaller than the tokenizer's. What compiling refuses (rows
-/// longer than the model's positions, adapter targets that do not exist) is refused there.
+/// When the model is not supported or its vocabulary is smaller than the tokenizer's. Compiling reports all other errors
+/// (rows longer than the model's positions, adapter targets that do not exist).
 pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan, JobError> {
     let (hf_config, weights, origin) = match config.model.source() {
         ModelSource::Pretrained(dir) => {
@@ -188,8 +188,7 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
 /// Resolves a job whose model the user wrote.
 ///
 /// # Errors
-/// When the configuration asks for something that does not apply to it, or its vocabulary is smaller than the
-/// tokenizer's.
+/// When the configuration sets a key that does not apply to it, or its vocabulary is smaller than the tokenizer's.
 pub(crate) fn user_plan(
     config: &JobConfig,
     tokenizer: &Tokenizer,
@@ -214,7 +213,7 @@ pub(crate) fn user_plan(
     })
 }
 
-/// Makes the model that a configuration calls user-defined, in a program that has it.
+/// Makes the user-defined model of a configuration, in a program that contains it.
 pub type MakeModel = dyn Fn(&JobConfig) -> Result<UserModel, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Resolves the job of a rank process whose program makes user-defined models with `make`.
@@ -236,8 +235,8 @@ pub(crate) fn rank_plan(
     }
 }
 
-/// Whether a configuration says that the model is user-defined, and asks for nothing that does not apply to such a
-/// model: what it computes, and in which precision, is written in the model itself.
+/// Checks that a configuration declares a user-defined model and sets no key that does not apply to one: the model
+/// itself defines its computation and precision.
 pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
     let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
     if !is_user_defined(&described) {
@@ -257,17 +256,17 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
     }
 }
 
-/// Reads a model configuration.
+/// Parses a model configuration.
 ///
 /// # Errors
-/// When it is not one we build; `origin` says where it is from.
+/// When the model is not supported; the error names `origin`.
 pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
     let parsed: HfConfig = serde_json::from_value(hf_config.clone())
         .map_err(|source| PlanError::Description { origin: origin.into(), source })?;
     ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
 }
 
-/// A sentence about dropout that a model's configuration asks for and this build does not apply.
+/// A note about dropout that a model's configuration sets and this build does not apply.
 pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
     let keys = ["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"];
     let asked = |key: &&&str| hf_config.get(**key).and_then(Value::as_f64).is_some_and(|p| p > 0.0);
@@ -319,7 +318,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn D
     let o = &config.optimizer;
     StepSpec {
         n_microbatches: config.microbatches_per_rank(),
-        // `bf16: auto` leaves a user-defined model in the precision in which it is written.
+        // `bf16: auto` keeps the precision of a user-defined model.
         precision: match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
             ConfigPrecision::F32 => Precision::F32,
             ConfigPrecision::Bf16 => Precision::Bf16,
@@ -350,7 +349,7 @@ fn block_linears(model: &ModelConfig) -> Vec<String> {
     model.family.linears.iter().map(|name| (*name).to_string()).collect()
 }
 
-/// A described model, with what its tokenizer knows and what readers of an export expect.
+/// A described model, completed from its tokenizer and with the keys that readers of an export expect.
 fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
     if let Some(keys) = described.as_object_mut() {
         let mut default = |key: &str, value: Option<Value>| {
@@ -362,8 +361,8 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
         default("bos_token_id", tokenizer.bos_id().map(|id| json!(id)));
         default("eos_token_id", tokenizer.eos_id().map(|id| json!(id)));
         default("torch_dtype", Some(json!("float32")));
-        // A model from scratch pads with no token of its own; the one that transformers assumes for a family may lie
-        // beyond a smaller vocabulary.
+        // A model from scratch has no padding token; the one that transformers assumes for a family may be outside a
+        // smaller vocabulary.
         default("pad_token_id", Some(Value::Null));
     }
     let family = serde_json::from_value::<HfConfig>(described.clone()).ok().and_then(|hf| Family::of(&hf).ok());

@@ -1,4 +1,4 @@
-//! The rows that a run trains on, made ready before it starts, and the files that make its checkpoints self-contained.
+//! The rows that a run trains on, prepared before it starts, and the files that make its checkpoints self-contained.
 
 use super::export::{self};
 use super::plan::{self, ModelPlan};

@@ -15,9 +15,9 @@ pub(crate) struct Programs {
     pub(crate) train: Compiled,
     /// Forward pass over one microbatch, for validation rows.
     pub(crate) eval: Option<Compiled>,
-    /// Elements of all parameters of the model, and of those that are trained, however ranks share them.
+    /// Elements of all parameters of the whole model, and of its trained parameters.
     pub(crate) n_params: (usize, usize),
-    /// For which they were compiled.
+    /// The device for which they were compiled.
     pub(crate) device: Arc<dyn Device>,
 }
 
@@ -42,13 +42,13 @@ impl Programs {
         self.device.bytes_for(&self.all()) as u64
     }
 
-    /// Bytes of these that ranks of a machine share.
+    /// Bytes of these in memory that ranks share.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.device.shared_bytes(&self.all())
     }
 }
 
-/// Bytes of all that updates change: trained weights, and what the optimizer keeps for each.
+/// Bytes of all state that updates change: trained weights and optimizer state.
 pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
     let whole = whole_model(&plan.forward()?, &plan.spec);
     let trained = whole.params.iter().filter(|param| param.trainable);
@@ -56,11 +56,11 @@ pub(crate) fn state_bytes(plan: &ModelPlan) -> Result<u64, JobError> {
     Ok((n_values * size_of::<f32>()) as u64)
 }
 
-/// The model as one rank would have it, adapters included.
+/// The model on a single rank, including adapters.
 fn whole_model(forward: &Program, spec: &StepSpec) -> Program {
     let mut whole = forward.clone();
     if let Some(adapters) = &spec.lora {
-        // What does not fit is reported when the step is compiled.
+        // Compiling the step reports adapters that do not fit.
         let _ = lora(&mut whole, adapters);
     }
     whole

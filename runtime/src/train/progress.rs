@@ -1,4 +1,4 @@
-//! What a person sees while a job runs: a progress bar with ETA on a terminal, plain lines otherwise.
+//! Output for people while a job runs: a progress bar with ETA on a terminal, plain lines otherwise.
 
 use crate::events::{EvalMetrics, Event, StepMetrics};
 use crate::units::{human_bytes, human_duration};
@@ -17,7 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Shows a bar if standard error is a terminal, lines of every `logging_steps`-th step in any case.
+    /// Shows a bar if standard error is a terminal, and a line for every `logging_steps`-th step.
     pub fn new(total_steps: u64, first_step: u64, logging_steps: u64) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total_steps).with_position(first_step);
@@ -29,7 +29,7 @@ impl Progress {
         Progress { bar, logging_steps: logging_steps.max(1), total_steps, n_shown: 0 }
     }
 
-    /// A finished step.
+    /// Shows a finished step.
     pub fn step(&mut self, m: &StepMetrics) {
         let last = m.step == self.total_steps;
         if self.n_shown == 0 || last || m.step.is_multiple_of(self.logging_steps) {
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// A finished evaluation.
+    /// Shows a finished evaluation.
     pub fn eval(&self, m: &EvalMetrics) {
         self.line(&format!(
             "eval  {:5}  loss {:8.5}  perplexity {:.2}  ({})",
@@ -53,7 +53,7 @@ impl Progress {
         ));
     }
 
-    /// A message about the run.
+    /// Shows a message about the run.
     pub fn note(&self, text: &str) {
         self.line(text);
     }
@@ -73,17 +73,17 @@ impl Progress {
     }
 }
 
-/// A bar while files are tokenised, on a terminal; small files are done before it would show.
+/// A bar while files are tokenised, on a terminal; small files finish before it would appear.
 #[derive(Debug, Default)]
 pub struct Tokenising {
     bar: Option<(PathBuf, ProgressBar)>,
 }
 
-/// Bytes from which tokenising takes long enough to be watched.
+/// Size from which a file gets a bar.
 const WATCHED_BYTES: u64 = 1 << 20;
 
 impl Tokenising {
-    /// Takes note of an event: progress moves the bar, anything else removes it.
+    /// Handles an event: progress moves the bar, any other event removes it.
     pub fn see(&mut self, event: &Event) {
         let Event::Preparing { path, done_bytes, total_bytes } = event else {
             if let Some((_, bar)) = self.bar.take() {
@@ -106,7 +106,7 @@ impl Tokenising {
     }
 }
 
-/// A reader that went away (`| head`) must not stop a training run.
+/// Ignores errors: a closed pipe (`| head`) must not stop a training run.
 fn write_line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Checkpoints of a run: what belongs to its state, and from which one it goes on.
+//! Checkpoints of a run: what belongs to its state, and which checkpoint it resumes from.
 
 use super::background::{Ballot, Ended, Ongoing};
 use super::export::JOB_YAML;
@@ -28,12 +28,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
-/// Where a run is, besides its weights: all that the next step depends on.
+/// The position of a run: all that the next step depends on, besides the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TrainerState {
     /// Steps that were completed.
     pub(crate) step: u64,
-    /// Updates that were made: fp16 runs leave some out.
+    /// Updates that were made; fp16 runs skip some.
     pub(crate) n_updates: u64,
     pub(crate) loss_scale: LossScale,
 }
@@ -48,14 +48,14 @@ pub(crate) struct Saving {
     keep: Option<usize>,
     /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
     extras: Vec<(String, Vec<u8>)>,
-    /// Which world writes.
+    /// The generation that writes.
     generation: u64,
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
-    /// Memory for the first one, while a thread makes it.
+    /// The thread that prepares memory for the first snapshot.
     warming: Option<JoinHandle<Snapshot>>,
-    /// Where the device shows that it is at files.
+    /// Shows that the device works on files.
     progress_counter: ProgressCounter,
 }
 
@@ -97,16 +97,16 @@ impl Saving {
         }
     }
 
-    /// The same on a device with this progress counter.
+    /// The same saving on a device with this progress counter.
     pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Saving {
         Saving { progress_counter, ..self }
     }
 
-    /// Looks whether the object store in which checkpoints shall lie answers, and whether the one to go on from is there if
-    /// it is named, before anything is begun.
+    /// Checks before the run begins that the object store for checkpoints answers, and that the checkpoint to resume from
+    /// exists if it is named.
     ///
     /// # Errors
-    /// When a URL is not one, or its store does not answer or refuses, or the checkpoint is none.
+    /// When a URL is invalid, its store does not answer or refuses, or the checkpoint is invalid.
     pub(crate) fn check(&self, resume: &Resume) -> Result<(), JobError> {
         if let Resume::Path(path) = resume {
             Checkpoint::open_lazily(path)?;
@@ -117,12 +117,12 @@ impl Saving {
         Ok(())
     }
 
-    /// The same for the world of this generation.
+    /// The same saving for the world of this generation.
     pub(crate) fn of_generation(self, generation: u64) -> Saving {
         Saving { generation, ..self }
     }
 
-    /// The checkpoint of a step that the world of a generation wrote.
+    /// The checkpoint of a step, from this generation if there is one.
     ///
     /// # Errors
     /// When there is none.
@@ -134,7 +134,7 @@ impl Saving {
         found.map(|id| id.path.clone()).ok_or(JobError::NoCheckpoint { path: self.root.clone(), why })
     }
 
-    /// The checkpoint to go on from, with a sentence about each that was passed over.
+    /// The checkpoint to resume from, with a sentence about each checkpoint that was skipped.
     pub(crate) fn find(&self, resume: &Resume) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
         match resume {
             Resume::Never => Ok((None, Vec::new())),
@@ -152,7 +152,7 @@ impl Saving {
         &self.extras
     }
 
-    /// Saves while training waits; of no save is anything under way then.
+    /// Saves while training waits; no other save may be running.
     ///
     /// # Errors
     /// When this rank or another cannot write its part.
@@ -177,23 +177,23 @@ impl Saving {
         Ok((state.step, id.path))
     }
 
-    /// Has memory made ready for a copy, beside training, if there is none from a save before. For runs that will save.
+    /// Prepares memory for a copy beside training, unless an earlier save left some. For runs that will save.
     pub(crate) fn prepare(&mut self, c: &Compiled) {
         if self.ongoing.is_some() || self.warming.is_some() || self.spare.capacity() > 0 {
             return;
         }
         let n_bytes = snapshot_bytes(c);
-        // Without a thread the first save makes its memory itself.
+        // Without a thread, the first save allocates its memory itself.
         self.warming = Builder::new().name("warm".into()).spawn(move || Snapshot::with_memory(n_bytes)).ok();
     }
 
-    /// Copies what is to be saved and begins to write it beside training.
+    /// Copies the state and begins to write it beside training.
     ///
     /// # Errors
-    /// When the system refuses a thread.
+    /// When the system cannot start a thread.
     ///
     /// # Panics
-    /// If a save is under way; see [`Saving::wait`].
+    /// If a save is running; see [`Saving::wait`].
     pub(crate) fn begin(
         &mut self,
         machine: &dyn Machine,
@@ -229,7 +229,7 @@ impl Saving {
         self.ongoing.as_mut().map_or([0; 3], Ongoing::ballot)
     }
 
-    /// Carries the save under way on by the sum of all ranks' ballots. Tells when it has ended.
+    /// Advances the running save by the sum of all ranks' ballots. Returns it when it has ended.
     ///
     /// # Errors
     /// When this rank or another could not write its part.
@@ -244,7 +244,7 @@ impl Saving {
         }
     }
 
-    /// Waits for the save under way, if there is one.
+    /// Waits for the running save, if there is one.
     ///
     /// # Errors
     /// As [`Saving::count`].
@@ -281,7 +281,7 @@ impl Saving {
         Ok([(STATE.to_string(), state)].into_iter().chain(self.extras.iter().cloned()).collect())
     }
 
-    /// Fills what the updates of a program change from a checkpoint of this job.
+    /// Fills the state that a program's updates change from a checkpoint of this job.
     pub(crate) fn restore_updated(&self, path: &Path, machine: &mut dyn Machine, c: &Compiled) -> Result<(), JobError> {
         let checkpoint = Checkpoint::open_lazily(path)?;
         Ok(weights::updated_state(c).iter().try_for_each(|tensor| {
@@ -304,7 +304,7 @@ impl Saving {
             let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
             if *found != tensor.shape {
                 let (name, ours) = (&tensor.name, &tensor.shape);
-                return Err(mismatch(format!("`{name}` has shape {found:?} there and {ours:?} here")));
+                return Err(mismatch(format!("`{name}` has shape {found:?}, but this run needs {ours:?}")));
             }
             read(&checkpoint, tensor, machine, c).map_err(|error| match error {
                 CheckpointError::Request { .. } => mismatch(error.to_string()),
@@ -319,7 +319,7 @@ impl Saving {
     }
 }
 
-/// All that a checkpoint holds of this rank's memory.
+/// All boxes that a checkpoint holds of this rank's memory.
 fn boxes<'a>(machine: &'a dyn Machine, c: &Compiled) -> Vec<SavedBox<'a>> {
     let of = |t: Tensor| {
         let values = weights::packed(machine, c, &t);
@@ -341,13 +341,13 @@ const fn writer_rank(team: &Team) -> WriterRank {
     WriterRank { writer: team.mesh_rank.rank as u32, n_writers: team.n_ranks() as u32 }
 }
 
-/// Keys of the configuration that differ from those that the checkpoint was saved under: a run that goes on with them
-/// is not the run that was begun, and a person should know.
+/// Keys of the configuration that differ from the checkpoint's: a run that resumes with them is not the run that was
+/// started, and the user should know.
 pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     type Keys = BTreeMap<String, serde_yaml_ng::Value>;
     let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
     let (then, now) = (parse(then), parse(now));
-    // Where results go and what is shown does not change what is computed.
+    // Keys of outputs do not change what is computed.
     let shown = [
         "output_dir",
         "checkpoint_dir",
@@ -362,7 +362,7 @@ pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     keys.into_iter().filter(|k| !shown.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
 }
 
-/// Reads one tensor of a checkpoint into its place.
+/// Reads one tensor of a checkpoint into the machine.
 pub(crate) fn read(
     checkpoint: &Checkpoint,
     tensor: &Tensor,
@@ -388,7 +388,8 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// A box as boxes of whole rows of its first dim, each as large as the staging buffer at most unless one row is larger.
+/// Splits a box into whole rows of its first dim, each part at most as large as the staging buffer unless one row is
+/// larger.
 fn slabs(region: &TensorBox) -> Vec<TensorBox> {
     let Some(n_rows) = region.extent.first().copied() else { return vec![region.clone()] };
     let row_bytes = region.extent[1..].iter().product::<usize>().max(1) * size_of::<f32>();

@@ -22,8 +22,8 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// A shadow of the rank that runs `step`, with nothing in it, in shared memory from `first` on: gradients come there
-    /// without a copy.
+    /// An empty shadow of the rank that runs `step`, in shared memory from `first` on, where gradients arrive without a
+    /// copy.
     pub(crate) fn new(
         device: &dyn Device,
         shard: Shard,
@@ -42,17 +42,17 @@ impl Shadow {
         Ok(device.shadow_bytes(&[&compile_shadow(step, device.target())?]))
     }
 
-    /// Where the gradients go, in the order in which they come.
+    /// The destinations of the gradients, in the order of their arrival.
     ///
     /// # Panics
-    /// Never: a verified program has its gradients apart.
+    /// Never: gradients of a verified program do not overlap.
     pub(crate) fn gradients(&mut self) -> Vec<Room<'_>> {
         let p = &self.compiled.program;
         let whole: Vec<_> = p.bound(Role::Gradient).map(|grad| (grad, 0..p.value(grad).n_elements())).collect();
-        self.machine.rooms(&self.compiled, &whole).expect("gradients lie apart")
+        self.machine.rooms(&self.compiled, &whole).expect("gradients do not overlap")
     }
 
-    /// Makes the update, with the scalars of the rank that holds it: they are the same on all.
+    /// Makes the update with the scalars of the rank that holds the shadow; they are the same on all ranks.
     pub(crate) fn update(&mut self, holder: &dyn Machine, step: &Compiled, alone: &mut Groups) -> Result<(), JobError> {
         let c = &self.compiled;
         let scalars = [

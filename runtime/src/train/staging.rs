@@ -1,4 +1,4 @@
-//! One microbatch on the host, from where it goes to the inputs that a rank's program has.
+//! One microbatch on the host, to be copied to the inputs of a rank's program.
 
 use crate::data::rows::{BatchMut, Rows};
 use phalanx_device::Machine;
@@ -8,7 +8,7 @@ use phalanx_strategies::passes::context_parallel::chunks;
 use phalanx_strategies::program::collective::part;
 use phalanx_strategies::program::{Binding, Role};
 
-/// Where the inputs of one microbatch go; a pipeline stage may read none.
+/// The bindings of one microbatch's inputs; a pipeline stage may read none.
 pub(super) type Inputs = Vec<Binding>;
 
 /// The inputs of every microbatch of a program.
@@ -23,7 +23,7 @@ pub(super) fn inputs(c: &Compiled) -> Vec<Inputs> {
     inputs
 }
 
-/// Buffers for whole rows, and for a rank's tokens of them.
+/// Buffers for whole rows, and for this rank's tokens of them.
 #[derive(Debug)]
 pub(super) struct Staging {
     batch: BatchShape,
@@ -56,7 +56,7 @@ impl Staging {
         Staging { batch, cp, rows: Buffers::new(n), own: Buffers::new(n / cp) }
     }
 
-    /// Fills with the tokens that the context-parallel rank `cp_rank` has of these rows.
+    /// Fills in the tokens of these rows that belong to the context-parallel rank `cp_rank`.
     pub(super) fn fill(&mut self, rows: &Rows, indices: &[u64], cp_rank: usize) {
         let whole = if self.cp == 1 { &mut self.own } else { &mut self.rows };
         let mut batch = BatchMut {
@@ -78,12 +78,12 @@ impl Staging {
         }
     }
 
-    /// Labels of rows from `first` on do not count.
+    /// Excludes the labels of rows from `first` on.
     pub(super) fn ignore(&mut self, first: usize) {
         self.own.labels[first * self.batch.seq_len / self.cp..].fill(-100);
     }
 
-    /// Copies what is there to a program's inputs.
+    /// Copies the microbatch to a program's inputs.
     pub(super) fn copy_to(&self, machine: &mut dyn Machine, c: &Compiled, inputs: &Inputs) {
         for b in inputs {
             let tokens = match b.role {

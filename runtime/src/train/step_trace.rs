@@ -1,5 +1,5 @@
-//! One step of a run, measured instruction by instruction, as a file for a trace viewer. It has the names of the simulated
-//! step (`phalanx plan --trace`), so that the two can be laid side by side.
+//! One step of a run, measured instruction by instruction, as a file for a trace viewer. It uses the names of the simulated
+//! step (`phalanx plan --trace`), so that the two can be compared.
 
 use super::team::Team;
 use crate::error::JobError;
@@ -11,10 +11,10 @@ use phalanx_strategies::world::chrome::{Track, document};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Steps before the traced one, which first-touch memory.
+/// Steps before the traced one, which touch memory for the first time.
 const STEPS_BEFORE: u64 = 2;
 
-/// The step of a run that is measured, and what was measured of it on this rank.
+/// The traced step of a run, and its measurements on this rank.
 #[derive(Debug)]
 pub(crate) struct StepTrace {
     path: PathBuf,
@@ -25,29 +25,29 @@ pub(crate) struct StepTrace {
 }
 
 impl StepTrace {
-    /// Of the third step of a run that begins at `first_step`, or the last of a shorter one.
+    /// Traces the third step of a run that begins at `first_step`, or the last step of a shorter run.
     pub(crate) fn new(path: &Path, first_step: u64, total_steps: u64) -> StepTrace {
         let step = (first_step + STEPS_BEFORE).min(total_steps.saturating_sub(1));
         StepTrace { path: path.to_owned(), step, began: Duration::ZERO, timings: Timings::new() }
     }
 
-    /// Notes when the step begins; its instructions are measured into the result.
+    /// Records when the step begins; returns the buffer for its timings.
     pub(crate) fn begin(&mut self) -> &mut Timings {
-        // Ranks of one machine have one clock; one before 1970 shows their steps at 0.
+        // Ranks of one machine share one clock; if it is before 1970, their steps begin at 0.
         self.began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.timings.clear();
         &mut self.timings
     }
 
-    /// Where the times of the instructions behind those that were measured go.
+    /// The buffer for timings of further instructions.
     pub(crate) fn go_on(&mut self) -> &mut Timings {
         &mut self.timings
     }
 
-    /// Puts the tracks of all ranks into one file, which the leader writes and says how that went.
+    /// Collects the tracks of all ranks in one file. On the leader, which writes it, returns a note about the result.
     ///
     /// # Errors
-    /// When the ranks cannot talk to each other.
+    /// When the exchange between ranks fails.
     pub(crate) fn write(&self, c: &Compiled, team: &mut Team) -> Result<Option<String>, JobError> {
         let began = team.gather(self.began.as_micros() as u64)?;
         let first = Duration::from_micros(began.into_iter().min().unwrap_or(0));
@@ -55,7 +55,7 @@ impl StepTrace {
         let track = Track { rank: Rank(team.mesh_rank.rank as u32), spans: &spans };
         let tracks = team.gather_texts(track.to_string())?;
         let (step, path) = (self.step + 1, self.path.display());
-        // The run is worth more than its trace.
+        // A failed trace must not stop the run.
         Ok(team.leads().then(|| match std::fs::write(&self.path, document(tracks)) {
             Ok(()) => format!("trace of step {step} in {path}"),
             Err(error) => format!("the trace of step {step} is lost: cannot write {path}: {error}"),
@@ -63,7 +63,7 @@ impl StepTrace {
     }
 }
 
-/// Refuses a file that cannot be written, before there is anything to write; leaves none behind that was not there.
+/// Refuses a file that cannot be written before there is anything to write; leaves no new file behind.
 ///
 /// # Errors
 /// [`JobError::Io`].

@@ -19,7 +19,7 @@ use phalanx_strategies::mesh::{Axes, Axis, Coord, Mesh, MeshRank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 
-/// Bytes of the longest text that a rank gives to all: a line of measurements, or what it did in a step.
+/// Bytes of the longest text that a rank sends to all: a line of measurements, or its trace of a step.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 
 /// The groups of all ranks of a run, the same list at every rank.
@@ -27,44 +27,44 @@ const TEXT_BYTES_MAX: u64 = 256 << 20;
 pub(crate) struct TeamPlan {
     pub(crate) mesh: Mesh,
     groups: Vec<(GroupKey, Vec<u32>)>,
-    /// Members beside the ranks, who help to begin or catch up: their numbers follow those of the ranks.
+    /// Members besides the ranks, which help to begin or catch up; their numbers follow those of the ranks.
     n_others: u32,
-    /// Members who have messages for each other, besides those of the programs.
+    /// Pairs of members that exchange messages outside the programs.
     pairs: Vec<[u32; 2]>,
 }
 
-/// Where members of a world over several machines find each other.
+/// How members of a world over several machines reach each other.
 #[derive(Debug)]
 pub(crate) struct Site<'a> {
     pub(crate) listener: &'a TcpListener,
-    /// By member.
+    /// Addresses by member.
     pub(crate) addresses: &'a [SocketAddr],
     pub(crate) config: &'a TcpConfig,
 }
 
-/// What a member has of a world that it has joined.
+/// A member's part of a world that it has joined.
 pub(crate) struct JoinedWorld {
-    /// Its place among the ranks, if it has one.
+    /// Its rank and groups, if it is a rank.
     pub(crate) team: Option<Team>,
     pub(crate) links: Links,
-    /// Its own memory, which peers reach.
+    /// Its own memory, which peers access.
     pub(crate) memory: Arena,
-    /// All groups behind the two, for whoever owns them.
+    /// All groups of the two, with their owning ends.
     pub(crate) connected: Vec<ConnectedGroup>,
 }
 
-/// A group that was connected: its device's end is in a team or in links.
+/// A connected group, whose device end is in a team or in links.
 pub(crate) struct ConnectedGroup {
-    /// Over which axes its members lie; none for the group of all ranks, and for pairs.
+    /// The axes that its members span; none for the group of all ranks, and for pairs.
     pub(crate) axes: Axes,
-    /// By position.
+    /// Members by position.
     pub(crate) members: Vec<u32>,
     pub(crate) owner: GroupOwner,
 }
 
 impl TeamPlan {
-    /// Derives the groups from the programs: those of one rank of each pipeline stage tell all, since ranks that differ on
-    /// other axes use the same kinds.
+    /// Derives the groups from the programs of one rank of each pipeline stage: ranks that differ only on other axes use
+    /// the same kinds of groups.
     pub(crate) fn new(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<TeamPlan, JobError> {
         #[cfg(debug_assertions)]
         verify_ranks(plan, mesh, evaluates)?;
@@ -77,12 +77,12 @@ impl TeamPlan {
         Ok(TeamPlan { mesh, groups: groups_of_world(&mesh, &all), n_others: 0, pairs: Vec::new() })
     }
 
-    /// The same ranks, with other members, and pairs of members who have messages for each other.
+    /// The same ranks, with other members, and pairs of members that exchange messages.
     pub(crate) fn with_pairs(&self, n_others: u32, pairs: BTreeSet<[u32; 2]>) -> TeamPlan {
         TeamPlan { n_others, pairs: pairs.into_iter().collect(), ..self.clone() }
     }
 
-    /// The world of these groups; then come the pairs, and at last all ranks.
+    /// The world of these groups, followed by the pairs and the group of all ranks.
     pub(crate) fn world(&self, id: WorldId) -> Result<World, CollectiveError> {
         let n = self.mesh.size() as u32;
         let pairs = self.pairs.iter().map(|pair| pair.to_vec());
@@ -90,7 +90,7 @@ impl TeamPlan {
         World::new(id, n + self.n_others, groups.collect())
     }
 
-    /// Takes the place of `member` in a world of these groups over several machines, of which `shm` is this one's part.
+    /// Joins a world of these groups over several machines as `member`; `shm` is this machine's part of the world.
     pub(crate) fn join_at(
         &self,
         placement: &Placement,
@@ -111,9 +111,9 @@ impl TeamPlan {
             peers.insert(peer, connect(self.groups.len() + i, Axes::NONE)?);
         }
         let links = Links::new(peers);
-        #[allow(unsafe_code)] // Clones of an arena name the same memory.
-        // SAFETY: one device thread has all machines in this memory, and runs, reads and writes one at a time; before a world
-        // with other machines in it begins, those of the last one have ended.
+        #[allow(unsafe_code)] // Clones of an arena alias the same memory.
+        // SAFETY: one device thread owns all machines in this memory, and runs, reads and writes one at a time; the machines of
+        // a world have ended before a world with other machines begins.
         let memory = unsafe { rank.arena() };
         if member as usize >= self.mesh.size() {
             return Ok(JoinedWorld { team: None, links, memory, connected });
@@ -125,22 +125,22 @@ impl TeamPlan {
         Ok(JoinedWorld { team: Some(team), links, memory, connected })
     }
 
-    /// Takes the place of `rank` in a world of these groups.
+    /// Joins a world of these groups as `rank`.
     pub(crate) fn join(&self, world: &ShmWorld, rank: u32) -> Result<Team, CollectiveError> {
         let mesh_rank = MeshRank { mesh: self.mesh, rank: rank as usize };
         let member = world.join(rank)?;
         let connect = |group| Ok(Box::new(member.communicator(group)?) as Box<dyn Collective>);
         let everyone = connect(self.groups.len())?;
         let groups = Groups::connect(&mesh_rank, &self.groups, connect)?;
-        #[allow(unsafe_code)] // Clones of an arena name the same memory.
+        #[allow(unsafe_code)] // Clones of an arena alias the same memory.
         // SAFETY: a team has one machine, which is on the thread of its rank.
         let memory = unsafe { member.arena() };
         Ok(Team { mesh_rank, groups, everyone: Some(everyone), memory: Some(memory) })
     }
 }
 
-/// Compiles every rank and checks that all of them together finish each of their programs. Which programs fit is
-/// property-tested; this is for those who change a pass.
+/// Compiles every rank and checks that all ranks together finish each program. Property tests cover this, too; the check
+/// here helps authors of passes.
 #[cfg(debug_assertions)]
 fn verify_ranks(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<(), JobError> {
     for index in 0..=usize::from(evaluates) {
@@ -161,7 +161,7 @@ pub(crate) struct Team {
 }
 
 impl Team {
-    /// The same on a device with this progress counter.
+    /// The same team on a device with this progress counter.
     pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Team {
         Team { groups: self.groups.with_progress_counter(progress_counter), ..self }
     }
@@ -171,12 +171,12 @@ impl Team {
         Team { mesh_rank: MeshRank::default(), groups: Groups::none(), everyone: None, memory: None }
     }
 
-    /// The same without peers, of one that is to have this place later.
+    /// A team without peers, for a trainer that will later have this rank.
     pub(crate) fn beside(mesh_rank: MeshRank, memory: Arena) -> Team {
         Team { mesh_rank, groups: Groups::none(), everyone: None, memory: Some(memory) }
     }
 
-    /// Whether this rank speaks for all: it writes metrics, exports, and decides when to stop.
+    /// Whether this rank is the leader, which writes metrics, exports, and decides when to stop.
     pub(crate) const fn leads(&self) -> bool {
         self.mesh_rank.rank == 0
     }
@@ -185,12 +185,12 @@ impl Team {
         self.mesh_rank.mesh.size()
     }
 
-    /// Where operands of collectives lie, so that peers reach them.
+    /// The memory of collectives' operands, which peers access.
     pub(crate) const fn memory(&self) -> Option<&Arena> {
         self.memory.as_ref()
     }
 
-    /// The sum of what all ranks give, of whole numbers below 2^53.
+    /// The sum of all ranks' values, whole numbers below 2^53.
     pub(crate) fn sum(&mut self, value: u64) -> Result<u64, CollectiveError> {
         self.sums([value]).map(|[sum]| sum)
     }
@@ -202,7 +202,7 @@ impl Team {
         Ok(sums.map(|sum| sum as u64))
     }
 
-    /// What each rank gives, by rank, of whole numbers below 2^53.
+    /// The value of each rank, by rank; whole numbers below 2^53.
     pub(crate) fn gather(&mut self, value: u64) -> Result<Vec<u64>, CollectiveError> {
         let mut all = vec![0.0; self.n_ranks()];
         all[self.mesh_rank.rank] = value as f64;
@@ -220,7 +220,7 @@ impl Team {
                 let (field, expected) = ("bytes of a text of a rank", TEXT_BYTES_MAX);
                 return Err(CollectiveError::Invalid { field, expected, found: n_bytes });
             }
-            // Of the element types words are the ones that no sum touches here.
+            // Words of an element type that no sum uses here.
             let mut words = vec![0i32; (n_bytes as usize).div_ceil(size_of::<i32>())];
             if rank == self.mesh_rank.rank {
                 bytemuck::cast_slice_mut(&mut words)[..own.len()].copy_from_slice(own.as_bytes());

@@ -9,14 +9,14 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// More than a record has: a step allocates nothing for its scalars.
+/// Larger than any record, so that a step allocates nothing for its scalars.
 const RECORD_BYTES: usize = 1 << 10;
 
 /// Appends scalars to an event file.
 #[derive(Debug)]
 pub struct EventWriter {
     file: File,
-    /// Those of the last record, whose memory the next one takes.
+    /// Buffers of the last record, which the next one reuses.
     message: Vec<u8>,
     summary: Vec<u8>,
     event: Vec<u8>,
@@ -130,14 +130,14 @@ mod tests {
 
         assert_eq!(records.len(), 2);
         assert!(records[0].ends_with(b"brain.Event:2"));
-        // step 300 as a varint, then the summary with its tag and 1.5f32.
+        // Step 300 as a varint, then the summary with its tag and 1.5f32.
         assert_eq!(records[1][9..12], [0x10, 0xac, 0x02]);
         assert!(records[1].windows(10).any(|w| w == b"train/loss"));
         assert!(records[1].ends_with(&1.5f32.to_le_bytes()));
     }
 
     #[test]
-    fn the_mask_is_that_of_the_format() {
+    fn mask_matches_the_tfrecord_format() {
         // CRC-32C of "123456789" is 0xe3069283 (RFC 3720, appendix B.4).
         assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
     }

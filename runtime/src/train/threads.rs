@@ -21,14 +21,14 @@ use phalanx_strategies::sampler::Sampler;
 use std::borrow::Borrow;
 use std::sync::Arc;
 
-/// The shared memory of all ranks: of each the regions in which peers read and write.
+/// The shared memory of all ranks: for each, the regions that peers read and write.
 pub(crate) fn shared_world(plan: &TeamPlan, programs: &[impl Borrow<Programs>]) -> Result<ShmWorld, JobError> {
     let id = WorldId { job: u64::from(std::process::id()), generation: 0, incarnation: 0 };
     let arena_bytes: Vec<u64> = programs.iter().map(|p| p.borrow().shared_bytes() as u64).collect();
     Ok(ShmWorld::create(&plan.world(id)?, &arena_bytes, STAGING_BYTES)?)
 }
 
-/// Room for operands that lie outside the shared regions: those that ranks agree on between steps, a few numbers.
+/// Room for operands outside the shared regions: the few numbers that ranks agree on between steps.
 const STAGING_BYTES: u64 = 64 << 10;
 
 /// What all ranks of a run share.
@@ -41,7 +41,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs one rank on a device thread of its own.
+    /// Runs one rank on its own device thread.
     pub(crate) fn rank(
         &self,
         programs: &Arc<Programs>,
@@ -129,7 +129,7 @@ impl Session<'_> {
         let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
-        // The yardstick is for the rank whose steps are reported.
+        // Only the leader reports steps, so only the leader measures the peak.
         let peak = match leads {
             true => self.model.device.peak_flops(self.model.spec.precision == Precision::Bf16),
             false => f64::INFINITY,
@@ -157,7 +157,7 @@ impl Session<'_> {
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: out.save_steps,
         };
-        // Its world is the only one.
+        // The run has a single world.
         let _over = trainer.train(&data, &mut self.saving, control, &mut |event| event_sink.emit(event))?;
         let mut report = event_sink.report;
         report.finished = report.steps >= run.total_steps;

@@ -1,4 +1,4 @@
-//! The loop: fill a batch, run the step's program, look at the result. Runs on the device thread.
+//! The loop: fill a batch, run the step's program, check the result. Runs on the device thread.
 
 pub(crate) mod catching_up;
 
@@ -48,10 +48,10 @@ pub(crate) trait Member: Send {
     /// All members have voted for `step`.
     ///
     /// # Errors
-    /// When the world has ended; the outcome comes with the next one.
+    /// When the world has ended; the next world brings the outcome.
     fn committed(&mut self, step: u64, requests: Requests) -> Result<(), JobError>;
 
-    /// All that this rank is to have has come, and is of `step`.
+    /// All state of this rank has arrived, and is of `step`.
     ///
     /// # Errors
     /// When the world has ended.
@@ -63,10 +63,10 @@ pub(crate) trait Member: Send {
     /// When the world has ended.
     fn followed(&mut self, step: u64) -> Result<(), JobError>;
 
-    /// The catching-up device knows that `step` is committed.
+    /// The catching-up device has received the commit of `step`.
     ///
     /// # Errors
-    /// When the world has ended; the outcome comes with the next one.
+    /// When the world has ended; the next world brings the outcome.
     fn outcome(&mut self, step: u64) -> Result<(), JobError>;
 }
 
@@ -78,26 +78,26 @@ pub(crate) struct Trainer<'a> {
     machine: Box<dyn Machine>,
     models: Vec<Box<dyn OpaqueModel>>,
     team: Team,
-    /// For what needs no other rank.
+    /// For programs that need no other rank.
     alone: Groups,
-    /// What the control plane knows of this rank, where there is one.
+    /// This rank's control plane, if it has one.
     member: Option<Box<dyn Member>>,
-    /// Copies of the state of others.
+    /// Copies of other ranks' state.
     shadows: Vec<Shadow>,
-    /// Ranks that hold copies of the state of this one.
+    /// Ranks that hold copies of this rank's state.
     shadow_holders: Vec<u32>,
     links: Links,
-    /// Gradients to shadow holders and from the ranks of its shadows, once they have passed for the first time.
+    /// The exchange of gradients with shadow holders and shadowed ranks, after its first run.
     gradients: Option<Exchange>,
     outgoing_catch_up: OutgoingCatchUp,
     incoming_catch_up: IncomingCatchUp,
-    /// A step that is prepared and neither applied nor given up: the position behind it, and its outcome.
+    /// A computed step that is neither applied nor discarded: the position after it, and its outcome.
     open: Option<(TrainerState, Outcome)>,
     /// Metrics of the last step, in case the leader died before reporting it.
     settled: Option<StepMetrics>,
-    /// The world in which it trains, if worlds follow each other.
+    /// The generation of the current world, in a run of several worlds.
     generation: Generation,
-    /// How many checkpoints that were asked for are written or being written.
+    /// Number of requested checkpoints that are written or being written.
     n_saves: u64,
     sampler: Sampler,
     /// Rows of the whole step, those of other ranks included.
@@ -105,7 +105,7 @@ pub(crate) struct Trainer<'a> {
     staging: Staging,
     train_inputs: Vec<Inputs>,
     pub(crate) state: TrainerState,
-    /// The step that is measured instruction by instruction, if one is.
+    /// The trace of a step measured instruction by instruction, if requested.
     pub(crate) trace: Option<StepTrace>,
     /// Arithmetic of a step and the machine's measured best, FLOP/s.
     model_flops: f64,
@@ -116,24 +116,24 @@ pub(crate) struct Trainer<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Pause {
-    /// It is done, or was asked to stop.
+    /// The run is complete, or was asked to stop.
     Over,
-    /// Its world makes room for another, which goes on where it is.
+    /// The world makes way for the next one, which continues from here.
     Paused,
 }
 
-/// What has been saved, if a save has ended.
+/// The result of a save, if one has ended.
 type SaveOutcome = Result<Option<Saved>, JobError>;
 
-/// What the outcome of a step was.
+/// The outcome of a step.
 struct Outcome {
     loss_sum: f64,
     grad_norm: f64,
     predicted_tokens: u64,
     data_wait_s: f64,
-    /// Waits for other ranks: in collectives, the vote included.
+    /// Waits for other ranks in collectives, including the vote.
     collective_s: f64,
-    /// Since the step before, or since the work on this one began where something else came between.
+    /// Time since the previous step, or since this step began if other work came between.
     step_s: f64,
 }
 
@@ -154,7 +154,7 @@ impl<'a> Trainer<'a> {
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
         Ok(Trainer {
             train_inputs: inputs(&programs.train),
-            // Of ranks that share a model each has its part; the first stage's stands for all.
+            // Each rank has a part of the model; the part of the first stage stands for all.
             model_flops: model_flops(&programs.train) * mesh.size() as f64,
             plan,
             run,
@@ -183,7 +183,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Fills the weights with their first values.
+    /// Fills the weights with their initial values.
     pub(crate) fn initialise(&mut self, seed: u64) -> Result<(), JobError> {
         let first = self.plan.first_values(seed)?;
         Ok(weights::initialise(&mut *self.machine, &self.programs.train, &first, |_| true)?)
@@ -211,17 +211,17 @@ impl<'a> Trainer<'a> {
             let step = self.state.step;
             let outcome = self.prepare(data.train)?;
             self.open = Some((self.judge(&outcome)?, outcome));
-            // Nothing has changed yet. All ranks meet here, so that none updates what another could not.
+            // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.
             let (requests, asked, saved) = self.vote(control, saving)?;
             let mut outcome = self.update()?;
-            self.tell_followers()?;
+            self.notify_followers()?;
             let ended = Instant::now();
             outcome.step_s = ended.duration_since(std::mem::replace(&mut began, ended)).as_secs_f64();
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)))?;
             let trace = self.trace.take_if(|trace| trace.step == step);
-            if let Some(said) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
-                emit(Event::Note(said))?;
+            if let Some(note) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
+                emit(Event::Note(note))?;
             }
             let last = self.state.step == self.run.total_steps;
             emit_saved(saved?, emit)?;
@@ -230,19 +230,19 @@ impl<'a> Trainer<'a> {
             if next_save.is_some_and(|next| next < self.run.total_steps) {
                 saving.prepare(&self.programs.train);
             }
-            // Alone, this rank need not wait for the next meeting; as a member it does what was voted, no more.
+            // A single rank acts on requests at once; a member acts only on requests that were voted.
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?))?;
-                // It tells its own time.
+                // Evaluation reports its own time.
                 began = Instant::now();
             }
             if last || stop || asked || due(data.save_steps, self.state.step) {
                 emit_saved(saving.wait(&mut self.team)?, emit)?;
                 if last || stop {
-                    // Nothing trains beside this one, so it needs no copy.
+                    // Nothing trains during this save, so it needs no copy.
                     let saved = self.save(saving)?;
                     emit_saved(Some(saved), emit)?;
                 } else {
@@ -263,17 +263,17 @@ impl<'a> Trainer<'a> {
         Ok(Pause::Over)
     }
 
-    /// Agrees with all other ranks that the open step counts. Tells what is requested, whether a checkpoint was newly
-    /// asked for, and what has been saved meanwhile.
+    /// Agrees with all other ranks that the open step counts. Returns the requests, whether a checkpoint was newly
+    /// requested, and the outcome of a background save.
     ///
-    /// The outcome of a save is separate: a rank that knows the step is committed applies it, whatever else failed.
+    /// The outcome of a save is a separate result: a rank applies a committed step even if the save failed.
     fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(Requests, bool, SaveOutcome), JobError> {
         let step = self.state.step + 1;
         self.member.as_mut().map_or(Ok(()), |member| member.computed(step))?;
-        // Any rank may be asked to stop; what the leader was asked to save is told to all.
+        // Any rank may be asked to stop; the leader passes requests to save on to all ranks.
         let stop = u64::from(control.stop.load(Ordering::Acquire));
         let saves = if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 };
-        // A save that is under way is finished first.
+        // A running save finishes first.
         let asks = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
         let pause = u64::from(asks && saving.is_idle());
         let [a, b, c] = saving.ballot();
@@ -290,15 +290,15 @@ impl<'a> Trainer<'a> {
     }
 
     /// Sends this step's gradients to shadow holders and followers of this rank, and receives those of other ranks.
-    #[allow(unsafe_code)] // Lends gradients to an exchange that was made before.
+    #[allow(unsafe_code)] // Repeats an exchange whose gradients are no longer borrowed.
     fn share_gradients(&mut self, outcome: &Outcome) -> Result<(), JobError> {
         let followers = &self.outgoing_catch_up.followers;
         if self.shadow_holders.is_empty() && self.shadows.is_empty() && followers.is_empty() {
             return Ok(());
         }
         if let Some(gradients) = self.gradients.as_mut().filter(|_| followers.is_empty()) {
-            // SAFETY: it was made of gradients of this machine and of the shadows, which lie where they lay: whatever maps
-            // or replaces a machine forgets it. No program runs on these machines before this returns.
+            // SAFETY: it points to gradients of this machine and of the shadows, which have not moved: every method that
+            // maps or replaces a machine resets it. No program runs on these machines before this returns.
             return Ok(unsafe { self.links.repeat(gradients) }?);
         }
         let known = if followers.is_empty() { Vec::new() } else { self.known_of_step(outcome) };
@@ -317,17 +317,17 @@ impl<'a> Trainer<'a> {
         let mut exchange = Exchange::new(&sends, &receives, bytes_max);
         // SAFETY: the tensors are borrowed until this returns.
         unsafe { self.links.repeat(&mut exchange) }?;
-        // What followers are told is of this step alone.
+        // The scalars for followers belong to this step alone.
         self.gradients = followers.is_empty().then_some(exchange);
         Ok(())
     }
 
-    /// Bytes of gradients that pass in one operation: the ranks of a world have devices of one kind.
+    /// Bytes of gradients per operation; the ranks of a world have devices of the same kind.
     pub(crate) fn exchanged_at_once(&self) -> usize {
         if self.machine.memory().is_none() { WHOLE } else { STAGED }
     }
 
-    /// Whether more checkpoints were asked for than before.
+    /// Whether a new checkpoint was requested.
     fn is_asked(&mut self, n_saves: u64) -> bool {
         let is_new = self.n_saves < n_saves;
         self.n_saves = self.n_saves.max(n_saves);
@@ -349,7 +349,7 @@ impl<'a> Trainer<'a> {
             let at = (own.start + if counts { microbatch } else { 0 }) * per_microbatch;
             self.staging.fill(rows, &self.rows[at..at + per_microbatch], mesh_rank.on(Axis::Cp));
             if !counts {
-                // One more than this rank has, to stay in step with ranks that have it.
+                // This rank has one microbatch less than others and repeats its first to stay in step with them.
                 self.staging.ignore(0);
             }
             self.staging.copy_to(&mut *self.machine, &self.programs.train, inputs);
@@ -360,11 +360,11 @@ impl<'a> Trainer<'a> {
         self.team.groups.take_waited();
         let (machine, models, groups) = (&mut self.machine, &mut self.models, &mut self.team.groups);
         let trace = self.trace.as_mut().filter(|trace| trace.step == self.state.step);
-        // What updates change is not touched meanwhile, so it can be sent.
+        // The compute phase does not touch the state that updates change, so it can be sent meanwhile.
         let (ran, sent) = self.links.send_pages(&mut self.outgoing_catch_up.catch_up_transfers, || {
             let timings = trace.map(StepTrace::begin);
             machine.run(c, c.phases.compute(), &mut Run { groups, models, timings })?;
-            // Whoever votes for a step has computed it.
+            // A rank votes for a step only after it has computed the step.
             machine.settle()
         });
         ran?;
@@ -398,8 +398,8 @@ impl<'a> Trainer<'a> {
         Ok(outcome)
     }
 
-    /// The part of [`Trainer::update`] for which no other rank is needed: the outcome of a step may become known when its
-    /// world has ended.
+    /// The part of [`Trainer::update`] that needs no other rank: the outcome of a step may become known only after its world
+    /// has ended.
     ///
     /// # Panics
     /// If no step is open.
@@ -428,7 +428,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// The position behind the step, or why there is none.
+    /// The position after the step, or why the step failed.
     fn judge(&self, outcome: &Outcome) -> Result<TrainerState, JobError> {
         let step = self.state.step;
         let non_finite =
@@ -445,8 +445,8 @@ impl<'a> Trainer<'a> {
         Ok(TrainerState { step: step + 1, n_updates, loss_scale })
     }
 
-    /// The first parameter, in table order, that is not finite itself; or else the first, in the order of the backward
-    /// pass, whose gradient is not.
+    /// The first parameter, in table order, that is not finite; otherwise the first, in the order of the backward pass,
+    /// with a gradient that is not finite.
     fn first_non_finite(&self) -> String {
         let c = &self.programs.train;
         if let Some(name) = weights::first_non_finite(&*self.machine, c) {
@@ -496,7 +496,7 @@ impl<'a> Trainer<'a> {
             let end = rows.len().min(first + n_rows * mesh_rank.mesh.data_ranks());
             let all: Vec<u64> = (first as u64..end as u64).collect();
             predicted += rows.n_predicted(&all) as u64;
-            // Behind the last row, its copies, whose labels do not count.
+            // The last row fills the rest of the microbatch; labels of these copies do not count.
             let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
@@ -517,34 +517,34 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// What the ranks allocated for their programs, by rank.
+    /// Bytes that the ranks allocated for their programs, by rank.
     pub(crate) fn buffer_bytes(&mut self) -> Result<Vec<u64>, JobError> {
         Ok(self.team.gather(self.machine.allocated_bytes() as u64)?)
     }
 
-    /// The same trainer with room for copies of the state of others.
+    /// The same trainer with room for copies of other ranks' state.
     pub(crate) fn with_shadows(self, shadows: Vec<Shadow>) -> Trainer<'a> {
         Trainer { shadows, ..self }
     }
 
-    /// Whether its state lies in this memory.
+    /// Whether its state is in this memory.
     pub(crate) fn is_in(&self, memory: Option<&Arena>) -> bool {
         memory.zip(self.arena()).is_some_and(|(a, b)| a.is_same(b))
     }
 
-    /// The memory that it shares with its peers, if it does.
+    /// The memory that it shares with its peers, if any.
     pub(crate) const fn arena(&self) -> Option<&Arena> {
         self.team.memory()
     }
 
-    /// Takes the same place in the next world.
+    /// Joins the next world with the same rank.
     ///
     /// # Panics
-    /// If the place is another one, or its memory is.
+    /// If the rank or its memory differs.
     pub(crate) fn rejoin(&mut self, team: Team) {
         assert!(
             team.mesh_rank == self.team.mesh_rank && self.is_in(team.memory()),
-            "a trainer keeps its place and its memory"
+            "a trainer keeps its rank and its memory"
         );
         self.gradients = None;
         if let Some(memory) = team.memory() {
@@ -555,17 +555,17 @@ impl<'a> Trainer<'a> {
         self.team = team;
     }
 
-    /// Goes on from where a trainer of an earlier world was, with its state where that has it.
+    /// Continues from the position of an earlier world's trainer and takes over its state.
     ///
     /// # Errors
-    /// When the system has not enough memory for all else.
+    /// When the system has too little memory for the remaining buffers.
     pub(crate) fn follow(&mut self, before: Trainer<'_>, output_dir: &Path) -> Result<(), JobError> {
         self.tell_of(&before);
         self.state = before.state;
         self.take_over(before.machine, output_dir)
     }
 
-    /// Has what outlasts a step in the memory of this machine, with what is in it.
+    /// Takes over the lasting state of a machine, with its memory.
     ///
     /// # Errors
     /// As [`Trainer::follow`].
@@ -576,7 +576,7 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Tells of the last step of that world, too, if nobody has.
+    /// Keeps the metrics of that trainer's last step, in case they are unreported.
     pub(crate) fn tell_of(&mut self, before: &Trainer<'_>) {
         self.settled.clone_from(&before.settled);
     }
@@ -592,17 +592,17 @@ impl<'a> Trainer<'a> {
         machines.map(|machine| machine.bytes_in_shared()).sum()
     }
 
-    /// Where its state lies.
+    /// The program and the machine that hold its state.
     pub(crate) fn memory(&self) -> (&Compiled, &dyn Machine) {
         (&self.programs.train, &*self.machine)
     }
 
-    /// As [`Trainer::memory`], to be filled.
+    /// As [`Trainer::memory`], mutable.
     pub(crate) fn memory_mut(&mut self) -> (&Compiled, &mut dyn Machine) {
         (&self.programs.train, &mut *self.machine)
     }
 
-    /// The same, beside its shadows.
+    /// As [`Trainer::memory_mut`], with its shadows.
     pub(crate) fn memories_mut(&mut self) -> ((&Compiled, &mut dyn Machine), &mut [Shadow]) {
         ((&self.programs.train, &mut *self.machine), &mut self.shadows)
     }
@@ -615,7 +615,7 @@ impl<'a> Trainer<'a> {
         &mut self.shadows
     }
 
-    /// The open step counts, as became known when its world had ended.
+    /// Applies the open step, whose commit became known after its world had ended.
     pub(crate) fn settle(&mut self) -> Result<(), JobError> {
         let step = self.state.step;
         let outcome = self.update_alone()?;
@@ -623,12 +623,12 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// The open step, if there is one, does not count.
+    /// Discards the open step, if there is one.
     pub(crate) fn give_up(&mut self) {
         self.open = None;
     }
 
-    /// Metrics of the last step of the last world, if any rank has some that may be unreported because the leader died.
+    /// Metrics of the previous world's last step, if any rank has them: the leader may have died before reporting them.
     pub(crate) fn take_settled(&mut self) -> Result<Option<StepMetrics>, JobError> {
         let own = self.settled.take().filter(|metrics| metrics.step == self.state.step);
         let own = own.and_then(|metrics| serde_json::to_string(&metrics).ok()).unwrap_or_default();
@@ -636,7 +636,7 @@ impl<'a> Trainer<'a> {
         Ok(texts.iter().find_map(|text| serde_json::from_str(text).ok()))
     }
 
-    /// Begins to train in a world, as a member of it: weights that others update may be of an earlier step here.
+    /// Begins to train as a member of a world; gathers the weights that other ranks update, which may be outdated here.
     pub(crate) fn begin(
         &mut self,
         generation: Generation,
@@ -649,7 +649,7 @@ impl<'a> Trainer<'a> {
         Ok(self.machine.run(c, c.phases.gather(), with)?)
     }
 
-    /// What the run is, as it starts or goes on.
+    /// Describes the run as it starts or resumes.
     pub(crate) fn started(
         &self,
         n_rows: (usize, usize),
@@ -670,7 +670,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Makes what was trained a checkpoint, while nothing trains.
+    /// Saves a checkpoint while nothing trains.
     pub(crate) fn save(&mut self, saving: &Saving) -> Result<Saved, JobError> {
         saving.save(&*self.machine, &self.programs.train, &self.state, &mut self.team)
     }
@@ -680,12 +680,12 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// No groups, on the device of this team. An update that counts is made, whatever becomes of the world.
+/// No groups, on the device of this team. A committed update completes even if the world ends.
 fn alone(team: &Team) -> Groups {
     Groups::none().with_progress_counter(team.groups.progress_counter().of_any_world())
 }
 
-/// The rows of a run and when they are looked at.
+/// The rows of a run, and when it evaluates and saves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrainData<'a> {
     pub(crate) train: &'a Rows,
@@ -706,13 +706,13 @@ fn scalar(machine: &dyn Machine, c: &Compiled, role: Role) -> f64 {
     c.program.bound(role).next().map_or(f64::NAN, |v| machine.first::<f64>(c, v))
 }
 
-/// Index of the first instruction that reads a parameter: the backward pass comes to it in reverse.
+/// Index of the first instruction that reads a parameter; the backward pass reaches it in reverse order.
 fn first_read(c: &Compiled, param: usize) -> usize {
     let value = c.program.params[param].value;
     c.program.instrs.iter().position(|i| i.reads.contains(&value)).unwrap_or(0)
 }
 
-/// Arithmetic of the model in a step: what forward and backward need, without what is computed twice to save memory.
+/// Arithmetic of the model in a step: the forward and backward pass, without recomputation.
 fn model_flops(c: &Compiled) -> f64 {
     let flops = |cost: Cost| cost.matmul_flops + cost.attention_flops;
     let forward = c.program.instrs.iter().filter(|i| i.site.phase == Phase::Forward);
@@ -721,8 +721,8 @@ fn model_flops(c: &Compiled) -> f64 {
     flops(program_cost(&c.program)).min(3.0 * forward)
 }
 
-/// Resident memory of this process, from the kernel; 0 where it does not tell. What a rank shares with others counts at
-/// the rank to which it belongs, whose `shared` bytes are all in use: the kernel counts it at everyone who touched it.
+/// Resident memory of this process, from the kernel; 0 if unknown. Shared memory counts for the rank that owns it, whose
+/// `shared` bytes are all in use; the kernel counts it for every process that touched it.
 fn resident_bytes(shared: Option<usize>) -> u64 {
     // Read in place, so that a step allocates nothing.
     let mut bytes = [0; 256];

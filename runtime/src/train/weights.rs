@@ -16,35 +16,35 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::ops::Range;
 
-/// What a rank holds of a tensor of a model file: a box of it, whole on a rank alone.
+/// A rank's box of a tensor of a model file; the whole tensor on a single rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tensor {
     /// Name in the file.
     pub(crate) name: String,
     /// Shape of the whole tensor.
     pub(crate) shape: Vec<usize>,
-    /// The value that holds it, and which of its elements, from the first to behind the last.
+    /// The value that holds it, and the range of that value's elements.
     pub(crate) value: ValueId,
     pub(crate) elements: Range<usize>,
     pub(crate) trainable: bool,
-    /// Which box of the tensor it is.
+    /// The box of the tensor.
     pub(crate) held: HeldBox,
 }
 
 impl Tensor {
-    /// The box's elements as runs: index of the first one in the whole tensor, and places among `elements`.
+    /// The box's elements as runs: index of the first one in the whole tensor, and range within `elements`.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let start = self.elements.start;
         self.held.runs().map(move |(index, at)| (index, at.start - start..at.end - start))
     }
 }
 
-/// What this rank holds of all parameters, in table order.
+/// This rank's boxes of all parameters, in table order.
 pub(crate) fn parameters(c: &Compiled) -> Vec<Tensor> {
     c.program.params.iter().flat_map(|p| tensors(p, &p.held, 0)).collect()
 }
 
-/// What this rank saves of all parameters: of ranks that hold the same, one does.
+/// The boxes of parameters that this rank saves; one of the ranks that hold the same box saves it.
 pub(crate) fn saved_parameters(c: &Compiled) -> Vec<Tensor> {
     let saved = |p: &&Param| is_saved_here(c, p);
     let own = |p: &Param| tensors(p, &p.updated, p.updated.start - p.held.start);
@@ -56,25 +56,25 @@ pub(crate) fn optimizer_state(c: &Compiled) -> Vec<Tensor> {
     state_of(c, |_| true)
 }
 
-/// The state that this rank's updates change: what recovery must find again. What else it holds comes from the base model,
-/// or from other ranks' updates.
+/// The state that this rank's updates change, which recovery must restore. Its other state comes from the base model, or
+/// from other ranks' updates.
 pub(crate) fn updated_state(c: &Compiled) -> Vec<Tensor> {
     let own = |p: &Param| tensors(p, &p.updated, p.updated.start - p.held.start);
     let trained = c.program.params.iter().filter(|p| p.trainable).flat_map(own);
     trained.chain(state_of(c, |_| true)).collect()
 }
 
-/// What outlasts a step, and where it lies in its region: equal for ranks that could have each other's memory as it is.
+/// The state that outlasts a step, and its locations: equal for ranks that can use each other's memory as it is.
 pub(crate) fn lasting(c: &Compiled) -> Vec<(Tensor, BufferLocation)> {
     let placed = |tensor: Tensor| {
-        let mesh_rank = c.layout.locations[tensor.value.0 as usize].expect("the memory pass places what lasts");
-        // Numbers of values are the program's own.
-        (Tensor { value: ValueId(0), ..tensor }, mesh_rank)
+        let location = c.layout.locations[tensor.value.0 as usize].expect("the memory pass places lasting state");
+        // Value ids differ between programs.
+        (Tensor { value: ValueId(0), ..tensor }, location)
     };
     parameters(c).into_iter().chain(optimizer_state(c)).map(placed).collect()
 }
 
-/// What this rank saves of the optimizer's state.
+/// The optimizer state that this rank saves.
 pub(crate) fn saved_optimizer_state(c: &Compiled) -> Vec<Tensor> {
     let mut tensors = state_of(c, |p| is_saved_here(c, p));
     tensors.retain(|t| t.held.owned);
@@ -94,7 +94,7 @@ fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
     state.flat_map(of).collect()
 }
 
-/// The tensors that a run of a parameter's elements is, which its value holds from element `first` on.
+/// The tensors of a run of a parameter's elements, which its value holds from element `first` on.
 fn tensors(param: &Param, run: &Range<usize>, first: usize) -> Vec<Tensor> {
     let behind = |held: HeldBox| HeldBox { start: held.start + first, ..held };
     param.boxes(run).into_iter().map(|held| tensor(behind(held), param.value, param.trainable)).collect()
@@ -105,19 +105,19 @@ fn tensor(held: HeldBox, value: ValueId, trainable: bool) -> Tensor {
     Tensor { name, shape, value, elements, trainable, held }
 }
 
-/// Where the first values of parameters come from.
+/// Sources of the initial values of parameters.
 pub(crate) struct FirstValues<'a> {
     /// The model, if it is of a known family.
     pub(crate) model: Option<&'a ModelConfig>,
-    /// Those of a user-defined model.
+    /// Parameters of a user-defined model.
     pub(crate) params: &'a [UserParam],
-    /// The directory of a model; adapters, which it lacks, are drawn.
+    /// The directory of a model; adapters, which it does not contain, are drawn.
     pub(crate) source: Option<TensorSource>,
-    /// For what is drawn.
+    /// Seed of drawn values.
     pub(crate) seed: u64,
 }
 
-/// Fills those parameters that are `wanted` with their first values; and constants.
+/// Fills the `wanted` parameters with their initial values, and all constants.
 ///
 /// # Errors
 /// When a tensor is missing, has another shape, or is not finite.
@@ -160,7 +160,7 @@ pub(crate) fn fill_constants(machine: &mut dyn Machine, c: &Compiled, model: Opt
     }
 }
 
-/// Reads what the parameter holds and nothing else: a run of the file for each run of it that lies together in memory.
+/// Reads only the elements that the parameter holds: one run of the file for each run that is contiguous in memory.
 fn load(
     machine: &mut dyn Machine,
     c: &Compiled,
@@ -179,7 +179,7 @@ fn load(
     Ok(())
 }
 
-/// What of these runs lies in a piece of a tensor's elements, its places told from the start of the piece.
+/// The parts of these runs within a piece of a tensor's elements, with ranges relative to the piece.
 fn within(runs: &[(usize, Range<usize>)], piece: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
     runs.iter().filter_map(move |(index, at)| {
         let (start, end) = (at.start.max(piece.start), at.end.min(piece.end));
@@ -187,14 +187,14 @@ fn within(runs: &[(usize, Range<usize>)], piece: Range<usize>) -> impl Iterator<
     })
 }
 
-/// Has `of` write all of a box, run by run, told the index of the first element of each in the whole tensor.
+/// Fills a box run by run with `of`, which gets the index of each run's first element in the whole tensor.
 fn fill(machine: &mut dyn Machine, c: &Compiled, tensor: &Tensor, of: impl Fn(usize, &mut [f32])) {
     for (index, at) in tensor.held.runs() {
         machine.fill(c, tensor.value, at, |from, run| of(index + from, run));
     }
 }
 
-/// Shows all of a box to `see`, in row-major order.
+/// Passes all of a box to `see`, in row-major order.
 pub(crate) fn visit(machine: &dyn Machine, c: &Compiled, tensor: &Tensor, mut see: impl FnMut(&[f32])) {
     for (_, at) in tensor.held.runs() {
         let seen: Result<(), Infallible> = machine.visit(c, tensor.value, at, |run| {
@@ -205,14 +205,14 @@ pub(crate) fn visit(machine: &dyn Machine, c: &Compiled, tensor: &Tensor, mut se
     }
 }
 
-/// Files written from a model without its head, such as those of GPT-2 on the hub, lack the family's prefix.
+/// Names in files of a model without its head, such as GPT-2 on the hub, have no family prefix.
 fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
     let short = name.strip_prefix(prefix).filter(|short| source.contains(short));
     if source.contains(name) { name } else { short.unwrap_or(name) }
 }
 
-/// Element `i` of a tensor depends on (seed, its name, i in the whole tensor) only: neither on the number of threads nor
-/// on how projections are stacked or ranks share them.
+/// Element `i` of a tensor depends only on the seed, the tensor's name and `i` in the whole tensor: not on the number of
+/// threads, nor on how projections are stacked or split between ranks.
 fn draw(machine: &mut dyn Machine, c: &Compiled, param: &Param, rng: CounterRng) {
     for tensor in tensors(param, &param.held, 0) {
         match param.init {
@@ -240,12 +240,12 @@ pub(crate) fn packed<'a>(machine: &'a dyn Machine, c: &Compiled, tensor: &Tensor
     Cow::Owned(packed)
 }
 
-/// Takes a box out of the whole tensor.
+/// Copies a box from the whole tensor.
 pub(crate) fn unpack_from_whole(machine: &mut dyn Machine, c: &Compiled, tensor: &Tensor, whole: &[f32]) {
     fill(machine, c, tensor, |index, run| run.copy_from_slice(&whole[index..index + run.len()]));
 }
 
-/// Elements of one tensor, with what lies between its rows.
+/// Elements of one tensor, including gaps between its rows.
 pub(crate) fn elements<'a>(machine: &'a dyn Machine, c: &Compiled, tensor: &Tensor) -> Cow<'a, [f32]> {
     machine.elements(c, tensor.value, tensor.elements.clone())
 }

@@ -1,5 +1,5 @@
-//! Weights of a model directory on several ranks: each reads what it holds, and no byte more; of our own exports, whose
-//! pages have digests, the pages of what it holds.
+//! Weights of a model directory on several ranks: each rank reads the bytes of its boxes and no more; of our own exports,
+//! which have page digests, the pages of its boxes.
 
 use super::*;
 use crate::devices;
@@ -35,12 +35,12 @@ fn compile(device: &dyn Device, config: &Value, mesh_rank: MeshRank) -> (ModelCo
     (model, compile_step(forward, &spec, device.target()).unwrap())
 }
 
-/// Element `i` of a tensor; whole numbers, so that they survive in bf16.
+/// Element `i` of a tensor: a whole number that bf16 represents.
 fn element(name: &str, i: usize) -> f32 {
     ((i * 7 + name.len() * 13) % 251) as f32
 }
 
-/// A model directory from elsewhere, in bf16.
+/// A model directory of another tool, in bf16.
 fn foreign_dir(whole: &Compiled) -> tempfile::TempDir {
     let tensors = parameters(whole);
     let list: Vec<_> = tensors.iter().map(|t| (t.name.as_str(), Dtype::BF16, t.shape.as_slice())).collect();
@@ -80,19 +80,20 @@ fn exported_dir(whole: &Compiled) -> tempfile::TempDir {
     root
 }
 
-/// What a rank has read when it has loaded its weights.
+/// Bytes that a rank read to load its weights.
 #[derive(Debug)]
 struct Loaded {
     compiled: Compiled,
     /// Bytes of headers, and of the index.
     opened: u64,
-    /// Bytes behind the headers.
+    /// Bytes after the headers.
     read: u64,
     /// Bytes of the elements that it holds.
     held: u64,
 }
 
-/// Loads the model on each rank, compares every element, and returns what each read, and all bytes of weights.
+/// Loads the model on each rank and compares every element; returns the bytes that each rank read, and all bytes of
+/// weights.
 fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u64) {
     let device = &*devices::host();
     let (_, whole) = compile(device, config, MeshRank::default());
@@ -123,7 +124,7 @@ fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u
     ((0..mesh.size()).map(load).collect(), 2 * all as u64)
 }
 
-/// Loads a file from elsewhere; returns the bytes that each rank read behind the header, and all bytes of weights.
+/// Loads a file of another tool; returns the bytes that each rank read after the header, and all bytes of weights.
 fn load_foreign(config: &Value, mesh: Mesh) -> (Vec<u64>, u64) {
     let dir = foreign_dir(&compile(&*devices::host(), config, MeshRank::default()).1);
     let (loaded, all) = load_on_every_rank(config, mesh, dir.path());
@@ -146,7 +147,7 @@ fn gpt2() -> Value {
 }
 
 #[test]
-fn ranks_that_share_everything_read_the_file_once_between_them() {
+fn ranks_that_shard_all_weights_read_the_file_once_in_total() {
     for (config, mesh) in
         [(llama(), Mesh { dp_shard: 4, ..Mesh::ONE }), (gpt2(), Mesh { dp_shard: 2, cp: 2, ..Mesh::ONE })]
     {
@@ -158,20 +159,20 @@ fn ranks_that_share_everything_read_the_file_once_between_them() {
 }
 
 #[test]
-fn a_rank_reads_the_rows_and_columns_that_tensor_and_pipeline_parallelism_leave_it() {
+fn rank_reads_only_its_rows_and_columns_under_tensor_and_pipeline_parallelism() {
     for config in [llama(), gpt2()] {
         for mesh in
             [Mesh { tp: 4, ..Mesh::ONE }, Mesh { pp: 2, tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, tp: 2, ..Mesh::ONE }]
         {
             let (read, all) = load_foreign(&config, mesh);
 
-            // Norms, and the key/value heads of several ranks, are on each of them.
+            // Every rank has the norms, and several ranks share key/value heads.
             assert!(read.iter().all(|bytes| *bytes < all * 34 / 100), "{mesh}: {read:?} of {all}");
         }
     }
 }
 
-/// Bytes of pages that hold an element of the boxes, and of the digests from the first of a box to its last.
+/// Bytes of pages that hold elements of the boxes, and of the digests from each box's first page to its last.
 fn bytes_of_pages(dir: &Path, c: &Compiled) -> u64 {
     const PAGE: u64 = 4096;
     let mut tensors = BTreeMap::new();
@@ -184,8 +185,8 @@ fn bytes_of_pages(dir: &Path, c: &Compiled) -> u64 {
             };
             let header = read_header(read, bytes.len() as u64).unwrap();
             let n_bytes = bytes.len() as u64 - header.payload_start;
-            let mesh_rank = |entry: Entry| (entry.name, (entry.start - header.payload_start, n_bytes));
-            tensors.extend(header.entries.into_iter().map(mesh_rank));
+            let location = |entry: Entry| (entry.name, (entry.start - header.payload_start, n_bytes));
+            tensors.extend(header.entries.into_iter().map(location));
         }
     }
     let of_box = |tensor: Tensor| {
@@ -202,7 +203,7 @@ fn bytes_of_pages(dir: &Path, c: &Compiled) -> u64 {
 }
 
 #[test]
-fn rank_reads_the_pages_of_an_export_that_hold_its_weights_and_the_digests_of_these() {
+fn rank_reads_only_the_pages_of_an_export_that_hold_its_weights_and_their_digests() {
     let config = json!({
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1001,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,

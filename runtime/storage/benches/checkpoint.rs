@@ -1,11 +1,11 @@
 //! One checkpoint, saved by two writers and loaded by others: `cargo bench -p phalanx-storage --bench checkpoint -- DIR MIB`.
 //!
-//! The state is that of a Llama-shaped model with AdamW in f32, of about MIB mebibytes, each tensor cut in rows between the
-//! two writers. Prints one line per figure, a word and seconds: `first` and `stall`, the copies that training waits for,
-//! into memory that was prepared and into memory of the save before; `save`, from then until the checkpoint is durable; `load-rows` and `load-columns`, until
-//! each of three readers that cut rows, or two that cut columns, has its part verified. Ranks are threads that share
-//! nothing but the disk. The counterpart is `tests/peers/checkpoints.py`.
-//! Not a criterion benchmark: it is run in turns with its counterpart, one checkpoint each.
+//! The state is a Llama-shaped model with AdamW in f32, about MIB mebibytes; the two writers split each tensor by rows.
+//! Prints one line per figure, a name and seconds: `first` and `stall`, the copies that training waits for, into
+//! preallocated memory and into memory of the previous save; `save`, from there until the checkpoint is durable;
+//! `load-rows` and `load-columns`, until three readers that split rows, or two that split columns, have verified their
+//! parts. Ranks are threads that share only the disk. The counterpart is `tests/peers/checkpoints.py`.
+//! Not a criterion benchmark: it alternates with its counterpart, one checkpoint each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ fn run(dir: &Path, mib: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Name and shape of every tensor of a state of about as many bytes.
+/// Name and shape of every tensor of a state of about `n_bytes` bytes.
 fn tensors(n_bytes: usize) -> Vec<(String, [usize; 2])> {
     let layer_bytes: usize = LAYER.iter().map(|[rows, columns]| 3 * 4 * rows * columns).sum();
     let layers = 0..n_bytes.div_ceil(layer_bytes);
@@ -65,7 +65,7 @@ fn tensors(n_bytes: usize) -> Vec<(String, [usize; 2])> {
     layers.flat_map(of_layer).collect()
 }
 
-/// What element `index` of tensor `t` is.
+/// The value of element `index` of tensor `t`.
 fn element(t: usize, index: usize) -> f32 {
     ((t * 7919 + index) % (1 << 24)) as f32
 }
@@ -83,7 +83,7 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
                 (writer_rank * half..(writer_rank + 1) * half).map(|i| element(t, i)).collect()
             })
             .collect();
-        // As training does after its first step.
+        // Training does the same after its first step.
         let mut snapshot = Snapshot::with_memory(parts.iter().map(|part| 4 * part.len()).sum());
         for what in ["first", "stall"] {
             board.barrier.wait();
@@ -103,14 +103,14 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
                     bytes,
                 });
             }
-            board.tell(writer_rank, what, start);
+            board.report(writer_rank, what, start);
         }
         let start = Instant::now();
         let (others, writer_ranks) =
             (board.clone(), WriterRank { writer: writer_rank as u32, n_writers: N_WRITERS as u32 });
         let sum = move |value| Ok::<_, std::convert::Infallible>(others.sum(value));
         let (_, saved) = writer.save_in_background(meta.clone(), writer_ranks, snapshot, None, sum)?.wait();
-        board.tell(writer_rank, "save", start);
+        board.report(writer_rank, "save", start);
         Ok(saved?.path)
     };
     let rank = &rank;
@@ -121,7 +121,7 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
     Ok(paths?.swap_remove(0))
 }
 
-/// Where the writers meet.
+/// Synchronizes the writers and sums their values.
 struct Board {
     barrier: Barrier,
     sum: Mutex<u64>,
@@ -139,8 +139,8 @@ impl Board {
         sum
     }
 
-    /// Prints how long it took until all were done.
-    fn tell(&self, writer_rank: usize, what: &str, start: Instant) {
+    /// Prints the time from `start` until every writer is done.
+    fn report(&self, writer_rank: usize, what: &str, start: Instant) {
         self.barrier.wait();
         if writer_rank == 0 {
             println!("{what} {:.4}", start.elapsed().as_secs_f64());
@@ -148,7 +148,7 @@ impl Board {
     }
 }
 
-/// Loads tensors that are cut along `dim` on every reader, and checks them once the time is taken.
+/// Loads tensors split along `dim` between the readers, and checks them after the measurement.
 fn load(path: &Path, tensors: &[(String, [usize; 2])], n_readers: usize, dim: usize) -> anyhow::Result<Duration> {
     let region = |shape: [usize; 2], reader: usize| {
         let cut = |at: usize| shape[dim] * at / n_readers;
@@ -173,7 +173,7 @@ fn load(path: &Path, tensors: &[(String, [usize; 2])], n_readers: usize, dim: us
             let expected = (0..cut[0]).flat_map(|row| (0..cut[1]).map(move |column| (row, column)));
             let number = |row, column| (offset[0] + row) * shape[1] + offset[1] + column;
             let right = expected.zip(part).all(|((row, column), x)| *x == element(t, number(row, column)));
-            anyhow::ensure!(right, "{name} was not loaded as it was saved");
+            anyhow::ensure!(right, "{name} differs from what was saved");
         }
         Ok(time)
     };

@@ -1,4 +1,4 @@
-//! What outlasts a run: checkpoints and model directories.
+//! Persistent state: checkpoints and model directories.
 //!
 //! - [`checkpoint`]: sharded checkpoints in a folder or an object store.
 //! - [`hf`]: Hugging Face model directories, in and out.

@@ -1,10 +1,10 @@
-//! A job over several nodes: its coordinator and its nodes are processes that a test kills, stops and cuts off.
+//! A job over several nodes. Coordinator and nodes are processes that a test can kill, stop and disconnect.
 
 use super::Project;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any wait of these tests takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 pub const JOB: [&str; 12] = [
     "--gradient_accumulation_steps",
@@ -21,11 +21,11 @@ pub const JOB: [&str; 12] = [
     "none",
 ];
 
-/// Where the processes of a job run: in these network namespaces, or all in that of the test.
+/// Addresses and network namespaces of a job's processes; the namespace of the test by default.
 #[derive(Debug)]
 pub struct Addresses {
     pub listen: String,
-    /// All addresses of all coordinators, if there are several.
+    /// The addresses of all coordinators, if there are several.
     pub advertise: Option<String>,
     pub coordinator: Option<String>,
     pub nodes: Vec<String>,
@@ -64,20 +64,20 @@ impl<'a> Job<'a> {
         let control = p.path("out/control");
         let address = until("an address", || std::fs::read_to_string(control.join("address")).ok());
         let join = until("a join string", || {
-            let said = std::fs::read_to_string(p.path("coordinator.log")).ok()?;
-            said.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
+            let log = std::fs::read_to_string(p.path("coordinator.log")).ok()?;
+            log.lines().find_map(|line| Some(line.split_once("--join ")?.1.to_owned()))
         });
         let mut job = Job { p, coordinator, overrides, address, join, nodes: vec![], addresses };
         (0..n_nodes).for_each(|i| job.add_node(i));
         job
     }
 
-    /// Starts the node that has its key in folder `i`.
+    /// Starts a node with its key in folder `node{i}`.
     pub fn add_node(&mut self, i: usize) {
         self.add_node_of(i, self.addresses.ranks_per_node);
     }
 
-    /// The same with so many processes.
+    /// Starts a node with `n_ranks` rank processes.
     pub fn add_node_of(&mut self, i: usize, n_ranks: usize) {
         let log =
             std::fs::File::options().append(true).create(true).open(self.p.path(&format!("node{i}.log"))).unwrap();
@@ -94,7 +94,7 @@ impl<'a> Job<'a> {
         self.coordinator = coordinate(self.p, &self.address, &self.overrides, &self.addresses);
     }
 
-    /// Starts a second coordinator, and kills the first once the second stands by.
+    /// Starts a second coordinator, and kills the first when the second is a standby.
     pub fn replace_coordinator(&mut self, listen: &str) {
         let standby = coordinate(self.p, listen, &self.overrides, &self.addresses);
         until("a standby", || {
@@ -127,18 +127,18 @@ impl<'a> Job<'a> {
         pids.filter(|pid| status(pid).contains(&parent)).collect()
     }
 
-    /// Waits for the end of all and returns the exported weights.
+    /// Waits for the end of the job and returns the exported weights.
     pub fn finish(mut self) -> Vec<u8> {
-        let said = |name: &str| std::fs::read_to_string(self.p.path(name)).unwrap_or_default();
+        let log = |name: &str| std::fs::read_to_string(self.p.path(name)).unwrap_or_default();
         let deadline = Instant::now() + PATIENCE;
         let ended = loop {
             match self.coordinator.try_wait().unwrap() {
                 Some(status) => break status.success(),
-                None => assert!(Instant::now() < deadline, "{}{}", said("coordinator.log"), said("node0.log")),
+                None => assert!(Instant::now() < deadline, "{}{}", log("coordinator.log"), log("node0.log")),
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        assert!(ended, "{}{}", said("coordinator.log"), said("node0.log"));
+        assert!(ended, "{}{}", log("coordinator.log"), log("node0.log"));
         self.p.model_bytes("out")
     }
 }
@@ -165,22 +165,22 @@ fn coordinate(p: &Project, listen: &str, overrides: &[String], addresses: &Addre
         .unwrap()
 }
 
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what} does not come");
+        assert!(Instant::now() < deadline, "timeout while waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 pub fn signal(pid: u32, signal: i32) {
-    assert!(reaches(pid, signal), "process {pid} is there");
+    assert!(reaches(pid, signal), "process {pid} exists");
 }
 
-/// Sends a signal to a process; whether it was there.
+/// Sends a signal to a process; returns whether the process exists.
 #[allow(unsafe_code)] // the standard library sends no signals
 pub fn reaches(pid: u32, signal: i32) -> bool {
     // SAFETY: sends a signal; no memory is involved.

@@ -6,12 +6,12 @@ pub mod job;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A folder with a text, a YAML file for a tiny byte-level Llama on it, and the output of its runs.
+/// A folder with a text, the YAML file of a tiny byte-level Llama, and the output of its runs.
 pub struct Project {
     pub dir: tempfile::TempDir,
 }
 
-/// The job of every test, which overrides what it is about.
+/// The job of every test; tests override single keys.
 pub const YAML: &str = "\
 model:
   model_type: llama
@@ -72,7 +72,7 @@ impl Project {
         self.command_in(None, args)
     }
 
-    /// A command in a network namespace, or in that of the test.
+    /// A command in this network namespace, or in the namespace of the test.
     pub fn command_in(&self, place: Option<&str>, args: &[&str]) -> Command {
         let program = env!("CARGO_BIN_EXE_phalanx");
         let mut command = Command::new(if place.is_some() { "ip" } else { program });
@@ -90,7 +90,7 @@ impl Project {
         lines
             .filter(|l| l.get("loss").is_some())
             .map(|l| {
-                // A gradient that overflowed has no number in JSON.
+                // JSON has no number for a gradient norm that overflowed.
                 let bits = |key: &str| l[key].as_f64().unwrap_or(f64::INFINITY).to_bits();
                 (l["step"].as_u64().unwrap(), bits("loss"), bits("grad_norm"))
             })
@@ -110,7 +110,7 @@ impl Project {
     }
 }
 
-/// What a command printed and returned.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct Run {
     pub code: Option<i32>,
@@ -154,7 +154,7 @@ pub fn ranks_of(launcher: u32) -> Vec<u32> {
     ranks.into_iter().map(|(_, pid)| pid).collect()
 }
 
-/// How a process was started; empty once it has ended.
+/// The command line of a process; empty once the process has ended.
 pub fn command_line(pid: u32) -> String {
     String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).replace('\0', " ")
 }

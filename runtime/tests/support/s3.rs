@@ -1,4 +1,4 @@
-//! As much of S3 as checkpoints need, on loopback: a bucket in memory that takes one key and any signature.
+//! The part of S3 that checkpoints need, on loopback: a bucket in memory that accepts one key and any signature.
 #![allow(dead_code, missing_docs)]
 
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ impl S3 {
         S3 { objects, endpoint }
     }
 
-    /// The command with what a user would have in the environment.
+    /// Sets the environment variables of a user with this key.
     pub fn known_to<'a>(&self, command: &'a mut Command, key: &str) -> &'a mut Command {
         let region = ("AWS_REGION", "eu-central-1");
         let secret = ("AWS_SECRET_ACCESS_KEY", "phalanx");
@@ -51,7 +51,7 @@ impl S3 {
         command.envs([region, secret, http, ("AWS_ACCESS_KEY_ID", key), ("AWS_ENDPOINT", &self.endpoint)])
     }
 
-    /// The command with the right key.
+    /// Sets the environment variables of a user with the valid key.
     pub fn open_to<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         self.known_to(command, KEY)
     }
@@ -60,7 +60,7 @@ impl S3 {
         self.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    /// Deletes what lies below names that `is_old`.
+    /// Deletes the objects for whose name `is_old` returns true.
     pub fn delete(&self, is_old: impl Fn(&str) -> bool) {
         self.objects.lock().unwrap().retain(|name, _| !is_old(name));
     }
@@ -72,7 +72,7 @@ fn serve(stream: TcpStream, objects: &Objects) {
     while let Some(request) = read(&mut reader) {
         let (status, headers, body) = answer(&request, objects);
         let mut head = format!("HTTP/1.1 {status}\r\n");
-        // The answer to HEAD has the length of what it does not send.
+        // The answer to HEAD has the length of the body that it omits.
         if !headers.iter().any(|(name, _)| *name == "Content-Length") {
             head += &format!("Content-Length: {}\r\n", body.len());
         }

@@ -1,8 +1,8 @@
-//! The boxes that a run of elements consists of.
+//! Splits a run of elements into boxes.
 //!
-//! ZeRO cuts a tensor, or a bucket of them, without regard to its shape: a rank holds elements `a..b` in row-major order.
-//! Source: Rajbhandari et al. 2020, ZeRO, §5 (arXiv:1910.02054). Stored are boxes, so such a run is the end of a row, some
-//! full rows, and the beginning of a row: at most `2 n - 1` boxes for `n` dims.
+//! ZeRO cuts a tensor or a bucket of tensors without regard to shape: a rank holds elements `a..b` in row-major order.
+//! Source: Rajbhandari et al. 2020, ZeRO, §5 (arXiv:1910.02054). Storage uses boxes, so such a run becomes the end of a
+//! row, some full rows, and the beginning of a row: at most `2 n - 1` boxes for `n` dims.
 
 use super::TensorBox;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl TensorBox {
             longest.offset[dim] += rest % self.extent[dim];
             rest /= self.extent[dim];
         }
-        // The outermost dim of which a whole position fits gives the longest box.
+        // The longest box extends along the outermost dim where a whole position fits.
         let mut inner = self.n_elements();
         for dim in 0..n_dims {
             inner /= self.extent[dim];

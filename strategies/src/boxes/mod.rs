@@ -1,10 +1,10 @@
-//! Boxes of tensors: the geometry of files, of memory and of what travels between ranks.
+//! Boxes of tensors: the geometry of files, memory and transfers between ranks.
 //!
-//! Everything that is stored of a tensor is an n-dimensional box of it, whose elements lie row-major in a file or a buffer:
+//! All stored data of a tensor is an n-dimensional box of it, with elements in row-major order in a file or a buffer:
 //! a whole tensor of a model file, a piece of a checkpoint, a shard in a rank's memory. [`TensorBox`] has the operations on
-//! positions: what two boxes share ([`TensorBox::intersection`]), what is left of one without the other
-//! ([`TensorBox::without`]), which boxes a flat run of elements consists of ([`TensorBox::boxes_of_run`]) and whether boxes
-//! cover a tensor exactly once ([`tiling`]). [`TensorBox::runs`] turns positions into copies between two stored boxes.
+//! positions: the intersection of two boxes ([`TensorBox::intersection`]), their difference ([`TensorBox::without`]), the
+//! boxes of a flat run of elements ([`TensorBox::boxes_of_run`]), and whether boxes cover a tensor exactly once
+//! ([`tiling`]). [`TensorBox::runs`] turns positions into copies between two stored boxes.
 //!
 //! Source: the chunks of `torch.distributed.checkpoint` (`ChunkStorageMetadata`: offsets and sizes).
 
@@ -24,17 +24,17 @@ pub struct TensorBox {
     /// First position along every dim.
     pub offset: Vec<usize>,
     /// Number of positions along every dim.
-    // The indexes of checkpoints call it so.
+    // Checkpoint indexes use this name.
     #[serde(rename = "shape")]
     pub extent: Vec<usize>,
 }
 
-/// Elements that lie without a gap in both of two stored boxes.
+/// Elements that are contiguous in both of two stored boxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Index of the first element in the one box.
+    /// Index of the first element in the source box.
     pub from: usize,
-    /// Index of the first element in the other box.
+    /// Index of the first element in the destination box.
     pub to: usize,
     /// Number of elements.
     pub len: usize,
@@ -62,7 +62,7 @@ impl TensorBox {
         (self.offset.len(), self.extent.len()) == (shape.len(), shape.len()) && (0..shape.len()).all(inside)
     }
 
-    /// What both boxes have in common, if there is any element; boxes with different numbers of dims have nothing in common.
+    /// The intersection of both boxes; `None` if it is empty or the numbers of dims differ.
     pub fn intersection(&self, other: &TensorBox) -> Option<TensorBox> {
         let n_dims = self.offset.len();
         if [self.extent.len(), other.offset.len(), other.extent.len()] != [n_dims; 3] {
@@ -75,7 +75,7 @@ impl TensorBox {
         Some(TensorBox { offset, extent })
     }
 
-    /// What is left of this box without what it has in common with another one: at most two boxes for each dim.
+    /// This box without its intersection with `other`: at most two boxes for each dim.
     pub fn without(&self, other: &TensorBox) -> Vec<TensorBox> {
         let Some(inner) = self.intersection(other) else { return vec![self.clone()] };
         let mut core = self.clone();
@@ -100,14 +100,14 @@ impl TensorBox {
         positions.fold(0, |index, ((at, offset), extent)| index * extent + (at - offset))
     }
 
-    /// The elements of this box, in row-major order, as runs without a gap in each of two boxes that contain it and are
-    /// stored row-major. No two runs that follow each other could be one.
+    /// The elements of this box in row-major order, as runs that are contiguous in both `from` and `to`, two row-major
+    /// boxes that contain it. No two consecutive runs could be merged.
     ///
     /// # Panics
-    /// When one of the two does not contain this box.
+    /// When `from` or `to` does not contain this box.
     pub fn runs(&self, from: &TensorBox, to: &TensorBox) -> impl Iterator<Item = Run> + use<> {
         assert!(from.contains(self) && to.contains(self), "{self:?} does not lie in {from:?} and {to:?}");
-        // Inner dims that all three boxes cover in full, and the first one that they do not, form one run.
+        // Inner dims that all three boxes cover in full form one run, together with the first dim that they do not.
         let mut n_outer = self.extent.len();
         let mut len = 1;
         while n_outer > 0 {
@@ -139,19 +139,19 @@ impl TensorBox {
         inner.offset.len() == n_dims && (0..n_dims).all(inside)
     }
 
-    /// Behind the last position along a dim.
+    /// One past the last position along a dim.
     fn end(&self, dim: usize) -> usize {
         self.offset[dim].saturating_add(self.extent[dim])
     }
 }
 
 impl Run {
-    /// Where it lies in the one box.
+    /// Its elements in the source box.
     pub fn in_from(&self) -> Range<usize> {
         self.from..self.from + self.len
     }
 
-    /// Where it lies in the other box.
+    /// Its elements in the destination box.
     pub fn in_to(&self) -> Range<usize> {
         self.to..self.to + self.len
     }

@@ -24,7 +24,7 @@ fn places(of: &TensorBox) -> BTreeMap<Vec<usize>, usize> {
     positions(of).into_iter().zip(0..).collect()
 }
 
-/// Dims with a box in each.
+/// A box with `n_dims` dims.
 fn any_box(n_dims: usize) -> impl Strategy<Value = TensorBox> {
     prop::collection::vec((0usize..4, 1usize..4), n_dims).prop_map(|dims| {
         let (offset, extent) = dims.into_iter().unzip();
@@ -36,7 +36,7 @@ fn two_boxes() -> impl Strategy<Value = (TensorBox, TensorBox)> {
     (0usize..4).prop_flat_map(|n_dims| (any_box(n_dims), any_box(n_dims)))
 }
 
-/// A box that contains another one, with so many positions more on each side.
+/// A box that contains `inner`, with up to `more` positions added on each side of each dim.
 fn around(inner: &TensorBox, more: &[(usize, usize)]) -> TensorBox {
     let mut outer = inner.clone();
     for (dim, (before, behind)) in more.iter().enumerate().take(inner.offset.len()) {
@@ -48,7 +48,7 @@ fn around(inner: &TensorBox, more: &[(usize, usize)]) -> TensorBox {
 }
 
 #[test]
-fn runs_are_whole_rows_together_and_columns_one_by_one() {
+fn whole_rows_form_one_run_and_columns_form_one_run_per_row() {
     let (stored, rows, columns) =
         (tensor_box(&[2, 0], &[4, 8]), tensor_box(&[3, 0], &[3, 8]), tensor_box(&[4, 6], &[2, 2]));
 
@@ -60,7 +60,7 @@ fn runs_are_whole_rows_together_and_columns_one_by_one() {
 }
 
 #[test]
-fn box_of_other_dims_or_beyond_all_numbers_has_nothing_in_common_or_less_than_it_claims() {
+fn intersection_is_empty_for_mismatched_dims_and_clipped_for_oversized_boxes() {
     let held = tensor_box(&[1, 0], &[2, 6]);
     let (large, far) = (tensor_box(&[2, 1], &[usize::MAX; 2]), tensor_box(&[2, usize::MAX], &[1, 7]));
 
@@ -76,21 +76,21 @@ fn box_of_other_dims_or_beyond_all_numbers_has_nothing_in_common_or_less_than_it
 
 #[test]
 
-fn run_over_rows_is_the_end_of_one_some_rows_and_the_beginning_of_one() {
+fn run_over_rows_splits_into_a_partial_row_full_rows_and_a_partial_row() {
     let boxes = TensorBox::whole(&[4, 6]).boxes_of_run(3..20);
 
     assert_eq!(boxes, [tensor_box(&[0, 3], &[1, 3]), tensor_box(&[1, 0], &[2, 6]), tensor_box(&[3, 0], &[1, 2])]);
 }
 
 #[test]
-fn runs_of_scalars_empty_tensors_and_large_ones_are_boxes_too() {
+fn runs_of_scalars_empty_tensors_and_huge_tensors_become_boxes() {
     assert_eq!(TensorBox::whole(&[]).boxes_of_run(0..1), [TensorBox::whole(&[])]);
     assert_eq!(TensorBox::whole(&[]).boxes_of_run(1..1), []);
     assert_eq!(TensorBox::whole(&[0, 3]).boxes_of_run(0..0), []);
     assert_eq!(TensorBox::whole(&[1 << 40, 1 << 20]).boxes_of_run(1 << 59..1 << 60).len(), 1);
 }
 
-/// Whether elements `run` of a box are a box themselves, by search over all boxes in it.
+/// Whether the elements `run` of a box form a box, by comparison with their bounding box.
 fn is_box(whole: &TensorBox, run: Range<usize>) -> bool {
     let all = positions(whole);
     let wanted: BTreeSet<&Vec<usize>> = all[run].iter().collect();
@@ -103,7 +103,7 @@ fn is_box(whole: &TensorBox, run: Range<usize>) -> bool {
 
 proptest! {
     #[test]
-    fn intersection_and_rest_have_each_element_of_a_box_once((a, b) in two_boxes()) {
+    fn intersection_and_difference_partition_a_box((a, b) in two_boxes()) {
         let (in_a, in_b) = (positions(&a), places(&b));
 
         let common = a.intersection(&b);
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn runs_copy_each_element_of_a_box_from_its_place_to_its_place_in_as_few_pieces_as_possible(
+    fn runs_copy_each_element_of_a_box_in_the_fewest_pieces(
         inner in (0usize..4).prop_flat_map(any_box),
         more in prop::collection::vec((0usize..2, 0usize..2), 3),
         more_to in prop::collection::vec((0usize..2, 0usize..2), 3),
@@ -137,7 +137,7 @@ proptest! {
     }
 
     #[test]
-    fn boxes_of_a_run_are_its_elements_in_order_and_as_few_as_possible(
+    fn boxes_of_a_run_cover_its_elements_in_order_and_are_the_fewest(
         whole in (0usize..4).prop_flat_map(any_box), a: Index, b: Index,
     ) {
         let all = positions(&whole);
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn boxes_of_runs_that_follow_each_other_tile_the_tensor(
+    fn boxes_of_consecutive_runs_tile_the_tensor(
         shape in prop::collection::vec(1usize..5, 0..4), ends in prop::collection::vec(any::<Index>(), 0..4),
     ) {
         let whole = TensorBox::whole(&shape);

@@ -1,14 +1,14 @@
 //! Whether boxes cover a tensor exactly once.
 //!
-//! Boxes that do not overlap and have together the volume of the whole leave no hole. That no two of very many boxes
-//! overlap is found by sweeping: along one dim, boxes fall into groups whose intervals do not touch, and only boxes of one
-//! group can meet; each group is then swept along the next dim, and so on. Rows, columns, grids and flat runs of elements
-//! come apart in two or three sweeps; a group that no dim separates is compared pair by pair.
+//! Boxes that do not overlap and whose volumes add up to the tensor's volume leave no hole. A sweep checks very many boxes
+//! for overlap: along one dim, boxes fall into groups whose intervals do not touch, and only boxes of one group can
+//! overlap; each group is then swept along the next dim, and so on. Two or three sweeps separate rows, columns, grids and
+//! flat runs of elements; a group that no dim separates is compared pair by pair.
 
 use super::TensorBox;
 
-/// Boxes visited before the answer is no: boxes of a real save need some tens of visits each, and a file that was made to
-/// be slow must not hold up a start.
+/// Maximum number of box visits; beyond it the answer is no. Each box of a real save takes some tens of visits, and a
+/// maliciously slow file must not delay a start.
 const VISITS_MAX: u64 = 1 << 30;
 
 /// Whether the boxes cover a tensor of this shape exactly, without hole or overlap. An empty tensor needs no box.
@@ -18,22 +18,22 @@ pub fn tiles_exactly(shape: &[usize], boxes: &[TensorBox]) -> bool {
     covered == Some(total) && are_disjoint(shape, boxes)
 }
 
-/// Whether every box lies in a tensor of this shape and has an element, and no two have one in common.
+/// Whether all boxes lie in a tensor of this shape, are not empty and do not overlap.
 pub fn are_disjoint(shape: &[usize], boxes: &[TensorBox]) -> bool {
     let usable = |region: &TensorBox| region.fits_in(shape) && region.n_elements_checked().is_some_and(|n| n > 0);
-    boxes.iter().all(usable) && come_apart(boxes.iter().collect(), shape.len())
+    boxes.iter().all(usable) && have_no_overlap(boxes.iter().collect(), shape.len())
 }
 
-/// Boxes that touch along every dim looked at since they were last separated.
+/// Boxes that touch along every dim swept since they were last separated.
 struct Group<'a> {
     boxes: Vec<&'a TensorBox>,
     /// The dim to sweep next.
     dim: usize,
-    /// Dims in a row, before `dim`, along which the boxes are known to touch.
+    /// Number of consecutive dims before `dim` along which the boxes touch.
     n_stuck: usize,
 }
 
-fn come_apart(boxes: Vec<&TensorBox>, n_dims: usize) -> bool {
+fn have_no_overlap(boxes: Vec<&TensorBox>, n_dims: usize) -> bool {
     let mut visits = 0u64;
     let mut groups = vec![Group { boxes, dim: 0, n_stuck: 0 }];
     while let Some(mut group) = groups.pop() {
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_a_million_columns_are_not_compared_pair_by_pair() {
+    fn quarter_of_a_million_columns_are_not_compared_pair_by_pair() {
         let n = 1 << 18;
         let columns: Vec<TensorBox> = (0..n).map(|i| region(&[0, i], &[3, 1])).collect();
         let started = Instant::now();
 
         assert!(tiles_exactly(&[3, n], &columns));
 
-        // Pair by pair this takes 34 thousand million comparisons, a minute at the least.
+        // Comparing all pairs takes 34 billion comparisons, at least a minute.
         assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
     }
 

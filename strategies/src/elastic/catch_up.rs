@@ -12,8 +12,8 @@
 //! - `CATCH-UP-2` A catching-up member prepares for a rank of that mesh and receives that rank's state only; each of
 //!   its senders trains, and keeps the requested state as long as the world lasts.
 //! - `CATCH-UP-3` A catching-up member reports no state before it is complete ([`super::member`]).
-//! - `CATCH-UP-4` Little state is fetched while the world is paused, because two world changes would take longer. So is
-//!   state that the new mesh cuts differently, although it may be more: the training members would need memory for a
+//! - `CATCH-UP-4` Small state is fetched while the world is paused, because two world changes would take longer. State
+//!   that the new mesh cuts differently is, too, even if it is large: the training members would need memory for a
 //!   second shard meanwhile, and each member receives at most one of n parts and its shadows (24 bytes per parameter
 //!   for 1/n of the parameters with Adam), while sharded training transfers 12 bytes per parameter for (n-1)/n of them
 //!   in each step.
@@ -59,13 +59,13 @@ fn nodes_of(holders: &BTreeMap<Worker, &[Shard]>) -> BTreeMap<Shard, BTreeSet<No
     nodes
 }
 
-/// Splits a choice into training and catching-up members, if some miss so much state that the others should not wait.
-/// `holders` are the workers that have the base state, `shaken` the nodes that have lost a member.
+/// Splits a choice into training and catching-up members, if some miss too much state for the others to wait.
+/// `holders` are the workers that have the base state, `faulted` the nodes that have lost a member.
 pub fn catch_up_plan(
     policy: &Policy,
     choice: &Choice,
     holders: &BTreeMap<Worker, &[Shard]>,
-    shaken: &BTreeSet<NodeId>,
+    faulted: &BTreeSet<NodeId>,
 ) -> Option<CatchUpPlan> {
     let Choice { mesh, assignments } = choice;
     let has = |worker: &Worker, shard: &Shard| holders.get(worker).is_some_and(|held| held.contains(shard));
@@ -99,7 +99,7 @@ pub fn catch_up_plan(
     let (before, after) = (nodes_of(holders), nodes_of(&kept));
     let is_safe = |(shard, had): (&Shard, &BTreeSet<NodeId>)| {
         let Some(has) = after.get(shard) else { return false };
-        has.len() >= had.len().min(2) || (!shaken.is_empty() && !has.is_subset(shaken))
+        has.len() >= had.len().min(2) || (!faulted.is_empty() && !has.is_subset(faulted))
     };
     if !before.iter().all(is_safe) {
         return None;
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// The ranks of a mesh, and what those of them have that are not among `new`.
+    /// The ranks of a mesh, and the shards of all ranks but those in `new`.
     fn world(mesh: Mesh, new: &[u32]) -> (Choice, BTreeMap<Worker, Vec<Shard>>) {
         let assignments: Vec<Worker> = (0..mesh.size() as u32).map(worker).collect();
         let old = (0..mesh.size()).filter(|rank| !new.contains(&(*rank as u32)));
@@ -163,7 +163,7 @@ mod tests {
         held.iter().map(|(worker, shards)| (*worker, &shards[..])).collect()
     }
 
-    /// The lost member was on a node without surviving members.
+    /// A lost node, without surviving members.
     fn gone() -> BTreeSet<NodeId> {
         BTreeSet::from([NodeId(99)])
     }
@@ -175,7 +175,7 @@ mod tests {
 
         let catch_up_plan = catch_up_plan(&policy(mesh, 0), &choice, &borrowed(&held), &gone()).unwrap();
 
-        // Rank 1 is of the first replica, so the second one trains, in the first place.
+        // Rank 1 belongs to the first replica, so the second replica trains and becomes the first.
         assert_eq!(
             catch_up_plan.choice,
             Choice { mesh: Mesh { dp_replicate: 1, ..mesh }, assignments: vec![worker(2), worker(3)] }
@@ -205,20 +205,20 @@ mod tests {
 
     // CATCH-UP-5
     #[test]
-    fn catch_up_is_refused_where_one_more_node_failure_would_lose_the_only_copy() {
+    fn catch_up_is_rejected_when_one_more_node_failure_would_lose_the_only_copy() {
         let mesh = Mesh { dp_replicate: 2, dp_shard: 2, ..Mesh::ONE };
         let choice = Choice { mesh, assignments: [0, 1, 4, 2].map(worker).to_vec() };
         let [first, second] = [0, 1].map(|rank| Shard::of(&mesh, rank));
         let held = [(worker(0), vec![first]), (worker(1), vec![second]), (worker(2), vec![second])].into();
         let catches_up_after = |lost: &[u32]| {
-            let shaken = lost.iter().copied().map(NodeId).collect();
-            catch_up_plan(&policy(mesh, 0), &choice, &borrowed(&held), &shaken).is_some()
+            let faulted = lost.iter().copied().map(NodeId).collect();
+            catch_up_plan(&policy(mesh, 0), &choice, &borrowed(&held), &faulted).is_some()
         };
 
-        // Workers 0 and 1 train, both on node 0. What worker 2 has is no copy while it catches up.
-        assert!(catches_up_after(&[1]), "node 0 would be another one");
+        // Workers 0 and 1 train, both on node 0. Worker 2's state does not count as a copy while it catches up.
+        assert!(catches_up_after(&[1]), "node 1 lost a member, node 0 did not");
         assert!(!catches_up_after(&[0]));
-        assert!(!catches_up_after(&[]), "it would be the first one");
+        assert!(!catches_up_after(&[]), "no node has lost a member yet");
     }
 
     // CATCH-UP-4
@@ -278,7 +278,7 @@ mod tests {
                     }
                 }
             }
-            // Everybody has a rank later, and nobody who trains another coordinate.
+            // Every member has a rank later, and the training members keep their coordinates.
             let all: BTreeSet<Worker> = now.assignments.iter().copied().chain(catching_up.iter().map(|l| l.worker)).collect();
             prop_assert_eq!(all, choice.assignments.iter().copied().collect::<BTreeSet<_>>());
             let taken: BTreeSet<usize> = catching_up.iter().map(|catch_up| catch_up.rank).collect();

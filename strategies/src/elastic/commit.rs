@@ -1,47 +1,45 @@
 //! Which steps count. A step is committed once every member of its world has voted for it.
 //!
 //! The votes travel with the tensors (they are a collective of the program), so no coordinator is needed for a step to
-//! commit. It is needed when the world ends in the middle: some members may have learnt the outcome and died.
+//! commit. A coordinator is needed when a world ends during a step: members that learnt the outcome may have died.
 //!
 //! Invariants:
-//! - `COMMIT-1` A member votes for the step after its state only, and for nothing in a generation that it has been told
-//!   to leave.
+//! - `COMMIT-1` A member votes only for the step after its state, and never in a generation that it has left.
 //! - `COMMIT-2` If any member has learnt that a step is committed, every member of that world has voted for it.
-//! - `COMMIT-3` [`decide`] has one answer however many members died: a step that anybody has learnt is committed, and a
-//!   step that it does not name can never become committed in that world, since one member has left without a vote for
-//!   it.
+//! - `COMMIT-3` [`decide`] has one answer, whichever members died: a step that any member has learnt is committed, and a
+//!   step after the answer can never be committed in that world, because one member has left without a vote for it.
 //! - `COMMIT-4` The committed step never falls, unless a world is formed from disk; that begins a new lineage.
 //!
-//! Source: Skeen 1981, "Nonblocking commit protocols", §5 (termination by the survivors' states); here every participant
-//! can still go either way until it learns the outcome, and those who left are fenced by the generation.
+//! Source: Skeen 1981, "Nonblocking commit protocols", §5 (termination by the survivors' states); here a participant can
+//! commit or discard until it learns the outcome, and the generation fences members that have left.
 
 use super::identity::{Generation, Stale, Step, refuse_older};
 use serde::{Deserialize, Serialize};
 
-/// A state of the weights: how many updates, counted in which history.
+/// A version of the weights: the number of updates in one history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
-    /// The generation that last began from disk. Steps redone after that are other steps.
+    /// The generation that last began from disk. Steps repeated after that are different steps.
     pub lineage: Generation,
-    /// Updates.
+    /// Number of updates.
     pub step: Step,
 }
 
-/// How far a member is.
+/// The steps that a member has applied and voted for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitState {
-    /// The latest world in which it took a rank.
+    /// The latest world in which the member took a rank.
     pub entered: Generation,
-    /// The state that it has applied, if it has any.
+    /// The member's state, if it has one.
     pub applied: Option<Version>,
-    /// The step for which it has voted and of which it does not know the outcome.
+    /// The vote whose outcome the member has not learnt.
     pub voted: Option<Vote>,
 }
 
 /// A member's statement that it holds everything the update of `step` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vote {
-    /// The world in which it is cast.
+    /// The world of the vote.
     pub generation: Generation,
     /// The step.
     pub step: Step,
@@ -51,7 +49,7 @@ impl CommitState {
     /// Casts a vote (`COMMIT-1`).
     ///
     /// # Errors
-    /// When the world is another one. Nothing has changed.
+    /// When `generation` is older than the member's world. Nothing has changed.
     ///
     /// # Panics
     /// When the step is not the next one: the program would train on the wrong data.
@@ -64,10 +62,10 @@ impl CommitState {
         Ok(vote)
     }
 
-    /// Learns that all have voted: the update is to be applied.
+    /// Commits the step after all members have voted; the caller applies the update.
     ///
     /// # Errors
-    /// When the world is another one, or the step is not voted for. Nothing has changed.
+    /// When `generation` is older than the member's world, or the member has not voted for the step. Nothing has changed.
     pub fn commit(&mut self, generation: Generation, step: Step) -> Result<Version, Stale> {
         self.refuse_other(generation)?;
         let applied = self.applied.expect("a member without state does not run");
@@ -79,7 +77,7 @@ impl CommitState {
         Ok(version)
     }
 
-    /// The world is over and its outcome decided: applies the open update if it belongs to `base`, else drops it.
+    /// Settles a world that is over with outcome `base`: applies the open update if it leads to `base`, else drops it.
     /// Returns whether the member now has the state `base`.
     pub fn settle(&mut self, base: Version, voted_in: Generation) -> bool {
         if self.can_reach(base, voted_in) {
@@ -89,14 +87,14 @@ impl CommitState {
         self.applied == Some(base)
     }
 
-    /// Whether the member has the state `base`, or needs no more than its open update for it.
+    /// Whether the member has the state `base`, or reaches it with its open update.
     pub fn can_reach(&self, base: Version, voted_in: Generation) -> bool {
         let Some(applied) = self.applied else { return false };
         let open = Some(Vote { generation: voted_in, step: base.step });
         applied == base || (applied.lineage == base.lineage && applied.step.next() == base.step && self.voted == open)
     }
 
-    /// The highest step that this member would not contradict, if `base` is what the world of `generation` began from.
+    /// The highest step that the world of `generation` may have committed according to this member; it began from `base`.
     fn highest(&self, generation: Generation, base: Step) -> Step {
         if self.entered != generation {
             return base;
@@ -110,8 +108,8 @@ impl CommitState {
     }
 }
 
-/// The step that the world of `generation` has committed, which began from `base`; `left` are the promises of members
-/// that have left it. `None` if no member has left, because then the outcome is unknown.
+/// The step that the world of `generation` has committed. The world began from `base`; `left` are the states of members
+/// that have left it. `None` if no member has left: the outcome is unknown.
 pub fn decide<'a>(generation: Generation, base: Step, left: impl IntoIterator<Item = &'a CommitState>) -> Option<Step> {
     left.into_iter().map(|commit_state| commit_state.highest(generation, base)).min()
 }
@@ -141,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_without_all_votes_is_not_committed() {
+    fn step_without_all_votes_is_not_committed() {
         assert_eq!(decide(G, Step(4), &[voted(8), at(7)]), Some(Step(7)));
     }
 
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vote_of_another_world_does_not_reach_the_base() {
+    fn vote_of_another_world_does_not_reach_the_base() {
         let base = Version { lineage: Generation(1), step: Step(8) };
 
         assert!(voted(8).can_reach(base, G));
@@ -167,8 +165,8 @@ mod tests {
     }
 
     proptest! {
-        // COMMIT-2, COMMIT-3: members vote and learn in any order, any of them die; what anyone learnt is what
-        // survivors decide.
+        // COMMIT-2, COMMIT-3: members vote and commit in any order, and any of them die; the survivors' decision
+        // includes every step that any member committed.
         #[test]
         fn survivors_commit_every_step_whose_commit_any_member_saw(
             n in 1usize..5,
@@ -186,12 +184,12 @@ mod tests {
                     members[i].commit(G, next).unwrap();
                 }
             }
-            let caught_up = members.iter().map(|m| m.applied.unwrap().step).max().unwrap();
+            let committed = members.iter().map(|m| m.applied.unwrap().step).max().unwrap();
             let left: Vec<CommitState> =
                 members.iter().zip(&survivors).filter(|(_, lives)| **lives).map(|(m, _)| *m).collect();
 
             if let Some(step) = decide(G, Step(0), &left) {
-                prop_assert!(step >= caught_up, "{caught_up} was learnt, {step} decided");
+                prop_assert!(step >= committed, "a member committed {committed}, the survivors decided {step}");
                 let base = Version { step, ..left[0].applied.unwrap() };
                 prop_assert!(left.iter().all(|p| p.can_reach(base, G)));
             }

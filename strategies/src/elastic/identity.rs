@@ -1,9 +1,8 @@
 //! Identities of jobs, nodes and workers, and the counters that order them.
 //!
 //! Invariants:
-//! - `IDENTITY-1` A node and slot with a higher incarnation is another process; the one before it is dead.
-//! - `IDENTITY-2` Of two coordinators the one with the higher term is right; of two worlds the one with the higher
-//!   generation.
+//! - `IDENTITY-1` A higher incarnation of a slot is another process; the earlier process is dead.
+//! - `IDENTITY-2` The coordinator with the higher term prevails, and so does the world with the higher generation.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +14,7 @@ macro_rules! counter {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The one after it.
+            /// The next value.
             #[must_use]
             pub const fn next(self) -> $name {
                 $name(self.0 + 1)
@@ -31,7 +30,7 @@ macro_rules! counter {
 }
 
 counter!(
-    /// Identity of a job; all that travels carries it.
+    /// Identity of a job; every message carries it.
     JobId, "job"
 );
 counter!(
@@ -48,7 +47,7 @@ counter!(
     Term, "term"
 );
 counter!(
-    /// Counts updates of the weights; the state *at* step n has had n of them.
+    /// Counts updates of the weights; the state *at* step n has n updates.
     Step, "step"
 );
 
@@ -77,44 +76,44 @@ pub struct Worker {
 /// Why a message is rejected as stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
-    /// Of another job.
-    #[error("is of {found}, but this is {have}")]
+    /// From another job.
+    #[error("belongs to {found}, expected {have}")]
     Job {
-        /// What it carries.
+        /// Found in the message.
         found: JobId,
-        /// What it ought to carry.
+        /// Expected by the receiver.
         have: JobId,
     },
     /// From a coordinator that has been succeeded.
-    #[error("is of {found}, but {have} has begun")]
+    #[error("belongs to {found}, superseded by {have}")]
     Term {
-        /// What it carries.
+        /// Found in the message.
         found: Term,
-        /// What it ought to carry.
+        /// Expected by the receiver.
         have: Term,
     },
-    /// Of a world that has been replaced.
-    #[error("is of {found}, but {have} has begun")]
+    /// From a world that has been replaced.
+    #[error("belongs to {found}, superseded by {have}")]
     Generation {
-        /// What it carries.
+        /// Found in the message.
         found: Generation,
-        /// What it ought to carry.
+        /// Expected by the receiver.
         have: Generation,
     },
     /// From a process that has been succeeded.
-    #[error("is of {found}, but {have} has started")]
+    #[error("belongs to {found}, superseded by {have}")]
     Incarnation {
-        /// What it carries.
+        /// Found in the message.
         found: Incarnation,
-        /// What it ought to carry.
+        /// Expected by the receiver.
         have: Incarnation,
     },
     /// Overtaken by a later message from the same sender.
     #[error("is message {found}, but message {have} has been handled")]
     Overtaken {
-        /// What it carries.
+        /// Found in the message.
         found: u64,
-        /// The latest.
+        /// The latest one handled.
         have: u64,
     },
 }
@@ -148,12 +147,12 @@ mod tests {
 
     // IDENTITY-1, IDENTITY-2
     #[test]
-    fn only_what_is_older_is_refused() {
+    fn only_older_terms_are_rejected() {
         let stale = |found, have| Stale::Term { found, have };
 
         assert!(refuse_older(Term(3), Term(3), stale).is_ok());
         assert!(refuse_older(Term(4), Term(3), stale).is_ok());
         let err = refuse_older(Term(2), Term(3), stale).unwrap_err();
-        assert_eq!(err.to_string(), "is of term 2, but term 3 has begun");
+        assert_eq!(err.to_string(), "belongs to term 2, superseded by term 3");
     }
 }

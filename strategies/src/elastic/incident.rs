@@ -1,8 +1,8 @@
 //! Incidents: the root cause, and the duration of each recovery phase.
 //!
 //! Invariants:
-//! - `INCIDENT-1` An incident has one first cause, that of the earliest news; whatever follows until it is over is
-//!   noted beside it.
+//! - `INCIDENT-1` An incident has one first cause, from the earliest report; causes that follow until the incident is
+//!   over are listed beside it.
 //! - `INCIDENT-2` The phases' durations add up to the time from the last sign of health to the resumption.
 
 use super::identity::{Generation, NodeId, Step, Worker};
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 /// The root cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cause {
-    /// Who.
+    /// Its origin.
     pub culprit: Culprit,
-    /// What it did.
+    /// What happened.
     pub why: Why,
 }
 
@@ -26,7 +26,7 @@ pub enum Culprit {
     Worker(Worker),
     /// A machine.
     Node(NodeId),
-    /// No single one.
+    /// No single worker or node.
     Job,
 }
 
@@ -37,34 +37,34 @@ pub enum Why {
     Started,
     /// The process has exited, as reported by its supervisor.
     Died,
-    /// Nothing was heard of the machine for the detection time.
+    /// The machine sent no report for the detection time.
     Silent,
-    /// The process is there and gives no heartbeat.
+    /// The process is alive but sends no heartbeat.
     Hangs,
-    /// Its device does not get on while others wait for it.
+    /// Its device is stuck or slow while others wait for it.
     Straggles,
     /// No member makes progress.
     Stuck,
-    /// Others lost their connection to it, though its supervisor is heard.
+    /// Other members lost their connection to it, while its supervisor still reports.
     Unreachable,
-    /// Its machine is to be taken away.
+    /// Its machine is draining.
     Drains,
-    /// There are members for a larger mesh.
+    /// Enough members for a larger mesh are present.
     Grows,
-    /// The operator wants another mesh.
+    /// The operator requested another mesh.
     Resized,
-    /// The coordinator died and the world did not outlive it.
+    /// The coordinator died and its world did not survive.
     Succession,
 }
 
 impl Why {
-    /// Whether something broke, as opposed to a change that was meant.
+    /// Whether this is a failure, as opposed to a planned change.
     pub const fn is_crash(self) -> bool {
         matches!(self, Why::Died | Why::Silent | Why::Hangs | Why::Straggles | Why::Stuck | Why::Unreachable)
     }
 }
 
-/// Phases of an incident, in order. A second failure takes it back to an earlier one.
+/// Phases of an incident, in order. A second failure returns the incident to an earlier phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
     /// From the last heartbeat to detection.
@@ -86,19 +86,19 @@ impl Phase {
     pub const ALL: [Phase; 6] = [Phase::Detect, Phase::Agree, Phase::Abort, Phase::Regroup, Phase::Heal, Phase::Resume];
 }
 
-/// An incident that is over.
+/// A closed incident.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// The world that trains again.
     pub generation: Generation,
-    /// The step that it went on from; the next one is the first that it commits.
+    /// The base step of that world, which commits the next step first.
     pub step: Step,
-    /// What began it (`INCIDENT-1`).
+    /// The first cause (`INCIDENT-1`).
     pub cause: Cause,
-    /// Details.
+    /// Details of the first cause.
     #[serde(default)]
     pub detail: Option<String>,
-    /// What else happened before it was over; the first [`ALSO_MAX`].
+    /// Causes that followed, up to [`ALSO_MAX`].
     pub also: Vec<Cause>,
     /// Time in each of [`Phase::ALL`].
     pub phases: [Duration; 6],
@@ -111,10 +111,10 @@ impl Timeline {
     }
 }
 
-/// Bound of what is noted beside the first cause.
+/// Largest number of causes listed beside the first one.
 pub const ALSO_MAX: usize = 64;
 
-/// An incident that is not over.
+/// An open incident.
 #[derive(Clone, Debug)]
 pub struct Incident {
     cause: Cause,
@@ -126,7 +126,7 @@ pub struct Incident {
 }
 
 impl Incident {
-    /// News has come of something; `healthy` is when its culprit was last known to be well.
+    /// Opens an incident; `healthy` is when the culprit was last known to be healthy.
     pub fn new(now: Instant, healthy: Instant, cause: Cause) -> Incident {
         let mut incident = Incident {
             cause,
@@ -140,31 +140,31 @@ impl Incident {
         incident
     }
 
-    /// What began it.
+    /// The first cause.
     pub fn cause(&self) -> Cause {
         self.cause
     }
 
-    /// Says more about the first cause.
+    /// Adds details of the first cause.
     #[must_use]
     pub fn because(self, detail: Option<String>) -> Incident {
         Incident { detail, ..self }
     }
 
-    /// Notes something that happened while it was not over (`INCIDENT-1`).
+    /// Adds a cause that followed the first one (`INCIDENT-1`).
     pub fn also(&mut self, cause: Cause) {
         if cause != self.cause && self.also.len() < ALSO_MAX && !self.also.contains(&cause) {
             self.also.push(cause);
         }
     }
 
-    /// The phase that begins now.
+    /// Enters a phase.
     pub fn enter(&mut self, now: Instant, phase: Phase) {
         self.phases[self.phase as usize] += now.saturating_duration_since(self.since);
         (self.phase, self.since) = (phase, now);
     }
 
-    /// It is over: a world trains again, from this step.
+    /// Closes the incident: a world trains again, from this step.
     pub fn close(mut self, now: Instant, generation: Generation, step: Step) -> Timeline {
         self.enter(now, Phase::Resume);
         let Incident { cause, detail, also, phases, .. } = self;
@@ -219,7 +219,7 @@ mod tests {
 
     // INCIDENT-1, INCIDENT-2
     #[test]
-    fn the_first_cause_is_kept_and_phases_add_up() {
+    fn first_cause_is_kept_and_phases_add_up() {
         let start = Instant::now();
         let ms = |n| start + Duration::from_millis(n);
         let died = Cause { culprit: Culprit::Node(NodeId(1)), why: Why::Died };

@@ -7,9 +7,8 @@
 //! - `MEMBER-3` A member runs only with the complete state of its rank.
 //! - `MEMBER-4` All members of a world act on a request after the same step: requests travel with the votes, and each
 //!   member acts on the union of the requests in all votes for a step.
-//! - `MEMBER-5` A member is done only when the last step is committed and all that it had to save is durable.
-//! - `MEMBER-6` A pausing world stops at all members after the same step, which is not saved; nothing of that step is
-//!   lost.
+//! - `MEMBER-5` A member is done only when the last step is committed and all its checkpoint parts are durable.
+//! - `MEMBER-6` All members of a pausing world stop after the same step and keep its state, without saving it.
 //! - `MEMBER-7` A member is not ready before its device has joined the world, even if its state is complete: until then
 //!   an operation of an older world may still access the memory of its peers.
 //! - `MEMBER-8` is in `catching_up`.
@@ -32,12 +31,12 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What a member does by itself as steps go by.
+/// When a member saves and stops without a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// Steps between checkpoints; 0 for none but the one at the end and those that are asked for.
+    /// Steps between checkpoints; 0 for only the last one and requested ones.
     pub save_steps: u64,
-    /// The last step; absent if the job goes on until it is stopped.
+    /// The last step; absent if the job runs until it is stopped.
     pub last_step: Option<Step>,
 }
 
@@ -69,10 +68,10 @@ pub struct Member {
 struct RankAssignment {
     world_plan: Arc<WorldPlan>,
     rank: usize,
-    /// Whether the device is there.
+    /// Whether the device has joined the world.
     joined: bool,
     missing: Vec<Transfer>,
-    /// How many of the checkpoints that were asked for are written or being written.
+    /// Number of requested checkpoints that are written or being written.
     n_saves: u64,
     /// Parts that are being written.
     saving: Vec<Part>,
@@ -103,15 +102,15 @@ impl Member {
         }
     }
 
-    /// The same with this process id.
+    /// Sets the process id.
     #[must_use]
     pub fn with_pid(self, pid: u32) -> Member {
         Member { pid: Some(pid), ..self }
     }
 
-    /// What it is at.
+    /// The member's status report.
     pub fn report(&self) -> MemberReport {
-        // The own shard first: it is what tells a replica from a shadow.
+        // The rank's own shard comes first, which distinguishes a replica from a shadow.
         let assignment = self.assignment.as_ref().map(|assignment| assignment.world_plan.holds[assignment.rank][0]);
         let own = assignment.or(self.catch_up().map(|catch_up| catch_up.holds[0]));
         let first = own.filter(|shard| self.holds.contains(shard));
@@ -148,7 +147,7 @@ impl Member {
         self.desired_state.generation
     }
 
-    /// The operator requests known here.
+    /// The operator requests known to this member.
     pub fn requests(&self) -> Requests {
         self.requests
     }
@@ -163,11 +162,11 @@ impl Member {
         self.commit_state.applied == Some(base) && self.holds.contains(&shard)
     }
 
-    /// Whether a desired state would end the world in which this member is; what that world has done so far must have been
-    /// handled before it is.
+    /// Whether a desired state would end this member's world. Everything that the world has done so far must be handled
+    /// before that desired state.
     ///
     /// # Errors
-    /// When it is older than the current one (`MEMBER-1`).
+    /// When the desired state is older than the current one (`MEMBER-1`).
     pub fn ends_world(&self, desired_state: &DesiredState) -> Result<bool, Stale> {
         let (id, own) = (desired_state.id, self.desired_state);
         if desired_state.job != self.job {
@@ -185,7 +184,7 @@ impl Member {
     /// Handles a desired state from the coordinator.
     ///
     /// # Errors
-    /// When it is older than the current one (`MEMBER-1`). Nothing has changed.
+    /// When the desired state is older than the current one (`MEMBER-1`). Nothing has changed.
     pub fn handle_desired_state(&mut self, desired_state: &DesiredState) -> Result<(), Stale> {
         let ends_world = self.ends_world(desired_state)?;
         let begins = desired_state.id.generation > self.desired_state.generation;
@@ -211,7 +210,7 @@ impl Member {
         Ok(())
     }
 
-    /// Reports that its world cannot go on because `lost`, or an unknown peer, cannot be reached.
+    /// Reports that its world cannot continue because `lost`, or an unknown peer, cannot be reached.
     ///
     /// # Errors
     /// When the world is an older one (`MEMBER-1`), which was ending anyway.
@@ -261,7 +260,7 @@ impl Member {
         Ok(())
     }
 
-    /// Its own gradients for `step` are computed and on their way to the others.
+    /// Its own gradients for `step` are computed and being sent to its peers.
     ///
     /// # Errors
     /// When they were computed for an older generation (`MEMBER-1`).
@@ -272,7 +271,7 @@ impl Member {
         Ok(())
     }
 
-    /// All that the update to `step` needs is at hand; the update is not applied.
+    /// Everything that the update to `step` needs has arrived; the update is not applied.
     ///
     /// # Errors
     /// When it was computed for an older generation (`MEMBER-1`).
@@ -284,7 +283,7 @@ impl Member {
         Ok(())
     }
 
-    /// All members of the world have voted for `step`; `requests` is what any of their votes asked for (`MEMBER-4`).
+    /// All members of the world have voted for `step`; `requests` is the union of the votes' requests (`MEMBER-4`).
     ///
     /// # Errors
     /// When it is of an older generation (`MEMBER-1`): the next world plan will carry the outcome.
@@ -313,7 +312,7 @@ impl Member {
 
     /// A part of a checkpoint is durable.
     pub fn handle_saved(&mut self, part: Part) {
-        // Parts may become durable out of order; the last one must not be forgotten for an older one.
+        // Parts may become durable out of order; an older part must not replace the latest.
         if self.saved.is_none_or(|saved| saved.of < part.of) {
             self.saved = Some(part);
         }
@@ -327,7 +326,7 @@ impl Member {
         }
     }
 
-    /// All that belongs to the end is done (`MEMBER-5`).
+    /// The shell has done everything that the end requires (`MEMBER-5`).
     ///
     /// # Errors
     /// When it was done for an older generation (`MEMBER-1`): the end will come again.
@@ -340,7 +339,7 @@ impl Member {
         Ok(())
     }
 
-    /// It cannot go on, and no successor could: the job is to end. The first reason is kept.
+    /// Handles a permanent failure, which ends the job because a successor would fail, too. The first reason is kept.
     pub fn handle_failed(&mut self, reason: &str) {
         self.failure.get_or_insert_with(|| bounded(reason));
         self.commands.push_back(Command::Report);
@@ -351,7 +350,7 @@ impl Member {
         self.commands.pop_front()
     }
 
-    /// What its device is at now, as far as the machine can tell.
+    /// Records what the device is doing, as far as this machine can tell.
     fn is_at(&mut self, at: At) {
         self.progress = Progress { ticks: self.progress.ticks + 1, at };
     }
@@ -376,7 +375,7 @@ impl Member {
         }
     }
 
-    /// What comes after a step.
+    /// Continues after a step.
     fn go_on(&mut self, generation: Generation, step: Step, last: bool) {
         if last {
             self.is_at(At::Stores);
@@ -402,7 +401,7 @@ impl Member {
         self.commands.push_back(Command::Report);
     }
 
-    /// The last world's outcome is decided and the next one begins.
+    /// Applies the outcome of the last world and begins the next one.
     fn take_rank(&mut self, world_plan: &Arc<WorldPlan>) {
         let before = self.commit_state.applied;
         if self.commit_state.settle(world_plan.base, world_plan.voted_in) {
@@ -455,9 +454,9 @@ impl Member {
         }
     }
 
-    /// The world in which it has its rank trains. What a later desired state says of that world is not looked at again.
+    /// Starts training. The member keeps the plan under which it took its rank and ignores the plans of later messages.
     fn run(&mut self) {
-        // It has had a rank there, and what it holds is needed for the next one.
+        // The member has left this world's steps, and the next world needs its state.
         if self.broken.is_some() || self.phase == MemberPhase::Paused {
             return;
         }
@@ -476,7 +475,7 @@ impl Member {
                 let (generation, step) = (world_plan.generation, world_plan.base.step);
                 let last = self.is_last(step) || world_plan.rests;
                 if last {
-                    // The world before has done the last step, and may not have saved it.
+                    // The previous world has committed the last step, but may not have saved it.
                     self.save(generation, step);
                 }
                 self.go_on(generation, step, last);
@@ -561,7 +560,7 @@ mod tests {
 
     // MEMBER-1
     #[test]
-    fn after_a_stop_nothing_of_the_old_generation_counts() {
+    fn stopped_member_rejects_messages_of_the_old_generation() {
         let mut member = running(&world_plan(1, [worker(0), worker(1)]));
         member.handle_computed(Generation(1), Step(1)).unwrap();
         member.handle_desired_state(&desired_state(2, Stage::Stop, None)).unwrap();
@@ -594,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn world_stays_what_it_was_when_the_rank_was_taken() {
+    fn member_keeps_the_plan_under_which_it_took_its_rank() {
         let formed = world_plan(1, [worker(0), worker(1)]);
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         member.handle_desired_state(&desired_state(1, Stage::Form, Some(&formed))).unwrap();
@@ -628,12 +627,12 @@ mod tests {
         assert_eq!((report.phase, report.holds.len()), (MemberPhase::Stopped, held.len()));
         assert_eq!(report.broken.unwrap().reason, "a connection broke");
         member.handle_desired_state(&desired_state(2, Stage::Stop, None)).unwrap();
-        assert_eq!(member.report().broken, None, "that is over with its world");
+        assert_eq!(member.report().broken, None, "the failure ends with its world");
     }
 
     // MEMBER-3
     #[test]
-    fn a_member_without_all_its_state_does_not_run() {
+    fn member_without_all_its_state_does_not_run() {
         let world_plan = world_plan(1, [worker(0), worker(1)]);
         let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
         member.handle_desired_state(&desired_state(1, Stage::Form, Some(&world_plan))).unwrap();
@@ -671,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_says_so_until_the_world_runs() {
+    fn guest_reports_its_phase_until_the_world_runs() {
         let mut member = running(&world_plan(1, [worker(0), worker(1)]));
         let base = member.report().commit_state.applied.unwrap();
         let next = WorldPlan { base, voted_in: Generation(1), ..(*world_plan(2, [worker(1), worker(2)])).clone() };
@@ -686,14 +685,14 @@ mod tests {
 
     // MEMBER-4
     #[test]
-    fn request_takes_effect_once_all_votes_are_counted_and_not_before() {
+    fn request_takes_effect_only_after_all_votes_are_counted() {
         let world_plan = world_plan(1, [worker(0), worker(1)]);
         let mut member = running(&world_plan);
         let requests = Requests { save: 1, ..Requests::default() };
-        let mut told = desired_state(1, Stage::Run, Some(&world_plan));
-        (told.requests, told.id.revision) = (requests, requests.revision());
+        let mut request = desired_state(1, Stage::Run, Some(&world_plan));
+        (request.requests, request.id.revision) = (requests, requests.revision());
 
-        member.handle_desired_state(&told).unwrap();
+        member.handle_desired_state(&request).unwrap();
         assert_eq!(commands(&mut member), []);
         member.handle_computed(Generation(1), Step(1)).unwrap();
         let vote = Vote { generation: Generation(1), step: Step(1) };
@@ -703,12 +702,15 @@ mod tests {
         member.handle_computed(Generation(1), Step(2)).unwrap();
         member.handle_committed(Generation(1), Step(2), requests).unwrap();
 
-        assert!(!commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))), "it was one request");
+        assert!(
+            !commands(&mut member).iter().any(|command| matches!(command, Command::Save(_))),
+            "one request, one checkpoint"
+        );
     }
 
     // MEMBER-6
     #[test]
-    fn a_member_pauses_behind_a_step_that_is_not_saved_and_keeps_what_it_has() {
+    fn member_pauses_behind_an_unsaved_step_and_keeps_its_state() {
         let world_plan = world_plan(1, [worker(0), worker(1)]);
         let mut member = running(&world_plan);
         let requests = Requests { save: 1, pause: Generation(1), ..Requests::default() };
@@ -725,12 +727,12 @@ mod tests {
         let mut later = desired_state(1, Stage::Run, Some(&world_plan));
         (later.requests, later.id.revision) = (requests, requests.revision());
         member.handle_desired_state(&later).unwrap();
-        assert_eq!(member.report().holds.len(), 2, "the next world needs it");
+        assert_eq!(member.report().holds.len(), 2, "the next world needs the state");
     }
 
     // MEMBER-5
     #[test]
-    fn a_member_is_done_when_its_parts_are_durable_and_the_shell_has_finished() {
+    fn member_is_done_when_its_parts_are_durable_and_the_shell_has_finished() {
         let mut member = running(&world_plan(1, [worker(0), worker(1)]));
         let stop = Requests { stop: true, ..Requests::default() };
         member.handle_computed(Generation(1), Step(1)).unwrap();
@@ -749,7 +751,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_part_that_is_durable_late_does_not_hide_the_newest() {
+    fn older_part_that_becomes_durable_late_does_not_replace_the_newest() {
         let world_plan = world_plan(1, [worker(0), worker(1)]);
         let mut member = running(&world_plan);
         let part = |step| Part {

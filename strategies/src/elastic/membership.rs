@@ -1,14 +1,13 @@
 //! The coordinator's view of nodes and their workers.
 //!
 //! Invariants:
-//! - `MEMBERSHIP-1` Of each node only the latest report of its latest boot counts; older ones are refused and change
-//!   nothing.
-//! - `MEMBERSHIP-2` A node is lost exactly when nothing was heard of it for the detection time.
-//! - `MEMBERSHIP-3` "Dead" is said only on the word of a supervisor: the process has a successor, or was reported by
-//!   the node and is so no more, or was started before the node's latest boot. Silence proves nothing.
-//! - `MEMBERSHIP-4` A worker that was given up does not take part again; its successor may.
-//! - `MEMBERSHIP-5` If the coordinator itself was asleep, that is not the nodes' silence: they get half the detection
-//!   time anew.
+//! - `MEMBERSHIP-1` Only the latest report of a node's latest boot counts; older reports are rejected and change nothing.
+//! - `MEMBERSHIP-2` A node is lost exactly when it has not reported for the detection time.
+//! - `MEMBERSHIP-3` Only a supervisor's report proves that a process is dead: the report names a successor, or no longer
+//!   lists the process, or comes from a boot after its start. Silence proves nothing.
+//! - `MEMBERSHIP-4` An evicted worker does not take part again; its successor may.
+//! - `MEMBERSHIP-5` A suspension of the coordinator does not count as silence of the nodes: they get half the detection
+//!   time again.
 
 use super::identity::{Incarnation, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::incident::{Cause, Culprit, Why};
@@ -17,23 +16,23 @@ use super::timing::Timing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-/// News about members.
+/// A change of the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A worker can take part.
-    JoinedWorld(Worker),
-    /// A worker has been told of the latest generation.
-    CaughtUp(Worker),
-    /// A worker that can no longer take part.
+    Joined(Worker),
+    /// A worker has acknowledged a newer generation.
+    Acknowledged(Worker),
+    /// A worker can no longer take part.
     Lost {
         /// The worker.
         worker: Worker,
         /// Why.
         cause: Cause,
-        /// When it was last known to be well.
+        /// When it was last known to be healthy.
         healthy: Instant,
     },
-    /// The workers of a node are to leave.
+    /// A node is draining.
     Drains(NodeId),
 }
 
@@ -44,7 +43,7 @@ pub enum Status<'a> {
     Alive(&'a MemberReport),
     /// The process is gone (`MEMBERSHIP-3`).
     Dead,
-    /// Its node is silent, or it has been given up: it may live.
+    /// Its node is silent, or it is evicted: it may be alive.
     Unheard,
 }
 
@@ -54,10 +53,9 @@ pub struct Membership {
     timing: Timing,
     nodes: BTreeMap<NodeId, Node>,
     deadlines: BTreeSet<(Instant, NodeId)>,
-    /// When it was last called; it asks to be called as often as ranks give heartbeats, so that it notices when it was
-    /// not.
+    /// Time of the last call. Calls are due as often as ranks send heartbeats, so that a longer gap shows a suspension.
     awake: Instant,
-    /// Workers that were given up and may live.
+    /// Evicted workers that may be alive.
     evicted: BTreeSet<Worker>,
     changes: VecDeque<Change>,
 }
@@ -70,7 +68,7 @@ struct Node {
     silent: bool,
     draining: bool,
     slots: BTreeMap<u32, MemberReport>,
-    /// The latest process of each place that was ever reported.
+    /// The latest process ever reported for each slot.
     latest: BTreeMap<u32, Incarnation>,
 }
 
@@ -87,7 +85,7 @@ impl Membership {
         }
     }
 
-    /// A node reports.
+    /// Handles a node's report.
     ///
     /// # Errors
     /// When it is not the latest report of that node (`MEMBERSHIP-1`). Nothing has changed.
@@ -164,12 +162,12 @@ impl Membership {
         Some(self.deadlines.first().map_or(wake, |(deadline, _)| wake.min(*deadline)))
     }
 
-    /// The next news.
+    /// The next change.
     pub fn poll_change(&mut self) -> Option<Change> {
         self.changes.pop_front()
     }
 
-    /// Gives up a worker that its supervisor does not call dead; it is to be killed (`MEMBERSHIP-4`).
+    /// Evicts a worker that is not known to be dead; its node is to kill it (`MEMBERSHIP-4`).
     pub fn evict(&mut self, worker: Worker) {
         if matches!(self.status(worker), Status::Alive(_)) {
             self.evicted.insert(worker);
@@ -194,7 +192,7 @@ impl Membership {
                     Status::Alive(member)
                 }
             }
-            // A delayed report may be older than the worker, and then says nothing about it.
+            // A delayed report may be older than the worker and then proves nothing.
             _ => {
                 let seen = node.latest.get(&worker.member.slot).is_some_and(|latest| *latest >= worker.incarnation);
                 if seen || node.boot > worker.incarnation { Status::Dead } else { Status::Unheard }
@@ -202,43 +200,43 @@ impl Membership {
         }
     }
 
-    /// All that take part, those of draining nodes too.
+    /// All workers that take part, including those of draining nodes.
     pub fn alive(&self) -> impl Iterator<Item = &MemberReport> {
         let heard = self.nodes.values().filter(|node| !node.silent);
         heard.flat_map(|node| node.slots.values()).filter(|member| !self.evicted.contains(&member.worker))
     }
 
-    /// Whether a node is about to be taken away.
+    /// Whether a node is draining.
     pub fn drains(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_some_and(|node| node.draining)
     }
 
-    /// Whether any node that was once heard of is silent, but for those that have left.
+    /// Whether any known node is silent, other than nodes that have left.
     pub fn any_silent(&self) -> bool {
         self.nodes.values().any(|node| node.silent && !(node.draining && node.slots.is_empty()))
     }
 
-    /// Which start of a node's supervisor was heard last.
+    /// The latest reported incarnation of a node's supervisor.
     pub fn boot(&self, node: NodeId) -> Option<Incarnation> {
         self.nodes.get(&node).map(|node| node.boot)
     }
 
-    /// Whether a node is not heard of.
+    /// Whether a node is silent or unknown.
     pub fn is_silent(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_none_or(|node| node.silent)
     }
 
-    /// When a node was last heard of.
+    /// Time of a node's last report.
     pub fn heard(&self, node: NodeId) -> Option<Instant> {
         self.nodes.get(&node).map(|node| node.heard)
     }
 
-    /// What a node said of its workers, whether they take part or not.
+    /// The workers in a node's last report, whether they take part or not.
     pub fn members(&self, node: NodeId) -> impl Iterator<Item = &MemberReport> {
         self.nodes.get(&node).into_iter().flat_map(|node| node.slots.values())
     }
 
-    /// All nodes that were ever heard of.
+    /// All nodes that have ever reported.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.nodes.keys().copied()
     }
@@ -265,14 +263,14 @@ impl Membership {
             return;
         }
         if old.is_none() || returns {
-            self.changes.push_back(Change::JoinedWorld(member.worker));
+            self.changes.push_back(Change::Joined(member.worker));
         }
         if old.is_none_or(|old| old.generation < member.generation) {
-            self.changes.push_back(Change::CaughtUp(member.worker));
+            self.changes.push_back(Change::Acknowledged(member.worker));
         }
         if member.hangs {
             self.evicted.insert(member.worker);
-            // Its node has reported since, and has waited for it for so long.
+            // The node has reported since, after waiting this long for the worker's heartbeat.
             let silent = now.checked_sub(self.timing.suspicion).unwrap_or(healthy);
             self.lose(member.worker, Why::Hangs, healthy.min(silent));
         }
@@ -377,7 +375,7 @@ mod tests {
 
     // MEMBERSHIP-3
     #[test]
-    fn a_successor_or_a_new_boot_proves_death() {
+    fn successor_or_a_new_boot_proves_death() {
         let start = Instant::now();
         let mut membership = Membership::new(start, Timing::default());
         membership.handle_report(start, &report(0, 1, 1, &[7, 7])).unwrap();
@@ -393,12 +391,12 @@ mod tests {
 
     // MEMBERSHIP-4
     #[test]
-    fn hung_worker_is_given_up_until_it_has_a_successor() {
+    fn hung_worker_is_evicted_until_it_has_a_successor() {
         let timing = Timing::default();
         let start = Instant::now();
         let now = start + timing.suspicion * 2;
         let mut membership = Membership::new(start, timing);
-        // Its node goes on reporting while the worker is silent.
+        // The node keeps reporting while the worker is silent.
         membership.handle_report(now - timing.suspicion / 2, &report(0, 1, 1, &[7])).unwrap();
         let mut hanging = report(0, 1, 2, &[7]);
         hanging.members[0].hangs = true;

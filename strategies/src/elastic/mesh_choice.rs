@@ -1,18 +1,17 @@
 //! Chooses the mesh after a change, and the rank assignment.
 //!
 //! Invariants:
-//! - `MESH-CHOICE-1` The mesh is the requested one if there are enough members for it. Else `pp`, `cp` and `tp` are
-//!   those wanted, or those of the last world as long as the wanted ones would leave more members without a rank;
-//!   neither `dp` axis is larger than both of them have it, or smaller than the policy allows.
+//! - `MESH-CHOICE-1` The mesh is the wanted one if there are enough members for it. Otherwise `pp`, `cp` and `tp` are
+//!   those of the wanted mesh, or those of the last world while the wanted ones would leave more members without a
+//!   rank; no `dp` axis is larger than in both meshes, or smaller than the policy allows.
 //! - `MESH-CHOICE-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes
 //!   uneven shares.
-//! - `MESH-CHOICE-3` Of the members of the last world as many as possible keep the state that they have: a coordinate
-//!   is given to another one only if its holder is gone or the coordinate has vanished. A member that has caught up
-//!   gets its rank before any other candidate.
+//! - `MESH-CHOICE-3` As many members of the last world as possible keep their state: a member keeps its coordinate if
+//!   the mesh still has it. A member that has caught up gets its rank before any other candidate.
 //!
-//! Meshes are tried from the most ranks to the fewest; of equal ones the one that is as wanted, then the one that keeps
-//! `dp_shard`, as then no state moves. Whether the model can be cut that way is not known here; the sender of a request
-//! checks it first.
+//! The mesh with the most ranks is chosen; among equal ones the one with the wanted `pp`, `cp` and `tp`, then the one
+//! that keeps `dp_shard`, because no state moves. The sender of a request checks beforehand whether the model can be cut
+//! that way.
 
 use super::identity::{Incarnation, Worker};
 use super::message::{CatchUp, WorldPlan};
@@ -24,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What the user allows.
+/// The user's choices and limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
@@ -32,29 +31,29 @@ pub struct Policy {
     pub wanted: Mesh,
     /// Fewest replicas.
     pub dp_replicate_min: usize,
-    /// Fewest shards; what a rank has room for.
+    /// Fewest shards; a rank must have memory for its part.
     pub dp_shard_min: usize,
-    /// How long replacements are waited for before a smaller world is formed.
+    /// How long to wait for replacements before a smaller world is formed.
     pub replace_patience: Duration,
     /// Microbatches of a step, the same for every world size.
     pub n_microbatches: usize,
     /// Whether ranks may have one microbatch more than others.
     pub uneven: bool,
-    /// Whether members that fall behind for too long are replaced; otherwise they are waited for.
+    /// Whether stragglers and stuck members are replaced; otherwise the others wait for them.
     pub evict_stragglers: bool,
-    /// Whether state that one node or process has alone is held a second time; see [`super::shadow`].
+    /// Whether to keep a second copy of state that only one node or process has; see [`super::shadow`].
     pub shadows: bool,
     /// More crashes in a row than this, without a step committed between them, end the job (default
     /// [`INCIDENTS_MAX`]).
     pub incidents_max: u32,
     /// Bytes of all weights and optimizer state that updates change.
     pub state_bytes: u64,
-    /// A newcomer that misses more bytes of state than this catches up while the others train, if they can; see
+    /// A newcomer with more missing bytes of state than this catches up while the others train, if they can; see
     /// [`super::catch_up`].
     pub rest_bytes_max: u64,
 }
 
-/// The world before.
+/// The previous world.
 #[derive(Clone, Copy, Debug)]
 pub struct Last<'a> {
     /// Its shape.
@@ -74,20 +73,20 @@ impl<'a> From<&'a WorldPlan> for Last<'a> {
 /// Default of [`Policy::incidents_max`].
 pub const INCIDENTS_MAX: u32 = 5;
 
-/// Why a mesh cannot be asked for.
+/// Why a requested mesh is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum ResizeError {
-    /// The state would travel in more pieces than a world takes.
+    /// The state needs more transfers than a world plan may list.
     #[error(
-        "to get from {have} to {found} the state would travel in {n_transfers} pieces, more than {TRANSFERS_MAX}; \
-         a mesh between the two takes fewer at once, and so does a checkpoint"
+        "the change from {have} to {found} needs {n_transfers} transfers, expected at most {TRANSFERS_MAX}; \
+         resize to a mesh between the two first, or restart from a checkpoint"
     )]
     TooManyPieces {
-        /// The mesh that was wanted so far.
+        /// The mesh wanted so far.
         have: Mesh,
         /// The requested one.
         found: Mesh,
-        /// So many.
+        /// Number of transfers.
         n_transfers: usize,
     },
     /// The policy does not allow it.
@@ -112,7 +111,7 @@ pub enum ResizeError {
 pub struct Choice {
     /// The shape.
     pub mesh: Mesh,
-    /// A rank is a position.
+    /// The worker of each rank, by position.
     pub assignments: Vec<Worker>,
 }
 
@@ -130,14 +129,14 @@ impl Policy {
         allowed.max_by_key(|mesh| (mesh.size(), is_as_wanted(mesh), keeps(mesh), mesh.dp_shard))
     }
 
-    /// Ranks of the smallest mesh.
+    /// Number of ranks of the smallest mesh.
     pub fn smallest(&self, last: Option<Mesh>) -> usize {
         let (dp_replicate, dp_shard) = (self.dp_replicate_min, self.dp_shard_min);
         let sizes = self.bounds(last).into_iter().map(|bound| Mesh { dp_replicate, dp_shard, ..bound }.size());
-        sizes.min().expect("there is always a mesh that is wanted")
+        sizes.min().expect("the wanted mesh is always a bound")
     }
 
-    /// The mesh that is wanted, and another one along whose `dp` axes the last world may go on until that can be formed.
+    /// The wanted mesh, and the last world's cut, which the job may keep until the wanted mesh can be formed.
     fn bounds(&self, last: Option<Mesh>) -> Vec<Mesh> {
         let wanted = self.wanted;
         let others = last.filter(|last| (last.pp, last.cp, last.tp) != (wanted.pp, wanted.cp, wanted.tp));
@@ -156,17 +155,17 @@ impl Policy {
         })
     }
 
-    /// Checks that a mesh can be wanted instead of the present one.
+    /// Checks that a mesh can replace the wanted one.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Why the mesh is rejected.
     pub fn check_resize(&self, found: Mesh) -> Result<(), ResizeError> {
         let Policy { wanted: have, dp_replicate_min, dp_shard_min, n_microbatches, .. } = *self;
         let large_enough = found.dp_replicate >= dp_replicate_min && found.dp_shard >= dp_shard_min;
         if found.checked_size().is_none() || !large_enough || !self.divides(&found) {
             return Err(ResizeError::NotAllowed { dp_replicate_min, dp_shard_min, n_microbatches, found });
         }
-        // Counting takes as long as there are pieces.
+        // The time to count grows with the number of pieces.
         let n_transfers = if found.size() > TRANSFERS_MAX { found.size() } else { n_transfers(&have, &found) };
         if Cut::of(&have) != Cut::of(&found) && n_transfers > TRANSFERS_MAX {
             return Err(ResizeError::TooManyPieces { have, found, n_transfers });
@@ -184,7 +183,7 @@ impl Policy {
         mesh.dp_replicate >= self.dp_replicate_min.max(1) && mesh.dp_shard >= self.dp_shard_min && self.divides(mesh)
     }
 
-    /// Decides. `last` is the world before, `members` are sorted and can all take a rank, `waited` is for how long.
+    /// Chooses a mesh and its ranks. All `members` can take a rank; `waited` is the time spent so far on replacements.
     ///
     /// # Errors
     /// Why there is no world yet.
@@ -218,7 +217,7 @@ fn assignments(mesh: Mesh, last: Option<Last<'_>>, members: &BTreeSet<Worker>) -
                 assignments[mesh.rank(at)] = Some(*worker);
             }
         }
-        // In the order of their ranks, so that all that are left take those for which they learnt.
+        // In the order of their ranks, so that the remaining members take the ranks for which they caught up.
         for catch_up in catching_up {
             let is_its =
                 |rank: &usize| assignments[*rank].is_none() && catch_up.holds.first() == Some(&Shard::of(&mesh, *rank));
@@ -226,7 +225,7 @@ fn assignments(mesh: Mesh, last: Option<Last<'_>>, members: &BTreeSet<Worker>) -
                 assignments[rank] = Some(catch_up.worker);
             }
         }
-        // A process that was started again in the same place is nearest to the ranks around the rank.
+        // A process restarted in the same slot is nearest to the neighbouring ranks.
         for (rank, worker) in last_assignments.iter().enumerate() {
             let at = last_mesh.coord(rank);
             let inside = crate::mesh::Axis::ALL.into_iter().all(|axis| at.on(axis) < mesh.axis(axis));
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_spare_it_waits_and_then_shrinks() {
+    fn world_without_a_spare_waits_and_then_shrinks() {
         let policy = policy(1, 4, 1);
         let last: Vec<Worker> = (0..4).map(worker).collect();
         let left = members([0, 2, 3]);
@@ -332,21 +331,21 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_world_drops_replicas_rather_than_shards() {
+    fn smaller_world_drops_replicas_rather_than_shards() {
         let policy = policy(2, 2, 1);
 
         assert_eq!(policy.largest(3, Some(policy.wanted)).unwrap(), Mesh { dp_shard: 2, ..Mesh::ONE });
     }
 
     #[test]
-    fn an_even_batch_refuses_worlds_that_do_not_divide_it() {
+    fn even_batch_rejects_worlds_that_do_not_divide_it() {
         let policy = Policy { uneven: false, n_microbatches: 8, ..policy(1, 8, 2) };
 
         assert_eq!(policy.largest(15, None).unwrap().dp_shard, 4);
     }
 
     #[test]
-    fn a_mesh_without_room_or_ranks_is_refused_and_any_other_can_be_wanted() {
+    fn resize_rejects_impossible_meshes_and_accepts_any_other() {
         let policy = Policy { dp_shard_min: 2, ..policy(1, 4, 2) };
         let wanted = policy.wanted;
 
@@ -354,7 +353,7 @@ mod tests {
             assert_eq!(policy.check_resize(mesh), Ok(()), "{mesh}");
         }
         let absurd = Mesh { pp: usize::MAX, tp: 2, ..wanted };
-        // It has 4 ranks along the data axes, and 8 in all, but for a multiple of 2^64.
+        // Modulo 2^64, it has 4 ranks along the data axes and 8 in total.
         let wraps = Mesh { dp_replicate: (1 << 62) + 1, ..wanted };
         let few = Mesh { dp_shard: 1, ..wanted };
         for mesh in [few, Mesh { dp_shard: 13, ..wanted }, Mesh { tp: 0, ..wanted }, absurd, wraps] {
@@ -364,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_to_which_every_rank_would_send_to_every_other_one_is_refused_for_very_many() {
+    fn resize_that_needs_too_many_transfers_is_rejected() {
         let policy = Policy { n_microbatches: 10_000, ..policy(1, 400, 1) };
 
         let refused = policy.check_resize(Mesh { pp: 1, tp: 4, dp_shard: 100, ..policy.wanted });
@@ -376,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_world_goes_on_as_it_is_cut_while_the_wanted_cut_would_take_fewer_members() {
+    fn last_cut_is_kept_while_the_wanted_cut_would_use_fewer_members() {
         let wanted = Mesh { pp: 4, dp_shard: 2, ..Mesh::ONE };
         let last = Mesh { dp_shard: 3, tp: 2, ..Mesh::ONE };
         let policy = Policy { wanted, ..policy(1, 1, 1) };
@@ -384,13 +383,13 @@ mod tests {
         let largest = |n| policy.largest(n, Some(last));
 
         assert_eq!(largest(3), Some(Mesh { dp_shard: 1, tp: 2, ..Mesh::ONE }));
-        assert_eq!(largest(4), Some(Mesh { pp: 4, ..Mesh::ONE }), "of equal ones the one that is as wanted");
+        assert_eq!(largest(4), Some(Mesh { pp: 4, ..Mesh::ONE }), "among equal sizes the wanted cut");
         assert_eq!(largest(7), Some(last));
         assert_eq!(largest(8), Some(wanted));
         assert_eq!(largest(1), None);
         assert_eq!(policy.choose(before(last, &[]), &members(0..1), LONG), Err(Blocked::TooFew { have: 1, need: 2 }));
         let smaller = Policy { wanted: Mesh { pp: 2, ..Mesh::ONE }, ..policy };
-        assert_eq!(smaller.largest(7, Some(last)), Some(smaller.wanted), "fewer ranks can be wanted, too");
+        assert_eq!(smaller.largest(7, Some(last)), Some(smaller.wanted), "the wanted mesh may have fewer ranks");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Report {
     pub boot: Incarnation,
     /// Sequence number of the report since that start.
     pub number: u64,
-    /// The latest desired state that it has taken up.
+    /// The latest desired state that it has accepted.
     pub desired_state: DesiredStateId,
     /// Whether the machine is about to be preempted.
     pub draining: bool,
@@ -54,7 +54,7 @@ pub struct MemberReport {
     pub entered: Step,
     /// Progress of its device.
     pub progress: Progress,
-    /// Set if its world cannot go on although it was not told to leave.
+    /// Set if its world cannot continue although the coordinator has not ended it.
     pub broken: Option<Broken>,
     /// Its committed and voted steps.
     pub commit_state: CommitState,
@@ -66,7 +66,7 @@ pub struct MemberReport {
     pub failure: Option<String>,
 }
 
-/// One member's reason why its world cannot go on.
+/// One member's reason why its world cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Broken {
     /// The unreachable peer, if known.
@@ -257,7 +257,7 @@ pub struct Record {
     /// The latest world plan that may have been announced.
     #[serde(with = "shared")]
     pub world_plan: Option<Arc<WorldPlan>>,
-    /// Whether that world has not been told to train, and so has committed nothing.
+    /// Whether that world has no durable decision to train, and so has committed nothing.
     pub idle: bool,
     /// The latest complete checkpoint; the initial weights count as one.
     pub checkpoint: Checkpoint,
@@ -278,7 +278,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record with which an ended job goes on: from its checkpoint, without requests.
+    /// The record from which an ended job continues: its checkpoint, without requests.
     #[must_use]
     pub fn reopened(self) -> Record {
         let Record { term, generation, checkpoint, .. } = self;
@@ -292,7 +292,7 @@ impl Record {
 pub enum Ending {
     /// All members were done.
     Finished,
-    /// The job could not go on, for this reason.
+    /// The job failed, for this reason.
     Failed(String),
 }
 

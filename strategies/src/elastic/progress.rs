@@ -56,7 +56,7 @@ pub struct Pauses<W: Ord> {
 struct Beat {
     ticks: u64,
     since: Instant,
-    /// The step that it had applied at first.
+    /// The applied step at the first observation.
     first: Option<Step>,
     /// Whether it has made progress since; the first pause is preparation.
     ticked: bool,
@@ -142,7 +142,7 @@ mod tests {
 
     // PROGRESS-2
     #[test]
-    fn a_step_of_any_length_is_no_pause_while_instructions_go_on() {
+    fn step_of_any_length_is_no_pause_while_instructions_complete() {
         let start = Instant::now();
         let mut pauses = Pauses::new();
 
@@ -154,18 +154,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_measured_by_those_before_it() {
+    fn pause_limit_follows_the_longest_earlier_pause() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
         let mut pauses = Pauses::new();
         let mut observe = |s, n, step| pauses.observe(at(s), 0, ticks(n), Some(Step(step)), &PATIENCE);
 
         assert_eq!(observe(0, 0, 7), None);
-        assert_eq!(observe(59, 0, 7), None, "its first step may take as long as it takes to prepare");
+        assert_eq!(observe(59, 0, 7), None, "a first step includes preparation");
         assert_eq!(observe(60, 0, 7), Some(at(0)));
-        assert_eq!(observe(61, 1, 7), None, "it had only been slow");
+        assert_eq!(observe(61, 1, 7), None, "the device was only slow");
         assert_eq!(observe(71, 2, 8), None);
-        assert_eq!(observe(71 + 4 * 10 - 1, 2, 8), None, "an instruction took ten seconds before");
+        assert_eq!(observe(71 + 4 * 10 - 1, 2, 8), None, "an earlier instruction took ten seconds");
         assert_eq!(observe(71 + 4 * 10, 2, 8), Some(at(71)));
     }
 

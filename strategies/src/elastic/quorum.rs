@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - `QUORUM-1` A new world is formed only if the last one can commit nothing more: a member has left it (a step needs
-//!   every vote), all its members are known to be dead, or it was never told to train.
+//!   every vote), all its members are known to be dead, or the decision to train never became durable.
 //! - `QUORUM-2` "Not yet" is a value that formats as a sentence.
 
 use super::commit::CommitState;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// What the coordinator knows about a member of the last world.
+/// Status of a member of the last world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// It has left that world, with this commit state.
@@ -24,39 +24,39 @@ pub enum Liveness {
 /// Why no world is formed yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blocked {
-    /// The last world may go on without us: of its members none has left and some were not heard of.
+    /// The last world may still train: no member has left it, and some have not reported.
     LastWorldMayLive {
-        /// How many were not heard of.
+        /// Members that have not reported.
         unheard: usize,
     },
     /// Not enough members for any mesh that the policy allows.
     TooFew {
-        /// Members that there are.
+        /// Members that are present.
         have: usize,
         /// Members of the smallest mesh.
         need: usize,
     },
-    /// A smaller mesh could be formed, but replacements are waited for.
+    /// A smaller mesh could be formed, but the coordinator waits for replacements.
     Replacements {
-        /// Members that there are.
+        /// Members that are present.
         have: usize,
-        /// Members of the mesh that is wanted.
+        /// Members of the wanted mesh.
         want: usize,
-        /// For how much longer.
+        /// Remaining time.
         remaining: Duration,
     },
     /// The running world is not the requested one, for which there are too few members.
     Wanted {
-        /// Members that there are.
+        /// Members that are present.
         have: usize,
-        /// Members of the mesh that is wanted.
+        /// Members of the wanted mesh.
         want: usize,
     },
-    /// State that no reachable memory has may come back with a node that was not heard of.
+    /// No reachable member holds some shards, but a silent node may return with them.
     StateElsewhere {
-        /// How many shards.
+        /// Number of those shards.
         n_shards: usize,
-        /// For how much longer it is waited for, before it is read from disk.
+        /// Remaining time before they are read from disk.
         remaining: Duration,
     },
 }
@@ -110,7 +110,7 @@ mod tests {
 
     // QUORUM-1, QUORUM-2
     #[test]
-    fn a_world_that_may_live_is_not_replaced() {
+    fn world_that_may_still_train_is_not_replaced() {
         let err = may_follow(&[Liveness::Dead, Liveness::Unheard]).unwrap_err();
 
         assert_eq!(err, Blocked::LastWorldMayLive { unheard: 1 });

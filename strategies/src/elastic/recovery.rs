@@ -6,8 +6,8 @@
 //! - `RECOVERY-2` A rank reuses its own copy; otherwise it fetches from the least loaded holders.
 //! - `RECOVERY-3` Holders of identical state, such as replicas and shadows, are listed consecutively and without
 //!   duplicates, and each is asked for an equal part.
-//! - `RECOVERY-4` A shard comes from no more than [`SOURCES_MAX`] sources, unless it is made of more pieces; all that a
-//!   plan names is no more than [`TRANSFERS_MAX`], unless there are more pieces.
+//! - `RECOVERY-4` A shard has at most [`SOURCES_MAX`] sources, unless it consists of more pieces; a plan has at most
+//!   [`TRANSFERS_MAX`] transfers, unless it needs more pieces.
 //!
 //! State that was cut differently is fetched piece by piece; the common elements follow from the program's boxes
 //! (`program::held`), which both sides compute locally. A piece may contain no common element.
@@ -41,7 +41,7 @@ pub enum Source {
     Replica(Worker),
     /// In the memory of a worker that kept a shadow of it.
     Shadow(Worker),
-    /// In the memory of a worker that holds this shard of another cut, and so some of it.
+    /// In the memory of a worker that holds this shard of another cut, which contains a part of it.
     Survivor(Worker, Shard),
     /// In a complete checkpoint.
     Disk(Checkpoint),
@@ -62,7 +62,7 @@ impl Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing(pub Vec<Shard>);
 
-/// The part that one of several holders is asked for (`RECOVERY-3`).
+/// The part that one of several holders sends (`RECOVERY-3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// Index of the part, from 0.
@@ -131,7 +131,7 @@ pub fn shared(transfers: &[Transfer]) -> impl Iterator<Item = &[Transfer]> {
     transfers.chunk_by(move |a, b| what(a) == what(b))
 }
 
-/// The transfers of a rank, each with the part that its source is asked for.
+/// The transfers of a rank, each with the part that its source sends.
 pub fn shares(transfers: &[Transfer]) -> impl Iterator<Item = (Transfer, Share)> {
     shared(transfers).flat_map(|group| {
         let n_parts = group.len() as u32;
@@ -172,7 +172,7 @@ impl Index {
         index
     }
 
-    /// Pieces that together are the shard: itself, else those of any cut that is whole where it matters.
+    /// Held pieces that together contain the shard: the shard itself, else all its pieces in another cut.
     fn pieces(&self, shard: Shard) -> Option<Vec<Shard>> {
         if self.cuts.get(&shard.cut).is_some_and(|held| held.contains_key(&shard)) {
             return Some(vec![shard]);
@@ -185,11 +185,11 @@ impl Index {
     }
 }
 
-/// What each worker gives, in parts of a piece of which [`PIECE`] are a whole one.
+/// What each worker sends, in units of 1/[`PIECE`] of a piece.
 #[derive(Default)]
 struct Load(BTreeMap<Worker, usize>);
 
-/// Any number of sources up to [`SOURCES_MAX`] share it without a remainder.
+/// Divisible by any number of sources up to [`SOURCES_MAX`].
 const PIECE: usize = 12;
 const _: () = assert!(PIECE.is_multiple_of(2) && PIECE.is_multiple_of(3) && PIECE.is_multiple_of(SOURCES_MAX));
 
@@ -203,7 +203,7 @@ impl Load {
         let mut by_load: Vec<(usize, usize)> =
             holders.iter().enumerate().map(|(i, (worker, _))| (load(worker), i)).collect();
         let n = n_max.min(by_load.len());
-        // Of thousands of replicas a few are wanted.
+        // Only a few of thousands of replicas are needed, so they are not all sorted.
         by_load.select_nth_unstable(n - 1);
         by_load.truncate(n);
         by_load.sort_unstable();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_take_from_the_replicas_that_give_least() {
+    fn newcomers_fetch_from_the_least_loaded_replicas() {
         let have = [part(0, 1)];
         let holders: BTreeMap<Worker, &[Shard]> = (0..6).map(|i| (worker(i), &have[..])).collect();
         let assignments: Vec<Worker> = (0..8).map(worker).collect();
@@ -245,7 +245,7 @@ mod tests {
 
     // RECOVERY-3
     #[test]
-    fn a_replica_and_a_shadow_share_what_they_have_and_who_has_another_piece_gives_that_alone() {
+    fn holders_of_a_piece_share_its_transfer_unless_the_receiver_holds_it() {
         let (old, new) = ([part(0, 2), part(1, 2)], part(0, 1));
         let (both, turned) = (old, [old[1], old[0]]);
         let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &both[..]), (worker(1), &turned[..])].into();
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(same[0], [replica, shadow].map(|source| Transfer { shard: old[0], source }));
         let of = |from: u32, piece: usize| Transfer { shard: new, source: Source::Survivor(worker(from), old[piece]) };
         assert_eq!(other[0], [of(0, 0), of(1, 0), of(0, 1), of(1, 1)]);
-        assert_eq!(other[1], [of(0, 0), of(0, 1)], "what one has, one takes from oneself alone");
+        assert_eq!(other[1], [of(0, 0), of(0, 1)], "a rank takes its own pieces from itself only");
         let asked: Vec<(u32, u32)> = shares(&other[0]).map(|(_, share)| (share.part, share.n_parts)).collect();
         assert_eq!(asked, [(0, 2), (1, 2), (0, 2), (1, 2)]);
         assert_eq!(shared(&other[1]).count(), 2);
@@ -265,7 +265,7 @@ mod tests {
 
     // RECOVERY-4
     #[test]
-    fn a_world_so_large_that_its_description_would_be_too_long_takes_each_piece_from_fewer() {
+    fn each_piece_has_fewer_sources_when_the_plan_would_list_too_many_transfers() {
         let have = [part(0, 1)];
         let n_transfers = |n_new: u32| {
             let holders: BTreeMap<Worker, &[Shard]> = (0..8).map(|i| (worker(i), &have[..])).collect();
@@ -288,7 +288,7 @@ mod tests {
                 .map(|i| if i < n_shadows && n_parts > 1 { vec![shard(i), shard(i + 1)] } else { vec![shard(i)] })
                 .collect();
             let holders: BTreeMap<Worker, &[Shard]> = (0..).map(worker).zip(held.iter().map(|held| &held[..])).collect();
-            // Some of those who take their ranks have something already.
+            // Some of the workers that take a rank hold state already.
             let first = shift % (n_parts * n_replicas + 1);
             let assignments: Vec<Worker> = (first..first + n_new).map(worker).collect();
             let needs: Vec<Vec<Shard>> = (0..n_new).map(|i| vec![part(i % other, other)]).collect();
@@ -322,7 +322,7 @@ mod tests {
                     prop_assert_eq!(found, pieces);
                 }
             }
-            // Those who have one shard only are alike.
+            // Workers with only one shard are equally loaded.
             for i in n_shadows..n_parts * n_replicas {
                 for j in (i + n_parts..n_parts * n_replicas).step_by(n_parts as usize) {
                     let load = |i: u32| given.get(&worker(i)).copied().unwrap_or(0);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_shard_comes_from_its_shadow() {
+    fn lost_shard_comes_from_its_shadow() {
         let have = [part(0, 2), part(1, 2)];
         let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &have[..])].into();
 
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn another_cut_is_taken_piece_by_piece_and_from_oneself_first() {
+    fn another_cut_is_fetched_piece_by_piece_and_own_pieces_are_reused() {
         let have: Vec<Shard> = (0..4).map(|i| part(i, 4)).collect();
         let holders: BTreeMap<Worker, &[Shard]> = (0..4).map(|i| (worker(i as u32), &have[i..=i])).collect();
         let assignments = [worker(0), worker(1), worker(2)];
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn other_stages_and_tensor_shards_are_taken_from_all_that_may_have_a_part() {
+    fn other_stages_and_tensor_shards_come_from_every_holder_of_a_possible_part() {
         let (from, to) = (Mesh { pp: 2, tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, tp: 2, ..Mesh::ONE });
         let have: Vec<Shard> = (0..4).map(|rank| Shard::of(&from, rank)).collect();
         let holders: BTreeMap<Worker, &[Shard]> = (0..4).map(|i| (worker(i as u32), &have[i..=i])).collect();
@@ -370,7 +370,7 @@ mod tests {
 
         for (rank, transfers) in plan.iter().enumerate() {
             let sources: Vec<Source> = transfers.iter().map(|transfer| transfer.source).collect();
-            // Of both stages, and of its own tensor shard only.
+            // From both stages, and from its own tensor shard only.
             let tensor = rank % 2;
             assert_eq!(sources, [tensor, 2 + tensor].map(|i| Source::Survivor(worker(i as u32), have[i])), "{rank}");
         }
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_of_which_a_piece_is_lost_is_left_for_another() {
+    fn cut_with_a_lost_piece_is_skipped_for_a_complete_one() {
         let (old, new) = (Mesh { pp: 2, ..Mesh::ONE }, Mesh { tp: 2, ..Mesh::ONE });
         let (first, second) = ([Shard::of(&old, 0)], Shard::of(&old, 1));
         let shards = [Shard::of(&new, 0), Shard::of(&new, 1)];
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_in_no_memory_are_named() {
+    fn shards_that_no_member_holds_are_reported() {
         let have = [part(0, 2)];
         let holders: BTreeMap<Worker, &[Shard]> = [(worker(0), &have[..])].into();
 

@@ -1,13 +1,13 @@
 //! Placement of shadows: every shard has a second copy, so that losing one node loses no state.
 //!
 //! A *shadow* receives the same reduced gradients as the rank it stands for and applies the same update: a replicated
-//! log, as in state-machine replication. Replicas along `dp_replicate` on another node serve as well and cost nothing.
+//! log, as in state-machine replication. Replicas along `dp_replicate` on another node serve as well, without overhead.
 //!
 //! Invariants:
 //! - `SHADOW-1` With two nodes or more, each shard is held on at least two nodes.
-//! - `SHADOW-2` No rank holds more than one shadow more than needed if all ranks of its node share evenly.
+//! - `SHADOW-2` A rank holds at most one shadow more than if all ranks of its node shared them evenly.
 //! - `SHADOW-3` With one node and two processes or more, each shard is held by at least two processes.
-//! - `SHADOW-4` All that a shard has, its [pieces](Shard::pieces) in any other cut have together.
+//! - `SHADOW-4` A shard's [pieces](Shard::pieces) in any other cut together contain the whole shard.
 
 use super::identity::{NodeId, Worker};
 use crate::mesh::{Axis, Mesh};
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Into how many parts a mesh cuts the model and optimizer state. It does not say how: that is for the program's boxes to
-/// say ([`crate::program::held`]).
+/// The numbers of parts into which a mesh cuts the model and optimizer state. The program's boxes define where the cuts
+/// are ([`crate::program::held`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cut {
     /// Pipeline stages.
@@ -28,33 +28,33 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Of one piece.
+    /// One piece.
     pub const WHOLE: Cut = Cut { n_stages: 1, n_tensors: 1, n_parts: 1 };
 
-    /// What a mesh makes of the state.
+    /// The cut of a mesh.
     pub fn of(mesh: &Mesh) -> Cut {
         Cut { n_stages: mesh.pp as u32, n_tensors: mesh.tp as u32, n_parts: (mesh.dp_shard * mesh.cp) as u32 }
     }
 }
 
-/// A part of the model and optimizer state. Ranks that differ on `dp_replicate` only have the same.
+/// A part of the model and optimizer state. Ranks that differ only on `dp_replicate` have the same shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Shard {
     /// Pipeline stage.
     pub stage: u32,
     /// Tensor shard.
     pub tensor: u32,
-    /// Which of the parts into which `dp_shard` × `cp` cut it.
+    /// Index of the part, of those into which `dp_shard` × `cp` cut the tensor shard.
     pub part: u32,
-    /// How many there are of each.
+    /// Number of each.
     pub cut: Cut,
 }
 
 impl Shard {
-    /// All there is.
+    /// The whole state.
     pub const WHOLE: Shard = Shard { stage: 0, tensor: 0, part: 0, cut: Cut::WHOLE };
 
-    /// What a rank of a mesh trains.
+    /// The shard that a rank of a mesh trains.
     pub fn of(mesh: &Mesh, rank: usize) -> Shard {
         let at = mesh.coord(rank);
         Shard {
@@ -65,13 +65,13 @@ impl Shard {
         }
     }
 
-    /// The shards of another cut that together have all that this one has (`SHADOW-4`); of its own cut, itself.
+    /// The shards of another cut that together contain this one (`SHADOW-4`); in its own cut, itself.
     ///
-    /// Tensors are cut where a fraction of their heads, columns or tokens ends, and what is copied to several tensor shards
-    /// is copied to neighbours, so shards without a fraction in common need nothing of each other. The same holds for the
-    /// parts, which [`crate::program::collective::part`] cuts at the whole number of units below a fraction, but only among
-    /// parts of the same: other tensor shards have other elements at the same fraction. Layers are dealt out as the
-    /// schedule wants them, and a tied embedding lies on two stages; so any other number of stages is asked as a whole.
+    /// Tensors are cut at fractions of their heads, columns or tokens, and elements copied to several tensor shards go to
+    /// neighbours, so shards without a common fraction share no element. The same holds for the parts, which
+    /// [`crate::program::collective::part`] cuts at the whole number of units below a fraction, but only within one tensor
+    /// shard: other tensor shards have other elements at the same fraction. The schedule assigns layers to stages, and a
+    /// tied embedding lies on two stages, so the pieces of a cut with another number of stages include all its stages.
     pub fn pieces(self, cut: Cut) -> impl Iterator<Item = Shard> {
         let own = self.cut;
         let stages = if own.n_stages == cut.n_stages { self.stage..self.stage + 1 } else { 0..cut.n_stages };
@@ -85,13 +85,13 @@ impl Shard {
     }
 }
 
-/// Which of `other` equal parts have a fraction in common with part `i` of `n`.
+/// The parts of `other` equal ones that overlap part `i` of `n` equal ones.
 fn touched(i: u32, n: u32, other: u32) -> Range<u32> {
     let [i, n, other] = [i, n, other].map(u64::from);
     (i * other / n) as u32..((i + 1) * other).div_ceil(n) as u32
 }
 
-/// What each rank holds: its own shard first, then the shadows of others, if there are to be any.
+/// The shards of each rank: its own first, then shadows of other ranks, if `shadows`.
 pub fn place(mesh: &Mesh, assignments: &[Worker], shadows: bool) -> Vec<Vec<Shard>> {
     let mut holds: Vec<Vec<Shard>> = (0..assignments.len()).map(|rank| vec![Shard::of(mesh, rank)]).collect();
     if !shadows {
@@ -110,7 +110,7 @@ pub fn place(mesh: &Mesh, assignments: &[Worker], shadows: bool) -> Vec<Vec<Shar
             continue;
         }
         let elsewhere = by_load.iter().find(|(_, rank)| node(*rank) != home);
-        // Without another node, another process protects from the death of one.
+        // Without another node, another process protects against the death of one process.
         let beside = || by_load.iter().find(|(_, rank)| ranks.len() == 1 && *rank != ranks[0]);
         let Some(&(load, rank)) = elsewhere.or_else(beside) else { continue };
         by_load.remove(&(load, rank));
@@ -120,7 +120,7 @@ pub fn place(mesh: &Mesh, assignments: &[Worker], shadows: bool) -> Vec<Vec<Shar
     holds
 }
 
-/// Shards of which one node has the only copy.
+/// Shards whose copies are all on one node.
 pub fn unprotected(assignments: &[Worker], holds: &[Vec<Shard>]) -> Vec<Shard> {
     let mut nodes_of: BTreeMap<Shard, BTreeSet<NodeId>> = BTreeMap::new();
     for (worker, shards) in assignments.iter().zip(holds) {
@@ -149,7 +149,7 @@ mod tests {
     proptest! {
         // SHADOW-1, SHADOW-2
         #[test]
-        fn losing_any_node_leaves_a_copy_of_everything(
+        fn every_shard_has_a_copy_left_after_the_loss_of_any_node(
             pp in 1usize..3, dp_replicate in 1usize..3, dp_shard in 1usize..5, tp in 1usize..3,
             n_nodes in 2u32..5, scatter: u64,
         ) {
@@ -165,7 +165,7 @@ mod tests {
             if mesh.size() > 1 {
                 prop_assert_eq!(unprotected(&assignments, &holds), []);
             }
-            // Whoever has a shadow too many got it because the ranks on all other nodes had as many.
+            // A rank gets one more shadow only if the ranks on all other nodes have as many.
             for held in holds.iter().filter(|held| held.len() > 2) {
                 let owner_node = (0..assignments.len()).find(|r| holds[*r][0] == held[held.len() - 1]).unwrap();
                 let spared = (0..assignments.len()).filter(|r| assignments[*r].member.node != assignments[owner_node].member.node);
@@ -196,7 +196,7 @@ mod tests {
             prop_assert_eq!(unprotected(&assignments, &holds).len(), all.len());
         }
 
-        // SHADOW-4, of one parameter; of whole models in `tests/reshard.rs`
+        // SHADOW-4 for one parameter; `tests/reshard.rs` checks whole models.
         #[test]
         fn parts_that_share_an_element_of_a_parameter_are_pieces_of_each_other(
             len in 0usize..700, unit in 1usize..40, n in 1u32..12, other_n in 1u32..12,
@@ -215,7 +215,7 @@ mod tests {
         }
 
         #[test]
-        fn of_its_own_cut_a_shard_is_its_only_piece(
+        fn shard_is_its_only_piece_in_its_own_cut(
             pp in 1usize..4, dp_shard in 1usize..4, cp in 1usize..3, tp in 1usize..4,
         ) {
             let mesh = Mesh { pp, dp_shard, cp, tp, ..Mesh::ONE };
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn unwanted_shadows_are_not_placed() {
+    fn disabled_shadows_are_not_placed() {
         let mesh = Mesh { dp_shard: 3, ..Mesh::ONE };
         let assignments = assignments(&[0, 1, 1]);
 
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_where_fractions_are_in_common_and_on_all_stages_of_another_number() {
+    fn pieces_share_a_fraction_and_cover_all_stages_of_another_stage_count() {
         let mesh = |pp, dp_shard, tp| Mesh { pp, dp_shard, tp, ..Mesh::ONE };
         let pieces = |rank, from: Mesh, to: Mesh| -> Vec<(u32, u32, u32)> {
             Shard::of(&from, rank).pieces(Cut::of(&to)).map(|s| (s.stage, s.tensor, s.part)).collect()

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - `SNAPSHOT-1` Each shard of a world is written by one rank; replicas share the work.
 //! - `SNAPSHOT-2` A checkpoint is complete when all shards of one step, written in one generation, are durable.
-//! - `SNAPSHOT-3` What is incomplete when the generation ends never becomes complete.
+//! - `SNAPSHOT-3` A checkpoint that is incomplete when its generation ends never becomes complete.
 
 use super::identity::{Generation, Step};
 use super::message::WorldPlan;
@@ -14,18 +14,18 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A checkpoint. The default one is the initial weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Which world wrote it.
+    /// The world that wrote it.
     pub generation: Generation,
-    /// Which state it is.
+    /// The step of its state.
     pub step: Step,
 }
 
-/// A part of a checkpoint that is durable.
+/// A durable part of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// The checkpoint.
     pub of: Checkpoint,
-    /// What it holds.
+    /// The shard in this part.
     pub shard: Shard,
 }
 
@@ -36,7 +36,7 @@ pub fn writes(world_plan: &WorldPlan, rank: usize) -> Option<Shard> {
     (shard.part as usize % world_plan.mesh.dp_replicate == replica).then_some(shard)
 }
 
-/// Checkpoints of which some parts are durable.
+/// Checkpoints with some, but not all, parts durable.
 #[derive(Clone, Debug, Default)]
 pub struct Manifests {
     generation: Generation,
@@ -44,11 +44,11 @@ pub struct Manifests {
     missing: BTreeMap<Step, BTreeSet<Shard>>,
 }
 
-/// Bound of checkpoints that are written at the same time; the oldest is given up.
+/// Largest number of checkpoints in progress; a further one abandons the oldest.
 const OPEN_MAX: usize = 4;
 
 impl Manifests {
-    /// Begins a generation; gives up what is incomplete (`SNAPSHOT-3`).
+    /// Begins a generation and abandons incomplete checkpoints (`SNAPSHOT-3`).
     pub fn begin(&mut self, world_plan: &WorldPlan) {
         let shards = (0..world_plan.assignments.len()).filter_map(|rank| writes(world_plan, rank)).collect();
         *self = Manifests { generation: world_plan.generation, shards, missing: BTreeMap::new() };
@@ -59,7 +59,7 @@ impl Manifests {
         *self = Manifests::default();
     }
 
-    /// A part is durable. Returns the checkpoint if it is complete now (`SNAPSHOT-2`).
+    /// Records a durable part. Returns the checkpoint if it is complete now (`SNAPSHOT-2`).
     pub fn handle_part(&mut self, part: Part) -> Option<Checkpoint> {
         if part.of.generation != self.generation || !self.shards.contains(&part.shard) {
             return None;
@@ -118,7 +118,7 @@ mod tests {
 
     // SNAPSHOT-2
     #[test]
-    fn all_parts_of_one_step_complete_it_once() {
+    fn checkpoint_completes_once_when_all_its_parts_are_durable() {
         let world_plan = world_plan(3, Mesh { dp_shard: 2, ..Mesh::ONE });
         let (a, b) = (world_plan.holds[0][0], world_plan.holds[1][0]);
         let mut manifests = Manifests::default();

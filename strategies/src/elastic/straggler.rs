@@ -1,8 +1,8 @@
 //! Straggler detection: a straggler makes progress while all others wait for it most of the time.
 //!
-//! The expected speed of a device is unknown; only who computes and who waits is observable. Members that are alike
-//! compute for the same share of the time. In a pipeline with uneven stages the slowest stage delays the others
-//! whichever member runs it; therefore:
+//! The expected speed of a device is unknown; only whether it computes or waits is observable. Equal members compute for
+//! the same share of the time. In a pipeline with uneven stages the slowest stage delays the others, whichever member
+//! runs it; therefore:
 //! - `STRAGGLER-1` The holder of a rank is replaced for slowness once. If its successor is as slow, the work is uneven.
 //! - `STRAGGLER-2` A straggler is replaced only if there is a spare: a slow member is better than none.
 //! - `STRAGGLER-3` The slot of a straggler gets a rank again only if the other slots do not suffice.
@@ -30,7 +30,7 @@ pub struct Observations<W: Ord> {
 }
 
 impl<W: Copy + Ord> Observations<W> {
-    /// Nothing has been seen yet.
+    /// A history without observations.
     pub fn new() -> Observations<W> {
         Observations { computed: BTreeMap::new(), n: 0 }
     }
@@ -98,7 +98,10 @@ mod tests {
     fn member_that_computes_while_all_others_wait_is_a_straggler() {
         let found = observe(&mut Observations::new(), 3 * N_OBSERVATIONS, [4, 1]);
 
-        assert!(found[..N_OBSERVATIONS as usize - 1].iter().all(Option::is_none), "nobody is before enough was seen");
+        assert!(
+            found[..N_OBSERVATIONS as usize - 1].iter().all(Option::is_none),
+            "no straggler is found before enough observations"
+        );
         assert!(
             found[N_OBSERVATIONS as usize - 1..]
                 .iter()
@@ -131,7 +134,7 @@ mod tests {
         let mut relieve = |mesh: &Mesh, rank| relieved.relieve(mesh, rank, worker(0).member);
 
         assert!(relieve(&mesh, 0) && relieve(&mesh, 1) && !relieve(&mesh, 0));
-        assert!(relieve(&Mesh { dp_shard: 3, ..mesh }, 0), "in another mesh it is another share of the work");
+        assert!(relieve(&Mesh { dp_shard: 3, ..mesh }, 0), "another mesh divides the work differently");
     }
 
     // STRAGGLER-3

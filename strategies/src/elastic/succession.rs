@@ -6,9 +6,9 @@
 //! Invariants:
 //! - `SUCCESSION-1` A term is led by at most one candidate: it begins with a conditional write that one candidate can
 //!   win.
-//! - `SUCCESSION-2` A standby takes over only if the lease was not renewed for [`Timing::lease`] of its own time.
-//! - `SUCCESSION-3` A leader that could not renew its lease for as long steps down by itself. (Safety does not rest on
-//!   it: the store refuses records of an older term, and nodes refuse orders of an older term.)
+//! - `SUCCESSION-2` A standby takes over only if the lease was not renewed for [`Timing::lease`] on its own clock.
+//! - `SUCCESSION-3` A leader that cannot renew its lease for as long steps down. (Safety does not depend on it: the store
+//!   rejects records of an older term, and nodes reject desired states of an older term.)
 //!
 //! Source: Gray and Cheriton 1989, "Leases"; Burrows 2006, "The Chubby lock service", §2.4 (sequencers).
 
@@ -23,7 +23,7 @@ use std::time::Instant;
 pub struct Lease {
     /// Counts coordinators.
     pub term: Term,
-    /// Which candidate it is.
+    /// The candidate that holds the lease.
     pub holder: u32,
     /// Counts renewals within the term.
     pub beat: u64,
@@ -37,9 +37,9 @@ pub enum Command {
     Read,
     /// Replace `old` by `new` if the store still has it; answer with [`Succession::handle_written`].
     Write {
-        /// What must be there.
+        /// The expected lease.
         old: Lease,
-        /// What shall be there.
+        /// The replacement.
         new: Lease,
     },
     /// Read the record and coordinate under this term.
@@ -53,7 +53,7 @@ pub enum Command {
 pub struct Succession {
     me: u32,
     timing: Timing,
-    /// The lease as last read, and since when it is so.
+    /// The lease as last read, and since when it has not changed.
     seen: Option<(Lease, Instant)>,
     leads: bool,
     next: Instant,
@@ -66,19 +66,19 @@ impl Succession {
         Succession { me, timing, seen: None, leads: false, next: now, commands: VecDeque::new() }
     }
 
-    /// A candidate that already holds this lease, which it asked for at `asked`: it leads from the beginning.
+    /// A candidate that already holds this lease, requested at `asked`, and leads at once.
     pub fn holding(now: Instant, me: u32, timing: Timing, lease: Lease, asked: Instant) -> Succession {
         let mut candidate = Succession::new(now, me, timing);
         candidate.handle_written(now, asked, Ok(lease));
         candidate
     }
 
-    /// Whether this one coordinates.
+    /// Whether this candidate leads.
     pub fn leads(&self) -> bool {
         self.leads
     }
 
-    /// The store has answered a read.
+    /// Handles the store's answer to a read.
     pub fn handle_lease(&mut self, now: Instant, lease: Lease) {
         if self.leads {
             return;
@@ -95,11 +95,11 @@ impl Succession {
         }
     }
 
-    /// The store has answered a write: with what it has now, and when the write was asked for. A leader's own lease is
-    /// as young as its question, not as the answer.
+    /// Handles the store's answer to a write that was requested at `asked`: the new lease, or the conflicting one. A
+    /// leader's lease counts from the request, not from the answer.
     pub fn handle_written(&mut self, now: Instant, asked: Instant, result: Result<Lease, Lease>) {
         match result {
-            // The answer to a renewal came after this one had stepped down: it does not lead the same term twice.
+            // The answer to a renewal came after the leader stepped down: it does not lead the same term twice.
             Ok(lease) if !self.leads && lease.beat > 0 => self.seen = Some((lease, asked)),
             Ok(lease) => {
                 let begins = !self.leads;
@@ -116,7 +116,7 @@ impl Succession {
         }
     }
 
-    /// Reads or renews when it is time to.
+    /// Reads or renews the lease when due.
     pub fn handle_timeout(&mut self, now: Instant) {
         if now < self.next {
             return;
@@ -156,7 +156,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    /// When it arrives, to whom, when it was asked for, what became of a write, and what the store had.
+    /// Arrival time, receiver, request time, result of a write, and the stored lease.
     type Answer = (u64, u32, u64, Option<Result<Lease, Lease>>, Lease);
 
     /// Runs candidates against a store whose answers take up to `delay`; some candidates stop at some time. Returns the
@@ -206,7 +206,7 @@ mod tests {
 
     // SUCCESSION-2
     #[test]
-    fn a_standby_takes_over_once_the_lease_has_run_out() {
+    fn standby_takes_over_once_the_lease_has_run_out() {
         let led = run(2, &[2_000, 9_000], 1, 1);
 
         let terms: Vec<(Term, u32)> = led.iter().map(|(term, (who, _))| (*term, *who)).collect();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_renews_is_never_replaced() {
+    fn leader_that_renews_is_never_replaced() {
         assert_eq!(run(3, &[], 20, 5).len(), 1);
     }
 
@@ -236,7 +236,7 @@ mod tests {
 
     // SUCCESSION-3
     #[test]
-    fn a_leader_whose_renewals_get_no_answer_steps_down() {
+    fn leader_whose_renewals_get_no_answer_steps_down() {
         let start = Instant::now();
         let mut leader = Succession::new(start, 0, Timing::default());
         leader.handle_written(start, start, Ok(Lease { term: Term(1), holder: 0, beat: 0 }));
@@ -253,9 +253,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
-        // SUCCESSION-1 is asserted inside `run`; some candidate leads in the end however the others stop.
+        // `run` asserts SUCCESSION-1; some candidate leads, whenever the others stop.
         #[test]
-        fn some_one_leads_each_term(stops in prop::collection::vec(0u64..4_000, 0..3), delay in 1u64..400, seed: u64) {
+        fn candidate_leads_when_others_stop(stops in prop::collection::vec(0u64..4_000, 0..3), delay in 1u64..400, seed: u64) {
             let led = run(4, &stops, delay, seed);
 
             prop_assert!(!led.is_empty());

@@ -1,18 +1,18 @@
-//! One per node, in a process of its own: starts ranks, notices that one died or hangs, and speaks for all of them.
+//! The supervisor of a node, in its own process: starts ranks, detects dead and hung ones, and reports for all of them.
 //!
 //! Invariants:
-//! - `SUPERVISOR-1` A report leaves at once when a rank starts, dies, hangs or changes its phase, and after each
+//! - `SUPERVISOR-1` A report is sent at once when a rank starts, dies, hangs or changes its phase, and at every
 //!   heartbeat.
-//! - `SUPERVISOR-2` Desired states of an older term or generation are refused.
-//! - `SUPERVISOR-3` Each place has at most one process; a successor is started once the predecessor is certainly gone.
-//! - `SUPERVISOR-4` Who has said that it is done, or that no successor could do better, has no successor; what it said
-//!   last is reported on. If a later world asks for its place again, the done one has a successor after all.
+//! - `SUPERVISOR-2` Desired states of an older term or generation are rejected.
+//! - `SUPERVISOR-3` Each slot has at most one process; a successor starts only after the predecessor is gone.
+//! - `SUPERVISOR-4` A rank that reported that it is done, or a permanent failure, gets no successor; its last status stays
+//!   in the reports. If a later world needs the slot of a done rank, that rank gets a successor.
 //! - `SUPERVISOR-5` A supervisor whose job is over, or whose node is released, starts no further process and shuts down
 //!   once all its processes are gone, after a last report.
-//! - `SUPERVISOR-6` Processes that end before their first status report are started again ever more slowly.
-//! - `SUPERVISOR-7` If the supervisor itself was asleep, that is not its ranks' silence.
-//! - `SUPERVISOR-8` A process that cannot begin for a reason that any successor would find too, such as the user's
-//!   input, has no successor; its reason is reported at once, and ends the job.
+//! - `SUPERVISOR-6` Processes that end before their first status report are restarted with exponential backoff.
+//! - `SUPERVISOR-7` A suspension of the supervisor does not count as silence of its ranks.
+//! - `SUPERVISOR-8` A process that cannot start for a reason that any successor would share, such as the user's input,
+//!   gets no successor; its reason is reported at once and ends the job.
 
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::member::{Member, Schedule};
@@ -33,7 +33,7 @@ pub enum Command {
     Kill(Worker),
     /// Pass a desired state on to a rank.
     Tell(Worker, DesiredState),
-    /// No process is left and none is to be started: end. Reports that are still to be sent are to be sent first.
+    /// No process is left and none will be started: send the pending reports and exit.
     Shutdown,
 }
 
@@ -56,36 +56,36 @@ pub struct Supervisor {
 #[derive(Clone, Debug)]
 struct Slot {
     worker: Worker,
-    /// Its latest word and when it came; none until it has started.
+    /// Its latest status report and the time of arrival; none before the first one.
     status_report: Option<(MemberReport, Instant)>,
     /// Whether it was reported to hang.
     hangs: bool,
-    /// Whether its end has been asked for.
-    doomed: bool,
+    /// Whether a kill was requested.
+    kill_requested: bool,
     /// Whether the process is gone and has no successor (`SUPERVISOR-4`).
     gone: bool,
-    /// How many processes in a row ended before their first status report, and when the next one is started
+    /// Number of processes in a row that ended before their first status report, and when the next one is started
     /// (`SUPERVISOR-6`).
     n_failed_starts: u32,
     start_at: Option<Instant>,
 }
 
-/// Bound of the pause before another start, in heartbeats.
+/// Longest pause before another start, in heartbeats of a rank.
 const START_PAUSE_MAX: u32 = 128;
 
 /// The end of a supervisor (`SUPERVISOR-5`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
-    /// Processes have until then to end by themselves.
+    /// Processes may exit by themselves until then.
     Until(Instant),
     /// Processes are being killed.
     Killing,
-    /// All is over.
+    /// All processes are gone.
     Gone,
 }
 
 impl Supervisor {
-    /// A node with places for `n_slots` ranks; all are started.
+    /// A node with slots for `n_slots` ranks; starts a process in each.
     pub fn new(now: Instant, job: JobId, node: NodeId, boot: Incarnation, n_slots: u32, timing: Timing) -> Supervisor {
         let worker = |slot| Worker { member: MemberId { node, slot }, incarnation: boot };
         let slots: Vec<Slot> = (0..n_slots).map(|slot| Slot::new(worker(slot))).collect();
@@ -105,13 +105,13 @@ impl Supervisor {
         }
     }
 
-    /// A process is up and gives this as its first status report.
+    /// Handles a process's first status report.
     pub fn handle_started(&mut self, now: Instant, status_report: MemberReport) {
         let leaving = self.leaving;
         let Some(slot) = self.slot(status_report.worker) else { return };
         if leaving.is_some() {
-            // It was being started when the end came.
-            slot.doomed = true;
+            // The end came while the process was starting.
+            slot.kill_requested = true;
             self.commands.push_back(Command::Kill(status_report.worker));
             return;
         }
@@ -122,8 +122,8 @@ impl Supervisor {
         self.report(now);
     }
 
-    /// A process that has not given its first status report cannot begin, and no successor could (`SUPERVISOR-8`). What
-    /// has begun says so itself.
+    /// Handles a process that cannot start, like any successor (`SUPERVISOR-8`). A process that has sent a status report
+    /// reports its failure itself.
     pub fn handle_unfit(&mut self, now: Instant, worker: Worker, reason: &str) {
         if self.slot(worker).is_some_and(|slot| slot.status_report.is_none()) {
             let mut member = Member::new(self.job, worker, None, Schedule::default());
@@ -150,12 +150,12 @@ impl Supervisor {
         }
     }
 
-    /// A rank gives a heartbeat.
+    /// Handles a rank's heartbeat.
     pub fn handle_status_report(&mut self, now: Instant, status_report: MemberReport) {
         let Some(slot) = self.slot(status_report.worker) else { return };
         let Some((last, _)) = &slot.status_report else { return };
-        let said = |status_report: &MemberReport| (status_report.generation, status_report.phase, status_report.saved);
-        let news = said(last) != said(&status_report)
+        let state = |status_report: &MemberReport| (status_report.generation, status_report.phase, status_report.saved);
+        let news = state(last) != state(&status_report)
             || last.failure != status_report.failure
             || last.holds != status_report.holds;
         slot.status_report = Some((status_report, now));
@@ -165,7 +165,7 @@ impl Supervisor {
         }
     }
 
-    /// An order of a coordinator.
+    /// Handles a desired state from a coordinator.
     ///
     /// # Errors
     /// When it is older than the current one (`SUPERVISOR-2`). Nothing has changed.
@@ -181,7 +181,7 @@ impl Supervisor {
             return Err(Stale::Overtaken { found: desired_state.id.stage as u64, have: have.stage as u64 });
         }
         for slot in &mut self.slots {
-            if desired_state.evict.contains(&slot.worker) && !std::mem::replace(&mut slot.doomed, true) {
+            if desired_state.evict.contains(&slot.worker) && !std::mem::replace(&mut slot.kill_requested, true) {
                 self.commands.push_back(Command::Kill(slot.worker));
             }
         }
@@ -195,13 +195,13 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The machine is about to be taken away.
+    /// The machine is about to be preempted.
     pub fn handle_drain(&mut self, now: Instant) {
         self.draining = true;
         self.report(now);
     }
 
-    /// Does what is due.
+    /// Handles all expired timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.forgive_own_sleep(now);
         match self.leaving {
@@ -227,7 +227,7 @@ impl Supervisor {
         }
     }
 
-    /// When a rank that gives no heartbeat is to be reported to hang, unless it was.
+    /// When a rank without a heartbeat is reported as hung, unless it was already.
     fn hangs_at(&self, slot: &Slot) -> Option<Instant> {
         let (_, heard) = slot.status_report.as_ref().filter(|_| !slot.gone && !slot.hangs)?;
         Some(*heard + self.timing.suspicion)
@@ -251,7 +251,7 @@ impl Supervisor {
         self.commands.pop_front()
     }
 
-    /// The latest desired state that it has taken up.
+    /// The latest desired state that it has accepted.
     pub fn desired_state_id(&self) -> DesiredStateId {
         self.desired_state.as_ref().map(|desired_state| desired_state.id).unwrap_or_default()
     }
@@ -270,7 +270,7 @@ impl Supervisor {
             self.slots.retain(|slot| !slot.gone && slot.start_at.is_none());
             let unstarted = self.slots.iter_mut().filter(|slot| slot.status_report.is_none());
             self.commands.extend(unstarted.map(|slot| {
-                slot.doomed = true;
+                slot.kill_requested = true;
                 Command::Kill(slot.worker)
             }));
             self.leave_if_empty(now);
@@ -293,7 +293,7 @@ impl Supervisor {
         let successor = Worker { incarnation: worker.incarnation.next(), ..worker };
         let least = self.timing.life;
         let Some(slot) = self.slot(worker) else { return };
-        // The first one may have been killed on its way.
+        // The first failed start has no pause: that process may have been killed while it started.
         let n_failed_starts = if slot.status_report.is_some() { 0 } else { slot.n_failed_starts + 1 };
         *slot = Slot { n_failed_starts, ..Slot::new(successor) };
         if n_failed_starts > 1 {
@@ -309,7 +309,7 @@ impl Supervisor {
         self.leaving = Some(Leaving::Killing);
         self.slots.retain(|slot| !slot.gone && slot.start_at.is_none());
         for slot in &mut self.slots {
-            if !std::mem::replace(&mut slot.doomed, true) {
+            if !std::mem::replace(&mut slot.kill_requested, true) {
                 self.commands.push_back(Command::Kill(slot.worker));
             }
         }
@@ -358,7 +358,7 @@ impl Slot {
             worker,
             status_report: None,
             hangs: false,
-            doomed: false,
+            kill_requested: false,
             gone: false,
             n_failed_starts: 0,
             start_at: None,
@@ -400,7 +400,7 @@ mod tests {
 
     // SUPERVISOR-1, SUPERVISOR-3
     #[test]
-    fn a_death_is_reported_at_once_and_a_successor_started() {
+    fn death_is_reported_at_once_and_a_successor_started() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
 
@@ -419,27 +419,27 @@ mod tests {
         let start = Instant::now();
         let (mut supervisor, _, status_report) = started(start);
 
-        let mut said = vec![];
+        let mut reported = vec![];
         for ms in 1..=600 {
             supervisor.handle_timeout(start + Duration::from_millis(ms));
-            said.extend(reports(drain(&mut supervisor)).iter().map(|report| (ms, report.members[0].hangs)));
+            reported.extend(reports(drain(&mut supervisor)).iter().map(|report| (ms, report.members[0].hangs)));
         }
 
-        assert_eq!(said, [(300, false), (500, true)]);
+        assert_eq!(reported, [(300, false), (500, true)]);
         supervisor.handle_status_report(start + Duration::from_millis(601), status_report);
-        assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "that it goes on is news, too");
+        assert!(!reports(drain(&mut supervisor))[0].members[0].hangs, "a recovery is reported at once, too");
     }
 
     #[test]
     fn caught_up_rank_is_reported_at_once() {
         let now = Instant::now();
         let (mut supervisor, _, status_report) = started(now);
-        let catching_up = said(&status_report, MemberPhase::CatchingUp);
+        let catching_up = in_phase(&status_report, MemberPhase::CatchingUp);
         supervisor.handle_status_report(now, catching_up.clone());
         drain(&mut supervisor);
 
         supervisor.handle_status_report(now, catching_up.clone());
-        assert_eq!(drain(&mut supervisor), [], "that it still learns is no news");
+        assert_eq!(drain(&mut supervisor), [], "an unchanged status is not reported at once");
         supervisor.handle_status_report(now, MemberReport { holds: vec![Shard::WHOLE], ..catching_up });
 
         assert_eq!(reports(drain(&mut supervisor))[0].members[0].holds, [Shard::WHOLE]);
@@ -447,7 +447,7 @@ mod tests {
 
     // SUPERVISOR-7
     #[test]
-    fn ranks_are_not_blamed_for_the_sleep_of_their_supervisor() {
+    fn ranks_do_not_count_as_hung_because_their_supervisor_slept() {
         let start = Instant::now();
         let (mut supervisor, _, _) = started(start);
         let mut hangs_at = |ms| {
@@ -455,15 +455,15 @@ mod tests {
             reports(drain(&mut supervisor)).iter().any(|report| report.members[0].hangs)
         };
 
-        assert!(!hangs_at(2_000), "it was due at 300 ms and slept");
+        assert!(!hangs_at(2_000), "the supervisor was due at 300 ms and slept");
         let noticed = (2_001..3_000).find(|ms| hangs_at(*ms));
 
-        assert_eq!(noticed, Some(2_200), "what was left of the suspicion time is over");
+        assert_eq!(noticed, Some(2_200), "the rest of the suspicion time has passed");
     }
 
     // SUPERVISOR-2
     #[test]
-    fn desired_states_of_an_old_coordinator_or_world_are_refused() {
+    fn desired_states_of_an_old_coordinator_or_world_are_rejected() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
         supervisor.handle_desired_state(now, stop(2, 5, vec![])).unwrap();
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_kills_once_and_only_the_process_that_is_meant() {
+    fn eviction_kills_only_the_named_process_and_only_once() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
         let other = Worker { incarnation: Incarnation(4), ..worker };
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(kills.collect::<Vec<_>>(), [Command::Kill(worker)]);
     }
 
-    fn said(status_report: &MemberReport, phase: MemberPhase) -> MemberReport {
+    fn in_phase(status_report: &MemberReport, phase: MemberPhase) -> MemberReport {
         MemberReport { phase, ..status_report.clone() }
     }
 
@@ -500,7 +500,7 @@ mod tests {
     fn finished_worker_is_not_restarted_until_a_later_world_needs_its_slot() {
         let now = Instant::now();
         let (mut supervisor, worker, status_report) = started(now);
-        supervisor.handle_status_report(now, said(&status_report, MemberPhase::Done));
+        supervisor.handle_status_report(now, in_phase(&status_report, MemberPhase::Done));
         drain(&mut supervisor);
 
         supervisor.handle_exited(now, worker);
@@ -531,7 +531,7 @@ mod tests {
 
     // SUPERVISOR-5
     #[test]
-    fn after_the_end_processes_leave_by_themselves_or_are_killed_and_then_it_is_shut_down() {
+    fn supervisor_shuts_down_once_its_processes_have_exited_or_been_killed() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
         let mut desired_state = stop(1, 1, vec![]);
@@ -552,7 +552,7 @@ mod tests {
 
     // SUPERVISOR-5
     #[test]
-    fn a_released_node_kills_what_it_has_and_what_is_still_starting() {
+    fn released_node_kills_its_running_and_starting_processes() {
         let now = Instant::now();
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
@@ -560,14 +560,17 @@ mod tests {
         supervisor
             .handle_desired_state(now, DesiredState { release: Some(Incarnation(4)), ..stop(1, 1, vec![]) })
             .unwrap();
-        assert!(!drain(&mut supervisor).contains(&Command::Kill(worker)), "it was for the one before");
+        assert!(!drain(&mut supervisor).contains(&Command::Kill(worker)), "the release was for the previous boot");
         supervisor
             .handle_desired_state(now, DesiredState { release: Some(Incarnation(5)), ..stop(1, 1, vec![]) })
             .unwrap();
         assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
         let status_report = Member::new(JobId(1), worker, None, Schedule::default()).report();
         supervisor.handle_started(now, status_report);
-        assert!(drain(&mut supervisor).contains(&Command::Kill(worker)), "it was too early to be killed before");
+        assert!(
+            drain(&mut supervisor).contains(&Command::Kill(worker)),
+            "a process that starts after its kill is killed again"
+        );
         supervisor.handle_exited(now, worker);
 
         let commands = drain(&mut supervisor);
@@ -577,7 +580,7 @@ mod tests {
 
     // SUPERVISOR-8
     #[test]
-    fn process_that_cannot_begin_is_reported_with_its_reason_and_not_restarted() {
+    fn process_that_cannot_start_is_reported_with_its_reason_and_not_restarted() {
         let now = Instant::now();
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
@@ -594,7 +597,7 @@ mod tests {
 
     // SUPERVISOR-8
     #[test]
-    fn process_that_has_begun_is_not_called_unfit() {
+    fn started_process_does_not_count_as_unfit() {
         let now = Instant::now();
         let (mut supervisor, worker, _) = started(now);
 

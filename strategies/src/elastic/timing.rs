@@ -1,8 +1,8 @@
-//! All timeouts of the control plane, derived from one: how fast a silent machine shall be noticed.
+//! All timeouts of the control plane, derived from one: the time to detect a silent machine.
 //!
 //! Invariant:
-//! - `TIMING-1` What [`Timing::derive`] returns passes [`Timing::check`]: no false alarm from a few lost heartbeats,
-//!   and no deadline that ends before what it waits for can be noticed.
+//! - `TIMING-1` [`Timing::derive`] returns a value that passes [`Timing::check`]: a few lost heartbeats cause no false
+//!   alarm, and no deadline expires before the event that it waits for can be detected.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -11,30 +11,31 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timing {
-    /// A node that said nothing for so long is lost.
+    /// A node that sends no report for this long is lost.
     pub detection_time: Duration,
     /// Interval of a node's reports.
     pub heartbeat: Duration,
-    /// A rank gives its own supervisor a heartbeat so often; that costs next to nothing.
+    /// Interval of a rank's heartbeats to its supervisor, whose overhead is negligible.
     pub life: Duration,
-    /// A rank that gave its own supervisor no heartbeat for so long hangs.
+    /// A rank that sends its supervisor no heartbeat for this long hangs.
     pub suspicion: Duration,
-    /// Members that were told to stop have so long to do it.
+    /// Time for members to stop once they are told to.
     pub stop_grace: Duration,
-    /// The coordinator renews its lease so often.
+    /// Interval of the coordinator's lease renewals.
     pub lease_renewal: Duration,
-    /// A standby takes over when the lease was not renewed for so long.
+    /// A standby takes over when the lease was not renewed for this long.
     pub lease: Duration,
-    /// A new coordinator waits so long for the reports of a world that it did not form.
+    /// Time that a new coordinator waits for reports from its predecessor's world.
     pub takeover_grace: Duration,
-    /// A device that does not get on for so long, nor for some times the longest pause before, is stuck.
+    /// A device is stuck after a pause of this length, and of
+    /// [`PAUSES`](super::progress::PAUSES) times its longest earlier pause.
     pub stuck: Duration,
-    /// The same until its first step in a world is committed.
+    /// The same before its first committed step in a world.
     pub first_step: Duration,
-    /// A member that fetches no piece of its state for so long does not heal: its world is formed anew.
+    /// A world is formed again if a member fetches no piece of its state for this long.
     pub heal: Duration,
-    /// State that only a silent node has is waited for so long before it is read from disk; nodes that could not reach each
-    /// other are tried again after so long.
+    /// Time to wait for state that only a silent node holds, before it is read from disk; also the time after which nodes
+    /// that could not reach each other are retried.
     pub disk_patience: Duration,
 }
 
@@ -44,11 +45,11 @@ pub struct Timing {
 pub struct TimingError {
     /// Name of the field.
     pub what: &'static str,
-    /// Its least value.
+    /// Its smallest valid value.
     pub required: Duration,
     /// Its value.
     pub found: Duration,
-    /// Where the least value comes from.
+    /// Reason for the smallest valid value.
     pub why: &'static str,
 }
 
@@ -90,25 +91,30 @@ impl Timing {
                 "detection_time",
                 self.detection_time,
                 self.heartbeat * 3,
-                "three heartbeats in a row must be lost before a node is called lost",
+                "three heartbeats in a row must be lost before a node counts as lost",
             ),
-            ("suspicion", self.suspicion, self.life * 3, "three heartbeats must fail before a rank hangs"),
+            (
+                "suspicion",
+                self.suspicion,
+                self.life * 3,
+                "three heartbeats must be missing before a rank counts as hung",
+            ),
             (
                 "stop_grace",
                 self.stop_grace,
                 self.suspicion + self.heartbeat,
-                "a rank that hangs must be noticed before the others are blamed",
+                "a hung rank must be detected before the others are blamed",
             ),
             ("lease", self.lease, self.lease_renewal * 3, "three renewals must fail before a standby takes over"),
             (
                 "takeover_grace",
                 self.takeover_grace,
                 self.heartbeat * 3,
-                "a new coordinator must hear each node before it calls one lost",
+                "every node must be able to report to a new coordinator before it counts as lost",
             ),
-            ("stuck", self.stuck, self.detection_time + self.stop_grace, "lost nodes must be noticed first"),
+            ("stuck", self.stuck, self.detection_time + self.stop_grace, "lost nodes must be detected first"),
             ("first_step", self.first_step, self.stuck, "preparing a step takes longer than any step after it"),
-            ("heal", self.heal, self.detection_time * 2, "a lost source must be noticed first"),
+            ("heal", self.heal, self.detection_time * 2, "a lost source must be detected first"),
             ("disk_patience", self.disk_patience, self.detection_time, "a silent node must have a chance to return"),
         ];
         match rules.into_iter().find(|(_, found, required, _)| found < required) {
@@ -131,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn a_detection_time_below_the_resolution_of_timers_is_refused() {
+    fn detection_time_below_the_resolution_of_timers_is_rejected() {
         let err = Timing::derive(Duration::from_millis(5)).check().unwrap_err();
 
         assert_eq!(err.what, "life");
     }
 
     #[test]
-    fn too_short_timeout_is_named_in_one_sentence() {
+    fn error_names_the_timeout_that_is_too_short() {
         let good = Timing::default();
         let short = Duration::from_millis(1);
         let bad = [

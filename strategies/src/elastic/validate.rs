@@ -30,7 +30,7 @@ pub enum InvalidMessage {
     #[error("mesh {0} must have 1 to {RANKS_MAX} ranks")]
     Mesh(Mesh),
     /// A list whose length does not match the mesh.
-    #[error("the mesh {mesh} has {expected} {what}, found {found}")]
+    #[error("mesh {mesh} needs {expected} {what}, found {found}")]
     Count {
         /// The shape.
         mesh: Mesh,
@@ -54,9 +54,9 @@ pub enum InvalidMessage {
     /// The desired state of one generation carries the plan of another.
     #[error("desired state for {expected} carries a world plan for {found}")]
     Generation {
-        /// Of the desired state.
+        /// Generation of the desired state.
         expected: Generation,
-        /// Generation of the world.
+        /// Generation of the world plan.
         found: Generation,
     },
     /// A desired state that stops the members carries a world plan.
@@ -65,9 +65,9 @@ pub enum InvalidMessage {
     /// A counter above [`COUNTER_MAX`].
     #[error("{what} is {found}, expected at most {COUNTER_MAX}")]
     Counter {
-        /// Of what.
+        /// Name of the counter.
         what: &'static str,
-        /// The number.
+        /// Its value.
         found: u64,
     },
 }
@@ -117,7 +117,7 @@ impl MemberReport {
 }
 
 impl DesiredState {
-    /// Validates a message of the coordinator.
+    /// Validates a desired state.
     ///
     /// # Errors
     /// The first contradiction.
@@ -138,7 +138,7 @@ impl DesiredState {
 }
 
 impl Record {
-    /// Validates a message of the coordinator.
+    /// Validates a record.
     ///
     /// # Errors
     /// The first contradiction.
@@ -156,7 +156,7 @@ impl Record {
 }
 
 impl WorldPlan {
-    /// Whether each list has an entry for each rank, and the mesh as many ranks.
+    /// Checks that each list has one entry for each rank of the mesh.
     fn check(&self) -> Result<(), InvalidMessage> {
         let mesh = self.mesh;
         let n_ranks = ranks(mesh)?;
@@ -180,7 +180,7 @@ impl WorldPlan {
 }
 
 impl CatchUp {
-    /// Whether there is such a rank, in a mesh that cuts the state as that of the world does.
+    /// Checks that the rank exists, in a mesh that cuts the state as the world's mesh does.
     fn check(&self, world: Mesh) -> Result<(), InvalidMessage> {
         let leads_there = self.rank < ranks(self.mesh)? && Cut::of(&self.mesh) == Cut::of(&world);
         if !leads_there || self.holds.first() != Some(&Shard::of(&self.mesh, self.rank)) {
@@ -208,7 +208,7 @@ impl Shard {
     }
 }
 
-/// Number of ranks of a mesh that can be one of a world.
+/// Number of ranks of a valid mesh.
 fn ranks(mesh: Mesh) -> Result<usize, InvalidMessage> {
     mesh.checked_size().filter(|n| (1..=RANKS_MAX).contains(n)).ok_or(InvalidMessage::Mesh(mesh))
 }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_speaks_for_its_own_workers_and_of_parts_that_exist() {
+    fn report_with_a_foreign_worker_or_an_invalid_shard_is_rejected() {
         assert_eq!(report(worker(0), vec![SHARD]).check(), Ok(()));
         assert_eq!(
             report(worker(1), vec![]).check(),
@@ -281,9 +281,9 @@ mod tests {
         assert!(matches!(late.check(), Err(InvalidMessage::Counter { what: "number of a report", .. })));
     }
 
-    // A member that took a rank from one such desired state and lost its state to the next would run without.
+    // A member that took a rank from one such desired state and dropped its state at the next would run without state.
     #[test]
-    fn desired_state_that_forms_no_world_carries_no_plan() {
+    fn desired_state_that_forms_no_world_must_carry_no_plan() {
         for stage in [Stage::Stop, Stage::End] {
             let untimely =
                 DesiredState { id: DesiredStateId { stage, ..desired_state(|_| ()).id }, ..desired_state(|_| ()) };
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_has_an_entry_in_each_list_for_each_rank() {
+    fn world_plan_without_an_entry_for_each_rank_is_rejected() {
         assert_eq!(desired_state(|_| ()).check(), Ok(()));
         let count = |change: fn(&mut WorldPlan)| match desired_state(change).check() {
             Err(InvalidMessage::Count { what, .. }) => what,

@@ -1,7 +1,7 @@
-//! The builder with which every model is written, ours and the user's: each method appends one instruction.
+//! The builder for all models, built-in and user-defined: each method appends one instruction.
 //!
-//! The builder never fails: it infers the shape of each result and leaves judgement to [`crate::verify`], which names
-//! the instruction and the values where something does not fit.
+//! The builder never fails: it infers the shape of each result and leaves checks to [`crate::verify`], which names the
+//! offending instruction and its values.
 //!
 //! ```
 //! use phalanx_strategies::model::{BatchShape, ForwardBuilder};
@@ -40,8 +40,8 @@ impl ForwardBuilder {
         ForwardBuilder { program: Program::default(), batch, block: None }
     }
 
-    /// Following instructions belong to block `index`; `None`: to no block. Blocks are the unit of recomputation and
-    /// of pipeline stages.
+    /// Assigns the following instructions to block `index`, or to no block. Blocks are the unit of recomputation and of
+    /// pipeline stages.
     pub fn block(&mut self, index: Option<u32>) {
         self.block = index;
     }
@@ -60,12 +60,12 @@ impl ForwardBuilder {
         value
     }
 
-    /// A table that the host computes once, f32.
+    /// An f32 table that the host computes once.
     pub fn constant(&mut self, name: &str, shape: &[usize]) -> Tensor {
         self.program.add_value(name, shape, DType::F32, Kind::Constant)
     }
 
-    /// The input of this role, i32 `[N]`, made on first use.
+    /// The input of this role, i32 `[N]`, created on first use.
     pub fn input(&mut self, role: Role) -> Tensor {
         let (shape, dtype) = match role {
             Role::Hyper => (vec![Hyper::LEN], DType::F64),
@@ -148,7 +148,7 @@ impl ForwardBuilder {
         y
     }
 
-    /// RMS norm over all queries of packed `qkv` and over all of its keys, gains `[H D]` and `[K D]`.
+    /// RMS norm over all queries and over all keys of packed `qkv`, gains `[H D]` and `[K D]`.
     pub fn qk_norm(&mut self, qkv: Tensor, gain_q: Tensor, gain_k: Tensor, eps: f32) -> Tensor {
         let shape = self.program.value(qkv).shape.clone();
         let columns = QkColumns { q: self.columns(gain_q), k: self.columns(gain_k) };

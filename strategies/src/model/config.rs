@@ -1,13 +1,13 @@
-//! The description of a model that we can build, whatever its family.
+//! Description of a supported model, independent of its family.
 
 use super::rope::RopeScaling;
 use super::{BatchShape, Family, Head, HfConfig, ModelError};
 use crate::program::{Attention, Program};
 
-/// A model that we can build.
+/// A supported model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// What knows the structure of the model.
+    /// Defines the structure of the model.
     pub family: &'static Family,
     /// Tokens of the vocabulary, `V`.
     pub vocab_size: usize,
@@ -23,7 +23,7 @@ pub struct ModelConfig {
     pub n_kv_heads: usize,
     /// Width of a head, `D`.
     pub head_dim: usize,
-    /// Longest row.
+    /// Tokens of the longest row.
     pub max_positions: usize,
     /// Added to the variance in norms.
     pub norm_eps: f32,
@@ -39,9 +39,9 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Biases in the feed-forward part.
     pub mlp_bias: bool,
-    /// Factors of values on their way.
+    /// Factors of intermediate values.
     pub multipliers: Multipliers,
-    /// Where the norms of a block stand.
+    /// Where the norms of a block apply.
     pub norm_placement: NormPlacement,
     /// Norm of queries and keys.
     pub qk_norm: QkNorm,
@@ -56,13 +56,13 @@ pub struct ModelConfig {
 /// Factors of a decoder's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
-    /// Of the embeddings.
+    /// Factor of the embeddings.
     pub embedding: f32,
-    /// Of what attention and feed-forward parts add to the residual stream.
+    /// Factor of the terms that attention and feed-forward parts add to the residual stream.
     pub residual: f32,
-    /// Of the scores of attention; `None`: `1 / sqrt(D)`.
+    /// Factor of the attention scores; `None` is `1 / sqrt(D)`.
     pub attention: Option<f32>,
-    /// Of the logits.
+    /// Factor of the logits.
     pub logits: f32,
 }
 
@@ -75,23 +75,23 @@ impl Default for Multipliers {
 /// Norm of queries and keys before they are rotated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkNorm {
-    /// None.
+    /// No norm.
     #[default]
     None,
-    /// RMS norm of each head, with one gain for all heads of queries and one for all of keys.
+    /// RMS norm of each head, with one gain for all query heads and one for all key heads.
     Heads,
-    /// RMS norm over all heads of queries together, and over all of keys.
+    /// RMS norm over all query heads together and over all key heads together.
     Projections,
 }
 
-/// Where the norm of an attention or a feed-forward part stands.
+/// Where the norm of an attention or feed-forward part applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormPlacement {
-    /// On what the part reads: `x + part(norm(x))`.
+    /// To the input of the part: `x + part(norm(x))`.
     #[default]
     Before,
-    /// On what the part adds to the residual stream: `x + norm(part(x))`.
-    Behind,
+    /// To the output of the part: `x + norm(part(x))`.
+    After,
 }
 
 impl TryFrom<&HfConfig> for ModelConfig {
@@ -102,10 +102,10 @@ impl TryFrom<&HfConfig> for ModelConfig {
     }
 }
 
-/// More layers than any model has; each costs memory before anything of a model is there.
+/// Maximum number of layers, above any real model; parsing allocates memory for each layer.
 const LAYERS_MAX: usize = 1 << 16;
 
-/// The number of layers, refused before a list of as many is made.
+/// Checks the number of layers before a list of that length is allocated.
 pub(super) fn check_layers(field: &'static str, n_layers: usize) -> Result<usize, ModelError> {
     if (1..=LAYERS_MAX).contains(&n_layers) {
         return Ok(n_layers);
@@ -138,7 +138,7 @@ impl ModelConfig {
     /// The single-device forward program of one microbatch.
     ///
     /// # Errors
-    /// When a row is longer than the positions the model has.
+    /// When a row is longer than `max_positions`.
     pub fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
         if batch.seq_len > self.max_positions {
             return Err(ModelError::TooLong { seq_len: batch.seq_len, max_positions: self.max_positions });
@@ -171,7 +171,7 @@ mod tests {
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}"#;
 
     #[test]
-    fn layers_beyond_any_model_are_refused_before_they_take_memory() {
+    fn layer_count_above_the_limit_is_rejected_before_allocation() {
         let json = LLAMA.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 9223372036854775807");
         let gpt2 =
             r#"{"model_type": "gpt2", "n_embd": 9223372036854775800, "n_head": 4, "n_layer": 1, "vocab_size": 5}"#;

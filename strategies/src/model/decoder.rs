@@ -1,6 +1,6 @@
-//! What Llama and its relatives share: RMS norm, rotary positions, grouped-query attention, SwiGLU.
+//! The decoder of Llama and related families: RMS norm, rotary positions, grouped-query attention, SwiGLU.
 //!
-//! Families differ in the fields of [`ModelConfig`] only, so this file names none of them. Names of tensors are Hugging
+//! These families differ only in the fields of [`ModelConfig`], so this file names none of them. Tensor names are Hugging
 //! Face's.
 
 use super::config::check_layers;
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::program::{Init, Program};
 
-/// What precedes the names of all tensors but the head's.
+/// Prefix of all tensor names except the head's.
 pub(super) const PREFIX: &str = "model.";
 
 /// Names of the linear layers of a block.
@@ -44,7 +44,7 @@ pub(super) const KEYS: &[&str] = &[
 /// Keys that [`optional_windows`] reads.
 pub(super) const OPTIONAL_WINDOW_KEYS: &[&str] = &["max_window_layers", "sliding_window", "use_sliding_window"];
 
-/// Reads the keys that all relatives have; a family then sets what is its own.
+/// Reads the keys that all these families share; each family then sets its own fields.
 pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfig, ModelError> {
     let act = hf.text("hidden_act")?.unwrap_or("silu");
     if act != "silu" {
@@ -94,7 +94,7 @@ fn head_dim(hf: &HfConfig, hidden_size: usize, n_heads: usize) -> Result<usize, 
     Ok(head_dim)
 }
 
-/// The window of each layer: `window` from layer `first` on, or where `layer_types` names it.
+/// The window of each layer: `window` from layer `first` on, or as `layer_types` selects.
 pub(super) fn windows(
     hf: &HfConfig,
     window: Option<usize>,
@@ -110,17 +110,17 @@ pub(super) fn windows(
     };
     if types.len() != n_layers {
         let found = format!("{} entries", types.len());
-        return Err(ModelError::value("layer_types", found, format!("{n_layers} fit")));
+        return Err(ModelError::value("layer_types", found, format!("expected {n_layers}")));
     }
     let of_type = |name: &str| match name {
         "full_attention" => Ok(None),
         "sliding_attention" => Ok(window),
-        other => Err(ModelError::value("layer_types", other, "full_attention and sliding_attention are")),
+        other => Err(ModelError::value("layer_types", other, "expected full_attention or sliding_attention")),
     };
     types.into_iter().map(of_type).collect()
 }
 
-/// A window that holds only where `use_sliding_window` says so, and from `max_window_layers` on.
+/// Windows that apply only if `use_sliding_window` is set, from layer `max_window_layers` on.
 pub(super) fn optional_windows(hf: &HfConfig, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
     let used = hf.flag("use_sliding_window")? == Some(true);
     let window = hf.size("sliding_window")?.filter(|_| used);
@@ -161,7 +161,7 @@ fn block(
 ) -> Tensor {
     let norms = match cfg.norm_placement {
         NormPlacement::Before => ["input_layernorm", "post_attention_layernorm"],
-        NormPlacement::Behind => ["post_attention_layernorm", "post_feedforward_layernorm"],
+        NormPlacement::After => ["post_attention_layernorm", "post_feedforward_layernorm"],
     };
     let [attention_norm, feed_forward_norm] = norms.map(|norm| format!("model.layers.{layer}.{norm}.weight"));
     let x = residual(b, cfg, &attention_norm, x, |b, h| attention(b, cfg, batch, layer, h, rope));
@@ -182,7 +182,7 @@ fn residual(
             let h = b.rms_norm(x, gain, cfg.norm_eps);
             part(b, h)
         }
-        NormPlacement::Behind => {
+        NormPlacement::After => {
             let y = part(b, x);
             b.rms_norm(y, gain, cfg.norm_eps)
         }
@@ -238,8 +238,8 @@ fn feed_forward(b: &mut ForwardBuilder, cfg: &ModelConfig, layer: usize, h: Tens
     b.linear(a, weight, bias)
 }
 
-/// The weight, and the bias if there is one, of projections that read the same input: one parameter, so that they run as
-/// one product, and in the model file a tensor for each of `parts` or one for all of them.
+/// The weight and optional bias of projections that read the same input. They are one parameter, so they run as one
+/// product; the model file has a tensor for each of `parts`, or one for all parts if they are packed.
 fn projections(
     b: &mut ForwardBuilder,
     cfg: &ModelConfig,
@@ -272,7 +272,7 @@ mod tests {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256"#;
 
     #[test]
-    fn a_window_holds_for_mistral_but_for_qwen_only_when_asked() {
+    fn sliding_window_applies_to_mistral_and_to_qwen_only_when_enabled() {
         let of = |family: &str, keys: &str| {
             parse(&format!(r#"{{"model_type": "{family}", {SIZES}, "sliding_window": 16{keys}}}"#)).windows
         };

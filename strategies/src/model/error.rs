@@ -6,13 +6,13 @@ use std::fmt;
 /// Why a `config.json` cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
-    /// An architecture we do not build.
+    /// An unsupported architecture.
     #[error("architecture `{found}` is not supported; supported are {}", supported())]
     Unsupported {
         /// Its `model_type`.
         found: String,
     },
-    /// A field the family needs.
+    /// A required field is absent.
     #[error("`{field}` is missing from the model configuration of a {family}")]
     Missing {
         /// Name of the field.
@@ -20,14 +20,14 @@ pub enum ModelError {
         /// Family that needs it.
         family: &'static str,
     },
-    /// A field whose value we cannot honour.
+    /// A field with an unsupported value.
     #[error("`{field}: {found}` is not supported; {expected}")]
     Value {
         /// Name of the field.
         field: &'static str,
         /// What was found.
         found: String,
-        /// What would fit.
+        /// What is supported.
         expected: String,
     },
     /// Rows longer than the model's positions.

@@ -1,22 +1,20 @@
-//! What sets one model family apart from the others. Each family is a file of this folder and an entry of [`FAMILIES`].
+//! The definition of a model family. Each family is a file of this folder and an entry of [`FAMILIES`].
 
 use super::{BatchShape, FAMILIES, Head, HfConfig, ModelConfig, ModelError};
 use crate::program::Program;
 use std::fmt;
 
-/// A model family: everything that the rest of the system needs to know of it.
+/// A model family, as far as the rest of the system needs it.
 ///
-/// The forward program carries the rest: the names, shapes and parts of the model file's tensors are those of its
-/// parameter table.
+/// The names, shapes and parts of the model file's tensors are in the parameter table of the forward program.
 pub struct Family {
     /// Its `model_type` in `config.json`.
     pub model_type: &'static str,
     /// Its class name in `architectures`.
     pub architecture: &'static str,
-    /// What `transformers` puts before the names of all tensors but the head's. Files written from the bare model lack
-    /// it.
+    /// Prefix that `transformers` adds to all tensor names except the head's. Files written from the bare model omit it.
     pub prefix: &'static str,
-    /// Keys of `config.json` that it reads, or that describe a model of it without changing how it trains.
+    /// Keys of `config.json` that the family reads, or that describe a model without changing how it trains.
     pub keys: &'static [&'static [&'static str]],
     /// The linear layers of a block, by the names that adapters use.
     pub linears: &'static [&'static str],
@@ -30,7 +28,7 @@ impl Family {
     /// The family with this `model_type` or class name.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no family has this name.
     pub fn named(name: &str) -> Result<&'static Family, ModelError> {
         let family = FAMILIES.iter().find(|f| f.model_type == name || f.architecture == name);
         family.copied().ok_or_else(|| ModelError::Unsupported { found: name.into() })
@@ -39,7 +37,7 @@ impl Family {
     /// The family that a `config.json` names.
     ///
     /// # Errors
-    /// When it names none, or one that we do not build.
+    /// When it names no family or an unsupported one.
     pub fn of(hf: &HfConfig) -> Result<&'static Family, ModelError> {
         let of_class = || Ok::<_, ModelError>(hf.texts("architectures")?.and_then(|names| names.first().copied()));
         let name = hf.text("model_type")?.map_or_else(of_class, |name| Ok(Some(name)))?;
@@ -70,7 +68,7 @@ pub fn keys() -> Vec<&'static str> {
     keys
 }
 
-/// The families by name, for people.
+/// The names of all families, for error messages.
 pub(super) fn supported() -> String {
     FAMILIES.iter().map(|f| f.model_type).collect::<Vec<_>>().join(", ")
 }
@@ -98,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unsupported_architecture_lists_those_supported() {
+    fn unsupported_architecture_is_refused_with_a_list_of_supported_ones() {
         let hf: HfConfig = serde_json::from_str(r#"{"model_type": "mamba"}"#).unwrap();
 
         let error = ModelConfig::try_from(&hf).unwrap_err().to_string();
@@ -107,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_is_found_by_its_class_where_the_type_is_absent() {
+    fn family_is_found_by_its_class_where_the_type_is_absent() {
         let hf: HfConfig = serde_json::from_str(r#"{"architectures": ["Qwen2ForCausalLM"]}"#).unwrap();
 
         assert_eq!(Family::of(&hf).unwrap().model_type, "qwen2");

@@ -18,7 +18,7 @@ pub(super) static FAMILY: Family = Family {
     forward,
 };
 
-/// Each size has GPT-2's own name and the one that other families use.
+/// Each size is accepted under GPT-2's own name and under the name that other families use.
 const KEYS: &[&str] = &[
     "activation_function",
     "hidden_size",
@@ -37,7 +37,7 @@ const KEYS: &[&str] = &[
     "tie_word_embeddings",
 ];
 
-/// Keys that do not change how it trains here.
+/// Keys that do not change training here.
 const DESCRIPTION: &[&str] = &[
     "add_cross_attention",
     "attn_pdrop",
@@ -57,10 +57,10 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         return Err(ModelError::value("activation_function", act, "gpt2 uses gelu_new"));
     }
     if hf.flag("scale_attn_by_inverse_layer_idx")? == Some(true) {
-        return Err(ModelError::value("scale_attn_by_inverse_layer_idx", true, "only false is"));
+        return Err(ModelError::value("scale_attn_by_inverse_layer_idx", true, "expected false"));
     }
     if hf.flag("scale_attn_weights")? == Some(false) {
-        return Err(ModelError::value("scale_attn_weights", false, "only true is"));
+        return Err(ModelError::value("scale_attn_weights", false, "expected true"));
     }
     let size = |own, other| Ok::<_, ModelError>(hf.size(own)?.or(hf.size(other)?));
     let hidden_size = need("n_embd", &FAMILY, size("n_embd", "hidden_size")?)?;

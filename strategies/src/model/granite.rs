@@ -1,4 +1,4 @@
-//! Granite: Llama with factors on the embeddings, the scores of attention, what is added to the residual stream, and the
+//! Granite: Llama with factors on the embeddings, the attention scores, the terms added to the residual stream, and the
 //! logits. Source: Yang et al. 2022 for such factors (arXiv:2203.03466); IBM 2024, Granite 3.0 Language Models.
 
 use super::{Family, HfConfig, ModelConfig, ModelError, Multipliers, decoder};
@@ -18,7 +18,7 @@ const MULTIPLIERS: &[&str] = &["attention_multiplier", "embedding_multiplier", "
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     let factor = |key| match hf.float(key)?.unwrap_or(1.0) {
         x if x != 0.0 => Ok(x),
-        x => Err(ModelError::value(key, x, "a factor other than 0 fits")),
+        x => Err(ModelError::value(key, x, "expected a factor other than 0")),
     };
     let multipliers = Multipliers {
         embedding: factor("embedding_multiplier")?,
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_1_where_they_are_not_given_also_that_of_the_scores() {
+    fn absent_factors_are_1_including_the_attention_factor() {
         let keys = r#", "embedding_multiplier": 12, "logits_scaling": 8.0, "residual_multiplier": 0.25"#;
 
         let given = parse(keys).unwrap().multipliers;
@@ -51,9 +51,9 @@ mod tests {
     }
 
     #[test]
-    fn a_factor_of_0_is_refused() {
+    fn factor_of_0_is_refused() {
         let error = parse(r#", "logits_scaling": 0"#).unwrap_err().to_string();
 
-        assert_eq!(error, "`logits_scaling: 0` is not supported; a factor other than 0 fits");
+        assert_eq!(error, "`logits_scaling: 0` is not supported; expected a factor other than 0");
     }
 }

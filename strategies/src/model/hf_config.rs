@@ -1,4 +1,4 @@
-//! Hugging Face `config.json` as keys and values, which each family reads for itself.
+//! Hugging Face `config.json` as keys and values, from which each family reads its own.
 
 use super::{Family, ModelError};
 use serde::Deserialize;
@@ -17,7 +17,7 @@ impl HfConfig {
     /// # Errors
     /// When the key has another value.
     pub fn size(&self, key: &'static str) -> Result<Option<usize>, ModelError> {
-        self.read(key, "a whole number fits", |value| match value {
+        self.read(key, "expected a whole number", |value| match value {
             Json::Whole(n) => usize::try_from(*n).ok(),
             _ => None,
         })
@@ -28,7 +28,7 @@ impl HfConfig {
     /// # Errors
     /// When the key has another value.
     pub fn number(&self, key: &'static str) -> Result<Option<f64>, ModelError> {
-        self.read(key, "a number fits", |value| match value {
+        self.read(key, "expected a number", |value| match value {
             Json::Whole(n) => Some(*n as f64),
             Json::Number(x) => Some(*x),
             _ => None,
@@ -42,7 +42,7 @@ impl HfConfig {
     pub fn float(&self, key: &'static str) -> Result<Option<f32>, ModelError> {
         let Some(wide) = self.number(key)? else { return Ok(None) };
         let narrow = wide as f32;
-        if narrow.is_finite() { Ok(Some(narrow)) } else { Err(ModelError::value(key, wide, "a number fits")) }
+        if narrow.is_finite() { Ok(Some(narrow)) } else { Err(ModelError::value(key, wide, "expected a number")) }
     }
 
     /// `true` or `false`.
@@ -50,7 +50,7 @@ impl HfConfig {
     /// # Errors
     /// When the key has another value.
     pub fn flag(&self, key: &'static str) -> Result<Option<bool>, ModelError> {
-        self.read(key, "true or false fits", |value| match value {
+        self.read(key, "expected true or false", |value| match value {
             Json::Flag(x) => Some(*x),
             _ => None,
         })
@@ -61,7 +61,7 @@ impl HfConfig {
     /// # Errors
     /// When the key has another value.
     pub fn text(&self, key: &'static str) -> Result<Option<&str>, ModelError> {
-        self.read(key, "a text fits", Json::text)
+        self.read(key, "expected a string", Json::text)
     }
 
     /// A list of texts.
@@ -69,18 +69,18 @@ impl HfConfig {
     /// # Errors
     /// When the key has another value.
     pub fn texts(&self, key: &'static str) -> Result<Option<Vec<&str>>, ModelError> {
-        self.read(key, "a list of texts fits", |value| match value {
+        self.read(key, "expected a list of strings", |value| match value {
             Json::List(items) => items.iter().map(Json::text).collect(),
             _ => None,
         })
     }
 
-    /// A section with keys of its own.
+    /// A nested section.
     ///
     /// # Errors
     /// When the key has another value.
     pub fn section(&self, key: &'static str) -> Result<Option<&HfConfig>, ModelError> {
-        self.read(key, "a section fits", |value| match value {
+        self.read(key, "expected a section", |value| match value {
             Json::Section(keys) => Some(keys),
             _ => None,
         })
@@ -99,7 +99,7 @@ impl HfConfig {
     }
 }
 
-/// The value of a key that `family` cannot do without.
+/// The value of a key that `family` requires.
 pub(super) fn need<T>(field: &'static str, family: &Family, value: Option<T>) -> Result<T, ModelError> {
     value.ok_or(ModelError::Missing { field, family: family.model_type })
 }
@@ -152,7 +152,7 @@ impl<'de> Visitor<'de> for AnyJson {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value of JSON")
+        f.write_str("a JSON value")
     }
 
     fn visit_unit<E>(self) -> Result<Json, E> {
@@ -213,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_another_type_is_refused_by_its_key() {
+    fn error_for_a_value_of_another_type_names_the_key() {
         let hf: HfConfig = serde_json::from_str(r#"{"a": "x", "b": 1e300, "c": [1], "d": -4}"#).unwrap();
         let text = |error: ModelError| error.to_string();
 
-        assert_eq!(text(hf.size("a").unwrap_err()), "`a: \"x\"` is not supported; a whole number fits");
-        assert_eq!(text(hf.size("d").unwrap_err()), "`d: -4` is not supported; a whole number fits");
-        assert!(text(hf.float("b").unwrap_err()).ends_with("a number fits"));
-        assert_eq!(text(hf.texts("c").unwrap_err()), "`c: a list of 1` is not supported; a list of texts fits");
-        assert_eq!(text(hf.flag("c").unwrap_err()), "`c: a list of 1` is not supported; true or false fits");
+        assert_eq!(text(hf.size("a").unwrap_err()), "`a: \"x\"` is not supported; expected a whole number");
+        assert_eq!(text(hf.size("d").unwrap_err()), "`d: -4` is not supported; expected a whole number");
+        assert!(text(hf.float("b").unwrap_err()).ends_with("expected a number"));
+        assert_eq!(text(hf.texts("c").unwrap_err()), "`c: a list of 1` is not supported; expected a list of strings");
+        assert_eq!(text(hf.flag("c").unwrap_err()), "`c: a list of 1` is not supported; expected true or false");
     }
 }

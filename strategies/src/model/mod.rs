@@ -1,8 +1,8 @@
 //! Model descriptions and the forward programs they yield.
 //!
-//! A family is one file ([`Family`]: how it reads its `config.json`, what its linear layers are called, its forward
-//! program with the names of its tensors) and one entry of [`FAMILIES`]. Relatives of Llama share [`decoder`], which
-//! knows no family: they differ in the fields of [`ModelConfig`].
+//! A family is one file ([`Family`]: how to read its `config.json`, the names of its linear layers, its forward program
+//! with tensor names) and one entry of [`FAMILIES`]. Families related to Llama share [`decoder`] and differ only in the
+//! fields of [`ModelConfig`].
 
 pub mod builder;
 mod config;
@@ -28,7 +28,7 @@ pub use family::{Family, keys};
 pub use hf_config::HfConfig;
 pub use rope::RopeScaling;
 
-/// Every family that we build.
+/// Every supported family.
 pub static FAMILIES: &[&Family] = &[
     &llama::FAMILY,
     &mistral::FAMILY,

@@ -1,5 +1,5 @@
-//! OLMo 2: norms behind attention and feed-forward part instead of before them, and a norm over all queries and over all
-//! keys of a token. Source: OLMo Team 2024 (arXiv:2501.00656).
+//! OLMo 2: norms after the attention and feed-forward parts instead of before them, and norms over all queries and over
+//! all keys of a token. Source: OLMo Team 2024 (arXiv:2501.00656).
 
 use super::{Family, HfConfig, ModelConfig, ModelError, NormPlacement, QkNorm, decoder};
 
@@ -17,7 +17,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     Ok(ModelConfig {
         norm_eps: hf.float("rms_norm_eps")?.unwrap_or(1e-5),
         mlp_bias: false,
-        norm_placement: NormPlacement::Behind,
+        norm_placement: NormPlacement::After,
         qk_norm: QkNorm::Projections,
         ..decoder::parse(hf, &FAMILY)?
     })
@@ -29,7 +29,7 @@ mod tests {
     use crate::model::{BatchShape, Head};
 
     #[test]
-    fn its_norms_have_the_names_and_shapes_that_transformers_gives_them() {
+    fn norms_have_the_names_and_shapes_of_transformers() {
         let json = r#"{"model_type": "olmo2", "vocab_size": 50, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}"#;
         let model = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(json).unwrap()).unwrap();

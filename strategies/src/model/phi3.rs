@@ -15,13 +15,13 @@ pub(super) static FAMILY: Family = Family {
     forward: decoder::forward,
 };
 
-/// Keys that do not change how it trains here.
+/// Keys that do not change training here.
 const DROPOUTS: &[&str] = &["embd_pdrop", "resid_pdrop"];
 
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     for keys in [Some(hf), hf.section("rope_parameters")?].into_iter().flatten() {
         if let Some(share) = keys.number("partial_rotary_factor")?.filter(|share| *share != 1.0) {
-            return Err(ModelError::value("partial_rotary_factor", share, "only 1 is"));
+            return Err(ModelError::value("partial_rotary_factor", share, "expected 1"));
         }
     }
     let base = decoder::parse(hf, &FAMILY)?;
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn its_tensors_have_the_names_and_shapes_that_transformers_gives_them() {
+    fn packed_tensors_have_the_names_and_shapes_of_transformers() {
         let model = parse("").unwrap();
 
         let program = model.forward(BatchShape { n_rows: 1, seq_len: 4 }, Head::Loss).unwrap();
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_other_variants_do_with_positions_is_refused() {
+    fn longrope_and_partly_rotated_heads_are_refused() {
         let text = |keys: &str| parse(keys).unwrap_err().to_string();
 
         let long = text(r#", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}"#);
@@ -72,7 +72,7 @@ mod tests {
         let nested = text(r#", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}"#);
 
         assert_eq!(long, "`rope_type: longrope` is not supported; supported are default, linear, llama3");
-        assert_eq!(partial, "`partial_rotary_factor: 0.75` is not supported; only 1 is");
-        assert_eq!(nested, "`partial_rotary_factor: 0.5` is not supported; only 1 is");
+        assert_eq!(partial, "`partial_rotary_factor: 0.75` is not supported; expected 1");
+        assert_eq!(nested, "`partial_rotary_factor: 0.5` is not supported; expected 1");
     }
 }

@@ -29,7 +29,7 @@ pub enum RopeScaling {
     },
 }
 
-/// The base of the frequencies: in `rope_parameters`, the new form, or beside `rope_scaling`, the old one.
+/// The base of the frequencies, from `rope_parameters` (the new form) or beside `rope_scaling` (the old form).
 pub(super) fn theta(hf: &HfConfig) -> Result<f64, ModelError> {
     let within =
         |key| Ok::<_, ModelError>(hf.section(key)?.map(|rope| rope.number("rope_theta")).transpose()?.flatten());
@@ -81,8 +81,8 @@ impl ModelConfig {
 
     /// Contents of the constant of this name and shape; `None` if the model has no such constant.
     ///
-    /// `rope_table`: `[2, P, D/2]`, cosines then sines. Angles are computed in f32 as PyTorch does, so that long
-    /// positions round alike.
+    /// `rope_table`: `[2, P, D/2]`, cosines then sines. Angles are computed in f32 as in PyTorch, so that large positions
+    /// round the same way.
     pub fn constant(&self, name: &str, shape: &[usize]) -> Option<Vec<f32>> {
         if name != ROPE_TABLE {
             return None;

@@ -1,7 +1,7 @@
-//! Adafactor, in PyTorch's form: AdamW's division by the root of the averaged squares of the gradient, where the averages of a
-//! matrix are the product of one for each row and one for each column, and an update has a length relative to its tensor's.
+//! Adafactor, in PyTorch's form. As in AdamW, the gradient is divided by the root of its averaged squares. The averages of
+//! a matrix are the product of row averages and column averages, and the RMS of an update is relative to its tensor's.
 //!
-//! With the update `t` from 1, `w = t^beta2_decay`, and RMS the root of the mean square of a whole tensor:
+//! With `t` counting updates from 1, `w = t^beta2_decay`, and RMS the root of the mean square of a whole tensor:
 //! - matrices: `r = (1 - w) r + w mean(g²)` over each row, `c = (1 - w) c + w mean(g²)` over each column,
 //!   `v = r c / max(mean(r), eps1)`; vectors: `v = (1 - w) v + w g²`;
 //! - `u = g / sqrt(max(v, eps1²))`, `u = u / max(1, RMS(u) / d)`;
@@ -10,18 +10,18 @@
 //! Source: Shazeer and Stern 2018, Adafactor, algorithms 4 and 5 (arXiv:1804.04235), in the form of
 //! `torch.optim.Adafactor`: `eps1` bounds the averages and is not added to the squares.
 
-use super::{Extent, Hyperparameter, N_SCALARS, Range, Rule, StateTensor, WEIGHT_DECAY};
+use super::{Extent, Hyperparameter, N_SCALARS, Range, Rule, StateTensor, decoupled_weight_decay};
 
 /// Hyperparameters of Adafactor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adafactor {
-    /// Exponent of the number of the update in the weight of a new gradient.
+    /// Exponent of `t` in the weight of a new gradient.
     pub beta2_decay: f64,
-    /// Least root of an averaged square.
+    /// Lower bound of the root of an averaged square.
     pub eps1: f64,
-    /// Least RMS of a tensor that an update is relative to.
+    /// Lower bound of the tensor's RMS that scales an update.
     pub eps2: f64,
-    /// RMS of an update that is left alone.
+    /// Updates with a larger RMS are scaled down to it.
     pub d: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
@@ -45,12 +45,7 @@ impl Rule for Adafactor {
     fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>> {
         let Adafactor { beta2_decay, eps1, eps2, d, weight_decay } = self;
         vec![
-            Hyperparameter {
-                key: WEIGHT_DECAY,
-                doc: "decoupled weight decay; biases and norms are exempt",
-                range: Range::NotNegative,
-                value: weight_decay,
-            },
+            decoupled_weight_decay(weight_decay),
             Hyperparameter {
                 key: "adafactor_beta2_decay",
                 doc: "a new gradient has the weight t to this power in the averages at update t",
@@ -87,7 +82,7 @@ impl Rule for Adafactor {
         if n_dims >= 2 { MATRIX } else { VECTOR }
     }
 
-    /// The squares of the gradient and those of the tensor; then those of the update, which needs the averages.
+    /// Round 1 sums the squares of the gradient and of the tensor, round 2 those of the update, which needs the averages.
     fn sums(&self, n_dims: usize) -> &'static [&'static [Extent]] {
         const OF_UPDATE: &[Extent] = &[Extent::Tensor];
         const MATRIX: &[&[Extent]] = &[&[Extent::Rows, Extent::Columns, Extent::Tensor], OF_UPDATE];

@@ -3,7 +3,7 @@
 //!
 //! Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
 
-use super::{Hyperparameter, N_SCALARS, Range, Rule, StateTensor, WEIGHT_DECAY};
+use super::{Hyperparameter, N_SCALARS, Range, Rule, StateTensor, decoupled_weight_decay};
 
 /// Hyperparameters of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,12 +36,7 @@ impl Rule for AdamW {
     fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>> {
         let AdamW { beta1, beta2, eps, weight_decay } = self;
         vec![
-            Hyperparameter {
-                key: WEIGHT_DECAY,
-                doc: "decoupled weight decay; biases and norms are exempt",
-                range: Range::NotNegative,
-                value: weight_decay,
-            },
+            decoupled_weight_decay(weight_decay),
             Hyperparameter {
                 key: "adam_beta1",
                 doc: "decay of the average of gradients",

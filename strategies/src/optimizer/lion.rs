@@ -1,10 +1,10 @@
 //! Lion: `p = p (1 - lr weight_decay) - lr sign(beta1 m + (1 - beta1) g)`, then `m = beta2 m + (1 - beta2) g`. Every element
-//! moves by the learning rate, so that is usually three to ten times smaller than AdamW's, and weight decay as many times
-//! larger.
+//! moves by the learning rate, so the rate is usually three to ten times smaller than AdamW's, and weight decay larger by
+//! the same factor.
 //!
 //! Source: Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, algorithm 2 (arXiv:2302.06675).
 
-use super::{Hyperparameter, Range, Rule, StateTensor, WEIGHT_DECAY};
+use super::{Hyperparameter, Range, Rule, StateTensor, decoupled_weight_decay};
 
 /// Hyperparameters of Lion.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,12 +35,7 @@ impl Rule for Lion {
     fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>> {
         let Lion { beta1, beta2, weight_decay } = self;
         vec![
-            Hyperparameter {
-                key: WEIGHT_DECAY,
-                doc: "decoupled weight decay; biases and norms are exempt",
-                range: Range::NotNegative,
-                value: weight_decay,
-            },
+            decoupled_weight_decay(weight_decay),
             Hyperparameter {
                 key: "adam_beta1",
                 doc: "share of the average of gradients in the direction of an update",

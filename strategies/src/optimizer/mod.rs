@@ -4,13 +4,13 @@
 //! registration below. Everything else follows from the rule: configuration keys and their validation, instructions and
 //! their shapes, memory, sharding, names in checkpoints, shadows, and the bounds of the planner.
 //!
-//! A rule that works element by element has state of the shape of its parameter. A rule may also keep a value for each row
-//! or column of a tensor, and need sums over whole tensors, of which each rank has some elements only ([`Extent`]): the
-//! sums are made before the vote on the step ([`crate::passes::tensor_sums`]), so that an update needs no other rank.
+//! A rule that works element by element has state of the shape of its parameter. A rule may also keep one value for each row
+//! or column of a tensor ([`Extent`]). Such a rule sums over whole tensors, and each rank has only some of the elements: the
+//! ranks add their sums before they vote on the step ([`crate::passes::tensor_sums`]), then each updates alone.
 //!
 //! State is f32, like the parameters.
 //!
-//! Deliberately absent: arithmetic on elements, which is the kernel's; and the learning rate, which comes with each step.
+//! Deliberately absent: arithmetic on elements (in the kernel) and the learning rate (an input of each step).
 
 mod adafactor;
 mod adamw;
@@ -22,28 +22,28 @@ pub use adamw::AdamW;
 pub use lion::Lion;
 pub use sgd::Sgd;
 
-/// What the rest of the system has to know about an optimizer. Its fields are its hyperparameters.
+/// What the rest of the system needs to know about an optimizer. Its fields are its hyperparameters.
 pub trait Rule {
     /// Words for it in a configuration; the first is its name.
     fn words(&self) -> &'static [&'static str];
 
-    /// What it is, for the key reference.
+    /// One-line description for the key reference.
     fn summary(&self) -> &'static str;
 
-    /// The configuration keys that it uses, each with its value here.
+    /// The configuration keys that it uses, with their values.
     fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>>;
 
     /// Its state for a parameter with this number of dims.
     fn state(&self, n_dims: usize) -> &'static [StateTensor];
 
-    /// The sums over whole tensors that an update of such a parameter reads, in rounds: those of a round may depend on the
-    /// sums of the rounds before it.
+    /// The sums over whole tensors that an update of a parameter with this number of dims reads, in rounds: a round may
+    /// depend on the sums of earlier rounds.
     fn sums(&self, n_dims: usize) -> &'static [&'static [Extent]] {
         let _ = n_dims;
         &[]
     }
 
-    /// What the kernel needs that changes from update to update, besides the learning rate; `t` counts updates from 1.
+    /// Scalars of the kernel that change with each update, besides the learning rate; `t` counts updates from 1.
     fn scalars(&self, t: u64) -> [f64; N_SCALARS] {
         let _ = t;
         [1.0; N_SCALARS]
@@ -56,9 +56,9 @@ pub const N_SCALARS: usize = 2;
 /// A tensor of a rule's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateTensor {
-    /// Its name; in a checkpoint the name of the weight follows.
+    /// Its name; checkpoints append the name of the weight.
     pub name: &'static str,
-    /// What it has a value for.
+    /// What each of its values belongs to.
     pub extent: Extent,
 }
 
@@ -69,8 +69,8 @@ impl StateTensor {
     }
 }
 
-/// What state or sums have a value for. A tensor with more than two dims is a stack of matrices, one with fewer is a
-/// matrix of one row.
+/// What each value of state or sums belongs to. A tensor with more than two dims counts as a stack of matrices, a tensor
+/// with fewer as a matrix of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// Each element that this rank updates.
@@ -86,17 +86,17 @@ pub enum Extent {
 /// A configuration key of a rule.
 #[derive(Debug)]
 pub struct Hyperparameter<'a> {
-    /// The key. Rules may share one, with different defaults.
+    /// The key. Several rules may use the same key with different defaults.
     pub key: &'static str,
     /// What it means for this rule.
     pub doc: &'static str,
-    /// The values that fit.
+    /// The valid values.
     pub range: Range,
     /// The value.
     pub value: &'a mut f64,
 }
 
-/// The values that fit a hyperparameter.
+/// The valid values of a hyperparameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
     /// 0 and above.
@@ -110,7 +110,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// Whether a value fits.
+    /// Whether a value is valid.
     pub fn holds(self, value: f64) -> bool {
         match self {
             Range::NotNegative => value >= 0.0 && value.is_finite(),
@@ -124,7 +124,13 @@ impl Range {
 /// The key that is zero for parameters exempt from weight decay.
 const WEIGHT_DECAY: &str = "weight_decay";
 
-/// Makes the enum of all optimizers.
+/// The key of rules that decay weights separately from the gradient.
+fn decoupled_weight_decay(value: &mut f64) -> Hyperparameter<'_> {
+    let doc = "decoupled weight decay; biases and norms are exempt";
+    Hyperparameter { key: WEIGHT_DECAY, doc, range: Range::NotNegative, value }
+}
+
+/// Defines the enum of all optimizers.
 macro_rules! optimizers {
     ($($(#[doc = $doc:literal])+ $Rule:ident,)+) => {
         /// An optimizer and its hyperparameters.
@@ -167,7 +173,7 @@ optimizers! {
 }
 
 impl OptimizerSpec {
-    /// The optimizer that a configuration means by `word`, with its defaults.
+    /// The optimizer that a configuration calls `word`, with its defaults.
     pub fn named(word: &str) -> Option<OptimizerSpec> {
         OptimizerSpec::all().into_iter().find(|o| o.words().contains(&word))
     }
@@ -213,7 +219,7 @@ impl OptimizerSpec {
         self.rule().sums(n_dims)
     }
 
-    /// Values of its state for each element of a matrix; what it keeps for rows and columns is not counted.
+    /// Values of its state for each element of a matrix, without state of rows and columns.
     pub fn n_state_of_elements(&self) -> usize {
         self.state(2).iter().filter(|tensor| tensor.extent == Extent::Elements).count()
     }

@@ -1,5 +1,5 @@
-//! Gradient accumulation and pipelining: the programs of one microbatch, forward and backward parts run in the order of
-//! a schedule, each microbatch continuing the loss and the gradients of the one before.
+//! Gradient accumulation and pipelining: runs the forward and backward parts of each microbatch in the order of a
+//! schedule. Each microbatch continues the loss and the gradients of the previous one.
 
 use super::backward::Differentiated;
 use crate::pipeline::{Slot, Work};
@@ -15,16 +15,16 @@ pub struct Chunk {
     pub rest: Differentiated,
 }
 
-/// Everything of a step up to the gradients.
+/// The part of a step up to the gradients.
 #[derive(Clone, Debug)]
 pub struct Accumulated {
     /// The program; its inputs are bound once for each microbatch.
     pub program: Program,
-    /// Gradient of each trainable parameter: `(index in Program::params, terms)`. Terms that were not continued from
-    /// microbatch to microbatch stand one by one, in order of microbatch; a parameter that several chunks or uses have
-    /// gradients of stands there for each.
+    /// Gradient of each trainable parameter: `(index in Program::params, terms)`. Terms that do not continue each other
+    /// are listed one by one, in order of microbatch. A parameter with gradients from several chunks or uses has one
+    /// entry for each.
     pub grads: Vec<(usize, Vec<ValueId>)>,
-    /// Losses of the microbatches, in order, if they were not continued.
+    /// Losses of the microbatches, in order, if they do not continue each other.
     pub losses: Vec<ValueId>,
 }
 
@@ -63,9 +63,9 @@ struct Run<'a> {
     is_shared: Vec<bool>,
     /// Which instructions of the first and the other microbatches of a chunk only make gradients of weights.
     weight_grads: Vec<[Vec<bool>; 2]>,
-    /// Ids that the values of a chunk have for a microbatch.
+    /// Ids of the values of a chunk for a microbatch.
     instances: BTreeMap<(u32, u32), Vec<Option<ValueId>>>,
-    /// Gradients so far, by chunk and place in its list of gradients.
+    /// Gradients so far, by chunk and index in its list of gradients.
     terms: BTreeMap<(u32, usize), Vec<ValueId>>,
     losses: Vec<Binding>,
 }
@@ -147,7 +147,7 @@ impl Run<'_> {
         id
     }
 
-    /// Takes note of the loss and the gradients that this part, the instructions from `first` on, has made.
+    /// Records the loss and the gradients that the instructions from `first` on have made.
     fn collect(&mut self, template: &Differentiated, slot: Slot, map: &[Option<ValueId>], first: usize) {
         if let Some(loss) = template.loss().filter(|_| slot.work == Work::Forward) {
             let value = map[loss.value.0 as usize].expect("the forward part writes the loss");
@@ -161,7 +161,7 @@ impl Run<'_> {
         }
         let made: BTreeSet<ValueId> = self.program.instrs[first..].iter().flat_map(|i| &i.writes).copied().collect();
         for (at, (param, grad)) in template.grads.iter().enumerate() {
-            // Later microbatches may have continued what an earlier part of this one made.
+            // Later microbatches may have continued gradients of an earlier part of this microbatch.
             let Some(grad) = map[grad.0 as usize].filter(|grad| made.contains(grad)) else { continue };
             let terms = self.terms.entry((slot.chunk, at)).or_default();
             if template.carried_grads.iter().any(|(p, _)| p == param) {
@@ -185,7 +185,7 @@ impl Run<'_> {
     }
 }
 
-/// Instructions of the backward part on which no gradient that leaves the chunk depends: they can wait.
+/// Marks backward instructions that no gradient leaving the chunk depends on: they can be deferred.
 /// Source: Qi et al. 2023, §2.1 (arXiv:2401.10241).
 fn weight_grads(template: &Differentiated) -> Vec<bool> {
     let program = &template.program;

@@ -5,8 +5,8 @@
 //! group passes its gradient on, and where a value enters a group its gradient is summed; gathering and scattering are
 //! adjoint to each other, and so are sending and receiving.
 //!
-//! Partial gradients are never summed by instructions of their own where the adjoint can add to what is there: each
-//! adjoint takes the partial sum as its residual.
+//! No separate instruction sums partial gradients where an adjoint can accumulate: the adjoint takes the partial sum as
+//! its residual.
 
 use crate::program::{
     AttentionPart, Binding, Collective, CollectiveKind, Columns, DType, Instr, Kind, MatMul, NormKind, Op, Phase,
@@ -23,7 +23,7 @@ pub enum BackwardError {
     /// Nothing is trainable.
     #[error("no parameter is trainable")]
     NothingTrainable,
-    /// An operation that only occurs behind this pass.
+    /// An operation that only occurs after this pass.
     #[error("operation `{op}` has no adjoint in a forward program")]
     NoAdjoint {
         /// Its name.
@@ -31,19 +31,19 @@ pub enum BackwardError {
     },
 }
 
-/// What a backward pass continues: results of an earlier microbatch.
+/// Results of an earlier microbatch that a backward pass continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carry {
     /// The loss.
     pub loss: bool,
     /// The gradients of parameters.
     pub grads: bool,
-    /// Not even the uses of a parameter within a microbatch continue each other: each has a gradient of its own.
+    /// Each use of a parameter has a separate gradient, even within a microbatch.
     pub apart: bool,
 }
 
 impl Carry {
-    /// Nothing: a first microbatch.
+    /// Nothing to continue: a first microbatch.
     pub const NOTHING: Carry = Carry { loss: false, grads: false, apart: false };
 }
 
@@ -52,20 +52,20 @@ impl Carry {
 pub struct Differentiated {
     /// The program; its loss, if it has one, is bound to [`Role::LossSum`].
     pub program: Program,
-    /// Gradient of each trainable parameter: `(index in Program::params, value)`; apart, one for each use, in forward
-    /// order.
+    /// Gradient of each trainable parameter: `(index in Program::params, value)`; with [`Carry::apart`], one for each use,
+    /// in forward order.
     pub grads: Vec<(usize, ValueId)>,
-    /// What the gradients and the loss start from, if they continue those of an earlier microbatch: `(index, value)`
-    /// as in `grads`. These values are read but never written here; [`super::accumulate`] supplies them.
+    /// Initial values of gradients that continue an earlier microbatch: `(index, value)` as in `grads`. These values are
+    /// read but never written here; [`super::accumulate`] supplies them.
     pub carried_grads: Vec<(usize, ValueId)>,
-    /// What the loss starts from.
+    /// Initial value of a loss that continues an earlier microbatch.
     pub carried_loss: Option<ValueId>,
 }
 
-/// Which values of a whole forward program a gradient flows to: those that a trainable parameter influences.
+/// Marks the values of a whole forward program that receive a gradient: those that a trainable parameter influences.
 ///
 /// # Errors
-/// When the program has no loss, or nothing that influences it is trainable.
+/// When the program has no loss, or no trainable parameter influences it.
 pub fn needs_grad(program: &Program) -> Result<Vec<bool>, BackwardError> {
     let loss = program.bound(Role::LossSum).next().ok_or(BackwardError::NoLoss)?;
     let mut needs = vec![false; program.values.len()];
@@ -78,7 +78,7 @@ pub fn needs_grad(program: &Program) -> Result<Vec<bool>, BackwardError> {
     if needs[loss.0 as usize] { Ok(needs) } else { Err(BackwardError::NothingTrainable) }
 }
 
-/// Appends the backward pass of a program, or of a stage of one, whose values are those of [`needs_grad`].
+/// Appends the backward pass of a program or of one of its stages; `needs` comes from [`needs_grad`].
 ///
 /// # Errors
 /// When an operation has no adjoint.
@@ -122,7 +122,7 @@ struct Backward {
     grads: Vec<Option<ValueId>>,
     /// Output of an attention part → output and statistics of all parts together.
     merged: BTreeMap<ValueId, (ValueId, ValueId)>,
-    /// Gradients of parameters, use by use from the last, if they are kept apart.
+    /// Gradients of parameters, one per use from the last use on, if they are kept apart.
     apart: Option<Vec<(ValueId, ValueId)>>,
     site: Site,
 }
@@ -177,12 +177,12 @@ impl Backward {
 
     fn adjoint(&mut self, instr: &Instr) -> Result<(), BackwardError> {
         match instr.op {
-            // The loss comes with its gradient; an await says nothing new about its start.
+            // The loss writes its own gradient; the adjoint of a start covers its await.
             Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) | Op::Opaque { .. } | Op::Await(_) => return Ok(()),
             Op::Start(c) => return self.collective(instr, c),
             _ => {}
         }
-        // No gradient arrives at a result that does not influence the loss, or that no parameter influences.
+        // A result has no gradient if it does not influence the loss or no parameter influences it.
         let Some(dy) = self.take(instr.writes[0]) else { return Ok(()) };
         match &instr.op {
             Op::Embedding { residual, first } => self.embedding(instr, *residual, *first, dy),
@@ -230,7 +230,7 @@ impl Backward {
         Ok(())
     }
 
-    /// A collective, and the wait for it.
+    /// Appends a collective and its await.
     fn emit_collective(&mut self, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
         self.emit(Op::Start(c), reads, &writes);
         self.emit(Op::Await(c), writes, &[]);
@@ -250,7 +250,7 @@ impl Backward {
         for (x, y) in instr.reads.iter().zip(&instr.writes) {
             let Some(dy) = self.take(*y) else { continue };
             if kind.is_none() {
-                // The gradient of the sum, which every rank has, is that of each term.
+                // Every rank has the gradient of the sum, which is also the gradient of each term.
                 self.give(*x, dy);
                 continue;
             }
@@ -267,7 +267,7 @@ impl Backward {
         Ok(())
     }
 
-    /// Gradients go back by the channel behind that of the values, whose number is even.
+    /// Values use even channels; their gradients return on the next, odd channel.
     fn send(&mut self, instr: &Instr, c: Collective, to: u32, channel: u32) -> Result<(), BackwardError> {
         let sent: Vec<ValueId> = instr.reads.iter().copied().filter(|v| self.needs[v.0 as usize]).collect();
         let grads: Vec<ValueId> = sent.iter().map(|v| self.grad_of(*v)).collect();
@@ -288,14 +288,14 @@ impl Backward {
         Ok(())
     }
 
-    /// The gradient of the left part has arrived; that of the right one joins it.
+    /// Joins the gradient of the left part with that of the right part.
     fn split_columns(&mut self, instr: &Instr, dleft: ValueId) {
         let Some(dright) = self.take(instr.writes[1]) else { return };
         self.simple(Op::JoinColumns, instr.reads[0], vec![dleft, dright]);
     }
 
-    /// The adjoint of each part needs the output of all parts together only, which makes the parts independent of each
-    /// other: the gradient of what a part carried is that of what it made.
+    /// The adjoint of each part needs only the merged output of all parts, so the parts are independent of each other: the
+    /// gradient of a part's carried input equals the gradient of its output.
     fn attention_part(&mut self, instr: &Instr, part: AttentionPart, dy: ValueId) {
         let (q, kv) = (instr.reads[0], instr.reads[1]);
         let all = self.merged.get(&instr.writes[0]).copied().unwrap_or((instr.writes[0], instr.writes[1]));
@@ -308,7 +308,7 @@ impl Backward {
         let reads = [q, kv, instr.reads[2], all.0, all.1, dy].into_iter().chain(dq0).chain(dkv0).collect();
         let grads = [q, kv].map(|v| {
             let dv = self.grad_of(v);
-            // Parts are summed: in half width the sum would lose what the last parts add.
+            // Parts are summed: a half-width sum would lose the terms of the last parts.
             self.out.values[dv.0 as usize].dtype = DType::F32;
             dv
         });
@@ -433,7 +433,7 @@ impl Backward {
         self.grads[v.0 as usize].take()
     }
 
-    /// `g` is a contribution to the gradient of `v`.
+    /// Adds `g` to the gradient of `v`.
     fn give(&mut self, v: ValueId, g: ValueId) {
         if !self.needs[v.0 as usize] {
             return;
@@ -447,7 +447,7 @@ impl Backward {
             None => g,
             Some(partial) => {
                 let sum = self.grad_of(v);
-                // Attention parts give f32, which their sum stays.
+                // Attention parts write f32, so their sum stays f32.
                 if [partial, g].iter().any(|x| self.out.value(*x).dtype == DType::F32) {
                     self.out.values[sum.0 as usize].dtype = DType::F32;
                 }
@@ -472,7 +472,7 @@ impl Backward {
 }
 
 impl Differentiated {
-    /// The value bound to the loss.
+    /// The binding of the loss.
     pub fn loss(&self) -> Option<Binding> {
         self.program.bindings.iter().copied().find(|b| b.role == Role::LossSum)
     }

@@ -1,9 +1,9 @@
 //! Gradient clipping by the global L2 norm. Source: Pascanu et al. 2013 (arXiv:1211.5063), with PyTorch's
-//! `max_norm / (norm + 1e-6)`. The norm is computed whether or not it clips: it is what people watch, and a non-finite
-//! one stops the update.
+//! `max_norm / (norm + 1e-6)`. The norm is computed even without clipping: users monitor it, and a non-finite norm stops
+//! the update.
 //!
-//! It is the norm of the whole gradient however that is spread: each element is counted by one of the ranks that hold it,
-//! and one sum over the world completes the norm and the loss.
+//! The norm covers the whole gradient under every sharding: one of the ranks that hold an element counts it, and one sum
+//! over the world completes the norm and the loss.
 
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::{
@@ -13,13 +13,13 @@ use std::ops::Range;
 
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
-/// Appends the norm over `grads` and the clipping coefficient; returns the coefficient. Completes the loss, too.
+/// Appends the norm over `grads` and the clipping coefficient; returns the coefficient. Also completes the loss.
 pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<f64>) -> ValueId {
     let hyper = super::optimizer::hyper(program);
     let mut sums = Vec::with_capacity(grads.len() + 1);
     for (index, grad) in grads {
         for elements in counted(program, &program.params[*index]) {
-            // The host can ask for each: a non-finite gradient is reported by the name of its parameter.
+            // An output, so that the host can report a non-finite gradient by the name of its parameter.
             let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
             program.push(Op::SumSquares { elements }, vec![*grad], vec![sum], SITE);
             let binding = Binding::new(Role::GradSumSquares, sum);
@@ -62,7 +62,7 @@ fn counted(program: &Program, param: &Param) -> Vec<Option<(usize, usize)>> {
     runs.into_iter().map(|r| Some((r.start - param.updated.start, r.len()))).collect()
 }
 
-/// Sums the loss and the sums of squares over the world; alone, there is nothing to add.
+/// Sums the loss and the sums of squares over the world; a single rank has nothing to add.
 fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
     let mesh_rank = program.mesh_rank;
     let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| mesh_rank.mesh.axis(*a) > 1).collect();
@@ -72,7 +72,7 @@ fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
     let group = Group { axes: Axes::of(&axes), run: None };
     let loss = program.bindings.iter().position(|b| b.role == Role::LossSum);
     let loss = loss.map(|i| program.bindings.remove(i).value);
-    // The loss of a row is known to all its tensor-parallel ranks, and counts once.
+    // All tensor-parallel ranks of a row have its loss, which counts once.
     let loss: Vec<ValueId> = loss.into_iter().filter(|_| mesh_rank.on(Axis::Tp) == 0).collect();
     let partial = [loss, sums].map(|terms| {
         let sum = program.add_value("partial_sum", &[], DType::F64, Kind::Activation);

@@ -1,8 +1,8 @@
-//! Drops values and parameters that no instruction of this rank touches: those of other stages, and what rewriting left.
+//! Drops values and parameters that no instruction of this rank touches: those of other stages and leftovers of rewriting.
 
 use crate::program::{Program, Role, ValueId};
 
-/// Renumbers what remains, in the same order.
+/// Renumbers the remaining values in the same order.
 pub fn compact(program: &mut Program) {
     let mut used = vec![false; program.values.len()];
     for instr in &program.instrs {

@@ -1,11 +1,11 @@
-//! Context parallelism: each rank has some tokens of every row, and attention reaches the others around a ring.
+//! Context parallelism: each rank has some tokens of every row, and keys and values travel around a ring of ranks.
 //!
 //! Source: Liu et al. 2023, Ring Attention (arXiv:2310.01889); Llama 3 report, §3.3.2, for the variant that gathers keys
-//! and values (arXiv:2407.21783). A row is cut into `2 cp` chunks of which rank `i` has the `i`-th from either end, so
-//! that under a causal mask all have the same work. Every operation but attention works on single tokens, so only shapes
-//! change there; parameters have a part of their gradient on each rank, which is summed with that over the data.
+//! and values (arXiv:2407.21783). A row is cut into `2 cp` chunks; rank `i` has the `i`-th chunk from either end, so all
+//! ranks have the same work under a causal mask. Every operation except attention works on single tokens, so only its
+//! shapes change. Each rank has a part of every gradient, and the sum over the data adds these parts.
 //!
-//! Two steps, since tensor parallelism stands between them: [`shard_tokens`] before it, [`exchange_keys`] behind.
+//! The pass has two steps, with tensor parallelism between them: [`shard_tokens`] before, [`exchange_keys`] after.
 
 use crate::mesh::{Axis, Group};
 use crate::program::{Attention, AttentionPart, Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
@@ -16,7 +16,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpComm {
-    /// From neighbour to neighbour, one rank's at a time.
+    /// From neighbour to neighbour, the keys and values of one rank at a time.
     #[default]
     Ring,
     /// All at once.
@@ -39,7 +39,7 @@ pub struct CpError {
     pub fits: usize,
 }
 
-/// Runs of a row that one context-parallel rank has, in the order in which it has them.
+/// The two runs of a row that a context-parallel rank has, in order.
 pub fn chunks(seq_len: usize, cp: usize, rank: usize) -> [Range<usize>; 2] {
     if cp == 1 {
         return [0..seq_len, seq_len..seq_len];
@@ -48,7 +48,7 @@ pub fn chunks(seq_len: usize, cp: usize, rank: usize) -> [Range<usize>; 2] {
     [rank, 2 * cp - 1 - rank].map(|i| i * chunk..(i + 1) * chunk)
 }
 
-/// Leaves this rank's tokens of a forward program.
+/// Reduces a forward program to this rank's tokens.
 ///
 /// # Errors
 /// When a row cannot be cut evenly; the program is then unchanged.
@@ -75,10 +75,10 @@ pub fn shard_tokens(program: &mut Program) -> Result<(), CpError> {
     Ok(())
 }
 
-/// Whether rows of this length can be cut.
+/// Checks that rows of this length can be cut.
 ///
 /// # Errors
-/// When not, with a length that can.
+/// When they cannot; the error carries a length that can.
 pub fn check(seq_len: usize, cp: usize) -> Result<(), CpError> {
     let chunks = 2 * cp;
     if cp == 1 || (seq_len.is_multiple_of(chunks) && seq_len > 0) {
@@ -88,7 +88,7 @@ pub fn check(seq_len: usize, cp: usize) -> Result<(), CpError> {
     Err(CpError { seq_len, chunks, cp, fits })
 }
 
-/// Replaces attention within the tokens of a rank by attention to those of all ranks.
+/// Replaces attention within the tokens of a rank by attention to the tokens of all ranks.
 pub fn exchange_keys(program: &mut Program, comm: CpComm) {
     let mesh_rank = program.mesh_rank;
     if mesh_rank.mesh.cp == 1 {
@@ -121,7 +121,7 @@ fn attention(program: &mut Program, instr: &Instr, a: Attention, comm: CpComm) {
     let (mut here, mut merged) = (kv, Vec::new());
     for step in 0..cp {
         let part = AttentionPart { kv_rank: (me + cp - step) % cp, carried: step > 0, ..part };
-        // Keys leave for the neighbour before they are used here: the exchange runs behind the attention.
+        // Keys are sent to the neighbour before their use here, so the exchange overlaps the attention.
         let next = (step + 1 < cp).then(|| {
             let next = b.keys(n);
             (next, b.start(CollectiveKind::Shift { by: 1 }, here, next))
@@ -140,7 +140,7 @@ fn attention(program: &mut Program, instr: &Instr, a: Attention, comm: CpComm) {
     }
 }
 
-/// Appends what replaces one attention.
+/// Appends the replacement of one attention.
 struct Emit<'a> {
     program: &'a mut Program,
     instr: &'a Instr,
@@ -163,13 +163,13 @@ impl Emit<'_> {
     }
 
     fn start(&mut self, kind: CollectiveKind, from: ValueId, to: ValueId) -> Collective {
-        // A part is all that one rank has.
+        // One part is the keys and values of one rank.
         let c = Collective { unit: self.n * self.kv_columns, ..Collective::new(kind, Group::over(&[Axis::Cp])) };
         self.push(Op::Start(c), vec![from], vec![to]);
         c
     }
 
-    /// Merged in f32, whatever the precision of the rest.
+    /// Parts are merged in f32 under every precision.
     fn part(&mut self, part: AttentionPart, reads: Vec<ValueId>, writes: Vec<ValueId>) {
         writes.iter().for_each(|v| self.program.values[v.0 as usize].dtype = DType::F32);
         self.push(Op::AttentionPart(part), reads, writes);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_cut_is_refused_with_a_length_that_can() {
+    fn row_that_cannot_be_cut_is_refused_with_a_length_that_can() {
         let err = check(100, 4).unwrap_err().to_string();
 
         assert!(err.contains("100 tokens") && err.contains("8 equal chunks") && err.contains("96 would fit"), "{err}");

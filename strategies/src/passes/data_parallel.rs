@@ -1,9 +1,9 @@
-//! Gradients over the data: summed over the ranks that train on other rows or other tokens, in buckets, as soon as the
-//! backward pass has made them.
+//! Sums gradients over the ranks that train on different rows or tokens, in buckets, as soon as the backward pass has
+//! made them.
 //!
 //! Source: Li et al. 2020, PyTorch Distributed, §3.2, for buckets and overlap (arXiv:2006.15704); Rajbhandari et al. 2019,
-//! ZeRO, §5, for scattering the sum (arXiv:1910.02054). A bucket is one collective over several tensors, which are not
-//! copied together.
+//! ZeRO, §5, for scattering the sum (arXiv:1910.02054). A bucket is one collective over several tensors, without a copy
+//! into one buffer.
 
 use super::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage};
 use crate::mesh::{Axis, Group};
@@ -11,16 +11,16 @@ use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Phase, 
 use std::collections::BTreeMap;
 
 const REPLICAS: Group = Group::over(&[Axis::DpReplicate]);
-/// Tensors of one collective at most.
+/// Maximum number of tensors in one collective.
 const TENSORS_MAX: usize = 256;
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
-/// Whether gradients of this stage are summed over the ranks after each microbatch, so that none is kept whole.
+/// Whether gradients of this stage are summed over the ranks after each microbatch, so that no rank keeps a whole one.
 pub fn reduces_each_microbatch(stage: ZeroStage, n_shards: usize) -> bool {
     n_shards > 1 && stage != ZeroStage::One
 }
 
-/// Sums the terms of every gradient over the data; returns what this rank keeps of each: `(parameter, value)`.
+/// Sums the terms of every gradient over the data; returns this rank's part of each: `(parameter, value)`.
 pub fn data_parallel(
     program: &mut Program,
     grads: &[(usize, Vec<ValueId>)],
@@ -81,8 +81,8 @@ fn sum_over_replicas(program: &mut Program, grads: &mut [(usize, ValueId)], buck
     grads.iter_mut().for_each(|(p, g)| *g = sums[p]);
 }
 
-/// Completes gradients of which other ranks than those of the data have a part: tensor-parallel ranks, and pipeline
-/// stages that hold the same parameter.
+/// Completes gradients that also have parts on tensor-parallel ranks, and on pipeline stages that hold the same
+/// parameter.
 pub fn complete(program: &mut Program, grads: &mut [(usize, ValueId)], bucket_bytes: usize) {
     let tp = Group::over(&[Axis::Tp]);
     let whole = |p: &usize| program.params[*p].sums.iter().any(|s| s.elements.is_none());
@@ -103,7 +103,7 @@ pub fn complete(program: &mut Program, grads: &mut [(usize, ValueId)], bucket_by
     }
 }
 
-/// Sums of runs of elements: those of key/value heads that several tensor-parallel ranks hold.
+/// Sums runs of elements: the key/value heads that several tensor-parallel ranks hold.
 fn some_elements(program: &mut Program, param: usize, grad: &mut ValueId) {
     let updated = program.params[param].updated.clone();
     for sum in program.params[param].sums.clone() {
@@ -167,7 +167,7 @@ pub(super) fn buckets<T: Copy>(
     buckets_within(program, items, param, |_| 0, bytes)
 }
 
-/// The same, where each run is of items with one key: gradients of one microbatch do not wait for the next.
+/// As [`buckets`], with one key in each run, so that gradients of one microbatch do not wait for the next.
 fn buckets_within<T: Copy>(
     program: &Program,
     items: &[T],
@@ -193,7 +193,7 @@ fn buckets_within<T: Copy>(
 pub(super) fn last_writes(program: &Program) -> Vec<usize> {
     let mut written = vec![0; program.values.len()];
     for (i, instr) in program.instrs.iter().enumerate() {
-        // The result of a collective is there when it is awaited.
+        // The result of a collective is available at its await.
         let done = if matches!(instr.op, Op::Await(_)) { &instr.reads } else { &instr.writes };
         done.iter().for_each(|v| written[v.0 as usize] = i);
     }
@@ -216,15 +216,15 @@ fn emit(program: &mut Program, c: Collective, reads: Vec<ValueId>, writes: Vec<V
     program.push(Op::Await(c), writes, vec![], SITE);
 }
 
-/// Instructions to be put behind others.
+/// Instructions to insert after existing ones.
 #[derive(Default)]
 pub(super) struct Insertions {
-    behind: BTreeMap<usize, Vec<Instr>>,
+    after: BTreeMap<usize, Vec<Instr>>,
 }
 
 impl Insertions {
     fn push(&mut self, at: usize, op: Op, reads: Vec<ValueId>, writes: Vec<ValueId>) {
-        self.behind.entry(at).or_default().push(Instr { op, reads, writes, site: SITE });
+        self.after.entry(at).or_default().push(Instr { op, reads, writes, site: SITE });
     }
 
     fn collective(&mut self, at: usize, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
@@ -244,8 +244,8 @@ impl Insertions {
         for (i, instr) in instrs.into_iter().enumerate() {
             let site = instr.site;
             program.instrs.push(instr);
-            let behind = self.behind.remove(&i).unwrap_or_default();
-            program.instrs.extend(behind.into_iter().map(|new| Instr { site, ..new }));
+            let after = self.after.remove(&i).unwrap_or_default();
+            program.instrs.extend(after.into_iter().map(|new| Instr { site, ..new }));
         }
     }
 }

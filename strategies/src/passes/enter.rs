@@ -1,4 +1,4 @@
-//! Erases [`Op::Enter`]: it did its work when the program was differentiated, and costs nothing where it is gone.
+//! Erases [`Op::Enter`], which has an effect only on differentiation.
 
 use crate::program::{Op, Program, ValueId};
 

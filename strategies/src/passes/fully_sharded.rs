@@ -2,12 +2,11 @@
 //! operation needs them.
 //!
 //! Source: Rajbhandari et al. 2019, ZeRO, §5 (arXiv:1910.02054); Zhao et al. 2023, FSDP, §3 (arXiv:2304.11277).
-//! Stage 1 shards the optimizer's state; stages 2 and 3 shard weights and gradients too, of which 2 keeps gathered weights
-//! from their first use to their last and 3 gathers them for each use. We differ in that a parameter is cut by
-//! elements, wherever its rows begin, and that a block's parameters are gathered by one collective without being copied
-//! together.
+//! Stage 1 shards the optimizer's state; stages 2 and 3 also shard weights and gradients. Stage 2 keeps gathered weights
+//! from their first use to their last, stage 3 gathers them for each use. We differ in that a parameter is cut by
+//! elements, regardless of its rows, and that one collective gathers a block's parameters without a copy into one buffer.
 //!
-//! What becomes of the gradients is [`super::data_parallel`]'s part.
+//! [`super::data_parallel`] handles the gradients.
 
 use crate::mesh::{Axis, Group};
 use crate::program::collective::part;
@@ -15,7 +14,7 @@ use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Phase, Program
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Ranks among which state is sharded.
+/// The ranks that share the shards.
 pub const GROUP: Group = Group::over(&[Axis::DpShard, Axis::Cp]);
 /// Shards begin at multiples of this many elements: a cache line of f32.
 pub const UNIT: usize = 16;
@@ -52,9 +51,9 @@ impl From<ZeroStage> for u8 {
     }
 }
 
-/// Leaves this rank's part of every parameter's state, and gathers weights where they are needed.
+/// Reduces every parameter's state to this rank's part, and gathers weights where they are needed.
 ///
-/// `prefetch` is how many uses ahead a gathering begins; shards begin at multiples of `unit` elements.
+/// A gather begins `prefetch` uses ahead; shards begin at multiples of `unit` elements.
 pub fn fully_sharded(program: &mut Program, stage: ZeroStage, prefetch: usize, unit: usize) {
     let n_ranks = program.mesh_rank.group_size(GROUP);
     if n_ranks == 1 {
@@ -76,14 +75,14 @@ pub fn fully_sharded(program: &mut Program, stage: ZeroStage, prefetch: usize, u
     }
 }
 
-/// A run of instructions that need the same parameters gathered.
+/// A run of instructions that use the same gathered parameters.
 struct Use {
     /// First and last instruction.
     span: (usize, usize),
     params: Vec<ValueId>,
 }
 
-/// Parameters that one instruction after another of the same block needs are gathered together.
+/// Parameters that consecutive instructions of one block use are gathered together.
 fn uses(program: &Program, whole: &BTreeMap<ValueId, Vec<usize>>, stage: ZeroStage) -> Vec<Use> {
     let mut uses: Vec<Use> = Vec::new();
     let mut open: Option<Site> = None;
@@ -115,7 +114,7 @@ fn uses(program: &Program, whole: &BTreeMap<ValueId, Vec<usize>>, stage: ZeroSta
     uses
 }
 
-/// Whether all instructions between two are of one site.
+/// Whether all instructions from `first` to `last` belong to one block and site.
 fn same_run(program: &Program, first: usize, last: usize) -> bool {
     program.instrs[first].site.block.is_some()
         && program.instrs[first..=last].iter().all(|i| i.site == program.instrs[first].site)
@@ -123,7 +122,7 @@ fn same_run(program: &Program, first: usize, last: usize) -> bool {
 
 fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[Use], prefetch: usize, unit: usize) {
     let instrs = std::mem::take(&mut program.instrs);
-    // Before instruction `i`: collectives that begin there, then those that must be done.
+    // Before instruction `i`: collectives that begin there, then collectives that must be complete.
     let mut begins: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     let mut needed: BTreeMap<usize, usize> = BTreeMap::new();
     for (u, this) in uses.iter().enumerate() {
@@ -133,7 +132,7 @@ fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[
     }
     let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, GROUP) };
     let mut gathered: Vec<Vec<ValueId>> = vec![Vec::new(); uses.len()];
-    // Parameter → its gathered value now, and the last instruction that may read that.
+    // Parameter → its current gathered value, and the last instruction that may read that value.
     let mut current: BTreeMap<ValueId, (ValueId, usize)> = BTreeMap::new();
     for (i, mut instr) in instrs.into_iter().enumerate() {
         for u in begins.remove(&i).unwrap_or_default() {
@@ -161,9 +160,9 @@ fn substitute(instr: &mut Instr, current: &BTreeMap<ValueId, (ValueId, usize)>, 
     }
 }
 
-/// After the update of stage 1: every rank gathers the parts that the others updated.
+/// After the update of stage 1, every rank gathers the parts that the others updated.
 ///
-/// All of them take part in all parameters: of one that is smaller than a unit, a rank has all and the others nothing.
+/// All ranks take part for every parameter, even if it is smaller than a unit and one rank has all of its elements.
 pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: usize, unit: usize) {
     if program.mesh_rank.group_size(GROUP) == 1 {
         return;

@@ -1,5 +1,5 @@
 //! Folds `y = a b; z = x + y` into one product that adds to the residual stream, and `y = a b; z = factor y` into one that
-//! scales as it multiplies: one pass over memory less each.
+//! scales as it multiplies. Each saves a pass over memory.
 
 use crate::program::{MatMul, Op, Program, ValueId};
 
@@ -30,7 +30,7 @@ pub fn fuse(program: &mut Program) {
         let [x, y] = program.instrs[i].reads[..] else { continue };
         for (product, other) in [(y, x), (x, y)] {
             let Some((at, m)) = fusable(program, &n_reads, &writer, product) else { continue };
-            // The fused product stands where the addition stood: both its operands are known there.
+            // The fused product replaces the addition, where both operands are available.
             program.instrs[i].op = Op::MatMul(MatMul { residual: true, ..m });
             program.instrs[i].reads = program.instrs[at].reads.iter().copied().chain([other]).collect();
             dead[at] = true;
@@ -56,7 +56,7 @@ mod tests {
     use crate::program::Init;
 
     #[test]
-    fn a_product_scaled_and_added_to_the_stream_becomes_one_instruction_unless_it_has_a_bias() {
+    fn product_scaled_and_added_to_the_stream_becomes_one_instruction_unless_it_has_a_bias() {
         for with_bias in [false, true] {
             let mut b = ForwardBuilder::new(BatchShape { n_rows: 1, seq_len: 4 });
             let table = b.param("t", &[10, 8], Init::Zeros);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_added_to_the_stream_becomes_one_instruction() {
+    fn product_added_to_the_stream_becomes_one_instruction() {
         let mut b = ForwardBuilder::new(BatchShape { n_rows: 1, seq_len: 4 });
         let table = b.param("t", &[10, 8], Init::Zeros);
         let w = b.param("w", &[8, 8], Init::Zeros);

@@ -1,8 +1,8 @@
 //! Low-rank adapters: the base is frozen, and each target gets `y += alpha / r * (x A^T) B^T`.
 //!
-//! Source: Hu et al. 2021, LoRA, §4.1 (arXiv:2106.09685). A starts with normal variates of deviation `1/sqrt(in)` (the
-//! reference implementation's Kaiming-uniform has the same variance up to a constant), B with zeros, so that the first
-//! step computes the base model. A target may be a part of a fused projection: its B adds to its own columns only.
+//! Source: Hu et al. 2021, LoRA, §4.1 (arXiv:2106.09685). A starts with normal variates of standard deviation
+//! `1/sqrt(in)` (the reference implementation's Kaiming-uniform has the same variance up to a constant), B with zeros, so
+//! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
 
 use crate::program::{Columns, DType, Init, Instr, Kind, MatMul, Op, Param, ParamPart, Program, ValueId};
 
@@ -20,12 +20,12 @@ pub struct LoraSpec {
 /// Why adapters cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoraError {
-    /// A name that no weight has.
+    /// No linear module has this name.
     #[error("lora_target_modules names `{name}`, which this model does not have; it has {}", present.join(", "))]
     NoSuchModule {
         /// The name.
         name: String,
-        /// Names that would fit.
+        /// Names of the model's linear modules.
         present: Vec<String>,
     },
     /// Rank zero.
@@ -85,7 +85,7 @@ fn linear_modules(program: &Program) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for instr in &program.instrs {
         let Some(param) = weight_of(program, instr) else { continue };
-        // A head that shares the embedding's weight is no module of its own.
+        // A head that shares the embedding's weight is not a separate module.
         if program.instrs.iter().any(|other| is_table(other, param)) {
             continue;
         }

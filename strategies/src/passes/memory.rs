@@ -1,24 +1,23 @@
-//! Static allocation: every value gets its place before the first step, so that the hot loop has no allocator and the
-//! peak memory is known before a buffer exists.
+//! Static allocation: every value gets its location before the first step, so the hot loop has no allocator and the peak
+//! memory is known before any buffer exists.
 //!
-//! Values of state kind get places of their own, in table order, so that programs over the same model (training,
-//! evaluation) agree on where a parameter lies. All others share one work region by liveness: a place is free again
-//! after the last instruction that reads it, and an operation may write over an operand that nothing needs any more
-//! where [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; the freed neighbours
-//! coalesce.
+//! State values get separate locations in table order, so programs over the same model (training, evaluation) agree on
+//! the location of each parameter. All other values share one work region by liveness: a location becomes free after the
+//! last instruction that reads it, and an operation may overwrite an operand that is no longer needed where
+//! [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; free neighbours coalesce.
 
 use crate::program::{Instr, Kind, Op, Program, Stream, Value, ValueId};
 use crate::target::{ALIGN_BYTES, Target};
 use std::collections::BTreeMap;
 
-/// Memory that lives and dies together.
+/// A region of memory, allocated as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Region {
     /// Weights.
     Parameters,
     /// State of the optimizer.
     OptimizerState,
-    /// State of the optimizer that lies outside the memory of the device.
+    /// State of the optimizer outside device memory.
     Offloaded,
     /// Tables.
     Constants,
@@ -35,7 +34,7 @@ pub struct BufferLocation {
     pub offset: usize,
 }
 
-/// Bytes in use at the moment of the peak, by what they are for.
+/// Bytes in use at the peak, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkPeak {
     /// Gradients of parameters.
@@ -44,16 +43,16 @@ pub struct WorkPeak {
     pub activations: usize,
     /// Inputs and outputs.
     pub inputs: usize,
-    /// Lost between buffers.
+    /// Gaps between buffers.
     pub fragmentation: usize,
     /// Working space of the operations.
     pub scratch: usize,
 }
 
-/// Places of all values of a program.
+/// Locations of all values of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Place of each value, indexed by [`ValueId`]; `None` if no instruction touches it.
+    /// Location of each value, indexed by [`ValueId`]; `None` if no instruction touches it.
     pub locations: Vec<Option<BufferLocation>>,
     /// Size of each region.
     pub region_bytes: BTreeMap<Region, usize>,
@@ -96,8 +95,8 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     for (i, instr) in program.instrs.iter().enumerate() {
         work.step(program, i, instr);
     }
-    for (place, offset) in locations.iter_mut().zip(&work.offsets) {
-        *place = place.or(offset.map(|offset| BufferLocation { region: Region::Work, offset }));
+    for (location, offset) in locations.iter_mut().zip(&work.offsets) {
+        *location = location.or(offset.map(|offset| BufferLocation { region: Region::Work, offset }));
     }
     let scratch = program.instrs.iter().map(|i| target.scratch_bytes(program, i)).max().unwrap_or(0);
     let scratch = scratch.next_multiple_of(align);
@@ -129,7 +128,7 @@ struct Work {
     last_use: Vec<usize>,
     /// Where each collective is awaited.
     awaited_at: BTreeMap<(Stream, u32), usize>,
-    /// Operands of collectives under way, which peers may still read, by the await that frees them.
+    /// Operands of collectives in flight, which peers may still read, by the await that frees them.
     in_use: BTreeMap<usize, Vec<ValueId>>,
     free: FreeList,
     live: WorkPeak,
@@ -200,7 +199,7 @@ impl Work {
         }
     }
 
-    /// Operands live at least until their collective is awaited, but for those whose place became the result's.
+    /// Operands live at least until their collective is awaited, except those whose location the result took over.
     fn keep_operands(&mut self, instr: &Instr, collective: (Stream, u32), taken_over: &[ValueId]) {
         let Some(at) = self.awaited_at.get(&collective).copied() else { return };
         for v in instr.reads.iter().filter(|v| !taken_over.contains(v)) {

@@ -1,14 +1,14 @@
-//! Passes: each takes a program and returns one that computes the same, or more. One file, one idea.
+//! Passes: each rewrites a program into one that computes the same, or more. One file per pass.
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
 //! `backward`, `enter`, `recompute`, `accumulate`, `data_parallel`, `fully_sharded`, `clip`, `optimizer` (with `tensor_sums`),
 //! `offload`, `overlap`, `commit`, `compact`, `memory`.
 //!
-//! Each parallel pass leaves a program as it is where its axis has one rank, and knows nothing of the other axes: every
-//! combination is their composition.
+//! A parallel pass changes nothing where its axis has one rank, and does not depend on the other axes: every combination
+//! of axes is a composition of passes.
 //!
-//! `shadow` stands beside this order: it derives from a step what another rank runs that keeps a copy of its state.
+//! `shadow` is outside this order: it derives from a step the program of a rank that keeps a copy of its state.
 
 pub mod accumulate;
 pub mod backward;

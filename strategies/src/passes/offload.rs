@@ -1,8 +1,8 @@
-//! Offload: state of the optimizer leaves the memory of the device. It is touched once a step, in order, and is the
-//! largest thing that is.
+//! Offload: moves optimizer state out of device memory. A step touches this state once, in order, and it is the largest
+//! such data.
 //!
-//! Source: Ren et al. 2021, ZeRO-Offload, §4 (arXiv:2101.06840). Here the pass only says where the state lies; a machine
-//! provides the region: host memory behind a GPU, a memory-mapped file behind a CPU.
+//! Source: Ren et al. 2021, ZeRO-Offload, §4 (arXiv:2101.06840). The pass only assigns the region; a machine provides it:
+//! host memory for a GPU, a memory-mapped file for a CPU.
 
 use crate::program::{Kind, Program};
 
@@ -20,7 +20,7 @@ mod tests {
     use crate::target::Nowhere;
 
     #[test]
-    fn state_leaves_the_device_and_nothing_else_does() {
+    fn only_optimizer_state_leaves_the_device() {
         let mut program = Program::default();
         let p = program.add_value("p", &[100], DType::F32, Kind::Parameter);
         let m = program.add_value("m", &[100], DType::F32, Kind::OptimizerState);

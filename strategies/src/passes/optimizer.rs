@@ -7,7 +7,7 @@ use crate::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site
 
 pub(super) const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
-/// An update whose sums are still to be made.
+/// An update whose sums are not yet appended.
 pub(super) struct Pending {
     /// Index of the parameter.
     pub(super) param: usize,
@@ -15,11 +15,11 @@ pub(super) struct Pending {
     /// The parameter and the optimizer's state.
     pub(super) state: Vec<ValueId>,
     pub(super) grad: ValueId,
-    /// Sums over whole tensors that there are.
+    /// Sums over whole tensors appended so far.
     pub(super) sums: Vec<ValueId>,
 }
 
-/// Appends the update of every parameter in `grads`, and the sums over whole tensors that the rule needs before.
+/// Appends the update of every parameter in `grads`, after the sums over whole tensors that the rule needs.
 pub fn optimizer(
     program: &mut Program,
     grads: &[(usize, ValueId)],
@@ -36,7 +36,7 @@ pub fn optimizer(
     }
 }
 
-/// Makes the state of a parameter.
+/// Creates the state of a parameter.
 fn pending(program: &mut Program, index: usize, grad: ValueId, spec: &OptimizerSpec) -> Pending {
     let param = program.params[index].clone();
     let name = program.value(param.value).name.clone();
@@ -60,12 +60,12 @@ fn pending(program: &mut Program, index: usize, grad: ValueId, spec: &OptimizerS
     Pending { param: index, update, state, grad, sums: Vec::new() }
 }
 
-/// Whether a rule needs to know nothing of rows, columns and whole tensors.
+/// Whether a rule works element by element, without rows, columns or whole tensors.
 fn by_element(spec: &OptimizerSpec, n_dims: usize) -> bool {
     spec.sums(n_dims).is_empty() && spec.state(n_dims).iter().all(|tensor| tensor.extent == Extent::Elements)
 }
 
-/// The input of the step's scalars, made if the program has none.
+/// The input of the step's scalars, created if the program has none.
 pub(super) fn hyper(program: &mut Program) -> ValueId {
     if let Some(value) = program.bound(Role::Hyper).next() {
         return value;

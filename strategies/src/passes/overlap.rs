@@ -1,18 +1,18 @@
-//! Asynchrony: when collectives begin and how long they may take. Moves starts and awaits, never changes a result, and
-//! numbers the collectives of each stream.
+//! Asynchrony: delays awaits so that collectives overlap with computation, and numbers the collectives of each stream.
+//! Results do not change.
 //!
-//! - A message is sent while its sender goes on: its await moves down to a later message of its stream, so that two
+//! - A sender continues while its message is sent: the await moves down to a later message of its stream, so that two
 //!   stages that send to each other do not wait for each other.
-//! - A sum of gradients runs behind the rest of the backward pass: its await moves down to where the sum is read, or to
-//!   the second sum of its group behind it, which bounds how many gradients are kept for it.
+//! - A sum of gradients overlaps the rest of the backward pass: its await moves down to the first use of the sum, or to the
+//!   second later sum of its group, which bounds the number of gradients kept for it.
 
 use crate::program::{Collective, CollectiveKind, Instr, Op, Program, Stream};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Sums of gradients of one group that may be under way together.
+/// Sums of gradients of one group that may be in flight at once.
 const SUMS_IN_FLIGHT: usize = 2;
 
-/// Delays awaits, then numbers all collectives. Of the messages of a stream, `messages` may be under way together; see
+/// Delays awaits, then numbers all collectives. Up to `messages` messages of a stream may be in flight at once; see
 /// [`crate::pipeline::ScheduleKind::messages_in_flight`].
 pub fn overlap(program: &mut Program, messages: usize) {
     let instrs = std::mem::take(&mut program.instrs);
@@ -32,11 +32,11 @@ fn may_wait(c: &Collective) -> bool {
     matches!(c.kind, CollectiveKind::Send { .. } | CollectiveKind::ReduceScatter | CollectiveKind::AllReduce)
 }
 
-/// Puts down the awaits that can be delayed no longer.
+/// Appends the awaits that cannot be delayed further.
 fn release(program: &mut Program, delayed: &mut BTreeMap<Stream, VecDeque<Instr>>, instr: &Instr, messages: usize) {
     let touched = |i: &Instr| instr.reads.iter().chain(&instr.writes).any(|v| i.reads.contains(v));
     for (stream, awaits) in delayed.iter_mut() {
-        // Of one stream they stay in order.
+        // Awaits of one stream stay in order.
         let last = awaits.iter().rposition(touched).map_or(0, |i| i + 1);
         program.instrs.extend(awaits.drain(..last));
         let begins = matches!(instr.op, Op::Start(c) if c.stream() == *stream);
@@ -47,7 +47,7 @@ fn release(program: &mut Program, delayed: &mut BTreeMap<Stream, VecDeque<Instr>
     }
 }
 
-/// Numbers the collectives of each stream in program order, and the awaits like the starts they belong to.
+/// Numbers the collectives of each stream in program order; an await gets the number of its start.
 fn number(program: &mut Program) {
     let mut next: BTreeMap<Stream, u32> = BTreeMap::new();
     let mut awaited: BTreeMap<Stream, VecDeque<(Vec<crate::program::ValueId>, Collective)>> = BTreeMap::new();

@@ -1,9 +1,9 @@
 //! Pipeline parallelism: each rank has some blocks of the model, and microbatches pass through the ranks.
 //!
 //! Source: Huang et al. 2018, GPipe (arXiv:1811.06965); Narayanan et al. 2021, §2.2, for several chunks a rank
-//! (arXiv:2104.04473). Here the forward program is only cut: what one chunk makes and a later one reads is sent and
-//! received, and since these are adjoint to each other, the backward pass sends gradients the other way by itself. When
-//! each chunk runs is said by [`crate::pipeline`] and done by [`super::accumulate`].
+//! (arXiv:2104.04473). This pass only cuts the forward program: values that one chunk makes and a later one reads are sent
+//! and received. Since send and receive are adjoint, differentiation yields the transfers of gradients in the other
+//! direction. [`crate::pipeline`] decides when each chunk runs; [`super::accumulate`] applies that order.
 
 use crate::mesh::{Axis, Group};
 use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Program, Role, Site, ValueId};
@@ -17,7 +17,7 @@ use std::ops::Range;
 pub struct PipelineError {
     /// Blocks of the model.
     pub blocks: usize,
-    /// Chunks that were asked for.
+    /// Requested chunks.
     pub chunks: usize,
     /// Size of the axis.
     pub pp: usize,
@@ -27,8 +27,8 @@ pub struct PipelineError {
 
 /// The chunks of this rank, in order: chunk `c` of stage `s` is the `c * pp + s`-th of the model.
 ///
-/// Blocks are shared out evenly; what remains goes to the first chunks, since the last one has the head. What belongs to
-/// no block stays with what it reads.
+/// Blocks are distributed evenly; the remainder goes to the first chunks, since the last chunk has the head. Instructions
+/// outside blocks stay with their operands.
 ///
 /// # Errors
 /// When there are fewer blocks than chunks.
@@ -70,7 +70,7 @@ fn chunk_of_instrs(forward: &Program, n_blocks: usize, n_chunks: usize) -> Vec<u
     home
 }
 
-/// Where values are made and last read.
+/// The chunks where values are made and last read.
 struct Crossing {
     /// `(value, chunk that makes it, last chunk that reads it)` of each value that crosses a boundary, in program order.
     values: Vec<(ValueId, usize, usize)>,
@@ -87,13 +87,13 @@ impl Crossing {
         Crossing { values: values.collect() }
     }
 
-    /// Values that are on their way from chunk `after` to the next one: also those that it only passes on.
-    fn behind(&self, after: usize) -> Vec<ValueId> {
+    /// Values sent from chunk `after` to the next one, including values that it only forwards.
+    fn sent_after(&self, after: usize) -> Vec<ValueId> {
         self.values.iter().filter(|(_, made, last)| *made <= after && *last > after).map(|(v, ..)| *v).collect()
     }
 }
 
-/// The chunks that read each parameter, ascending. The first of them answers for it (tied embeddings have two).
+/// The chunks that read each parameter, ascending. The first of them owns it (tied embeddings have two).
 fn readers(forward: &Program, home: &[usize]) -> Vec<Vec<usize>> {
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); forward.values.len()];
     for (instr, chunk) in forward.instrs.iter().zip(home) {
@@ -123,7 +123,7 @@ fn cut(
     let mut program = Program { instrs: Vec::new(), ..forward.clone() };
     let site = |instr: Option<&&Instr>| instr.map_or(forward.instrs[0].site, |i| i.site);
     if chunk > 0 {
-        let (values, site): (_, Site) = (crossing.behind(chunk - 1), site(own.first()));
+        let (values, site): (_, Site) = (crossing.sent_after(chunk - 1), site(own.first()));
         let c =
             Collective::new(CollectiveKind::Recv { from: stage_of(chunk - 1), channel: 2 * chunk as u32 - 2 }, group);
         program.push(Op::Start(c), vec![], values.clone(), site);
@@ -131,7 +131,7 @@ fn cut(
     }
     program.instrs.extend(own.iter().map(|i| (*i).clone()));
     if chunk + 1 < n_chunks {
-        let (values, site) = (crossing.behind(chunk), site(own.last()));
+        let (values, site) = (crossing.sent_after(chunk), site(own.last()));
         let c = Collective::new(CollectiveKind::Send { to: stage_of(chunk + 1), channel: 2 * chunk as u32 }, group);
         program.push(Op::Start(c), values, vec![], site);
         program.push(Op::Await(c), vec![], vec![], site);
@@ -142,7 +142,7 @@ fn cut(
     program.bindings.retain(|b| touched[b.value.0 as usize] && (b.role != Role::LossSum || is_last));
     for param in &mut program.params {
         let readers = &readers[param.value.0 as usize];
-        // What nobody reads stays with the first chunk.
+        // Unread parameters stay with the first chunk.
         param.owned &= readers.first().copied().unwrap_or(0) == chunk;
         param.stages = readers.iter().map(|c| c % pp).collect();
         param.stages.sort_unstable();

@@ -58,7 +58,7 @@ pub fn precision(program: &mut Program, precision: Precision) {
     }
 }
 
-/// What is only moved, summed or split keeps its element type.
+/// Values that are only moved, summed or split keep their element type.
 fn follow_operands(program: &mut Program, i: usize) {
     let instr = &program.instrs[i];
     let first = instr.reads.first().map(|v| program.value(*v).dtype);

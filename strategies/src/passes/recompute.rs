@@ -1,8 +1,8 @@
-//! Activation checkpointing: what the backward pass needs of a block is computed again instead of kept.
+//! Activation checkpointing: recomputes the values that the backward pass needs from a block instead of keeping them.
 //!
-//! Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); the selective policy is
-//! that of Korthikanti et al. 2022 (arXiv:2205.05198) turned around: attention is the one thing *not* run again, since
-//! its output is small and its work is not.
+//! Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); the selective policy
+//! inverts that of Korthikanti et al. 2022 (arXiv:2205.05198): attention is the only operation *not* recomputed, since its
+//! output is small and its work is large.
 
 use crate::program::{Op, Phase, Program, Site, ValueId};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub enum Recompute {
     Full,
 }
 
-/// Rewrites the backward pass of a program to recompute what the policy does not keep.
+/// Rewrites the backward pass of a program to recompute the values that the policy does not keep.
 pub fn recompute(program: &mut Program, policy: Recompute) {
     if policy == Recompute::None {
         return;
@@ -40,7 +40,7 @@ fn blocks(program: &Program) -> Vec<u32> {
     blocks
 }
 
-/// Values that stay: those a forward instruction of another block reads, and by policy attention outputs.
+/// Kept values: those that a forward instruction of another block reads, and by policy attention outputs.
 fn kept(program: &Program, policy: Recompute) -> Vec<bool> {
     let mut home: Vec<Option<Option<u32>>> = vec![None; program.values.len()];
     let mut kept = vec![false; program.values.len()];
@@ -77,7 +77,7 @@ fn recompute_block(program: &mut Program, block: u32, kept: &[bool]) {
     let mut again = Vec::new();
     for i in forward.into_iter().rev() {
         let instr = program.instrs[i].clone();
-        // What is awaited is needed with its await.
+        // A needed result of a collective needs its await, too.
         let awaited = matches!(instr.op, Op::Await(_)) && instr.reads.iter().any(|v| needed[v.0 as usize]);
         if awaited || instr.writes.iter().any(|v| needed[v.0 as usize]) {
             instr.reads.iter().filter(|v| lost(v)).for_each(|v| needed[v.0 as usize] = true);
@@ -95,7 +95,7 @@ fn recompute_block(program: &mut Program, block: u32, kept: &[bool]) {
             *v = new;
         }
     }
-    // A kept value that an instruction writes beside a lost one is not replaced: it is still there.
+    // A kept value that an instruction writes together with a lost one is not replaced.
     fresh.retain(|old, _| needed[old.0 as usize]);
     for instr in program.instrs.iter_mut().filter(|i| in_block(i.site, Phase::Backward)) {
         instr.reads.iter_mut().for_each(|v| *v = fresh.get(v).copied().unwrap_or(*v));

@@ -1,14 +1,14 @@
 //! Reproducible gradients: the same bits for every number of ranks that share the data, the state or the layers.
 //!
-//! The microbatches of a step are the leaves of a fixed tree ([`crate::tree`]). A rank sums the whole nodes that its own
-//! microbatches make up; ranks then exchange parts of these nodes, and the owner of a part sums the rest of the way.
-//! Norm and loss are sums over blocks, parameters and microbatches in an order that no mesh changes. What a parameter
-//! with several uses (a tied embedding) gets from each is summed apart, since its uses may lie on different stages.
+//! The microbatches of a step are the leaves of a fixed tree ([`crate::tree`]). A rank sums its own microbatches to whole
+//! nodes; ranks then exchange parts of these nodes, and the owner of a part completes its sum. Norm and loss are sums over
+//! blocks, parameters and microbatches in an order that does not depend on the mesh. The gradients of a parameter with
+//! several uses (a tied embedding) are summed separately for each use, since the uses may lie on different stages.
 //!
-//! Tensor-parallel ranks cut the sums inside of products, so bits are those of their number: with as many of them, all
-//! arrangements of the other ranks agree.
+//! Tensor-parallel ranks split the sums inside of products, so the bits depend on their number: for a fixed number of
+//! them, all arrangements of the other ranks agree.
 //!
-//! This costs memory for a few gradients instead of one, which is why it is a mode.
+//! Reproducibility needs memory for a few gradients instead of one, which is why it is optional.
 
 use super::data_parallel::{Insertions, buckets, last_writes, like};
 use crate::mesh::{Axes, Axis, Group};
@@ -17,13 +17,13 @@ use crate::tree::{Step, leaves_of, nodes_of, steps};
 
 const DATA: Group = Group::over(&[Axis::DpReplicate, Axis::DpShard]);
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
-/// Elements of a gradient whose squares are summed first; shards are made of whole blocks.
+/// Elements of a block, whose squares are summed first; shards consist of whole blocks.
 pub const BLOCK: usize = 256;
 
 /// Gradient of one use of a parameter, microbatch by microbatch.
 pub type Leaves = (usize, Vec<ValueId>);
 
-/// Sums every gradient along the tree; returns what this rank keeps of each parameter's.
+/// Sums every gradient along the tree; returns this rank's part of each.
 pub fn sum_along_tree(
     program: &mut Program,
     grads: &[Leaves],
@@ -51,7 +51,7 @@ pub fn sum_along_tree(
     kept
 }
 
-/// Sums the microbatches of this rank, as soon as they are there, to the nodes that they make up. Alone, a rank sums all.
+/// Sums this rank's microbatches to whole nodes as soon as they are available. A single rank sums the whole tree.
 fn own_nodes(program: &mut Program, grads: &[Leaves], first: usize, n_leaves: usize) -> Vec<(usize, Vec<ValueId>)> {
     let written = last_writes(program);
     let mut insert = Insertions::default();
@@ -59,7 +59,7 @@ fn own_nodes(program: &mut Program, grads: &[Leaves], first: usize, n_leaves: us
     let n_own = leaves_of(n_leaves, n_ranks, rank).len();
     let mut nodes = Vec::new();
     for (param, leaves) in grads {
-        // Microbatches behind the rank's last leaf only keep it in step with the others.
+        // Microbatches after the rank's last leaf only keep it in step with the other ranks.
         let leaves = &leaves[..n_own];
         let mut stack: Vec<(usize, u32, ValueId)> = Vec::new();
         for (i, leaf) in leaves.iter().enumerate() {
@@ -87,7 +87,7 @@ fn own_nodes(program: &mut Program, grads: &[Leaves], first: usize, n_leaves: us
     nodes
 }
 
-/// Every rank gets its part of all nodes and sums them up; what is not sharded is gathered again.
+/// Every rank receives its part of all nodes and sums it; parts of unsharded gradients are gathered again.
 fn exchange(
     program: &mut Program,
     own: &[(usize, Vec<ValueId>)],
@@ -105,7 +105,7 @@ fn exchange(
         let part_len = |p: &Program, i: usize| send.part(p.value(own[i].1[0]).n_elements(), n_ranks, rank).len();
         let mut received: Vec<Vec<ValueId>> = vec![Vec::new(); bucket.len()];
         for node in 0..n_nodes {
-            // A rank with fewer nodes repeats one, which is ignored.
+            // A rank with fewer nodes repeats one; receivers ignore the copy.
             let reads: Vec<ValueId> =
                 bucket.iter().map(|i| own[*i].1.get(node).copied().unwrap_or(own[*i].1[0])).collect();
             let mut writes = Vec::new();
@@ -187,7 +187,7 @@ pub fn clip_and_loss(
     coefficient
 }
 
-/// Sum of squares of a parameter's gradient: blocks in order, whichever ranks have them.
+/// Sum of squares of a parameter's gradient: blocks in order, regardless of which ranks have them.
 fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
     let shards = super::fully_sharded::GROUP;
     let n_blocks = program.value(grad).n_elements().div_ceil(BLOCK);
@@ -208,7 +208,7 @@ fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
     sum
 }
 
-/// Every place of the vectors is filled by one rank and zero at the others, so their sum is exact.
+/// One rank fills each element of the vectors and the others have zero there, so the sum is exact.
 fn over_world(program: &mut Program, vectors: [ValueId; 2]) -> [ValueId; 2] {
     let mesh = program.mesh_rank.mesh;
     let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| mesh.axis(*a) > 1).collect();
@@ -222,8 +222,8 @@ fn over_world(program: &mut Program, vectors: [ValueId; 2]) -> [ValueId; 2] {
     totals
 }
 
-/// How the nodes that a part of a gradient is received as are summed: the number of the node's sender, its number there,
-/// and the steps over them.
+/// How a rank sums the nodes that it receives for its part of a gradient: the sender of each node and its index among the
+/// sender's nodes, and the steps over the nodes.
 pub fn plan_of_sum(n_leaves: usize, n_ranks: usize) -> (Vec<(usize, usize)>, Vec<Step>) {
     let (mut senders, mut nodes) = (Vec::new(), Vec::new());
     for rank in 0..n_ranks {

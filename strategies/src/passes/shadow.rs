@@ -1,8 +1,8 @@
-//! The second half of another rank's step, for whoever keeps a copy of that rank's state.
+//! The updates of another rank's step, for a shadow that keeps a copy of that rank's state.
 //!
-//! A shadow gets the reduced gradients of the rank that it stands for and makes the same updates with the same scalars, so
-//! its state has the same bits: a replicated log, as in state-machine replication. What it gets are the gradients, and
-//! sums that go with them, that [`log`] lists, in this order; the scalars are the same on all ranks.
+//! A shadow receives the reduced gradients of the rank that it copies and makes the same updates with the same scalars, so
+//! its state has the same bits: a replicated log, as in state-machine replication. [`log`] lists the gradients and sums
+//! that it receives, in order; the scalars are the same on all ranks.
 //!
 //! Source: Schneider 1990, Implementing Fault-Tolerant Services Using the State Machine Approach, §2.
 
@@ -10,7 +10,7 @@ use super::commit::StepPhases;
 use crate::program::{Binding, Instr, Kind, Op, Param, Program, Role, Update, Value, ValueId};
 use std::collections::BTreeMap;
 
-/// The gradients that the updates of a step read, each followed by the sums over whole tensors that go with it.
+/// The gradients that the updates of a step read, each followed by the sums over whole tensors of its update.
 pub fn log(step: &Program, phases: &StepPhases) -> Vec<ValueId> {
     let of = |(update, instr): (&Update, &Instr)| -> Vec<ValueId> {
         let of = update.operands(&instr.reads);
@@ -27,11 +27,11 @@ pub fn coefficient(step: &Program, phases: &StepPhases) -> Option<ValueId> {
 fn updates<'a>(step: &'a Program, phases: &StepPhases) -> impl Iterator<Item = (&'a Update, &'a Instr)> {
     step.instrs[phases.apply()].iter().map(|instr| match &instr.op {
         Op::Update(update) => (update, instr),
-        _ => unreachable!("what does not update state is computed before or after all updates"),
+        _ => unreachable!("the apply phase contains only updates"),
     })
 }
 
-/// The updates of a rank's step alone. Of each parameter the shadow holds what the rank updates.
+/// The updates of a rank's step alone. The shadow holds the elements of each parameter that the rank updates.
 pub fn shadow(step: &Program, phases: &StepPhases) -> Program {
     let mut program = Program { mesh_rank: step.mesh_rank, ..Program::default() };
     let mut copies: BTreeMap<ValueId, ValueId> = BTreeMap::new();
@@ -46,7 +46,7 @@ pub fn shadow(step: &Program, phases: &StepPhases) -> Program {
         let param = step.param_of(*of.param).expect("an update begins with its parameter").clone();
         let mut reads = Vec::with_capacity(instr.reads.len());
         for state in std::iter::once(of.param).chain(of.state) {
-            // Here the parameter holds nothing else than what is updated.
+            // Here the parameter holds only the updated elements.
             let like = if state == of.param { of.grad } else { state };
             reads.push(copy(&mut program, *state, &step.value(*like).shape, step.value(*state).kind));
         }

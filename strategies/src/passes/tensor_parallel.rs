@@ -1,14 +1,13 @@
 //! Tensor parallelism: products are cut along their outputs where heads, feed-forward columns or the vocabulary begin, and
-//! along their inputs where these end, so that one sum per attention and one per feed-forward part is all that ranks
-//! exchange.
+//! along their inputs where these end, so that ranks exchange only one sum per attention and one per feed-forward part.
 //!
 //! Source: Shoeybi et al. 2019, Megatron-LM, §3 (arXiv:1909.08053); Korthikanti et al. 2022, §4.2.2, for sequence
-//! parallelism (arXiv:2205.05198): between these regions each rank has some of the tokens instead of all, and the sum
-//! becomes a scatter before and a gather behind.
+//! parallelism (arXiv:2205.05198): between these regions each rank has some of the tokens instead of all, and a
+//! reduce-scatter at the end of a region and an all-gather at the beginning of the next replace the sum.
 //!
-//! We differ in that nothing is declared by the model: the regions are found from the operations (`regions`), so any
-//! model made with the builder is cut. Extents that the degree does not divide are cut unevenly. With more ranks than
-//! key/value heads neighbours hold the same head, and sum its gradient.
+//! We differ in that the model declares nothing: `regions` finds the regions from the operations, so any model made with
+//! the builder can be cut. Extents that the degree does not divide are cut unevenly. With more ranks than key/value heads,
+//! neighbours hold the same head and sum its gradient.
 
 mod regions;
 mod rewrite;
@@ -36,14 +35,14 @@ pub enum TpError {
     /// Fewer columns than ranks.
     #[error("{extent} {what} are fewer than tensor_parallel_size {tp}")]
     TooSmall {
-        /// What there is too little of.
+        /// What is too small.
         what: &'static str,
         /// Found length.
         extent: usize,
         /// Size of the axis.
         tp: usize,
     },
-    /// An operation that stands where it cannot be cut.
+    /// An operation at a position where it cannot be cut.
     #[error("`{value}` cannot be shared by tensor_parallel_size {tp}: {reason}")]
     Shape {
         /// The value.
@@ -55,7 +54,7 @@ pub enum TpError {
     },
 }
 
-/// Leaves what this rank does of a forward program.
+/// Reduces a forward program to this rank's part.
 ///
 /// # Errors
 /// When the model cannot be cut into this many parts; the program is then unchanged.
@@ -68,7 +67,7 @@ pub fn tensor_parallel(program: &mut Program, sequence_parallel: bool) -> Result
     Ok(())
 }
 
-/// Whether so many heads can be shared by `tp` ranks: key/value heads evenly, or each by as many ranks.
+/// Whether `tp` ranks can share these heads: key/value heads evenly, or each head by the same number of ranks.
 pub fn heads_fit(n_heads: usize, n_kv_heads: usize, tp: usize) -> bool {
     n_heads.is_multiple_of(tp) && (n_kv_heads.is_multiple_of(tp) || tp.is_multiple_of(n_kv_heads))
 }

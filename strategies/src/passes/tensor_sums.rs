@@ -1,13 +1,13 @@
-//! Sums over whole tensors, for optimizers whose update of an element depends on others: on those of its row and column,
-//! or on all of its tensor.
+//! Sums over whole tensors, for optimizers whose update of an element depends on other elements: on those of its row and
+//! column, or on its whole tensor.
 //!
 //! Each rank sums the elements that it updates, and one collective for many tensors adds the sums of the ranks that share
-//! them: those of `dp_shard x cp`, and of `tp` where that cuts the parameter. They are made in the compute phase, before the
-//! vote, so that the update needs no other rank; a shadow gets them with the gradients ([`super::shadow`]). For a matrix of
-//! `R x C` elements, Adafactor adds `R + C + 2` numbers; its gradient is `R C`.
+//! them: the ranks of `dp_shard x cp`, and of `tp` where it cuts the parameter. The sums are made in the compute phase,
+//! before the vote, so the update needs no other rank; a shadow receives them with the gradients ([`super::shadow`]). For a
+//! matrix of `R x C` elements, Adafactor adds `R + C + 2` numbers; its gradient has `R C`.
 //!
 //! In reproducible runs no sum may depend on where shards end, so the ranks of `dp_shard x cp` gather the gradients (and
-//! weights, where those are sharded) of a bucket after the other and each sums all of them in one order. This moves
+//! weights, where those are sharded) bucket by bucket, and each rank sums all elements in the same order. This moves
 //! up to 8 bytes for each element in every step, and takes memory for one bucket.
 //!
 //! Source: Shazeer and Stern 2018, Adafactor, §3 and §6 (arXiv:1804.04235), for what is summed.
@@ -21,34 +21,34 @@ use crate::program::tiles::{Tiles, is_shared};
 use crate::program::{Collective, CollectiveKind, DType, Kind, Op, Program, Update, ValueId};
 use std::collections::BTreeMap;
 
-/// Tensors of one collective at most.
+/// Maximum number of tensors in one collective.
 const TENSORS_MAX: usize = 256;
 
-/// How ranks that share a tensor get at its sums.
+/// How ranks that share a tensor obtain its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
     /// They add the sums of their elements.
     Sums,
-    /// They gather the elements, so that the bits of the sums do not depend on who has which.
+    /// They gather the elements, so the sums have the same bits for every division of the elements among ranks.
     Elements {
-        /// Shards begin at multiples of so many elements.
+        /// Every shard begins at a multiple of this number of elements.
         unit: usize,
         /// Elements that are gathered together, in bytes.
         bucket_bytes: usize,
-        /// Weights are sharded, not only their updates.
+        /// Whether weights are sharded, not only their updates.
         weights: bool,
     },
 }
 
-/// Appends the sums that the updates need, round by round, and tells each update its own.
+/// Appends the sums that the updates need, round by round, and records them in the updates.
 pub(super) fn tensor_sums(program: &mut Program, updates: &mut [Pending], scalars: [ValueId; 2], exchange: &Exchange) {
-    let wanting: Vec<usize> = (0..updates.len()).filter(|i| updates[*i].update.n_rounds > 0).collect();
+    let with_sums: Vec<usize> = (0..updates.len()).filter(|i| updates[*i].update.n_rounds > 0).collect();
     let n_shards = program.mesh_rank.group_size(SHARDS);
     let buckets = match exchange {
         Exchange::Elements { bucket_bytes, .. } if n_shards > 1 => {
-            buckets(program, &wanting, |i| updates[i].param, *bucket_bytes)
+            buckets(program, &with_sums, |i| updates[i].param, *bucket_bytes)
         }
-        _ => vec![wanting],
+        _ => vec![with_sums],
     };
     for bucket in buckets {
         let sources: Vec<Source> = match exchange {
@@ -78,12 +78,12 @@ struct Source {
     param: ValueId,
     grad: ValueId,
     update: Update,
-    /// It has all elements that the ranks of `dp_shard x cp` have together.
+    /// Whether it has the elements of all ranks of `dp_shard x cp`.
     is_gathered: bool,
 }
 
 impl Source {
-    /// Those that it updates.
+    /// The elements that the rank updates.
     fn own(pending: &Pending) -> Source {
         let Pending { update, state, grad, .. } = pending;
         Source { param: state[0], grad: *grad, update: update.clone(), is_gathered: false }
@@ -154,7 +154,7 @@ fn group(program: &Program, param: usize, source: &Source) -> Group {
     }
 }
 
-/// Adds the sums of the ranks of a group; alone, there is nothing to add.
+/// Adds the sums of the ranks of a group; a single rank has nothing to add.
 fn add_up(program: &mut Program, group: Group, sums: Vec<ValueId>) -> Vec<(ValueId, ValueId)> {
     if program.mesh_rank.group_size(group) == 1 {
         return sums.into_iter().map(|sum| (sum, sum)).collect();

@@ -1,10 +1,10 @@
 //! 1F1B over several chunks of layers for each stage.
 //!
 //! Source: Narayanan et al. 2021, §2.2.2 (arXiv:2104.04473). Microbatches travel in groups: a stage takes a whole group
-//! through its first chunk, then through its second, and so on; backwards mirror that. The paper has groups of exactly
-//! `p` microbatches and asks for a multiple of `p`. Here the `m` microbatches form `max(1, m / p)` groups of nearly
+//! through its first chunk, then through its second, and so on; backwards mirror that. The paper uses groups of exactly
+//! `p` microbatches and requires a multiple of `p`. Here the `m` microbatches form `max(1, m / p)` groups of nearly
 //! equal size, the longer first, all of at least `p` unless there are fewer microbatches than stages: a shorter group
-//! at the end would wait for its own round trip at every chunk, and with blocking receives can deadlock. The bubble is
+//! at the end would wait for its own round trip at every chunk, and can deadlock with blocking receives. The bubble is
 //! the paper's for every `m >= p`; a stage holds at most `v - 1` times the excess of the longest group over `p` more.
 
 use super::{Slot, Work, slot};
@@ -21,7 +21,7 @@ pub(super) fn order(n_stages: usize, stage: usize, n_microbatches: usize, n_chun
     order
 }
 
-/// Forwards before the first backward, less the one that comes right before it: two for each later stage, so that the
+/// Number of forwards before the first backward, minus the one right before it: two for each later stage, so that the
 /// first microbatch can go to the last stage and back, and a group for every chunk but the last.
 pub(super) fn n_warmup(n_stages: usize, stage: usize, n_microbatches: usize, n_chunks: usize) -> usize {
     let longest = group_sizes(n_stages, n_microbatches).next().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Pipeline schedules: in which order each stage runs the forwards and backwards of its microbatches.
+//! Pipeline schedules: the order in which each stage runs the forwards and backwards of its microbatches.
 //!
 //! Legend: `p` stages, `m` microbatches, `v` chunks of layers a stage holds. Chunk `c` of stage `s` is *part* `c p + s`
 //! of the model, so that a microbatch visits the parts in ascending order going forward, descending going back.
@@ -11,11 +11,11 @@
 //!   every input gradient is followed by its weight gradient.
 //! - `PIPELINE-2` per chunk, forwards, backwards and weight gradients each come in ascending order of microbatch:
 //!   gradients are summed in the same order under every schedule.
-//! - `PIPELINE-3` the orders of all stages together are free of deadlock, even if a send ends only once it is received,
-//!   as long as the sender goes on meanwhile.
+//! - `PIPELINE-3` the orders of all stages together are free of deadlock, even if a send completes only when it is
+//!   received, provided that the sender continues meanwhile.
 //! - `PIPELINE-4` no stage holds more microbatches than [`ScheduleKind::max_in_flight`].
 //!
-//! One stage has nothing to overlap, so that every kind is plain accumulation there: `F0 B0 F1 B1 …`.
+//! With a single stage, every kind is plain accumulation: `F0 B0 F1 B1 …`.
 
 mod gpipe;
 mod interleaved;
@@ -36,11 +36,11 @@ pub enum ScheduleKind {
     /// All forwards, then all backwards: the smallest program, the most memory.
     #[serde(rename = "gpipe")]
     GPipe,
-    /// As few microbatches in flight as keep the pipeline full.
+    /// The fewest microbatches in flight that keep the pipeline full.
     #[default]
     #[serde(rename = "1f1b")]
     OneF1B,
-    /// 1F1B over several chunks of layers for each stage: a bubble shorter by their number, for more transfers.
+    /// 1F1B over several chunks of layers for each stage: divides the bubble by their number, with more transfers.
     #[serde(rename = "interleaved")]
     Interleaved {
         /// Chunks of layers that each stage holds; at least 1.
@@ -60,7 +60,7 @@ pub enum Work {
     Backward,
     /// Gradient of the input only.
     BackwardInput,
-    /// Gradients of the weights only; nobody else waits for it.
+    /// Gradients of the weights only; no other stage waits for them.
     BackwardWeight,
 }
 
@@ -84,8 +84,8 @@ impl ScheduleKind {
         }
     }
 
-    /// Most `(chunk, microbatch)` pairs whose activations `stage` holds at once: gone forward, and not all the way
-    /// back.
+    /// Maximum number of `(chunk, microbatch)` pairs whose activations `stage` holds at once: forward done, backward not
+    /// yet complete.
     ///
     /// # Panics As [`order`].
     pub fn max_in_flight(self, n_stages: usize, stage: usize, n_microbatches: usize) -> usize {
@@ -103,9 +103,9 @@ impl ScheduleKind {
         }
     }
 
-    /// Messages from one chunk to the next that a sender must be able to have under way, if a receiver takes each only
-    /// when it comes to it: with fewer, stages that send to each other around the ring would wait in a circle. In all
-    /// orders one is enough but for chunks whose microbatches do not come out even, where a run of stages is short.
+    /// Messages from one chunk to the next that a sender must be able to have in flight, if receivers take each message
+    /// only when they need it: with fewer, stages that send to each other around the ring would deadlock. One is enough,
+    /// except for several chunks with a number of microbatches that is not a multiple of the stages.
     pub const fn messages_in_flight(self, n_stages: usize, n_microbatches: usize) -> usize {
         if self.n_chunks() > 1 && !n_microbatches.is_multiple_of(n_stages) { n_stages } else { 1 }
     }
@@ -122,7 +122,7 @@ impl fmt::Display for ScheduleKind {
     }
 }
 
-/// The work of `stage` in the order in which it runs it.
+/// The work of `stage` in execution order.
 ///
 /// ```
 /// use phalanx_strategies::pipeline::{ScheduleKind, Work, order};
@@ -141,7 +141,7 @@ pub fn order(kind: ScheduleKind, n_stages: usize, stage: usize, n_microbatches: 
     }
     match kind {
         ScheduleKind::GPipe => gpipe::order(n_microbatches),
-        // The interleaved order warms up twice as long, for which a single chunk has no use.
+        // The interleaved order warms up twice as long, which a single chunk does not need.
         ScheduleKind::OneF1B | ScheduleKind::Interleaved { chunks: 1 } => {
             one_f_one_b::order(n_stages, stage, n_microbatches)
         }

@@ -1,7 +1,7 @@
 //! One forward, one backward.
 //!
-//! Source: Narayanan et al. 2021, §2.2.1 (arXiv:2104.04473), "PipeDream-Flush". A stage runs as many forwards as there
-//! are stages from it to the last, itself included, then a backward and a forward in turn, then what is left.
+//! Source: Narayanan et al. 2021, §2.2.1 (arXiv:2104.04473), "PipeDream-Flush". Stage `s` of `p` runs `p - s` forwards,
+//! then alternates backwards and forwards, then runs the remaining backwards.
 
 use super::{Slot, Work, slot};
 

@@ -30,7 +30,7 @@ fn text(order: &[Slot]) -> String {
     order.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Most pairs gone forward and not all the way back.
+/// Maximum number of pairs whose forward is done and whose backward is not complete.
 fn peak_in_flight(order: &[Slot]) -> usize {
     let mut held = 0usize;
     let mut peak = 0;
@@ -93,9 +93,9 @@ fn one_stage_is_plain_accumulation() {
     assert_eq!(text(&order(interleaved, 1, 0, 2)), "F0 F0' B0' B0 F1 F1' B1' B1");
 }
 
-// A group shorter than the pipeline at the end deadlocks; this is why sizes are evened out.
+// A group at the end that is shorter than the pipeline deadlocks, so the schedule uses groups of nearly equal size.
 #[test]
-fn a_short_group_at_the_end_would_deadlock() {
+fn short_group_at_the_end_would_deadlock() {
     let (p, m, v) = (8, 10, 2);
     let with_short_group = |stage: usize| {
         let of = |first: usize, size| (0..v).flat_map(move |c| (first..first + size).map(move |i| (c, i)));
@@ -155,7 +155,7 @@ fn transfers_between_neighbours_lengthen_the_pipeline() {
     assert_eq!(timeline(ScheduleKind::OneF1B, 1, 5, &times).makespan(), 15.0);
 }
 
-// PIPELINE-3, PIPELINE-4 exhaustively for all small pipelines, which the random test below visits only in part.
+// PIPELINE-3, PIPELINE-4 exhaustively for all small pipelines; the random tests below visit only some of them.
 #[test]
 fn every_small_pipeline_runs_to_its_end_within_its_memory() {
     for p in 1..=8 {
@@ -209,7 +209,7 @@ proptest! {
 
     // PIPELINE-3
     #[test]
-    fn stages_never_wait_for_each_other_in_a_circle(kind in kinds(), p in 1usize..24, m in 1usize..64) {
+    fn orders_of_all_stages_never_deadlock(kind in kinds(), p in 1usize..24, m in 1usize..64) {
         let orders: Vec<Vec<Slot>> = (0..p).map(|s| order(kind, p, s, m)).collect();
 
         prop_assert!(run(&orders, kind.n_chunks(), m, &UNIT).is_some());

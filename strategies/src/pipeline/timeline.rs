@@ -1,4 +1,4 @@
-//! When each piece of a pipeline's work begins and ends, with every stage running its order as early as it can.
+//! When each piece of a pipeline's work begins and ends, with every stage running its order as early as possible.
 
 use super::{ScheduleKind, Slot, Work, order};
 
@@ -28,7 +28,7 @@ impl Timeline {
         self.stages.iter().filter_map(|s| s.last()).map(|(_, _, end)| *end).fold(0.0, f64::max)
     }
 
-    /// Seconds in which `stage` has nothing to do.
+    /// Idle seconds of `stage`.
     pub fn idle(&self, stage: usize) -> f64 {
         self.makespan() - self.stages[stage].iter().map(|(_, start, end)| end - start).sum::<f64>()
     }
@@ -85,11 +85,11 @@ struct Ends {
 }
 
 impl Ends {
-    /// When the operands of `slot` are there; `None` if they are not computed yet.
+    /// When the operands of `slot` are available; `None` if they are not computed yet.
     fn ready(&self, slot: &Slot, stage: usize, n_stages: usize, n_chunks: usize, transfer: f64) -> Option<f64> {
         let part = slot.chunk as usize * n_stages + stage;
         let at = |part: usize| part * self.n_microbatches + slot.microbatch as usize;
-        // Parts that follow each other lie on one stage only if it is the only one.
+        // Consecutive parts lie on the same stage only if there is a single stage.
         let transfer = if n_stages == 1 { 0.0 } else { transfer };
         match slot.work {
             Work::Forward if part == 0 => Some(0.0),

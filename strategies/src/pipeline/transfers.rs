@@ -1,17 +1,17 @@
-//! What a stage does, transfers included: its order of work with the receives it needs and the sends that others need.
+//! The actions of a stage: its order of work, with the receives that it needs and the sends that others need.
 //!
-//! On each stream (from one stage to another) both sides name transfers in the order in which the *sender* produces
-//! them. That is not always the order in which the receiver needs them: with two stages and several chunks, activations
-//! and gradients share a stream. So a receive may be started before it is needed, ahead of one that is.
+//! On each stream (from one stage to another) both sides number transfers in the order in which the *sender* produces
+//! them. The receiver may need them in another order: with two stages and several chunks, activations and gradients share
+//! a stream. So a stage may start a receive before it needs the result, ahead of one that it needs at once.
 //!
-//! A sender takes its buffer back once it has something from the receiver that the receiver sent after it had used what
-//! it received: the wait is over by then, so that taking buffers back can never close a circle. (Waiting for the last
-//! send but one instead deadlocks interleaved pipelines whose groups are longer than the pipeline.)
+//! A sender reclaims its buffer once it receives a message that the receiver sent after using the buffer's contents. The
+//! send has completed by then, so reclaiming never waits and cannot deadlock. (Waiting for the last send but one instead
+//! deadlocks interleaved pipelines whose groups are longer than the pipeline.)
 
 use super::{ScheduleKind, Slot, Work, order};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is handed from stage to stage.
+/// What one stage sends to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Payload {
     /// Output of a chunk going forward.
@@ -20,7 +20,7 @@ pub enum Payload {
     Gradient,
 }
 
-/// One transfer, the same value on both of its sides.
+/// One transfer; sender and receiver describe it by the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Transfer {
     /// Stage that sends.
@@ -29,7 +29,7 @@ pub struct Transfer {
     pub to: u32,
     /// Number on the stream from `from` to `to`, from 0 in each step.
     pub sequence: u32,
-    /// What.
+    /// What is sent.
     pub payload: Payload,
     /// Chunk of the receiver that needs it.
     pub chunk: u32,
@@ -42,13 +42,13 @@ pub struct Transfer {
 pub enum Action {
     /// Starts to receive; does not block.
     Receive(Transfer),
-    /// Needs what was received.
+    /// Waits for a receive.
     Arrived(Transfer),
-    /// Works.
+    /// Runs a slot.
     Run(Slot),
-    /// Starts to send what the work before it has produced; does not block.
+    /// Starts to send the result of the preceding work; does not block.
     Send(Transfer),
-    /// Takes the buffer of a send back.
+    /// Reclaims the buffer of a send.
     Sent(Transfer),
 }
 
@@ -78,7 +78,7 @@ pub fn actions(kind: ScheduleKind, n_stages: usize, stage: usize, n_microbatches
     actions
 }
 
-/// For each transfer to `stage`, those from it that the sender had used before.
+/// For each transfer to `stage`, the transfers from `stage` that its sender has used before it.
 fn receipts(
     kind: ScheduleKind,
     n_stages: usize,
@@ -100,12 +100,12 @@ fn receipts(
     receipts
 }
 
-/// The stages that a stage has transfers with; one, if there are only two.
+/// The stages that a stage has transfers with; a single one if there are two stages.
 fn neighbours(n_stages: usize, stage: usize) -> BTreeSet<usize> {
     [(stage + 1) % n_stages, (stage + n_stages - 1) % n_stages].into()
 }
 
-/// For each slot of a stage what it sends, if anything.
+/// The transfer that each slot of a stage sends, if any.
 fn sends(kind: ScheduleKind, n_stages: usize, stage: usize, n_microbatches: usize) -> Vec<Option<Transfer>> {
     let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
     let transfer = |slot: Slot| {
@@ -118,7 +118,7 @@ fn sends(kind: ScheduleKind, n_stages: usize, stage: usize, n_microbatches: usiz
     order(kind, n_stages, stage, n_microbatches).into_iter().map(transfer).collect()
 }
 
-/// What a slot produces for another stage, and the part of the model that needs it.
+/// The payload that a slot produces for another stage, and the part of the model that needs it.
 fn next_part(kind: ScheduleKind, n_stages: usize, stage: usize, slot: &Slot) -> Option<(Payload, usize)> {
     let part = slot.chunk as usize * n_stages + stage;
     let (payload, next) = match slot.work {
@@ -126,13 +126,13 @@ fn next_part(kind: ScheduleKind, n_stages: usize, stage: usize, slot: &Slot) -> 
         Work::Backward | Work::BackwardInput => (Payload::Gradient, part.checked_sub(1)?),
         Work::BackwardWeight => return None,
     };
-    // With one stage the next part is at home.
+    // With a single stage the next part is local.
     (n_stages > 1 && next < n_stages * kind.n_chunks()).then_some((payload, next))
 }
 
-/// What will be sent to a stage.
+/// Transfers to a stage.
 struct Inbox {
-    /// Of each sender, in its order; those received already are taken off the front.
+    /// Transfers of each sender that are not received yet, in the sender's order.
     streams: BTreeMap<u32, std::iter::Peekable<std::vec::IntoIter<Transfer>>>,
     by_need: BTreeMap<(Payload, u32, u32), Transfer>,
 }
@@ -158,7 +158,7 @@ impl Inbox {
         self.by_need.get(&(payload, slot.chunk, slot.microbatch)).copied()
     }
 
-    /// Takes what has to be received so that `needed` can be: what its sender sends before it, and itself.
+    /// Takes `needed` and all transfers that its sender sends before it.
     fn receive_up_to(&mut self, needed: &Transfer) -> impl Iterator<Item = Transfer> {
         let stream = self.streams.get_mut(&needed.from);
         let sequence = needed.sequence;

@@ -16,18 +16,18 @@ fn post(transfer: &Transfer, stage: u32) -> Post {
         Kind::Recv { from: transfer.from, channel: 0 }
     };
     let collective = Collective { kind, group: GroupSlot(0), sequence: transfer.sequence, unit: 1 };
-    // The size tells what is sent, so that a mix-up between the sides is a difference in descriptors.
+    // The size encodes the payload, so a mix-up between sender and receiver shows as different descriptors.
     let n_elements = 2 * (u64::from(transfer.microbatch) * 100 + u64::from(transfer.chunk));
     let n_elements = n_elements + u64::from(transfer.payload == Payload::Gradient);
     Post { collective, tensors: vec![Tensor { n_elements, dtype: DType::F32 }] }
 }
 
-/// Ranks that are stages; every slot takes a unit, a whole backward two.
+/// A world with one rank per stage; every slot takes one unit, a whole backward two.
 fn world(kind: ScheduleKind, n_stages: u32, n_microbatches: usize) -> WorldTraces {
     world_with(kind, n_stages, n_microbatches, false)
 }
 
-/// `sent_last` puts off to the end what takes buffers back.
+/// `sent_last` moves all reclaims of buffers to the end.
 fn world_with(kind: ScheduleKind, n_stages: u32, n_microbatches: usize, sent_last: bool) -> WorldTraces {
     let mut world = WorldTraces::new();
     let group = world.group((0..n_stages).map(Rank).collect());
@@ -100,7 +100,7 @@ fn two_stages_with_chunks_receive_in_the_order_of_the_sender() {
 
 proptest! {
     #[test]
-    fn all_that_is_needed_arrives_first(kind in kinds(), p in 1usize..8, m in 1usize..30, at in 0usize..8) {
+    fn operands_arrive_before_their_slot_runs(kind in kinds(), p in 1usize..8, m in 1usize..30, at in 0usize..8) {
         let (stage, last) = (at % p, p * kind.n_chunks() - 1);
         let mut here = BTreeSet::new();
 
@@ -125,9 +125,9 @@ proptest! {
         }
     }
 
-    // A buffer is held no longer than the activations of its microbatch, but for those of the last gradients.
+    // A buffer is held no longer than the activations of its microbatch, except for the last gradients.
     #[test]
-    fn buffers_of_sends_come_back(kind in kinds(), p in 2usize..8, m in 1usize..30, at in 0usize..8) {
+    fn every_send_buffer_is_reclaimed(kind in kinds(), p in 2usize..8, m in 1usize..30, at in 0usize..8) {
         let (stage, mut in_flight, mut peak) = (at % p, BTreeSet::new(), 0);
 
         for action in actions(kind, p, stage, m) {
@@ -143,18 +143,18 @@ proptest! {
         prop_assert!(peak <= kind.max_in_flight(p, 0, m) + p.min(m) * kind.n_chunks());
     }
 
-    // Whoever takes a buffer back never waits: without the awaits of sends, the times are the same.
+    // Reclaiming a buffer never waits: with all reclaims at the end, the times are the same.
     #[test]
-    fn taking_a_buffer_back_never_waits(kind in kinds(), p in 2u32..7, m in 1usize..20) {
+    fn reclaiming_a_buffer_never_waits(kind in kinds(), p in 2u32..7, m in 1usize..20) {
         let links = Links { mover: Mover::Links, node: &|_| 0, duration: &|_, _| UNIT };
         let exposed = |world: &WorldTraces| {
             let timeline = world.simulate(&links, false).unwrap();
             (0..p).map(|r| timeline.rank(Rank(r)).exposed).collect::<Vec<_>>()
         };
-        let pays = world(kind, p, m);
+        let eager = world(kind, p, m);
 
         let late = world_with(kind, p, m, true);
 
-        prop_assert_eq!(exposed(&pays), exposed(&late));
+        prop_assert_eq!(exposed(&eager), exposed(&late));
     }
 }

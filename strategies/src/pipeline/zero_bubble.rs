@@ -1,8 +1,8 @@
-//! ZB-H1: weight gradients are put off until there is nothing more urgent.
+//! ZB-H1: weight gradients are deferred until a stage has no more urgent work.
 //!
 //! Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, §2.3 (arXiv:2401.10241). Forwards and input gradients run
-//! as in 1F1B; stage `s` lets its weight gradients trail its input gradients by `s` microbatches. With the `p - s`
-//! forwards that 1F1B holds there, every stage holds `p` microbatches: what 1F1B needs on its first stage.
+//! as in 1F1B; on stage `s`, weight gradients trail input gradients by `s` microbatches. With the `p - s` forwards that
+//! 1F1B holds there, every stage holds `p` microbatches, as many as 1F1B's first stage.
 
 use super::{Slot, Work, slot};
 

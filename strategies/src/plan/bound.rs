@@ -1,14 +1,14 @@
-//! A quick estimate of a candidate that errs on the fast and small side: no candidate is thrown away for a bound that
-//! its compiled program would beat.
+//! A quick lower bound on the time and memory of a candidate: no candidate is discarded for a bound that its compiled
+//! program would beat.
 //!
-//! A step takes at least what the busiest of three takes, and behind it the update:
+//! A step takes at least as long as the longest of three, followed by the update:
 //! - the *pipeline*: products at their best rate, attention, kernels at memory speed, communication that the next kernel
 //!   waits for, and bubbles;
 //! - the *link* of a rank, which carries one collective at a time: sums of activations, weights that are gathered for
 //!   each microbatch (ZeRO-3), gradients that are scattered for each (ZeRO-2, ZeRO-3) or at the end;
 //! - the *end*: gradients of the last microbatch cannot be summed before its backward pass.
 //!
-//! Optimistic on purpose: sharding counts as perfect, buffers never lie beside each other that could share memory.
+//! The bound is optimistic on purpose: it assumes perfect sharding, and that buffers share memory whenever they can.
 //!
 //! Legend: `T` tokens of a microbatch on one rank, `m` microbatches, `p` stages, `v` chunks.
 
@@ -24,7 +24,7 @@ use serde::Serialize;
 /// Bytes of an element of parameters, of gradients, and of each tensor of the optimizer's state.
 const MASTER_BYTES: f64 = 4.0;
 
-/// What a candidate takes at least.
+/// Lower bounds of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bound {
     /// Seconds of a step.
@@ -33,7 +33,7 @@ pub struct Bound {
     pub memory_bytes: u64,
 }
 
-/// What all candidates of a mesh have in common.
+/// The part of the bounds that all candidates of a mesh share.
 #[derive(Clone, Copy, Debug)]
 pub struct MeshBound<'a> {
     mesh: MeshSizes,
@@ -50,9 +50,9 @@ struct Layer {
     forward: f64,
     backward_input: f64,
     backward_weight: f64,
-    /// What of the backward pass needs nothing of the stage below: products that are run again.
+    /// Recomputed products, which the backward pass runs without data from another stage.
     again: f64,
-    /// Of sums and of keys and values, hidden or not.
+    /// Transfers of sums and of keys and values, hidden or not.
     link: f64,
 }
 
@@ -73,7 +73,7 @@ impl Layer {
 impl<'a> MeshBound<'a> {
     /// Prepares the bounds of a mesh's candidates.
     pub fn new(mesh: MeshSizes, workload: &'a Workload, hardware: &'a Hardware) -> MeshBound<'a> {
-        let place = |n: usize, stride: usize| {
+        let span = |n: usize, stride: usize| {
             let nodes: Vec<u32> = (0..n).map(|i| hardware.node((i * stride) as u32)).collect();
             NodeSpan::of(&nodes)
         };
@@ -82,10 +82,10 @@ impl<'a> MeshBound<'a> {
             mesh,
             workload,
             hardware,
-            tp: place(tp, 1),
-            cp: place(cp, tp),
-            shards: place(mesh.shards(), tp),
-            replicas: place(dp_replicate, tp * mesh.shards()),
+            tp: span(tp, 1),
+            cp: span(cp, tp),
+            shards: span(mesh.shards(), tp),
+            replicas: span(dp_replicate, tp * mesh.shards()),
         }
     }
 
@@ -111,17 +111,17 @@ impl<'a> MeshBound<'a> {
         let (tokens, tp) = (self.tokens(candidate), self.mesh.tp as f64);
         let products = |n_params: usize| 2.0 * n_params as f64 * tokens / tp / hw.matmul(w.compute).best();
         let streams = w.layer_streamed_bytes.map(|bytes| bytes as f64 * tokens / tp / hw.fastest_stream());
-        // Causal: a token sees half of the row on the average.
+        // Causal: a token sees half of the row on average.
         let mean_keys = (w.seq_len as f64 + 1.0) / 2.0;
         let scores = 4.0 * tokens * mean_keys * (w.n_heads * w.head_dim) as f64 / tp;
         let rate = hw.attention("attention", w.compute).max(hw.attention("attention_backward", w.compute));
         let attention = scores / rate;
         let around = self.context_seconds(tokens);
-        // The sums behind attention and feed-forward; backward, weight gradients can hide them.
+        // The sums after attention and feed-forward; in the backward pass, weight gradients can hide them.
         let bytes = tokens * (w.hidden_size * w.activation_bytes) as f64;
         let sum = collective_seconds(hw, Kind::AllReduce, bytes, self.tp);
         let all = products(w.layer_params);
-        // What leaves the block is kept: its last product and sum are not run again.
+        // The output of the block is kept: its last product and sum are not recomputed.
         let lost = products(w.layer_params - w.hidden_size * w.intermediate_size) + sum;
         let again = match candidate.recompute {
             Recompute::None => 0.0,
@@ -129,7 +129,7 @@ impl<'a> MeshBound<'a> {
             Recompute::Full => lost + attention,
         };
         let exposed_sums = (2.0 * sum - all).max(0.0);
-        // Adapters leave what is below the first of them without a gradient: at most one block of all.
+        // With adapters, operations before the first of them have no gradient: at most one block.
         let differentiated = if w.trainable_params < w.n_params() { 1.0 - 1.0 / w.n_layers as f64 } else { 1.0 };
         let backward = all + streams[1] + (2.5 * attention).max(around) + exposed_sums + again;
         Layer {
@@ -142,7 +142,7 @@ impl<'a> MeshBound<'a> {
         }
     }
 
-    /// What stands around the blocks: logits and loss, above all.
+    /// The operations around the blocks, mainly logits and loss.
     fn head(&self, candidate: &Candidate) -> Layer {
         let (w, hw) = (self.workload, self.hardware);
         let (tokens, tp) = (self.tokens(candidate), self.mesh.tp as f64);
@@ -165,14 +165,14 @@ impl<'a> MeshBound<'a> {
         collective_seconds(self.hardware, Kind::AllGather, self.mesh.cp as f64 * bytes, self.cp)
     }
 
-    /// A stage begins when the first microbatch has come down to it, and the first stage ends when the last one has come
-    /// back up. Of stages with equally many blocks the last has the longest way.
+    /// A stage begins when the first microbatch has reached it, and the first stage ends when the last microbatch has
+    /// returned. Among stages with equally many blocks, the last has the longest path.
     fn pipeline_seconds(&self, candidate: &Candidate, layer: &Layer, head: &Layer) -> f64 {
         let (p, v, m) = (self.mesh.pp, candidate.schedule.n_chunks(), candidate.n_microbatches);
-        // The first `more` of all chunks have a block more; see [`crate::passes::pipeline::blocks_of_chunk`].
+        // The first `more` of all chunks have one more block; see [`crate::passes::pipeline::blocks_of_chunk`].
         let (each, more) = (self.workload.n_layers / (p * v), self.workload.n_layers % (p * v));
         let seconds = |stage: usize| {
-            // Each stage above may run its first block's products again before the gradient comes.
+            // Each earlier stage may recompute the products of a block before the gradient arrives.
             let above = (stage * each + stage.min(more)) as f64;
             let early = stage as f64 * layer.again;
             let blocks = (v * each + more / p + usize::from(stage < more % p)) as f64;
@@ -181,7 +181,7 @@ impl<'a> MeshBound<'a> {
             if candidate.schedule != ScheduleKind::ZeroBubble {
                 return m as f64 * of(Layer::total) + above * layer.total() - early;
             }
-            // Gradients of weights come when there is time; of `p` microbatches in flight they may all be left.
+            // Weight gradients are deferred: those of all `p` microbatches in flight may remain.
             let (both_ways, weights) = (of(Layer::both_ways), of(|l| l.backward_weight));
             let left = m as f64 * both_ways + m.saturating_sub(p) as f64 * weights;
             let alone = above * layer.forward + m as f64 * (both_ways + weights);
@@ -190,14 +190,14 @@ impl<'a> MeshBound<'a> {
         (more % p).checked_sub(1).into_iter().chain([p - 1]).map(seconds).fold(0.0, f64::max)
     }
 
-    /// The pipeline up to the last backward pass of the first stage, which is the last of all, and what is summed behind
-    /// that. Stages of several chunks begin to sum earlier.
+    /// The pipeline up to the last backward pass of the first stage, which is the last of all, and the sums after it.
+    /// Stages with several chunks begin to sum earlier.
     fn end_seconds(&self, candidate: &Candidate, pipeline: f64, layer: &Layer, head: &Layer, sums: f64) -> f64 {
         let own = self.workload.n_layers.div_ceil(self.mesh.pp) as f64 * layer.backward() + head.backward();
         if candidate.schedule.n_chunks() > 1 { 0.0 } else { pipeline - own + sums }
     }
 
-    /// Elements of a stage's parameters on one tensor shard; the mean stage.
+    /// Elements of a stage's parameters on one tensor shard, mean of all stages.
     fn local(&self, n_params: usize) -> f64 {
         n_params as f64 / (self.mesh.pp * self.mesh.tp) as f64
     }
@@ -206,13 +206,13 @@ impl<'a> MeshBound<'a> {
         (self.workload.trainable_params as f64 / self.workload.n_params() as f64).min(1.0)
     }
 
-    /// Weights that are gathered: for a step, or for the forward and the backward pass of each microbatch.
+    /// Seconds of gathering weights: once per step, or for the forward and the backward pass of each microbatch.
     fn gathers(&self, candidate: &Candidate) -> f64 {
         let w = self.workload;
         let seconds = |n_params| {
             collective_seconds(self.hardware, Kind::AllGather, self.local(n_params) * MASTER_BYTES, self.shards)
         };
-        // Below the first block nothing may be trained; the embedding is not read backward.
+        // Possibly nothing before the first block is trained; the backward pass does not read the embedding.
         let backward = (w.n_layers - 1) * w.layer_params;
         match candidate.zero {
             ZeroStage::Zero0 | ZeroStage::Zero1 => 0.0,
@@ -221,7 +221,7 @@ impl<'a> MeshBound<'a> {
         }
     }
 
-    /// Sums of gradients: while microbatches run, and behind the last one.
+    /// Seconds of summing gradients: while microbatches run, and after the last one.
     fn gradients(&self, candidate: &Candidate) -> (f64, f64) {
         let hw = self.hardware;
         let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
@@ -231,7 +231,7 @@ impl<'a> MeshBound<'a> {
         (n_before as f64 * scatter, scatter + replicas)
     }
 
-    /// Parameter and state read and written, gradient read; then others get the parts that they have not updated.
+    /// Seconds of reading and writing parameters and state, of reading gradients, and of gathering updated parts.
     fn update_seconds(&self, candidate: &Candidate) -> f64 {
         let trained = self.local(self.workload.trainable_params) * MASTER_BYTES;
         let gather = match candidate.zero {
@@ -243,14 +243,14 @@ impl<'a> MeshBound<'a> {
         trained / self.mesh.shards() as f64 * streams / rate + gather
     }
 
-    /// State of the mean stage; activations of the first, or of one microbatch and its logits on the last. Gradients are
-    /// there with them from the second microbatch on, and in any case in the update.
+    /// State of the mean stage; plus activations of the first stage, or of one microbatch and its logits on the last.
+    /// Gradients coexist with activations from the second microbatch on, and always exist in the update.
     fn memory_bytes(&self, candidate: &Candidate) -> f64 {
         let w = self.workload;
         let (pp, n_chunks) = (self.mesh.pp, candidate.schedule.n_chunks());
         let shards = self.mesh.shards() as f64;
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
-        // Gradients that no later microbatch adds to are scattered as they come.
+        // Gradients that no later microbatch adds to are scattered as soon as they exist.
         let scattered = if candidate.n_microbatches == 1 { ZeroStage::Zero1 } else { ZeroStage::Zero2 };
         let n_state = w.optimizer.n_state_of_elements() as f64;
         let (gradients, moments) = (1.0 / over(scattered), n_state / over(ZeroStage::Zero1));
@@ -265,14 +265,14 @@ impl<'a> MeshBound<'a> {
         let per_token = kept.stream as f64 + kept.shared as f64 / self.mesh.tp as f64;
         let m = candidate.n_microbatches;
         let per_layer = self.tokens(candidate) * per_token;
-        // Of the first block nothing is kept for what lies below its first adapter.
+        // The first block keeps nothing for the operations before its first adapter.
         let has_adapters = w.trainable_params < w.n_params();
         let kept_blocks =
             |stage: usize| (w.n_layers / (pp * n_chunks) - usize::from(has_adapters && stage == 0)) as f64;
-        // Logits are f32; their gradient takes their place.
+        // Logits are f32; their gradient overwrites them.
         let logits = self.tokens(candidate) * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;
-        // With its activations a block keeps its weights, if ZeRO-2 has gathered them.
+        // A block keeps its weights along with its activations if ZeRO-2 has gathered them.
         let kept_weights = candidate.zero == ZeroStage::Zero2 && n_chunks == 1 && shards > 1.0;
         let blocks = (w.n_layers / pp * w.layer_params) as f64;
         let gathered = if kept_weights { blocks / self.mesh.tp as f64 * MASTER_BYTES } else { 0.0 };

@@ -1,4 +1,4 @@
-//! What can be chosen, and everything worth trying.
+//! The choices of a plan, and all candidates worth trying.
 
 use super::hardware::Hardware;
 use super::reason::Reason;
@@ -52,7 +52,7 @@ pub struct Candidate {
     pub zero: ZeroStage,
     /// Order of microbatches in the pipeline.
     pub schedule: ScheduleKind,
-    /// What is computed twice.
+    /// Which activations are recomputed.
     pub recompute: Recompute,
     /// Rows of a microbatch.
     pub micro_batch_size: usize,
@@ -61,17 +61,17 @@ pub struct Candidate {
 }
 
 impl MeshSizes {
-    /// Ranks.
+    /// Number of ranks.
     pub const fn world_size(&self) -> usize {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
     }
 
-    /// Replicas that have different rows.
+    /// Replicas that train on different rows.
     pub const fn replicas(&self) -> usize {
         self.dp_replicate * self.dp_shard
     }
 
-    /// Members that parameters are sharded over.
+    /// Ranks that parameters are sharded over.
     pub const fn shards(&self) -> usize {
         self.dp_shard * self.cp
     }
@@ -91,7 +91,7 @@ impl MeshSizes {
         meshes
     }
 
-    /// What of a mesh does not fit the model or the machines, whatever else is chosen.
+    /// Checks the mesh against the model and the machines, independent of the other choices.
     ///
     /// # Errors The first reason found.
     pub fn fits(&self, workload: &Workload, hardware: &Hardware) -> Result<(), Reason> {
@@ -126,32 +126,32 @@ impl From<MeshSizes> for Mesh {
 }
 
 impl Candidate {
-    /// What its ranks compile, where everything else is as in `job`.
+    /// The step that its ranks compile, with all other settings from `job`.
     #[must_use]
     pub fn spec(&self, job: &StepSpec) -> StepSpec {
         let zero_stage = match self.zero {
             ZeroStage::Zero3 => Sharding::Three,
             ZeroStage::Zero2 => Sharding::Two,
-            // Alone, there is nothing to share.
+            // A single rank has nothing to shard.
             ZeroStage::Zero1 | ZeroStage::Zero0 => Sharding::One,
         };
         let parallel = Parallel { zero_stage, schedule: self.schedule, ..job.parallel };
         StepSpec { n_microbatches: self.n_microbatches, recompute: self.recompute, parallel, ..job.clone() }
     }
 
-    /// Two numbers of microbatches, of steps that tell what this one takes: in the middle, where the pipeline is full, each
-    /// run of `pp` microbatches takes as long as the one before. Nothing, where the step itself is short.
+    /// Numbers of microbatches of two shorter steps from which this step can be extrapolated: while the pipeline is full,
+    /// each run of `pp` microbatches takes the same time. `None` if the step itself is short.
     pub fn samples(&self) -> Option<[usize; 2]> {
         let (pp, m) = (self.mesh.pp, self.n_microbatches);
-        // Chunks take turns in runs of `pp` microbatches, and what is left over of a full run changes their order. Where the
-        // pipeline is full, weight gradients that were put off and collectives still move for a few runs.
+        // Chunks alternate in runs of `pp` microbatches, and a remainder changes their order. In a full pipeline, deferred
+        // weight gradients and collectives still shift for a few runs.
         let first = (self.schedule.n_chunks() + 3) * pp + m % pp;
         let second = first + pp;
         (m > second).then_some([first, second])
     }
 
-    /// Everything worth trying on a mesh that fits. `micro_batch_max` bounds the rows of a microbatch; they are powers
-    /// of two, and those that do not divide the batch are left out.
+    /// All candidates worth trying on a valid mesh. `micro_batch_max` bounds the rows of a microbatch, which are powers of
+    /// two that divide the batch.
     pub fn all(mesh: MeshSizes, workload: &Workload, micro_batch_max: usize) -> Vec<Candidate> {
         let rows = workload.global_batch_rows / mesh.replicas();
         let sizes = (0..).map(|i| 1usize << i).take_while(|b| *b <= micro_batch_max.min(rows));
@@ -179,7 +179,7 @@ impl Candidate {
         all
     }
 
-    /// What of the schedule does not fit.
+    /// Checks the schedule against the model and the number of microbatches.
     ///
     /// # Errors The first reason found.
     pub fn fits(&self, workload: &Workload) -> Result<(), Reason> {
@@ -187,7 +187,7 @@ impl Candidate {
         if pp * n_chunks > workload.n_layers {
             return Err(Reason::Layers { n_parts: pp * n_chunks, n_layers: workload.n_layers });
         }
-        // GPipe never takes less time or memory than 1F1B; chunks are of use once microbatches fill the pipeline.
+        // GPipe never takes less time or memory than 1F1B; chunks help only once microbatches fill the pipeline.
         let idle_chunks = n_chunks > 1 && self.n_microbatches < pp;
         if pp > 1 && (self.schedule == ScheduleKind::GPipe || idle_chunks) {
             let (schedule, n_microbatches) = (self.schedule, self.n_microbatches);
@@ -197,7 +197,7 @@ impl Candidate {
     }
 }
 
-/// The axes that are in use.
+/// Writes the axes with more than one rank.
 impl fmt::Display for MeshSizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let axes = [

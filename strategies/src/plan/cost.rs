@@ -5,7 +5,7 @@
 //! Collectives: every step costs a hop plus bytes over bandwidth. A ring moves each byte the fewest times, a tree takes
 //! the fewest steps; the faster one is taken, as libraries do. Source: Thakur, Rabenseifner and Gropp 2005,
 //! "Optimization of collective communication operations in MPICH", §3 (IJHPCA 19). A group on several nodes works in
-//! two levels: within nodes, and between nodes each member with its like on the others, over its own adapter.
+//! two levels: within nodes, and between nodes, where each member uses its own adapter to reach its counterparts.
 //!
 //! Legend: `n` members, `B` bytes of the whole, `a` seconds of a hop, `b` seconds of a byte.
 
@@ -20,7 +20,7 @@ use std::time::Duration;
 pub fn instr_seconds(hardware: &Hardware, kernel: &str, cost: &Cost, compute: Compute) -> f64 {
     let attention = cost.attention_flops / hardware.attention(kernel, compute);
     let arithmetic = hardware.matmul(compute).seconds(cost.matmul_flops) + attention;
-    // A rate that was measured of attention counts its operations.
+    // Rates of attention count operations, not bytes.
     let streamed = if cost.attention_flops > 0.0 { 0.0 } else { cost.streamed_bytes / hardware.streaming(kernel) };
     // Launches run ahead of the device: a kernel that takes longer hides the launch of the next.
     arithmetic.max(streamed).max(hardware.launch_s)
@@ -40,19 +40,19 @@ pub fn trace_on(hardware: &Hardware, program: &Program) -> Trace {
     })
 }
 
-/// How a group lies on nodes.
+/// How a group is spread over nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeSpan {
     /// Nodes that have members.
     pub n_nodes: u32,
-    /// Members on the node that has the fewest: with them each node talks to the others.
+    /// Members on the node with the fewest; each node communicates with the others through this many.
     pub per_node: u32,
 }
 
 impl NodeSpan {
-    /// Of members on these nodes.
+    /// The span of members on these nodes.
     pub fn of(nodes: &[u32]) -> NodeSpan {
-        // Members mostly come node by node, so that there is nothing to sort; this is asked of every collective.
+        // Members mostly come node by node, so sorting is fast; this runs for every collective.
         let mut nodes = nodes.to_vec();
         nodes.sort_unstable();
         let members = || nodes.chunk_by(|a, b| a == b).map(|node| node.len() as u32);
@@ -64,7 +64,7 @@ impl NodeSpan {
     }
 }
 
-/// Seconds of a collective over `bytes` of wholes.
+/// Seconds of a collective over whole tensors of `bytes`.
 pub fn collective_seconds(hardware: &Hardware, kind: Kind, bytes: f64, at: NodeSpan) -> f64 {
     if at.size() <= 1 {
         return 0.0;
@@ -112,7 +112,7 @@ pub fn post_duration(hardware: &Hardware, post: &Post, nodes: &[u32]) -> Duratio
     Duration::from_secs_f64(seconds)
 }
 
-/// Members that talk over one kind of link.
+/// Members connected by one kind of link.
 struct Level {
     link: Link,
     n: f64,
@@ -148,7 +148,7 @@ impl Level {
     }
 }
 
-/// Each member has a part for every other: most cross to other nodes if there are many.
+/// Each member has a part for every other member; with many nodes, most parts cross nodes.
 fn all_to_all(within: &Level, between: &Level, bytes: f64) -> f64 {
     let n = within.n * between.n;
     let near = (within.n - 1.0) / n * bytes / within.link.best();

@@ -1,12 +1,12 @@
-//! What machines can do. Peaks are those of data sheets; what is reached of them is a separate figure, so that both can
-//! be checked.
+//! Descriptions of machines. Peaks come from data sheets; the fraction that kernels reach is a separate figure, so that
+//! both can be checked.
 
 use crate::program::Compute;
 use crate::world::Mover;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A cluster of equal nodes of equal devices.
+/// A cluster of identical nodes with identical devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
@@ -20,7 +20,7 @@ pub struct Hardware {
     pub attention_fraction: f64,
     /// Memory of a device, bytes.
     pub memory_bytes: u64,
-    /// Memory bandwidth at its peak, bytes a second, reads and writes together.
+    /// Memory bandwidth at its peak, bytes per second, reads and writes together.
     pub memory_bytes_per_s: f64,
     /// Fraction of the memory bandwidth that streaming kernels reach.
     pub memory_fraction: f64,
@@ -34,8 +34,8 @@ pub struct Hardware {
     pub inter_node: Link,
     /// Before a collective moves its first byte, seconds.
     pub collective_start_s: f64,
-    /// What kernels and collectives of one node do a second, by name, where they were measured one by one: bytes that they
-    /// touch, or operations of attention; of collectives, bytes of the whole. Others go by the figures above.
+    /// Measured rates of kernels and of collectives within a node, by name, per second: bytes touched, operations for
+    /// attention, bytes of whole tensors for collectives. Others use the figures above.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub measured: BTreeMap<String, f64>,
     /// What moves the data of collectives.
@@ -43,12 +43,12 @@ pub struct Hardware {
     pub mover: Mover,
 }
 
-/// Speed of matrix products: one of `f` operations takes `f / (peak * fraction) + fill`. Small products do not fill a
-/// device: at `fill * peak * fraction` operations half of the large product's speed is reached.
+/// Speed of matrix products: a product of `f` operations takes `f / (peak * fraction) + fill`. Small products do not fill
+/// a device: a product of `fill * peak * fraction` operations reaches half of the speed of a large one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rate {
-    /// Peak, operations a second.
+    /// Peak, operations per second.
     pub peak_flops: f64,
     /// Fraction of it that a large product reaches.
     pub fraction: f64,
@@ -60,7 +60,7 @@ pub struct Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Bandwidth of one device in one direction at its peak, bytes a second.
+    /// Bandwidth of one device in one direction at its peak, bytes per second.
     pub bytes_per_s: f64,
     /// Fraction of it that collectives reach.
     pub fraction: f64,
@@ -74,14 +74,14 @@ impl Rate {
         if flops <= 0.0 { 0.0 } else { flops / self.best() + self.fill_s }
     }
 
-    /// Operations a second of a product without end.
+    /// Operations per second of an infinitely large product.
     pub fn best(&self) -> f64 {
         self.peak_flops * self.fraction
     }
 }
 
 impl Link {
-    /// Bytes a second that collectives reach.
+    /// Bytes per second that collectives reach.
     pub fn best(&self) -> f64 {
         self.bytes_per_s * self.fraction
     }
@@ -101,7 +101,7 @@ const STREAMS: f64 = 0.85;
 // A launch costs a few microseconds of the host: Zhang et al. 2019, "A study of single and multi-device synchronization
 // methods in NVIDIA GPUs" (arXiv:2004.05371), measures launch overheads of this order.
 const LAUNCH_S: f64 = 4e-6;
-// NCCL's own tuning table (nccl/src/graph/tuning.cc, release 2.19): 6.6 us to start a ring, then 1.9 us a step over
+// NCCL's own tuning table (nccl/src/graph/tuning.cc, release 2.19): 6.6 us to start a ring, then 1.9 us per step over
 // NVLink, 2.5 us over PCIe and 4.0 us over the network (the rows of its middle protocol, LL128).
 const NCCL_START_S: f64 = 6.6e-6;
 const NVLINK_HOP_S: f64 = 1.9e-6;
@@ -111,10 +111,10 @@ const NETWORK_HOP_S: f64 = 4e-6;
 // nodes. An assumption within the range of published runs, not a measurement of ours.
 const COLLECTIVES: f64 = 0.8;
 
-/// A description that cannot be meant.
+/// An invalid description.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HardwareError {
-    /// A figure that must be positive.
+    /// A figure is not positive.
     #[error("hardware `{name}`: `{field}` is {found}, expected more than 0")]
     NotPositive {
         /// Name of the description.
@@ -124,7 +124,7 @@ pub enum HardwareError {
         /// What was found.
         found: f64,
     },
-    /// A fraction of a peak.
+    /// A fraction of a peak is above 1.
     #[error("hardware `{name}`: `{field}` is {found}, expected a fraction of at most 1")]
     AboveOne {
         /// Name of the description.
@@ -170,7 +170,7 @@ impl Hardware {
         }
     }
 
-    /// The names that [`Hardware::named`] knows.
+    /// The names that [`Hardware::named`] accepts.
     pub const NAMES: [&str; 5] = ["a100-80g", "h100", "h200", "l40s", "cpu"];
 
     /// A shipped description.
@@ -193,17 +193,17 @@ impl Hardware {
         }
     }
 
-    /// Bytes a second that a streaming kernel reaches.
+    /// Bytes per second that a streaming kernel reaches.
     pub fn streaming(&self, kernel: &str) -> f64 {
         self.measured.get(kernel).copied().unwrap_or(self.memory_bytes_per_s * self.memory_fraction)
     }
 
-    /// Bytes a second that no streaming kernel exceeds.
+    /// Bytes per second that no streaming kernel exceeds.
     pub fn fastest_stream(&self) -> f64 {
         if self.measured.is_empty() { self.memory_bytes_per_s * self.memory_fraction } else { f64::INFINITY }
     }
 
-    /// Operations a second that an attention kernel reaches.
+    /// Operations per second that an attention kernel reaches.
     pub fn attention(&self, kernel: &str, compute: Compute) -> f64 {
         let usual = self.matmul(compute).peak_flops * self.attention_fraction;
         self.measured.get(kernel).copied().unwrap_or(usual)
@@ -284,7 +284,7 @@ fn cpu() -> Hardware {
     let core_cycles = 56.0 * 2.0 * GB;
     Hardware {
         name: "cpu".into(),
-        // AMX starves on operands long before its peak; the fractions are assumptions until measured by the job itself.
+        // Loading operands limits AMX far below its peak; the fractions are assumptions until the job measures them.
         matmul_bf16: Rate { peak_flops: core_cycles * 1024.0, fraction: 0.3, fill_s: FILL_S },
         matmul_f32: Rate { peak_flops: core_cycles * 64.0, fraction: PRODUCTS, fill_s: FILL_S },
         attention_fraction: 0.2,

@@ -1,15 +1,15 @@
 //! The planner: which mesh, schedule and memory policy train a model fastest on given machines.
 //!
-//! - [`hardware`]: what a device and its links can do, with shipped descriptions.
+//! - [`hardware`]: descriptions of devices and their links.
 //! - [`cost`]: seconds of an instruction and of a collective.
 //! - [`workload`]: the model and its batch, as far as a plan depends on them.
-//! - [`candidate`]: what can be chosen, and everything that is worth trying.
-//! - [`reason`]: why a candidate is out, as the sentence that people read.
-//! - [`bound`]: a quick estimate of a candidate that errs on the fast and small side.
-//! - [`mod@search`]: bounds all candidates, then has the promising ones compiled and simulated by the caller.
-//! - [`report`]: a plan as the cells of a table.
+//! - [`candidate`]: the choices of a plan, and all candidates worth trying.
+//! - [`reason`]: why a candidate is rejected, as a sentence.
+//! - [`bound`]: a quick lower bound on the time and memory of a candidate.
+//! - [`mod@search`]: bounds all candidates; the caller compiles and simulates the promising ones.
+//! - [`report`]: a plan as rows of a table.
 //!
-//! Deliberately absent: compiling a candidate, which is the caller's.
+//! Deliberately absent: compiling a candidate, which the caller does.
 
 pub mod bound;
 pub mod candidate;

@@ -1,9 +1,9 @@
-//! Why a candidate is out, as people read it.
+//! Why a candidate is rejected, as a sentence.
 
 use crate::pipeline::ScheduleKind;
 use serde::{Serialize, Serializer};
 
-/// Why not. Written as its sentence.
+/// Why a candidate is rejected. Serialised as a sentence.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Reason {
     /// Query heads do not divide.
@@ -38,7 +38,7 @@ pub enum Reason {
         /// Devices of a node.
         devices_per_node: u32,
     },
-    /// The zigzag does not come out even.
+    /// Rows do not divide into the chunks of the zigzag order.
     #[error("rows of {seq_len} tokens do not divide into 2 x cp = {} chunks", 2 * .cp)]
     Context {
         /// Tokens of a row.
@@ -54,7 +54,7 @@ pub enum Reason {
         /// Layers.
         n_layers: usize,
     },
-    /// The batch does not come out even.
+    /// The batch does not divide among replicas.
     #[error("a global batch of {rows} rows does not divide among {replicas} replicas in microbatches of {micro}")]
     Batch {
         /// Rows of a step.
@@ -64,17 +64,17 @@ pub enum Reason {
         /// Rows of a microbatch.
         micro: usize,
     },
-    /// It has its name, and nothing to gain.
+    /// The schedule has no benefit here.
     #[error("{schedule} gains nothing with {n_microbatches} microbatches on {pp} stages")]
     Schedule {
-        /// Which.
+        /// The schedule.
         schedule: ScheduleKind,
         /// Microbatches of a replica.
         n_microbatches: usize,
         /// Stages.
         pp: usize,
     },
-    /// It does not fit.
+    /// It exceeds the memory of a device.
     #[error("needs {} of {} GiB, {} GiB too much", gib(*.needed), gib(*.available), gib(.needed - .available))]
     Memory {
         /// Bytes at the peak of the fullest rank.
@@ -82,24 +82,24 @@ pub enum Reason {
         /// Bytes of a device; less than `needed`.
         available: u64,
     },
-    /// It cannot be among the best, however well it goes.
-    #[error("takes at least {:.3} s a step, where {:.3} s is found", .at_least_s, .best_s)]
+    /// Its lower bound exceeds the step time of the candidates that are kept.
+    #[error("takes at least {:.3} s per step; faster candidates take at most {:.3} s", .at_least_s, .best_s)]
     Slower {
         /// Lower bound of its step.
         at_least_s: f64,
         /// Step of the worst candidate that is kept.
         best_s: f64,
     },
-    /// The search had evaluated as many as it may.
-    #[error("not looked at: {n_evaluated} candidates with a better bound were")]
+    /// The search reached its limit of evaluations.
+    #[error("not evaluated: the limit of {n_evaluated} evaluations went to candidates with a better bound")]
     NotReached {
-        /// Evaluated ones.
+        /// Evaluated candidates.
         n_evaluated: usize,
     },
-    /// The compiler or the cross-rank check says no.
+    /// The compiler or the cross-rank check rejects it.
     #[error("refused by the compiler: {why}")]
     Refused {
-        /// Its words.
+        /// Its error text.
         why: String,
     },
 }
@@ -111,7 +111,7 @@ impl Serialize for Reason {
 }
 
 impl Reason {
-    /// What reasons of one kind have in common, for a summary.
+    /// The kind of reason, for a summary.
     pub const fn kind(&self) -> &'static str {
         match self {
             Reason::Heads { .. } | Reason::KvHeads { .. } => "heads do not divide",
@@ -122,8 +122,8 @@ impl Reason {
             Reason::Batch { .. } => "batch does not divide",
             Reason::Schedule { .. } => "schedule gains nothing",
             Reason::Memory { .. } => "does not fit in memory",
-            Reason::Slower { .. } => "cannot be faster than what is found",
-            Reason::NotReached { .. } => "not looked at",
+            Reason::Slower { .. } => "slower than the candidates found",
+            Reason::NotReached { .. } => "not evaluated",
             Reason::Refused { .. } => "refused by the compiler",
         }
     }

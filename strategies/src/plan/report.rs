@@ -1,14 +1,14 @@
-//! A plan as the cells of a table, for whoever prints it.
+//! A plan as rows of a table.
 
 use super::candidate::{Candidate, ZeroStage};
 use super::search::{Plan, Ranked};
 use crate::passes::recompute::Recompute;
 
-/// Heads of the columns of [`row`].
+/// Headers of the columns of [`row`].
 pub const COLUMNS: [&str; 10] =
     ["mesh", "zero", "schedule", "recompute", "batch", "step s", "tokens/s", "waiting", "GiB", "bound s"];
 
-/// One candidate that works.
+/// The row of a valid candidate.
 pub fn row(ranked: &Ranked) -> [String; COLUMNS.len()] {
     let Ranked { candidate, bound, evaluation, tokens_per_s } = ranked;
     let seconds = evaluation.step_seconds;
@@ -26,14 +26,14 @@ pub fn row(ranked: &Ranked) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// What is out, most frequent first: how many, and the sentence of the one that came closest.
+/// Rejected candidates by kind of reason, most frequent first: their number, and the reason of the closest one.
 pub fn refusals(plan: &Plan) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = plan.summary().into_values().map(|(n, why)| (n, why.to_string())).collect();
     all.sort_by_key(|(n, _)| std::cmp::Reverse(*n));
     all
 }
 
-/// One stage has nothing to schedule.
+/// The schedule; a single stage has none.
 fn schedule(candidate: &Candidate) -> String {
     if candidate.mesh.pp == 1 { "-".into() } else { candidate.schedule.to_string() }
 }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_what_and_how_fast() {
+    fn row_lists_a_candidate_and_its_figures() {
         let schedule = ScheduleKind::Interleaved { chunks: 2 };
         let (zero, recompute) = (ZeroStage::Zero2, Recompute::Full);
         let candidate = Candidate { mesh: mesh(2), zero, schedule, recompute, micro_batch_size: 1, n_microbatches: 16 };
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_of_one_rank_is_written_as_such() {
+    fn mesh_of_one_rank_is_written_as_one_rank() {
         let one = MeshSizes { pp: 1, dp_replicate: 1, dp_shard: 1, cp: 1, tp: 1 };
 
         assert_eq!(one.to_string(), "one rank");
@@ -98,8 +98,8 @@ mod tests {
         let heads = Refusal { reason: Reason::Heads { n_heads: 3, tp: 8 }, ..refusal(2, 1) };
         let plan = Plan { refused: vec![heads, refusal(5, 2), refusal(3, 4)], ..Plan::default() };
 
-        let said = "needs 3.0 of 1.0 GiB, 2.0 GiB too much";
+        let memory = "needs 3.0 of 1.0 GiB, 2.0 GiB too much";
         let heads = "3 attention heads do not divide by tp = 8";
-        assert_eq!(refusals(&plan), [(6, said.to_string()), (1, heads.to_string())]);
+        assert_eq!(refusals(&plan), [(6, memory.to_string()), (1, heads.to_string())]);
     }
 }

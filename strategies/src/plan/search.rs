@@ -1,11 +1,11 @@
 //! Branch and bound over all candidates.
 //!
-//! All meshes of the world size, all candidates of each; what does not fit is refused with its reason, the rest bounded
-//! ([`super::bound`]) and evaluated in the order of their bounds, until the next bound is no better than what was
-//! found. Source: Land and Doig 1960 (Econometrica 28), with the best bound first.
+//! The search enumerates all meshes of the world size and all candidates of each. It rejects invalid candidates with a
+//! reason, bounds the rest ([`super::bound`]) and evaluates them in the order of their bounds, until the next bound is no
+//! better than the candidates found. Source: Land and Doig 1960 (Econometrica 28), with the best bound first.
 //!
-//! Bounds of memory are low, and by much the same factor for candidates that differ in their mesh and batch only. So a
-//! candidate that would not fit if its bound were as low as any of its kind was comes behind all others.
+//! Memory bounds are too low, by a similar factor for candidates that differ only in mesh and batch. So a candidate that
+//! would not fit even with the smallest factor seen for its kind is evaluated after all others.
 
 use super::bound::{Bound, MeshBound};
 use super::candidate::{Candidate, MeshSizes, ZeroStage};
@@ -17,33 +17,33 @@ use crate::pipeline::ScheduleKind;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// How much to look at.
+/// Limits of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
-    /// Rows of a microbatch at most.
+    /// Maximum rows of a microbatch.
     pub micro_batch_max: usize,
     /// Candidates to keep.
     pub n_keep: usize,
-    /// Candidates to evaluate at most.
+    /// Maximum number of candidates to evaluate.
     pub n_evaluate_max: usize,
 }
 
-/// What a candidate really takes, read off its program.
+/// Time and memory of a candidate, from its compiled program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Seconds of a step.
     pub step_seconds: f64,
     /// Bytes of the fullest rank.
     pub memory_bytes: u64,
-    /// Seconds in which ranks wait, on the average: bubbles and communication that nothing hides.
+    /// Mean seconds that ranks wait: bubbles and communication that is not hidden.
     pub exposed_seconds: f64,
 }
 
 impl Evaluation {
-    /// Of a step of `n` microbatches, from those of two shorter ones, with their numbers of microbatches. Each one more
-    /// needs its inputs, `input_bytes`, from the beginning on.
+    /// Extrapolates to a step of `n` microbatches from two shorter steps, given with their numbers of microbatches. Each
+    /// additional microbatch holds its inputs, `input_bytes`, from the beginning of the step.
     #[must_use]
     pub fn extrapolated([a, b]: [(usize, Evaluation); 2], n: usize, input_bytes: u64) -> Evaluation {
         let times = (n - b.0) as f64 / (b.0 - a.0) as f64;
@@ -56,39 +56,39 @@ impl Evaluation {
     }
 }
 
-/// A candidate that works.
+/// A valid candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ranked {
-    /// What.
+    /// The candidate.
     pub candidate: Candidate,
-    /// What it was thought to take at least.
+    /// Its lower bound.
     pub bound: Bound,
-    /// What it takes.
+    /// Its time and memory.
     pub evaluation: Evaluation,
     /// Tokens of a step over its seconds.
     pub tokens_per_s: f64,
 }
 
-/// Candidates of one mesh that are out for one kind of reason.
+/// Candidates of one mesh that are rejected for one kind of reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Refusal {
     /// The mesh.
     pub mesh: MeshSizes,
-    /// One of them, the one that came closest; nothing if the mesh itself is out.
+    /// The closest of them; `None` if the mesh itself is rejected.
     pub example: Option<Candidate>,
-    /// Why that one is out.
+    /// Why `example` is rejected.
     pub reason: Reason,
-    /// How many.
+    /// Number of candidates.
     pub n_candidates: usize,
 }
 
-/// What came of a search.
+/// The result of a search.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[must_use]
 pub struct Plan {
-    /// What works, fastest first.
+    /// Valid candidates, fastest first.
     pub ranked: Vec<Ranked>,
-    /// What does not, by mesh and kind of reason.
+    /// Rejected candidates, by mesh and kind of reason.
     pub refused: Vec<Refusal>,
     /// Candidates that were bounded or refused one by one.
     pub n_candidates: usize,
@@ -96,7 +96,7 @@ pub struct Plan {
     pub n_evaluated: usize,
 }
 
-/// Searches. `evaluate` compiles and simulates a candidate, or says what is wrong with it.
+/// Searches for the fastest candidates. `evaluate` compiles and simulates a candidate, or returns why it is rejected.
 pub fn search(
     workload: &Workload,
     hardware: &Hardware,
@@ -109,7 +109,7 @@ pub fn search(
     let mut experience = Experience::default();
     let mut doubtful = Vec::new();
     let mut try_one = |search: &mut Search, experience: &mut Experience, (candidate, bound): (Candidate, Bound)| {
-        if let Some(reason) = search.hopeless(&bound, options) {
+        if let Some(reason) = search.reason_to_skip(&bound, options) {
             return search.refuse(candidate.mesh, Some(candidate), reason);
         }
         search.plan.n_evaluated += 1;
@@ -137,8 +137,8 @@ pub fn search(
 }
 
 impl Plan {
-    /// How many candidates (meshes, where the mesh itself is out) each kind of reason took, with the sentence of the
-    /// one that came closest.
+    /// Number of rejected candidates (meshes, where the mesh itself is rejected) by kind of reason, with the reason of the
+    /// closest one.
     pub fn summary(&self) -> BTreeMap<&'static str, (usize, &Reason)> {
         let mut summary = BTreeMap::new();
         for refusal in &self.refused {
@@ -152,7 +152,7 @@ impl Plan {
     }
 }
 
-/// How far bounds of memory were too low, at least, by kind of candidate.
+/// Smallest ratio of memory to its bound so far, by kind of candidate.
 #[derive(Default)]
 struct Experience(Vec<(Kind, f64)>);
 
@@ -183,7 +183,7 @@ struct Search {
 }
 
 impl Search {
-    /// Candidates that may work, best bound first; of equal ones, those enumerated first.
+    /// Candidates that may be valid, best bound first, ties in order of enumeration.
     fn open(&mut self, workload: &Workload, hardware: &Hardware, options: &Options) -> Vec<(Candidate, Bound)> {
         let mut open = Vec::new();
         for mesh in MeshSizes::all(options.world_size) {
@@ -206,7 +206,7 @@ impl Search {
     }
 
     /// Why a candidate need not be evaluated.
-    fn hopeless(&self, bound: &Bound, options: &Options) -> Option<Reason> {
+    fn reason_to_skip(&self, bound: &Bound, options: &Options) -> Option<Reason> {
         let worst = self.plan.ranked.last().filter(|_| self.plan.ranked.len() >= options.n_keep);
         let best_s = worst.map_or(f64::INFINITY, |r| r.evaluation.step_seconds);
         if bound.step_seconds >= best_s {
@@ -247,7 +247,7 @@ fn fits(needed: u64, hardware: &Hardware) -> Result<(), Reason> {
     if needed > available { Err(Reason::Memory { needed, available }) } else { Ok(()) }
 }
 
-/// By how much a candidate misses, where that can be said.
+/// By how much a candidate misses, for reasons with a measure.
 fn closeness(reason: &Reason) -> f64 {
     match reason {
         Reason::Memory { needed, .. } => *needed as f64,

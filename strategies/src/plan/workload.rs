@@ -31,11 +31,11 @@ pub struct Workload {
     pub layer_params: usize,
     /// Parameters before the first block.
     pub embedding_params: usize,
-    /// Parameters behind the last block; 0 if the head shares the embedding's.
+    /// Parameters after the last block; 0 if the head shares the embedding's.
     pub head_params: usize,
     /// Parameters that are trained, adapters included; all of them unless some are frozen.
     pub trainable_params: usize,
-    /// The update.
+    /// The update rule.
     pub optimizer: OptimizerSpec,
     /// Tokens of a row.
     pub seq_len: usize,
@@ -45,27 +45,27 @@ pub struct Workload {
     pub compute: Compute,
     /// Bytes of an element of an activation.
     pub activation_bytes: usize,
-    /// Bytes of activations that kernels of a block other than products and attention touch for a token, forward and
+    /// Bytes of activations per token that kernels of a block other than products and attention touch, forward and
     /// backward, with nothing recomputed or sharded.
     pub layer_streamed_bytes: [usize; 2],
     /// The same around the blocks.
     pub head_streamed_bytes: [usize; 2],
-    /// Bytes that a block keeps of a token for its backward pass, by policy: nothing recomputed, [`Recompute::Selective`],
+    /// Bytes per token that a block keeps for its backward pass, by policy: nothing recomputed, [`Recompute::Selective`],
     /// [`Recompute::Full`].
     pub layer_kept_bytes: [Kept; 3],
 }
 
-/// Bytes that are kept of a token on one rank alone.
+/// Bytes kept per token on a single rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// As wide as the residual stream: each tensor-parallel rank keeps all of it, unless they share the tokens.
+    /// Values as wide as the residual stream; each tensor-parallel rank keeps all of them, unless ranks share the tokens.
     pub stream: usize,
-    /// What tensor-parallel ranks share.
+    /// Values that tensor-parallel ranks share.
     pub shared: usize,
 }
 
 impl Workload {
-    /// Of a model whose forward program on one rank is `forward`, trained in steps of so many rows.
+    /// The workload of a model whose forward program on one rank is `forward`, with `global_batch_rows` rows per step.
     ///
     /// # Errors
     /// When the step cannot be compiled.
@@ -122,7 +122,7 @@ pub fn input_bytes(program: &Program) -> u64 {
     inputs.map(|v| v.size_bytes().next_multiple_of(ALIGN_BYTES) as u64).sum()
 }
 
-/// Elements of the parameters before the first block, of one block, and behind the last.
+/// Elements of the parameters before the first block, of one block, and after the last.
 fn parameters(forward: &Program) -> [usize; 3] {
     let mut sizes = [0; 3];
     for param in &forward.params {
@@ -138,8 +138,8 @@ fn parameters(forward: &Program) -> [usize; 3] {
     sizes
 }
 
-/// Bytes of activations that kernels other than products and attention touch for a token, forward and backward: those of
-/// all blocks, or those around them. What comes once a step, whatever its tokens, does not count.
+/// Bytes of activations per token that kernels other than products and attention touch, forward and backward, in all
+/// blocks or around them. Values whose size does not depend on the tokens do not count.
 fn streamed_bytes(program: &Program, n_tokens: usize, in_blocks: bool) -> [usize; 2] {
     let of = |phase: Phase| {
         let here = program.instrs.iter().filter(|i| i.site.phase == phase && i.site.block.is_some() == in_blocks);
@@ -151,13 +151,13 @@ fn streamed_bytes(program: &Program, n_tokens: usize, in_blocks: bool) -> [usize
     [of(Phase::Forward), of(Phase::Backward)]
 }
 
-/// Products and attention; gradients of biases and tables, which may wait for their place in a pipeline.
+/// Products and attention, and gradients of biases and tables, which a pipeline may defer.
 const fn computes(op: &Op) -> bool {
     matches!(op, Op::MatMul(_) | Op::Attention(_) | Op::AttentionBackward(_) | Op::ColumnSum { .. })
         || matches!(op, Op::EmbeddingBackward { .. })
 }
 
-/// What the backward pass of a block reads of its forward pass, in the mean of all blocks.
+/// Bytes that the backward pass of a block reads from its forward pass, mean of all blocks.
 fn kept_bytes(program: &Program, model: &ModelConfig, n_tokens: usize, sequence_parallel: bool) -> Kept {
     let mut makers: Vec<Option<&Op>> = vec![None; program.values.len()];
     for instr in program.instrs.iter().filter(|i| i.site.phase == Phase::Forward) {
@@ -171,7 +171,7 @@ fn kept_bytes(program: &Program, model: &ModelConfig, n_tokens: usize, sequence_
         if value.kind != Kind::Activation || value.shape.first() != Some(&n_tokens) {
             continue;
         }
-        // Heads and feed-forward columns are shared, however wide.
+        // Heads and feed-forward columns are shared, regardless of their width.
         let is_wide = value.n_columns() == model.hidden_size && model.hidden_size != model.intermediate_size;
         match maker {
             None => {}

@@ -1,4 +1,4 @@
-//! Collectives: what the members of a mesh group do together.
+//! Collectives: the joint operations of the members of a mesh group.
 
 use crate::mesh::Group;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::ops::Range;
 
 /// What a collective does with its buffers. Positions are positions in the group.
 ///
-/// A collective works on any number of buffers at once: a bucket of gradients is reduced in one operation without being
-/// copied together. Sums run over the members in order, so that their bits do not depend on timing.
+/// A collective works on any number of buffers at once: a bucket of gradients is reduced in one operation without a copy
+/// into one buffer. Sums run over the members in order, so that their bits do not depend on timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CollectiveKind {
     /// Sum over the group, result everywhere.
@@ -25,7 +25,7 @@ pub enum CollectiveKind {
     },
     /// To one member.
     Send {
-        /// Who receives.
+        /// The receiving rank.
         to: u32,
         /// Messages between two members keep their order within a channel only.
         channel: u32,
@@ -34,10 +34,10 @@ pub enum CollectiveKind {
     Recv {
         /// The sending rank.
         from: u32,
-        /// As of the send.
+        /// The channel of the matching send.
         channel: u32,
     },
-    /// Every member sends to the one `by` positions on, around the ring.
+    /// Every member sends to the member `by` positions further around the ring.
     Shift {
         /// Positions; negative ones go back.
         by: i32,
@@ -49,7 +49,7 @@ pub enum CollectiveKind {
 pub struct Collective {
     /// What it does.
     pub kind: CollectiveKind,
-    /// Who takes part.
+    /// The ranks that take part.
     pub group: Group,
     /// Position in its [`Stream`], from 0 in each step; [`crate::passes::overlap`] numbers them.
     pub sequence: u32,
@@ -57,12 +57,12 @@ pub struct Collective {
     pub unit: usize,
 }
 
-/// Collectives of one stream run in order: those of a group, and the messages of one channel between two of its members.
+/// Collectives that run in order: those of a group, or the messages of one channel between two of its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Stream {
     /// The group.
     pub group: Group,
-    /// Of a message: the other member, whether this rank sends it, and the channel.
+    /// For messages: the other member, whether this rank sends, and the channel.
     pub peer: Option<(u32, bool, u32)>,
 }
 
@@ -72,7 +72,7 @@ impl Collective {
         Collective { kind, group, sequence: 0, unit: 1 }
     }
 
-    /// Whether it is between two members only.
+    /// Whether it is a message between two members.
     pub const fn is_message(&self) -> bool {
         matches!(self.kind, CollectiveKind::Send { .. } | CollectiveKind::Recv { .. })
     }

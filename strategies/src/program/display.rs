@@ -1,4 +1,4 @@
-//! Programs as text: one line per instruction, for people and error messages.
+//! Programs as text: one line per instruction, for debugging and error messages.
 
 use super::{Instr, Program, ValueId};
 use std::fmt;

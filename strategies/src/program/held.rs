@@ -1,6 +1,6 @@
-//! What a rank holds of the tensors of a model file: boxes of them, and where their elements lie.
+//! The boxes of a model file's tensors that a rank holds, and the locations of their elements.
 //!
-//! Every rank can compute this for every other one, so saving, loading and resharding need no messages.
+//! Every rank can compute this for every other rank, so saving, loading and resharding need no messages.
 
 use super::tiles::{Tiles, shape_of_values, whole_tensors};
 use super::{Op, Param, ParamPart, Program, ValueId};
@@ -19,14 +19,14 @@ pub struct HeldBox {
     pub name: String,
     /// Shape of the whole tensor.
     pub shape: Vec<usize>,
-    /// Which box of the tensor it is; it has an element.
+    /// The box of the tensor; not empty.
     pub region: TensorBox,
-    /// The box that lies row-major in the value: `region`, or one around it where other ranges of the dim that is cut lie
-    /// beside this one (GPT-2's `c_attn`, cut by columns). Of the tensor it holds `region` only.
+    /// The box that is stored row-major in the value: `region`, or a larger box where other ranges of the cut dim are
+    /// stored next to this one (GPT-2's `c_attn`, cut by columns). Only the elements of `region` belong to this box.
     pub stored: TensorBox,
     /// First element of `stored` in the value.
     pub start: usize,
-    /// Whether this rank saves it, as far as tensor parallelism goes.
+    /// Whether this rank saves it, among tensor-parallel ranks.
     pub owned: bool,
 }
 
@@ -43,15 +43,15 @@ impl HeldBox {
         first..last + 1
     }
 
-    /// Its elements, in row-major order, as runs without a gap in the whole tensor and in the value: index in the whole
-    /// tensor of the first element, and where the run lies in the value.
+    /// Its elements in row-major order, as runs that are contiguous in both the whole tensor and the value: index of the
+    /// first element in the whole tensor, and range in the value.
     pub fn runs(&self) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let start = self.start;
         let runs = self.region.runs(&TensorBox::whole(&self.shape), &self.stored);
         runs.map(move |run| (run.from, start + run.to..start + run.to + run.len))
     }
 
-    /// Where the elements of a box inside this one lie in the value, in row-major order, as runs without a gap.
+    /// Contiguous ranges in the value of the elements of a box inside this one, in row-major order.
     pub fn runs_of(&self, part: &TensorBox) -> impl Iterator<Item = Range<usize>> + use<> {
         let start = self.start;
         part.runs(part, &self.stored).map(move |run| start + run.to..start + run.to + run.len)
@@ -59,7 +59,7 @@ impl HeldBox {
 }
 
 impl Param {
-    /// Boxes of the model file's tensors that `elements` of this parameter are; the value holds them from its start.
+    /// The boxes of the model file's tensors that make up `elements` of this parameter, which a value holds from its start.
     pub fn boxes(&self, elements: &Range<usize>) -> Vec<HeldBox> {
         let mut first = 0;
         let mut boxes = Vec::new();
@@ -76,7 +76,7 @@ impl Param {
     }
 }
 
-/// What a rank holds of the optimizer's state for a parameter.
+/// A rank's part of the optimizer's state for a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateBoxes<'a> {
     /// The parameter.
@@ -114,7 +114,7 @@ impl Param {
         optimizer.state(self.shape.len()).iter().map(n_values).sum()
     }
 
-    /// Boxes of a tensor of the optimizer's state. Of values for rows and columns, each rank has all; one saves them.
+    /// Boxes of a tensor of the optimizer's state. Each rank has all values for rows and columns; one rank saves them.
     fn state_boxes(&self, tensor: &StateTensor, mesh_rank: &MeshRank) -> Vec<HeldBox> {
         let named = |held: HeldBox| HeldBox { name: format!("{}.{}", tensor.name, held.name), ..held };
         if tensor.extent == Extent::Elements {
@@ -142,7 +142,7 @@ fn part_boxes(part: &ParamPart, run: &Range<usize>, start: usize, out: &mut Vec<
     }
 }
 
-/// A box of what is here of a tensor, as boxes of the tensor: one for each range of the cut dim that it meets.
+/// Converts a box of a rank's part of a tensor to boxes of the tensor: one for each range of the cut dim that it meets.
 fn restrict(part: &ParamPart, local: &TensorBox, start: usize, out: &mut Vec<HeldBox>) {
     let held = |region, stored| {
         let (name, shape, owned) = (part.name.clone(), part.shape.clone(), part.owned);
@@ -156,7 +156,7 @@ fn restrict(part: &ParamPart, local: &TensorBox, start: usize, out: &mut Vec<Hel
         let mut here = local.clone();
         (here.offset[part.dim], here.extent[part.dim]) = (first, range.len());
         if let Some(mut region) = local.intersection(&here) {
-            // From positions in what is here to those in the tensor.
+            // From positions in the rank's part to positions in the tensor.
             let shift = range.start.checked_sub(first).expect("ranges of a tensor ascend");
             let mut stored = local.clone();
             region.offset[part.dim] += shift;
@@ -173,7 +173,7 @@ mod tests {
     use crate::program::{Init, ValueId};
     use proptest::prelude::*;
 
-    /// A tensor of this shape of which a rank has these ranges of one dim.
+    /// A parameter of this shape, cut to these ranges of one dim.
     fn cut(shape: [usize; 2], dim: usize, ranges: &[Range<usize>]) -> Param {
         let mut param = Param::whole(ValueId(0), &shape, vec![ParamPart::whole("w", &shape)], Init::Zeros);
         param.cut(dim, ranges);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn shard_of_three_ranges_of_columns_is_a_box_of_each_range_for_each_box_of_its_run() {
+    fn shard_of_three_column_ranges_has_one_box_per_range_for_each_box_of_its_run() {
         let param = cut([4, 12], 1, &[0..2, 4..6, 8..10]);
 
         let boxes = param.boxes(&(3..18));
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Index in the whole tensor of each element of the cut one.
+    /// Index in the whole tensor of each element of the cut tensor.
     fn local_elements(shape: &[usize; 2], dim: usize, ranges: &[Range<usize>; 2]) -> Vec<usize> {
         let inside = |r: usize, c: usize| ranges.iter().any(|range| range.contains(&[r, c][dim]));
         let all = (0..shape[0]).flat_map(|r| (0..shape[1]).map(move |c| (r, c)));

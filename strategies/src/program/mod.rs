@@ -1,9 +1,9 @@
 //! The step as data: a list of instructions over typed values.
 //!
-//! A program is in single-assignment form: every value is written once, by one instruction, before it is read. The only
-//! values that are written again are those of *state* kind (parameters and optimizer state), which the optimizer
-//! updates in place. Whether two values share memory is not said here: that is decided by
-//! [`crate::passes::memory`] from what each operation permits.
+//! A program is in single-assignment form: every value is written once, by one instruction, before it is read. Only
+//! values of *state* kind (parameters and optimizer state) are written again: the optimizer updates them in place.
+//! Programs do not specify which values share memory; [`crate::passes::memory`] decides that from what each operation
+//! permits.
 
 pub mod collective;
 mod display;
@@ -28,14 +28,14 @@ use crate::optimizer::N_SCALARS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
-/// What a value is for; decides who owns its memory and for how long.
+/// The purpose of a value, which determines the owner and the lifetime of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// A trained or frozen weight; kept between steps.
     Parameter,
     /// State of the optimizer; kept between steps.
     OptimizerState,
-    /// State of the optimizer that lies outside the memory of the device; kept between steps.
+    /// State of the optimizer outside device memory; kept between steps.
     OffloadedState,
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
@@ -64,13 +64,13 @@ impl Kind {
 /// A typed, named buffer. Row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// For people: error messages, traces.
+    /// Name in error messages and traces.
     pub name: String,
     /// Extent of each dim; empty for a scalar.
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: DType,
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
 }
 
@@ -107,7 +107,7 @@ pub enum Phase {
     Optimizer,
 }
 
-/// Where in the step an instruction stands; what traces and crash points are named by.
+/// Position of an instruction in the step; traces and crash points are named by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
     /// Part of the step.
@@ -127,7 +127,7 @@ pub struct Instr {
     pub reads: Vec<ValueId>,
     /// Results, in the order [`Op`] documents.
     pub writes: Vec<ValueId>,
-    /// Where in the step.
+    /// Position in the step.
     pub site: Site,
 }
 
@@ -136,7 +136,7 @@ pub struct Instr {
 pub enum Role {
     /// Token ids, i32 `[batch * seq_len]`.
     Ids,
-    /// Id to be predicted at each position, i32 `[batch * seq_len]`; -100 where none is.
+    /// Id to be predicted at each position, i32 `[batch * seq_len]`; -100 for none.
     Labels,
     /// Position of each token inside its document, i32 `[batch * seq_len]`.
     Positions,
@@ -154,9 +154,9 @@ pub enum Role {
     GradNorm,
     /// Sum of squares of one parameter's gradient, f64 scalar; the binding's microbatch is the index of the parameter.
     GradSumSquares,
-    /// Of a shadow: a reduced gradient, or sums that go with one, in the order of [`crate::passes::shadow::log`].
+    /// In a shadow: a reduced gradient or the sums of its update, in the order of [`crate::passes::shadow::log`].
     Gradient,
-    /// Of a shadow: the factor that clips gradients, f64 scalar.
+    /// In a shadow: the factor that clips gradients, f64 scalar.
     ClipCoefficient,
 }
 
@@ -187,7 +187,7 @@ pub struct Binding {
     pub microbatch: u32,
     /// The value.
     pub value: ValueId,
-    /// Only this part of the tokens: a sequence-parallel rank's.
+    /// The part of the tokens, on a sequence-parallel rank.
     pub slice: Option<TokenSlice>,
 }
 
@@ -201,9 +201,9 @@ impl Binding {
 /// One of the parts into which sequence-parallel ranks cut the tokens; see [`collective::part`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TokenSlice {
-    /// Which.
+    /// Index of the part.
     pub index: usize,
-    /// Of how many.
+    /// Number of parts.
     pub of: usize,
 }
 
@@ -223,10 +223,10 @@ pub struct Program {
 }
 
 impl Program {
-    /// The value behind an id.
+    /// The value with this id.
     ///
     /// # Panics
-    /// If the id is not of this program.
+    /// If the program has no such value.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }

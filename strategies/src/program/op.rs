@@ -2,7 +2,7 @@
 //!
 //! Legend of shapes: `N` tokens (batch times sequence length), `C` model width, `H` query heads, `K` key/value heads,
 //! `D` head width, `F` feed-forward width, `V` vocabulary. `qkv` is packed `[N, (H + 2 K) D]`: queries, keys, values.
-//! An operand in parentheses is present when the attribute of that name says so.
+//! An operand in parentheses is present if the attribute of that name is set.
 
 use super::DType;
 use super::collective::{Collective, CollectiveKind};
@@ -117,7 +117,7 @@ impl Attention {
     }
 }
 
-/// Columns of packed qkv that hold queries and keys; those behind them hold values, as many as keys.
+/// Columns of packed qkv that hold queries and keys; the columns after them hold values, as many as keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QkColumns {
     /// Columns of queries, the first ones.
@@ -126,12 +126,12 @@ pub struct QkColumns {
     pub k: usize,
 }
 
-/// RMS norm over all queries of a token, and over all of its keys.
+/// RMS norm over all queries and over all keys of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNorm {
-    /// Columns that are here.
+    /// This rank's columns.
     pub columns: QkColumns,
-    /// Columns whose squares are summed: those of all tensor-parallel ranks, each as often as ranks hold it.
+    /// Columns whose squares are summed: those of all tensor-parallel ranks, counted on each rank that holds them.
     pub summed: QkColumns,
     /// Added to the mean of the squares.
     pub eps: f32,
@@ -144,11 +144,11 @@ pub struct AttentionPart {
     pub heads: Attention,
     /// Context-parallel ranks.
     pub n_ranks: usize,
-    /// Whose queries.
+    /// Rank of the queries.
     pub q_rank: usize,
-    /// Whose keys and values: `n_kv_ranks` ranks from this one on, in order.
+    /// First rank of the keys and values: `n_kv_ranks` ranks from this one on, in order.
     pub kv_rank: usize,
-    /// Number of ranks whose keys and values are there.
+    /// Number of ranks whose keys and values are operands.
     pub n_kv_ranks: usize,
     /// Output and statistics of other parts are merged in.
     pub carried: bool,
@@ -166,7 +166,7 @@ pub struct VocabShard {
 /// The update of a parameter, or the sums that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
-    /// How.
+    /// The update rule.
     pub rule: OptimizerSpec,
     /// First element of the parameter that is updated.
     pub first: usize,
@@ -174,7 +174,7 @@ pub struct Update {
     pub n_dims: usize,
     /// Rounds of the rule's sums that are operands; an update reads them all.
     pub n_rounds: usize,
-    /// Rows and columns of the gradient's elements, if the rule asks for any.
+    /// Rows and columns of the gradient's elements, if the rule needs them.
     pub tiles: Tiles,
 }
 
@@ -211,17 +211,17 @@ impl Update {
         self.n_state() + self.n_sums() + 4
     }
 
-    /// Takes a list of operands apart.
+    /// Splits a list of operands.
     ///
     /// # Panics
-    /// If it is not of [`Update::n_reads`].
+    /// If its length is not [`Update::n_reads`].
     pub fn operands<'a, T>(&self, reads: &'a [T]) -> UpdateOperands<'a, T> {
         let (param, rest) = reads.split_first().expect("an update begins with its parameter");
         let (state, rest) = rest.split_at(self.n_state());
         let [grad, sums @ .., hyper, coefficient] = rest else {
-            panic!("{} operands, {} fit", reads.len(), self.n_reads())
+            panic!("{} operands, expected {}", reads.len(), self.n_reads())
         };
-        assert_eq!(sums.len(), self.n_sums(), "{} operands, {} fit", reads.len(), self.n_reads());
+        assert_eq!(sums.len(), self.n_sums(), "{} operands, expected {}", reads.len(), self.n_reads());
         UpdateOperands { param, state, grad, sums, hyper, coefficient }
     }
 }
@@ -255,7 +255,7 @@ pub enum Op {
     },
     /// RMS: `[x [N, C], gain] -> [y, rstd N]`; layer: `[x, gain, bias] -> [y, rstd N, mean N]`.
     Norm {
-        /// Which.
+        /// The norm.
         kind: NormKind,
         /// Added to the variance.
         eps: f32,
@@ -263,7 +263,7 @@ pub enum Op {
     /// RMS: `[x, gain, rstd, dy, (dx0), (dgain0)] -> [dx, dgain]`; layer:
     /// `[x, gain, rstd, mean, dy, (dx0), (dgain0, dbias0)] -> [dx, dgain, dbias]`.
     NormBackward {
-        /// Which.
+        /// The norm.
         kind: NormKind,
         /// A previous gradient is added to `dx`.
         residual_x: bool,
@@ -284,7 +284,7 @@ pub enum Op {
         /// Previous gradients are added to those of the gains.
         residual: bool,
     },
-    /// `[qkv] -> [squares [N, 2]]`: of each token, the sum of squares of its queries and that of its keys, f32.
+    /// `[qkv] -> [squares [N, 2]]`: the sums of squares of the queries and of the keys of each token, f32.
     QkSquares(QkColumns),
     /// `[qkv, dsquares [N, 2], (dqkv0)] -> [dqkv]`.
     QkSquaresBackward {
@@ -293,11 +293,11 @@ pub enum Op {
         /// A previous gradient is added.
         residual: bool,
     },
-    /// `[qkv, gain_q [H D], gain_k [K D], squares [N, 2]] -> [qkv']`: RMS norm over all queries of a token, and over all of
-    /// its keys, whose squares [`Op::QkSquares`] sums. Source: OLMo Team 2024, OLMo 2 (arXiv:2501.00656).
+    /// `[qkv, gain_q [H D], gain_k [K D], squares [N, 2]] -> [qkv']`: RMS norm over all queries and over all keys of a
+    /// token, whose squares [`Op::QkSquares`] sums. Source: OLMo Team 2024, OLMo 2 (arXiv:2501.00656).
     QkNorm(QkNorm),
     /// `[qkv, gain_q, gain_k, squares, dqkv', (dgain_q0, dgain_k0)] -> [dqkv, dsquares [N, 2], dgain_q, dgain_k]`: the
-    /// gradient of qkv for given squares, and that of the squares.
+    /// gradient of qkv for given squares, and the gradient of the squares.
     QkNormBackward {
         /// The norm.
         norm: QkNorm,
@@ -316,15 +316,15 @@ pub enum Op {
     Attention(Attention),
     /// `[qkv, doc_start, o, lse, do] -> [dqkv]`.
     AttentionBackward(Attention),
-    /// `[x [N, A + B]] -> [left [N, A], right [N, B]]`: queries apart from keys and values.
+    /// `[x [N, A + B]] -> [left [N, A], right [N, B]]`: separates queries from keys and values.
     SplitColumns,
     /// `[left [N, A], right [N, B]] -> [x [N, A + B]]`: the adjoint of [`Op::SplitColumns`]; converts element types.
     JoinColumns,
     /// `[q [N, H D], kv [B N, 2 K D], doc_start N, (o0, lse0)] -> [o [N, H D] f32, lse [N, H]]`: attention of the queries
-    /// of one context-parallel rank to the keys and values of `B` of them, merged with what came before.
+    /// of one context-parallel rank to the keys and values of `B` ranks, merged with earlier parts.
     /// Source: Liu et al. 2023, ring attention (arXiv:2310.01889).
     AttentionPart(AttentionPart),
-    /// `[q, kv, doc_start, o, lse, do, (dq0, dkv0)] -> [dq f32, dkv f32]`, where `o` and `lse` are those of all parts together.
+    /// `[q, kv, doc_start, o, lse, do, (dq0, dkv0)] -> [dq f32, dkv f32]`, where `o` and `lse` cover all parts.
     AttentionPartBackward {
         /// The part.
         part: AttentionPart,
@@ -346,8 +346,8 @@ pub enum Op {
     },
     /// `[x [N, C], bias [C]] -> [x + bias]`.
     AddBias,
-    /// `[x] -> [x]`: where a tensor-parallel region begins. Nothing happens to the value; its gradient, of which every
-    /// rank has a part, is summed over the group. Erased once the program is differentiated.
+    /// `[x] -> [x]`: the beginning of a tensor-parallel region. The value does not change; its gradient, which has a part
+    /// on every rank, is summed over the group. Erased once the program is differentiated.
     Enter {
         /// Ranks over which the gradient is summed.
         group: Group,
@@ -364,9 +364,9 @@ pub enum Op {
     },
     /// `[s…] -> [s]`: sum of f64 elements in order; zero if there are none.
     Sum,
-    /// `[s…] -> [v]`: f64 scalars at their places of a vector of zeros.
+    /// `[s…] -> [v]`: f64 scalars at their positions in a vector of zeros.
     Assemble {
-        /// Place of each.
+        /// Position of each.
         places: Vec<usize>,
     },
     /// `[nodes…] -> [sum]`: part of a gradient, summed along the fixed tree over the microbatches of all ranks. The `k`-th
@@ -386,20 +386,20 @@ pub enum Op {
     Cast,
     /// `[logits [N, V], labels N, hyper, (stats [S, N, 3]), (loss0)] -> [loss, (dlogits)]`: summed negative
     /// log-likelihood, and its gradient times [`super::Hyper::LOSS_GRAD_SCALE`] in the same pass. With `vocab`, the
-    /// logits are some columns only and `stats` say of all columns what [`Op::CrossEntropyStats`] says of some.
+    /// logits are this rank's columns, and `stats` has the [`Op::CrossEntropyStats`] of all ranks.
     CrossEntropy {
         /// A previous sum is added to the loss.
         residual: bool,
         /// The gradient is written.
         gradient: bool,
-        /// The columns that are here.
+        /// This rank's columns.
         vocab: Option<VocabShard>,
     },
-    /// `[logits [N, v], labels N] -> [stats [1, N, 3]]`: of each row the largest logit, the sum of the exponentials below
-    /// it, and the logit of the label if it is here. Source: Shoeybi et al. 2019, §3 (arXiv:1909.08053).
+    /// `[logits [N, v], labels N] -> [stats [1, N, 3]]`: for each row the largest logit, the sum of the exponentials
+    /// relative to it, and the logit of the label if this rank has it. Source: Shoeybi et al. 2019, §3 (arXiv:1909.08053).
     CrossEntropyStats(VocabShard),
-    /// `[inputs…, params…, hyper, (loss0, grads0…)] -> [loss, (grads…)]`: a user-defined model; like the loss of other
-    /// models it comes with its gradients, those of all its parameters.
+    /// `[inputs…, params…, hyper, (loss0, grads0…)] -> [loss, (grads…)]`: a user-defined model, which writes its loss
+    /// together with the gradients of all its parameters.
     Opaque {
         /// Which of the job's user-defined models.
         model: u32,
@@ -409,7 +409,7 @@ pub enum Op {
         n_params: usize,
         /// Previous sums are added.
         residual: bool,
-        /// The gradients are written; evaluation does without.
+        /// The gradients are written; not in evaluation.
         gradient: bool,
     },
     /// `[g] -> [s]`: sum of squares, f64 scalar.
@@ -418,16 +418,16 @@ pub enum Op {
         elements: Option<(usize, usize)>,
     },
     /// `[s…, hyper] -> [norm, coefficient]`: L2 norm of the unscaled gradient and the factor that clips it.
-    /// A non-finite norm gives a NaN coefficient, on which the optimizer leaves everything as it is.
+    /// A non-finite norm gives a NaN coefficient, for which the optimizer changes nothing.
     ClipCoefficient {
-        /// Largest norm that is left alone.
+        /// Largest norm that is not clipped.
         max_norm: Option<f64>,
     },
-    /// `[p, state…, g, sums…, hyper, coefficient] -> [sums…]`: of the elements that are here, the next round of the sums over
-    /// whole tensors that an update needs; see [`crate::passes::tensor_sums`].
+    /// `[p, state…, g, sums…, hyper, coefficient] -> [sums…]`: the next round of the sums over whole tensors that an update
+    /// needs, over this rank's elements; see [`crate::passes::tensor_sums`].
     UpdateSums(Update),
-    /// `[p, state…, g, sums…, hyper, coefficient] -> [p, state…]`: what an optimizer makes of a gradient, where `state` and
-    /// `g` may be of a run of the elements of `p`; see [`crate::optimizer`].
+    /// `[p, state…, g, sums…, hyper, coefficient] -> [p, state…]`: the update of an optimizer, where `state` and `g` may
+    /// cover a run of the elements of `p`; see [`crate::optimizer`].
     Update(Update),
     /// `[buffers…] -> [results…]`: begins a collective; see [`CollectiveKind`]. Operands and results may not be touched
     /// before the matching await.
@@ -437,7 +437,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Name for people: error messages, traces, tables.
+    /// Name in error messages, traces and tables.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embedding { .. } => "embedding",
@@ -486,7 +486,7 @@ impl Op {
     }
 
     /// Pairs `(read, write)` of operand positions that may be the same memory: the operation reads each element before
-    /// it writes it, so a result may take the place of an operand that is not needed any more.
+    /// it writes it, so a result may overwrite an operand that is no longer needed.
     pub fn in_place_pairs(&self, n_reads: usize) -> Vec<(usize, usize)> {
         let last = n_reads.wrapping_sub(1);
         match self {

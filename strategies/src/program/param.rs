@@ -18,7 +18,7 @@ pub enum Init {
     Ones,
 }
 
-/// A tensor of a model file, or what a rank has of it, as a slice of a parameter along its first dim.
+/// A tensor of a model file, or a rank's part of it, as a slice of a parameter along its first dim.
 ///
 /// Projections that read the same input (q, k and v; gate and up) are one parameter, so that they run as one matrix
 /// product; each keeps its own name here.
@@ -30,11 +30,11 @@ pub struct ParamPart {
     pub shape: Vec<usize>,
     /// Dim that tensor parallelism cuts.
     pub dim: usize,
-    /// What this rank has of that dim, ascending, and lying one after the other in the parameter; all of it if it is
-    /// not cut. A packed tensor (GPT-2's `c_attn`, Phi-3's `qkv_proj`) has a range each for queries, keys and values, or
-    /// a part each where this rank does not answer for all of them.
+    /// This rank's ranges of that dim, ascending and adjacent in the parameter; the whole dim if it is not cut. A packed
+    /// tensor (GPT-2's `c_attn`, Phi-3's `qkv_proj`) has a range each for queries, keys and values, or a part each where
+    /// this rank does not own all of them.
     pub ranges: Vec<Range<usize>>,
-    /// Whether this rank answers for it: of several tensor-parallel ranks that hold the same key/value head, one.
+    /// Whether this rank owns it: one of the tensor-parallel ranks that hold the same key/value head does.
     pub owned: bool,
 }
 
@@ -45,7 +45,7 @@ impl ParamPart {
         ParamPart { name: name.into(), shape: shape.to_vec(), dim: 0, ranges: vec![all], owned: true }
     }
 
-    /// Extent of what is here along each dim.
+    /// Extent of this rank's part along each dim.
     pub fn local_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some(extent) = shape.get_mut(self.dim) {
@@ -65,12 +65,12 @@ impl ParamPart {
     }
 }
 
-/// A sum that completes the gradient of a parameter, besides that over the data.
+/// A sum that completes the gradient of a parameter, in addition to the sum over the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GradSum {
     /// Ranks that have a part of it.
     pub group: Group,
-    /// Elements of the parameter that it concerns; `None`: all.
+    /// Elements of the parameter that it covers; `None` covers all.
     pub elements: Option<Range<usize>>,
 }
 
@@ -81,19 +81,19 @@ pub struct Param {
     pub value: ValueId,
     /// Tensors of the model file that it consists of, in order along the first dim.
     pub parts: Vec<ParamPart>,
-    /// Filling when starting from scratch.
+    /// Initial values when training from scratch.
     pub init: Init,
     /// Whether it is updated; the base of a LoRA run is not.
     pub trainable: bool,
     /// Whether weight decay applies: by convention to tensors with two or more dims.
     pub decay: bool,
-    /// Shape of the parameter on this tensor-parallel rank, of which `value` may hold some elements only.
+    /// Shape of the parameter on this tensor-parallel rank; `value` may hold only some of its elements.
     pub shape: Vec<usize>,
     /// Elements that `value` holds, in row-major order.
     pub held: Range<usize>,
-    /// Elements whose optimizer state is here.
+    /// Elements that this rank updates and whose optimizer state it has.
     pub updated: Range<usize>,
-    /// Whether this rank saves what it holds; one of those that hold the same does.
+    /// Whether this rank saves its elements; one of the ranks that hold the same elements does.
     pub owned: bool,
     /// Pipeline stages that hold it, if there are several: each has a part of its gradient.
     pub stages: Vec<usize>,
@@ -102,7 +102,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// A parameter that this rank has alone and whole.
+    /// A whole parameter that only this rank has.
     pub fn whole(value: ValueId, shape: &[usize], parts: Vec<ParamPart>, init: Init) -> Param {
         let all = 0..shape.iter().product();
         Param {

@@ -1,9 +1,9 @@
 //! The rows and columns of whole tensors to which the elements of a value belong.
 //!
-//! A parameter may be several tensors of a model file, cut by tensor parallelism, of which a rank has any run of elements.
-//! An optimizer with values for rows and columns ([`Extent`]) needs to know of each element which row and column of which
-//! tensor it is in. The elements are listed as [`Tile`]s, parts of matrices. Values for rows, columns and tensors are of
-//! *whole* tensors on each rank that has elements of a parameter: there are so few that sharing them is not worth it.
+//! A parameter holds one or several tensors of a model file. Tensor parallelism cuts them, and a rank holds any run of the
+//! elements. An optimizer with values for rows and columns ([`Extent`]) needs the row, the column and the tensor of each
+//! element. The elements are listed as [`Tile`]s, parts of matrices. Each rank that has elements of a parameter keeps the
+//! values for rows, columns and tensors of *whole* tensors: they are too few to be worth sharding.
 
 use super::held::HeldBox;
 use super::{Param, ParamPart};
@@ -11,7 +11,7 @@ use crate::boxes::TensorBox;
 use crate::optimizer::Extent;
 use std::ops::Range;
 
-/// A tensor as a stack of matrices, and where its values are among those of the parameter's tensors.
+/// A tensor as a stack of matrices, and the indices of its values among those of the parameter's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stack {
     /// Number of matrices.
@@ -20,9 +20,9 @@ pub struct Stack {
     pub n_rows: usize,
     /// Columns of a matrix.
     pub n_columns: usize,
-    /// Value of its first row.
+    /// Index of the value of its first row.
     pub first_row: usize,
-    /// Value of its first column.
+    /// Index of the value of its first column.
     pub first_column: usize,
 }
 
@@ -41,13 +41,13 @@ impl Stack {
         self.n_matrices * self.n_rows * self.n_columns
     }
 
-    /// Values for the rows of a matrix.
+    /// Indices of the values of a matrix's rows.
     pub const fn rows_of(&self, matrix: usize) -> Range<usize> {
         let first = self.first_row + matrix * self.n_rows;
         first..first + self.n_rows
     }
 
-    /// Values for the columns of a matrix.
+    /// Indices of the values of a matrix's columns.
     pub const fn columns_of(&self, matrix: usize) -> Range<usize> {
         let first = self.first_column + matrix * self.n_columns;
         first..first + self.n_columns
@@ -57,9 +57,9 @@ impl Stack {
 /// Elements of a value that are a part of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Which of the parameter's tensors.
+    /// Index of the tensor in the parameter.
     pub tensor: usize,
-    /// Which matrix of the tensor.
+    /// Index of the matrix in the tensor.
     pub matrix: usize,
     /// First row of the matrix.
     pub row: usize,
@@ -73,7 +73,7 @@ pub struct Tile {
     pub first: usize,
     /// Elements of the value from one row to the next.
     pub stride: usize,
-    /// Whether sums over the ranks count it here: of tensor-parallel ranks with the same elements, one does.
+    /// Whether this rank counts it in sums over the ranks: one of the tensor-parallel ranks with the same elements does.
     pub counted: bool,
 }
 
@@ -126,14 +126,14 @@ impl Tiles {
     }
 }
 
-/// The tensors of a parameter, each once: a rank that answers for some ranges of a tensor only has several parts of it.
+/// The tensors of a parameter, each once: a rank that owns only some ranges of a tensor has several parts of it.
 pub fn whole_tensors(param: &Param) -> impl Iterator<Item = &ParamPart> {
     let is_first = |(i, part): &(usize, &ParamPart)| param.parts[..*i].iter().all(|before| before.name != part.name);
     param.parts.iter().enumerate().filter(is_first).map(|(_, part)| part)
 }
 
-/// Whether tensor-parallel ranks have different elements of this parameter. Where they do, all of them find so: heads,
-/// columns and tokens are cut evenly, and what is copied is copied to all or to equal runs of them.
+/// Whether tensor-parallel ranks have different elements of this parameter. All ranks give the same answer: heads, columns
+/// and tokens are cut evenly, and copies are on all ranks or on equal runs of ranks.
 pub fn is_shared(param: &Param) -> bool {
     let n_here: usize = param.parts.iter().map(ParamPart::n_elements).sum();
     let n_whole: usize = whole_tensors(param).map(|part| part.shape.iter().product::<usize>()).sum();
@@ -143,7 +143,7 @@ pub fn is_shared(param: &Param) -> bool {
 /// Shape of the values for the rows, or columns, of a tensor.
 ///
 /// # Panics
-/// For another extent: elements are not whole on a rank, and one value for a tensor is no state.
+/// For other extents: a rank does not have all elements, and no rule has state for whole tensors.
 pub fn shape_of_values(shape: &[usize], extent: Extent) -> Vec<usize> {
     let n_dims = shape.len();
     let mut of = shape.to_vec();
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tiles_of_a_run_name_the_row_and_column_of_each_of_its_elements(
+        fn tiles_of_a_run_give_the_row_and_column_of_each_element(
             rows in prop::collection::vec(1usize..5, 1..3), inner in prop::collection::vec(1usize..5, 0..3),
             run in (0usize..200, 0usize..200),
         ) {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_a_tensor_that_ranks_share_are_named_by_their_place_in_the_whole_tensor() {
+    fn columns_of_a_cut_tensor_are_numbered_as_in_the_whole_tensor() {
         let mut param = param(&[vec![3, 8]]);
         param.cut(1, &[1..3, 5..6]);
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_count_once_where_ranks_share_the_other_tensors_and_on_each_rank_where_they_share_none() {
+    fn copies_count_once_if_ranks_split_other_tensors_and_on_each_rank_otherwise() {
         let mut whole = param(&[vec![4, 2], vec![2, 2]]);
         whole.parts[1].owned = false;
         let mut shared = whole.clone();

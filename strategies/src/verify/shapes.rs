@@ -50,7 +50,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
             s.count(places.len(), 1)?;
             s.shape(writes[0], &[writes[0].n_elements()], Some(DType::F64))?;
             match places.iter().find(|at| **at >= writes[0].n_elements()) {
-                Some(at) => Err(format!("place {at} of a vector of {}", writes[0].n_elements())),
+                Some(at) => Err(format!("position {at} is outside a vector of {}", writes[0].n_elements())),
                 None => reads.iter().try_for_each(|v| s.scalar(v)),
             }
         }
@@ -91,7 +91,7 @@ impl Signature<'_> {
             return Ok(());
         }
         let found = (self.reads.len(), self.writes.len());
-        Err(format!("{} operands and {} results found, {n_reads} and {n_writes} fit", found.0, found.1))
+        Err(format!("found {} operands and {} results, expected {n_reads} and {n_writes}", found.0, found.1))
     }
 
     fn shape(&self, value: &Value, shape: &[usize], dtype: Option<DType>) -> Result<(), String> {
@@ -99,8 +99,8 @@ impl Signature<'_> {
         if value.shape == shape && dtype_fits {
             return Ok(());
         }
-        let wanted = dtype.map_or("f32, bf16 or f16 ".into(), |d| d.to_string());
-        Err(format!("`{}` is {}{:?}, {wanted}{shape:?} fits", value.name, value.dtype, value.shape))
+        let expected = dtype.map_or("f32, bf16 or f16 ".into(), |d| d.to_string());
+        Err(format!("`{}` is {}{:?}, expected {expected}{shape:?}", value.name, value.dtype, value.shape))
     }
 
     fn scalar(&self, value: &Value) -> Result<(), String> {
@@ -118,7 +118,7 @@ impl Signature<'_> {
     fn matrix(&self, value: &Value) -> Result<(usize, usize), String> {
         match value.shape[..] {
             [rows, columns] => Ok((rows, columns)),
-            _ => Err(format!("`{}` has shape {:?}, a matrix fits", value.name, value.shape)),
+            _ => Err(format!("`{}` has shape {:?}, expected a matrix", value.name, value.shape)),
         }
     }
 
@@ -153,7 +153,7 @@ impl Signature<'_> {
         let (c_rows, c_stored) = self.matrix(self.writes[0])?;
         let c_columns = columns(m.c_columns, c_stored)?;
         if (c_rows, c_columns) != (rows, n) {
-            return Err(format!("the product is [{rows}, {n}], its place [{c_rows}, {c_columns}]"));
+            return Err(format!("the product is [{rows}, {n}], its result [{c_rows}, {c_columns}]"));
         }
         if m.c_columns.is_some() && !m.residual {
             return Err("some columns of the result are never written: c_columns needs a residual".into());
@@ -236,7 +236,7 @@ impl Signature<'_> {
             Op::QkSquaresBackward { columns, residual } => self.qk_squares_backward(columns, *residual),
             Op::QkNorm(norm) => self.qk_norm(norm),
             Op::QkNormBackward { norm, residual } => self.qk_norm_backward(norm, *residual),
-            other => Err(format!("{} is no norm of queries and keys", other.name())),
+            other => Err(format!("{} is not a norm of queries and keys", other.name())),
         }
     }
 
@@ -357,7 +357,7 @@ impl Signature<'_> {
 
     fn split(&self, whole: Option<&&Value>, parts: &[&Value]) -> Result<(), String> {
         let (Some(whole), [left, right]) = (whole, parts) else {
-            return Err("a matrix and its left and right columns fit".into());
+            return Err("expected a matrix and its left and right columns".into());
         };
         let (n, c) = self.matrix(whole)?;
         let (_, a) = self.matrix(left)?;
@@ -464,7 +464,7 @@ impl Signature<'_> {
     fn update(&self, update: &Update) -> Result<(), String> {
         let all = update.rule.sums(update.n_dims).len();
         if update.n_rounds != all {
-            return Err(format!("{} rounds of sums found, {all} fit", update.n_rounds));
+            return Err(format!("found {} rounds of sums, expected {all}", update.n_rounds));
         }
         self.count(update.n_reads(), 1 + update.n_state())?;
         self.update_operands(update)?;
@@ -489,7 +489,7 @@ impl Signature<'_> {
             self.shape(v, &v.shape, Some(DType::F32))?;
         }
         for tile in &update.tiles.tiles {
-            let stack = update.tiles.tensors.get(tile.tensor).ok_or("a tile is of no tensor")?;
+            let stack = update.tiles.tensors.get(tile.tensor).ok_or("a tile refers to a missing tensor")?;
             let is_inside = tile.matrix < stack.n_matrices
                 && tile.row + tile.n_rows <= stack.n_rows
                 && tile.column + tile.n_columns <= stack.n_columns
@@ -515,7 +515,7 @@ impl Signature<'_> {
             };
             self.shape(v, &v.shape, Some(DType::F32))?;
             if v.n_elements() != n {
-                return Err(format!("`{}` has {} elements, {n} fit", v.name, v.n_elements()));
+                return Err(format!("`{}` has {} elements, expected {n}", v.name, v.n_elements()));
             }
         }
         Ok(())
@@ -533,9 +533,11 @@ impl Signature<'_> {
         let pairs = || self.reads.iter().zip(self.writes);
         let sized = |v: &Value, n: usize| match v.n_elements() == n {
             true => Ok(()),
-            false => {
-                Err(format!("`{}` has {} elements, {n} fit at position {position} of {size}", v.name, v.n_elements()))
-            }
+            false => Err(format!(
+                "`{}` has {} elements, expected {n} at position {position} of {size}",
+                v.name,
+                v.n_elements()
+            )),
         };
         if let Some((a, b)) = pairs().find(|(a, b)| a.dtype != b.dtype) {
             return Err(format!("`{}` is {} and `{}` is {}", a.name, a.dtype, b.name, b.dtype));
@@ -549,7 +551,7 @@ impl Signature<'_> {
             }),
             CollectiveKind::Send { to: peer, .. } | CollectiveKind::Recv { from: peer, .. } => match peer as usize {
                 peer if peer < size && peer != position => Ok(()),
-                peer => Err(format!("position {peer} is no other member of a group of {size}")),
+                peer => Err(format!("position {peer} is not another member of a group of {size}")),
             },
             _ => pairs().try_for_each(|(a, b)| sized(b, a.n_elements())),
         }

@@ -1,6 +1,6 @@
 //! `WORLD-3`: each trace by itself, then the members of each group against each other.
 //!
-//! Groups whose members have the same traces in the same order look the same, and are checked once.
+//! Groups whose members have the same traces in the same order are equal and checked once.
 
 use super::error::{Difference, GroupName, Side, WorldError};
 use super::projection::{Fault, Posted, Projection, Stream, post};
@@ -25,7 +25,7 @@ pub(super) fn traces(world: &WorldTraces) -> Result<Vec<Projection>, WorldError>
     all.map(|(trace, steps)| Projection::of(steps).map_err(|fault| named(trace, fault))).collect()
 }
 
-/// A member of a group: what it runs, and by which slot it knows the group; `None` if it does not bind it.
+/// A member of a group: its trace and its slot for the group; `None` if it does not bind the group.
 type Member = Option<(TraceId, GroupSlot)>;
 
 /// Checks memberships, peers, and that the members of every group agree.
@@ -53,7 +53,7 @@ pub(super) fn groups(world: &WorldTraces, projections: &[Projection]) -> Result<
     Ok(())
 }
 
-/// How the members of each group know it, in the order of their positions.
+/// The members of each group, in the order of their positions.
 fn known_as(world: &WorldTraces) -> Result<Vec<Vec<Member>>, WorldError> {
     let name = |group: usize| GroupName(world.groups[group].clone());
     let mut positions: BTreeMap<(u32, Rank), usize> = BTreeMap::new();
@@ -91,7 +91,7 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// Every member that a transfer, a broadcast or a shift names exists.
+    /// Checks that every member that a transfer or a broadcast names exists.
     fn peers(&self) -> Result<(), WorldError> {
         let size = self.known.len() as u32;
         for (position, member) in self.known.iter().enumerate() {
@@ -115,7 +115,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// All members have the same collectives of the whole group.
+    /// Checks that all members have the same collectives of the whole group.
     fn collectives(&self) -> Result<(), WorldError> {
         let mut seen = BTreeSet::from([self.known.first().copied().flatten()]);
         for position in 1..self.known.len() {
@@ -126,7 +126,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Every send has its receive.
+    /// Checks that every send has its receive.
     fn transfers(&self) -> Result<(), WorldError> {
         for (position, member) in self.known.iter().enumerate() {
             let Some((trace, slot)) = *member else { continue };
@@ -146,7 +146,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Whether two members have the same on a stream that they share; `kinds` compares what they do with it.
+    /// Checks that two members have equal collectives on a stream that they share; `kinds` compares their kinds.
     fn compare(
         &self,
         left: (usize, Stream),

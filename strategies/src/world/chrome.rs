@@ -6,12 +6,12 @@ use super::Rank;
 use super::timeline::{Span, What};
 use std::fmt::{self, Display, Formatter};
 
-/// What one rank does in a step.
+/// The spans of one rank in a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Track<'a> {
     /// The rank.
     pub rank: Rank,
-    /// Its spans; a simulation must have been asked for them.
+    /// Its spans; empty unless the simulation was asked for them.
     pub spans: &'a [Span],
 }
 

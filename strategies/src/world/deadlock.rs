@@ -1,12 +1,12 @@
-//! Who waits for whom, once nobody can go on.
+//! Finds a cycle of waiting ranks once no rank can advance.
 
 use super::error::{GroupName, Wait};
 use super::projection::{Projection, Stream};
 use super::symmetry::Classes;
 use super::{Collective, GroupId, GroupSlot, Rank, Step, WorldTraces};
 
-/// A circle of ranks, each of which waits for the next. `reached` is the step at which each class of ranks stands; the
-/// members of every group agree on what they start (`WORLD-3`).
+/// A cycle of ranks, each of which waits for the next. `reached` is the current step of each class of ranks; the members
+/// of every group agree on their collectives (`WORLD-3`).
 pub(super) fn cycle(
     world: &WorldTraces,
     projections: &[Projection],
@@ -40,7 +40,7 @@ impl Standing<'_> {
         self.reached[self.classes.of_rank[rank.0 as usize] as usize]
     }
 
-    /// What a rank waits for; `None` if it has finished.
+    /// The collective that a rank awaits; `None` if it has finished.
     fn awaited(&self, rank: Rank) -> Option<Collective> {
         match self.world.steps(self.world.binding(rank).trace).get(self.step(rank)) {
             Some(Step::Await(collective)) => Some(*collective),
@@ -53,7 +53,7 @@ impl Standing<'_> {
         let group = self.world.binding(rank).groups[collective.group.0 as usize];
         let members = self.world.members(group);
         let own = members.iter().position(|r| *r == rank)? as u32;
-        // The stream under which the others know the collective.
+        // The other members' stream of the collective.
         let (others, stream) = match Stream::of(collective.kind) {
             Stream::All => (members, Stream::All),
             Stream::To(to, channel) => (&members[to as usize..=to as usize], Stream::From(own, channel)),

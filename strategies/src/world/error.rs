@@ -1,4 +1,4 @@
-//! What can be wrong with a world, told so that a person finds the line at fault.
+//! Faults of a world, with the details that a person needs to find the faulty line.
 
 use super::{Collective, Post, Rank};
 use std::fmt;
@@ -7,25 +7,25 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupName(pub Vec<Rank>);
 
-/// One member's view of a place in a stream.
+/// One member's view of a position in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// The member.
     pub rank: Rank,
-    /// What it starts there; nothing, if it starts fewer.
+    /// The collective that it starts there; `None` if it starts fewer.
     pub post: Option<Post>,
 }
 
-/// Two members that do different things at the same place of a stream.
+/// Two members that start different collectives at the same position of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Whose stream.
+    /// Group of the stream.
     pub group: GroupName,
-    /// Place in the stream.
+    /// Position in the stream.
     pub sequence: u32,
-    /// One member; of a transfer, the sender.
+    /// One member; for a transfer, the sender.
     pub left: Side,
-    /// Another.
+    /// The other member.
     pub right: Side,
 }
 
@@ -34,17 +34,17 @@ pub struct Difference {
 pub struct Wait {
     /// The waiting rank.
     pub rank: Rank,
-    /// Where in its trace.
+    /// Position in its trace.
     pub step: usize,
-    /// For the end of what.
+    /// The awaited collective.
     pub collective: Collective,
-    /// Of which group.
+    /// Group of the collective.
     pub group: GroupName,
-    /// The ranks that have not started it.
+    /// A rank that has not started it.
     pub waits_for: Rank,
 }
 
-/// Why a world does not work.
+/// Why a world is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
     /// A group names a rank that does not exist.
@@ -54,22 +54,22 @@ pub enum WorldError {
         group: GroupName,
         /// The rank.
         rank: Rank,
-        /// Ranks there are.
+        /// Number of ranks.
         world_size: usize,
     },
-    /// A rank binds a group of others, or a group twice.
-    #[error("rank {rank} binds {group}, in which it has {found} positions instead of one")]
+    /// A rank binds a group of other ranks, or a group twice.
+    #[error("rank {rank} binds {group} and has {found} positions in it, expected 1")]
     Membership {
         /// The rank.
         rank: Rank,
         /// The group.
         group: GroupName,
-        /// Positions found: 0, or more than 1; twice bound counts twice.
+        /// Positions found: 0, or more than 1; a group bound twice counts twice.
         found: usize,
     },
     /// A trace names a group that its rank does not bind.
     #[error(
-        "rank {rank}, step {step}: {collective} is on group slot {slot}, but the rank binds {n_groups}",
+        "rank {rank}, step {step}: {collective} is on group slot {slot}, expected a slot below {n_groups}",
         slot = .collective.group.0
     )]
     UnboundGroup {
@@ -82,8 +82,8 @@ pub enum WorldError {
         /// Groups that the rank binds.
         n_groups: usize,
     },
-    /// A transfer with oneself, or a member that the group does not have.
-    #[error("rank {rank}, step {step}: {collective} names no other member of {group}")]
+    /// A transfer of a rank with itself, or with a member that the group does not have.
+    #[error("rank {rank}, step {step}: {collective} must name another member of {group}")]
     NoSuchPeer {
         /// The rank.
         rank: Rank,
@@ -95,7 +95,7 @@ pub enum WorldError {
         group: GroupName,
     },
     /// A number is skipped or used twice.
-    #[error("rank {rank}, step {step}: {collective} is the start of #{expected} on its stream")]
+    #[error("rank {rank}, step {step}: starts {collective}, expected #{expected} on its stream")]
     Sequence {
         /// The rank.
         rank: Rank,
@@ -103,7 +103,7 @@ pub enum WorldError {
         step: usize,
         /// The collective.
         collective: Collective,
-        /// Number that would be next.
+        /// The next number.
         expected: u32,
     },
     /// An await without a start before it, or a second one.
@@ -126,13 +126,13 @@ pub enum WorldError {
         /// The collective.
         collective: Collective,
     },
-    /// Members of a group do different things.
+    /// Members of a group start different collectives.
     #[error("{0}")]
     Differ(Box<Difference>),
-    /// Ranks that wait for each other in a circle.
+    /// Ranks that wait for each other in a cycle.
     #[error("deadlock: {}", chain(.cycle))]
     Deadlock {
-        /// Each waits for the next, the last for the first.
+        /// Each rank waits for the next, the last one for the first.
         cycle: Vec<Wait>,
     },
 }

@@ -1,25 +1,25 @@
-//! All ranks together: do their collectives fit, can they deadlock, and how long does a step take?
+//! All ranks together: whether their collectives match, whether they deadlock, and how long a step takes.
 //!
-//! A rank is seen as a [`Step`] trace: how long it computes, which collectives it starts and awaits. Ranks that do the
-//! same share one trace, in which a group is named by its place among the groups that the rank binds; so four thousand
-//! ranks are a handful of traces and a table.
+//! A [`Step`] trace describes a rank: how long it computes, and which collectives it starts and awaits. Ranks that do
+//! the same share one trace, which names a group by its index among the groups that the rank binds; so four thousand
+//! ranks need only a handful of traces and a table.
 //!
 //! - [`WorldTraces::verify`] checks every trace by itself, then every group, then runs all ranks to see whether they
 //!   finish.
 //! - [`WorldTraces::simulate`] runs them with durations and returns the [`Timeline`]; [`chrome`] writes it for a trace
 //!   viewer.
 //!
-//! Semantics, those of the host and of GPUs alike:
+//! Semantics, the same for the host and for GPUs:
 //! - `WORLD-1` a start never blocks; a collective begins once all of its members have started it, a transfer once both
 //!   have.
 //! - `WORLD-2` an await blocks until the collective has ended.
 //! - `WORLD-3` on each stream (a group's collectives; its transfers from one member to another by one channel) members
-//!   have the same descriptors in the same order, numbered from 0, and all that is started is awaited, once.
+//!   have the same descriptors in the same order, numbered from 0, and every start is awaited once.
 //!
-//! Runs are of *classes* of ranks that cannot be told apart (file `symmetry`), not of ranks.
+//! A run simulates *classes* of indistinguishable ranks (file `symmetry`), not single ranks.
 //!
-//! Deliberately absent: whether buffers are touched between start and await, which a rank can see by itself
-//! ([`crate::verify`]).
+//! Deliberately absent: whether buffers are accessed between start and await, which [`crate::verify`] checks for each
+//! rank.
 
 mod check;
 pub mod chrome;
@@ -52,7 +52,7 @@ pub struct TraceId(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u32);
 
-/// A group as a trace names it: its place among the groups that the rank binds.
+/// A group as a trace names it: its index among the groups that the rank binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupSlot(pub u32);
 
@@ -69,7 +69,7 @@ pub enum Kind {
     AllToAll,
     /// Copy from one member to all.
     Broadcast {
-        /// Who has the data.
+        /// The member that has the data.
         root: u32,
     },
     /// To the member `by` positions further, from the one `by` positions before, around the group.
@@ -88,7 +88,7 @@ pub enum Kind {
     Recv {
         /// Sender.
         from: u32,
-        /// As of the send.
+        /// Channel of the send.
         channel: u32,
     },
 }
@@ -98,7 +98,7 @@ pub enum Kind {
 pub struct Collective {
     /// What it does.
     pub kind: Kind,
-    /// Where.
+    /// The group.
     pub group: GroupSlot,
     /// Number on its stream, from 0 in each step.
     pub sequence: u32,
@@ -106,7 +106,7 @@ pub struct Collective {
     pub unit: u64,
 }
 
-/// One buffer of a collective: the whole, also where a member holds a part, so that members agree on it.
+/// One buffer of a collective: the whole, even if a member holds a part, so that members agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tensor {
     /// Elements of the whole.
@@ -118,7 +118,7 @@ pub struct Tensor {
 /// The start of a collective.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Post {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
     /// Its buffers.
     pub tensors: Vec<Tensor>,
@@ -129,11 +129,11 @@ pub struct Post {
 pub enum Step {
     /// Computes.
     Compute {
-        /// For people.
+        /// Name for people.
         name: &'static str,
         /// Microbatch it works on, if any.
         microbatch: Option<u32>,
-        /// How long.
+        /// Duration.
         cost: Duration,
     },
     /// Starts a collective.
@@ -148,12 +148,12 @@ pub struct WorldTraces {
     traces: Vec<Vec<Step>>,
     groups: Vec<Vec<Rank>>,
     ranks: Vec<Binding>,
-    /// Those of equal hash; traces are long, so that they are not kept twice.
+    /// Traces by hash, to find equal ones without a second copy of the long traces.
     trace_ids: BTreeMap<u64, Vec<TraceId>>,
     group_ids: BTreeMap<u64, Vec<GroupId>>,
 }
 
-/// What one rank runs, and where.
+/// The trace and the groups of a rank.
 #[derive(Clone, Debug)]
 struct Binding {
     trace: TraceId,
@@ -212,19 +212,20 @@ impl WorldTraces {
         self.traces.len()
     }
 
-    /// Checks that the collectives of all ranks fit (`WORLD-3`) and that all ranks finish.
+    /// Checks that the collectives of all ranks match (`WORLD-3`) and that all ranks finish.
     ///
-    /// # Errors The first fault found, by rank in the traces, then by group, then the deadlock.
+    /// # Errors
+    /// The first fault found, by rank in the traces, then by group, then the deadlock.
     pub fn verify(&self) -> Result<(), WorldError> {
         let nowhere = |_| 0;
         let at_once = |_: &Post, _: &[u32]| Duration::ZERO;
         self.simulate(&Links { mover: Mover::Links, node: &nowhere, duration: &at_once }, false).map(|_| ())
     }
 
-    /// Checks as [`WorldTraces::verify`] and says when everything happens. `spans` asks for each single piece of work,
-    /// too.
+    /// Checks as [`WorldTraces::verify`] and returns the times. `spans` requests each single piece of work, too.
     ///
-    /// # Errors As [`WorldTraces::verify`].
+    /// # Errors
+    /// As [`WorldTraces::verify`].
     pub fn simulate(&self, links: &Links<'_>, spans: bool) -> Result<Timeline, WorldError> {
         let projections = check::traces(self)?;
         check::groups(self, &projections)?;
@@ -269,7 +270,7 @@ impl Kind {
 }
 
 impl Post {
-    /// Bytes of all wholes.
+    /// Bytes of all whole tensors.
     pub fn size_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.n_elements * t.dtype.size_bytes() as u64).sum()
     }

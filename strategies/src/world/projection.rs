@@ -1,9 +1,9 @@
-//! A trace as each of its groups sees it: the streams that the rank takes part in.
+//! The streams of a trace: the collectives of each of its groups, in order.
 
 use super::{Collective, GroupSlot, Kind, Post, Step};
 use std::collections::BTreeMap;
 
-/// A sequence of collectives within a group, as a member sees it.
+/// A sequence of collectives within a group, from a member's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stream {
     /// Of the whole group.
@@ -32,7 +32,7 @@ pub(super) struct Projection {
     pub names: Vec<Option<(u32, u32)>>,
 }
 
-/// What is wrong with a trace by itself: where, and why.
+/// A fault of a single trace.
 pub(super) enum Fault {
     Sequence { step: usize, collective: Collective, expected: u32 },
     NotInFlight { step: usize, collective: Collective },
@@ -50,7 +50,7 @@ impl Stream {
 }
 
 impl Projection {
-    /// Reads off the streams, and checks what a trace alone can get wrong.
+    /// Extracts the streams and checks everything that a single trace shows.
     pub(super) fn of(steps: &[Step]) -> Result<Projection, Fault> {
         let mut streams: BTreeMap<(GroupSlot, Stream), Vec<Posted>> = BTreeMap::new();
         for (step, s) in steps.iter().enumerate() {
@@ -106,7 +106,7 @@ impl Projection {
     }
 }
 
-/// The post behind a start.
+/// The post of a start.
 pub(super) fn post<'a>(steps: &'a [Step], posted: &Posted) -> &'a Post {
     match &steps[posted.start] {
         Step::Start(post) => post,

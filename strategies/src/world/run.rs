@@ -2,15 +2,15 @@
 //!
 //! A rank has a compute stream, which its trace occupies, and a communication stream, which its collectives occupy one
 //! at a time. A collective begins as soon as all members have started it and their communication streams are free; of
-//! several that wait, the one that was ready first. Events are handled in the order of time, and what an event causes
-//! is never earlier than the event, so that no decision has to be taken back.
+//! several waiting collectives, the one that was ready first. Events are handled in the order of time, and no event
+//! causes an earlier one, so no decision has to be revised.
 //!
 //! Where ranks move the bytes themselves ([`Mover::Ranks`]) there is no communication stream: a rank does its share of a
-//! collective when it waits for it, once all members have started. A receiver copies, a sender does nothing. (In truth it
-//! waits until the slowest member has done its share, too; members of a group have equal ones.)
+//! collective when it waits for it, once all members have started. A receiver copies, a sender does nothing. (In
+//! reality, it also waits for the slowest member's share; members of a group have equal shares.)
 //!
-//! Whether all ranks finish does not depend on any duration: a start never blocks, so that having started and being
-//! awaited are monotone. Checking for deadlocks is a run in which everything takes no time.
+//! Whether all ranks finish does not depend on any duration: a start never blocks, so progress is monotone.
+//! The check for deadlocks is a run with zero durations.
 
 use super::deadlock::cycle;
 use super::projection::{Projection, Stream};
@@ -35,15 +35,15 @@ pub enum Mover {
 
 /// What the time of a collective depends on.
 pub struct Links<'a> {
-    /// The busy links.
+    /// Who moves the bytes.
     pub mover: Mover,
     /// Node of a rank.
     pub node: &'a dyn Fn(u32) -> u32,
-    /// Time of a collective, given the nodes of all who take part; of a transfer, those of sender and receiver.
+    /// Time of a collective, given the nodes of all members; for a transfer, those of sender and receiver.
     pub duration: &'a dyn Fn(&Post, &[u32]) -> Duration,
 }
 
-/// Those who share a stream: all collectives of a group class, or the transfers between two of its positions.
+/// The members of a stream: all members of a group class, or two of them that have transfers.
 struct Party {
     classes: Vec<u32>,
     nodes: Vec<u32>,
@@ -53,15 +53,15 @@ struct Party {
 #[derive(Clone)]
 struct Instance<'a> {
     party: u32,
-    /// Classes that have not started it.
+    /// Number of classes that have not started it.
     n_missing: u32,
-    /// When the last one started it.
+    /// When the last class started it.
     ready: u64,
     end: Option<u64>,
     post: Option<&'a Post>,
 }
 
-/// One class of ranks on its way through its trace. Times are nanoseconds.
+/// One class of ranks and its progress through its trace. Times are nanoseconds.
 struct Runner<'a> {
     steps: &'a [Step],
     projection: &'a Projection,
@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
         runner.times.finish = Duration::from_nanos(runner.clock);
     }
 
-    /// All members have started: the collective takes its place on their communication streams.
+    /// Begins a collective that all members have started: it occupies their communication streams.
     fn begin(&mut self, id: u32, now: u64) {
         let instance = &mut self.instances[id as usize];
         let party = &self.parties[instance.party as usize];
@@ -273,7 +273,7 @@ impl Party {
 }
 
 impl Runner<'_> {
-    /// The collective that the present step starts or awaits.
+    /// The collective that the current step starts or awaits.
     fn instance(&self) -> u32 {
         let (stream, number) = self.projection.names[self.pc].expect("the step is a start or an await");
         self.bases[stream as usize] + number

@@ -1,9 +1,9 @@
-//! Which ranks cannot be told apart.
+//! Classes of indistinguishable ranks.
 //!
 //! Ranks are of one class if they run the same trace on groups of the same class; groups are of one class if their
 //! members, in order, are of the same classes on nodes in the same pattern. The coarsest such partition is found by
-//! refinement: begin with the traces, split by the groups until nothing splits. What one rank of a class does and when,
-//! every rank of it does; so a run needs one of each. Source: colour refinement, Weisfeiler and Leman 1968; partition
+//! refinement: begin with the traces, split by the groups until nothing splits. All ranks of a class do the same at
+//! the same time, so a run needs one rank of each class. Source: colour refinement, Weisfeiler and Leman 1968; partition
 //! refinement, Paige and Tarjan 1987 (SIAM J. Comput. 16).
 
 use super::projection::Projection;
@@ -38,7 +38,7 @@ pub(super) fn classes(world: &WorldTraces, projections: &[Projection], node: &dy
             (of_rank[rank], groups.collect::<Vec<u32>>(), &positions[rank])
         };
         let finer = number((0..world.size()).map(rank_key));
-        // A finer partition has more classes; with as many it is the same one.
+        // A finer partition has more classes; with an equal number it is the same one.
         if n_classes(&finer) == n_classes(&of_rank) {
             let ranks = firsts(&of_rank).into_iter().map(|i| Rank(i as u32)).collect();
             let groups = firsts(&of_group).into_iter().map(|i| GroupId(i as u32)).collect();
@@ -78,7 +78,7 @@ fn node_pattern(members: &[Rank], node: &dyn Fn(u32) -> u32) -> Vec<u32> {
     number(members.iter().map(|rank| node(rank.0)))
 }
 
-/// By which slot each member of each group knows it.
+/// The slot of each member of each group for that group.
 fn slots(world: &WorldTraces) -> Vec<Vec<u32>> {
     let mut by_rank: Vec<BTreeMap<Rank, u32>> = vec![BTreeMap::new(); world.groups.len()];
     for (rank, binding) in world.ranks.iter().enumerate() {
@@ -92,9 +92,9 @@ fn slots(world: &WorldTraces) -> Vec<Vec<u32>> {
     world.groups.iter().zip(&by_rank).map(of).collect()
 }
 
-/// For each rank what sets it apart beside its trace and its groups' classes: its positions in the groups where it has
+/// What distinguishes each rank besides its trace and its groups' classes: its positions in the groups where it has
 /// transfers, which name members by position; and the rank itself, if it shares a group with a rank of its own trace
-/// that knows the group by another slot. Such groups overlap around a ring, where one collective of a class would stand
+/// that has another slot for the group. Such groups overlap around a ring, where one collective of a class would stand
 /// for two of each rank.
 fn positions(world: &WorldTraces, projections: &[Projection], slots: &[Vec<u32>]) -> Vec<Vec<(u32, usize)>> {
     let mut positions = vec![Vec::new(); world.size()];

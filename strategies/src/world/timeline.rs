@@ -1,4 +1,4 @@
-//! What a simulated step looks like.
+//! The result of a simulated step.
 
 use super::chrome::{self, Track};
 use super::{Collective, Rank};
@@ -9,18 +9,18 @@ use std::time::Duration;
 pub enum What {
     /// A computation, on the compute stream.
     Compute {
-        /// For people.
+        /// Name for people.
         name: &'static str,
         /// Microbatch it works on, if any.
         microbatch: Option<u32>,
     },
     /// A collective, on the communication stream.
     Collective {
-        /// Which.
+        /// The collective.
         collective: Collective,
         /// Members that take part.
         n_members: usize,
-        /// Bytes of its wholes.
+        /// Bytes of its whole tensors.
         size_bytes: u64,
     },
 }
@@ -28,7 +28,7 @@ pub enum What {
 /// A span of time of one rank, from the beginning of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Spent on what.
+    /// The activity.
     pub what: What,
     /// Beginning.
     pub start: Duration,
@@ -39,15 +39,15 @@ pub struct Span {
 /// Times of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankTimes {
-    /// Computing.
+    /// Time spent computing.
     pub compute: Duration,
-    /// Communicating, hidden behind computation or not.
+    /// Time of communication, hidden behind computation or not.
     pub communication: Duration,
-    /// Waiting for collectives and for the ranks that take part: communication that nothing hides, and bubbles.
+    /// Time spent waiting for collectives and their members: communication that is not hidden, and bubbles.
     pub exposed: Duration,
     /// End of its step.
     pub finish: Duration,
-    /// Every piece of work, if asked for; in order of their ends on each stream.
+    /// Every piece of work, if requested; in order of their ends on each stream.
     pub spans: Vec<Span>,
 }
 
@@ -64,19 +64,21 @@ pub struct Timeline {
 impl Timeline {
     /// Times of one rank.
     ///
-    /// # Panics If the world has no such rank.
+    /// # Panics
+    /// If the world has no such rank.
     pub fn rank(&self, rank: Rank) -> &RankTimes {
         &self.classes[self.class_of[rank.0 as usize] as usize]
     }
 
     /// Time in which a rank does not compute.
     ///
-    /// # Panics If the world has no such rank.
+    /// # Panics
+    /// If the world has no such rank.
     pub fn idle(&self, rank: Rank) -> Duration {
         self.makespan.saturating_sub(self.rank(rank).compute)
     }
 
-    /// One rank of each class of ranks that do the same at the same time: all that is worth looking at.
+    /// One rank of each class of ranks that do the same at the same time.
     pub fn representatives(&self) -> &[Rank] {
         &self.representatives
     }
@@ -86,7 +88,7 @@ impl Timeline {
         chrome::document(self.representatives.iter().map(|r| Track { rank: *r, spans: &self.rank(*r).spans }))
     }
 
-    /// Time that ranks wait, on the average of all ranks.
+    /// Waiting time, averaged over all ranks.
     pub fn mean_exposed(&self) -> Duration {
         let all: Duration = self.class_of.iter().map(|c| self.classes[*c as usize].exposed).sum();
         all.checked_div(self.class_of.len() as u32).unwrap_or_default()

@@ -14,7 +14,7 @@ use phalanx_strategies::program::{Op, ValueId};
 use proptest::prelude::*;
 
 pub fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
-    // Every family reads these names; GPT-2 has no heads of keys and values that queries share.
+    // Every family reads these names; GPT-2 has no shared key/value heads.
     let json = format!(
         r#"{{"model_type": "{family}", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
         "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": {kv_heads},
@@ -53,14 +53,14 @@ pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -
     }
 }
 
-/// Replays the program over its layout: a buffer that is still to be read must hold what was written into it.
+/// Replays the program over its layout: no instruction may overwrite a buffer that a later instruction reads.
 pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
     let p = &compiled.program;
     let mut last_read = vec![None; p.values.len()];
     for (i, instr) in p.instrs.iter().enumerate() {
         instr.reads.iter().for_each(|v| last_read[v.0 as usize] = Some(i));
         let Op::Await(c) = instr.op else { continue };
-        // Peers may read what a collective was given until it is awaited, unless its result took the place.
+        // Peers may read the operands of a collective until its await, unless a result took over the location.
         let start = p.instrs[..i].iter().find(|s| s.op == Op::Start(c)).unwrap();
         for (r, operand) in start.reads.iter().enumerate() {
             let location = location_of(compiled, *operand);
@@ -80,7 +80,7 @@ pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
             let (start, end) = (location.offset, location.offset + p.value(*w).size_bytes());
             for (s, e, v) in &live {
                 let needed = last_read[*v].is_some_and(|l| l > i) && *v != w.0 as usize;
-                // An operand that ends here may be the place of the result only where the operation permits it.
+                // A result may overwrite an operand that ends here only where the operation permits it.
                 let ends_here = last_read[*v] == Some(i);
                 let permitted = instr
                     .op
@@ -105,7 +105,7 @@ fn location_of(c: &Compiled, v: ValueId) -> Option<BufferLocation> {
     c.layout.locations[v.0 as usize]
 }
 
-/// Every way of sharing work that a mesh leaves open, but reproducible runs.
+/// All parallel settings that a mesh leaves open, except reproducible runs.
 pub fn any_parallel() -> impl Strategy<Value = Parallel> {
     let schedules = vec![
         ScheduleKind::GPipe,

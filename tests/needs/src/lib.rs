@@ -1,13 +1,13 @@
-//! What tests need of the machine that they run on, and what happens where it is missing.
+//! What tests need of their machine, and how they skip without it.
 //!
-//! A test that cannot run calls [`skip`] and returns. The test harness then counts the test as passed, so `skip` reports it in three
-//! ways of its own:
+//! A test that cannot run calls [`skip`] and returns. The test harness counts it as passed, so `skip` reports it in three
+//! ways:
 //!
 //! - It writes `skipped: TEST: REASON` to the standard error of the process, which the harness does not capture.
-//! - It appends a line to the file that `PHALANX_SKIPPED` names, from which `.ci/run` counts the skipped tests.
-//! - It panics where `PHALANX_NO_SKIP` lists the missing capability: `PHALANX_NO_SKIP=shared,avx512` fails the tests that miss one of
-//!   these two, `PHALANX_NO_SKIP=1` fails every test that skips. A list, because no machine has everything, and one that had AMX
-//!   yesterday must not lose its AMX tests today without notice.
+//! - It appends a line to the file that `PHALANX_SKIPPED` names; `.ci/run` counts the skipped tests there.
+//! - It panics where `PHALANX_NO_SKIP` lists the missing capability: `PHALANX_NO_SKIP=shared,avx512` fails the tests that
+//!   skip for one of these two, `PHALANX_NO_SKIP=1` fails every test that skips. It is a list because no machine has
+//!   everything, and a machine with AMX must not silently stop running its AMX tests.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -22,14 +22,14 @@ pub const NO_SKIP: &str = "PHALANX_NO_SKIP";
 /// Environment variable with the file to which skipped tests are appended.
 pub const SKIPPED: &str = "PHALANX_SKIPPED";
 
-/// What a test may need and a machine may lack.
+/// A capability that a test may need and a machine may not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// The folder `shared` beside the checkout, with real models and texts.
     Shared,
     /// A Python with PyTorch and transformers.
     Transformers,
-    /// The launcher of PyTorch.
+    /// `torchrun`, the launcher of PyTorch.
     Torchrun,
     /// AVX-512 with the subsets F, BW, VL and DQ.
     Avx512,
@@ -52,7 +52,7 @@ impl Need {
         Need::NetworkNamespaces,
     ];
 
-    /// How [`NO_SKIP`] spells it.
+    /// Its name in [`NO_SKIP`].
     pub const fn name(self) -> &'static str {
         match self {
             Need::Shared => "shared",
@@ -66,35 +66,35 @@ impl Need {
     }
 }
 
-/// Reports that the calling test, or a part of it, does not run here; the caller returns or leaves the part out.
+/// Reports that the calling test, or a part of it, does not run here; the caller returns or skips that part.
 ///
-/// A test is reported once for each need, however often it asks.
+/// Repeated calls of a test for the same need report once.
 ///
 /// # Panics
-/// When [`NO_SKIP`] lists the need, or a word that is no need, or when the report cannot be written.
+/// When [`NO_SKIP`] lists the need or an unknown word, or when the report cannot be written.
 #[track_caller]
 pub fn skip(need: Need, reason: impl Display) {
     let required = std::env::var(NO_SKIP).unwrap_or_default();
-    let required = parse(&required).unwrap_or_else(|word| panic!("{NO_SKIP}: {word:?} is none of {}", names()));
+    let required = parse(&required).unwrap_or_else(|word| panic!("{NO_SKIP}: {word:?} is not one of {}", names()));
     assert!(!required.contains(&need), "{NO_SKIP} requires {}, but this test would be skipped: {reason}", need.name());
     let test = test_name();
     if !is_first(&test, need) {
         return;
     }
-    // Not `eprintln!`, whose output the test harness keeps to itself when the test passes.
+    // Not `eprintln!`: the test harness captures its output and drops it when the test passes.
     let report = format!("skipped: {test}: {reason}\n");
     std::io::stderr().write_all(report.as_bytes()).expect("standard error can be written");
     if let Some(path) = std::env::var_os(SKIPPED) {
         let binary = std::env::current_exe().ok().and_then(|path| Some(path.file_stem()?.display().to_string()));
         let line = format!("{}\t{test}\t{}\t{reason}\n", binary.unwrap_or_default(), need.name());
-        // Several processes append at once: one `write` of a line in append mode is not torn.
+        // Several processes append at once; in append mode a line written by one `write` stays whole.
         let file = OpenOptions::new().create(true).append(true).open(&path);
         let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
         written.unwrap_or_else(|error| panic!("{SKIPPED}: cannot append to {}: {error}", path.display()));
     }
 }
 
-/// A file or folder of `shared` beside the checkout; where it is absent, the calling test is skipped.
+/// A file or folder of `shared` beside the checkout; skips the calling test where it is absent.
 ///
 /// # Panics
 /// As [`skip`].
@@ -108,17 +108,17 @@ pub fn shared(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// A file or folder of the committed reference models; every checkout has them.
+/// A file or folder of the committed reference models.
 ///
 /// # Panics
 /// When it is absent.
 pub fn reference(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../reference").join(name);
-    assert!(path.exists(), "{} belongs to the checkout", path.display());
+    assert!(path.exists(), "{} is missing in the checkout", path.display());
     path
 }
 
-/// The needs of a list; the first word that names none as the error.
+/// The needs of a list, or the first unknown word as the error.
 fn parse(list: &str) -> Result<BTreeSet<Need>, String> {
     if list.trim() == "1" {
         return Ok(Need::ALL.into());
@@ -131,8 +131,8 @@ fn names() -> String {
     Need::ALL.map(Need::name).join(", ")
 }
 
-/// The harness names the thread of a test after it. With a single test thread it uses the main thread; then the place of
-/// the call stands in.
+/// The harness names the thread of a test after the test. A single test thread is the main thread, so the name is then the place
+/// of the call.
 #[track_caller]
 fn test_name() -> String {
     match std::thread::current().name() {

@@ -1,10 +1,10 @@
 use super::*;
 use std::process::{Command, Output};
 
-/// Set in a process that a test below started: the needs that [`skips_in_a_child_process`] reports.
+/// Set in child processes of the tests below: the needs that [`skips_in_a_child_process`] reports.
 const CHILD: &str = "PHALANX_NEEDS_CHILD";
 
-/// Not a test by itself: the body of the processes below.
+/// Not a test by itself: the body of the child processes.
 #[test]
 fn skips_in_a_child_process() {
     let Ok(needs) = std::env::var(CHILD) else { return };
@@ -38,14 +38,14 @@ fn skip_is_visible_and_recorded_once_per_test_and_need() {
 }
 
 #[test]
-fn skip_fails_the_test_where_the_machine_must_have_what_is_missing() {
+fn skip_fails_the_test_where_the_machine_must_have_the_need() {
     let with = |list: &str| child("amx", &[(NO_SKIP, list)]);
 
     for list in ["amx", "shared, amx", "1"] {
         let output = with(list);
         assert!(!output.status.success(), "{list:?} allowed a skip");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(said.contains("PHALANX_NO_SKIP requires amx"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(printed.contains("PHALANX_NO_SKIP requires amx"), "{printed}");
     }
     for list in ["", "shared,netns"] {
         assert!(with(list).status.success(), "{list:?} allowed no skip of amx");
@@ -57,6 +57,6 @@ fn misspelt_need_fails_the_test_and_is_named() {
     let output = child("amx", &[(NO_SKIP, "avx-512")]);
 
     assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains("\"avx-512\" is none of shared, transformers, torchrun, avx512"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(printed.contains("\"avx-512\" is not one of shared, transformers, torchrun, avx512"), "{printed}");
 }

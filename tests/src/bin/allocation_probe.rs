@@ -1,13 +1,13 @@
-//! Counts what the hot loop allocates, in a process in which nothing else runs: a test harness has threads of its own.
+//! Counts the allocations of the hot loop in a process where nothing else runs; a test harness has its own threads.
 //!
-//! `allocation_probe f32|bf16 THREADS`: prints the number of allocations of 20 steps on all threads, batches filled from
-//! documents included, and to standard error where the first of them came from.
+//! `allocation_probe f32|bf16 THREADS`: prints the number of allocations of 20 steps on all threads, including the filling of
+//! batches from documents, and the origin of the first ones to standard error.
 //!
-//! Otherwise it is the `phalanx` command line. Its rank processes count where `PHALANX_PROBE_DIR` names a folder: from the
-//! moment when there is a file `begin-0` in it until there is a file `end-0`, then from `begin-1` to `end-1`, and so on. Each
-//! then writes to `PID.count-0` and so on how many allocations its device thread has made with its pool, and how many the
-//! threads of its connections; and to `PID.trace` where the first ones of the device thread came from.
-#![allow(unsafe_code)] // an allocator can be written in no other way
+//! With other arguments it is the `phalanx` command line. Its rank processes count if `PHALANX_PROBE_DIR` names a folder: from
+//! the appearance of the file `begin-0` in it to that of `end-0`, then from `begin-1` to `end-1`, and so on. After each window a
+//! rank writes two counts to `PID.count-0` and so on: the allocations of its device thread and pool, and those of its connection
+//! threads. `PID.trace` has the origin of the device thread's first ones.
+#![allow(unsafe_code)] // `GlobalAlloc` is an unsafe trait
 
 use anyhow::{Result, ensure};
 use phalanx::config::datasets::DatasetType;
@@ -27,31 +27,31 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The system's allocator, counting.
+/// The system's allocator with counters.
 struct Counting;
 
-/// Calls that asked for memory, on all threads.
+/// Allocations on all threads.
 static N_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Calls are watched.
+/// Whether a window is open.
 static WATCHES: AtomicBool = AtomicBool::new(false);
 
-/// Calls that asked for memory while they were watched: of the device thread and its pool, and of connections.
+/// Allocations within the window: of the device thread and its pool, and of connections.
 static N_WATCHED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// How many of the first show their backtraces.
+/// Number of allocations whose backtraces are shown.
 const N_SHOWN: u64 = 3;
 
-/// In a rank process: the folder of its counts. Threads of the control plane are not watched there.
+/// In a rank process: the folder of its counts. Threads of the control plane do not count there.
 static PROBE_DIR: OnceLock<PathBuf> = OnceLock::new();
 
-/// Names of watched threads, or how they begin, and the counter of each.
+/// Prefixes of the names of watched threads, and the counter of each.
 const WATCHED: [(&str, usize); 4] = [("device", 0), ("compute-", 0), ("state", 0), ("tcp-", 1)];
 
 std::thread_local! {
-    /// This thread is showing a backtrace, whose own allocations do not count.
+    /// Whether this thread is showing a backtrace; allocations meanwhile do not count.
     static SHOWS: Cell<bool> = const { Cell::new(false) };
-    /// The counter of this thread, if it has one, once that is known.
+    /// The counter of this thread, if it has one; `None` until looked up.
     static COUNTER: Cell<Option<Option<usize>>> = const { Cell::new(None) };
 }
 
@@ -73,7 +73,7 @@ fn counter() -> Option<usize> {
         return Some(0);
     }
     COUNTER.get().unwrap_or_else(|| {
-        // The kernel tells the name without an allocation.
+        // Reading the name from the kernel does not allocate.
         let mut name = [0; 16];
         let n = std::fs::File::open("/proc/thread-self/comm").and_then(|mut file| file.read(&mut name)).unwrap_or(0);
         let found = WATCHED.iter().find(|(begin, _)| name[..n].starts_with(begin.as_bytes()));
@@ -91,7 +91,7 @@ fn show() {
         return;
     };
     let file = std::fs::File::options().create(true).append(true).open(of_this_process(dir, "trace"));
-    // What is missing from it is still counted.
+    // A failed write only loses the backtrace, not the count.
     let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
 }
 
@@ -99,7 +99,7 @@ fn of_this_process(dir: &Path, what: &str) -> PathBuf {
     dir.join(format!("{}.{what}", std::process::id()))
 }
 
-// SAFETY: every call goes to the system's allocator unchanged, which keeps the contract.
+// SAFETY: every call is forwarded unchanged to the system's allocator, which keeps the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -132,7 +132,7 @@ const BATCH: BatchShape = BatchShape { n_rows: 2, seq_len: 64 };
 const N_WARM_UP: u64 = 5;
 const N_STEPS: u64 = 20;
 
-/// Rows of packed documents, so that every way of filling a row is on the path.
+/// Rows of packed documents, which exercise every way of filling a row.
 fn rows(dir: &std::path::Path) -> Result<Rows> {
     let path = dir.join("documents.jsonl");
     let line = |i: usize| format!("{{\"text\": \"{}\"}}\n", "hold the line ".repeat(1 + i % 4));
@@ -142,7 +142,7 @@ fn rows(dir: &std::path::Path) -> Result<Rows> {
     Ok(prepare(&config, &Tokenizer::bytes(), &dir.join("cache"), 4096, &|_| {})?.train)
 }
 
-/// Allocations of [`N_STEPS`] steps behind [`N_WARM_UP`], in which threads and their queues come to be.
+/// Allocations of [`N_STEPS`] steps after [`N_WARM_UP`] steps that create threads and queues.
 fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
     let mut model = bench_model();
     (model.n_layers, model.windows) = (2, vec![None; 2]);
@@ -165,7 +165,7 @@ fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
     Ok(N_WATCHED[0].load(Ordering::SeqCst))
 }
 
-/// Counts in a rank process for as long as the test asks for it.
+/// Counts in a rank process, one window after another, as the test requests.
 fn count_while_asked(dir: &Path) -> std::io::Result<()> {
     let wait_for = |name: String| {
         while !dir.join(&name).exists() {
@@ -180,7 +180,7 @@ fn count_while_asked(dir: &Path) -> std::io::Result<()> {
         wait_for(format!("end-{window}"));
         WATCHES.store(false, Ordering::SeqCst);
         let [of_device, of_connections] = [0, 1].map(|counter: usize| N_WATCHED[counter].load(Ordering::SeqCst));
-        // The name comes last, so that nobody reads half of it.
+        // Renamed when complete, so that the test never reads half a file.
         let unnamed = of_this_process(dir, "unnamed");
         std::fs::write(&unnamed, format!("{of_device} {of_connections}"))?;
         std::fs::rename(unnamed, of_this_process(dir, &format!("count-{window}")))?;
@@ -211,7 +211,7 @@ fn main() -> Result<ExitCode> {
             if let Some(dir) = std::env::var_os("PHALANX_PROBE_DIR") {
                 let dir = PROBE_DIR.get_or_init(|| dir.into());
                 let counts = std::thread::Builder::new().name("counts".into());
-                counts.spawn(|| count_while_asked(dir).expect("the folder of the probe is there"))?;
+                counts.spawn(|| count_while_asked(dir).expect("the folder of the probe exists"))?;
             }
         }
         _ => {}

@@ -1,5 +1,5 @@
-//! The whole matrix: every combination of axes up to a number of ranks, with every ZeRO stage, schedule and variant,
-//! against one rank; each cell goes on from the checkpoint of one that differs from it in most axes.
+//! The whole matrix: every combination of axes up to a number of ranks, with every ZeRO stage, schedule and option, compared
+//! with one rank; each cell resumes from the checkpoint of a cell that differs in most axes.
 //!
 //! `cargo run --release -p phalanx-tests --bin matrix -- --help`
 
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Trains two small models under every way of sharing the work and compares with one rank. Exit code 1 if any differs.
+/// Trains two small models in every combination of mesh and options and compares with one rank. Exit code 1 if any differs.
 #[derive(Parser)]
 struct Args {
     /// Largest number of ranks of a mesh.
@@ -25,13 +25,13 @@ struct Args {
     /// Only cells whose name contains this, such as `cp 2` or `ZeRO-3`.
     #[arg(long, default_value = "")]
     only: String,
-    /// Models that train at the same time.
+    /// Number of models that train at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Print a line of JSON for each cell instead of text.
     #[arg(long)]
     json: bool,
-    /// Put the table into this file, between its markers.
+    /// Write the table between the markers of this file.
     #[arg(long)]
     write: Option<PathBuf>,
 }
@@ -40,12 +40,12 @@ fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     let ring = chain(cells(args.max_ranks).into_iter().filter(|c| c.to_string().contains(&args.only)).collect());
     let bar = ProgressBar::new((ring.len() * Shape::ALL.len()) as u64);
-    bar.set_style(ProgressStyle::with_template("{wide_bar} {pos}/{len} cells, {elapsed} gone, {eta} left  {msg}")?);
+    bar.set_style(ProgressStyle::with_template("{wide_bar} {pos}/{len} cells, {elapsed} elapsed, {eta} left  {msg}")?);
     let outcomes = Mutex::new(Vec::new());
     let each = |outcome: Outcome| {
         print(&args, &bar, &outcome);
         bar.inc(1);
-        outcomes.lock().expect("nobody panics with it").push(outcome);
+        outcomes.lock().expect("no holder of the lock panics").push(outcome);
     };
     run(&args, &ring, &each)?;
     bar.finish_and_clear();
@@ -63,7 +63,7 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed == 0 && !outcomes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Each model has its own ring; `jobs` of them run at a time.
+/// Each model has its own ring; `jobs` rings run at a time.
 fn run(args: &Args, ring: &[Cell], each: &(impl Fn(Outcome) + Sync)) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || {

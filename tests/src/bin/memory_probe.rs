@@ -1,9 +1,9 @@
-//! Measures its own memory, in a process in which nothing else runs; otherwise it is the `phalanx` command line.
+//! Measures its own memory in a process where nothing else runs. With other arguments it is the `phalanx` command line.
 //!
 //! `memory_probe measure-step f32|bf16 ROWS`: three steps of the benchmark model.
 //! `memory_probe measure-job JOB.yaml`: a whole job. Both print one JSON line.
-//! `memory_probe measure-ranks JOB.yaml`: a job whose ranks are processes, until its first checkpoint. Prints the bytes that the
-//! ranks allocated for their buffers, by rank, and the largest sum of what the kernel says that their processes take.
+//! `memory_probe measure-ranks JOB.yaml`: a job with rank processes, until its first checkpoint. Prints the buffer bytes of each
+//! rank and the largest sum of their processes' memory (PSS).
 
 use phalanx::{Control, Event, Job, JobError, Runtime};
 use phalanx_actors::control::block_on;
@@ -80,24 +80,24 @@ fn measure_ranks(yaml: &Path) -> anyhow::Result<()> {
             Vec::new()
         })
     });
-    // Until it has saved: then one rank exports, while the others still have their state, which is not what is planned.
+    // Until the first save: the export after it takes memory that is not planned.
     let is_saved =
         || std::fs::read_dir(&checkpoints).into_iter().flatten().flatten().any(|c| c.path().join("COMMIT").exists());
-    let (mut peak, mut n_looks) = (0, 0);
+    let (mut peak, mut n_samples) = (0, 0);
     while running.outcome().is_none() && !is_saved() {
         let of_ranks: u64 = children_pss_bytes().iter().sum();
         if !is_saved() {
-            (peak, n_looks) = (peak.max(of_ranks), n_looks + 1);
+            (peak, n_samples) = (peak.max(of_ranks), n_samples + 1);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     block_on(running.wait())??;
     let planned = planned.join().expect("nothing in it panics")?;
-    println!("{{\"planned\": {planned:?}, \"peak\": {peak}, \"looks\": {n_looks}}}");
+    println!("{{\"planned\": {planned:?}, \"peak\": {peak}, \"samples\": {n_samples}}}");
     Ok(())
 }
 
-/// `peak`: until the last step; `end`: with the checkpoint and the export behind it.
+/// `peak`: until the last step; `end`: including the checkpoint and the export after it.
 fn print(planned: u64, baseline: u64, peak: u64, end: u64) {
     println!("{{\"planned\": {planned}, \"baseline\": {baseline}, \"peak\": {peak}, \"end\": {end}}}");
 }

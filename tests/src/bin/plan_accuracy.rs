@@ -1,7 +1,7 @@
-//! Compares predicted with measured steps: for each configuration `phalanx estimate --json` (which calibrates), then a
-//! training run, in turns; prints medians as a table.
+//! Compares predicted with measured steps: alternates `phalanx estimate --json` (which calibrates) and a training run for
+//! each configuration; prints a table of medians.
 //!
-//! `plan_accuracy [ROUNDS [STEPS]] [--only NAME]`, with the `phalanx` binary of the same build beside it.
+//! `plan_accuracy [ROUNDS [STEPS]] [--only NAME]`; needs the `phalanx` binary of the same build in the same folder.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -23,7 +23,7 @@ resume_from_checkpoint: none
 output_dir: out
 ";
 
-/// The benchmark's model, its batch and how ranks share it.
+/// Meshes and precisions of the benchmark's model and batch.
 const CASES: [(&str, &str); 10] = [
     ("1 rank f32", "--bf16 false --threads 2"),
     ("1 rank bf16", "--bf16 true --threads 2"),
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     let only = args.iter().position(|a| a == "--only").and_then(|i| args.get(i + 1));
     let cases: Vec<_> = CASES.iter().filter(|(name, _)| only.is_none_or(|part| name.contains(part.as_str()))).collect();
     let phalanx = std::env::current_exe()?.with_file_name("phalanx");
-    ensure!(phalanx.exists(), "{} is not there: cargo build --release -p phalanx", phalanx.display());
+    ensure!(phalanx.exists(), "{} does not exist; run `cargo build --release -p phalanx`", phalanx.display());
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("text.txt"), sources(Path::new("strategies/src"))?)?;
     std::fs::write(dir.path().join("job.yaml"), JOB)?;
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
                 Ok(String::from_utf8(output.stdout)?)
             };
             let estimate: Value = serde_json::from_str(&run("estimate", &["--json"])?)?;
-            predicted.push(estimate["step_ms"].as_f64().context("step_ms")?);
+            predicted.push(estimate["step_ms"].as_f64().context("the estimate has no step_ms")?);
             let max_steps = n_steps.to_string();
             std::fs::remove_dir_all(dir.path().join("out")).or_else(absent)?;
             run("train", &["--max_steps", &max_steps])?;
@@ -88,7 +88,7 @@ fn absent(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// Median of the steps behind the first two.
+/// Median of the steps after the first two.
 fn step_ms(metrics: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(metrics)?;
     let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;

@@ -1,4 +1,5 @@
-//! Writes the seeds of all fuzz targets, or of one, below a folder: `cargo run --release -p phalanx-tests --bin seeds -- tests/fuzz/corpus`.
+//! Writes the seeds of all fuzz targets below a folder:
+//! `cargo run --release -p phalanx-tests --features decoders --bin seeds -- tests/fuzz/corpus`.
 
 use anyhow::Context;
 use clap::Parser;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 /// Writes seeds for fuzz targets.
 #[derive(Parser)]
 struct Args {
-    /// Where; each target has a folder there.
+    /// Folder that gets one folder per target.
     folder: PathBuf,
 }
 
@@ -16,7 +17,7 @@ fn main() -> anyhow::Result<()> {
     let Args { folder } = Args::parse();
     for target in TARGETS {
         let dir = folder.join(target.name);
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let seeds = (target.seeds)();
         for (number, seed) in seeds.iter().enumerate() {
             let path = dir.join(format!("seed-{number:03}"));

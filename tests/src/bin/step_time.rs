@@ -1,6 +1,6 @@
-//! Times the training step of the benchmark model in a process of its own; prints one JSON line.
+//! Times the training step of the benchmark model in a separate process; prints one JSON line.
 //!
-//! `step_time f32|bf16 STEPS [--profile] [--write FILE]`; compared with PyTorch by `tests/peers/compare_step.py`, which starts
+//! `step_time f32|bf16 STEPS [--profile] [--write FILE]`; `tests/peers/compare_step.py` compares it with PyTorch, which starts
 //! from the weights and the batch in FILE.
 
 use phalanx_tests::step::BenchStep;

@@ -1,4 +1,4 @@
-//! Checkpoints: marker, manifest, indexes, and tensors read through what they say, whatever that is.
+//! Checkpoints: marker, manifest, indexes, and tensors read through damaged indexes and manifests.
 
 use super::Target;
 use phalanx_storage::checkpoint::commit::Commit;
@@ -22,8 +22,8 @@ pub(super) const TARGET: Target = Target { name: "checkpoint", run, seeds };
 const READ_BYTES_MAX: u64 = 1 << 16;
 const DIR: &str = "root/step-0000000007.g0003";
 
-/// Marker, manifest and index are written as they will be read. A checkpoint with such an index or a manifest of format 1
-/// is refused, or what is read of it is what was saved.
+/// Marker, manifest and index survive writing and reading. A checkpoint with such an index or a manifest of format 1 is
+/// refused, or its tensors are the saved ones.
 fn run(bytes: &[u8]) {
     if let Some(commit) = Commit::decode(bytes) {
         assert_eq!(commit.encode().as_bytes(), bytes);
@@ -55,7 +55,7 @@ fn read_all(manifest: &[u8], index: Option<&[u8]>, writers: u32) {
     let store: Arc<dyn Store> = Arc::new(Files(files));
     let Ok(checkpoint) = Checkpoint::open_lazily_in(&store, Path::new(DIR)) else { return };
     for name in checkpoint.contents().tensors.keys() {
-        let tensor = checkpoint.tensor(name).expect("it was listed");
+        let tensor = checkpoint.tensor(name).expect("the name comes from the checkpoint");
         let Some(n_bytes) = tensor.dtype.bytes_of(&tensor.shape).filter(|n| *n <= READ_BYTES_MAX) else { continue };
         let mut whole = vec![0; n_bytes as usize];
         let read = checkpoint.read_whole_into(name, &mut whole);
@@ -81,7 +81,7 @@ fn hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-/// A good checkpoint of two tensors in three boxes, and an extra.
+/// A valid checkpoint of two tensors in three boxes, and an extra.
 struct Saved {
     manifest: Manifest,
     files: BTreeMap<String, Arc<[u8]>>,
@@ -105,27 +105,27 @@ fn saved() -> &'static Saved {
         let id = CheckpointWriter::at(root.path())
             .expect("a folder")
             .save(&meta, &pieces, &extras)
-            .expect("it can be saved");
-        let entries = std::fs::read_dir(&id.path).expect("it was saved").map(|entry| entry.expect("it was saved"));
+            .expect("saving succeeds");
+        let entries = std::fs::read_dir(&id.path).expect("the folder was saved").map(|entry| entry.expect("an entry"));
         let read = |entry: std::fs::DirEntry| {
-            let content: Arc<[u8]> = std::fs::read(entry.path()).expect("it was saved").into();
+            let content: Arc<[u8]> = std::fs::read(entry.path()).expect("a saved file").into();
             (entry.file_name().to_string_lossy().into_owned(), content)
         };
         let files: BTreeMap<String, Arc<[u8]>> = entries.map(read).collect();
-        Saved { manifest: Manifest::decode(&files["MANIFEST"]).expect("it was saved"), files }
+        Saved { manifest: Manifest::decode(&files["MANIFEST"]).expect("the manifest was saved"), files }
     })
 }
 
 fn seeds() -> Vec<Vec<u8>> {
     let Saved { manifest, files } = saved();
-    let index = Index::decode(&files["rank-00000-index.json"]).expect("it was saved");
-    let contents = Contents::join(manifest, vec![index]).expect("they belong together");
-    let format_1 = serde_json::to_vec(&Contents { format: 1, ..contents }).expect("it is JSON");
+    let index = Index::decode(&files["rank-00000-index.json"]).expect("the index was saved");
+    let contents = Contents::join(manifest, vec![index]).expect("manifest and index belong together");
+    let format_1 = serde_json::to_vec(&Contents { format: 1, ..contents }).expect("contents are JSON");
     let small = |name: &&String| !name.ends_with(".safetensors");
     files.keys().filter(small).map(|name| files[name].to_vec()).chain([format_1]).collect()
 }
 
-/// Files in memory, to be read only.
+/// Read-only files in memory.
 #[derive(Debug)]
 struct Files(BTreeMap<String, Arc<[u8]>>);
 
@@ -149,7 +149,7 @@ impl StoredFile for Content {
 impl Store for Files {
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn StoredFile>>, CheckpointError> {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        assert_eq!(path, Path::new(DIR).join(&name), "a name has left the directory");
+        assert_eq!(path, Path::new(DIR).join(&name), "a name leaves the directory");
         Ok(self.0.get(&name).map(|content| Arc::new(Content(content.clone())) as Arc<dyn StoredFile>))
     }
     fn claim(&self, _: &Path) -> Result<bool, CheckpointError> {

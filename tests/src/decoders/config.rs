@@ -1,11 +1,11 @@
-//! The YAML file of a job, and keys that are given on the command line.
+//! The YAML file of a job, and keys of the command line.
 
 use super::{Target, as_piece, piece};
 use phalanx::config::JobConfig;
 
 pub(super) const TARGET: Target = Target { name: "config", run, seeds };
 
-/// A configuration is refused with one sentence, or is the same when it is written and read again.
+/// A configuration is refused with one sentence, or survives writing and reading.
 fn run(mut bytes: &[u8]) {
     let text = String::from_utf8_lossy(piece(&mut bytes)).into_owned();
     let arguments = String::from_utf8_lossy(bytes).into_owned();

@@ -1,5 +1,5 @@
-//! Reports and requests, decoded and handed to the machine that decides: a node or an operator with a good certificate and
-//! nothing good in mind must not bring it down.
+//! Reports and requests, decoded and passed to the coordinator's machine: a malicious node or operator with a valid
+//! certificate must not bring it down.
 
 use super::{Target, as_piece, honest, piece};
 use phalanx_actors::operator::Request;
@@ -15,20 +15,20 @@ pub(super) const TARGET: Target = Target { name: "coordinator", run, seeds };
 const REPORT: u8 = 0;
 const REQUEST: u8 = 1;
 const PERSISTED: u8 = 2;
-const N_SORTS: u8 = 4;
-/// What happens in one run.
+const N_KINDS: u8 = 4;
+/// Events of one run.
 const EVENTS_MAX: usize = 64;
 
-/// Whatever it is told, the coordinator goes on, its desired states can be sent, its records read again, and its status
+/// For any messages, the coordinator keeps running, its desired states can be sent, its records read again, and its status
 /// shown.
 fn run(mut bytes: &[u8]) {
     let mut now = Instant::now();
     let mut coordinator =
         Coordinator::new(now, honest::JOB, Term(1), Record::default(), honest::policy(), Timing::default());
     for _ in 0..EVENTS_MAX {
-        let Some((&sort, rest)) = bytes.split_first() else { break };
+        let Some((&kind, rest)) = bytes.split_first() else { break };
         bytes = rest;
-        match sort % N_SORTS {
+        match kind % N_KINDS {
             REPORT => {
                 if let Some(report) = decoded::<Report>(piece(&mut bytes)) {
                     let _ = coordinator.handle_report(now, &report);
@@ -41,17 +41,17 @@ fn run(mut bytes: &[u8]) {
             }
             PERSISTED => coordinator.handle_persisted(now, true),
             _ => {
-                now += Duration::from_millis(4) * u32::from(sort);
+                now += Duration::from_millis(4) * u32::from(kind);
                 coordinator.handle_timeout(now);
             }
         }
         while let Some(command) = coordinator.poll_command() {
             match command {
                 Command::Send(_, desired_state) => {
-                    let frame = wire::encode(&desired_state).expect("a world of so few members fits a frame");
+                    let frame = wire::encode(&desired_state).expect("a small world fits a frame");
                     assert_eq!(wire::decode(&frame).as_ref(), Ok(&desired_state));
                 }
-                Command::Persist(record) => record.check().expect("a record that can be read again"),
+                Command::Persist(record) => record.check().expect("the record is valid"),
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
             }
         }
@@ -76,17 +76,17 @@ fn decoded<M: Message>(body: &[u8]) -> Option<M> {
 
 fn seeds() -> Vec<Vec<u8>> {
     let body = |message| as_piece(&body_of(message));
-    let told = |report: &Report| [vec![REPORT], body(wire::encode(report)), vec![PERSISTED, 3 + N_SORTS, PERSISTED]];
-    let reports: Vec<u8> = honest::job().reports.iter().flat_map(told).flatten().collect();
-    let asked = |request: Request| [vec![REQUEST], body(wire::encode(&request)), vec![PERSISTED, 255]].concat();
-    let requests = [Request::Save, Request::Resize(phalanx_strategies::mesh::Mesh::ONE), Request::Stop].map(asked);
+    let input = |report: &Report| [vec![REPORT], body(wire::encode(report)), vec![PERSISTED, 3 + N_KINDS, PERSISTED]];
+    let reports: Vec<u8> = honest::job().reports.iter().flat_map(input).flatten().collect();
+    let sent = |request: Request| [vec![REQUEST], body(wire::encode(&request)), vec![PERSISTED, 255]].concat();
+    let requests = [Request::Save, Request::Resize(phalanx_strategies::mesh::Mesh::ONE), Request::Stop].map(sent);
     let half = reports.len() / 2;
     vec![reports.clone(), [&reports[..half], &requests.concat(), &reports[half..]].concat(), requests.concat()]
 }
 
-/// Without the envelope, which a report has for itself.
+/// The frame without its envelope.
 fn body_of(frame: Result<Vec<u8>, wire::WireError>) -> Vec<u8> {
-    let frame = frame.expect("it is short");
+    let frame = frame.expect("the message is short");
     assert!(wire::check(Kind::Report, &frame).is_ok() || wire::check(Kind::Request, &frame).is_ok());
     frame[4..].to_vec()
 }

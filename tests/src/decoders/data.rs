@@ -1,5 +1,5 @@
-//! What a model catches up from: records of data files, the cache of tokens; and lines of metrics that a run goes on
-//! behind.
+//! Training data and resumption: records of data files, the token cache, the metrics of a resumed run, changed keys and chat
+//! templates.
 
 use super::Target;
 use phalanx::data::chat_template::ChatTemplate;
@@ -14,19 +14,19 @@ const RECORD: u8 = 0;
 const CACHE: u8 = 1;
 const CACHE_OF: u8 = 2;
 const METRICS: u8 = 3;
-const N_SORTS: u8 = 5;
+const N_KINDS: u8 = 5;
 const KEY: [u8; 32] = [9; 32];
 
-/// What is learnt of a text lies in it and not between the bytes of a character; documents of a cache lie in its tokens;
-/// what is kept of metrics is whole lines.
+/// Trained ranges lie within the text and do not split a character; documents of a cache lie within its tokens; only whole
+/// lines of metrics are kept.
 fn run(bytes: &[u8]) {
-    let Some((&sort, rest)) = bytes.split_first() else { return };
-    match sort % N_SORTS {
+    let Some((&kind, rest)) = bytes.split_first() else { return };
+    match kind % N_KINDS {
         RECORD => record(rest),
         CACHE => check_cache(rest),
         CACHE_OF => {
             let numbers: Vec<u64> =
-                rest.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect();
+                rest.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
             let (tokens, ends) = numbers.split_at(numbers.len() / 2);
             let tokens: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
             check_cache(&token_file_of(&KEY, &tokens, ends));
@@ -36,7 +36,7 @@ fn run(bytes: &[u8]) {
             file.write_all(rest).expect("room for a file");
             std::io::Seek::rewind(&mut file).expect("a file has a beginning");
             if let Ok((kept, _)) = kept_metrics(&file, 5) {
-                let kept = rest.get(..kept as usize).expect("no more than there is");
+                let kept = rest.get(..kept as usize).expect("a prefix of the file");
                 assert!(kept.is_empty() || kept.ends_with(b"\n"));
             }
         }
@@ -65,7 +65,7 @@ fn check_cache(file: &[u8]) {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let sort = |sort: u8, rest: &[u8]| [&[sort], rest].concat();
+    let input = |kind: u8, rest: &[u8]| [&[kind], rest].concat();
     let turns = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho ßé"}]);
     let records = [
         json!({"text": "Once ßé."}),
@@ -76,7 +76,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let words: Vec<u8> = [1u64, 2, 3, 1, 2, 3].iter().flat_map(|n| n.to_le_bytes()).collect();
     let metrics = b"{\"step\":1,\"loss\":2.5}\n{\"step\":4}\n{\"step\":6}\n{\"st";
     let template = "seed: 1\n{% for m in messages %}{{ m.content | trim }}{% endfor %}\nseed: 2\n";
-    let records = records.iter().map(|record| sort(RECORD, record.to_string().as_bytes()));
-    let caches = [sort(CACHE, &token_file_of(&KEY, &[1, 2, 3], &[1, 3])), sort(CACHE_OF, &words)];
-    records.chain(caches).chain([sort(METRICS, metrics), sort(4, template.as_bytes())]).collect()
+    let records = records.iter().map(|record| input(RECORD, record.to_string().as_bytes()));
+    let caches = [input(CACHE, &token_file_of(&KEY, &[1, 2, 3], &[1, 3])), input(CACHE_OF, &words)];
+    records.chain(caches).chain([input(METRICS, metrics), input(4, template.as_bytes())]).collect()
 }

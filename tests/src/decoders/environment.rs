@@ -6,7 +6,7 @@ use phalanx::launch::environment::{Variables, slurm, torchrun};
 
 pub(super) const TARGET: Target = Target { name: "environment", run, seeds };
 
-/// A list of machines has no empty name; a place is one of as many as there are.
+/// A list of machines has no empty name; a node's index is below the number of nodes.
 fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(hosts) = expand(&text) {

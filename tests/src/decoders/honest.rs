@@ -1,4 +1,4 @@
-//! A small job in which everything arrives at once, for messages that mean something.
+//! A small job that delivers messages at once, as a source of meaningful messages.
 
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::coordinator::{Command, Coordinator};
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 pub(super) const JOB: JobId = JobId(1);
 pub(super) const SCHEDULE: Schedule = Schedule { save_steps: 2, last_step: Some(Step(5)) };
 
-/// What was said in it.
-pub(super) struct Said {
+/// The messages of the job.
+pub(super) struct Messages {
     pub(super) reports: Vec<Report>,
     pub(super) desired_states: Vec<DesiredState>,
     pub(super) records: Vec<Record>,
@@ -45,20 +45,20 @@ struct Job {
     coordinator: Coordinator,
     nodes: BTreeMap<NodeId, Supervisor>,
     members: BTreeMap<Worker, Member>,
-    /// Steps for which members have voted and that are not committed.
+    /// Votes for the step that is not committed yet.
     votes: VecDeque<member::Command>,
-    said: Said,
+    messages: Messages,
 }
 
-/// Runs it for a while; a node is lost on the way.
-pub(super) fn job() -> Said {
+/// Runs the job for a while; one node dies meanwhile.
+pub(super) fn job() -> Messages {
     let now = Instant::now();
     let coordinator = Coordinator::new(now, JOB, Term(1), Record::default(), policy(), Timing::default());
     let node = |id| (NodeId(id), Supervisor::new(now, JOB, NodeId(id), Incarnation(1_000), 1, Timing::default()));
     let status = coordinator.status(now);
-    let said = Said { reports: vec![], desired_states: vec![], records: vec![], status };
+    let messages = Messages { reports: vec![], desired_states: vec![], records: vec![], status };
     let (nodes, members) = ((0..3).map(node).collect(), BTreeMap::new());
-    let mut job = Job { now, coordinator, nodes, members, votes: VecDeque::new(), said };
+    let mut job = Job { now, coordinator, nodes, members, votes: VecDeque::new(), messages };
     for tick in 0..400 {
         if tick == 40 {
             job.nodes.remove(&NodeId(1));
@@ -66,10 +66,10 @@ pub(super) fn job() -> Said {
         }
         job.tick();
     }
-    job.said.status = job.coordinator.status(job.now);
-    // The first, of every sort, are enough.
-    job.said.reports.truncate(60);
-    job.said
+    job.messages.status = job.coordinator.status(job.now);
+    // The first reports include every kind.
+    job.messages.reports.truncate(60);
+    job.messages
 }
 
 impl Job {
@@ -95,13 +95,13 @@ impl Job {
         while let Some(command) = self.coordinator.poll_command() {
             match command {
                 Command::Send(node, desired_state) => {
-                    self.said.desired_states.push(desired_state.clone());
+                    self.messages.desired_states.push(desired_state.clone());
                     self.nodes
                         .get_mut(&node)
                         .map(|supervisor| supervisor.handle_desired_state(self.now, desired_state));
                 }
                 Command::Persist(record) => {
-                    self.said.records.push(record);
+                    self.messages.records.push(record);
                     self.coordinator.handle_persisted(self.now, true);
                 }
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
@@ -112,7 +112,7 @@ impl Job {
                 match command {
                     supervisor::Command::Send(report) => {
                         let _ = self.coordinator.handle_report(self.now, &report);
-                        self.said.reports.push(report);
+                        self.messages.reports.push(report);
                     }
                     supervisor::Command::Spawn(worker) => {
                         let member = Member::new(JOB, worker, Some(([127, 0, 0, 1], 4000).into()), SCHEDULE);
@@ -138,7 +138,7 @@ impl Job {
     }
 }
 
-/// What a member's shell does; votes are for its world to count.
+/// Acts as the shell of a member; the caller counts votes.
 pub(super) fn perform(member: &mut Member, command: member::Command, votes: &mut VecDeque<member::Command>) {
     use member::Command::{
         Abort, Apply, CatchUp, Compute, Discard, Exit, Fetch, Finish, Join, Keep, Report, Save, Vote,

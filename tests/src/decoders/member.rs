@@ -1,4 +1,4 @@
-//! Desired states, decoded and handed to the machines of a node and of a rank.
+//! Desired states, decoded and passed to the machines of a node and of a rank.
 
 use super::{Target, as_piece, honest, piece};
 use phalanx_actors::wire::{self, Kind, VERSION};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 pub(super) const TARGET: Target = Target { name: "member", run, seeds };
 
-/// What happens in one run.
+/// Desired states of one run.
 const DESIRED_STATES_MAX: usize = 32;
 
-/// Whatever they are told, both go on, and what the node reports can be sent.
+/// For any desired states, both machines keep running, and the node's reports can be sent.
 fn run(mut bytes: &[u8]) {
     let mut now = Instant::now();
     let (node, boot) = (NodeId(0), Incarnation(1_000));
@@ -58,7 +58,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let desired_states = honest::job().desired_states;
     let bodies: Vec<Vec<u8>> = desired_states
         .iter()
-        .map(|desired_state| as_piece(&wire::encode(desired_state).expect("it is short")[4..]))
+        .map(|desired_state| as_piece(&wire::encode(desired_state).expect("the message is short")[4..]))
         .collect();
     bodies.chunks(8).take(12).map(<[_]>::concat).chain([bodies.iter().take(64).flatten().copied().collect()]).collect()
 }

@@ -1,8 +1,8 @@
-//! What must hold of every decoder whatever bytes it is given: one body for the fuzz targets of `tests/fuzz/` and for the test
-//! that keeps them from rotting (`tests/tests/decoders.rs`).
+//! Guarantees of every decoder for any input, shared by the fuzz targets of `tests/fuzz/` and a test of the workspace
+//! (`tests/tests/decoders.rs`).
 //!
-//! Every body asserts what `tests/fuzz/README.md` says of it. That nothing panics, runs for ever or takes memory out of
-//! proportion needs no words here: the fuzzer watches that.
+//! Each target asserts the guarantees listed in `tests/fuzz/README.md`. The fuzzer itself detects panics, endless loops and
+//! excessive memory.
 
 mod checkpoint;
 mod config;
@@ -18,18 +18,18 @@ mod store;
 mod trust;
 mod wire;
 
-/// Some decoders that are fuzzed together.
+/// Decoders that are fuzzed together.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// What the target is called.
+    /// Name of the target.
     pub name: &'static str,
-    /// Decodes some bytes and asserts what must hold of the outcome.
+    /// Decodes the input and asserts the guarantees.
     pub run: fn(&[u8]),
-    /// Inputs that get past the first checks.
+    /// Inputs that pass the first checks.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 12] = [
     wire::TARGET,
     trust::TARGET,
@@ -48,13 +48,13 @@ pub const TARGETS: [Target; 12] = [
 /// Runs the target of this name.
 ///
 /// # Panics
-/// When there is none, or the bytes show that a decoder is wrong.
+/// When there is none, or the input violates a guarantee.
 pub fn run(name: &str, bytes: &[u8]) {
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of this name");
     (target.run)(bytes);
 }
 
-/// Cuts the next piece off: two bytes of length, little-endian, or as much as there is.
+/// Splits off the next piece: two bytes of length, little-endian, then as many bytes, or all that are left.
 fn piece<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
     let Some((len, rest)) = bytes.split_first_chunk::<2>() else { return std::mem::take(bytes) };
     let (piece, rest) = rest.split_at((u16::from_le_bytes(*len) as usize).min(rest.len()));
@@ -62,7 +62,7 @@ fn piece<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
     piece
 }
 
-/// What [`piece`] cuts off.
+/// Encodes bytes so that [`piece`] returns them.
 fn as_piece(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
 }

@@ -1,4 +1,4 @@
-//! Model directories: the header of a safetensors file, `config.json`, `tokenizer.json` and what stands beside it.
+//! Model directories: the header of a safetensors file, `config.json`, `tokenizer.json` and `tokenizer_config.json`.
 
 use super::{Target, as_piece, piece};
 use phalanx::data::tokenizer::Tokenizer;
@@ -15,15 +15,14 @@ pub(super) const TARGET: Target = Target { name: "model", run, seeds };
 
 const HEADER: u8 = 0;
 const CONFIG: u8 = 1;
-const N_SORTS: u8 = 3;
-/// No file of the fuzzer is longer, but may say so.
+const N_KINDS: u8 = 3;
+/// Limit of the file length that the input claims.
 const FILE_BYTES_MAX: u64 = 1 << 40;
 
-/// A header is refused, or its tensors lie one behind the other up to the end of the file; a tokenizer encodes what it
-/// decodes without harm.
+/// A header is refused, or its tensors fill the file without gaps; a tokenizer encodes and decodes without failure.
 fn run(bytes: &[u8]) {
-    let Some((&sort, mut rest)) = bytes.split_first() else { return };
-    match sort % N_SORTS {
+    let Some((&kind, mut rest)) = bytes.split_first() else { return };
+    match kind % N_KINDS {
         HEADER => header(rest),
         CONFIG => {
             if let Some(vocab_size) = json_of(rest).as_ref().and_then(architecture) {
@@ -34,12 +33,12 @@ fn run(bytes: &[u8]) {
     }
 }
 
-/// The first bytes of a file, and how long the whole is to be.
+/// Reads the header of a sparse file: the input has its length and first bytes.
 fn header(bytes: &[u8]) {
     let Some((len, content)) = bytes.split_first_chunk::<8>() else { return };
     let len = u64::from_le_bytes(*len) % FILE_BYTES_MAX;
     let mut file = tempfile::tempfile().expect("a temporary file");
-    file.write_all(content).and_then(|()| file.set_len(len)).expect("room for a file of holes");
+    file.write_all(content).and_then(|()| file.set_len(len)).expect("room for a sparse file");
     let Ok(header) = read_header(|out, at| file.read_exact_at(out, at), len) else { return };
     let end = header.entries.iter().try_fold(None, |end, entry| match end {
         Some(end) if end != entry.start => Err(entry),

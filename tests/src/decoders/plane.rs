@@ -1,17 +1,17 @@
-//! What ranks read of each other below tensors: frames over TCP, and control memory that all of a machine share.
+//! Messages between ranks below tensors: frames over TCP, and the control memory that ranks of a machine share.
 
 use super::Target;
 use phalanx::fuzzing::{HEADER_BYTES, WORLD, announcement, header_again, header_of, read_control_memory};
 
 pub(super) const TARGET: Target = Target { name: "plane", run, seeds };
 
-/// Bytes of a descriptor, and of what may come with it.
+/// Bytes of an operation's descriptor.
 const ANNOUNCEMENT_BYTES: usize = 40;
-/// No frame has more bytes than a chunk of a tensor.
+/// Bytes of a tensor chunk, the largest body of a frame.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
-/// A header is written as it was read and names few bytes; an announcement keeps its words and its bytes; control memory
-/// can be read whatever is in it.
+/// A header is written as it was read and announces at most a chunk; an announcement keeps its words and bytes; control memory
+/// with any content can be read.
 fn run(bytes: &[u8]) {
     if let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() {
         if let Some((again, len)) = header_again(header, WORLD) {

@@ -1,5 +1,5 @@
-//! What processes of a job tell each other outside of QUIC frames, and JSON that they leave for each other in files: frames
-//! of the channel between a node and its ranks, events, descriptions of state that is fetched, the trainer's own state.
+//! Messages between processes of a job outside of QUIC, and their JSON files: frames of the channel between a node and its
+//! ranks, events, requests for state and their answers, the trainer's state.
 
 use super::{Target, honest};
 use phalanx::fuzzing::{Pieces, asked_for, json_again, offered};
@@ -8,11 +8,11 @@ use serde_json::json;
 
 pub(super) const TARGET: Target = Target { name: "rank_messages", run, seeds };
 
-/// Frames come out the same however the stream is cut; JSON is written as it will be read; what a member gives or takes
-/// of its memory is what it holds.
+/// Frames do not depend on how the stream is split; JSON survives writing and reading; a member sends and accepts only elements
+/// that it holds.
 fn run(bytes: &[u8]) {
     let whole = frames(bytes, bytes.len().max(1));
-    assert_eq!(whole, frames(bytes, 3), "frames depend on how their stream is cut");
+    assert_eq!(whole, frames(bytes, 3), "frames depend on how their stream is split");
     for json in whole.iter().map(Vec::as_slice).chain([bytes]) {
         for (what, again) in json_again(json) {
             let twice = json_again(again.as_bytes());
@@ -32,7 +32,7 @@ fn frames(bytes: &[u8], n: usize) -> Vec<Vec<u8>> {
             match cutter.next_frame() {
                 Ok(Some(frame)) => frames.push(frame),
                 Ok(None) => break,
-                // For good.
+                // No frames follow an error.
                 Err(_) => return frames,
             }
         }
@@ -47,8 +47,8 @@ fn seeds() -> Vec<Vec<u8>> {
         .desired_states
         .iter()
         .rfind(|desired_state| desired_state.world_plan.is_some())
-        .expect("a world was formed");
-    let word = honest.reports.iter().flat_map(|report| &report.members).next_back().expect("somebody reported");
+        .expect("the job has a world");
+    let status = honest.reports.iter().flat_map(|report| &report.members).next_back().expect("a member reported");
     let piece = |(offset, extent): ([usize; 2], [usize; 2])| json!({"tensor": 0, "region": {"offset": offset, "shape": extent}});
     let (whole, part, beside) = (([1, 0], [2, 6]), ([2, 3], [1, 2]), ([2, 0], [1, 3]));
     let state =
@@ -58,14 +58,14 @@ fn seeds() -> Vec<Vec<u8>> {
     let ask = |part, n_parts| json!({"wanted": wanted, "share": {"part": part, "n_parts": n_parts}});
     let values = [
         json!({"DesiredState": desired_state}),
-        json!({"Word": word}),
+        json!({"StatusReport": status}),
         json!({"Done": null}),
         json!({"yaml": "a: 1", "secret": [1, 2, 3], "start_from": [5, "checkpoints/step"]}),
         ask(0, 1),
         ask(1, 3),
         json!({"state": state, "pieces": [piece(whole)]}),
         json!({"state": state, "pieces": [piece(part), piece(beside)]}),
-        // What no honest member asks for or offers: shares that do not exist, and a box of which only a part is missing.
+        // Never sent by an honest member: shares that do not exist, and a box that is only partly missing.
         ask(0, 0),
         ask(3, 3),
         json!({"state": state, "pieces": [piece(([0, 0], [4, 6]))]}),
@@ -73,6 +73,6 @@ fn seeds() -> Vec<Vec<u8>> {
         json!({"unix_ms": 1, "term": 1, "event": "checkpoint", "generation": 1, "step": 2}),
         json!({"unix_ms": 1, "term": 1, "event": "ended", "ending": {"failed": "why"}}),
     ];
-    let framed = values.iter().map(|value| encode(value).expect("it is short"));
+    let framed = values.iter().map(|value| encode(value).expect("the message is short"));
     values.iter().map(|value| value.to_string().into_bytes()).chain(framed).collect()
 }

@@ -1,4 +1,4 @@
-//! Files of the coordinator's store, and a coordinator that begins with what they say.
+//! Files of the coordinator's store, and a coordinator that starts from them.
 
 use super::{Target, honest};
 use phalanx_actors::fuzzing::{record_of, stored, stored_again};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 pub(super) const TARGET: Target = Target { name: "store", run, seeds };
 
-/// What is read is written as it will be read; whoever begins with a record goes on.
+/// Values survive writing and reading; a coordinator that starts from a record keeps running.
 fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for text in [text.to_string(), stored(&text)] {

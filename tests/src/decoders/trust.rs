@@ -11,10 +11,10 @@ use std::time::SystemTime;
 
 pub(super) const TARGET: Target = Target { name: "trust", run, seeds };
 
-/// Bytes of a join string in front of its addresses.
+/// Bytes of a join string before its addresses.
 const JOIN_BYTES: usize = 56;
 
-/// What is read is written as it will be read; a name has one spelling; a certificate names one holder.
+/// Values survive writing and reading; a name has one spelling; a certificate names one holder.
 fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     check_join(&text);
@@ -45,11 +45,11 @@ fn seeds() -> Vec<Vec<u8>> {
     let validity = Validity::starting(SystemTime::now(), Validity::LIFETIME);
     let applicant = Applicant::open(dir.path(), "node").expect("a key");
     let roles = [Role::Coordinator, Role::Operator, Role::Node { node: NodeId(3), boot: Incarnation(9) }];
-    let certificates = roles.map(|role| authority.issue(&applicant.public_key(), role, validity).expect("a good key"));
+    let certificates = roles.map(|role| authority.issue(&applicant.public_key(), role, validity).expect("a valid key"));
     let addresses = "10.0.0.1:7447,[fd00::1]:7447,head-0.cluster:1";
     let texts = [addresses.to_owned(), join_word(&[7; JOIN_BYTES], addresses)];
     let names = roles.map(|role| Name { job: JobId(7), role }.to_string());
-    let key = std::fs::read(dir.path().join("node.key")).expect("the key was kept");
+    let key = std::fs::read(dir.path().join("node.key")).expect("the key was stored");
     let mut seeds: Vec<Vec<u8>> = texts.into_iter().chain(names).map(String::into_bytes).collect();
     seeds.extend(certificates.iter().map(|certificate| certificate.to_vec()));
     seeds.extend([applicant.signing_request().expect("random numbers"), applicant.public_key(), key]);

@@ -10,14 +10,14 @@ use phalanx_strategies::mesh::Mesh;
 
 pub(super) const TARGET: Target = Target { name: "wire", run, seeds };
 
-/// A frame has one kind, is hardly shorter than what it means, and means the same when it is sent again. A duration may
-/// have come with more nanoseconds than a second has; written as seconds they take some bytes more.
+/// A frame has one kind, is at least half as long as its canonical encoding, and is unchanged when encoded again. A canonical
+/// encoding may be longer: it turns excess nanoseconds of a duration into seconds.
 fn run(bytes: &[u8]) {
     for kind in KINDS {
         let Some(again) = frame_again(kind, bytes) else { continue };
-        assert_eq!(bytes[3], kind as u8, "a frame was taken for {kind}");
-        assert!(bytes.len() <= kind.limit() && again.len() <= 2 * bytes.len(), "{kind} has grown to {}", again.len());
-        assert_eq!(frame_again(kind, &again).as_ref(), Some(&again), "{kind} changed when it was sent again");
+        assert_eq!(bytes[3], kind as u8, "a frame of another kind was decoded as {kind}");
+        assert!(bytes.len() <= kind.limit() && again.len() <= 2 * bytes.len(), "{kind} grew to {} bytes", again.len());
+        assert_eq!(frame_again(kind, &again).as_ref(), Some(&again), "{kind} changed when encoded again");
     }
 }
 
@@ -33,5 +33,5 @@ fn seeds() -> Vec<Vec<u8>> {
         .chain(requests.iter().map(wire::encode))
         .chain(answers.iter().map(wire::encode))
         .chain([wire::encode(&grant)]);
-    public.map(|frame| frame.expect("it is short")).chain(private_frames()).collect()
+    public.map(|frame| frame.expect("the message is short")).chain(private_frames()).collect()
 }

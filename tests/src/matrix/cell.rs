@@ -1,24 +1,24 @@
-//! One way of sharing the work: a mesh and what its axes do.
+//! A cell of the matrix: one combination of mesh and parallelism options.
 
 use phalanx_strategies::mesh::Mesh;
 use std::fmt;
 
-/// One way of sharing the work.
+/// One combination of mesh and parallelism options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cell {
     /// How ranks are arranged.
     pub mesh: Mesh,
-    /// ZeRO stage; 3 where nothing is sharded.
+    /// ZeRO stage; 3 if nothing is sharded.
     pub zero: usize,
-    /// Schedule of the pipeline; `1f1b` where there is none.
+    /// Pipeline schedule; `1f1b` without a pipeline.
     pub schedule: &'static str,
-    /// Tokens are shared between tensor-parallel ranks.
+    /// Whether tensor-parallel ranks share the tokens.
     pub sequence_parallel: bool,
-    /// How keys travel between context-parallel ranks; `ring` where there are none.
+    /// `cp_comm_strategy`; `ring` without context parallelism.
     pub cp_comm: &'static str,
 }
 
-/// The schedules of a pipeline.
+/// The pipeline schedules.
 pub const SCHEDULES: [&str; 4] = ["1f1b", "gpipe", "interleaved", "zero_bubble"];
 
 impl Cell {
@@ -26,7 +26,7 @@ impl Cell {
     pub const ALONE: Cell =
         Cell { mesh: Mesh::ONE, zero: 3, schedule: "1f1b", sequence_parallel: false, cp_comm: "ring" };
 
-    /// Its keys in a job's YAML, besides the microbatches of a step.
+    /// The cell's keys in a job's YAML, except for the microbatches of a step.
     pub fn keys(&self) -> Vec<(&'static str, String)> {
         let m = self.mesh;
         vec![
@@ -42,13 +42,13 @@ impl Cell {
         ]
     }
 
-    /// In how many axes of the mesh two cells differ.
+    /// Number of mesh axes in which two cells differ.
     pub fn axes_apart(&self, other: &Cell) -> usize {
         let sizes = |m: Mesh| [m.pp, m.dp_replicate, m.dp_shard, m.cp, m.tp];
         sizes(self.mesh).iter().zip(sizes(other.mesh)).filter(|(a, b)| **a != *b).count()
     }
 
-    /// In how many choices besides the mesh two cells differ.
+    /// Number of options besides the mesh in which two cells differ.
     pub fn choices_apart(&self, other: &Cell) -> usize {
         let differ = [
             self.zero != other.zero,
@@ -103,7 +103,7 @@ pub fn meshes(max: usize) -> Vec<Mesh> {
     meshes
 }
 
-/// Every cell: each mesh with all ZeRO stages, schedules and variants that it can have.
+/// Every cell: each mesh with all applicable ZeRO stages, schedules and options.
 pub fn cells(max: usize) -> Vec<Cell> {
     meshes(max).into_iter().flat_map(variants).collect()
 }
@@ -132,7 +132,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn there_are_51_meshes_of_at_most_8_ranks_and_each_cell_has_a_name_of_its_own() {
+    fn meshes_of_at_most_8_ranks_are_51_and_cell_names_are_unique() {
         let cells = cells(8);
         let names: BTreeSet<String> = cells.iter().map(Cell::to_string).collect();
         let meshes: BTreeSet<Mesh> = cells.iter().map(|c| c.mesh).collect();

@@ -1,13 +1,13 @@
-//! In which order cells go on from each other's checkpoints.
+//! The order in which cells resume from each other's checkpoints.
 //!
-//! The order is a ring: each cell goes on from the checkpoint of the one before it, the first from that of the last, so
-//! that every cell both writes and reads one. Neighbours differ in as many axes of the mesh as a greedy choice finds.
+//! The order is a ring: each cell resumes from the checkpoint of its predecessor, the first cell from that of the last, so
+//! every cell both writes and reads a checkpoint. A greedy choice makes neighbours differ in many axes of the mesh.
 
 use super::cell::Cell;
 use phalanx_strategies::mesh::Mesh;
 use std::collections::BTreeMap;
 
-/// Axes beyond which another one counts less than that no mesh is left with only itself at the end.
+/// Number of differing axes beyond which balancing the remaining meshes counts more than another axis.
 const APART_ENOUGH: usize = 3;
 
 /// The cells in the order of the ring. Deterministic: a function of the list.
@@ -15,18 +15,18 @@ pub fn chain(mut cells: Vec<Cell>) -> Vec<Cell> {
     if cells.is_empty() {
         return cells;
     }
-    // Meshes with many cells first, so that none is left with only itself.
-    let mut left: BTreeMap<Mesh, usize> = BTreeMap::new();
-    cells.iter().for_each(|c| *left.entry(c.mesh).or_default() += 1);
+    // Meshes with many cells go first, so that the end of the ring is not left with cells of one mesh.
+    let mut remaining: BTreeMap<Mesh, usize> = BTreeMap::new();
+    cells.iter().for_each(|c| *remaining.entry(c.mesh).or_default() += 1);
     let mut ring = vec![cells.remove(0)];
-    left.entry(ring[0].mesh).and_modify(|n| *n -= 1);
+    remaining.entry(ring[0].mesh).and_modify(|n| *n -= 1);
     while let Some(last) = ring.last().copied().filter(|_| !cells.is_empty()) {
         let worth = |c: &Cell| {
             let apart = last.axes_apart(c);
-            (apart.min(APART_ENOUGH), left[&c.mesh], apart, last.choices_apart(c))
+            (apart.min(APART_ENOUGH), remaining[&c.mesh], apart, last.choices_apart(c))
         };
-        let next = (0..cells.len()).rev().max_by_key(|i| worth(&cells[*i])).expect("cells are left");
-        left.entry(cells[next].mesh).and_modify(|n| *n -= 1);
+        let next = (0..cells.len()).rev().max_by_key(|i| worth(&cells[*i])).expect("the list is not empty");
+        remaining.entry(cells[next].mesh).and_modify(|n| *n -= 1);
         ring.push(cells.remove(next));
     }
     ring
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cell_goes_on_from_a_mesh_that_differs_from_its_own_in_most_axes() {
+    fn every_cell_resumes_from_a_mesh_that_differs_in_most_axes() {
         let all = cells(8);
 
         let ring = chain(all.clone());
@@ -50,7 +50,7 @@ mod tests {
         expected.sort();
         assert_eq!(sorted, expected, "the ring has every cell once");
         let alike = apart.iter().filter(|n| **n == 0).count();
-        assert_eq!(alike, 0, "neighbours of one mesh: {apart:?}");
+        assert_eq!(alike, 0, "neighbours with equal meshes: {apart:?}");
         let mean = apart.iter().sum::<usize>() as f64 / apart.len() as f64;
         assert!(mean >= 3.0, "{mean} axes on average");
     }

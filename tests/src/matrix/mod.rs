@@ -1,14 +1,14 @@
-//! Every way of sharing a small model, compared with one rank: the same losses, the same gradient norms, and checkpoints
-//! that go on under any other way.
+//! Every combination of mesh and parallelism options on small models, compared with one rank: equal losses and gradient
+//! norms, and checkpoints that resume in any other combination.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `cell` | one way of sharing: a mesh and what its axes do; all of them |
+//! | `cell` | one combination of mesh and options; the list of all |
 //! | `model` | the small models |
-//! | `run` | trains a cell and compares |
-//! | `chain` | in which order cells go on from each other's checkpoints |
-//! | `pairs` | the fewest cells in which every pair of choices occurs |
-//! | `table` | what came out, for people and for `tests/MATRIX.md` |
+//! | `run` | trains a cell and compares it with one rank |
+//! | `chain` | the order in which cells resume from each other's checkpoints |
+//! | `pairs` | a small set of cells with every pair of choices |
+//! | `table` | the outcomes as JSON lines and as the table of `tests/MATRIX.md` |
 
 pub mod cell;
 pub mod chain;

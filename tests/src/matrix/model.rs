@@ -9,23 +9,23 @@ pub enum Shape {
     Llama,
     /// Packed projections, biases, learned positions, tied head.
     Gpt2,
-    /// Norms of heads, one key/value head for all queries, a prime feed-forward extent, a tied head.
+    /// Norms per head, one key/value head for all queries, a prime feed-forward extent, a tied head.
     Qwen3,
     /// A window of attention that ends inside a chunk, and one that spans several.
     Mistral,
     /// Projections packed into one tensor, and a window of attention.
     Phi3,
-    /// Norms behind the parts of a block, and over all heads of queries and of keys.
+    /// Norms after the parts of a block, and over all heads of queries and of keys.
     Olmo2,
-    /// Factors on embeddings, scores, the residual stream and logits, behind biases too.
+    /// Factors on embeddings, scores, the residual stream and logits, also after biases.
     Granite,
 }
 
 impl Shape {
-    /// Those of the whole matrix.
+    /// The shapes of the whole matrix.
     pub const ALL: [Shape; 2] = [Shape::Llama, Shape::Gpt2];
 
-    /// Its keys in a job's YAML.
+    /// The keys of the shape in a job's YAML.
     pub const fn keys(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Shape::Llama => &[
@@ -84,7 +84,7 @@ const PHI3: &[(&str, &str)] = &[
     ("model.intermediate_size", "53"),
     ("model.num_hidden_layers", "8"),
     ("model.num_attention_heads", "4"),
-    // Fewer than the tensor-parallel ranks of some cells, which then hold the same parts of a packed tensor.
+    // Fewer than the tensor-parallel ranks of some cells, so ranks hold the same parts of a packed tensor.
     ("model.num_key_value_heads", "2"),
     ("model.sliding_window", "20"),
     ("model.max_position_embeddings", "32"),

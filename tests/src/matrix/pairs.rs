@@ -1,25 +1,25 @@
-//! The fewest cells, as far as a greedy choice finds them, in which every pair of choices occurs that can occur together.
+//! A small set of cells, found by a greedy choice, with every possible pair of choices.
 //!
-//! Most faults of a combination are faults of a pair. Source: Kuhn et al. 2004, Software Fault Interactions and
+//! Most interaction faults involve two choices. Source: Kuhn et al. 2004, Software Fault Interactions and
 //! Implications for Software Testing, IEEE TSE 30(6).
 
 use super::cell::{Cell, SCHEDULES, cells};
 use super::model::Shape;
 use std::collections::BTreeSet;
 
-/// Two choices: which one and its value, twice.
+/// Two choices, each as index and value.
 type Pair = (usize, usize, usize, usize);
 
-/// Each model with the cells of at most `max` ranks that cover all pairs. Deterministic.
+/// Models and cells of at most `max` ranks that cover all pairs. Deterministic.
 pub fn pairwise(max: usize) -> Vec<(Shape, Cell)> {
     let all = candidates(max);
     let mut open: BTreeSet<Pair> = all.iter().flat_map(|c| pairs(*c)).collect();
     let mut chosen = Vec::new();
     while !open.is_empty() {
         let gain = |c: &(Shape, Cell)| pairs(*c).filter(|p| open.contains(p)).count();
-        // Of several that add as much, the one of the fewest ranks.
+        // Among equal gains, prefer the fewest ranks.
         let best = all.iter().max_by_key(|c| (gain(c), std::cmp::Reverse(c.1.mesh.size())));
-        let best = *best.expect("an open pair is of a candidate");
+        let best = *best.expect("every open pair belongs to a candidate");
         open.retain(|p| !pairs(best).any(|q| q == *p));
         chosen.push(best);
     }
@@ -36,7 +36,7 @@ fn pairs(candidate: (Shape, Cell)) -> impl Iterator<Item = Pair> {
     (0..values.len()).flat_map(move |i| (0..i).map(move |j| (i, values[i], j, values[j])))
 }
 
-/// The value of every choice; 0 where there is nothing to choose.
+/// The value of every choice; 0 if the choice does not apply.
 fn choices((shape, cell): (Shape, Cell)) -> [usize; 10] {
     let m = cell.mesh;
     let schedule = 1 + SCHEDULES.iter().position(|s| *s == cell.schedule).expect("a cell has one of the schedules");
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_of_choices_of_any_cell_occurs_in_a_chosen_one_and_these_are_few() {
+    fn few_chosen_cells_cover_every_pair_of_choices() {
         let chosen = pairwise(8);
 
         let covered: BTreeSet<Pair> = chosen.iter().flat_map(|c| pairs(*c)).collect();

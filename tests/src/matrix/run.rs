@@ -1,4 +1,4 @@
-//! Trains cells and compares what they report with one rank.
+//! Trains cells and compares their metrics with one rank.
 
 use super::cell::Cell;
 use super::model::Shape;
@@ -12,7 +12,7 @@ pub const STEPS: u64 = 8;
 /// Rows of a step, over all ranks.
 const BATCH_ROWS: usize = 8;
 
-/// How far a curve may be from the reference.
+/// Allowed difference of a curve from the reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
     /// Largest difference of a loss, in nats.
@@ -22,22 +22,22 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// What another order of f32 sums may do to these models: ten times the worst difference of the whole matrix, 7.8e-8 of a
-    /// loss and 2.5e-7 of a norm.
+    /// Allows for another order of f32 sums: ten times the worst difference of the whole matrix, 7.8e-8 of a loss and 2.5e-7 of
+    /// a norm.
     pub const F32: Tolerance = Tolerance { loss: 8e-7, norm: 2.5e-6 };
 
-    /// Whether a difference is within.
+    /// Whether a difference of loss and norm is within the tolerance.
     pub fn admits(&self, difference: (f64, f64)) -> bool {
         difference.0 <= self.loss && difference.1 <= self.norm
     }
 }
 
-/// What is trained.
+/// A model and options to train.
 #[derive(Clone, Copy, Debug)]
 pub struct Task {
     /// The model.
     pub shape: Shape,
-    /// Keys of the job besides those that all tasks have.
+    /// Keys of the job besides [`FIXED_KEYS`].
     pub extra: &'static [(&'static str, &'static str)],
 }
 
@@ -51,7 +51,7 @@ impl Task {
 /// Loss and gradient norm of each step.
 pub type Curve = Vec<(f64, f64)>;
 
-/// What a run reported and left.
+/// Metrics and files of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The steps that ran.
@@ -62,14 +62,14 @@ pub struct Run {
     pub checkpoint: PathBuf,
     /// The exported model.
     pub model: PathBuf,
-    /// Everything that it wrote.
+    /// The output folder.
     output: PathBuf,
 }
 
 /// Trains from the first step, or from the checkpoint `resume`, to step `until` of [`STEPS`].
 ///
 /// # Errors
-/// What the run reports.
+/// Those of the job.
 pub fn train(task: &Task, cell: &Cell, dir: &Path, until: u64, resume: Option<&Path>) -> anyhow::Result<Run> {
     let text = dir.join("text.jsonl");
     if !text.exists() {
@@ -94,7 +94,7 @@ pub fn train(task: &Task, cell: &Cell, dir: &Path, until: u64, resume: Option<&P
         .build()?;
     let reported = Mutex::new((Vec::new(), Vec::new()));
     let report = job.run_with(&Control::default(), |event| {
-        let mut reported = reported.lock().expect("nobody panics with it");
+        let mut reported = reported.lock().expect("no holder of the lock panics");
         match event {
             Event::Step(m) => reported.0.push((m.loss, m.grad_norm)),
             Event::Eval(m) => reported.1.push(m.eval_loss),
@@ -141,7 +141,7 @@ fn documents() -> String {
     text
 }
 
-/// How far a curve is from the reference: the largest difference of a loss, and of a norm, relative.
+/// The largest difference of a loss from the reference, and the largest relative difference of a norm.
 pub fn distance(curve: &[(f64, f64)], reference: &[(f64, f64)]) -> (f64, f64) {
     if curve.len() != reference.len() || curve.is_empty() {
         return (f64::INFINITY, f64::INFINITY);
@@ -153,31 +153,31 @@ pub fn distance(curve: &[(f64, f64)], reference: &[(f64, f64)]) -> (f64, f64) {
     (loss, norm)
 }
 
-/// What came out of a cell.
+/// Outcome of a cell.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The model.
     pub shape: Shape,
     /// The cell.
     pub cell: Cell,
-    /// The cell from whose checkpoint it went on.
+    /// The cell from whose checkpoint it resumed.
     pub from: Cell,
-    /// Its distance from one rank, or why there is none.
+    /// The largest differences from one rank, or the error.
     pub distance: Result<(f64, f64), String>,
 }
 
 impl Outcome {
-    /// Whether it trained as one rank does.
+    /// Whether the cell trained like one rank.
     pub fn passed(&self, tolerance: &Tolerance) -> bool {
         self.distance.as_ref().is_ok_and(|d| tolerance.admits(*d))
     }
 }
 
-/// Trains each cell for the first half of the steps from scratch, and for the second from the checkpoint of the cell
-/// before it, the first one from that of the last; compares with one rank and gives each outcome to `each`.
+/// Trains each cell for the first half of the steps from scratch, and for the second half from the checkpoint of its
+/// predecessor in the ring; compares with one rank and passes each outcome to `each`.
 ///
 /// # Errors
-/// When one rank does not train; what goes wrong in a cell is its outcome.
+/// When the job of one rank fails; the error of a cell is its outcome.
 pub fn compare(task: &Task, ring: &[Cell], dir: &Path, mut each: impl FnMut(Outcome)) -> anyhow::Result<()> {
     let reference = train(task, &Cell::ALONE, dir, STEPS, None)?.curve;
     let (first_steps, last_steps) = reference.split_at((STEPS / 2) as usize);

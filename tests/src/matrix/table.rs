@@ -1,4 +1,4 @@
-//! What came out of the matrix: a line of JSON a cell, and the table of `tests/MATRIX.md`.
+//! Outcomes of the matrix: one JSON line per cell, and the table of `tests/MATRIX.md`.
 
 use super::model::Shape;
 use super::run::{Outcome, STEPS, Tolerance};
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Before and behind the table in `tests/MATRIX.md`.
-const MARKERS: [&str; 2] = ["<!-- matrix: begin, written by the command below -->", "<!-- matrix: end -->"];
+/// Lines before and after the table in `tests/MATRIX.md`.
+const MARKERS: [&str; 2] = ["<!-- matrix: begin, written by the command above -->", "<!-- matrix: end -->"];
 
 /// An outcome as one JSON object.
 pub fn json_line(outcome: &Outcome, tolerance: &Tolerance) -> Value {
@@ -66,7 +66,7 @@ pub fn table(outcomes: &[Outcome], tolerance: &Tolerance) -> String {
     text
 }
 
-/// The largest difference of a loss (0) or a norm (1); infinite where a cell did not train.
+/// The largest difference of a loss (0) or a norm (1); infinite if a cell failed.
 fn worst(outcomes: &[&Outcome], which: usize) -> f64 {
     let of = |o: &&Outcome| o.distance.as_ref().map_or(f64::INFINITY, |d| [d.0, d.1][which]);
     outcomes.iter().map(of).fold(0.0, f64::max)
@@ -76,7 +76,7 @@ fn number(x: f64) -> String {
     if x == 0.0 { "0".into() } else { format!("{x:.1e}") }
 }
 
-/// The file with another table between its markers; `None` where it has none.
+/// The file with the new table between its markers; `None` without markers.
 pub fn with_table(readme: &str, table: &str) -> Option<String> {
     let (before, rest) = readme.split_once(MARKERS[0])?;
     let (_, behind) = rest.split_once(MARKERS[1])?;
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_worst_of_its_cells_and_counts_what_failed() {
+    fn row_has_the_worst_difference_of_its_cells_and_the_number_that_passed() {
         let outcomes = [
             outcome(Shape::Llama, Ok((1e-8, 3e-8))),
             outcome(Shape::Llama, Ok((2e-8, 1e-8))),
@@ -108,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_between_the_markers_changes() {
+    fn only_text_between_the_markers_changes() {
         let readme = format!("a\n{}\nold\n{}\nb\n", MARKERS[0], MARKERS[1]);
 
-        let new = with_table(&readme, "new\n").expect("there are markers");
+        let new = with_table(&readme, "new\n").expect("the text has markers");
 
         assert_eq!(new, readme.replace("old", "new"));
         assert_eq!(with_table("no markers", "new\n"), None);

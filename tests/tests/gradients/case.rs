@@ -1,4 +1,4 @@
-//! A small random model with its data, and machines that compute its loss and its gradient.
+//! A small random model with its data, and a machine that computes its loss and gradient.
 
 use phalanx::devices;
 use phalanx_device::groups::Groups;
@@ -15,12 +15,12 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Tensors by the name of their parameter.
+/// Tensors by parameter name.
 pub type Tensors = BTreeMap<String, Vec<f32>>;
 
 pub const VOCABULARY: usize = 37;
 
-/// A model and how its step is cut.
+/// A model and how its step is split.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub model: ModelConfig,
@@ -28,7 +28,7 @@ pub struct Case {
     pub rows: usize,
     pub n_microbatches: usize,
     pub recompute: Recompute,
-    /// f32, except where a test is about bits and not about slopes.
+    /// f32, except in tests that compare bits.
     pub precision: Precision,
     pub lora: Option<LoraSpec>,
     /// Rows hold two documents each.
@@ -36,7 +36,7 @@ pub struct Case {
     pub seed: u64,
 }
 
-/// What a step predicts, row after row; `n` tokens in all.
+/// The tokens of a step, row after row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Data {
     pub ids: Vec<i32>,
@@ -45,7 +45,7 @@ pub struct Data {
     pub doc_start: Vec<i32>,
 }
 
-/// Every family, with biases, grouped heads, windows, tied heads and adapters where it can have them.
+/// Every family, with biases, grouped heads, windows, tied heads and adapters where it supports them.
 pub fn cases() -> impl Strategy<Value = Case> {
     let family = prop::sample::select(FAMILIES.to_vec());
     let shape = (1usize..=2, prop::sample::select(vec![1usize, 2, 4]), any::<bool>(), prop::option::of(2usize..9));
@@ -68,8 +68,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Read from a `config.json`, so that every family sets what is its own; numbers are far from their defaults, so that a
-/// term that is left out shows.
+/// Read from a `config.json`, so that every family sets its own fields; values are far from their defaults, so that a missing
+/// term is detected.
 fn small_model(family: &Family, n_layers: usize, n_kv_heads: usize, tied: bool, window: Option<usize>) -> ModelConfig {
     let keys = json!({
         "model_type": family.model_type, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20,
@@ -86,7 +86,7 @@ fn small_model(family: &Family, n_layers: usize, n_kv_heads: usize, tied: bool, 
     }
 }
 
-/// Adapters on some of a family's layers: alone, and beside each other in one fused projection.
+/// Adapters on some of a family's layers: alone, and several in one fused projection.
 pub fn adapters(family: &Family) -> LoraSpec {
     let left_out = ["k_proj", "gate_proj", "c_fc"];
     let targets = family.linears.iter().filter(|name| !left_out.contains(name));
@@ -112,7 +112,7 @@ impl Case {
         CounterRng::new(self.seed).fork_named(name)
     }
 
-    /// Weights with nothing at its default, so that a term that is left out shows.
+    /// Weights far from their defaults, so that a missing term is detected.
     pub fn weights(&self) -> Tensors {
         let compiled = self.compile_train();
         let std = 1.2 / (self.model.hidden_size as f32).sqrt();
@@ -130,7 +130,7 @@ impl Case {
         compiled.program.params.iter().map(of).collect()
     }
 
-    /// Random rows of one or two documents, a few tokens of which are not predicted.
+    /// Random rows of one or two documents; a few tokens have no label.
     pub fn data(&self) -> Data {
         let mut data = Data::default();
         for row in 0..self.rows * self.n_microbatches {
@@ -172,7 +172,7 @@ impl Bench {
         Bench::with_program(case, case.compile_train())
     }
 
-    /// With a training program that a test has changed.
+    /// A bench with a modified training program.
     pub fn with_program(case: &Case, train: Compiled) -> Bench {
         let eval =
             compile_forward(case.forward(), &case.spec(), devices::host().target()).expect("every case compiles");
@@ -189,7 +189,7 @@ impl Bench {
         bench
     }
 
-    /// Weights of the names that the program has; others may be of an adapter that it lacks.
+    /// Sets the weights of the program's parameters and ignores others, such as those of an adapter.
     pub fn set_weights(&mut self, weights: &Tensors) {
         for p in &self.train.program.params {
             let name = &self.train.program.value(p.value).name;
@@ -223,7 +223,7 @@ impl Bench {
         (self.loss_of(&train) * self.scale, grads)
     }
 
-    /// Mean loss of the same step by the forward program alone, microbatch after microbatch.
+    /// Mean loss of the same step, computed by the forward program, microbatch after microbatch.
     pub fn loss(&mut self, data: &Data) -> f64 {
         let eval = self.eval.clone();
         let scale = 1.0 / data.labels.iter().filter(|l| **l >= 0).count() as f64;
@@ -243,7 +243,7 @@ impl Bench {
         self.machine.first::<f64>(compiled, loss)
     }
 
-    /// Writes the tokens from `first` on to every microbatch of the program.
+    /// Fills all microbatches of the program with the tokens from `first` on.
     fn fill(&mut self, compiled: &Compiled, data: &Data, first: usize) {
         let columns = [
             (Role::Ids, &data.ids),
@@ -267,8 +267,8 @@ pub fn norm(x: &[f32]) -> f64 {
     x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Largest distance of a tensor from its counterpart, relative to the norm of all of them; infinite where names or
-/// shapes differ or a number is none.
+/// Largest distance of a tensor from its counterpart, relative to the norm of all tensors; infinite if names or shapes differ
+/// or a value is not finite.
 pub fn distance(a: &Tensors, b: &Tensors) -> f64 {
     let all = b.values().map(|t| norm(t).powi(2)).sum::<f64>().sqrt();
     if a.keys().ne(b.keys()) {

@@ -1,5 +1,5 @@
-//! Gradients of small random models of every family under every cut of the step, against finite differences and
-//! against each other.
+//! Gradients of small random models of every family, for every split of the step, against finite differences and against
+//! each other.
 
 mod case;
 
@@ -13,14 +13,14 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngSeed, TestCaseError};
 
-/// Largest middle step of the differences. The loss is about 4 and computed in f32, hence known to some 1e-7; the
-/// formula divides that by the shortest step, while its own error falls with the sixth power of it.
+/// Largest middle step of the differences. The loss is about 4 and computed in f32, so its error is some 1e-7. The formula
+/// divides that error by the shortest step, while its own error falls with the step's sixth power.
 const STEP_MAX: f64 = 0.02;
-/// Change of the loss at which a step is long enough: a steep loss bends sooner.
+/// Change of the loss at which a step is long enough; a steep loss needs shorter steps.
 const CHANGE: f64 = 0.01;
-/// What remains of both: absolute, and as a share of the gradient's norm.
+/// Bound of both errors: absolute, and as a share of the gradient's norm.
 const DIFFERENCE_BOUND: (f64, f64) = (3e-5, 4e-4);
-/// Another order of f32 sums over some hundred terms, relative to the whole gradient.
+/// Error of another order of f32 sums over some hundred terms, relative to the whole gradient.
 const ROUNDING_BOUND: f64 = 2e-6;
 
 const N_CASES: u32 = 48;
@@ -30,14 +30,13 @@ fn precisions() -> impl Strategy<Value = Precision> {
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    // The same cases in every run: a bound that holds for them does not depend on the day.
+    // The same cases in every run, so that a bound that holds once holds always.
     let rng_seed = RngSeed::Fixed(20_260_101);
     ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
 }
 
-/// Compares the gradient of every tensor with the slope of the loss along a direction made half of that gradient, on
-/// which its length shows, and half of a random direction, on which a part that is missing shows. Returns the largest
-/// error in units of what is allowed.
+/// Compares the gradient of every tensor with the slope of the loss along a direction. The direction is half the gradient,
+/// to detect a wrong length, and half random, to detect a missing part. Returns the largest error relative to its bound.
 fn slope_error(case: &Case, bench: &mut Bench) -> (f64, String) {
     let (data, weights) = (case.data(), case.weights());
     let (_, grads) = bench.step(&data, 0.0);
@@ -65,7 +64,7 @@ fn slope_error(case: &Case, bench: &mut Bench) -> (f64, String) {
     worst
 }
 
-/// Unit vector halfway between a gradient and a random direction.
+/// The unit vector halfway between a gradient and a random direction.
 fn direction(case: &Case, name: &str, grad: &[f32]) -> Vec<f32> {
     let rng = case.rng("direction").fork_named(name);
     let random: Vec<f32> = (0..grad.len()).map(|i| rng.normal(i as u64) as f32).collect();
@@ -103,7 +102,7 @@ proptest! {
 
         let kept = update(Recompute::None);
 
-        in_test(kept.2 != case.weights(), || "the update does nothing".into())?;
+        in_test(kept.2 != case.weights(), || "the update changes no weight".into())?;
         for policy in [Recompute::Selective, Recompute::Full] {
             in_test(update(policy) == kept, || format!("{policy:?} differs"))?;
         }
@@ -139,10 +138,10 @@ proptest! {
     }
 
     #[test]
-    fn adapters_start_as_the_base_model_and_leave_it_alone(
+    fn adapters_start_as_the_base_model_and_do_not_change_it(
         case in cases(), precision in precisions(), hidden_size in prop::sample::select(vec![24, 640]),
     ) {
-        // The wider products are summed in several blocks, where adding to a residual could round differently.
+        // The wider products are summed in several blocks, and adding to a residual could round differently.
         let (intermediate_size, head_dim) = (hidden_size + 20, hidden_size / 4);
         let model = ModelConfig { hidden_size, intermediate_size, head_dim, ..case.model };
         let case = Case { lora: Some(adapters(model.family)), model, precision, ..case };
@@ -169,20 +168,20 @@ proptest! {
     #[test]
     fn program_with_a_missing_instruction_is_refused(case in cases()) {
         let program = case.compile_train().program;
-        in_test(verify(&program).is_ok(), || "the whole program is refused".into())?;
+        in_test(verify(&program).is_ok(), || "the complete program is rejected".into())?;
         for i in 0..program.instrs.len() {
-            // Parameters are there without their update.
+            // A program without an update is valid.
             if matches!(program.instrs[i].op, Op::Update(_)) {
                 continue;
             }
             let mut broken = program.clone();
-            let lost = broken.instrs.remove(i);
-            in_test(verify(&broken).is_err(), || format!("lost {}", program.describe_instr(&lost)))?;
+            let removed = broken.instrs.remove(i);
+            in_test(verify(&broken).is_err(), || format!("accepted without {}", program.describe_instr(&removed)))?;
         }
     }
 }
 
-/// The two documents of one row at the start of a row each; what is behind them is not predicted.
+/// Moves the two documents of one row to the start of a row each, followed by padding without labels.
 fn unpacked(data: &Data, seq_len: usize) -> Data {
     let second = data.doc_start.iter().position(|s| *s > 0).expect("a packed row has a second document");
     let mut out = Data::default();
@@ -197,7 +196,7 @@ fn unpacked(data: &Data, seq_len: usize) -> Data {
     out
 }
 
-/// A case in which every kind of instruction occurs.
+/// A case with every kind of instruction.
 fn rich_case() -> Case {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     loop {
@@ -208,9 +207,9 @@ fn rich_case() -> Case {
     }
 }
 
-/// The slope test itself: it must see one backward product that is five percent too small.
+/// The slope test must detect one backward product that is five percent too small.
 #[test]
-fn slopes_betray_a_wrong_backward_product() {
+fn slope_test_detects_a_wrong_backward_product() {
     let case = rich_case();
     let products: Vec<usize> = {
         let program = case.compile_train().program;
@@ -226,13 +225,13 @@ fn slopes_betray_a_wrong_backward_product() {
         m.alpha *= 0.95;
         let what = train.program.describe_instr(&train.program.instrs[i]);
         let (error, _) = slope_error(&case, &mut Bench::with_program(&case, train));
-        assert!(error > 1.0, "not seen: {what}");
+        assert!(error > 1.0, "not detected: {what}");
     }
 }
 
-/// And one operand of the right shape that is another value.
+/// The slope test must detect an operand of the right shape with another value.
 #[test]
-fn slopes_betray_a_wrong_operand() {
+fn slope_test_detects_a_wrong_operand() {
     let case = rich_case();
     let mut train = case.compile_train();
     let program = &mut train.program;
@@ -245,7 +244,7 @@ fn slopes_betray_a_wrong_operand() {
             _ => None,
         })
         .expect("a decoder has attention");
-    // The gradient of the output in place of the output.
+    // The gradient of the output instead of the output.
     let dy: ValueId = program.instrs[i].reads[4];
     assert_eq!(program.value(operand).shape, program.value(dy).shape);
     program.instrs[i].reads[2] = dy;

@@ -1,4 +1,4 @@
-//! A coordinator, machines, a network that can be cut, and a log that can be read.
+//! A coordinator, machines, a network that tests can cut, and a log that tests can read.
 
 use crate::quic::dial::{self, Sockets};
 use crate::quic::enrol::{NODE, enrol};
@@ -27,25 +27,25 @@ use tracing_subscriber::fmt::MakeWriter;
 
 pub(crate) const JOB: JobId = JobId(7);
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
-/// How long a test waits for what must happen; it happens in milliseconds.
+/// How long a test waits for an event. Events take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits by condition.
+/// Waits until a condition gives a value.
 pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "{what} did not happen in {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "expected {what} within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Runs a future of the client's side.
+/// Runs a client future.
 pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("it takes too long") })
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("completes within PATIENCE") })
 }
 
 /// A coordinator.
@@ -77,7 +77,7 @@ impl Coordinator {
         Coordinator { listener, events, dir, config }
     }
 
-    /// Ends it and starts it again from its directory, at the same address.
+    /// Restarts the coordinator from its directory, at the same address.
     pub(crate) fn restart(self) -> Coordinator {
         let listen = self.listener.address();
         self.listener.close();
@@ -92,7 +92,7 @@ impl Coordinator {
         self.listener.invite(self.addresses(), HOUR, 100).unwrap()
     }
 
-    /// The first event that is asked for; others are forgotten.
+    /// Waits for the first event that `pick` accepts; drops the events before it.
     pub(crate) fn event<T>(&mut self, what: &str, mut pick: impl FnMut(Inbound) -> Option<T>) -> T {
         until(what, || match self.events.try_recv() {
             Ok(event) => pick(event),
@@ -122,8 +122,8 @@ impl Coordinator {
     }
 }
 
-/// A loopback address of its own for each coordinator: a node of another test that looks for its own coordinator, which is
-/// gone, finds nobody at its port.
+/// A separate loopback address for each coordinator, so that a node of another test never finds this coordinator at the
+/// port of its own.
 fn own_address() -> Ipv4Addr {
     static N: AtomicU16 = AtomicU16::new(1);
     let [a, b] = N.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -170,7 +170,7 @@ pub(crate) fn node_and_boot(credential: &Credential) -> (NodeId, Incarnation) {
     }
 }
 
-/// A report of a node, with a number to know it by.
+/// A report of a node, identified by its number.
 pub(crate) fn report(credential: &Credential, number: u64) -> Report {
     let (node, boot) = node_and_boot(credential);
     Report {
@@ -185,7 +185,7 @@ pub(crate) fn report(credential: &Credential, number: u64) -> Report {
     }
 }
 
-/// A desired state with a generation to know it by.
+/// A desired state, identified by its generation.
 pub(crate) fn desired_state(generation: u64) -> DesiredState {
     let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
     DesiredState { job: JOB, id, world_plan: None, evict: Vec::new(), requests: Requests::default(), release: None }
@@ -195,18 +195,18 @@ pub(crate) fn next_desired_state(desired_states: &mut Receiver<DesiredState>) ->
     until("a desired state", || desired_states.try_recv().ok())
 }
 
-/// A connection of a member that says what a test wants it to say.
+/// A member's connection, on which a test sends arbitrary bytes.
 pub(crate) async fn connect(addresses: &[Address], credential: &Credential) -> Result<Connection, QuicError> {
     dial(addresses, tls::member(credential, tls::MEMBER).unwrap()).await
 }
 
-/// A connection with whatever TLS.
+/// A connection with this TLS configuration.
 pub(crate) async fn dial(addresses: &[Address], tls: rustls::ClientConfig) -> Result<Connection, QuicError> {
     let config = dial::client(tls, transport::member(&Timing::default()));
     dial::dial(&Sockets::default(), addresses, &config, PATIENCE).await
 }
 
-/// Forwards datagrams to a server, unless it is cut.
+/// Forwards datagrams between clients and a server, unless cut.
 pub(crate) struct Cable {
     pub(crate) address: SocketAddr,
     cut: Arc<AtomicBool>,
@@ -260,12 +260,12 @@ fn forward(front: &UdpSocket, server: SocketAddr, cut: &AtomicBool, end: &Atomic
     }
 }
 
-/// The log of what is started while it is there.
+/// A captured log.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Begins to keep the log of this thread and of those that it starts.
+    /// Captures the log of this thread and of the threads that it starts.
     pub(crate) fn start() -> (Log, tracing::subscriber::DefaultGuard) {
         let log = Log::default();
         let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
@@ -278,7 +278,7 @@ impl Log {
         String::from_utf8(bytes).unwrap().lines().filter(|line| line.contains("refused")).map(str::to_owned).collect()
     }
 
-    /// The one line about a refused peer, once it is there.
+    /// Waits for the line about a refused peer, and checks that it is the only one.
     pub(crate) fn refusal(&self) -> String {
         let mut lines = until("a refusal in the log", || Some(self.refusals()).filter(|lines| !lines.is_empty()));
         assert_eq!(lines.len(), 1, "{lines:#?}");

@@ -1,4 +1,4 @@
-//! What is sent arrives, whatever happens to coordinators and networks.
+//! Messages arrive despite faults of coordinators and networks.
 
 use super::fixture::{
     Cable, Coordinator, HOUR, JOB, Machine, desired_state, next_desired_state, node_and_boot, report, until, wait,
@@ -42,7 +42,7 @@ fn reports_and_desired_states_arrive() {
 
 // QUIC-5
 #[test]
-fn a_heartbeat_that_is_too_long_for_a_datagram_goes_as_a_stream() {
+fn heartbeat_too_long_for_a_datagram_is_sent_as_a_stream() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
@@ -93,14 +93,14 @@ fn desired_state_of_several_megabytes_arrives() {
 
 // QUIC-5
 #[test]
-fn newest_of_the_unsent_desired_states_is_sent() {
+fn newer_desired_state_replaces_unsent_ones() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
     let (_link, mut desired_states) = machine.link(coordinator.addresses(), credential.clone());
     coordinator.connected();
 
-    // Nothing consumes them: four wait at the node, four are in flight, the others replace each other.
+    // The test does not read: four wait at the node, four are in flight, the others replace each other.
     let mut n_given = 0;
     while n_given < 1_000 {
         n_given += 1;
@@ -114,7 +114,7 @@ fn newest_of_the_unsent_desired_states_is_sent() {
     });
 
     assert!(taken.is_sorted(), "{taken:?}");
-    assert!(taken.len() < 1_000, "none was replaced");
+    assert!(taken.len() < 1_000, "no desired state was replaced");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn node_finds_the_restarted_coordinator_and_sends_its_whole_report() {
     let mut coordinator = coordinator.restart();
 
     assert_eq!(coordinator.connected(), node_and_boot(&credential));
-    assert_eq!(coordinator.report(), report(&credential, 1), "its latest report comes unasked");
+    assert_eq!(coordinator.report(), report(&credential, 1), "the node resends its latest report");
     coordinator.listener.send_desired_state(node_and_boot(&credential).0, &desired_state(2)).unwrap();
     assert_eq!(next_desired_state(&mut desired_states), desired_state(2));
 }
@@ -150,7 +150,7 @@ fn node_that_reads_no_desired_states_still_finds_the_restarted_coordinator() {
     let credential = machine.enrol(&coordinator.invite()).unwrap();
     let (link, desired_states) = machine.link(coordinator.addresses(), credential.clone());
     coordinator.connected();
-    // Four may wait; with the fifth the link itself waits. The reports show that it has had time for each.
+    // Four may wait; the fifth blocks the link's reader. A report after each one gives the link time to read it.
     for n in 1..=20 {
         coordinator.listener.send_desired_state(node_and_boot(&credential).0, &desired_state(n)).unwrap();
         link.news(&report(&credential, n)).unwrap();
@@ -172,16 +172,16 @@ fn restarted_coordinator_fences_its_predecessor_at_once() {
     let cable = Cable::to(coordinator.listener.address());
     let (link, _desired_states) = machine.link_within(slow, vec![cable.address.into()], credential.clone());
     coordinator.connected();
-    // A node that has not heard yet that its handshake is done gives no heartbeat that could be answered.
+    // Before its handshake is confirmed, a node sends no heartbeat that could be answered.
     until("a state", || (*link.state().borrow() == LinkState::Connected(cable.address)).then_some(()));
 
-    // It dies without a good-bye.
+    // The coordinator dies without closing its connections.
     cable.cut(true);
     let mut coordinator = coordinator.restart();
     cable.cut(false);
     let (beating, name) = (link.clone(), credential.clone());
     std::thread::spawn(move || {
-        // As nodes do: one heartbeat may get lost, or its answer.
+        // Repeated, since a heartbeat or its answer may get lost.
         for number in 1..200 {
             beating.heartbeat(&report(&name, number)).unwrap();
             std::thread::sleep(Duration::from_millis(100));
@@ -193,7 +193,7 @@ fn restarted_coordinator_fences_its_predecessor_at_once() {
 }
 
 #[test]
-fn a_node_uses_whichever_address_answers() {
+fn node_connects_to_the_first_address_that_answers() {
     let mut coordinator = Coordinator::new();
     let dead = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut times = Vec::new();
@@ -210,13 +210,13 @@ fn a_node_uses_whichever_address_answers() {
         let connected = LinkState::Connected(coordinator.listener.address());
         until("a state", || (*link.state().borrow() == connected).then_some(()));
     }
-    // The median: one may take long because the machine is busy, all do only if the dead address is waited for.
+    // The median: a busy machine delays single attempts, waiting for the dead address would delay all.
     times.sort();
     assert!(times[2] < Timing::default().detection_time, "{times:?}");
 }
 
 #[test]
-fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
+fn both_sides_detect_a_cut_network_within_the_detection_time() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
@@ -235,14 +235,14 @@ fn both_sides_notice_a_network_that_is_cut_within_the_detection_time() {
         assert_eq!(coordinator.connected(), node_and_boot(&credential));
     }
 
-    // No cut may be noticed early; late is the median, since one may be late because the machine is busy.
+    // The minimum bounds early detection; the median bounds late detection, since a busy machine delays single cuts.
     times.sort();
     let detection_time = Timing::default().detection_time;
     assert!(detection_time / 2 < times[0] && times[1] < detection_time * 2, "{times:?}");
 }
 
 #[test]
-fn a_node_that_says_good_bye_is_gone_at_once() {
+fn closed_link_disconnects_its_node_at_once() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
@@ -251,7 +251,7 @@ fn a_node_that_says_good_bye_is_gone_at_once() {
 
     link.close();
 
-    let why = coordinator.event("the good-bye", |event| match event {
+    let why = coordinator.event("the disconnection", |event| match event {
         Inbound::Disconnected { why, .. } => Some(why),
         _ => None,
     });
@@ -261,7 +261,7 @@ fn a_node_that_says_good_bye_is_gone_at_once() {
 
 // QUIC-3
 #[test]
-fn a_later_start_of_a_node_displaces_the_earlier_one() {
+fn later_boot_of_a_node_displaces_the_earlier_one() {
     let mut coordinator = Coordinator::new();
     let machine = Machine::new();
     let first = machine.enrol(&coordinator.invite()).unwrap();
@@ -274,7 +274,7 @@ fn a_later_start_of_a_node_displaces_the_earlier_one() {
 
     assert!(node_and_boot(&first).1 < node_and_boot(&second).1);
     until("the refusal", || match &*link.state().borrow() {
-        LinkState::Refused(why) if why.contains("later start") => Some(()),
+        LinkState::Refused(why) if why.contains("later boot") => Some(()),
         _ => None,
     });
     assert_eq!(coordinator.listener.connected(), [node_and_boot(&second)]);
@@ -282,22 +282,22 @@ fn a_later_start_of_a_node_displaces_the_earlier_one() {
 
 // QUIC-6
 #[test]
-fn a_certificate_is_renewed_long_before_it_expires() {
-    // Certificates begin five minutes in the past, so that two thirds of these are over after two seconds.
+fn certificate_is_renewed_long_before_it_expires() {
+    // Certificates begin five minutes in the past: two thirds of this validity are over after two seconds.
     let mut coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(153));
     let machine = Machine::new();
     let first = machine.enrol(&coordinator.invite()).unwrap();
     let (_link, _desired_states) = machine.link(coordinator.addresses(), first.clone());
     assert_eq!(coordinator.connected(), node_and_boot(&first));
 
-    assert_eq!(coordinator.connected(), node_and_boot(&first), "it connects again, as the same start of the same node");
+    assert_eq!(coordinator.connected(), node_and_boot(&first), "the node reconnects with the same boot");
     let second = machine.kept();
     assert!(first.certified().not_after < second.certified().not_after);
     assert_eq!(first.certified().name, second.certified().name);
 }
 
 #[test]
-fn a_coordinator_outlives_its_own_certificate_and_so_does_its_operator() {
+fn coordinator_and_operator_certificates_are_renewed_before_they_expire() {
     let coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(2));
     let operator = || Credential::load(coordinator.dir.path(), OPERATOR).unwrap().unwrap().certified().not_after;
     let (join, first) = (coordinator.invite(), operator());
@@ -312,7 +312,7 @@ fn a_coordinator_outlives_its_own_certificate_and_so_does_its_operator() {
 
 // QUIC-6
 #[test]
-fn a_connection_ends_with_its_certificate() {
+fn connection_ends_with_its_certificate() {
     let mut coordinator = Coordinator::with(|config| config.lifetime = Duration::from_secs(2));
     let machine = Machine::new();
     let credential = machine.enrol(&coordinator.invite()).unwrap();
@@ -342,7 +342,7 @@ impl Message for Reply {
 }
 
 #[test]
-fn an_operator_asks_and_is_answered() {
+fn operator_request_is_answered() {
     let mut coordinator = Coordinator::new();
     let addresses = coordinator.addresses();
     let credential = Credential::load(coordinator.dir.path(), OPERATOR).unwrap().unwrap();
@@ -371,11 +371,11 @@ fn an_operator_asks_and_is_answered() {
     let (status, nonsense) = asking.join().unwrap();
 
     assert_eq!(wire::decode(&status.unwrap()), Ok(Reply(vec![1, 2, 3])));
-    assert_eq!(nonsense, Err(QuicError::Refused("it has no answer to this request".to_owned())));
+    assert_eq!(nonsense, Err(QuicError::Refused("it does not answer this request".to_owned())));
 }
 
 #[test]
-fn two_jobs_live_in_one_process() {
+fn two_jobs_run_in_one_process() {
     let mut coordinators = [Coordinator::new(), Coordinator::with(|config| config.job.0 = JOB.0 + 1)];
     let machine = Machine::new();
     let join = coordinators[1].listener.invite(coordinators[1].addresses(), HOUR, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Peers that do what they must not: each is refused with one line, and nothing else happens.
+//! Hostile peers: the coordinator rejects each with one log line and serves its members undisturbed.
 
 use super::fixture::{
     Coordinator, HOUR, Log, Machine, connect, desired_state, dial, next_desired_state, node_and_boot, report, until,
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::SystemTime;
 use tokio::sync::mpsc::Receiver;
 
-/// A well-behaved node beside the hostile one: it must not notice.
+/// A well-behaved node beside the hostile one, which must not affect it.
 struct Witness {
     _machine: Machine,
     link: Link,
@@ -37,7 +37,7 @@ impl Witness {
         Witness { _machine: machine, link, desired_states, credential }
     }
 
-    /// It is still served.
+    /// Checks that the coordinator still serves the witness.
     fn check(&mut self, coordinator: &mut Coordinator) {
         self.link.news(&report(&self.credential, 99)).unwrap();
         until("the witness's report", || (coordinator.report() == report(&self.credential, 99)).then_some(()));
@@ -46,7 +46,7 @@ impl Witness {
     }
 }
 
-/// A credential that the coordinator's own authority issues.
+/// A credential issued by the coordinator's own authority.
 fn issued(coordinator: &Coordinator, role: Role, validity: Validity) -> Credential {
     let authority = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
     authority.credential(role, validity).unwrap()
@@ -58,7 +58,7 @@ fn valid() -> Validity {
 
 const INTRUDER: Role = Role::Node { node: NodeId(77), boot: Incarnation(1) };
 
-/// Connects, does something, and returns why the coordinator closed the connection.
+/// Connects, runs `act`, and returns why the coordinator closed the connection.
 fn provoke(
     coordinator: &Coordinator,
     credential: &Credential,
@@ -78,7 +78,7 @@ async fn send(connection: &quinn::Connection, bytes: &[u8]) {
     let _ = stream.finish();
 }
 
-/// What a node sends.
+/// Makes the frame that a node sends.
 type Frame = fn(&Credential) -> Vec<u8>;
 
 fn changed(node: &Credential, change: impl FnOnce(&mut Report)) -> Vec<u8> {
@@ -120,7 +120,7 @@ fn protocol_violation_ends_its_connection_with_one_log_line() {
 
 // QUIC-4
 #[test]
-fn a_datagram_that_is_no_report_ends_its_connection_with_one_line() {
+fn invalid_datagram_ends_its_connection_with_one_log_line() {
     let (log, _guard) = Log::start();
     let mut coordinator = Coordinator::new();
     let mut witness = Witness::new(&mut coordinator);
@@ -137,7 +137,7 @@ fn a_datagram_that_is_no_report_ends_its_connection_with_one_line() {
 
 // QUIC-2
 #[test]
-fn a_node_that_asks_what_operators_ask_is_refused_with_one_line() {
+fn operator_request_from_a_node_is_refused_with_one_log_line() {
     let (log, _guard) = Log::start();
     let mut coordinator = Coordinator::new();
     let mut witness = Witness::new(&mut coordinator);
@@ -160,7 +160,7 @@ fn a_node_that_asks_what_operators_ask_is_refused_with_one_line() {
 
 // QUIC-2
 #[test]
-fn an_operator_cannot_report() {
+fn report_from_an_operator_is_ignored() {
     let mut coordinator = Coordinator::new();
     let mut witness = Witness::new(&mut coordinator);
     let credential = issued(&coordinator, Role::Operator, valid());
@@ -170,7 +170,7 @@ fn an_operator_cannot_report() {
         let connection = connect(&coordinator.addresses(), &credential).await.unwrap();
         send(&connection, &frame).await;
         connection.send_datagram(frame.into()).unwrap();
-        // It is served as an operator, and after that nothing else has come of it.
+        // The answer to a request shows that the coordinator has handled the report before it.
         let (mut tx, mut rx) = connection.open_bi().await.unwrap();
         tx.write_all(b"garbage").await.unwrap();
         tx.finish().unwrap();
@@ -182,12 +182,12 @@ fn an_operator_cannot_report() {
     witness.check(&mut coordinator);
 }
 
-/// Tries to connect; returns why it did not work.
+/// Tries to connect; returns the error.
 fn refused(coordinator: &Coordinator, credential: &Credential) -> String {
     wait(connect(&coordinator.addresses(), credential)).unwrap_err().to_string()
 }
 
-/// A credential of another authority whose holder trusts this one, so that it is the coordinator that refuses.
+/// A credential of another authority whose holder trusts the coordinator's, so that only the coordinator rejects.
 fn foreign(coordinator: &Coordinator, dir: &Path) -> Credential {
     let ours = Authority::open(coordinator.dir.path(), super::fixture::JOB).unwrap();
     let leaf = Authority::open(dir, super::fixture::JOB).unwrap().credential(INTRUDER, valid()).unwrap();
@@ -198,7 +198,7 @@ fn foreign(coordinator: &Coordinator, dir: &Path) -> Credential {
 
 // QUIC-1
 #[test]
-fn a_foreign_certificate_is_refused_with_one_line() {
+fn certificate_of_another_authority_is_refused_with_one_log_line() {
     let (log, _guard) = Log::start();
     let mut coordinator = Coordinator::new();
     let mut witness = Witness::new(&mut coordinator);
@@ -212,7 +212,7 @@ fn a_foreign_certificate_is_refused_with_one_line() {
 }
 
 #[test]
-fn an_expired_certificate_is_refused_with_one_line() {
+fn expired_certificate_is_refused_with_one_log_line() {
     let (log, _guard) = Log::start();
     let mut coordinator = Coordinator::new();
     let mut witness = Witness::new(&mut coordinator);
@@ -227,7 +227,7 @@ fn an_expired_certificate_is_refused_with_one_line() {
 
 // TRUST-3
 #[test]
-fn a_certificate_of_another_job_is_refused_although_the_authority_is_the_same() {
+fn certificate_of_another_job_is_refused_when_the_authority_is_the_same() {
     let (log, _guard) = Log::start();
     let coordinator = Coordinator::new();
     let other = Authority::open(coordinator.dir.path(), JobId(8)).unwrap();
@@ -241,7 +241,7 @@ fn a_certificate_of_another_job_is_refused_although_the_authority_is_the_same() 
     log.refusal();
 }
 
-/// Is refused in the handshake, or after it.
+/// Waits for a refusal in the handshake or after it.
 fn refused_later(coordinator: &Coordinator, credential: &Credential) {
     wait(async {
         if let Ok(connection) = connect(&coordinator.addresses(), credential).await {
@@ -252,7 +252,7 @@ fn refused_later(coordinator: &Coordinator, credential: &Credential) {
 
 // QUIC-1
 #[test]
-fn a_flood_of_strangers_is_refused_and_members_are_served() {
+fn members_are_served_during_a_flood_of_unauthenticated_peers() {
     let (log, _guard) = Log::start();
     let mut coordinator = Coordinator::new();
     let mut witness = Witness::new(&mut coordinator);
@@ -278,8 +278,8 @@ fn a_flood_of_strangers_is_refused_and_members_are_served() {
     let lines = log.refusals();
     assert!((1..=100).contains(&lines.len()), "{} lines", lines.len());
     let expected = [
-        "it shows no certificate; without one it can only join",
-        "too many peers shake hands",
+        "expected a certificate, found none; without a certificate a peer can only join",
+        "too many handshakes in progress",
         "rejected further peers that are not listed",
     ];
     for line in &lines {

@@ -1,4 +1,4 @@
-//! How machines become nodes, and who does not.
+//! Machines join as nodes; invalid joins are rejected.
 
 use super::fixture::{Coordinator, HOUR, Log, Machine, dial, node_and_boot, wait};
 use crate::quic::QuicError;
@@ -12,7 +12,7 @@ use phalanx_strategies::elastic::identity::NodeId;
 use std::time::Duration;
 
 #[test]
-fn each_machine_is_another_node_and_keeps_its_id_when_it_starts_again() {
+fn machine_keeps_its_node_id_when_it_restarts() {
     let coordinator = Coordinator::new();
     let join = coordinator.invite();
     let (one, other) = (Machine::new(), Machine::new());
@@ -20,11 +20,11 @@ fn each_machine_is_another_node_and_keeps_its_id_when_it_starts_again() {
     let nodes_and_boots = [&one, &other, &one].map(|machine| node_and_boot(&machine.enrol(&join).unwrap()));
 
     assert_eq!(nodes_and_boots.map(|(node, _)| node), [NodeId(0), NodeId(1), NodeId(0)]);
-    assert!(nodes_and_boots[0].1 < nodes_and_boots[2].1, "a start is another boot");
+    assert!(nodes_and_boots[0].1 < nodes_and_boots[2].1, "each start is a new boot");
 }
 
 #[test]
-fn a_node_starts_again_with_its_certificate_when_the_token_is_gone() {
+fn node_restarts_with_its_certificate_when_its_token_is_revoked() {
     let coordinator = Coordinator::new();
     let join = coordinator.invite();
     let machine = Machine::new();
@@ -38,7 +38,7 @@ fn a_node_starts_again_with_its_certificate_when_the_token_is_gone() {
 }
 
 #[test]
-fn a_join_string_is_good_after_the_coordinator_restarts() {
+fn join_string_stays_valid_when_the_coordinator_restarts() {
     let coordinator = Coordinator::new();
     let join = coordinator.invite();
 
@@ -48,7 +48,7 @@ fn a_join_string_is_good_after_the_coordinator_restarts() {
 }
 
 #[test]
-fn a_wrong_token_is_refused_with_one_line() {
+fn wrong_token_is_refused_with_one_log_line() {
     let (log, _guard) = Log::start();
     let mut coordinator = Coordinator::new();
     let secret = Token::new().unwrap().secret;
@@ -64,7 +64,7 @@ fn a_wrong_token_is_refused_with_one_line() {
 }
 
 #[test]
-fn an_expired_token_is_refused_with_one_line() {
+fn expired_token_is_refused_with_one_log_line() {
     let (log, _guard) = Log::start();
     let coordinator = Coordinator::new();
     let join = coordinator.listener.invite(coordinator.addresses(), Duration::ZERO, 1).unwrap();
@@ -76,7 +76,7 @@ fn an_expired_token_is_refused_with_one_line() {
 }
 
 #[test]
-fn a_token_that_is_used_up_is_refused() {
+fn token_without_uses_left_is_refused() {
     let coordinator = Coordinator::new();
     let join = coordinator.listener.invite(coordinator.addresses(), HOUR, 1).unwrap();
     Machine::new().enrol(&join).unwrap();
@@ -96,12 +96,12 @@ fn node_sends_nothing_to_a_coordinator_of_another_authority() {
     let err = Machine::new().enrol(&join).unwrap_err();
 
     assert!(matches!(&err, QuicError::Unreachable { why, .. } if why.contains("UnknownIssuer")), "{err}");
-    assert!(log.refusal().contains("error 48"), "the alert unknown_ca is all that it catches up");
+    assert!(log.refusal().contains("error 48"), "the coordinator receives only the alert unknown_ca");
 }
 
 // TRUST-1
 #[test]
-fn a_join_that_is_repeated_on_another_connection_is_refused_with_one_line() {
+fn join_replayed_on_another_connection_is_refused_with_one_log_line() {
     let (log, _guard) = Log::start();
     let coordinator = Coordinator::new();
     let join = coordinator.invite();
@@ -121,13 +121,13 @@ fn a_join_that_is_repeated_on_another_connection_is_refused_with_one_line() {
     });
 
     assert_eq!(outcomes.0, Err(QuicError::Refused("the token is unknown or wrong".to_owned())));
-    assert!(outcomes.1.is_ok(), "where it belongs it is good: {:?}", outcomes.1);
+    assert!(outcomes.1.is_ok(), "the join is valid on its own connection: {:?}", outcomes.1);
     assert!(log.refusal().contains("the proof for token"));
 }
 
 // QUIC-1
 #[test]
-fn a_join_that_is_repeated_on_its_own_connection_is_not_answered() {
+fn join_repeated_on_its_own_connection_is_not_answered() {
     let coordinator = Coordinator::new();
     let join = coordinator.invite();
     let tls = || tls::stranger(coordinator.listener.fingerprint()).unwrap();
@@ -150,7 +150,7 @@ fn a_join_that_is_repeated_on_its_own_connection_is_not_answered() {
 
 // QUIC-1
 #[test]
-fn a_stranger_cannot_start_again() {
+fn rejoin_without_a_certificate_is_refused() {
     let (log, _guard) = Log::start();
     let coordinator = Coordinator::new();
     let tls = || tls::stranger(coordinator.listener.fingerprint()).unwrap();
@@ -166,7 +166,7 @@ fn a_stranger_cannot_start_again() {
 
 // WIRE-1
 #[test]
-fn damaged_joins_do_no_harm() {
+fn damaged_joins_are_rejected_or_decode_to_valid_joins() {
     let proof = Proof::new(&Token::new().unwrap().secret, &[1; 32], b"request");
     let application = Application { token: Token::new().unwrap().id, proof, signing_request: vec![0x30; 40] };
 

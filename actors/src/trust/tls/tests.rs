@@ -29,7 +29,7 @@ impl Job {
     }
 }
 
-/// Shakes hands in memory.
+/// Runs a handshake in memory.
 fn handshake(server: ServerConfig, client: ClientConfig) -> Result<(), rustls::Error> {
     let mut server = ServerConnection::new(Arc::new(server)).unwrap();
     let mut client = ClientConnection::new(Arc::new(client), SERVER_NAME.try_into().unwrap()).unwrap();
@@ -52,7 +52,7 @@ fn handshake(server: ServerConfig, client: ClientConfig) -> Result<(), rustls::E
 }
 
 #[test]
-fn a_node_and_its_coordinator_know_each_other() {
+fn node_and_its_coordinator_complete_their_handshake() {
     let job = Job::new();
     let server = coordinator(&job.authority, &job.credential(Role::Coordinator)).unwrap();
 
@@ -61,7 +61,7 @@ fn a_node_and_its_coordinator_know_each_other() {
 
 // TRUST-2
 #[test]
-fn a_stranger_knows_the_coordinator_by_the_key_of_its_authority_only() {
+fn joining_machine_accepts_only_a_coordinator_of_the_pinned_authority() {
     let (job, other) = (Job::new(), Job::new());
     let server = || coordinator(&job.authority, &job.credential(Role::Coordinator)).unwrap();
 
@@ -72,10 +72,10 @@ fn a_stranger_knows_the_coordinator_by_the_key_of_its_authority_only() {
 
 // TRUST-2
 #[test]
-fn a_foreign_leaf_under_the_true_authoritys_certificate_is_refused() {
+fn foreign_certificate_beside_the_pinned_authority_is_refused() {
     let (job, foreign) = (Job::new(), Job::new());
     let leaf = foreign.credential(Role::Coordinator);
-    // The certificate of the true authority is no secret: an impostor can show it, too.
+    // The authority's certificate is public: an impostor can present it, too.
     let grant = crate::trust::credential::Grant {
         certificate: leaf.chain()[0].to_vec(),
         authority: job.authority.certificate().to_vec(),
@@ -88,7 +88,7 @@ fn a_foreign_leaf_under_the_true_authoritys_certificate_is_refused() {
 
 // TRUST-3
 #[test]
-fn a_node_cannot_pose_as_the_coordinator() {
+fn node_cannot_pose_as_the_coordinator() {
     let job = Job::new();
     let impostor = || coordinator(&job.authority, &job.credential(NODE)).unwrap();
 
@@ -100,7 +100,7 @@ fn a_node_cannot_pose_as_the_coordinator() {
 fn foreign_and_expired_certificates_are_refused() {
     let (job, foreign) = (Job::new(), Job::new());
     let server = || coordinator(&job.authority, &job.credential(Role::Coordinator)).unwrap();
-    // The foreign node trusts this job's authority, so that it is the server that refuses.
+    // The foreign node trusts this job's authority, so that only the server rejects.
     let leaf = foreign.credential(NODE);
     let grant = crate::trust::credential::Grant {
         certificate: leaf.chain()[0].to_vec(),
@@ -118,7 +118,7 @@ fn foreign_and_expired_certificates_are_refused() {
 }
 
 #[test]
-fn another_version_of_the_protocol_does_not_finish_its_handshake() {
+fn handshake_fails_with_another_protocol_version() {
     let job = Job::new();
     let server = coordinator(&job.authority, &job.credential(Role::Coordinator)).unwrap();
 

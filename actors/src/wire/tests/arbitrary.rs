@@ -1,4 +1,4 @@
-//! Any report and any desired state that do not contradict themselves (`WIRE-4`), for the property tests.
+//! Arbitrary consistent reports and desired states (`WIRE-4`), for the property tests.
 
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
@@ -25,7 +25,7 @@ fn worker() -> impl Strategy<Value = Worker> {
     })
 }
 
-/// Of either family; flow and scope of an address do not travel.
+/// An address of either family; flow and scope are not encoded.
 fn address() -> impl Strategy<Value = SocketAddr> {
     (any::<IpAddr>(), any::<u16>()).prop_map(SocketAddr::from)
 }
@@ -35,7 +35,7 @@ fn counter() -> impl Strategy<Value = u64> {
 }
 
 fn shard() -> impl Strategy<Value = Shard> {
-    // Three numbers below the cube root of what a cut may have.
+    // Three numbers below the cube root of the limit of a cut.
     let cut = [(); 3].map(|()| 1..=40u32);
     (any::<[u32; 3]>(), cut).prop_map(|(at, [n_stages, n_tensors, n_parts])| Shard {
         stage: at[0] % n_stages,

@@ -9,7 +9,7 @@
 //! curl -X POST localhost:8080/jobs/1/stop
 //! ```
 //!
-//! Whoever reaches it may start jobs, so it listens for this machine only.
+//! Any client may start jobs, so the service listens only on the loopback address.
 
 mod refusal;
 mod routes;
@@ -24,12 +24,12 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 
 fn main() -> anyhow::Result<()> {
-    // First of all: this executable is also the program of the ranks, and such a process never comes back from here.
+    // Must come first: this executable is also the program of the ranks, and a rank process never returns from here.
     let program = rank_process();
     let mut args = std::env::args_os().skip(1);
     let configs = PathBuf::from(args.next().context("usage: service <folder of YAML files> [port]")?);
     let port = match args.next() {
-        Some(port) => port.to_str().and_then(|port| port.parse().ok()).context("the port is a number below 65536")?,
+        Some(port) => port.to_str().and_then(|port| port.parse().ok()).context("port must be a number below 65536")?,
         None => 8080,
     };
     let service = Arc::new(Service::new(Runtime::new(program)?, configs));
@@ -45,7 +45,7 @@ async fn serve(service: Arc<Service>, port: u16) -> anyhow::Result<()> {
         served = axum::serve(listener, router) => served?,
         interrupted = tokio::signal::ctrl_c() => interrupted?,
     }
-    println!("stopping the jobs, saved");
+    println!("saving and stopping all jobs");
     service.runtime.shutdown().await;
     Ok(())
 }

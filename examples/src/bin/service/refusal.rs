@@ -1,4 +1,4 @@
-//! Why a request is refused, as an HTTP status and one sentence.
+//! The reason for refusing a request, as an HTTP status and one sentence.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -12,13 +12,13 @@ pub(crate) enum Refusal {
     NotAConfig(String),
     #[error("there is no job {0}")]
     NoSuchJob(u64),
-    #[error("{0} jobs run already; stop one or wait for its end")]
+    #[error("{0} jobs are running, the maximum; stop one or wait until one ends")]
     Busy(usize),
     #[error(transparent)]
     Job(#[from] Arc<JobError>),
     #[error(transparent)]
     Ask(#[from] AskError),
-    #[error("the request was not carried out: {0}")]
+    #[error("the request failed: {0}")]
     Panicked(String),
 }
 

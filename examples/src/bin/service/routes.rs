@@ -1,4 +1,4 @@
-//! What can be asked over HTTP.
+//! The HTTP routes.
 
 use super::refusal::Refusal;
 use super::service::Service;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// No request is longer.
+/// Limit of a request's body.
 const BODY_BYTES_MAX: usize = 4096;
 
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -29,7 +29,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
-/// What to start.
+/// Body of a request to start a job.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Start {
@@ -84,7 +84,7 @@ async fn stop(State(service): State<Arc<Service>>, Path(id): Path<u64>) -> Answe
     Ok((StatusCode::ACCEPTED, Json(json!({ "id": id }))))
 }
 
-/// Server-sent events to the end of the job; a client that reads too slowly is told how many it missed.
+/// Server-sent events until the end of the job; a client that reads too slowly gets the number of missed events.
 async fn events(
     State(service): State<Arc<Service>>,
     Path(id): Path<u64>,

@@ -8,9 +8,9 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Jobs that may run at the same time.
+/// Limit of jobs that run at the same time.
 const RUNNING_MAX: usize = 4;
-/// Jobs that are remembered after their end.
+/// Limit of listed jobs, including ended ones.
 const KEPT_MAX: usize = 256;
 
 pub(crate) struct Service {
@@ -26,13 +26,13 @@ impl Service {
         Service { runtime, configs, jobs: Mutex::default(), n_started: AtomicU64::new(0) }
     }
 
-    /// Starts the job of a file in the folder.
+    /// Starts the job of a YAML file in the folder.
     pub(crate) async fn start(&self, config: &str) -> Result<u64, Refusal> {
         let path = self.configs.join(file_name(config)?);
         if self.runtime.jobs().len() >= RUNNING_MAX {
             return Err(Refusal::Busy(RUNNING_MAX));
         }
-        // It reads a file, for which the event loop does not wait.
+        // Reading a file would block the event loop.
         let job = tokio::task::spawn_blocking(move || Job::from_yaml(path)).await.map_err(Refusal::panicked)??;
         let job = self.runtime.start(job).await?;
         let id = 1 + self.n_started.fetch_add(1, Ordering::Relaxed);
@@ -58,12 +58,12 @@ impl Service {
     }
 }
 
-/// The name of a YAML file, without a way out of its folder.
+/// Checks that a name is that of a YAML file directly in the folder.
 fn file_name(name: &str) -> Result<&Path, Refusal> {
     let path = Path::new(name);
     let mut components = path.components();
     let first = components.next();
-    // A trailing slash is no component, but no part of a name either.
+    // `components` drops a trailing slash, so compare with the whole name.
     let is_name = matches!(first, Some(Component::Normal(only)) if only == name) && components.next().is_none();
     let is_yaml = path.extension().and_then(OsStr::to_str) == Some("yaml");
     if is_name && is_yaml { Ok(path) } else { Err(Refusal::NotAConfig(name.chars().take(80).collect())) }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_names_files_of_the_folder_only() {
+    fn client_names_files_of_the_folder_only() {
         assert_eq!(file_name("tiny.yaml").unwrap(), Path::new("tiny.yaml"));
         for name in
             ["", ".", "..", "../tiny.yaml", "/etc/tiny.yaml", "a/tiny.yaml", "./tiny.yaml", "tiny.yaml/", "passwd"]

@@ -18,13 +18,13 @@ use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::check_on_host;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::{
-    Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket,
+    Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Stream, Ticket,
 };
 
 /// Sums of up to this many bytes go over TCP in one step, in order of position.
 const DIRECT_BYTES: usize = 4096;
 
-/// One rank: it shares memory with the ranks of its machine and is connected with others.
+/// One rank: it shares memory with the ranks of its machine and has connections to other ranks.
 #[derive(Debug)]
 pub struct HierarchicalRank {
     placement: Placement,
@@ -35,8 +35,8 @@ pub struct HierarchicalRank {
 }
 
 impl HierarchicalRank {
-    /// Becomes `rank`. `shm` is the world of its machine ([`Placement::machine_world`]); `listener` and `addresses`, by
-    /// rank, are as for [`TcpRank::join`].
+    /// Joins as `rank`. `shm` is the world of its machine ([`Placement::machine_world`]); `listener` and `addresses`,
+    /// by rank, are as for [`TcpRank::join`].
     ///
     /// # Errors
     /// As [`ShmWorld::join`] and [`TcpRank::join`]; [`CollectiveError::Invalid`] if `shm` is another machine's world.
@@ -59,8 +59,8 @@ impl HierarchicalRank {
         Ok(HierarchicalRank { placement: placement.clone(), rank, machine, shm, tcp })
     }
 
-    /// The communicator of group number `group`: shared memory if all its members run on this machine; TCP if there is
-    /// one on each machine, or not equally many; both otherwise.
+    /// The communicator of group number `group`: shared memory if all its members run on this machine; TCP if every
+    /// machine has one member, or machines have different numbers of members; both otherwise.
     ///
     /// # Errors
     /// [`CollectiveError::NotAMember`].
@@ -70,8 +70,9 @@ impl HierarchicalRank {
         Ok(match self.placement.tcp_groups(group, self.rank) {
             (None, _) => Box::new(self.shm.communicator(inner)?),
             (Some(all), None) => Box::new(self.tcp.communicator(all)?),
-            (Some(all), Some(same_place)) => {
-                let levels = Levels { inner: self.shm.communicator(inner)?, outer: self.tcp.communicator(same_place)? };
+            (Some(all), Some(same_position)) => {
+                let levels =
+                    Levels { inner: self.shm.communicator(inner)?, outer: self.tcp.communicator(same_position)? };
                 let engine = self.shm.engine().clone();
                 Box::new(HierarchicalCollective::new(self.rank, engine, levels, self.tcp.communicator(all)?))
             }
@@ -91,8 +92,8 @@ impl HierarchicalRank {
 
 /// A group with equally many members on each of several machines, seen from one member.
 ///
-/// Large sums are taken on each machine first (see [`super::staged`] for their order); everything else goes over TCP, also
-/// between members of one machine. Sums are taken one after the other, in the order in which they were started.
+/// Large sums are computed within each machine first (see [`super::staged`] for their order); all other operations use
+/// TCP, even between members of one machine. Sums run one after the other, in the order of their starts.
 #[derive(Debug)]
 pub struct HierarchicalCollective {
     rank: u32,
@@ -100,7 +101,6 @@ pub struct HierarchicalCollective {
     state: Arc<Mutex<State>>,
     position: u32,
     size: u32,
-    progress: Progress,
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ struct State {
     levels: Levels,
     all: TcpCollective,
     sums: VecDeque<StagedSum>,
-    /// Numbers of sums whose tickets are out.
+    /// Numbers of sums with unfinished tickets.
     tickets: BTreeSet<u64>,
     failed: Option<CollectiveError>,
 }
@@ -119,12 +119,12 @@ impl HierarchicalCollective {
         let state = State { levels, all, sums: VecDeque::new(), tickets: BTreeSet::new(), failed: None };
         let state = Arc::new(Mutex::new(state));
         engine.add(state.clone());
-        HierarchicalCollective { rank, engine, state, position, size, progress: Progress::default() }
+        HierarchicalCollective { rank, engine, state, position, size }
     }
 }
 
 impl State {
-    /// Starts a sum: all members hear of it, so that a disagreement is noticed by everybody.
+    /// Starts a sum and announces it to all members, so that every member detects a mismatch.
     fn start_sum(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         if self.sums.len() >= SUMS_MAX {
             return Err(CollectiveError::TooManyInFlight { max: SUMS_MAX });
@@ -135,7 +135,7 @@ impl State {
         Ok(ticket)
     }
 
-    /// Whether an operation is complete. A sum is once all have announced it and its steps are done.
+    /// Whether an operation is complete. A sum is complete when all members have announced it and its steps are done.
     fn is_complete(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
         if ticket.stream == Stream::Group && self.tickets.contains(&ticket.index) {
             self.advance()?;
@@ -150,7 +150,7 @@ impl State {
 
     fn advance_sums(&mut self) -> Result<(), CollectiveError> {
         while let Some(sum) = self.sums.front_mut() {
-            // Only once all have announced the same: parts of different sums must not meet.
+            // Wait until all members have announced the same sum: parts of different sums must not mix.
             let announced = Ticket { stream: Stream::Group, index: sum.index };
             if !self.all.try_finish(&announced)? || !sum.advance(&mut self.levels)? {
                 break;
@@ -168,10 +168,10 @@ impl Advance for State {
         }
         let outcome = self.advance_sums();
         if let Err(error) = &outcome {
-            // Steps that are in flight belong to communicators that let go of all memory when the world is aborted.
+            // Steps in flight belong to communicators that release all memory when the world is aborted.
             self.failed = Some(error.clone());
             match error {
-                // All members hear of that, and each aborts the groups of its own steps.
+                // The abort reaches all members, and each aborts the groups of its own steps.
                 CollectiveError::Aborted { reason, .. } => self.levels.abort(reason),
                 _ => self.all.abort(&error.to_string()),
             }
@@ -189,10 +189,6 @@ impl Collective for HierarchicalCollective {
         self.size
     }
 
-    fn progress(&self) -> Progress {
-        self.progress
-    }
-
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         let is_staged = operation.kind == OperationKind::AllReduce && flat::bytes_of(operands) > DIRECT_BYTES;
         let mut state = lock(&self.state);
@@ -205,7 +201,6 @@ impl Collective for HierarchicalCollective {
         };
         match &started {
             Ok(_) => {
-                self.progress.entered += 1;
                 // Errors are returned by `finish`.
                 let _ = state.advance();
             }
@@ -219,8 +214,7 @@ impl Collective for HierarchicalCollective {
     fn finish(&mut self, ticket: Ticket) -> Result<(), CollectiveError> {
         let outcome = self.engine.wait(|| lock(&self.state).is_complete(&ticket), || {});
         match &outcome {
-            Ok(()) => self.progress.finished += 1,
-            Err(CollectiveError::Aborted { .. }) => {}
+            Ok(()) | Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => self.abort(&format!("rank {}: {error}", self.rank)),
         }
         outcome
@@ -246,7 +240,7 @@ struct HierarchicalControl {
 
 impl CollectiveControl for HierarchicalControl {
     fn behind(&self) -> Vec<Behind> {
-        // All members announce all operations there, sums included.
+        // In this group all members announce all operations, sums included.
         self.all.behind()
     }
 
@@ -258,7 +252,7 @@ impl CollectiveControl for HierarchicalControl {
 }
 
 impl Drop for HierarchicalCollective {
-    /// A panicking rank aborts its world; otherwise its peers would wait forever.
+    /// A panicking rank aborts its world, which releases its waiting peers.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.rank));

@@ -1,24 +1,24 @@
-//! Which rank runs on which machine, and the smaller worlds that follow from it.
+//! The placement of ranks on machines, and the worlds within and between machines that follow from it.
 
 use phalanx_device::CollectiveError;
 use phalanx_device::world::World;
 
-/// A world spread over machines. All ranks compute the same from the same description.
+/// A world spread over machines. All ranks derive the same placement from the same description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     world: World,
     /// By rank.
     machine_of: Vec<u32>,
-    /// Groups of the world over TCP, in order, and what each is for.
+    /// Groups of the world over TCP, in order, with their purposes.
     tcp_groups: Vec<(Purpose, Vec<u32>)>,
 }
 
-/// What a group over TCP is for.
+/// The purpose of a group over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// All members of a group that spans machines.
     All { group: usize },
-    /// Of a group with equally many members on each of its machines: the members of one place on each.
+    /// The members at the same local position on every machine, for a group with equally many members per machine.
     SamePosition { group: usize, position: usize },
 }
 
@@ -26,7 +26,7 @@ impl Placement {
     /// Places rank `r` of `world` on machine `machine_of[r]`.
     ///
     /// # Errors
-    /// [`CollectiveError::Shape`] if there are not as many machines as ranks.
+    /// [`CollectiveError::Shape`] if the length of `machine_of` differs from the number of ranks.
     pub fn new(world: World, machine_of: Vec<u32>) -> Result<Placement, CollectiveError> {
         if machine_of.len() != world.n_ranks() as usize {
             let (expected, found) = (world.n_ranks().to_string(), machine_of.len() as u64);
@@ -40,9 +40,9 @@ impl Placement {
             }
             let members = placement.world.groups()[group].clone();
             placement.tcp_groups.push((Purpose::All { group }, members));
-            let n_places = by_machine[0].len();
-            if n_places > 1 && by_machine.iter().all(|members| members.len() == n_places) {
-                for position in 0..n_places {
+            let n_positions = by_machine[0].len();
+            if n_positions > 1 && by_machine.iter().all(|members| members.len() == n_positions) {
+                for position in 0..n_positions {
                     let members = by_machine.iter().map(|members| members[position]).collect();
                     placement.tcp_groups.push((Purpose::SamePosition { group, position }, members));
                 }
@@ -61,7 +61,7 @@ impl Placement {
         (0..self.world.n_ranks()).filter(|rank| self.machine_of[*rank as usize] == machine).collect()
     }
 
-    /// The world of the ranks of one machine, in shared memory: of every group those members that run there.
+    /// The shared-memory world of one machine: its ranks, and of every group the members on this machine.
     ///
     /// # Errors
     /// [`CollectiveError::Shape`] if no rank runs there.
@@ -76,13 +76,13 @@ impl Placement {
     /// The world over TCP: groups that span machines.
     ///
     /// # Errors
-    /// None that [`World::new`] did not report for the whole world, but for the number of groups.
+    /// [`CollectiveError::Shape`] if there are too many groups.
     pub fn tcp_world(&self) -> Result<World, CollectiveError> {
         let groups = self.tcp_groups.iter().map(|(_, members)| members.clone()).collect();
         World::new(self.world.id(), self.world.n_ranks(), groups)
     }
 
-    /// The machine and the number there of a rank.
+    /// The machine of a rank, and its rank in the world of that machine.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`].
@@ -93,14 +93,14 @@ impl Placement {
         Ok((machine, before as u32))
     }
 
-    /// The number that a group has in the world of a machine on which it has members.
+    /// The number of a group in the world of a machine that runs some of its members.
     pub fn machine_group(&self, group: usize, machine: u32) -> usize {
         let is_there = |members: &Vec<u32>| members.iter().any(|rank| self.machine_of[*rank as usize] == machine);
         self.world.groups()[..group].iter().filter(|members| is_there(members)).count()
     }
 
-    /// The numbers that a group has in the world over TCP: that of all members, if it spans machines; and that of the
-    /// members in the place of `rank`, if there are equally many on each machine.
+    /// The numbers of a group in the world over TCP: all members, if the group spans machines; and the members at the
+    /// local position of `rank`, if every machine has equally many.
     pub(super) fn tcp_groups(&self, group: usize, rank: u32) -> (Option<usize>, Option<usize>) {
         let all = self.tcp_groups.iter().position(|(purpose, _)| *purpose == Purpose::All { group });
         let same = self.tcp_groups.iter().position(|(purpose, members)| {
@@ -131,7 +131,7 @@ mod tests {
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
     #[test]
-    fn a_machine_sees_its_own_members_under_their_names() {
+    fn machine_world_has_the_local_members_with_their_global_names() {
         let world = World::new(ID, 4, vec![vec![0, 1], vec![3, 2, 1], vec![2, 3]]).unwrap();
         let placement = Placement::new(world, vec![7, 7, 9, 9]).unwrap();
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn only_groups_that_span_machines_are_connected() {
+    fn tcp_world_has_only_groups_that_span_machines() {
         let world = World::new(ID, 4, vec![vec![0, 1], vec![0, 1, 2, 3], vec![1, 2, 3]]).unwrap();
         let placement = Placement::new(world, vec![0, 0, 1, 1]).unwrap();
 

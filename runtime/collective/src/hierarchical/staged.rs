@@ -1,15 +1,15 @@
 //! One sum over machines with several members each, in three operations.
 //!
-//! 1. The members of a machine reduce-scatter in shared memory: each has the machine's sum of its part.
-//! 2. Members of the same place on all machines all-reduce that part over TCP, all places at once, so that every
-//!    member's connections carry a share.
+//! 1. The members of a machine reduce-scatter in shared memory: each gets the machine's sum of its part.
+//! 2. Members at the same local position on all machines all-reduce that part over TCP, all positions at once, so that
+//!    every member's connections carry a share.
 //! 3. The members of a machine gather the parts in shared memory.
 //!
-//! Order of a sum: on each machine by position, then over machines in the order of their first member. Half-width floats
-//! are widened first and rounded once at the end, so what travels is f32.
+//! Order of a sum: on each machine by position, then over machines in the order of their first member. Half-width
+//! floats are widened first and rounded once at the end, so f32 is sent.
 //!
 //! Source: Goyal et al. 2017, Accurate, Large Minibatch SGD (arXiv:1706.02677), §4 (intra-node, inter-node, intra-node).
-#![allow(unsafe_code)] // Operands are raw memory that was lent to the operation.
+#![allow(unsafe_code)] // Operands are raw memory that the operation borrows.
 
 use half::{bf16, f16};
 
@@ -32,12 +32,12 @@ const UNIT: usize = 32;
 pub(super) struct Levels {
     /// Members of this machine.
     pub inner: ShmCollective,
-    /// Members of this place on all machines.
+    /// Members at this local position on all machines.
     pub outer: TcpCollective,
 }
 
 impl Levels {
-    /// Aborts the groups of the steps, and nothing else of the world.
+    /// Aborts only the groups of the steps.
     pub(super) fn abort(&self, reason: &str) {
         self.inner.control_end().abort(reason);
         self.outer.control_end().abort(reason);
@@ -51,7 +51,7 @@ pub(super) struct StagedSum {
     pub index: u64,
     operands: Vec<Operand>,
     sequence: u32,
-    /// By operand: the wide copy, if its elements are narrow.
+    /// By operand: the f32 copy, if its elements are narrow.
     wide: Vec<Vec<f32>>,
     step: Step,
 }
@@ -65,7 +65,7 @@ enum Step {
 }
 
 impl StagedSum {
-    /// A sum that has not begun.
+    /// A sum that has not started.
     pub(super) fn new(index: u64, operation: &Operation, operands: &[Operand]) -> StagedSum {
         let wide = operands.iter().map(|operand| match operand.dtype {
             ElementType::Bf16 => widened::<bf16>(operand),
@@ -76,7 +76,7 @@ impl StagedSum {
         StagedSum { index, operands: operands.to_vec(), sequence: operation.sequence, wide, step: Step::Waiting }
     }
 
-    /// Goes as far as it can without waiting; says whether the sum is in place.
+    /// Advances as far as possible without waiting; returns whether the sum is in place.
     ///
     /// # Errors
     /// As the operations of both levels.
@@ -121,11 +121,11 @@ impl StagedSum {
         operands: &[Operand],
     ) -> Result<Ticket, CollectiveError> {
         let operation = Operation { kind, sequence: self.sequence, unit: UNIT };
-        // SAFETY: operands were lent to the sum, or are its own; both outlive its steps.
+        // SAFETY: the sum borrows or owns its operands; both outlive its steps.
         unsafe { group.start(&operation, operands) }
     }
 
-    /// Where the sum of operand `i` comes to be, whole and in the type in which it is taken.
+    /// The buffer for the sum of operand `i`: the whole tensor, in the type of the running sum.
     fn result(&self, i: usize) -> Operand {
         let Operand { recv, dtype, n_elements, .. } = self.operands[i];
         match dtype {
@@ -137,7 +137,7 @@ impl StagedSum {
         }
     }
 
-    /// The first step: this machine's sum of the own part goes where the result comes to be.
+    /// The first step: this machine's sum of the own part, written to the result buffer.
     fn scattered(&self, position: u32, size: u32) -> Vec<Operand> {
         let operands = self.operands.iter().enumerate().map(|(i, operand)| {
             let result = self.result(i);
@@ -175,16 +175,16 @@ fn own_part(result: &Operand, position: u32, size: u32) -> RawBuffer {
 }
 
 fn widened<T: Summand<Wide = f32>>(operand: &Operand) -> Vec<f32> {
-    // SAFETY: the operand was lent to the sum and checked to be aligned and of this length; any bits are a `T`.
+    // SAFETY: the sum borrows the operand, checked to be aligned and of this length; any bits are a `T`.
     let values = unsafe { std::slice::from_raw_parts(operand.send.start().cast::<T>(), operand.n_elements) };
     let mut wide: Vec<f32> = values.iter().map(|x| x.widen()).collect();
-    // Named by address from here on.
+    // Later accesses use the address.
     wide.as_mut_ptr().expose_provenance();
     wide
 }
 
 fn narrow<T: Summand<Wide = f32>>(wide: &[f32], operand: &Operand) {
-    // SAFETY: the operand was lent to the sum and checked to be aligned and of this length, and nobody else has it now.
+    // SAFETY: the sum borrows the operand exclusively, checked to be aligned and of this length.
     let values = unsafe { std::slice::from_raw_parts_mut(operand.recv.start().cast::<T>(), operand.n_elements) };
     for (to, x) in values.iter_mut().zip(wide) {
         *to = T::narrow(*x);

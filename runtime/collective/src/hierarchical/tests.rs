@@ -1,4 +1,4 @@
-//! What only machines with several ranks each do, on machines that are worlds of shared memory of their own.
+//! Tests of machines with several ranks each; every machine is a shared-memory world of its own.
 #![allow(unsafe_code)] // Asynchronous operations take raw memory.
 
 use half::bf16;
@@ -10,7 +10,7 @@ use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuff
 
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
-/// Sum over `machines`, each given by its positions: on each machine first.
+/// Sums within each of the `machines` (lists of positions) first, then over machines.
 fn sum_over<T: Value>(machines: &[&[u32]], n: usize, salt: u32) -> Vec<f32> {
     let wide = |x: T| bytemuck::cast::<[u8; 4], f32>(widened(bytemuck::bytes_of(&x)));
     let of_machine = |members: &[u32]| {
@@ -27,7 +27,7 @@ fn widened(bytes: &[u8]) -> [u8; 4] {
 }
 
 #[test]
-fn a_sum_is_taken_on_each_machine_first_and_rounded_once() {
+fn sum_is_computed_within_each_machine_first_and_rounded_once() {
     // Machine 1 has the first position, and positions alternate.
     let world = World::new(ID, 6, vec![vec![3, 0, 4, 1, 5, 2]]).unwrap();
     let machines: [&[u32]; 2] = [&[0, 2, 4], &[1, 3, 5]];
@@ -47,8 +47,8 @@ fn a_sum_is_taken_on_each_machine_first_and_rounded_once() {
 }
 
 #[test]
-fn every_kind_works_however_ranks_are_placed() {
-    // Integers, because their sums do not show the order.
+fn every_kind_works_for_every_placement_of_ranks() {
+    // Integers, because their sums do not depend on the order.
     let groups = vec![vec![0, 1, 2, 3], vec![0, 2], vec![3, 1], vec![0, 1], vec![1, 2, 3]];
     let world = World::new(ID, 4, groups).unwrap();
 
@@ -96,7 +96,7 @@ fn sums_of_two_groups_may_be_awaited_in_opposite_orders() {
 }
 
 #[test]
-fn a_disagreement_between_machines_is_named() {
+fn mismatch_between_machines_names_both_operations() {
     let world = World::of_one_group(ID, 4).unwrap();
     let n = 20_000;
 
@@ -112,14 +112,14 @@ fn a_disagreement_between_machines_is_named() {
 }
 
 #[test]
-fn an_abort_on_one_machine_reaches_the_others() {
+fn abort_on_one_machine_reaches_the_others() {
     let world = World::new(ID, 4, vec![vec![0, 1, 2, 3], vec![0, 1]]).unwrap();
 
     with_machines(&world, &[0, 0, 1, 1], &|rank| {
         if rank.rank == 0 {
-            // Whoever has not joined yet does not join a world that is over.
+            // The barrier makes sure that all ranks have joined before the abort.
             rank.group(0).barrier().unwrap();
-            // In a group that only this machine has.
+            // Group 1 exists on this machine only.
             rank.group(1).abort("node lost");
             rank.group(0).barrier().unwrap_err();
             return;

@@ -13,7 +13,7 @@ use super::ring::Ring;
 use crate::engine::{Advance, Engine, lock};
 use phalanx_device::communicator::{Behind, Waiting};
 use phalanx_device::operation::check_on_host;
-use phalanx_device::{Collective, CollectiveControl, CollectiveError, Operand, Operation, Progress, Stream, Ticket};
+use phalanx_device::{Collective, CollectiveControl, CollectiveError, Operand, Operation, Stream, Ticket};
 
 /// One group of ranks of one machine, seen from one member.
 #[derive(Debug)]
@@ -24,7 +24,6 @@ pub struct ShmCollective {
     position: u32,
     size: u32,
     streams: Arc<Mutex<Streams>>,
-    progress: Progress,
 }
 
 /// All streams of one communicator.
@@ -33,9 +32,9 @@ struct Streams {
     plane: Arc<Plane>,
     number: usize,
     group: GroupStream,
-    /// Those that were used so far.
+    /// Pairs used so far.
     pairs: Vec<PairStream>,
-    /// What went wrong here first.
+    /// The first error.
     failed: Option<CollectiveError>,
 }
 
@@ -52,11 +51,10 @@ impl ShmCollective {
         let streams = Streams { plane: plane.clone(), number: group, group: stream, pairs: Vec::new(), failed: None };
         let streams = Arc::new(Mutex::new(streams));
         engine.add(streams.clone());
-        let progress = Progress::default();
-        Ok(ShmCollective { engine, plane, group, position, size, streams, progress })
+        Ok(ShmCollective { engine, plane, group, position, size, streams })
     }
 
-    /// Starts an operation that was checked.
+    /// Starts a checked operation.
     fn start_checked(&self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         let mut streams = lock(&self.streams);
         let stream = operation.kind.stream();
@@ -70,8 +68,8 @@ impl ShmCollective {
         Ok(Ticket { stream, index })
     }
 
-    /// Whether an operation is complete, after doing what can be done without waiting. Once it is, its ticket needs no
-    /// `finish`.
+    /// Whether an operation is complete, after all progress that is possible without waiting. The ticket of a complete
+    /// operation needs no `finish`.
     ///
     /// # Errors
     /// As [`Collective::finish`].
@@ -102,7 +100,7 @@ impl ShmCollective {
 }
 
 impl Streams {
-    /// One side of messages between two members; made when it is first used.
+    /// The stream of messages to or from one member, made on first use.
     fn pair(&mut self, stream: Stream, group: usize, members: &[u32], position: u32) -> &mut PairStream {
         let found = self.pairs.iter().position(|pair| pair.stream() == stream);
         let i = found.unwrap_or_else(|| {
@@ -133,8 +131,8 @@ impl Streams {
         self.pairs.iter_mut().try_for_each(PairStream::advance)
     }
 
-    /// A peer that saw a disagreement first aborts the world while this rank may still be waiting for others. The
-    /// disagreement then says more than the abort.
+    /// Looks for a mismatch that explains an abort: the peer that detects a mismatch first aborts the world while this
+    /// rank may still be waiting for others.
     fn compare_all(&self) -> Result<(), CollectiveError> {
         self.group.compare_all()?;
         self.pairs.iter().try_for_each(|pair| pair.compare().map(|_| ()))
@@ -156,7 +154,7 @@ impl Advance for Streams {
         };
         if let Err(error) = &outcome {
             self.failed = Some(error.clone());
-            // An abort is known to all whom it concerns.
+            // An abort has already reached all affected ranks.
             if !matches!(error, CollectiveError::Aborted { .. }) {
                 let name = self.plane.control.world().name_of(self.plane.rank);
                 self.plane.control.abort(&format!("rank {name}: {error}"));
@@ -175,10 +173,6 @@ impl Collective for ShmCollective {
         self.size
     }
 
-    fn progress(&self) -> Progress {
-        self.progress
-    }
-
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         if let Some(aborted) = self.plane.control.aborted_in(self.group) {
             return Err(aborted);
@@ -187,7 +181,6 @@ impl Collective for ShmCollective {
             .and_then(|()| self.start_checked(operation, operands));
         match &started {
             Ok(_) => {
-                self.progress.entered += 1;
                 self.plane.control.slot(self.plane.rank)?.entered.fetch_add(1, Ordering::Release);
             }
             Err(error) if error.is_refusal() => {}
@@ -212,7 +205,6 @@ impl Collective for ShmCollective {
         let slot = self.plane.control.slot(self.plane.rank)?;
         slot.waiting.clear();
         if outcome.is_ok() {
-            self.progress.finished += 1;
             slot.finished.fetch_add(1, Ordering::Release);
         }
         outcome
@@ -227,7 +219,7 @@ impl Collective for ShmCollective {
     }
 }
 
-/// The control end of a communicator. What it reads and writes is in control memory.
+/// The control end of a communicator. It accesses control memory only.
 pub(crate) struct ShmCollectiveControl {
     control: Arc<Control>,
     group: usize,
@@ -240,7 +232,7 @@ impl CollectiveControl for ShmCollectiveControl {
         let others = || (0..self.size).filter(|position| *position != self.position);
         let layout = self.control.layout();
         let announced = |at: usize| Ring::new(self.control.clone(), at).n_announced();
-        // Its own count, and those of the members that take part in the stream.
+        // Counts of this member, and of the other members of the stream.
         let group = |position: u32| announced(layout.group_ring_at(self.group, position));
         let sent = |from: u32, to: u32| announced(layout.pair_ring_at(self.group, from, to, true));
         let received = |from: u32, to: u32| announced(layout.pair_ring_at(self.group, from, to, false));
@@ -262,7 +254,7 @@ impl CollectiveControl for ShmCollectiveControl {
 }
 
 impl Drop for ShmCollective {
-    /// A panicking rank aborts its world; otherwise its peers would wait forever.
+    /// A panicking rank aborts its world, which releases its waiting peers.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.plane.control.world().name_of(self.plane.rank)));

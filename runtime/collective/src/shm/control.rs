@@ -1,11 +1,11 @@
-//! The control memory of a world on one machine: abort, progress, and whom to wake.
+//! The control memory of a world on one machine: abort, progress, and wake-ups.
 //!
-//! Holding it does not make the holder a rank: the supervisor of the ranks watches and aborts through it.
+//! Its holder need not be a rank: the supervisor of the ranks observes and aborts the world through it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::layout::{AbortWords, Header, Layout, MAGIC, REASON_BYTES, RingHead, Slot, VERSION, WaitingWords};
+use super::layout::{AbortWords, Header, Layout, MAGIC, REASON_BYTES, Slot, VERSION, WaitingWords};
 use crate::wakeup::Wakeup;
 use phalanx_device::communicator::Waiting;
 use phalanx_device::descriptor::Descriptor;
@@ -23,7 +23,7 @@ pub struct Control {
 }
 
 /// Marks that a rank writes memory of its peers.
-#[must_use = "what is not kept is over at once"]
+#[must_use = "dropping the guard ends the write"]
 pub(super) struct Writing<'a> {
     writes: &'a AtomicU32,
 }
@@ -38,7 +38,7 @@ impl Control {
     /// New control memory for `world`.
     ///
     /// # Errors
-    /// [`CollectiveError::Shape`] if the world does not fit one machine; [`CollectiveError::System`].
+    /// [`CollectiveError::Shape`] if the world is too large for one machine; [`CollectiveError::System`].
     pub fn create(world: &World) -> Result<Control, CollectiveError> {
         let layout = Layout::new(world)?;
         let memory = SharedMemory::create(layout.total_bytes() as u64)?;
@@ -58,7 +58,7 @@ impl Control {
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if it is not control memory of this build for these ranks and groups;
-    /// [`CollectiveError::Stale`] if it is one of another generation; [`CollectiveError::System`].
+    /// [`CollectiveError::Stale`] if it belongs to another generation; [`CollectiveError::System`].
     pub fn attach(fd: OwnedFd, world: &World) -> Result<Control, CollectiveError> {
         let layout = Layout::new(world)?;
         let memory = SharedMemory::attach(fd)?;
@@ -84,7 +84,7 @@ impl Control {
         Ok(control)
     }
 
-    /// The world it was made for.
+    /// Its world.
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -94,7 +94,7 @@ impl Control {
         &self.memory
     }
 
-    /// How far `rank` is, over all groups.
+    /// Progress of `rank`, over all groups.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`].
@@ -104,20 +104,7 @@ impl Control {
         Ok(Progress { entered: slot.entered.load(Ordering::Acquire), finished })
     }
 
-    /// How far `rank` is in the operations of one group that all its members take part in: what it has announced, and of
-    /// what it has done its share. Members with the smallest `entered` are those that others wait for.
-    ///
-    /// # Errors
-    /// [`CollectiveError::NotAMember`].
-    pub fn progress_in(&self, group: usize, rank: u32) -> Result<Progress, CollectiveError> {
-        let (_, position) = self.world.membership(group, rank)?;
-        let head: &RingHead = self.memory.get(self.layout.group_ring_at(group, position));
-        let finished = head.done.0.load(Ordering::Acquire);
-        Ok(Progress { entered: head.announced.0.load(Ordering::Acquire), finished })
-    }
-
-    /// What `rank` has been waiting for since it last fell asleep over it; nothing if it is computing, or has waited for
-    /// microseconds only.
+    /// The operation for which `rank` sleeps; none if the rank computes, or has waited for microseconds only.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`].
@@ -125,8 +112,8 @@ impl Control {
         Ok(self.slot(rank)?.waiting.read())
     }
 
-    /// Aborts the world: every waiter returns at once, every later call fails with `reason` (cut at 1024 bytes). The
-    /// first reason stands. Callable from any thread or process, any number of times.
+    /// Aborts the world: every waiter returns at once, every later call fails with `reason` (truncated to 1024 bytes).
+    /// The first reason stands. Callable from any thread or process, any number of times.
     pub fn abort(&self, reason: &str) {
         self.header().abort.raise(reason);
         for rank in 0..self.layout.n_ranks() {
@@ -139,7 +126,7 @@ impl Control {
         self.header().abort.read()
     }
 
-    /// As [`Control::abort`], of one group: other groups go on.
+    /// As [`Control::abort`], for one group: other groups continue.
     ///
     /// # Panics
     /// If the world has no such group.
@@ -157,18 +144,18 @@ impl Control {
         self.memory.get(self.layout.abort_at(group))
     }
 
-    /// Whether `rank` writes memory of others at this moment. No write begins in an aborted world.
+    /// Whether `rank` is writing memory of other ranks. No write begins in an aborted world.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`].
     pub fn writes(&self, rank: u32) -> Result<bool, CollectiveError> {
-        // After the abort, in the one order in which all see both: see `writing`.
+        // Sequentially consistent with the abort: see `writing`.
         Ok(self.slot(rank)?.writes.load(Ordering::SeqCst) > 0)
     }
 
-    /// Lets `rank` write memory of others until this is dropped. A write may begin in a world that ends meanwhile, and
-    /// be descheduled for longer than the next world needs to begin: the memory must not be reused before this has been
-    /// checked.
+    /// Marks `rank` as writing memory of other ranks until the guard is dropped. The world may end during a write, and
+    /// the writer may be descheduled until the next world begins: check [`Control::writes`] before the memory is
+    /// reused.
     ///
     /// # Errors
     /// When the world is aborted; [`CollectiveError::NoSuchRank`].
@@ -178,7 +165,7 @@ impl Control {
         let writing = Writing { writes };
         match self.header().abort.aborted.load(Ordering::SeqCst) {
             0 => Ok(writing),
-            _ => Err(self.aborted().expect("that is never taken back")),
+            _ => Err(self.aborted().expect("an abort is never revoked")),
         }
     }
 
@@ -186,7 +173,7 @@ impl Control {
         &self.layout
     }
 
-    /// What a rank shows.
+    /// The slot of a rank.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`].
@@ -197,7 +184,7 @@ impl Control {
         Ok(self.memory.get(self.layout.slot_at(rank)))
     }
 
-    /// What a rank sleeps on.
+    /// The wake-up on which a rank sleeps.
     ///
     /// # Panics
     /// If it is not a rank of the world.
@@ -205,7 +192,7 @@ impl Control {
         &self.slot(rank).expect("a rank of the world").wakeup
     }
 
-    /// Puts bytes into the memory as any process that has it can. For fuzz targets.
+    /// Writes arbitrary bytes to the memory, as any process that maps it can. For fuzz targets.
     #[cfg(feature = "fuzzing")]
     pub fn scribble(&self, at: usize, bytes: &[u8]) {
         let room = self.memory.len() - at % self.memory.len();
@@ -230,7 +217,7 @@ impl AbortWords {
             self.reason_len.store(bytes.len() as u32, Ordering::Relaxed);
             self.aborted.store(1, Ordering::SeqCst);
         } else {
-            // Whoever claimed the reason may have died before it was written; the abort must not depend on it.
+            // The process that claimed the reason may have died before writing it; the abort must not depend on it.
             let _ = self.aborted.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
@@ -249,7 +236,7 @@ impl AbortWords {
 }
 
 impl WaitingWords {
-    /// Shows what its rank waits for; of several threads that wait for different things, what one of them does.
+    /// Publishes the operation for which the rank waits; if several threads wait, that of one of them.
     pub(super) fn show(&self, waiting: &Waiting) {
         let before = self.version.load(Ordering::Relaxed);
         let version = before & !3;
@@ -268,7 +255,7 @@ impl WaitingWords {
         self.version.store((version | 2) + 4, Ordering::SeqCst);
     }
 
-    /// Shows that its rank waits for nothing.
+    /// Publishes that the rank no longer waits.
     pub(super) fn clear(&self) {
         let version = self.version.load(Ordering::Relaxed);
         if version & 3 == 2 {
@@ -290,7 +277,7 @@ impl WaitingWords {
             1 => Stream::SendTo(peer),
             _ => Stream::RecvFrom(peer),
         };
-        let descriptor = Descriptor::decode(words[3..].try_into().expect("as many words as a descriptor has"));
+        let descriptor = Descriptor::decode(words[3..].try_into().expect("the remaining words hold a descriptor"));
         Some(Waiting { group: words[0] as usize, stream, index: words[2], descriptor })
     }
 }
@@ -324,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_stands_and_is_cut_between_characters() {
+    fn first_abort_reason_is_kept_and_truncated_between_characters() {
         let control = Control::create(&World::of_one_group(ID, 1).unwrap()).unwrap();
         let long = "é".repeat(REASON_BYTES);
 
@@ -341,17 +328,17 @@ mod tests {
         let shown = || [0, 1].map(|rank| control.writes(rank).unwrap());
 
         let writing = control.writing(1).unwrap();
-        control.abort("it is over");
+        control.abort("node lost");
         let refused = [0, 1].map(|rank| control.writing(rank).err());
 
-        assert_eq!(refused, [0, 1].map(|_| Some(CollectiveError::aborted("it is over"))));
-        assert_eq!(shown(), [false, true], "who has begun goes on");
+        assert_eq!(refused, [0, 1].map(|_| Some(CollectiveError::aborted("node lost"))));
+        assert_eq!(shown(), [false, true], "a write that began before the abort continues");
         drop(writing);
         assert_eq!(shown(), [false, false]);
     }
 
     #[test]
-    fn awaited_operation_is_shown_until_cleared() {
+    fn awaited_operation_is_readable_until_cleared() {
         let control = Control::create(&World::of_one_group(ID, 1).unwrap()).unwrap();
         let words = &control.slot(0).unwrap().waiting;
         let descriptor = Descriptor::decode([1, 2, 3, 4, 5]);

@@ -1,27 +1,26 @@
 //! The stream of a group's operations, as one member drives it.
 //!
 //! An operation goes through three steps at each member, in order of the stream:
-//! 1. *started*: the member has announced the operation and where its tensors lie;
-//! 2. *worked*: all members have announced the same, and this one has done its share: it computed its part of a sum, or
-//!    copied what it receives;
-//! 3. *complete*: nobody touches this member's tensors any more.
+//! 1. *started*: the member has announced the operation and the offsets of its tensors;
+//! 2. *worked*: all members have announced the same operation, and this member has done its share: it has computed its
+//!    part of a sum, or copied its input from peers;
+//! 3. *complete*: no peer accesses this member's tensors any more.
 //!
-//! Operations on few bytes are *flat*: announcing includes a copy of the member's data, every member computes its own
-//! result from the copies, and no member waits twice.
+//! Small operations are *flat*: announcing includes a copy of the member's data, every member computes its own result
+//! from the copies, and no member waits twice.
 //!
 //! Invariants:
-//! - SHM-GROUP-1: posts, places and flat area of a member are written by it alone, before it announces; peers read them
-//!   after.
-//! - SHM-GROUP-2: a member completes operation `i` only after all have announced `i`. It announces `i` only while fewer
-//!   than [`IN_FLIGHT_MAX`] operations are incomplete at it. So when a member announces `i`, all have announced `i -
-//!   IN_FLIGHT_MAX`, so all have completed `i - 2 · IN_FLIGHT_MAX`: the post and flat area that `i` reuses are read by
-//!   nobody. The same holds for places, which are read only by members that completion waits for.
-//! - SHM-GROUP-3: tensors of a member are read and written by peers only between their seeing its post and their
-//!   `done`, for which completion waits; each element of a sum's result is written by one member, which alone reads it,
-//!   in that time.
-//! - SHM-GROUP-4: a member shows that it writes tensors of others while it does, and does not begin to once the world
-//!   is aborted (`Control::writing`): so the memory of a world that has ended can be used again when nobody shows it.
-#![allow(unsafe_code)] // Tensors that other ranks write are reached through raw pointers; SHM-GROUP-1 to SHM-GROUP-3 keep them apart.
+//! - SHM-GROUP-1: a member alone writes its posts, offsets and flat area, before it announces; peers read them after
+//!   the announcement.
+//! - SHM-GROUP-2: a member completes operation `i` only after all members have announced `i`. It announces `i` only
+//!   while it has fewer than [`IN_FLIGHT_MAX`] incomplete operations. So when a member announces `i`, all have
+//!   announced `i - IN_FLIGHT_MAX`, so all have completed `i - 2 · IN_FLIGHT_MAX`: no member reads the post and flat
+//!   area that `i` reuses. The same holds for offsets: completion waits for every member that reads them.
+//! - SHM-GROUP-3: peers read and write a member's tensors only between reading its post and their `done`, for which
+//!   completion waits; in that time one member alone reads and writes each element of a sum.
+//! - SHM-GROUP-4: a member is marked while it writes tensors of other members, and starts no write once the world is
+//!   aborted (`Control::writing`): so the memory of an ended world can be reused once no rank is marked.
+#![allow(unsafe_code)] // Raw pointers to tensors that other ranks write; SHM-GROUP-1 to SHM-GROUP-3 separate accesses.
 
 use std::sync::Arc;
 
@@ -35,8 +34,8 @@ use phalanx_device::parts::part;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
 
-const _: () = assert!(super::layout::POSTS == 2 * IN_FLIGHT_MAX as u64, "C-2");
-/// Parts of a sum are whole cache lines.
+const _: () = assert!(super::layout::POSTS == 2 * IN_FLIGHT_MAX as u64, "SHM-GROUP-2");
+/// Bytes of a cache line; parts of a sum consist of whole cache lines.
 const LINE_BYTES: usize = 64;
 
 /// Operations of the whole group.
@@ -46,16 +45,17 @@ pub(super) struct GroupStream {
     group: usize,
     members: Vec<u32>,
     position: u32,
-    /// Of all members, by position.
+    /// Rings of all members, by position.
     rings: Vec<Ring>,
     queue: Queue,
     worked: u64,
-    /// Numbers of the members' first places of operation `worked`, as far as they have announced it, in order.
+    /// For operation `worked`, the number of each member's first operand, up to the first member without an
+    /// announcement.
     offsets_at: Vec<u64>,
 }
 
 impl GroupStream {
-    /// The stream of group number `group` as its member at `position` drives it.
+    /// The stream of group number `group` for its member at `position`.
     pub(super) fn new(plane: Arc<Plane>, group: usize, members: &[u32], position: u32) -> GroupStream {
         let ring = |position| Ring::new(plane.control.clone(), plane.control.layout().group_ring_at(group, position));
         let rings: Vec<Ring> = (0..members.len() as u32).map(ring).collect();
@@ -69,7 +69,7 @@ impl GroupStream {
         &self.queue
     }
 
-    /// Starts an operation that was checked.
+    /// Starts a checked operation.
     ///
     /// # Errors
     /// As [`Queue::push`].
@@ -79,16 +79,16 @@ impl GroupStream {
         let index = self.queue.push(&self.plane, operation, operands, (self.position, size), !is_flat)?;
         if is_flat {
             let to = self.flat_area(self.position, index);
-            // SAFETY: SHM-GROUP-1, SHM-GROUP-2: nobody reads this area before the announcement. It has room, see
-            // `is_flat`.
+            // SAFETY: SHM-GROUP-1, SHM-GROUP-2: no member reads this area before the announcement. It is large enough,
+            // see `is_flat`.
             unsafe { flat::collect(operation, operands, (self.position, size), to) };
         }
         self.queue.announce(index);
-        self.ring_peers();
+        self.wake_peers();
         Ok(index)
     }
 
-    /// Does what can be done without waiting.
+    /// Makes all progress that is possible without waiting.
     ///
     /// # Errors
     /// [`CollectiveError::Mismatch`], [`CollectiveError::Invalid`].
@@ -96,9 +96,9 @@ impl GroupStream {
         self.advance_while(|_| true)
     }
 
-    /// Finishes what is decided although the world is aborted: flat operations that all members have announced. They
-    /// need no further peer, and some members may have finished them before the abort; so a vote has the same outcome
-    /// at all members, even if the first to see it aborts because of it.
+    /// Finishes flat operations that all members have announced, although the world is aborted. They need no further
+    /// peer, and some members may have finished them before the abort; so a vote has the same outcome at all members,
+    /// even if the first member to finish it aborts the world because of it.
     ///
     /// # Errors
     /// As [`GroupStream::advance`].
@@ -108,7 +108,7 @@ impl GroupStream {
 
     fn advance_while(&mut self, may_work: impl Fn(&Pending) -> bool) -> Result<(), CollectiveError> {
         while self.worked < self.queue.started() && may_work(self.queue.get(self.worked)) {
-            self.look()?;
+            self.poll_announcements()?;
             if self.offsets_at.len() < self.members.len() {
                 break;
             }
@@ -123,7 +123,7 @@ impl GroupStream {
             self.offsets_at.clear();
             self.queue.ring().set_done(self.worked);
             if !is_flat {
-                self.ring_peers();
+                self.wake_peers();
             }
         }
         while self.queue.completed() < self.worked && self.is_released(self.queue.completed()) {
@@ -132,8 +132,7 @@ impl GroupStream {
         Ok(())
     }
 
-    /// Compares the announcements of the oldest unfinished operation, including those of members after one that has
-    /// announced nothing.
+    /// Compares the announcements of the oldest unfinished operation, including those after a missing announcement.
     ///
     /// # Errors
     /// [`CollectiveError::Mismatch`].
@@ -145,7 +144,7 @@ impl GroupStream {
     }
 
     /// Records which members have announced the oldest unfinished operation.
-    fn look(&mut self) -> Result<(), CollectiveError> {
+    fn poll_announcements(&mut self) -> Result<(), CollectiveError> {
         while self.offsets_at.len() < self.members.len() {
             match self.compare(self.offsets_at.len() as u32)? {
                 Some(offsets_at) => self.offsets_at.push(offsets_at),
@@ -155,7 +154,7 @@ impl GroupStream {
         Ok(())
     }
 
-    /// The number of the peer's first place, if it has announced the same operation.
+    /// The number of the peer's first operand, if it has announced the same operation.
     fn compare(&self, peer: u32) -> Result<Option<u64>, CollectiveError> {
         let Some((descriptor, offsets_at)) = self.rings[peer as usize].announced(self.worked) else { return Ok(None) };
         let own = self.queue.get(self.worked).descriptor;
@@ -190,7 +189,7 @@ impl GroupStream {
         for (i, operand) in pending.operands.iter().enumerate() {
             let (n, width) = (operand.n_elements, operand.dtype.bytes());
             let own = part(n, operation.unit, size, self.position);
-            // Where the elements from `start` of what a peer sends are.
+            // The address of a peer's sent elements from `start` on.
             let sent = |peer: u32, start: usize, n: usize| {
                 let at = self.offsets(peer, i).send.saturating_add((start * width) as u64);
                 self.plane.peer(self.members[peer as usize], at, n * width, width)
@@ -203,8 +202,8 @@ impl GroupStream {
                         sources[peer as usize] = sent(peer, own.start, own.len())?;
                     }
                     let sources = &sources[..size as usize];
-                    // SAFETY: SHM-GROUP-3; the sources were checked, and `recv` is this member's, if not its own
-                    // source.
+                    // SAFETY: SHM-GROUP-3; the sources were checked, and `recv` belongs to this member and may equal
+                    // its own source.
                     unsafe { reduce::sum(operand.dtype, sources, &[operand.recv.start()], own.len()) };
                 }
                 OperationKind::AllGather => {
@@ -256,7 +255,7 @@ impl GroupStream {
         Ok(())
     }
 
-    /// This member's share of an operation whose tensors lie in the flat areas.
+    /// This member's share of a flat operation.
     fn work_flat(&self, pending: &Pending) {
         let offsets = (self.position, self.members.len() as u32);
         let copy_of = |peer| self.flat_area(peer, self.worked).cast_const();
@@ -271,25 +270,26 @@ impl GroupStream {
 
     fn flat_area(&self, peer: u32, index: u64) -> *mut u8 {
         let control = &self.plane.control;
-        // SAFETY: the layout puts an area of FLAT_BYTES there.
+        // SAFETY: the layout has an area of FLAT_BYTES there.
         unsafe { control.memory().base().add(control.layout().flat_at(self.group, peer, index)) }
     }
 
-    fn ring_peers(&self) {
+    fn wake_peers(&self) {
         for rank in self.members.iter().filter(|rank| **rank != self.plane.rank) {
             self.plane.control.wakeup(*rank).wake();
         }
     }
 }
 
-/// Whether all tensors together are few bytes: members agree, because they agree on the tensors.
+/// Whether the operation is flat; members agree, because they agree on the tensors.
 fn is_flat(operands: &[Operand]) -> bool {
     flat::bytes_of(operands) <= FLAT_BYTES
 }
 
-/// Copies bytes that no thread is writing.
+/// Copies bytes that no thread writes.
 pub(super) fn copy(from: *const u8, to: RawBuffer) {
-    // SAFETY: the caller checked that `to.bytes()` bytes are there, and nobody writes them (SHM-GROUP-1, SHM-GROUP-3);
-    // `to` was lent to the operation and is not what is read, because operands that overlap are staged or refused.
+    // SAFETY: the caller checked that `from` has `to.bytes()` bytes, and no thread writes them (SHM-GROUP-1,
+    // SHM-GROUP-3); the operation borrows `to`, which does not overlap `from`, because overlapping operands are staged
+    // or refused.
     unsafe { std::ptr::copy_nonoverlapping(from, to.start(), to.bytes()) };
 }

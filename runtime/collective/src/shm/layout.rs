@@ -1,9 +1,9 @@
-//! Where everything lies in the control memory of a world.
+//! Layout of the control memory of a world.
 //!
-//! In order: one page of header; a page per rank; per group, in the order of the world: words of its abort, a ring per member
-//! for operations of the group, a flat area per member, and for every ordered pair of members a ring of the sender and one of the
-//! receiver. Most of it is never touched and so never takes a page of memory.
-#![allow(unsafe_code)] // Types are declared to be atomics only.
+//! In order: one page of header; a page per rank; per group, in the order of the world: its abort words, a ring per
+//! member for operations of the group, a flat area per member, and for every ordered pair of members a ring of the
+//! sender and a ring of the receiver. Most pages are never touched and so never allocated.
+#![allow(unsafe_code)] // Implements `AtomicsOnly`.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
@@ -16,15 +16,15 @@ use phalanx_device::world::{LOCAL_RANKS_MAX, World};
 
 /// First word of control memory.
 pub(super) const MAGIC: u64 = 0x5048_4c58_434f_4c32;
-/// Changes with this file.
+/// Version of this layout; change it with every change of this file.
 pub(super) const VERSION: u64 = 4;
-/// Longest text of an abort, in bytes.
+/// Longest reason of an abort, in bytes.
 pub(super) const REASON_BYTES: usize = 1024;
-/// Posts of a ring. Twice what may be in flight, see `stream`.
+/// Posts of a ring: twice the operations in flight, see SHM-GROUP-2 in `group`.
 pub(super) const POSTS: u64 = 2 * IN_FLIGHT_MAX as u64;
-/// Places of a ring: those of all operations in flight.
+/// Entries of operand offsets in a ring, for all operations in flight.
 pub(super) const OFFSETS: u64 = 2 * OPERANDS_MAX as u64;
-/// Operations on tensors of up to this many bytes in total go through the flat area.
+/// Operations on up to this many bytes of tensors in total use the flat area.
 pub(super) const FLAT_BYTES: usize = 4096;
 
 const PAGE: usize = 4096;
@@ -37,30 +37,30 @@ pub(super) struct Header {
     pub total_bytes: AtomicU64,
     /// Job, generation, incarnation.
     pub id: [AtomicU64; 3],
-    /// Over the number of ranks and all groups.
+    /// Hash of the number of ranks and all groups.
     pub world_digest: AtomicU64,
-    /// Of the world.
+    /// Abort of the world.
     pub abort: AbortWords,
 }
 
-/// Whether something is aborted, and why.
+/// Abort state of a world or group, with its reason.
 #[repr(C, align(64))]
 pub(super) struct AbortWords {
     /// 0 until a member has claimed the right to write the reason of the abort.
     pub reason_claim: AtomicU32,
-    /// 0 while it works, 1 when it is aborted with a reason, 2 when it is aborted and the reason not yet there.
+    /// 0: not aborted; 1: aborted, with a reason; 2: aborted, the reason not yet written.
     pub aborted: AtomicU32,
     pub reason_len: AtomicU32,
     pub reason: [AtomicU8; REASON_BYTES],
 }
 
-/// What one rank shows to everybody.
+/// State that one rank publishes to all processes.
 #[repr(C)]
 pub(super) struct Slot {
     pub wakeup: Wakeup,
     /// 1 once a process acts as this rank.
     pub taken: AtomicU32,
-    /// Operations in which it writes memory of others at this moment.
+    /// Operations in which the rank is writing memory of other ranks.
     pub writes: AtomicU32,
     /// Operations started and finished, over all groups.
     pub entered: AtomicU64,
@@ -68,7 +68,7 @@ pub(super) struct Slot {
     pub waiting: WaitingWords,
 }
 
-/// What a rank waits for; written when it first sleeps in a wait.
+/// The operation for which a rank waits; written when the rank first sleeps in a wait.
 #[repr(C)]
 pub(super) struct WaitingWords {
     /// Odd while the words are being written; 0 modulo 4 when the rank waits for nothing.
@@ -77,12 +77,12 @@ pub(super) struct WaitingWords {
     pub words: [AtomicU64; 3 + DESCRIPTOR_WORDS],
 }
 
-/// How far one member is in one stream.
+/// Progress of one member in one stream.
 #[repr(C)]
 pub(super) struct RingHead {
-    /// Operations of which the member has done its share, in sequence; it accesses no tensors of later ones.
+    /// Operations in which the member has done its share, in order; it accesses no tensors of later operations.
     pub done: Line,
-    /// Operations that it has announced. Peers do not wait for this one, so it is not on the line that they look at.
+    /// Operations that the member has announced. Peers do not poll this counter, so it has a line of its own.
     pub announced: Line,
 }
 
@@ -90,17 +90,17 @@ pub(super) struct RingHead {
 #[repr(C, align(64))]
 pub(super) struct Line(pub AtomicU64);
 
-/// One operation as one member announces it: a cache line.
+/// A member's announcement of one operation, on one cache line.
 #[repr(C, align(64))]
 pub(super) struct Post {
     /// Number in the stream plus one, written last.
     pub stamp: AtomicU64,
     pub descriptor: [AtomicU64; DESCRIPTOR_WORDS],
-    /// Number of its first place, which lies in the ring at that number modulo [`OFFSETS`].
+    /// Number of its first operand; the operand's offsets are at that number modulo [`OFFSETS`] in the ring.
     pub offsets_at: AtomicU64,
 }
 
-/// Where one operand of the announcing member lies: byte offsets in its arena.
+/// Byte offsets of one operand in the arena of the announcing member.
 #[repr(C)]
 pub(super) struct OperandOffsets {
     pub send: AtomicU64,
@@ -131,9 +131,9 @@ unsafe impl AtomicsOnly for OperandOffsets {}
 
 const _: () = assert!(size_of::<Header>() <= PAGE && size_of::<Slot>() <= PAGE && size_of::<Post>() == 64);
 
-/// Bytes of one ring: head, posts, places.
+/// Bytes of one ring: head, posts, operand offsets.
 pub(super) const RING_BYTES: usize = HEAD_BYTES + 64 * POSTS as usize + 16 * OFFSETS as usize;
-/// Bytes of its head.
+/// Bytes of a ring's head.
 pub(super) const HEAD_BYTES: usize = size_of::<RingHead>();
 const ABORT_BYTES: usize = size_of::<AbortWords>();
 const FLAT_AREA_BYTES: usize = FLAT_BYTES * POSTS as usize;
@@ -142,7 +142,7 @@ const FLAT_AREA_BYTES: usize = FLAT_BYTES * POSTS as usize;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     n_ranks: u32,
-    /// Where each group begins, and its size.
+    /// Start and size of each group.
     groups: Vec<(usize, u32)>,
     total_bytes: usize,
 }
@@ -184,24 +184,24 @@ impl Layout {
         PAGE * (1 + rank as usize)
     }
 
-    /// The words of a group's abort.
+    /// Offset of a group's abort words.
     pub(super) fn abort_at(&self, group: usize) -> usize {
         self.groups[group].0
     }
 
-    /// The ring of a member for operations of the group.
+    /// Offset of a member's ring for operations of the group.
     pub(super) fn group_ring_at(&self, group: usize, position: u32) -> usize {
         self.groups[group].0 + ABORT_BYTES + position as usize * RING_BYTES
     }
 
-    /// The flat area of a member for operation `index` of the group.
+    /// Offset of a member's flat area for operation `index` of the group.
     pub(super) fn flat_at(&self, group: usize, position: u32, index: u64) -> usize {
         let (at, n) = self.groups[group];
         let slot = (index % POSTS) as usize;
         at + ABORT_BYTES + n as usize * RING_BYTES + position as usize * FLAT_AREA_BYTES + slot * FLAT_BYTES
     }
 
-    /// The ring of the sender, or that of the receiver, for messages from one member to another.
+    /// Offset of the sender's or the receiver's ring for messages from one member to another.
     pub(super) fn pair_ring_at(&self, group: usize, from: u32, to: u32, is_sender: bool) -> usize {
         let (at, n) = self.groups[group];
         let n = n as usize;
@@ -216,7 +216,7 @@ mod tests {
     use phalanx_device::world::WorldId;
 
     #[test]
-    fn areas_do_not_overlap_and_fill_the_memory() {
+    fn areas_do_not_overlap_and_lie_in_the_memory() {
         let id = WorldId { job: 0, generation: 0, incarnation: 0 };
         let world = World::new(id, 4, vec![vec![0, 1, 2], vec![3, 0]]).unwrap();
         let layout = Layout::new(&world).unwrap();

@@ -1,13 +1,13 @@
 //! Collectives between the ranks of one machine, in shared memory.
 //!
-//! Whoever starts the ranks makes a [`world::ShmWorld`] and passes it to them; each joins it as one rank and makes a
-//! communicator per group that it is in. Tensors that lie in a rank's arena are read and written by its peers where they
-//! are; others are staged.
+//! The process that starts the ranks makes a [`world::ShmWorld`] and passes it to them; each process joins it as one
+//! rank and makes a communicator for each of its groups. Peers read and write tensors in a rank's arena in place; other
+//! tensors are staged.
 //!
-//! - [`layout`](self): where everything lies in the control memory. - [`control`]:
-//!   abort, progress, whom to wake. - [`passing`]: handing a world to another process. - [`world`]: a world and its ranks.
-//! - [`collective`]: the communicator, over `group` (operations of the group) and `pair` (messages); `ring` and `queue` are
-//!   what members announce and what they have started; `plane` and `staging` where tensors are.
+//! - [`layout`](self): the layout of the control memory. - [`control`]: abort, progress, wake-ups. - [`passing`]:
+//!   passing a world to another process. - [`world`]: a world and its ranks.
+//! - [`collective`]: the communicator, over `group` (operations of the group) and `pair` (messages); `ring` holds the
+//!   announcements of members, `queue` their operations in flight; `plane` and `staging` locate tensors.
 
 pub mod collective;
 pub mod control;

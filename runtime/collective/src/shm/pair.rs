@@ -1,8 +1,8 @@
-//! Messages from one member of a group to another: a stream at each of the two.
+//! Messages from one member of a group to another: a stream at each side.
 //!
-//! The sender announces where its tensors lie, the receiver that it is ready; each checks the other's announcement. The
-//! receiver copies, says so, and then the sender's tensors are its own again. The invariants are those of `group`, with
-//! the two rings in the place of the members'.
+//! The sender announces the offsets of its tensors, the receiver announces that it is ready; each checks the other's
+//! announcement. The receiver copies and publishes `done`, which releases the sender's tensors. The invariants are
+//! those of `group`, applied to the two rings.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::queue::Queue;
 use super::ring::Ring;
 use phalanx_device::{CollectiveError, Operand, Operation, Stream};
 
-/// One side of the messages from one member to another.
+/// One side of a stream of messages.
 #[derive(Debug)]
 pub(super) struct PairStream {
     plane: Arc<Plane>,
@@ -40,7 +40,7 @@ impl PairStream {
         PairStream { plane, stream, peer: members[peer as usize], peer_ring, queue, worked: 0 }
     }
 
-    /// Which side of which messages.
+    /// The peer and the direction of the messages.
     pub(super) fn stream(&self) -> Stream {
         self.stream
     }
@@ -50,20 +50,20 @@ impl PairStream {
         &self.queue
     }
 
-    /// Starts a send or a receive that was checked.
+    /// Starts a checked send or receive.
     ///
     /// # Errors
     /// As [`Queue::push`].
     pub(super) fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<u64, CollectiveError> {
         let is_shared = matches!(self.stream, Stream::SendTo(_));
-        // Neither side cuts a whole in parts, so position and size do not matter.
+        // Messages are not divided into parts, so position and size do not matter.
         let index = self.queue.push(&self.plane, operation, operands, (0, 1), is_shared)?;
         self.queue.announce(index);
         self.plane.control.wakeup(self.peer).wake();
         Ok(index)
     }
 
-    /// Does what can be done without waiting.
+    /// Makes all progress that is possible without waiting.
     ///
     /// # Errors
     /// [`CollectiveError::Mismatch`], [`CollectiveError::Invalid`].
@@ -87,7 +87,7 @@ impl PairStream {
         Ok(())
     }
 
-    /// The number of the peer's first place of operation `worked`, if it has announced the same operation.
+    /// The number of the peer's first operand of operation `worked`, if it has announced the same operation.
     ///
     /// # Errors
     /// [`CollectiveError::Mismatch`].
@@ -106,7 +106,7 @@ impl PairStream {
         Err(CollectiveError::Mismatch { rank_a, a, rank_b, b })
     }
 
-    /// Copies the tensors of operation `worked` from where the sender has them.
+    /// Copies the tensors of operation `worked` from the sender's memory.
     fn receive(&self, offsets_at: u64) -> Result<(), CollectiveError> {
         for (i, operand) in self.queue.get(self.worked).operands.iter().enumerate() {
             let at = self.peer_ring.read_offsets(offsets_at.wrapping_add(i as u64)).send;

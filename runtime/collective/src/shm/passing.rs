@@ -1,8 +1,8 @@
-//! Handing a world to another process over a Unix socket.
+//! Passing a world to another process over a Unix socket.
 //!
-//! The message is the size of a staging area, with the descriptors of all memory beside it. Each side checks by the
-//! kernel's word that the other is a process of the same user; memory is checked again when it is mapped.
-#![allow(unsafe_code)] // Ancillary data and credentials of sockets are only reachable through libc.
+//! The message holds the size of a staging area, and the descriptors of all memory as ancillary data. Each side checks
+//! with the kernel (`SO_PEERCRED`) that the other is a process of the same user; mapping validates the memory again.
+#![allow(unsafe_code)] // Ancillary data and credentials of sockets need libc.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,10 +16,10 @@ use phalanx_device::world::{LOCAL_RANKS_MAX, World};
 
 /// Control memory and an arena per rank.
 const DESCRIPTORS_MAX: usize = 1 + LOCAL_RANKS_MAX as usize;
-/// Room for a header and the descriptors, and for more than a peer could send by mistake.
+/// Space for a header and the descriptors, with a margin for a peer that sends too many.
 const CONTROL_BYTES: usize = 1024;
 
-/// A control buffer, aligned as the kernel wants it.
+/// A control buffer, aligned as the kernel requires.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; CONTROL_BYTES]);
 
@@ -28,7 +28,7 @@ const _: () = assert!(CONTROL_BYTES > 32 + 4 * DESCRIPTORS_MAX);
 /// Sends a world to a process of the same user; to the process `peer` only, if given.
 ///
 /// # Errors
-/// [`CollectiveError::Untrusted`]; [`CollectiveError::System`] if the socket refuses.
+/// [`CollectiveError::Untrusted`]; [`CollectiveError::System`] if the socket fails.
 pub fn send_world(socket: &UnixStream, world: &ShmWorld, peer: Option<u32>) -> Result<(), CollectiveError> {
     check_peer(socket, peer)?;
     let fds: Vec<libc::c_int> = world.memories().map(|memory| memory.fd().as_raw_fd()).collect();
@@ -39,8 +39,8 @@ pub fn send_world(socket: &UnixStream, world: &ShmWorld, peer: Option<u32>) -> R
     // SAFETY: pure arithmetic.
     let control_len = unsafe { libc::CMSG_SPACE(fds_bytes as u32) } as usize;
     let message = message(&mut iov, &mut control, control_len);
-    // SAFETY: the control buffer has room for one header and all descriptors (asserted above), so CMSG_FIRSTHDR is not
-    // null and the data lies in the buffer; `fds` holds as many bytes as are copied.
+    // SAFETY: the control buffer holds one header and all descriptors (asserted above), so CMSG_FIRSTHDR is not null
+    // and the data lies in the buffer; `fds` holds as many bytes as are copied.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (*header).cmsg_level = libc::SOL_SOCKET;
@@ -55,12 +55,12 @@ pub fn send_world(socket: &UnixStream, world: &ShmWorld, peer: Option<u32>) -> R
     expect_whole(body.len(), n_sent)
 }
 
-/// Receives a world, which must be `expected`, from a process of the same user; from the process `peer` only, if given. Memory
-/// that is among `known` is not mapped again.
+/// Receives a world, which must be `expected`, from a process of the same user; from the process `peer` only, if given.
+/// Memory in `known` is not mapped again.
 ///
 /// # Errors
-/// As [`Control::attach`] and [`SharedMemory::attach`]; [`CollectiveError::Untrusted`];
-/// [`CollectiveError::Invalid`] if the message is not one of [`send_world`].
+/// As [`Control::attach`] and [`SharedMemory::attach`]; [`CollectiveError::Untrusted`]; [`CollectiveError::Invalid`] if
+/// the message does not come from [`send_world`].
 pub fn receive_world(
     socket: &UnixStream,
     expected: &World,
@@ -76,7 +76,7 @@ pub fn receive_world(
         // SAFETY: `message` points at buffers of this frame with their true lengths.
         unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) }
     })?;
-    // Descriptors are taken first: from here on they are closed whatever else is wrong.
+    // Owning the descriptors first closes them on every error below.
     let mut fds = descriptors(&message).into_iter();
     expect_whole(body.len(), n_received)?;
     let truncated = message.msg_flags & libc::MSG_CTRUNC;
@@ -99,7 +99,7 @@ pub fn receive_world(
 fn check_peer(socket: &UnixStream, process: Option<u32>) -> Result<(), CollectiveError> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the buffer is ours, of the length given, and lives through the call.
+    // SAFETY: the buffer is ours, of the given length, and outlives the call.
     let outcome = unsafe {
         let to = (&raw mut found).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
@@ -158,7 +158,7 @@ fn expect_whole(expected: usize, found: usize) -> Result<(), CollectiveError> {
     Err(CollectiveError::Invalid { field: "bytes of a message", expected: expected as u64, found: found as u64 })
 }
 
-/// A message with one piece of body and a control buffer of which `control_len` bytes are used.
+/// A message with one body buffer and the first `control_len` bytes of a control buffer.
 fn message(iov: &mut libc::iovec, control: &mut ControlBuffer, control_len: usize) -> libc::msghdr {
     // SAFETY: `msghdr` is plain data for which zero is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! What all streams of one rank share: the control memory, everybody's arenas, and room for staging.
+//! State that all streams of one rank share: the control memory, the arenas of all ranks, and the staging area.
 #![allow(unsafe_code)] // Staged tensors are copied to and from raw memory.
 
 use std::ops::Range;
@@ -21,16 +21,16 @@ pub(super) struct Plane {
     staging: Mutex<Staging>,
 }
 
-/// A piece of the staging area that stands in for a buffer.
+/// A piece of the staging area that replaces a buffer outside the arena.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     range: Range<usize>,
-    /// Where its bytes go when the operation is complete.
+    /// Destination of its bytes when the operation is complete.
     copy_to: Option<RawBuffer>,
 }
 
 impl Plane {
-    /// The view of `rank`, the first `staging_bytes` of whose arena are for staging.
+    /// The view of `rank`; the first `staging_bytes` of its arena are the staging area.
     pub(super) fn new(control: Arc<Control>, arenas: Vec<Arc<SharedMemory>>, rank: u32, staging_bytes: usize) -> Plane {
         Plane { control, arenas, rank, staging: Mutex::new(Staging::new(staging_bytes)) }
     }
@@ -43,10 +43,10 @@ impl Plane {
         self.arenas[self.rank as usize].offset_of(buffer.address(), buffer.bytes())
     }
 
-    /// Address of bytes in the arena of `rank`, at an offset that it named.
+    /// Address of bytes in the arena of `rank`, at an offset from that rank.
     ///
     /// # Errors
-    /// [`CollectiveError::Invalid`] if they do not lie in the arena or not at a multiple of `align`.
+    /// [`CollectiveError::Invalid`] if they exceed the arena or the offset is not a multiple of `align`.
     pub(super) fn peer(&self, rank: u32, at: u64, bytes: usize, align: usize) -> Result<*mut u8, CollectiveError> {
         if bytes == 0 {
             return Ok(std::ptr::without_provenance_mut(align));
@@ -72,18 +72,19 @@ impl Plane {
         drop(staging);
         let start = range.start;
         if let Some(from) = from {
-            // SAFETY: the caller of `start` lends `from`; the piece is exclusively ours and at least as long.
+            // SAFETY: the caller of `start` guarantees that `from` is readable; the piece is exclusively ours and at
+            // least as long.
             unsafe { std::ptr::copy_nonoverlapping(from.start(), self.staged(start), from.bytes()) };
         }
         pieces.push(Piece { range, copy_to });
         Ok(start as u64)
     }
 
-    /// Gives pieces back; with `is_complete`, after copying results out of them.
+    /// Frees pieces; with `is_complete`, copies their results out first.
     pub(super) fn release(&self, pieces: &mut Vec<Piece>, is_complete: bool) {
         for piece in pieces.drain(..) {
             if let Some(to) = piece.copy_to.filter(|_| is_complete) {
-                // SAFETY: the caller of `start` lends `to`; peers are done with the piece.
+                // SAFETY: the caller of `start` guarantees that `to` is writable; peers no longer access the piece.
                 unsafe { std::ptr::copy_nonoverlapping(self.staged(piece.range.start), to.start(), to.bytes()) };
             }
             lock(&self.staging).give(piece.range);

@@ -9,13 +9,13 @@ use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::IN_FLIGHT_MAX;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
 
-/// One operation that was started.
+/// One started operation.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub operation: Operation,
     pub operands: Vec<Operand>,
     pub descriptor: Descriptor,
-    /// Number of its first place.
+    /// Number of its first operand in the stream.
     pub offsets_at: u64,
     pieces: Vec<Piece>,
 }
@@ -25,10 +25,10 @@ pub(super) struct Pending {
 pub(super) struct Queue {
     ring: Ring,
     pending: VecDeque<Pending>,
-    /// Used again, so that nothing is allocated once the stream is warm.
+    /// Reused, so that a warm stream does not allocate.
     spare: Vec<Pending>,
     completed: u64,
-    /// Number of the next place.
+    /// Number of the next operand.
     offsets_next: u64,
 }
 
@@ -53,10 +53,10 @@ impl Queue {
         self.completed
     }
 
-    /// An operation that is not completed.
+    /// The operation with number `index`, which is not completed.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// If there is no such operation.
     pub(super) fn get(&self, index: u64) -> &Pending {
         &self.pending[(index - self.completed) as usize]
     }
@@ -77,11 +77,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Adds an operation, for whose operands peers will look in this rank's arena if `is_shared`; returns its number.
-    /// It is announced separately.
+    /// Adds an operation and returns its number; if `is_shared`, peers access its operands in this rank's arena. It is
+    /// announced separately.
     ///
     /// # Errors
-    /// As [`Queue::check_room`]; [`CollectiveError::StagingFull`]. Then nothing was added.
+    /// As [`Queue::check_room`]; [`CollectiveError::StagingFull`]. The queue is unchanged then.
     pub(super) fn push(
         &mut self,
         plane: &Plane,
@@ -126,16 +126,16 @@ impl Queue {
         self.ring.announce(index, &pending.descriptor, pending.offsets_at);
     }
 
-    /// Completes the oldest operation: results are in place and its room is free.
+    /// Completes the oldest operation: puts results in place and frees its staging pieces.
     pub(super) fn complete(&mut self, plane: &Plane) {
-        let mut pending = self.pending.pop_front().expect("an operation that is not completed");
+        let mut pending = self.pending.pop_front().expect("the queue has an incomplete operation");
         plane.release(&mut pending.pieces, true);
         self.spare.push(pending);
         self.completed += 1;
     }
 }
 
-/// Where peers find one operand: in the arena, or in a stand-in.
+/// The offsets of one operand for peers: in the arena, or in a staged copy.
 fn place(
     plane: &Plane,
     operation: &Operation,
@@ -147,7 +147,7 @@ fn place(
     if operation.kind == OperationKind::AllReduce {
         return place_of_sum(plane, sent, operand.recv, pieces);
     }
-    // A shift whose result replaces what it sends: the peer may read after this member has written.
+    // A shift whose result replaces its input: the peer may read after this member has written.
     let is_replaced = matches!(operation.kind, OperationKind::Shift { .. }) && sent == operand.recv;
     let send = match plane.offset_of(sent).filter(|_| !is_replaced) {
         Some(offset) => offset,
@@ -156,7 +156,8 @@ fn place(
     Ok(Offsets { send, recv: 0 })
 }
 
-/// Peers write the result of an `AllReduce`, so that has to be shared as well; a sum in place needs one stand-in only.
+/// Peers write the result of an `AllReduce`, so it must be in shared memory as well; a sum outside the arena uses one
+/// staged piece for input and result.
 fn place_of_sum(
     plane: &Plane,
     sent: RawBuffer,

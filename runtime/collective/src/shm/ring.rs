@@ -1,4 +1,4 @@
-//! One member's announcements in one stream, as it writes them and as its peers read them.
+//! One member's announcements in one stream, written by the member and read by its peers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,19 +17,19 @@ pub(super) struct Ring {
 /// Byte offsets in the arena of the ring's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offsets {
-    /// Where it reads.
+    /// Where the operation reads.
     pub send: u64,
-    /// Where it wants the result.
+    /// Where the operation writes its result.
     pub recv: u64,
 }
 
 impl Ring {
-    /// The ring at an offset that the layout gave.
+    /// The ring at an offset of the layout.
     pub(super) fn new(control: Arc<Control>, at: usize) -> Ring {
         Ring { control, at }
     }
 
-    /// Writes where operand number `number` (counted over all operations of the stream) lies.
+    /// Writes the offsets of operand `number` (counted over all operations of the stream).
     pub(super) fn write_offsets(&self, number: u64, offsets: Offsets) {
         let to = self.offsets(number);
         to.send.store(offsets.send, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl Ring {
         self.head().announced.0.load(Ordering::Acquire)
     }
 
-    /// What the owner announced as operation `index`, and the number of its first place, if it has.
+    /// The owner's announcement of operation `index` and the number of its first operand, if it has been announced.
     pub(super) fn announced(&self, index: u64) -> Option<(Descriptor, u64)> {
         let post = self.post(index);
         if post.stamp.load(Ordering::Acquire) != index + 1 {
@@ -62,18 +62,18 @@ impl Ring {
         Some((Descriptor::decode(words), post.offsets_at.load(Ordering::Relaxed)))
     }
 
-    /// Where operand number `number` of the owner lies, by its own account.
+    /// The offsets of operand `number` as the owner wrote them; unchecked.
     pub(super) fn read_offsets(&self, number: u64) -> Offsets {
         let offsets = self.offsets(number);
         Offsets { send: offsets.send.load(Ordering::Relaxed), recv: offsets.recv.load(Ordering::Relaxed) }
     }
 
-    /// Operations of which the owner has done its share.
+    /// Number of operations in which the owner has done its share.
     pub(super) fn done(&self) -> u64 {
         self.head().done.0.load(Ordering::Acquire)
     }
 
-    /// Says that the owner has done its share of the first `n_done` operations.
+    /// Publishes that the owner has done its share of the first `n_done` operations.
     pub(super) fn set_done(&self, n_done: u64) {
         self.head().done.0.store(n_done, Ordering::Release);
     }

@@ -1,19 +1,19 @@
-//! Room in a rank's arena for tensors that lie elsewhere.
+//! The staging area of a rank's arena, for tensors that lie elsewhere.
 
 use std::ops::Range;
 
 /// Pieces begin at multiples of a cache line, so that no two tensors share one.
 const ALIGN: usize = 64;
 
-/// Which bytes of the staging area are free.
+/// The free bytes of the staging area.
 #[derive(Debug)]
 pub(super) struct Staging {
-    /// In order, none empty, no two adjacent.
+    /// Sorted; no range is empty, no two are adjacent.
     free: Vec<Range<usize>>,
 }
 
 impl Staging {
-    /// All of `bytes` bytes are free.
+    /// A staging area of `bytes` bytes, all free.
     pub(super) fn new(bytes: usize) -> Staging {
         let whole = 0..bytes / ALIGN * ALIGN;
         Staging { free: if whole.is_empty() { Vec::new() } else { vec![whole] } }
@@ -31,7 +31,7 @@ impl Staging {
         Some(start..start + wanted)
     }
 
-    /// Gives a piece back.
+    /// Frees a piece.
     pub(super) fn give(&mut self, piece: Range<usize>) {
         let i = self.free.partition_point(|range| range.start < piece.start);
         self.free.insert(i, piece);
@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_never_overlap_and_all_comes_back(steps in prop::collection::vec((any::<bool>(), 0..3000usize), 1..60)) {
+        fn pieces_never_overlap_and_all_bytes_are_free_at_the_end(steps in prop::collection::vec((any::<bool>(), 0..3000usize), 1..60)) {
             let mut staging = Staging::new(10_000);
             let mut taken: Vec<Range<usize>> = Vec::new();
 

@@ -1,4 +1,4 @@
-//! What only shared memory does: processes, arenas, aborts and news from outside.
+//! Tests of shared memory only: processes, arenas, aborts and observation from outside.
 #![allow(unsafe_code)] // Asynchronous operations take raw memory.
 
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,7 +24,8 @@ fn world_of(size: u32) -> ShmWorld {
     ShmWorld::create(&world, &vec![1 << 20; size as usize], STAGING_BYTES).unwrap()
 }
 
-/// What a process started by a test does: the task in its environment. Returns at once in an ordinary test run.
+/// The main function of a process started by a test: runs the task in its environment. Returns at once in an ordinary
+/// test run.
 #[test]
 fn rank_process() {
     let Ok(path) = std::env::var(SOCKET_ENV) else { return };
@@ -45,13 +46,13 @@ fn rank_process() {
 
 /// One sum in the arena, over several tensors.
 fn check_sum(joined: &ShmRank, group: &mut dyn Collective, round: u32) {
-    // SAFETY: only the operands below lie in the arena, and each operation on them is finished before the next begins.
+    // SAFETY: the arena holds the operands below only, and each operation on them is finished before the next begins.
     let arena = unsafe { joined.arena() };
     let n = [1000, 60_000][round as usize % 2];
     let operands: Vec<Operand> = (0..3)
         .map(|i| {
             let buffer = RawBuffer::new(arena.base().wrapping_add(i * 256 * 1024), 4 * n);
-            // SAFETY: the three pieces lie in the arena, apart from each other, and no operation holds them.
+            // SAFETY: the three pieces lie in the arena, do not overlap, and no operation uses them.
             unsafe { std::slice::from_raw_parts_mut(buffer.start().cast::<f32>(), n) }
                 .fill((group.position() + 1 + i as u32 + round) as f32);
             Operand::in_place(buffer, f32::TYPE, n)
@@ -71,7 +72,7 @@ fn check_sum(joined: &ShmRank, group: &mut dyn Collective, round: u32) {
     }
 }
 
-/// Starts a world of processes with `task`, each given the world over a socket.
+/// Starts a process per rank that runs `task`, and passes the world to each over a socket.
 fn start_processes(shm: &ShmWorld, task: &str) -> Vec<Child> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -95,7 +96,7 @@ fn start_processes(shm: &ShmWorld, task: &str) -> Vec<Child> {
 }
 
 #[test]
-fn processes_sum_where_tensors_lie() {
+fn processes_sum_tensors_in_their_arenas() {
     for size in 1..5 {
         let shm = world_of(size);
 
@@ -112,7 +113,7 @@ fn processes_sum_where_tensors_lie() {
 
 // SHM-GROUP-4
 #[test]
-fn when_a_world_is_aborted_and_nobody_shows_that_it_writes_memory_of_others_nobody_does() {
+fn no_rank_writes_peer_memory_once_the_world_is_aborted_and_no_rank_is_marked_as_writing() {
     const N: usize = 2 << 20;
     for _ in 0..20 {
         let world = World::of_one_group(ID, 2).unwrap();
@@ -124,37 +125,37 @@ fn when_a_world_is_aborted_and_nobody_shows_that_it_writes_memory_of_others_nobo
                 scope.spawn(move || {
                     let mut group = joined.communicator(0).unwrap();
                     let operation = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
-                    // SAFETY: nothing but the operand lies in the arena.
+                    // SAFETY: the arena holds the operand only.
                     let arena = unsafe { joined.arena() };
                     let operand = Operand::in_place(RawBuffer::new(arena.base(), 4 * N), f32::TYPE, N);
-                    // SAFETY: the arena outlives the operations, and nobody reads what they leave in it.
+                    // SAFETY: the arena outlives the operations, and no thread reads their results.
                     let start = |group: &mut dyn Collective| unsafe { group.start(&operation, &[operand]) };
                     while start(&mut group).and_then(|ticket| group.finish(ticket)).is_ok() {}
                 });
             }
-            let look = |writes| {
+            let wait_for_mark = |writes| {
                 while shm.control().writes(0).unwrap() != writes {
-                    assert!(Instant::now() < deadline, "rank 0 never shows {writes}");
+                    assert!(Instant::now() < deadline, "the write mark of rank 0 never becomes {writes}");
                     std::hint::spin_loop();
                 }
             };
-            look(true);
+            wait_for_mark(true);
             shm.control().abort("the next world begins");
-            look(false);
-            // Rank 0 sums the first half of the tensors, rank 1 the other one.
+            wait_for_mark(false);
+            // Rank 0 sums the first half of the tensors, rank 1 the second half.
             let memory = shm.arena_of(1).unwrap();
             assert!(memory.len() >= STAGING_BYTES as usize + 4 * N);
-            // SAFETY: the bytes lie in the memory, and nobody writes them.
+            // SAFETY: the bytes lie in the memory, and no thread writes them.
             let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base().add(STAGING_BYTES as usize), 2 * N) };
             bytes.fill(7);
             std::thread::sleep(Duration::from_millis(2));
-            assert!(bytes.iter().all(|byte| *byte == 7), "rank 0 writes");
+            assert!(bytes.iter().all(|byte| *byte == 7), "rank 0 wrote without a mark");
         });
     }
 }
 
 #[test]
-fn a_killed_rank_does_not_hang_the_others_once_the_world_is_aborted() {
+fn abort_releases_ranks_that_wait_for_a_killed_rank() {
     let shm = world_of(3);
     let mut children = start_processes(&shm, "barriers");
     while shm.control().progress(1).unwrap().finished < 100 {
@@ -170,7 +171,7 @@ fn a_killed_rank_does_not_hang_the_others_once_the_world_is_aborted() {
 }
 
 #[test]
-fn a_world_is_passed_only_to_the_process_it_is_meant_for() {
+fn world_is_sent_only_to_the_expected_process() {
     let shm = world_of(1);
     let (here, there) = UnixStream::pair().unwrap();
 
@@ -184,7 +185,7 @@ fn a_world_is_passed_only_to_the_process_it_is_meant_for() {
 }
 
 #[test]
-fn a_world_of_another_generation_is_refused() {
+fn world_of_another_generation_is_refused() {
     let shm = world_of(2);
     let (here, there) = UnixStream::pair().unwrap();
     let later = WorldId { generation: 9, ..ID };
@@ -196,7 +197,7 @@ fn a_world_of_another_generation_is_refused() {
 }
 
 #[test]
-fn a_rank_is_taken_once() {
+fn rank_is_taken_once() {
     let shm = world_of(2);
     let _first = shm.join(1).unwrap();
 
@@ -205,7 +206,7 @@ fn a_rank_is_taken_once() {
 }
 
 #[test]
-fn whoever_watches_sees_what_a_rank_waits_for() {
+fn supervisor_reads_the_operation_for_which_a_rank_waits() {
     let shm = world_of(2);
     let mut group = shm.join(0).unwrap().communicator(0).unwrap();
 
@@ -217,7 +218,7 @@ fn whoever_watches_sees_what_a_rank_waits_for() {
             }
             std::thread::yield_now();
         };
-        shm.control().abort("seen enough");
+        shm.control().abort("test over");
         waiter.join().unwrap().unwrap_err();
         waiting
     });
@@ -228,28 +229,12 @@ fn whoever_watches_sees_what_a_rank_waits_for() {
 }
 
 #[test]
-fn whoever_watches_sees_who_has_not_entered_an_operation() {
-    let shm = world_of(2);
-    let mut groups = [0, 1].map(|rank| shm.join(rank).unwrap().communicator(0).unwrap());
-    let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
-    // SAFETY: a barrier has no operands.
-    let mut start = |rank: usize| unsafe { groups[rank].start(&barrier, &[]) }.unwrap();
-
-    let tickets = [start(0), start(1), start(0)];
-    let [first, ..] = tickets;
-    groups[0].finish(first).unwrap();
-
-    assert_eq!(shm.control().progress_in(0, 0), Ok(Progress { entered: 2, finished: 1 }));
-    assert_eq!(shm.control().progress_in(0, 1), Ok(Progress { entered: 1, finished: 0 }));
-}
-
-#[test]
 fn abort_releases_a_sleeping_waiter_within_milliseconds() {
-    // On a loaded machine a thread that was woken may wait for a core: the shortest of a few delays is the wake-up's.
+    // On a loaded machine a woken thread may wait for a core: the shortest of ten delays measures the wake-up.
     let shortest = (0..10).map(|_| delay_of_release()).min().unwrap();
     println!("shortest of ten delays between abort and release: {shortest:?}");
 
-    // Far below the 50 ms after which a sleeper looks by itself: the wake-up did it.
+    // Far below the 50 ms after which a sleeper polls without a wake-up.
     assert!(shortest < Duration::from_millis(5), "{shortest:?}");
 }
 
@@ -284,7 +269,7 @@ fn operation_too_large_for_staging_is_refused_and_the_world_continues() {
 }
 
 #[test]
-fn more_operations_than_may_be_in_flight_are_refused_and_the_world_goes_on() {
+fn operation_beyond_the_in_flight_limit_is_refused_and_the_world_continues() {
     let shm = world_of(2);
     let mut group = shm.join(0).unwrap().communicator(0).unwrap();
     let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
@@ -299,7 +284,7 @@ fn more_operations_than_may_be_in_flight_are_refused_and_the_world_goes_on() {
 }
 
 #[test]
-fn a_vote_that_all_have_entered_has_its_outcome_at_all_though_the_first_to_see_it_aborts() {
+fn vote_entered_by_all_members_completes_at_all_although_the_first_to_finish_aborts() {
     let shm = world_of(2);
     let [mut first, mut second] = [0, 1].map(|rank| shm.join(rank).unwrap().communicator(0).unwrap());
     let vote = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
@@ -309,9 +294,9 @@ fn a_vote_that_all_have_entered_has_its_outcome_at_all_though_the_first_to_see_i
     let (of_first, of_second) = unsafe { (first.start(&vote, &[a]).unwrap(), second.start(&vote, &[b]).unwrap()) };
 
     first.finish(of_first).unwrap();
-    first.abort("the vote says so");
+    first.abort("vote failed");
 
     second.finish(of_second).unwrap();
     assert_eq!(votes, [[3.0]; 2]);
-    assert!(matches!(second.barrier(), Err(CollectiveError::Aborted { .. })), "nothing new begins");
+    assert!(matches!(second.barrier(), Err(CollectiveError::Aborted { .. })), "an aborted world starts no operation");
 }

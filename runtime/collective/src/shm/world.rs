@@ -11,8 +11,8 @@ use phalanx_device::CollectiveError;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::World;
 
-/// Everything that the ranks of one machine share. Whoever starts the ranks makes it and passes it on (see
-/// [`super::passing`]); holding it does not make its holder a rank.
+/// The memory that the ranks of one machine share. The process that starts the ranks makes it and passes it on (see
+/// [`super::passing`]); its holder is not yet a rank.
 #[derive(Clone, Debug)]
 pub struct ShmWorld {
     control: Arc<Control>,
@@ -22,12 +22,12 @@ pub struct ShmWorld {
 }
 
 impl ShmWorld {
-    /// Makes a world whose rank `r` has an arena of `arena_bytes[r]`. All arenas begin with `staging_bytes` more, for
-    /// tensors that lie elsewhere. Memory is taken from the machine when it is first touched.
+    /// Makes a world whose rank `r` has an arena of `arena_bytes[r]`, preceded by `staging_bytes` for tensors that lie
+    /// elsewhere. Pages are allocated when they are first touched.
     ///
     /// # Errors
-    /// [`CollectiveError::Shape`] if there are not as many arenas as ranks, or the world does not fit one machine;
-    /// [`CollectiveError::System`].
+    /// [`CollectiveError::Shape`] if the number of arenas differs from the number of ranks, or the world exceeds one
+    /// machine; [`CollectiveError::System`].
     pub fn create(world: &World, arena_bytes: &[u64], staging_bytes: u64) -> Result<ShmWorld, CollectiveError> {
         if arena_bytes.len() != world.n_ranks() as usize {
             let (expected, found) = (world.n_ranks().to_string(), arena_bytes.len() as u64);
@@ -42,10 +42,10 @@ impl ShmWorld {
         Ok(ShmWorld { control, arenas, staging_bytes: staging_bytes as usize })
     }
 
-    /// As [`ShmWorld::create`], where some ranks keep the arena that they had in an earlier world, with what is in it.
+    /// As [`ShmWorld::create`], but some ranks keep their arena of an earlier world, with its contents.
     ///
     /// # Errors
-    /// As [`ShmWorld::create`]; [`CollectiveError::Invalid`] if an arena that is kept is smaller than it has to be.
+    /// As [`ShmWorld::create`]; [`CollectiveError::Invalid`] if a kept arena is too small.
     pub fn succeed(
         world: &World,
         arenas: Vec<(u64, Option<Arc<SharedMemory>>)>,
@@ -76,7 +76,8 @@ impl ShmWorld {
     /// A world in memory created by another process.
     ///
     /// # Errors
-    /// [`CollectiveError::Invalid`] if there are not as many arenas as ranks, or one is smaller than its staging area.
+    /// [`CollectiveError::Invalid`] if the number of arenas differs from the number of ranks, or an arena is smaller
+    /// than its staging area.
     pub(super) fn from_parts(
         control: Control,
         arenas: Vec<Arc<SharedMemory>>,
@@ -98,12 +99,12 @@ impl ShmWorld {
         &self.arenas
     }
 
-    /// Abort, progress, and what each rank waits for.
+    /// Abort, progress, and the awaited operation of each rank.
     pub fn control(&self) -> &Arc<Control> {
         &self.control
     }
 
-    /// Becomes `rank`. A rank is taken once in the life of a world, also if its holder dies.
+    /// Joins the world as `rank`. Each rank can be taken once per world, even if its process dies.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`], [`CollectiveError::RankTaken`].
@@ -117,7 +118,7 @@ impl ShmWorld {
         Ok(ShmRank { plane: Arc::new(plane), engine, staging_bytes: self.staging_bytes })
     }
 
-    /// The same world with mappings of its own, as another process would have them.
+    /// The same world with new mappings, as in another process.
     ///
     /// # Errors
     /// [`CollectiveError::System`].
@@ -130,7 +131,7 @@ impl ShmWorld {
         ShmWorld::from_parts(Control::attach(control, self.control.world())?, arenas, self.staging_bytes())
     }
 
-    /// All memory, control first: what is passed to another process.
+    /// All memory that is passed to another process, control memory first.
     pub(super) fn memories(&self) -> impl Iterator<Item = &SharedMemory> {
         std::iter::once(self.control.memory()).chain(self.arenas.iter().map(AsRef::as_ref))
     }
@@ -143,8 +144,8 @@ impl ShmWorld {
 
 const PAGE: u64 = 4096;
 
-/// One rank of a machine. One thread at a time starts and finishes its operations: two that wait at once can sleep
-/// through a wake-up of the other's, until they look again after 50 ms.
+/// One rank of a machine. One thread at a time starts and finishes its operations: of two threads that wait at once,
+/// each can miss a wake-up of the other until it polls again after 50 ms.
 #[derive(Debug)]
 pub struct ShmRank {
     plane: Arc<Plane>,
@@ -168,21 +169,21 @@ impl ShmRank {
     #[allow(unsafe_code)] // Clones of an arena name the same memory.
     pub unsafe fn arena(&self) -> Arena {
         let memory = self.plane.arenas[self.plane.rank as usize].clone();
-        // SAFETY: the caller's contract; peers keep to operands, by the protocol of this module.
+        // SAFETY: the caller's contract; by the protocol of this module, peers access operands only.
         unsafe { Arena::new(memory, self.staging_bytes.next_multiple_of(64)) }
     }
 
-    /// Abort, progress, and what each rank waits for.
+    /// Abort, progress, and the awaited operation of each rank.
     pub fn control(&self) -> &Arc<Control> {
         &self.plane.control
     }
 
-    /// What drives all of this rank's streams.
+    /// The engine that drives all of this rank's streams.
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// What this rank sleeps on.
+    /// The wake-up on which this rank sleeps.
     pub(crate) fn wakeup(&self) -> Arc<dyn HasWakeup> {
         Arc::new(ControlWakeup(self.plane.control.clone(), self.plane.rank))
     }

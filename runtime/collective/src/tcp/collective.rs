@@ -15,16 +15,16 @@ use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::check_on_host;
 use phalanx_device::world::World;
 use phalanx_device::{
-    Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Progress, Stream, Ticket,
+    Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Stream, Ticket,
 };
 
-/// One rank, connected with all ranks that it shares a group with. When it and its communicators are dropped, it leaves.
+/// One rank, connected with all ranks that share a group with it. It leaves when it and its communicators are dropped.
 #[derive(Clone, Debug)]
 pub struct TcpRank {
     member: Arc<Member>,
 }
 
-/// Leaves when it is dropped.
+/// Leaves the world when dropped.
 #[derive(Debug)]
 struct Member {
     plane: Arc<TcpPlane>,
@@ -47,8 +47,8 @@ impl HasWakeup for OwnWakeup {
 }
 
 impl TcpRank {
-    /// Becomes `rank` of `world`: calls the ranks below it at their `addresses` and is called by those above at its own,
-    /// where `listener` listens.
+    /// Joins `world` as `rank`: connects to lower ranks at their `addresses` and accepts connections of higher ranks
+    /// from `listener`, which listens at the rank's own address.
     ///
     /// # Errors
     /// [`CollectiveError::Unreachable`], [`CollectiveError::Unauthenticated`], [`CollectiveError::NoSuchRank`],
@@ -65,7 +65,7 @@ impl TcpRank {
         TcpRank::join_with(world, rank, listener, addresses, config, (engine, wakeup, None))
     }
 
-    /// As [`TcpRank::join`], for a rank that also waits for others of its machine, and is aborted together with them.
+    /// As [`TcpRank::join`], for a rank that also waits for ranks of its machine and is aborted together with them.
     pub(crate) fn join_with(
         world: &World,
         rank: u32,
@@ -89,8 +89,7 @@ impl TcpRank {
     pub fn communicator(&self, group: usize) -> Result<TcpCollective, CollectiveError> {
         let state = self.member.plane.group(group)?.clone();
         let (members, position) = self.member.plane.membership(group)?;
-        let progress = Progress::default();
-        Ok(TcpCollective { member: self.member.clone(), group, state, position, members, progress })
+        Ok(TcpCollective { member: self.member.clone(), group, state, position, members })
     }
 
     /// Aborts the world, here and at all peers.
@@ -107,17 +106,16 @@ pub struct TcpCollective {
     state: Arc<Mutex<TcpGroup>>,
     position: u32,
     members: Vec<u32>,
-    progress: Progress,
 }
 
 impl TcpCollective {
-    /// Whether an operation is complete. Once it is, its ticket needs no `finish`.
+    /// Whether an operation is complete. The ticket of a complete operation needs no `finish`.
     ///
     /// # Errors
     /// As [`Collective::finish`].
     pub(crate) fn try_finish(&mut self, ticket: &Ticket) -> Result<bool, CollectiveError> {
         let outcome = self.is_complete(ticket.stream, ticket.index);
-        outcome.inspect_err(|error| self.let_go(error))
+        outcome.inspect_err(|error| self.release_operands(error))
     }
 
     /// Its control end.
@@ -125,15 +123,15 @@ impl TcpCollective {
         TcpCollectiveControl { plane: self.member.plane.clone(), group: self.group }
     }
 
-    /// Lets go of memory after a failure: of this group if it alone is aborted, or else of all.
-    fn let_go(&self, error: &CollectiveError) {
+    /// Releases the memory of all groups after a failure, unless only this group is aborted.
+    fn release_operands(&self, error: &CollectiveError) {
         let of_group = matches!(error, CollectiveError::Aborted { .. }) && self.member.plane.aborted().is_none();
         if !of_group {
-            self.member.plane.let_go(error);
+            self.member.plane.release_operands(error);
         }
     }
 
-    /// Starts an operation that only compares what members are about to do elsewhere.
+    /// Starts an operation without data that compares the members' descriptors of an operation run elsewhere.
     ///
     /// # Errors
     /// As [`Collective::start`].
@@ -201,25 +199,21 @@ impl Collective for TcpCollective {
         self.members.len() as u32
     }
 
-    fn progress(&self) -> Progress {
-        self.progress
-    }
-
     unsafe fn start(&mut self, operation: &Operation, operands: &[Operand]) -> Result<Ticket, CollectiveError> {
         if let Some(aborted) = self.member.plane.aborted() {
-            self.member.plane.let_go(&aborted);
+            self.member.plane.release_operands(&aborted);
             return Err(aborted);
         }
         let started = check_on_host(operation, operands, self.position, self.size())
             .and_then(|()| self.start_checked(operation, operands, Descriptor::of(operation, operands)));
         match &started {
-            Ok(_) => self.progress.entered += 1,
+            Ok(_) => {}
             Err(error) if error.is_refusal() => {}
-            // Of the group alone: of the world, see above.
+            // The abort of this group alone; an abort of the world returned above.
             Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => {
                 self.abort(&format!("rank {}: {error}", self.member.plane.name()));
-                self.let_go(error);
+                self.release_operands(error);
             }
         }
         started
@@ -229,11 +223,10 @@ impl Collective for TcpCollective {
         let Ticket { stream, index } = ticket;
         let outcome = self.member.engine.wait(|| self.is_complete(stream, index), || {});
         match &outcome {
-            Ok(()) => self.progress.finished += 1,
-            Err(CollectiveError::Aborted { .. }) => {}
+            Ok(()) | Err(CollectiveError::Aborted { .. }) => {}
             Err(error) => self.abort(&format!("rank {}: {error}", self.member.plane.name())),
         }
-        outcome.inspect_err(|error| self.let_go(error))
+        outcome.inspect_err(|error| self.release_operands(error))
     }
 
     fn abort(&self, reason: &str) {
@@ -262,12 +255,12 @@ impl CollectiveControl for TcpCollectiveControl {
 }
 
 impl Drop for TcpCollective {
-    /// A panicking rank aborts its world; otherwise its peers would wait forever.
+    /// A panicking rank aborts its world, which releases its waiting peers.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort(&format!("rank {} panicked", self.member.plane.name()));
         }
-        // What was started and never finished must not be touched once its owner has gone.
+        // Operands of unfinished operations must not be touched once their owner is gone.
         let reason = "the communicator was dropped".to_owned();
         lock(&self.state).fail(CollectiveError::aborted(reason));
     }

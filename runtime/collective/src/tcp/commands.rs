@@ -1,5 +1,5 @@
-//! What the writer of a connection is to do, in order. Unlike a channel of the standard library it keeps its memory, so that
-//! steps allocate nothing.
+//! The command queue of a connection's writer. Unlike a channel of the standard library it keeps its memory, so that
+//! steps do not allocate.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,18 +7,18 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use super::frame::Header;
 use super::plane::Job;
 
-/// What a writer is to do next. There are never more waiting than operations in flight have tensors and peers.
+/// A command for a writer. Queued commands are bounded by the tensors and peers of the operations in flight.
 #[derive(Debug)]
 pub(super) enum WriterCommand {
     Frame(Header, Vec<u8>),
     Fetch(Job),
-    /// Send this and nothing more.
+    /// Send this frame, then stop.
     Last(Header, Vec<u8>),
-    /// Nothing more is sent.
+    /// Stop without another frame.
     Stop,
 }
 
-/// Orders of one writer.
+/// Commands of one writer.
 #[derive(Debug, Default)]
 pub(super) struct WriterQueue {
     inner: Mutex<Inner>,
@@ -28,14 +28,14 @@ pub(super) struct WriterQueue {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: VecDeque<WriterCommand>,
-    /// Bodies of frames that were sent, to be used again.
+    /// Bodies of sent frames, for reuse.
     spare: Vec<Vec<u8>>,
     /// The writer has ended.
     is_closed: bool,
 }
 
 impl WriterQueue {
-    /// Adds an order; whether there is a writer to carry it out.
+    /// Adds a command; returns whether the writer still runs.
     pub(super) fn push(&self, command: WriterCommand) -> bool {
         let mut inner = self.lock();
         if inner.is_closed {
@@ -47,7 +47,7 @@ impl WriterQueue {
         true
     }
 
-    /// Waits for the next order.
+    /// Waits for the next command.
     pub(super) fn next(&self) -> WriterCommand {
         let mut inner = self.lock();
         loop {
@@ -63,13 +63,13 @@ impl WriterQueue {
         self.lock().spare.pop().unwrap_or_default()
     }
 
-    /// Takes back the body of a frame that was sent.
+    /// Keeps the body of a sent frame for reuse.
     pub(super) fn recycle(&self, mut body: Vec<u8>) {
         body.clear();
         self.lock().spare.push(body);
     }
 
-    /// From now on nobody carries out orders.
+    /// Drops all commands, and refuses later ones.
     pub(super) fn close(&self) {
         let mut inner = self.lock();
         inner.is_closed = true;

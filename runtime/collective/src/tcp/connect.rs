@@ -1,4 +1,4 @@
-//! Making the connections of a rank: it calls the ranks below it and is called by those above.
+//! The connections of a rank: it connects to lower ranks and accepts connections of higher ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,23 +9,23 @@ use crate::shm::control::Control;
 use phalanx_device::CollectiveError;
 use phalanx_device::world::World;
 
-/// How the ranks of a world find and trust each other.
+/// How the ranks of a world connect and authenticate.
 #[derive(Clone)]
 pub struct TcpConfig {
     /// Shared secret of all ranks of the job.
     pub secret: Vec<u8>,
-    /// Connections for tensors between two ranks; there is one more for announcements. The same at all ranks. Default 2.
+    /// Connections for tensors between two ranks, besides one for announcements. The same at all ranks. Default 2.
     pub sockets_per_pair: u32,
-    /// How long data may stay unacknowledged before a connection counts as lost. Default 5 s.
+    /// Longest time that data may stay unacknowledged before a connection counts as lost. Default 5 s.
     pub unacknowledged_max: Duration,
-    /// How long a peer's machine may not answer at all before it counts as out of reach. Default 5 s.
+    /// Longest time without any answer from a peer's machine before it counts as unreachable. Default 5 s.
     pub unanswered_max: Duration,
-    /// How long all connections may take to be made: peers may be busy. Default 30 s.
+    /// Longest time for making all connections: peers may be busy. Default 30 s.
     pub join_max: Duration,
 }
 
 impl TcpConfig {
-    /// Defaults, with a secret.
+    /// The defaults with this secret.
     pub fn new(secret: Vec<u8>) -> TcpConfig {
         let (unanswered_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
         TcpConfig { secret, sockets_per_pair: 2, unacknowledged_max: unanswered_max, unanswered_max, join_max }
@@ -38,10 +38,10 @@ impl std::fmt::Debug for TcpConfig {
     }
 }
 
-/// Timeout for a connection that sends nothing.
+/// Longest wait for a byte of an incoming handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
 const RETRY_AFTER: Duration = Duration::from_millis(5);
-/// A peer that does not answer is called again after so long: it may hear many, or be stopped, or dead.
+/// Longest wait for an answer before the next attempt: the peer may be busy, stopped or dead.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 /// Most connections for tensors between two ranks.
 const SOCKETS_MAX: u32 = 16;
@@ -49,18 +49,18 @@ const SOCKETS_MAX: u32 = 16;
 /// The connections to each peer, in order of their numbers.
 pub(super) type Sockets = BTreeMap<u32, Vec<TcpStream>>;
 
-/// The ranks that `rank` shares a group with.
+/// The ranks that share a group with `rank`.
 pub(super) fn peers_of(world: &World, rank: u32) -> BTreeSet<u32> {
     let groups = world.groups().iter().filter(|group| group.contains(&rank));
     groups.flatten().copied().filter(|peer| *peer != rank).collect()
 }
 
-/// Makes all connections of `rank`, whose own address `listener` listens at.
+/// Makes all connections of `rank`; `listener` listens at the rank's own address.
 ///
 /// # Errors
-/// [`CollectiveError::Shape`] if there are not as many addresses as ranks; [`CollectiveError::Unreachable`] if a peer has
-/// not come in time; [`CollectiveError::Unauthenticated`] if a peer that was called does not know the secret;
-/// [`CollectiveError::Aborted`] if `control` says that the world is over.
+/// [`CollectiveError::Shape`] if the number of addresses differs from the number of ranks;
+/// [`CollectiveError::Unreachable`] if a connection is not made in time; [`CollectiveError::Unauthenticated`] if a
+/// lower rank fails to prove that it has the secret; [`CollectiveError::Aborted`] if `control` is aborted.
 pub(super) fn connect_all(
     world: &World,
     rank: u32,
@@ -80,29 +80,30 @@ pub(super) fn connect_all(
     let deadline = Instant::now() + config.join_max;
     let n_sockets = 1 + config.sockets_per_pair;
     let key = key_of(&config.secret);
-    let (called, calling) = std::thread::scope(|scope| {
+    let (accepted, connected) = std::thread::scope(|scope| {
         let above: BTreeSet<u32> = peers.range(rank + 1..).copied().collect();
-        let called = scope.spawn(move || accept_all(world, rank, listener, &key, &above, n_sockets, deadline, control));
-        let calling = peers.range(..rank).map(|peer| {
+        let accepting =
+            scope.spawn(move || accept_all(world, rank, listener, &key, &above, n_sockets, deadline, control));
+        let connecting = peers.range(..rank).map(|peer| {
             let sockets = (0..n_sockets).map(|socket| {
                 let connection = Connection { from: rank, to: *peer, socket };
-                call(world, addresses[*peer as usize], &key, connection, config.unanswered_max, deadline, control)
+                connect(world, addresses[*peer as usize], &key, connection, config.unanswered_max, deadline, control)
             });
             Ok((*peer, sockets.collect::<Result<Vec<_>, _>>()?))
         });
-        let calling: Result<Vec<_>, CollectiveError> = calling.collect();
-        (called.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), calling)
+        let connected: Result<Vec<_>, CollectiveError> = connecting.collect();
+        (accepting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), connected)
     });
-    let mut sockets = called?;
-    sockets.extend(calling?);
+    let mut sockets = accepted?;
+    sockets.extend(connected?);
     for socket in sockets.values().flatten() {
         configure(socket, config)?;
     }
     Ok(sockets)
 }
 
-/// Calls a peer, which may not be there yet.
-fn call(
+/// Connects to a peer; retries, because the peer may not listen yet.
+fn connect(
     world: &World,
     address: SocketAddr,
     key: &[u8; 32],
@@ -120,7 +121,7 @@ fn call(
             return Err(CollectiveError::Unreachable { rank, address });
         }
         if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(ANSWER_MAX)) {
-            // Its machine answers even if the peer itself is busy.
+            // The peer's machine answers even if the peer itself is busy.
             answered = Instant::now();
             set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
             match handshake::connect(&socket, key, world, connection) {
@@ -133,7 +134,7 @@ fn call(
     }
 }
 
-/// Hears those that call until all have; strangers are let go.
+/// Accepts connections until all peers are connected; drops connections of strangers.
 fn accept_all(
     world: &World,
     rank: u32,
@@ -146,12 +147,12 @@ fn accept_all(
 ) -> Result<Sockets, CollectiveError> {
     let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
     listener.set_nonblocking(true).map_err(io("fcntl(O_NONBLOCK)"))?;
-    let mut heard: BTreeMap<(u32, u32), TcpStream> = BTreeMap::new();
-    while heard.len() < peers.len() * n_sockets as usize {
+    let mut accepted: BTreeMap<(u32, u32), TcpStream> = BTreeMap::new();
+    while accepted.len() < peers.len() * n_sockets as usize {
         check(control)?;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let has_all = |peer: &u32| (0..n_sockets).all(|socket| heard.contains_key(&(*peer, socket)));
+            let has_all = |peer: &u32| (0..n_sockets).all(|socket| accepted.contains_key(&(*peer, socket)));
             let missing = peers.iter().find(|peer| !has_all(peer)).copied().unwrap_or(rank);
             let address = listener.local_addr().map_err(io("getsockname"))?;
             return Err(CollectiveError::Unreachable { rank: world.name_of(missing), address });
@@ -169,11 +170,11 @@ fn accept_all(
             && peers.contains(&from)
             && number < n_sockets
         {
-            heard.insert((from, number), socket);
+            accepted.insert((from, number), socket);
         }
     }
     let mut sockets = Sockets::new();
-    for ((peer, _), socket) in heard {
+    for ((peer, _), socket) in accepted {
         sockets.entry(peer).or_default().push(socket);
     }
     Ok(sockets)
@@ -188,15 +189,15 @@ fn set_timeouts(socket: &TcpStream, timeout: Option<Duration>) -> Result<(), Col
     set.map_err(|error| CollectiveError::io("setsockopt(SO_RCVTIMEO)", &error))
 }
 
-/// Small frames leave at once; a peer that does not acknowledge is noticed.
-#[allow(unsafe_code)] // This option is only reachable through libc.
+/// Sends small frames at once, and detects a peer that does not acknowledge.
+#[allow(unsafe_code)] // Only libc sets this option.
 fn configure(socket: &TcpStream, config: &TcpConfig) -> Result<(), CollectiveError> {
     use std::os::fd::AsRawFd;
 
     set_timeouts(socket, None)?;
     socket.set_nodelay(true).map_err(|error| CollectiveError::io("setsockopt(TCP_NODELAY)", &error))?;
     let millis = u32::try_from(config.unacknowledged_max.as_millis()).unwrap_or(u32::MAX);
-    // SAFETY: the value is ours, of the length given, and lives through the call.
+    // SAFETY: the value is ours, of the given length, and outlives the call.
     let outcome = unsafe {
         let (fd, value) = (socket.as_raw_fd(), (&raw const millis).cast());
         libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, value, size_of::<u32>() as libc::socklen_t)
@@ -212,7 +213,7 @@ mod tests {
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
     #[test]
-    fn a_peer_that_never_comes_is_named() {
+    fn join_timeout_names_the_missing_peer() {
         let world = World::of_one_group(ID, 2).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_share_no_group_do_not_call_each_other() {
+    fn ranks_without_a_common_group_do_not_connect() {
         let world = World::new(ID, 4, vec![vec![0, 1], vec![3, 0]]).unwrap();
 
         assert_eq!(peers_of(&world, 0), BTreeSet::from([1, 3]));

@@ -1,13 +1,13 @@
-//! One operation between machines: what goes where, and what has arrived.
+//! One operation between machines: the destinations of sent bytes, and the bytes received so far.
 //!
-//! Members exchange directly: each sends every other what that one needs. A sum's parts go to the member that owns the
-//! part; it adds them in order of position, so that the bits are those of shared memory, and for an all-reduce it sends
-//! the sum to all. Each byte leaves a member as often as in a ring (`2 (n - 1) / n` of the tensor for an all-reduce), but
-//! in two steps instead of `2 (n - 1)`, and the order of addition is not that of the ring.
+//! Members exchange directly: each member sends every peer the bytes that the peer needs. The parts of a sum go to the
+//! member that owns the part; it adds them in order of position, so that the bits equal those of shared memory, and for
+//! an all-reduce it sends the sum to all members. A member sends as many bytes as in a ring (`2 (n - 1) / n` of the
+//! tensor for an all-reduce), but in two steps instead of `2 (n - 1)`, and in another order of addition.
 //!
 //! Source: Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication Operations in MPICH, §4 (direct
 //! exchange for reduce-scatter and all-to-all); Patarasuk and Yuan 2009 for the bandwidth bound.
-#![allow(unsafe_code)] // Operands are raw memory that was lent to the operation.
+#![allow(unsafe_code)] // Operands are raw memory that the operation borrows.
 
 use crate::flat::with_sources;
 use crate::{flat, reduce};
@@ -15,11 +15,11 @@ use phalanx_device::descriptor::Descriptor;
 use phalanx_device::parts::part;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
 
-/// Steps of an operation: contributions, then sums.
+/// Stages of an operation: contributions, then sums.
 pub(super) const STAGES: usize = 2;
 const LINE_BYTES: usize = 64;
 
-/// One operation that was started here. It is used again for a later one, and keeps its memory.
+/// One operation that this member has started. It is reused for later operations and keeps its memory.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub operation: Operation,
@@ -28,21 +28,21 @@ pub(super) struct Exchange {
     position: u32,
     size: u32,
     is_flat: bool,
-    /// This member's contribution, if everybody gets a copy of it.
+    /// This member's contribution, if the announcement carries it to all peers.
     flat_copy: Vec<u64>,
-    /// Where bytes go that arrive, by stage, sender and operand, and how many are still to come.
+    /// Destination of received bytes and the number of bytes still missing, by stage, sender and operand.
     incoming: Vec<(RawBuffer, usize)>,
     bytes_due: [usize; STAGES],
-    /// Parts of sums as they arrive, and what a shift in place sends; perhaps more than this operation needs.
+    /// Received parts of sums, and the input of a shift in place; may be larger than this operation needs.
     memory: Vec<u64>,
-    /// Where in `memory`, in bytes, the parts of each operand begin.
+    /// Byte offset in `memory` of each operand's parts.
     parts_at: Vec<usize>,
     pub jobs_left: usize,
     pub is_summed: bool,
 }
 
 impl Exchange {
-    /// One that is no operation yet: see [`Exchange::begin`].
+    /// An exchange without an operation: see [`Exchange::begin`].
     pub(super) fn unused() -> Exchange {
         let operation = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
         Exchange {
@@ -62,7 +62,7 @@ impl Exchange {
         }
     }
 
-    /// Becomes this operation and prepares for everything that will arrive. Peers compare `descriptor`.
+    /// Takes on this operation and prepares to receive its bytes. Peers compare `descriptor`.
     pub(super) fn begin(
         &mut self,
         operation: &Operation,
@@ -82,14 +82,14 @@ impl Exchange {
         self.is_flat = flat_bytes <= super::frame::FLAT_BYTES;
         if self.is_flat {
             self.flat_copy.resize(flat_bytes / 8, 0);
-            // SAFETY: the copy has the room that is asked for, aligned; operands were lent to the operation.
+            // SAFETY: the copy is aligned and has the requested size; the operation borrows its operands.
             unsafe { flat::collect(operation, operands, (position, size), self.flat_copy.as_mut_ptr().cast()) };
         } else {
             self.prepare();
         }
     }
 
-    /// Whether the announcements carry everything.
+    /// Whether the announcements carry all data.
     pub(super) fn is_flat(&self) -> bool {
         self.is_flat
     }
@@ -120,10 +120,10 @@ impl Exchange {
         }
     }
 
-    /// Takes bytes that arrived from `peer`.
+    /// Stores bytes from `peer`.
     ///
     /// # Errors
-    /// [`CollectiveError::Invalid`] if they were not expected there.
+    /// [`CollectiveError::Invalid`] if the bytes were not expected.
     pub(super) fn arrive(
         &mut self,
         peer: u32,
@@ -142,8 +142,8 @@ impl Exchange {
         match end {
             Some(end) if end <= to.bytes() && bytes.len() <= *left => {
                 let to = to.slice(end - bytes.len()..end);
-                // SAFETY: the range lies in memory that was lent to the operation, or in its own; both are valid as long
-                // as the operation is in the stream, which the caller has locked.
+                // SAFETY: the range lies in memory that the operation borrows or owns; both are valid while the
+                // operation is in the stream, which the caller has locked.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.start(), bytes.len()) };
                 *left -= bytes.len();
                 self.bytes_due[stage] -= bytes.len();
@@ -153,12 +153,12 @@ impl Exchange {
         }
     }
 
-    /// Whether everything of a stage has arrived.
+    /// Whether all bytes of a stage have arrived.
     pub(super) fn has_arrived(&self, stage: usize) -> bool {
         self.bytes_due[stage] == 0
     }
 
-    /// Whether there is a sum to take once the contributions have arrived.
+    /// Whether this member computes a sum once the contributions have arrived.
     pub(super) fn has_sum(&self) -> bool {
         !self.is_flat() && matches!(self.operation.kind, OperationKind::AllReduce | OperationKind::ReduceScatter)
     }
@@ -176,8 +176,8 @@ impl Exchange {
                 false => self.incoming[self.incoming_idx(0, peer, i)].0.start().cast_const(),
             };
             let n = to.bytes() / operand.dtype.bytes();
-            // SAFETY: parts lie in the operation's own memory, at multiples of eight bytes; operands were lent to it and
-            // checked to be aligned, and the target is the own part's memory or apart from it.
+            // SAFETY: parts lie in the operation's own memory, at multiples of eight bytes; the borrowed operands were
+            // checked to be aligned, and the target equals the own part's memory or does not overlap it.
             with_sources(self.size, source, |sources| unsafe {
                 reduce::sum(operand.dtype, sources, &[to.start()], n);
             });
@@ -185,13 +185,14 @@ impl Exchange {
         self.is_summed = true;
     }
 
-    /// Writes the results that do not depend on peers; for a flat operation all results, given the copy of each member.
+    /// Writes the results that do not depend on peers; for a flat operation all results, from the copies of all
+    /// members.
     pub(super) fn complete<'a>(&self, copy_of: impl Fn(u32) -> &'a [u64]) {
         let place = (self.position, self.size);
         if self.is_flat {
             let own = self.flat_copy.as_ptr().cast();
             let copy_of = |peer: u32| if peer == self.position { own } else { copy_of(peer).as_ptr().cast() };
-            // SAFETY: members filled their copies for the same operation, whose lengths were compared.
+            // SAFETY: members filled their copies for the same operation, and the lengths were compared.
             unsafe { flat::deliver(&self.operation, &self.operands, place, copy_of) };
             return;
         }
@@ -217,12 +218,12 @@ impl Exchange {
                 }
                 _ => continue,
             };
-            // SAFETY: both were lent to the operation and do not overlap (checked when it was started).
+            // SAFETY: the operation borrows both, and its start checked that they do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from.start(), to.start(), to.bytes()) };
         }
     }
 
-    /// Lays out memory for parts of sums and notes where everything goes that will arrive.
+    /// Lays out memory for parts of sums and records the destination of all expected bytes.
     fn prepare(&mut self) {
         let (mut bytes, n_peers) = (0, self.size as usize);
         for operand in &self.operands {
@@ -235,17 +236,17 @@ impl Exchange {
                 _ => 0,
             };
         }
-        // What an earlier operation left in it is overwritten before it is read.
+        // Bytes of earlier operations are overwritten before they are read.
         if self.memory.len() < bytes / 8 {
             self.memory.resize(bytes / 8, 0);
         }
-        // Named by address from here on, see `in_memory`.
+        // Later accesses use the address, see `in_memory`.
         self.memory.as_mut_ptr().expose_provenance();
         if let OperationKind::Shift { .. } = self.operation.kind {
             for (operand, at) in self.operands.iter().zip(&self.parts_at) {
                 if operand.send == operand.recv {
                     let to = self.in_memory(*at, operand.send.bytes());
-                    // SAFETY: the memory was just laid out for this; the operand was lent to the operation.
+                    // SAFETY: the memory was just laid out for this copy; the operation borrows the operand.
                     unsafe { std::ptr::copy_nonoverlapping(operand.send.start(), to.start(), to.bytes()) };
                 }
             }
@@ -264,7 +265,7 @@ impl Exchange {
         }
     }
 
-    /// Where bytes from `peer` go.
+    /// The destination of bytes from `peer`.
     fn target(&self, peer: u32, stage: usize, operand_idx: usize) -> RawBuffer {
         let operand = &self.operands[operand_idx];
         match (self.operation.kind, stage) {
@@ -288,7 +289,7 @@ impl Exchange {
         }
     }
 
-    /// The part of a member, in bytes. The cut of an all-reduce is internal.
+    /// The part of a member, in bytes. Only this file determines the parts of an all-reduce.
     fn part_bytes(&self, operand: &Operand, position: u32) -> std::ops::Range<usize> {
         let width = operand.dtype.bytes();
         let unit = match self.operation.kind {

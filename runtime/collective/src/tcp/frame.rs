@@ -1,4 +1,4 @@
-//! What travels over a connection: a header of 64 bytes, then up to 256 KiB.
+//! The wire format: a header of 64 bytes, then up to 256 KiB.
 
 use phalanx_device::descriptor::DESCRIPTOR_WORDS;
 use phalanx_device::world::WorldId;
@@ -13,10 +13,10 @@ pub(super) const FLAT_BYTES: usize = 4096;
 /// Longest reason of an abort.
 pub(super) const REASON_BYTES: usize = 1024;
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
-    /// An operation was started: its descriptor, and what the sender contributes if that is little.
+    /// An operation was started: its descriptor, and the sender's contribution if the operation is flat.
     Announce,
     /// Some bytes of a tensor.
     Data,
@@ -24,7 +24,7 @@ pub(super) enum FrameKind {
     Abort,
     /// One group is aborted, with the reason.
     AbortGroup,
-    /// The sender has finished everything and leaves.
+    /// The sender has finished all operations and leaves.
     Leave,
 }
 
@@ -38,17 +38,17 @@ pub(super) struct Header {
     pub lane: Lane,
     /// Number of the operation in its stream.
     pub index: u64,
-    /// Which of its tensors.
+    /// Index of the tensor in the operation.
     pub operand: u32,
-    /// 0 for what members contribute, 1 for sums.
+    /// 0 for contributions, 1 for sums.
     pub stage: u32,
-    /// Where the bytes belong, from the start of what the receiver expects.
+    /// Offset from the start of the bytes that the receiver expects in this stage.
     pub offset: u64,
     /// Bytes that follow.
     pub len: u32,
 }
 
-/// A stream as its sender calls it; the receiver's name for it is that of the other side.
+/// A stream from the side of the frame's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// Operations of the group.
@@ -60,7 +60,7 @@ pub(super) enum Lane {
 }
 
 impl Lane {
-    /// What the owner of a stream calls it on the wire.
+    /// The lane of the sender's own stream.
     pub(super) fn of(stream: Stream) -> Lane {
         match stream {
             Stream::Group => Lane::Group,
@@ -69,7 +69,7 @@ impl Lane {
         }
     }
 
-    /// The stream that a frame from the member at position `peer` belongs to.
+    /// The receiver's stream for a frame from the member at position `peer`.
     pub(super) fn seen_from_other_side(self, peer: u32) -> Stream {
         match self {
             Lane::Group => Stream::Group,
@@ -85,7 +85,7 @@ impl Header {
         Header { kind, id, group: 0, lane: Lane::Group, index: 0, operand: 0, stage: 0, offset: 0, len: 0 }
     }
 
-    /// The bytes that travel.
+    /// Encodes the header.
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let kind: u32 = match self.kind {
             FrameKind::Announce => 1,
@@ -111,7 +111,7 @@ impl Header {
         bytes
     }
 
-    /// Reads what a peer sent.
+    /// Decodes a peer's header.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] for a kind or a length that no member sends; [`CollectiveError::Stale`] for a frame of
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_or_within_limits(bytes in prop::array::uniform32(any::<u8>()), kind in 0..7u32, lane in 0..4u32) {
+        fn decoder_refuses_random_headers_or_keeps_them_within_limits(bytes in prop::array::uniform32(any::<u8>()), kind in 0..7u32, lane in 0..4u32) {
             let mut all = Header::bare(FrameKind::Data, ID).encode();
             all[8..40].copy_from_slice(&bytes);
             all[..4].copy_from_slice(&kind.to_le_bytes());
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_survives_its_bytes() {
+    fn header_round_trips_through_its_bytes() {
         let header = Header {
             kind: FrameKind::Data,
             id: ID,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_another_generation_is_refused() {
+    fn frame_of_another_generation_is_refused() {
         let found = WorldId { generation: 1, ..ID };
 
         let outcome = Header::decode(&Header::bare(FrameKind::Leave, found).encode(), ID);

@@ -1,4 +1,4 @@
-//! For fuzz targets.
+//! Access to private decoders for fuzz targets.
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = super::frame::HEADER_BYTES;
@@ -12,13 +12,13 @@ pub fn header_of(world: WorldId, len: u32) -> [u8; HEADER_BYTES] {
     Header { len, ..Header::bare(FrameKind::Announce, world) }.encode()
 }
 
-/// Decodes the header of a frame, and encodes it again; with how many bytes follow it.
+/// Decodes and re-encodes the header of a frame; also returns the number of bytes that follow it.
 pub fn header_again(bytes: &[u8; HEADER_BYTES], world: WorldId) -> Option<([u8; HEADER_BYTES], usize)> {
     let header = Header::decode(bytes, world).ok()?;
     Some((header.encode(), header.len as usize))
 }
 
-/// Decodes the body of an announcement; gives its descriptor's words and text, and the bytes that came with it.
+/// Decodes the body of an announcement; returns the words and the text of its descriptor, and its flat bytes.
 pub fn announcement(body: &[u8]) -> Option<(Vec<u64>, String, Vec<u8>)> {
     let mut announced = Announced::unused();
     announced.decode(body).ok()?;

@@ -1,13 +1,14 @@
-//! All operations of one group between machines that this member has started, and what has been announced to it.
+//! The operations of one group between machines: those that this member has started, and those that peers have
+//! announced.
 //!
-//! Everything is behind one lock per group: readers deliver announcements and bytes, writers fetch bytes, and the
-//! thread that completes the last condition of an operation advances it. So operations advance while the rank computes.
+//! One lock per group protects all state: readers deliver announcements and bytes, writers fetch bytes, and the thread
+//! that fulfils the last condition of an operation advances it. So operations advance while the rank computes.
 //!
 //! Invariants:
-//! - TCP-GROUP-1: tensors go to a peer only after it has announced the operation, so that it knows where they belong:
-//!   nothing arrives that was not asked for, and nothing needs to be kept.
+//! - TCP-GROUP-1: a peer gets tensors only after it has announced the operation, so every received byte has a
+//!   destination, and no bytes are buffered.
 //! - TCP-GROUP-2: memory of operands is touched only under the lock and only for operations in a stream. An operation
-//!   leaves its stream when nothing of it is still to arrive or to be fetched, or when the world is aborted.
+//!   leaves its stream when all its bytes have arrived and been fetched, or when the world is aborted.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,8 +21,8 @@ use phalanx_device::descriptor::{DESCRIPTOR_WORDS, Descriptor};
 use phalanx_device::operation::IN_FLIGHT_MAX;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, Stream};
 
-/// A peer is ahead by no more than this, or it does not keep to the protocol: it completes an operation only after this
-/// member has announced it, and has no more than [`IN_FLIGHT_MAX`] that are not complete.
+/// Most announcements of a peer ahead of this member; more violate the protocol: a peer completes an operation only
+/// after this member has announced it, and has at most [`IN_FLIGHT_MAX`] incomplete operations.
 const ANNOUNCED_MAX: usize = 2 * IN_FLIGHT_MAX;
 
 /// One group.
@@ -35,15 +36,15 @@ pub(super) struct TcpGroup {
     is_aborted: bool,
 }
 
-/// One stream of it.
+/// One stream of a group.
 #[derive(Debug, Default)]
 struct StreamState {
-    /// Operations started and not complete, in order.
+    /// Started, incomplete operations, in order.
     started: VecDeque<Exchange>,
     completed: u64,
-    /// By position of the peer: what it has announced from operation `completed` on.
+    /// Announcements from operation `completed` on, by position of the peer.
     announced: BTreeMap<u32, VecDeque<Announced>>,
-    /// Complete operations, to be used again.
+    /// Complete operations, for reuse.
     spare: Vec<Exchange>,
     spare_announced: Vec<Announced>,
 }
@@ -52,18 +53,18 @@ struct StreamState {
 #[derive(Debug)]
 pub(super) struct Announced {
     pub(super) descriptor: Descriptor,
-    /// Its contribution, if that is little.
+    /// The peer's contribution, if the operation is flat.
     pub(super) flat_copy: Vec<u64>,
     pub(super) flat_bytes: usize,
 }
 
 impl Announced {
-    /// One that announces nothing yet: see [`Announced::decode`].
+    /// An empty announcement: see [`Announced::decode`].
     pub(super) fn unused() -> Announced {
         Announced { descriptor: Descriptor::decode([0; DESCRIPTOR_WORDS]), flat_copy: Vec::new(), flat_bytes: 0 }
     }
 
-    /// Reads the body of an announcement into this one, which keeps its memory.
+    /// Decodes the body of an announcement into this value, which keeps its memory.
     pub(super) fn decode(&mut self, body: &[u8]) -> Result<(), CollectiveError> {
         let Some((words, copy)) = body.split_at_checked(8 * DESCRIPTOR_WORDS) else {
             let (expected, found) = (8 * DESCRIPTOR_WORDS as u64, body.len() as u64);
@@ -79,33 +80,34 @@ impl Announced {
 }
 
 impl TcpGroup {
-    /// Group number `group` as its member at `position` sees it.
+    /// Group number `group` at its member at `position`.
     pub(super) fn new(group: usize, members: &[u32], position: u32) -> TcpGroup {
         TcpGroup { group, members: members.to_vec(), position, lanes: BTreeMap::new(), failed: None, is_aborted: false }
     }
 
-    /// The position of a rank in it.
+    /// The position of a rank in the group.
     pub(super) fn position_of(&self, rank: u32) -> Option<u32> {
         self.members.iter().position(|member| *member == rank).map(|position| position as u32)
     }
 
-    /// What went wrong here first.
+    /// The first error.
     pub(super) fn failed(&self) -> Option<&CollectiveError> {
         self.failed.as_ref()
     }
 
-    /// Notes that all members know that the group is aborted; whether that is new. It may have failed here before that.
+    /// Records that the group's abort has been sent to all members; returns whether this call is the first. The group
+    /// may have failed here earlier.
     pub(super) fn abort(&mut self) -> bool {
         !std::mem::replace(&mut self.is_aborted, true)
     }
 
-    /// Lets go of all memory: nothing of this group is touched after this.
+    /// Releases all memory: no operand of this group is touched after this.
     pub(super) fn fail(&mut self, error: CollectiveError) {
         self.failed.get_or_insert(error);
         self.lanes.values_mut().for_each(|lane| lane.started.clear());
     }
 
-    /// Which members have not announced what this one has started.
+    /// The members that have not announced every operation that this member has started.
     pub(super) fn behind(&self) -> Vec<Behind> {
         let of = |(stream, lane): (&Stream, &StreamState)| {
             let own = lane.completed + lane.started.len() as u64;
@@ -116,20 +118,20 @@ impl TcpGroup {
         self.lanes.iter().filter_map(of).collect()
     }
 
-    /// Operations of a stream that are complete, in order.
+    /// Number of complete operations of a stream.
     pub(super) fn completed(&self, stream: Stream) -> u64 {
         self.lanes.get(&stream).map_or(0, |lane| lane.completed)
     }
 
-    /// Operations of a stream that were started.
+    /// Number of started operations of a stream.
     pub(super) fn started(&self, stream: Stream) -> u64 {
         self.lanes.get(&stream).map_or(0, |lane| lane.completed + lane.started.len() as u64)
     }
 
-    /// Starts an operation that was checked, and announces it.
+    /// Starts a checked operation and announces it.
     ///
     /// # Errors
-    /// [`CollectiveError::TooManyInFlight`]; [`CollectiveError::Mismatch`] with what was announced already.
+    /// [`CollectiveError::TooManyInFlight`]; [`CollectiveError::Mismatch`] with an earlier announcement of a peer.
     pub(super) fn start(
         &mut self,
         plane: &TcpPlane,
@@ -163,10 +165,10 @@ impl TcpGroup {
         Ok(index)
     }
 
-    /// Notes what the member at `peer` announces.
+    /// Handles an announcement of the member at `peer`.
     ///
     /// # Errors
-    /// [`CollectiveError::Invalid`] if it does not keep to the protocol; [`CollectiveError::Mismatch`].
+    /// [`CollectiveError::Invalid`] if it violates the protocol; [`CollectiveError::Mismatch`].
     pub(super) fn on_announce(
         &mut self,
         plane: &TcpPlane,
@@ -193,7 +195,7 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Takes bytes that the member at `peer` sends.
+    /// Handles bytes from the member at `peer`.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if they were not expected.
@@ -228,7 +230,7 @@ impl TcpGroup {
         Some(exchange.source(job.peer, job.stage as usize, job.operand as usize))
     }
 
-    /// Notes that a job is done.
+    /// Records that a job is done.
     pub(super) fn on_sent(&mut self, plane: &TcpPlane, job: &Job) {
         if let Some(exchange) = self.exchange(job.stream, job.index) {
             exchange.jobs_left -= 1;
@@ -236,7 +238,7 @@ impl TcpGroup {
         }
     }
 
-    /// Whether an operation that was started here waits for an announcement of `rank`.
+    /// Whether an operation that this member has started waits for an announcement of `rank`.
     pub(super) fn waits_for(&self, rank: u32) -> bool {
         let Some(peer) = self.position_of(rank) else { return false };
         self.lanes.iter().any(|(stream, lane)| {
@@ -245,7 +247,7 @@ impl TcpGroup {
         })
     }
 
-    /// Compares both sides once both are there, and sends the peer what it needs.
+    /// Compares both announcements once both exist, and sends the peer its bytes.
     fn matched(&mut self, plane: &TcpPlane, stream: Stream, index: u64, peer: u32) -> Result<(), CollectiveError> {
         let (own_rank, peer_rank) = (self.members[self.position as usize], self.members[peer as usize]);
         let Some(lane) = self.lanes.get_mut(&stream) else { return Ok(()) };
@@ -273,11 +275,11 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Carries on whatever can be: sums whose parts have come, operations of which nothing is left to do.
+    /// Advances the stream: computes sums whose parts have arrived, and completes finished operations.
     fn advance(&mut self, plane: &TcpPlane, stream: Stream) {
         let peers = || peers_of(stream, (self.position, self.members.len() as u32));
         let Some(lane) = self.lanes.get_mut(&stream) else { return };
-        // Peers announce in order, so the first operations are those that all have announced.
+        // Peers announce in order, so the operations that all peers have announced come first.
         let n_announced = |peer: u32| lane.announced.get(&peer).map_or(0, VecDeque::len);
         let n_matched = peers().map(n_announced).min().unwrap_or(usize::MAX);
         for (i, exchange) in lane.started.iter_mut().enumerate().take(n_matched) {
@@ -326,7 +328,7 @@ impl TcpGroup {
     }
 }
 
-/// Positions of the members that take part in a stream with the one at a position of a group of a size.
+/// Positions of the other members of a stream, for the member at `position` of `size`.
 fn peers_of(stream: Stream, (position, size): (u32, u32)) -> impl Iterator<Item = u32> {
     (0..size).filter(move |peer| match stream {
         Stream::Group => *peer != position,
@@ -334,7 +336,7 @@ fn peers_of(stream: Stream, (position, size): (u32, u32)) -> impl Iterator<Item 
     })
 }
 
-/// The body of an announcement: descriptor, and what this member contributes if that is little.
+/// Writes the body of an announcement: the descriptor, and this member's contribution if the operation is flat.
 fn announcement(exchange: &Exchange, body: &mut Vec<u8>) {
     exchange.descriptor.encode().iter().for_each(|word| body.extend_from_slice(&word.to_le_bytes()));
     if !matches!(exchange.operation.kind, OperationKind::Recv { .. }) {
@@ -342,7 +344,7 @@ fn announcement(exchange: &Exchange, body: &mut Vec<u8>) {
     }
 }
 
-/// Has the writers fetch and send what a peer needs in a stage.
+/// Makes the writers fetch and send the bytes that a peer needs in a stage.
 fn enqueue(
     plane: &TcpPlane,
     exchange: &mut Exchange,

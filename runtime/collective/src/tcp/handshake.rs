@@ -1,12 +1,12 @@
-//! No data is accepted before both ends have proved knowledge of the job's secret.
+//! Handshake: both ends prove that they have the job's secret before any data is accepted.
 //!
-//! The connecting end sends its identity and a nonce; the other answers with its own nonce and a keyed hash of the
-//! whole exchange; the first answers with its own hash. The secret itself never travels, and a recorded exchange proves
-//! nothing later. Afterwards the connection is neither encrypted nor authenticated frame by frame: the network is
-//! trusted not to rewrite connections.
+//! The connecting end sends its identity and a nonce; the accepting end answers with its own nonce and a keyed hash of
+//! the whole exchange; the connecting end answers with its own hash. The secret itself is never sent, and a recorded
+//! exchange cannot be replayed. Afterwards frames are neither encrypted nor authenticated: the network is trusted not
+//! to rewrite connections.
 //!
 //! Source: the challenge and response of Needham and Schroeder 1978 with keyed hashes (BLAKE3's keyed mode).
-#![allow(unsafe_code)] // Random numbers come from the kernel by a system call.
+#![allow(unsafe_code)] // A system call gets random numbers from the kernel.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 const KEY_CONTEXT: &str = "phalanx 2026 collective over TCP";
 
-/// Which connection of which two ranks.
+/// Identifies a connection of two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connection {
     /// The connecting rank.
@@ -31,16 +31,16 @@ pub(super) struct Connection {
     pub socket: u32,
 }
 
-/// The key that a secret stands for.
+/// Derives the key of a secret.
 pub(super) fn key_of(secret: &[u8]) -> [u8; 32] {
     blake3::derive_key(KEY_CONTEXT, secret)
 }
 
-/// Says who connects, and proves it.
+/// Handshake of the connecting end: sends its identity and proves it.
 ///
 /// # Errors
-/// [`CollectiveError::Unauthenticated`] if the other end does not know the secret; [`CollectiveError::System`] if it
-/// breaks off, as it does if it does not believe this end.
+/// [`CollectiveError::Unauthenticated`] if the other end's proof is wrong; [`CollectiveError::System`] if the other end
+/// disconnects, as it does when it rejects this end.
 pub(super) fn connect(
     mut socket: &TcpStream,
     key: &[u8; 32],
@@ -64,11 +64,11 @@ pub(super) fn connect(
     Ok(())
 }
 
-/// Hears who connects, and proves in turn that this end is the one it looks for.
+/// Handshake of the accepting end: checks the identity of the connecting end, and proves its own.
 ///
 /// # Errors
-/// [`CollectiveError::Unauthenticated`] if the other end does not know the secret; [`CollectiveError::Stale`] or
-/// [`CollectiveError::Invalid`] if it belongs to another world; [`CollectiveError::System`] if it breaks off.
+/// [`CollectiveError::Unauthenticated`] if the other end's proof is wrong; [`CollectiveError::Stale`] or
+/// [`CollectiveError::Invalid`] if it belongs to another world; [`CollectiveError::System`] if it disconnects.
 pub(super) fn accept(
     mut socket: &TcpStream,
     key: &[u8; 32],
@@ -85,7 +85,7 @@ pub(super) fn accept(
     let mut proof = [0; PROOF_BYTES];
     io("read", socket.read_exact(&mut proof))?;
     check(&proof, prove(key, b"connect", &hello, &nonce))?;
-    // Only now is anything in it worth reading.
+    // Only an authenticated hello is read.
     let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| hello[8 * i + b]));
     let id = world.id();
     let found = phalanx_device::world::WorldId { job: word(1), generation: word(2), incarnation: word(3) };
@@ -97,12 +97,12 @@ pub(super) fn accept(
         return Err(CollectiveError::Stale { expected: id, found });
     }
     expect("digest of ranks and groups", world.digest(), word(4))?;
-    expect("rank that was called", own.into(), word(6))?;
+    expect("accepting rank", own.into(), word(6))?;
     let narrow = |i| u32::try_from(word(i)).unwrap_or(u32::MAX);
     Ok(Connection { from: narrow(5), to: own, socket: narrow(7) })
 }
 
-/// The keyed hash that one side can make of what both have said.
+/// One side's keyed hash of the exchange.
 fn prove(key: &[u8; 32], side: &[u8], hello: &[u8], nonce: &[u8]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     hasher.update(&[side.len() as u8]).update(side).update(hello).update(nonce);
@@ -111,14 +111,14 @@ fn prove(key: &[u8; 32], side: &[u8], hello: &[u8], nonce: &[u8]) -> blake3::Has
 
 fn check(found: &[u8], expected: blake3::Hash) -> Result<(), CollectiveError> {
     // Hashes compare in constant time.
-    let found: [u8; PROOF_BYTES] = found.try_into().expect("as long as a proof");
+    let found: [u8; PROOF_BYTES] = found.try_into().expect("callers pass `PROOF_BYTES` bytes");
     if expected == blake3::Hash::from_bytes(found) { Ok(()) } else { Err(CollectiveError::Unauthenticated) }
 }
 
 /// Random bytes from the kernel.
 fn nonce() -> Result<[u8; NONCE_BYTES], CollectiveError> {
     let mut bytes = [0u8; NONCE_BYTES];
-    // SAFETY: the buffer is ours and as long as we say. Requests of up to 256 bytes are not interrupted.
+    // SAFETY: the buffer is ours, of the given length. Requests of up to 256 bytes are not interrupted.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if n == NONCE_BYTES as isize { Ok(bytes) } else { Err(CollectiveError::last_os("getrandom")) }
 }
@@ -137,7 +137,7 @@ mod tests {
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
     const CONNECTION: Connection = Connection { from: 1, to: 0, socket: 2 };
 
-    /// What both ends of a handshake make of each other.
+    /// Runs a handshake; returns the outcomes of the connecting and the accepting end.
     fn both(
         secrets: [&[u8]; 2],
         ids: [WorldId; 2],
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_with_the_same_secret_know_each_other() {
+    fn ends_with_the_same_secret_accept_each_other() {
         assert_eq!(both([b"secret", b"secret"], [ID, ID]), (Ok(()), Ok(CONNECTION)));
     }
 
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_of_another_generation_is_refused() {
+    fn end_of_another_generation_is_refused() {
         let found = WorldId { generation: 1, ..ID };
 
         let (_, accepting) = both([b"secret", b"secret"], [found, ID]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_only_repeats_what_it_heard_is_refused() {
+    fn end_that_only_replays_the_received_proof_is_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let world = World::of_one_group(ID, 2).unwrap();

@@ -1,11 +1,11 @@
 //! Collectives between ranks of different machines, over TCP.
 //!
-//! Every two ranks that share a group have one connection for announcements and some for tensors. Threads of their own
+//! Every two ranks that share a group have one connection for announcements and several for tensors. Dedicated threads
 //! read and write them, so operations advance while the rank computes.
 //!
-//! - [`connect`]: who calls whom; options. - `handshake`: proof of the job's secret. - `frame`: what travels. - `plane`:
-//!   connections and threads. - `group`: operations in flight. - `exchange`: one operation. - [`collective`]: the rank and
-//!   the communicator.
+//! - [`connect`]: making connections; options. - `handshake`: proof of the job's secret. - `frame`: the wire format. -
+//!   `plane`: connections and threads. - `group`: operations in flight. - `exchange`: one operation. - [`collective`]:
+//!   the rank and the communicator.
 //!
 //! Deliberately absent: encryption, and authentication beyond the handshake.
 

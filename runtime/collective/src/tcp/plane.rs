@@ -18,7 +18,7 @@ use phalanx_device::parts::part;
 use phalanx_device::world::World;
 use phalanx_device::{CollectiveError, Stream};
 
-/// How long the first connection may take to say why another broke.
+/// Longest wait for the first connection to explain why another connection broke.
 const EXPLAIN_MAX: Duration = Duration::from_millis(100);
 
 /// Bytes of a tensor that go to one peer.
@@ -31,7 +31,7 @@ pub(super) struct Job {
     pub peer: u32,
     pub stage: u32,
     pub operand: u32,
-    /// Of what goes to that peer.
+    /// Range of the operand's bytes for that peer.
     pub range: Range<usize>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Job {
 #[derive(Debug)]
 struct Link {
     sockets: Vec<TcpStream>,
-    /// Of the writers, in the same order. The first connection is for announcements.
+    /// Queues of the writers, in the same order. The first connection is for announcements.
     commands: Vec<Arc<WriterQueue>>,
     has_left: AtomicBool,
 }
@@ -49,9 +49,9 @@ pub(super) struct TcpPlane {
     world: World,
     rank: u32,
     wakeup: Arc<dyn HasWakeup>,
-    /// What is aborted together with this world.
+    /// Control memory that is aborted together with this world.
     control: Option<Arc<Control>>,
-    /// The reason, and the rank that was lost, if that is the reason.
+    /// The reason, and the lost rank, if a lost rank is the reason.
     aborted: OnceLock<(String, Option<u32>)>,
     links: BTreeMap<u32, Link>,
     groups: BTreeMap<usize, Arc<Mutex<TcpGroup>>>,
@@ -64,7 +64,7 @@ impl std::fmt::Debug for TcpPlane {
 }
 
 impl TcpPlane {
-    /// Serves the connections of `rank`.
+    /// Starts the threads that serve the connections of `rank`.
     ///
     /// # Errors
     /// [`CollectiveError::System`] if a thread is refused.
@@ -107,7 +107,7 @@ impl TcpPlane {
         &self.world
     }
 
-    /// What this rank is called in errors.
+    /// The name of this rank in errors.
     pub(super) fn name(&self) -> u32 {
         self.world.name_of(self.rank)
     }
@@ -140,7 +140,7 @@ impl TcpPlane {
         self.aborted.get().map(|(reason, silent)| CollectiveError::Aborted { reason: reason.clone(), silent: *silent })
     }
 
-    /// Aborts the world here and tells all peers, which tell theirs. The first reason stands. Never waits.
+    /// Aborts the world here and at all peers, which forward the abort to theirs. The first reason stands. Never waits.
     pub(super) fn abort(&self, reason: &str) {
         self.abort_since(reason, None);
     }
@@ -155,7 +155,7 @@ impl TcpPlane {
         let body = reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)].to_vec();
         for link in self.links.values() {
             let header = Header { len: body.len() as u32, ..Header::bare(FrameKind::Abort, self.world.id()) };
-            // A writer that has gone needs not be told.
+            // A writer that has ended needs no command.
             link.commands[0].push(WriterCommand::Last(header, body.clone()));
             for (socket, commands) in link.sockets.iter().zip(&link.commands).skip(1) {
                 commands.push(WriterCommand::Stop);
@@ -165,7 +165,7 @@ impl TcpPlane {
         self.wakeup.wakeup().wake_always();
     }
 
-    /// Aborts one group here and tells its other members. The first reason stands. Never waits for a member.
+    /// Aborts one group here and at its other members. The first reason stands. Never waits for a member.
     pub(super) fn abort_group(&self, group: usize, reason: &str) {
         let Some(state) = self.groups.get(&group) else { return };
         let mut state = lock(state);
@@ -182,13 +182,13 @@ impl TcpPlane {
         self.wakeup.wakeup().wake_always();
     }
 
-    /// Lets go of all memory of all operations: no thread touches it after this. Whoever is told of a failure may free
-    /// what it has lent.
-    pub(super) fn let_go(&self, error: &CollectiveError) {
+    /// Releases the memory of all operations: no thread touches it after this, so callers may free operands of a failed
+    /// operation.
+    pub(super) fn release_operands(&self, error: &CollectiveError) {
         self.groups.values().for_each(|group| lock(group).fail(error.clone()));
     }
 
-    /// Says to all peers that this rank has finished everything. Never waits.
+    /// Tells all peers that this rank has finished all operations. Never waits.
     pub(super) fn leave(&self) {
         for link in self.links.values() {
             link.commands[0].push(WriterCommand::Last(Header::bare(FrameKind::Leave, self.world.id()), Vec::new()));
@@ -198,22 +198,23 @@ impl TcpPlane {
         }
     }
 
-    /// Sends an announcement with the body that `write` appends to nothing.
+    /// Sends an announcement; `write` fills its empty body.
     pub(super) fn announce(&self, rank: u32, header: Header, write: impl FnOnce(&mut Vec<u8>)) {
         let commands = &self.link(rank).commands[0];
         let mut body = commands.body();
         write(&mut body);
-        // A command that finds no writer follows an abort, which ends all waits.
+        // A queue without a writer follows an abort, which ends all waits.
         commands.push(WriterCommand::Frame(Header { len: body.len() as u32, ..header }, body));
     }
 
-    /// Has the bytes of a job fetched and sent over all connections; returns into how many jobs it was cut.
+    /// Divides a job among the tensor connections, whose writers fetch and send it; returns the number of resulting
+    /// jobs.
     pub(super) fn send(&self, rank: u32, job: &Job) -> usize {
         let commands = &self.link(rank).commands[1..];
-        let cut = |i: u32| part(job.range.len(), CHUNK_BYTES, commands.len() as u32, i);
+        let share = |i: u32| part(job.range.len(), CHUNK_BYTES, commands.len() as u32, i);
         let mut n_jobs = 0;
         for (i, commands) in commands.iter().enumerate() {
-            let range = cut(i as u32);
+            let range = share(i as u32);
             if !range.is_empty() && commands.push(WriterCommand::Fetch(Job { range, ..job.clone() })) {
                 n_jobs += 1;
             }
@@ -221,7 +222,7 @@ impl TcpPlane {
         n_jobs
     }
 
-    /// Whether a peer has said that it has finished everything.
+    /// Whether a peer has left after finishing all operations.
     pub(super) fn has_left(&self, rank: u32) -> bool {
         self.link(rank).has_left.load(Ordering::Acquire)
     }
@@ -246,14 +247,14 @@ impl TcpPlane {
         };
         match outcome {
             Ok(_) => {}
-            // Connections for tensors end without a word when a peer leaves.
+            // Connections for tensors end without a frame when a peer leaves.
             Err(CollectiveError::System { kind: std::io::ErrorKind::UnexpectedEof, .. }) if !is_first => {}
             Err(CollectiveError::System { kind, .. }) => self.lost(peer, is_first, kind),
             Err(error) => self.abort(&format!("rank {}: {error}", self.name())),
         }
     }
 
-    /// Aborts the world because a connection broke, unless the peer has said why.
+    /// Aborts the world because a connection broke, unless the peer has explained it by an abort or by leaving.
     fn lost(&self, peer: u32, is_first: bool, kind: std::io::ErrorKind) {
         let is_explained = || self.has_left(peer) || self.aborted.get().is_some();
         // An aborting peer sends the abort on the first connection while it closes the others.
@@ -310,7 +311,7 @@ impl TcpPlane {
         let outcome = match header.kind {
             FrameKind::Announce => group.on_announce(self, position, &header, body),
             FrameKind::AbortGroup => {
-                // All members hear of it from whom this one does.
+                // The aborting member sends its abort to all members.
                 group.abort();
                 group.fail(CollectiveError::aborted(String::from_utf8_lossy(body)));
                 self.wakeup.wakeup().wake_always();
@@ -324,12 +325,12 @@ impl TcpPlane {
         outcome.map(|()| true)
     }
 
-    /// Why a world ends in which a peer has left too early.
+    /// The abort reason when a peer has left too early.
     pub(super) fn left(&self, peer: u32) -> String {
         format!("rank {} waits for rank {}, which has left", self.name(), self.world.name_of(peer))
     }
 
-    /// Writes what it is told to until it is told to stop.
+    /// Executes commands until one of them stops the writer.
     fn write(&self, peer: u32, mut socket: TcpStream, commands: &WriterQueue) {
         let mut chunk = vec![0u8; HEADER_BYTES + CHUNK_BYTES];
         loop {
@@ -387,13 +388,13 @@ impl TcpPlane {
 fn fetch(group: &mut TcpGroup, job: &Job, range: Range<usize>, to: &mut [u8]) -> bool {
     let Some(source) = group.source(job) else { return false };
     let from = source.slice(range);
-    // SAFETY: TCP-GROUP-2: the operation is in its stream and the group is locked, so its memory is valid; nobody
-    // writes what it sends before all jobs are done.
+    // SAFETY: TCP-GROUP-2: the operation is in its stream and the group is locked, so its memory is valid; no thread
+    // writes the sent bytes before all jobs are done.
     unsafe { std::ptr::copy_nonoverlapping(from.start(), to.as_mut_ptr(), to.len()) };
     true
 }
 
-/// Writes a frame in one piece, by way of `chunk`.
+/// Writes a frame in one piece, through `chunk`.
 fn write_frame(socket: &mut TcpStream, header: &Header, body: &[u8], chunk: &mut [u8]) -> std::io::Result<()> {
     let frame = &mut chunk[..HEADER_BYTES + body.len()];
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());

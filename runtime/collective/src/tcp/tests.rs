@@ -1,4 +1,4 @@
-//! What only TCP does: peers that die or leave, strangers.
+//! Tests of TCP only: peers that die or leave, unauthenticated connections.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use phalanx_device::{CollectiveError, SliceOperations};
 
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
-/// A listener per rank, and where they listen.
+/// A listener per rank, with their addresses.
 pub(crate) fn listeners(n_ranks: u32) -> (Vec<TcpListener>, Vec<SocketAddr>) {
     let listeners: Vec<TcpListener> = (0..n_ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -41,7 +41,7 @@ fn waiting_for_a_departed_rank_fails() {
 }
 
 #[test]
-fn a_rank_may_leave_as_soon_as_its_own_part_is_done() {
+fn rank_may_leave_once_its_own_part_is_done() {
     for round in 0..20 {
         let [here, there] = two_ranks();
         let n = [10, 300_000][round % 2];
@@ -56,7 +56,7 @@ fn a_rank_may_leave_as_soon_as_its_own_part_is_done() {
 }
 
 #[test]
-fn an_abort_reaches_a_sleeping_peer_within_milliseconds() {
+fn abort_reaches_a_sleeping_peer_within_milliseconds() {
     let shortest = (0..10).map(|_| delay_of_release()).min().unwrap();
     println!("shortest of ten delays between abort and release of a peer: {shortest:?}");
 
@@ -67,7 +67,7 @@ fn delay_of_release() -> Duration {
     let [here, there] = two_ranks();
     let mut group = here.communicator(0).unwrap();
     let waiter = std::thread::spawn(move || (group.barrier().unwrap_err(), Instant::now()));
-    // Long enough for the waiter to sleep, most of the time; only the figure depends on it.
+    // Usually long enough for the waiter to sleep; only the measured delay depends on it.
     std::thread::park_timeout(Duration::from_millis(5));
 
     let raised = Instant::now();
@@ -79,7 +79,7 @@ fn delay_of_release() -> Duration {
 }
 
 #[test]
-fn strangers_do_not_keep_ranks_from_finding_each_other() {
+fn ranks_connect_although_a_stranger_holds_a_connection() {
     let world = World::of_one_group(ID, 2).unwrap();
     let (listeners, addresses) = listeners(2);
     let config = TcpConfig::new(b"secret".to_vec());

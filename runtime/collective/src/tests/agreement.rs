@@ -1,4 +1,4 @@
-//! Every implementation computes what the definitions say, with the same bits.
+//! Every implementation computes the results of the definitions, bit for bit.
 #![allow(unsafe_code)] // Asynchronous operations take raw memory.
 
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ use phalanx_device::parts::part;
 use phalanx_device::world::World;
 use phalanx_device::{Collective, Element as _, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket};
 
-/// Lengths around every boundary: nothing, one, odd, the size of a flat operation, of a block, of several chunks.
+/// Lengths around every boundary: zero, one, odd, a flat operation, a block, several chunks.
 fn lengths() -> impl Strategy<Value = usize> {
     prop_oneof![Just(0), Just(1), 2..100usize, 500..530usize, 1020..1030usize, 2040..2060usize, 66_000..70_000usize]
 }
@@ -40,7 +40,7 @@ proptest! {
     }
 }
 
-/// Memory with values in it.
+/// New memory that holds `values`.
 fn filled<T: Value>(memory: &mut Memory, values: &[T]) -> RawBuffer {
     let buffer = memory.alloc(size_of_val(values));
     // SAFETY: the memory is new and as long as the values.
@@ -48,7 +48,7 @@ fn filled<T: Value>(memory: &mut Memory, values: &[T]) -> RawBuffer {
     buffer
 }
 
-/// What is in memory that no operation holds.
+/// The contents of memory that no operation uses.
 fn read<T: Value>(buffer: RawBuffer) -> Vec<T> {
     let n = buffer.bytes() / size_of::<T>();
     // SAFETY: the memory of a test lives as long as its rank, is aligned for every type, and is not in use by now.
@@ -60,7 +60,7 @@ fn start(group: &mut dyn Collective, kind: OperationKind, sequence: u32, operand
     unsafe { group.start(&Operation { kind, sequence, unit: 3 }, operands) }.unwrap()
 }
 
-/// A bucket of three tensors of which two have another type, summed in place.
+/// A bucket of three tensors of two types, summed in place.
 fn check_bucket(rank: &mut Rank, sequence: u32) {
     let (position, size) = (rank.group(0).position(), rank.group(0).size());
     let a = filled(&mut rank.memory, &values::<f32>(position, 5000, 1));
@@ -80,14 +80,14 @@ fn check_bucket(rank: &mut Rank, sequence: u32) {
 }
 
 #[test]
-fn a_bucket_of_tensors_is_one_operation() {
+fn bucket_of_tensors_is_one_operation() {
     let world = World::of_one_group(ID, 3).unwrap();
 
     with_all(&world, &|rank| (0..200).for_each(|sequence| check_bucket(rank, sequence)));
 }
 
 #[test]
-fn gathering_and_scattering_in_place_keep_to_their_parts() {
+fn reduce_scatter_and_all_gather_in_place_touch_only_their_parts() {
     let world = World::of_one_group(ID, 3).unwrap();
     let n = 20_000;
 
@@ -104,12 +104,12 @@ fn gathering_and_scattering_in_place_keep_to_their_parts() {
         let ticket = start(rank.group(0), OperationKind::AllGather, 1, &[gathered]);
         rank.group(0).finish(ticket).unwrap();
 
-        assert_same(&read::<f32>(whole), &sum::<f32>(size, n, 5), "the two together are an all_reduce");
+        assert_same(&read::<f32>(whole), &sum::<f32>(size, n, 5), "reduce_scatter and all_gather equal an all_reduce");
     });
 }
 
 #[test]
-fn a_shift_may_replace_what_it_sends() {
+fn shift_may_replace_its_input() {
     let world = World::of_one_group(ID, 4).unwrap();
 
     with_all(&world, &|rank| {
@@ -143,7 +143,7 @@ fn operations_in_flight_finish_in_any_order() {
             })
             .collect();
 
-        // Each rank in its own order.
+        // Each rank finishes in its own order.
         let (even, odd): (Vec<_>, Vec<_>) = started.into_iter().partition(|(i, _, _)| (i + position) % 2 == 0);
         for (i, buffer, ticket) in odd.into_iter().chain(even.into_iter().rev()) {
             rank.group(0).finish(ticket).unwrap();
@@ -153,7 +153,7 @@ fn operations_in_flight_finish_in_any_order() {
 }
 
 #[test]
-fn members_that_await_different_groups_first_do_not_wait_for_ever() {
+fn members_that_await_groups_in_opposite_orders_do_not_deadlock() {
     let world = World::new(ID, 2, vec![vec![0, 1], vec![1, 0]]).unwrap();
     let n = 50_000;
 
@@ -177,7 +177,7 @@ fn members_that_await_different_groups_first_do_not_wait_for_ever() {
 }
 
 #[test]
-fn a_send_is_awaited_while_its_receiver_waits_for_something_else() {
+fn send_completes_while_its_receiver_waits_for_a_later_message() {
     let world = World::of_one_group(ID, 2).unwrap();
     let n = 50_000;
 
@@ -206,8 +206,8 @@ fn a_send_is_awaited_while_its_receiver_waits_for_something_else() {
 }
 
 #[test]
-fn groups_of_a_mesh_work_side_by_side() {
-    // Two rows and three columns, and two runs of a row: members in other orders than by rank.
+fn overlapping_groups_of_a_mesh_work_together() {
+    // Two rows and three columns, and two parts of rows; some members are not in order of rank.
     let groups = vec![vec![0, 1, 2], vec![5, 4, 3], vec![0, 3], vec![4, 1], vec![2, 5], vec![0, 1], vec![3, 4]];
     let world = World::new(ID, 6, groups).unwrap();
 
@@ -221,7 +221,7 @@ fn groups_of_a_mesh_work_side_by_side() {
 }
 
 #[test]
-fn a_member_alone_gets_back_what_it_gives() {
+fn group_of_one_member_returns_its_input() {
     let world = World::of_one_group(ID, 1).unwrap();
 
     with_all(&world, &|rank| {

@@ -1,11 +1,11 @@
-//! The operations written out: what members hold, and what each should have afterwards.
+//! Reference definitions of the operations: each member's values and its expected results.
 
 use half::{bf16, f16};
 
 use phalanx_device::parts::part;
 use phalanx_device::{Collective, Element, SliceOperations};
 
-/// An element with test values whose sums round, so that the order of summation shows.
+/// An element with test values whose sums round, so that results depend on the order of summation.
 pub trait Value: Element + PartialEq {
     fn of(x: f64) -> Self;
     fn sum_of(values: &[Self]) -> Self;
@@ -52,7 +52,7 @@ impl Value for i32 {
     }
 }
 
-/// What the member at `position` holds.
+/// The values of the member at `position`.
 pub fn values<T: Value>(position: u32, n: usize, salt: u32) -> Vec<T> {
     (0..n as u32)
         .map(|i| {
@@ -68,7 +68,7 @@ pub fn sum<T: Value>(size: u32, n: usize, salt: u32) -> Vec<T> {
     (0..n).map(|i| T::sum_of(&all.iter().map(|values| values[i]).collect::<Vec<T>>())).collect()
 }
 
-/// Panics at the first element of which a bit differs.
+/// Panics at the first element that differs in a bit.
 pub fn assert_same<T: Value>(found: &[T], expected: &[T], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (a, b)) in found.iter().zip(expected).enumerate() {
@@ -76,7 +76,7 @@ pub fn assert_same<T: Value>(found: &[T], expected: &[T], what: &str) {
     }
 }
 
-/// Every operation once on slices; panics at the first result that differs in a bit from its definition.
+/// Runs every operation once on slices; panics at the first result that differs in a bit from its definition.
 pub fn check_every_kind<T: Value>(group: &mut dyn Collective, n: usize, unit: usize, salt: u32) {
     let (position, size) = (group.position(), group.size());
     let own = part(n, unit, size, position);
@@ -115,7 +115,7 @@ pub fn check_every_kind<T: Value>(group: &mut dyn Collective, n: usize, unit: us
     group.barrier().unwrap();
 }
 
-/// Every member below the last sends to the next, which sends something else back.
+/// Every member except the last sends to the next member, which sends half of the values back.
 fn check_transfers<T: Value>(group: &mut dyn Collective, n: usize, salt: u32) {
     let (position, size) = (group.position(), group.size());
     if position > 0 {

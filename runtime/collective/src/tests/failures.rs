@@ -1,4 +1,4 @@
-//! Every implementation fails in the same way: with names, and everywhere.
+//! Every implementation fails in the same way: with the names of ranks, and at every rank.
 #![allow(unsafe_code)] // Asynchronous operations take raw memory.
 
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use phalanx_device::{
     CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Stream,
 };
 
-/// What each rank of a world got, over one implementation after the other.
+/// The error of each rank of a world, for one implementation after the other.
 fn errors_of(
     n_ranks: u32,
     body: &(dyn Fn(&mut Rank) -> Result<(), CollectiveError> + Sync),
@@ -35,7 +35,7 @@ fn assert_all_name(errors: &[Vec<CollectiveError>], sides: [&str; 2]) {
 }
 
 #[test]
-fn ranks_that_disagree_about_the_kind_all_name_both_sides() {
+fn mismatched_kinds_fail_every_rank_with_both_descriptors() {
     let errors = errors_of(3, &|rank| {
         let mut values = vec![1.0f32; 10];
         if rank.rank == 1 { rank.group(0).broadcast(&mut values, 0) } else { rank.group(0).all_reduce(&mut values) }
@@ -45,7 +45,7 @@ fn ranks_that_disagree_about_the_kind_all_name_both_sides() {
 }
 
 #[test]
-fn ranks_that_disagree_about_the_size_all_name_both_sides() {
+fn mismatched_sizes_fail_every_rank_with_both_descriptors() {
     let errors = errors_of(2, &|rank| {
         let n = 10 + rank.rank as usize;
         rank.group(0).all_reduce(&mut vec![1.0f32; n])
@@ -55,7 +55,7 @@ fn ranks_that_disagree_about_the_size_all_name_both_sides() {
 }
 
 #[test]
-fn a_message_that_is_longer_than_its_receiver_expects_is_named_at_both() {
+fn message_longer_than_expected_fails_both_sides_with_both_descriptors() {
     let errors = errors_of(2, &|rank| match rank.rank {
         0 => rank.group(0).send(&[1.0f32; 9000], 1),
         _ => rank.group(0).recv(&mut [1.0f32; 8000], 0),
@@ -68,7 +68,7 @@ fn a_message_that_is_longer_than_its_receiver_expects_is_named_at_both() {
 }
 
 #[test]
-fn ranks_that_disagree_about_the_type_do_not_mix_bits() {
+fn mismatched_types_fail_every_rank() {
     let errors = errors_of(2, &|rank| match rank.rank {
         0 => rank.group(0).all_reduce(&mut [1.0f32; 10]),
         _ => rank.group(0).all_reduce(&mut [1i32; 10]),
@@ -78,7 +78,7 @@ fn ranks_that_disagree_about_the_type_do_not_mix_bits() {
 }
 
 #[test]
-fn transports_of_the_host_refuse_memory_of_a_device_by_name() {
+fn host_transports_refuse_device_memory_with_the_device_number() {
     let errors = errors_of(2, &|rank| {
         let (there, kind) = match rank.rank {
             0 => (RawBuffer::EMPTY, OperationKind::Send { to: 1 }),
@@ -87,7 +87,7 @@ fn transports_of_the_host_refuse_memory_of_a_device_by_name() {
         let here = if rank.rank == 0 { RawBuffer::on_device(4096, 40, 3) } else { RawBuffer::EMPTY };
         let operand = Operand { send: here, recv: there, dtype: ElementType::F32, n_elements: 10 };
         let operation = Operation { kind, sequence: 0, unit: 1 };
-        // SAFETY: what is received lives as long as the rank, and what would be sent is refused.
+        // SAFETY: the receive buffer lives as long as the rank, and the send is refused.
         let ticket = unsafe { rank.group(0).start(&operation, &[operand]) }?;
         rank.group(0).finish(ticket)
     });
@@ -95,12 +95,16 @@ fn transports_of_the_host_refuse_memory_of_a_device_by_name() {
     let refused = CollectiveError::NotOnHost { kind: OperationKind::Send { to: 1 }, side: "send", device: 3 };
     for of_ranks in errors {
         assert_eq!(of_ranks[0], refused);
-        assert!(of_ranks[1].to_string().contains(&refused.to_string()), "the peer learns why: {}", of_ranks[1]);
+        assert!(
+            of_ranks[1].to_string().contains(&refused.to_string()),
+            "the peer's error has the reason: {}",
+            of_ranks[1]
+        );
     }
 }
 
 #[test]
-fn arguments_that_do_not_fit_fail_every_rank() {
+fn wrong_buffer_length_at_one_rank_fails_every_rank() {
     let errors = errors_of(2, &|rank| match rank.rank {
         0 => rank.group(0).all_gather(&[1.0f32, 2.0], &mut [0.0; 3], 1),
         _ => rank.group(0).all_gather(&[1.0f32, 2.0], &mut [0.0; 4], 1),
@@ -113,7 +117,7 @@ fn arguments_that_do_not_fit_fail_every_rank() {
 }
 
 #[test]
-fn a_message_to_oneself_or_to_nobody_is_refused() {
+fn message_to_oneself_or_to_an_unknown_position_is_refused() {
     for to in [0, 7] {
         let errors = errors_of(1, &|rank| rank.group(0).send(&[1.0f32], to));
 
@@ -124,7 +128,7 @@ fn a_message_to_oneself_or_to_nobody_is_refused() {
 }
 
 #[test]
-fn abort_releases_whoever_waits_and_fails_later_calls() {
+fn abort_releases_waiting_ranks_and_fails_later_calls() {
     let world = World::of_one_group(ID, 3).unwrap();
 
     let body = |rank: &mut Rank| {
@@ -144,7 +148,7 @@ fn twice(n_ranks: u32) -> World {
 }
 
 #[test]
-fn an_aborted_group_releases_its_members_and_leaves_other_groups_alone() {
+fn aborted_group_releases_its_members_and_other_groups_continue() {
     let world = twice(4);
 
     let body = |rank: &mut Rank| {
@@ -154,7 +158,7 @@ fn an_aborted_group_releases_its_members_and_leaves_other_groups_alone() {
             control.abort("this group only");
             control.abort("later");
         } else {
-            // Neither a copy with the announcement nor one operation: it waits for rank 1 in every implementation.
+            // Large enough to be neither flat nor a single chunk: it waits for rank 1 in every implementation.
             assert_eq!(rank.group(0).all_reduce(&mut vec![1.0f32; 100_000]).unwrap_err(), expected);
         }
         assert_eq!(rank.group(0).barrier().unwrap_err(), expected);
@@ -166,7 +170,7 @@ fn an_aborted_group_releases_its_members_and_leaves_other_groups_alone() {
 }
 
 #[test]
-fn members_that_have_not_started_an_operation_are_named() {
+fn behind_lists_members_that_have_not_started_an_operation() {
     let world = twice(4);
 
     let body = |rank: &mut Rank| {
@@ -177,7 +181,7 @@ fn members_that_have_not_started_an_operation_are_named() {
             return;
         }
         let barrier = Operation { kind: OperationKind::Barrier, sequence: 0, unit: 1 };
-        // SAFETY: it has no operands.
+        // SAFETY: a barrier has no operands.
         let ticket = unsafe { rank.group(0).start(&barrier, &[]) }.unwrap();
         let behind = Behind { stream: Stream::Group, index: 0, positions: vec![1, 2, 3] };
         assert_eq!(control.behind(), [behind]);
@@ -189,7 +193,7 @@ fn members_that_have_not_started_an_operation_are_named() {
 }
 
 #[test]
-fn the_other_side_of_a_message_is_named_until_it_starts_its_own() {
+fn behind_lists_a_sender_until_it_starts_its_send() {
     let world = twice(2);
 
     let body = |rank: &mut Rank| {
@@ -199,8 +203,8 @@ fn the_other_side_of_a_message_is_named_until_it_starts_its_own() {
             rank.group(0).send(&[1.0f32], 0).unwrap();
             return;
         }
-        let room = rank.memory.alloc(4);
-        let operand = Operand { send: RawBuffer::EMPTY, recv: room, dtype: ElementType::F32, n_elements: 1 };
+        let recv = rank.memory.alloc(4);
+        let operand = Operand { send: RawBuffer::EMPTY, recv, dtype: ElementType::F32, n_elements: 1 };
         let operation = Operation { kind: OperationKind::Recv { from: 1 }, sequence: 0, unit: 1 };
         // SAFETY: the memory lives as long as the rank.
         let ticket = unsafe { rank.group(0).start(&operation, &[operand]) }.unwrap();
@@ -213,20 +217,20 @@ fn the_other_side_of_a_message_is_named_until_it_starts_its_own() {
 }
 
 #[test]
-fn a_rank_that_panics_aborts_its_world() {
+fn rank_that_panics_aborts_its_world() {
     let world = World::of_one_group(ID, 2).unwrap();
 
     for (_, run) in with_failures() {
-        let told = Mutex::new(None);
+        let received = Mutex::new(None);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             run(&world, &|rank| match rank.rank {
-                0 => *told.lock().unwrap() = Some(rank.group(0).barrier().unwrap_err()),
+                0 => *received.lock().unwrap() = Some(rank.group(0).barrier().unwrap_err()),
                 _ => panic!("on purpose"),
             });
         }));
 
         assert!(outcome.is_err());
         let expected = CollectiveError::aborted("rank 1 panicked");
-        assert_eq!(told.into_inner().unwrap(), Some(expected));
+        assert_eq!(received.into_inner().unwrap(), Some(expected));
     }
 }

@@ -1,4 +1,4 @@
-//! One body of checks over every implementation of the trait.
+//! Tests that run against every implementation of the trait.
 
 mod agreement;
 pub mod definitions;
@@ -32,11 +32,11 @@ impl Rank {
     }
 }
 
-/// Memory that lives as long as the test's rank.
+/// Memory for operands that lives as long as the test's rank.
 #[derive(Default)]
 pub struct Memory {
     heap: Vec<Vec<u64>>,
-    /// Memory comes from here first, if there is any; and how much was taken.
+    /// The preferred source of memory, with the number of bytes taken.
     arena: Option<(Arena, usize)>,
 }
 
@@ -56,7 +56,7 @@ impl Memory {
     }
 }
 
-/// What every rank of a test does.
+/// The code that every rank of a test runs.
 pub type Body<'a> = &'a (dyn Fn(&mut Rank) + Sync);
 
 /// Runs a body as every rank of a world.
@@ -66,7 +66,7 @@ type Run = fn(&World, Body);
 const IMPLEMENTATIONS: [(&str, Run); 4] =
     [("local", with_local), ("shm, staged", with_shm_staged), ("shm, in arenas", with_shm_arenas), ("tcp", with_tcp)];
 
-/// Those whose sums have another order as well.
+/// All implementations, including the hierarchical one, whose sums have another order.
 fn with_failures() -> impl Iterator<Item = (&'static str, Run)> {
     IMPLEMENTATIONS.into_iter().chain([("hierarchical", with_pairs as Run)])
 }
@@ -99,8 +99,7 @@ fn with_shm_arenas(world: &World, body: Body) {
     with_shm(world, 32 << 20, body);
 }
 
-/// Ranks that are threads with mappings of their own. Memory for operands is in arenas of `arena_bytes` until they are
-/// full.
+/// Ranks are threads with their own mappings. Operands lie in arenas of `arena_bytes` until these are full.
 fn with_shm(world: &World, arena_bytes: u64, body: Body) {
     let arenas = vec![arena_bytes; world.n_ranks() as usize];
     let shm = ShmWorld::create(world, &arenas, 8 << 20).unwrap();
@@ -135,7 +134,7 @@ fn with_tcp(world: &World, body: Body) {
     as_threads(world.n_ranks(), &join, body);
 }
 
-/// Ranks on machines that are worlds of shared memory of their own, connected over TCP.
+/// Runs `body` on simulated machines, each a shared-memory world of its own, connected over TCP.
 pub fn with_machines(world: &World, machine_of: &[u32], body: Body) {
     let placement = Placement::new(world.clone(), machine_of.to_vec()).unwrap();
     let machines: BTreeMap<u32, ShmWorld> = machine_of
@@ -166,16 +165,16 @@ fn with_pairs(world: &World, body: Body) {
     with_machines(world, &(0..world.n_ranks()).map(|rank| rank / 2).collect::<Vec<_>>(), body);
 }
 
-/// The groups that a rank is in.
+/// The groups of a rank.
 fn groups_of(world: &World, rank: u32) -> impl Iterator<Item = usize> {
     (0..world.groups().len()).filter(move |group| world.membership(*group, rank).is_ok())
 }
 
-/// Runs `body` in a thread per rank, each with what `join` makes of it.
+/// Runs `body` in a thread per rank, on the rank that `join` returns.
 fn as_threads(n_ranks: u32, join: &(dyn Fn(u32) -> Result<Rank, CollectiveError> + Sync), body: Body) {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..n_ranks).map(|rank| scope.spawn(move || body(&mut join(rank).unwrap()))).collect();
-        // All are joined before any failure is passed on.
+        // Join all threads before a panic is resumed.
         let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         outcomes.into_iter().for_each(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });

@@ -1,5 +1,5 @@
-//! The memory of a region: an anonymous mapping, zeroed by the kernel as it is first touched, a file where the region is
-//! offloaded, or a part of what a rank shares with its peers.
+//! The memory of a region: an anonymous mapping, zeroed by the kernel on first touch; a file for the offloaded region;
+//! or a part of the memory that a rank shares with its peers.
 
 use memmap2::{MmapMut, MmapOptions};
 use phalanx_device::AllocError;
@@ -17,7 +17,7 @@ pub(super) enum Arena {
 
 /// Shared regions begin at multiples of a page.
 const PAGE: usize = 4096;
-/// Names that are tried for a file before the folder is given up.
+/// Most names to try for a file.
 const NAMES_MAX: u32 = 1000;
 
 impl Arena {
@@ -32,8 +32,7 @@ impl Arena {
         Ok(Arena::Own(Some(map)))
     }
 
-    /// Takes the memory from the system now, not when it is first used. Where the system does not know of that, it comes
-    /// then.
+    /// Allocates the pages now. Where the system does not support this, they are allocated on first touch.
     pub(super) fn populate(&self) {
         #[cfg(target_os = "linux")]
         if let Arena::Own(Some(map)) = self {
@@ -41,8 +40,8 @@ impl Arena {
         }
     }
 
-    /// Memory that the system keeps in a file of `dir` where it is short: the file has no name once it is mapped, so it
-    /// goes with the process.
+    /// Memory backed by a file in `dir`, to which the system can evict pages. The mapped file has no name, so it is
+    /// deleted when the process ends.
     pub(super) fn in_file(dir: &Path, bytes: usize) -> Result<Arena, AllocError> {
         if bytes == 0 {
             return Ok(Arena::Own(None));
@@ -56,21 +55,21 @@ impl Arena {
         Ok(Arena::Own(Some(map)))
     }
 
-    /// Bytes from `offset` on.
+    /// A region of `bytes` bytes at `offset` of shared memory.
     ///
     /// # Panics
-    /// If they do not lie in the memory: whoever made it asked [`super::CpuMachine::shared_bytes`] how much there must be.
+    /// If the region exceeds the memory, whose size comes from [`super::CpuMachine::shared_bytes`].
     pub(super) fn within(memory: &SharedArena, offset: usize, bytes: usize) -> Arena {
         assert!(offset + bytes <= memory.len(), "region of {bytes} bytes at {offset} of {} shared", memory.len());
         Arena::Shared { memory: memory.clone(), offset, bytes }
     }
 
-    /// What a region of this size takes of shared memory.
+    /// Bytes that a region of this size occupies in shared memory.
     pub(super) const fn shared_bytes(bytes: usize) -> usize {
         bytes.next_multiple_of(PAGE)
     }
 
-    /// Address of the first byte; aligned to a page, or to a cache line where it is shared.
+    /// Address of the first byte, aligned to a page, or to a cache line in shared memory.
     pub(super) fn base(&self) -> *mut u8 {
         match self {
             Arena::Own(map) => map.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |m| m.as_ptr().cast_mut()),
@@ -87,8 +86,8 @@ impl Arena {
     }
 }
 
-/// Creates a file under the first unused one of these names: processes of other containers may have the same folder,
-/// and the same process ids.
+/// Creates a file under the first unused name: processes of other containers may share the folder and have the same
+/// process ids.
 fn new_file(dir: &Path, name: &mut dyn FnMut(u32) -> String) -> std::io::Result<(PathBuf, File)> {
     for i in 0..NAMES_MAX {
         let path = dir.join(name(i));
@@ -99,7 +98,7 @@ fn new_file(dir: &Path, name: &mut dyn FnMut(u32) -> String) -> std::io::Result<
     }
     Err(std::io::Error::new(
         ErrorKind::AlreadyExists,
-        format!("{NAMES_MAX} files of this name are in {}", dir.display()),
+        format!("all {NAMES_MAX} names for an offload file exist in {}; remove stale files", dir.display()),
     ))
 }
 
@@ -108,10 +107,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_offload_file_leaves_the_files_of_others_with_its_name_alone() {
+    fn offload_file_does_not_overwrite_an_existing_file_of_the_same_name() {
         let dir = tempfile::tempdir().unwrap();
         let mut name = |i: u32| format!(".offload-7-{i}");
-        // Another container has a process of the same id, which has not yet removed its file.
+        // A process of another container has the same id and has not yet removed its file.
         std::fs::write(dir.path().join(name(0)), b"theirs").unwrap();
 
         let (path, file) = new_file(dir.path(), &mut name).unwrap();

@@ -1,4 +1,4 @@
-//! A value's place in memory, as kernels want it.
+//! The memory of a value, in the forms that kernels take.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -25,8 +25,8 @@ impl Buffer {
     }
 
     /// # Safety
-    /// No other reference may write the buffer while the result lives; the executor keeps this by borrowing only the
-    /// operands of one instruction, which the memory pass made disjoint except where they are the same buffer.
+    /// No other reference may write the buffer while the result lives; the executor borrows only the operands of one
+    /// instruction, which the memory pass made disjoint except where they are the same buffer.
     pub(super) unsafe fn slice<'a, T: Pod>(&self) -> &'a [T] {
         debug_assert_eq!(size_of::<T>(), self.dtype.size_bytes());
         // SAFETY: places are aligned to 64 bytes and lie inside their arena; every bit pattern is a T. The caller keeps
@@ -42,13 +42,13 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), self.len()) }
     }
 
-    /// The buffer as an operand of a product, `columns` of it only.
+    /// The buffer, or only its `columns`, as an operand of a product.
     ///
     /// # Safety
     /// As for [`Buffer::slice`].
     pub(super) unsafe fn mat<'a>(&self, columns: Option<Columns>) -> Mat<'a> {
         let first = columns.map_or(0, |c| c.start);
-        // SAFETY: the caller's contract is that of `slice`.
+        // SAFETY: the caller keeps the contract of `slice`.
         let data = unsafe {
             match self.dtype {
                 DType::F32 => Slice::F32(&self.slice::<f32>()[first..]),
@@ -60,13 +60,13 @@ impl Buffer {
         Mat::new(data, self.cols)
     }
 
-    /// The buffer as the result of a product, `columns` of it only.
+    /// The buffer, or only its `columns`, as the result of a product.
     ///
     /// # Safety
     /// As for [`Buffer::slice_mut`].
     pub(super) unsafe fn mat_mut<'a>(&self, columns: Option<Columns>) -> MatMut<'a> {
         let first = columns.map_or(0, |c| c.start);
-        // SAFETY: the caller's contract is that of `slice_mut`.
+        // SAFETY: the caller keeps the contract of `slice_mut`.
         let data = unsafe {
             match self.dtype {
                 DType::F32 => SliceMut::F32(&mut self.slice_mut::<f32>()[first..]),

@@ -66,16 +66,16 @@ pub(super) struct Operands<'a> {
     pub(super) scratch: &'a mut [u8],
     /// Tables may hold a part of the vocabulary only.
     is_part: bool,
-    /// In which order a tree is summed, for an instruction that sums one.
+    /// The order of the sum, for a tree sum.
     sum_plan: Option<Arc<SumPlan>>,
 }
 
-/// Tensors of state that an optimizer keeps for a parameter at most.
+/// Most state tensors of an optimizer per parameter.
 const MAX_STATE: usize = 4;
-/// Sums over whole tensors that an update reads at most.
+/// Most sums over whole tensors that an update reads.
 const MAX_SUMS: usize = 8;
 
-/// Operands of all but the widest instructions fit here; those (norms over all gradients, user models) go by index.
+/// Most operands of an instruction, except norms over all gradients and user models, which access operands by index.
 pub(super) const MAX_OPERANDS: usize = 24;
 
 impl CpuMachine {
@@ -120,25 +120,26 @@ impl CpuMachine {
         let (mut reads, mut writes) = ([none; MAX_OPERANDS], [none; MAX_OPERANDS]);
         instr.reads.iter().zip(&mut reads).for_each(|(v, b)| *b = self.buffer(c, *v));
         instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
-        // SAFETY: no reference into this machine's own mappings lives while `self` is borrowed mutably; of shared ones whoever
-        // took the arena promised that no other machine in it is used meanwhile (`SharedArena::new`), and peers touch only
-        // operands of collectives under way, which the verifier keeps apart. The scratch overlaps no value.
+        // SAFETY: no reference into this machine's own mappings lives while `self` is borrowed mutably; for shared
+        // mappings, the caller of `SharedArena::new` promised that no other machine in the arena is used meanwhile, and
+        // peers touch only operands of collectives in flight, which the verifier protects. The scratch overlaps no
+        // value.
         let scratch = unsafe { &mut *self.scratch(c) };
         let is_part = c.program.mesh_rank.mesh.tp > 1;
         let (reads, writes) = (&reads[..instr.reads.len()], &writes[..instr.writes.len()]);
         let mut operands = Operands { reads, writes, scratch, is_part, sum_plan };
-        // SAFETY: the program was verified, and its layout gives overlapping places only where an operation permits it.
+        // SAFETY: the program was verified, and values in its layout overlap only where an operation permits it.
         unsafe { operands.run(&instr.op) };
         Ok(())
     }
 
-    /// Made for the first step; the others find it.
+    /// Returns the cached plan, made in the first step.
     fn sum_plan(&mut self, n_leaves: usize, n_ranks: usize) -> Arc<SumPlan> {
         self.sum_plans.entry((n_leaves, n_ranks)).or_insert_with(|| Arc::new(SumPlan::new(n_leaves, n_ranks))).clone()
     }
 
     /// # Safety
-    /// Nothing touches the results, or writes the operands, before the collective is finished.
+    /// Until the collective is finished, the results are not touched and the operands not written.
     unsafe fn start(
         &mut self,
         c: &Compiled,
@@ -185,7 +186,7 @@ impl CpuMachine {
         let n_grads = if gradient { n_params } else { 0 };
         let buffer = |i: usize| self.buffer(c, instr.reads[i]);
         let written = |i: usize| self.buffer(c, instr.writes[i]);
-        // SAFETY: as in `exec`; and a gradient shares a place with nothing but the one it continues.
+        // SAFETY: as in `exec`; a gradient shares memory only with the gradient that it continues.
         unsafe {
             let inputs: Vec<&[i32]> = (0..n_inputs).map(|i| buffer(i).slice()).collect();
             let params: Vec<&[f32]> = (n_inputs..n_inputs + n_params).map(|i| buffer(i).slice()).collect();
@@ -196,7 +197,7 @@ impl CpuMachine {
             }
             let mut grads: Vec<&mut [f32]> = (1..=n_grads).map(|i| written(i).slice_mut()).collect();
             let scale = hyper[Hyper::LOSS_GRAD_SCALE];
-            let unknown = || ExecError::Opaque { model, reason: "the job has no such model".into() };
+            let unknown = || ExecError::Opaque { model, reason: "the job has no model of this number".into() };
             let step = models.get_mut(model as usize).ok_or_else(unknown)?;
             let loss = step
                 .step(&inputs, &params, scale, &mut grads, residual)
@@ -208,7 +209,7 @@ impl CpuMachine {
     }
 }
 
-/// Copies a residual to where it is to be added to, unless it is there.
+/// Copies a residual to the buffer that accumulates it, unless both are the same buffer.
 ///
 /// # Safety
 /// As [`Buffer::slice_mut`]; the two are equal or do not overlap.
@@ -225,10 +226,10 @@ pub(super) unsafe fn copy(from: Buffer, to: Buffer) {
 }
 
 /// # Safety
-/// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
+/// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
     unsafe fn run(&mut self, op: &Op) {
-        // SAFETY: the caller's contract is that of every function called here.
+        // SAFETY: the caller keeps the contract of every function called here.
         unsafe {
             match op {
                 Op::Embedding { residual, first } => self.embedding(*residual, *first),
@@ -310,7 +311,7 @@ impl Operands<'_> {
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),
                 Op::TreeSum { .. } => {
-                    let plan = self.sum_plan.take().expect("the executor gives a plan to each sum along a tree");
+                    let plan = self.sum_plan.take().expect("the executor passes a plan for every tree sum");
                     self.tree_sum(&plan);
                 }
                 Op::SumSquaresBlocks { block } => {
@@ -338,8 +339,8 @@ impl Operands<'_> {
     }
 
     unsafe fn embedding(&mut self, residual: bool, first: usize) {
-        // SAFETY: `x` may be the residual (operand 2), which nothing reads after `copy`; ids and table lie apart and are
-        // only read.
+        // SAFETY: `x` may be the residual (operand 2), which is not read after `copy`; ids and table do not overlap it
+        // and are only read.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
@@ -354,8 +355,8 @@ impl Operands<'_> {
     }
 
     unsafe fn embedding_backward(&mut self, residual: bool, first: usize) {
-        // SAFETY: `dtable` may be the residual (operand 2), which nothing reads after `copy`; ids and `dx` lie apart and
-        // are only read.
+        // SAFETY: `dtable` may be the residual (operand 2), which is not read after `copy`; ids and `dx` do not overlap
+        // it and are only read.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
@@ -371,7 +372,7 @@ impl Operands<'_> {
     }
 
     unsafe fn norm<Y: Float>(&mut self, kind: NormKind, eps: f32) {
-        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
+        // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
         unsafe {
             let (x, gain) = (self.reads[0], self.reads[1].slice());
             let (y, rstd) = (self.writes[0].slice_mut::<Y>(), self.writes[1].slice_mut());
@@ -386,8 +387,8 @@ impl Operands<'_> {
     }
 
     unsafe fn norm_backward<Y: Float>(&mut self, kind: NormKind, residual_x: bool, residual_params: bool) {
-        // SAFETY: a result may be its carried operand, which nothing reads after `copy`; results lie apart from each other
-        // and from `x`, `dy`, the gain and the statistics.
+        // SAFETY: a result may be its carried operand, which is not read after `copy`; results overlap neither each
+        // other nor `x`, `dy`, the gain and the statistics.
         unsafe {
             let n_stats = if kind == NormKind::Rms { 1 } else { 2 };
             let mut carried = self.reads[3 + n_stats..].iter();
@@ -417,7 +418,8 @@ impl Operands<'_> {
     }
 
     unsafe fn qk_squares_backward<T: Float>(&mut self, columns: QkColumns, residual: bool) {
-        // SAFETY: `dqkv` may be the residual (operand 2), which nothing reads after `copy`; the others lie apart and are only read.
+        // SAFETY: `dqkv` may be the residual (operand 2), which is not read after `copy`; the others do not overlap it
+        // and are only read.
         unsafe {
             if residual {
                 copy(self.reads[2], self.writes[0]);
@@ -430,7 +432,7 @@ impl Operands<'_> {
     }
 
     unsafe fn qk_norm<T: Float>(&mut self, norm: QkNorm) {
-        // SAFETY: the result lies apart from all operands (`Op::in_place_pairs` names no pair).
+        // SAFETY: the result overlaps no operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
             qk_norm::qk_norm(norm, qkv, gain_q, gain_k, self.reads[3].slice(), self.writes[0].slice_mut::<T>());
@@ -438,7 +440,7 @@ impl Operands<'_> {
     }
 
     unsafe fn qk_norm_backward<T: Float>(&mut self, norm: QkNorm, residual: bool) {
-        // SAFETY: results 2 and 3 may be operands 5 and 6, which nothing reads after `copy`; all others lie apart.
+        // SAFETY: results 2 and 3 may be operands 5 and 6, which are not read after `copy`; no others overlap.
         unsafe {
             if residual {
                 copy(self.reads[5], self.writes[2]);
@@ -456,7 +458,7 @@ impl Operands<'_> {
     }
 
     unsafe fn head_norm<T: Float>(&mut self, heads: Heads, eps: f32) {
-        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
+        // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, gain_q, gain_k) = (self.reads[0].slice::<T>(), self.reads[1].slice(), self.reads[2].slice());
             let (y, rstd) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
@@ -465,7 +467,7 @@ impl Operands<'_> {
     }
 
     unsafe fn head_norm_backward<T: Float>(&mut self, heads: Heads, residual: bool) {
-        // SAFETY: results 1 and 2 may be operands 5 and 6, which nothing reads after `copy`; all others lie apart.
+        // SAFETY: results 1 and 2 may be operands 5 and 6, which are not read after `copy`; no others overlap.
         unsafe {
             if residual {
                 copy(self.reads[5], self.writes[1]);
@@ -483,7 +485,7 @@ impl Operands<'_> {
     }
 
     unsafe fn attention<T: Float>(&mut self, a: &Attention) {
-        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
+        // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
             let (o, lse) = (self.writes[0].slice_mut::<T>(), self.writes[1].slice_mut());
@@ -492,7 +494,7 @@ impl Operands<'_> {
     }
 
     unsafe fn attention_backward<T: Float>(&mut self, a: &Attention) {
-        // SAFETY: the result lies apart from all operands (`Op::in_place_pairs` names no pair).
+        // SAFETY: the result overlaps no operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let (qkv, doc_start) = (self.reads[0].slice::<T>(), self.reads[1].slice());
             let (o, lse, dout) = (self.reads[2].slice::<T>(), self.reads[3].slice(), self.reads[4].slice::<T>());
@@ -511,7 +513,7 @@ impl Operands<'_> {
     }
 
     unsafe fn activation<X: Float>(&mut self, f: ActivationFn) {
-        // SAFETY: the result lies apart from the operand (`Op::in_place_pairs` names no pair).
+        // SAFETY: the result does not overlap the operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let (x, y) = (self.reads[0].slice::<X>(), self.writes[0]);
             with_element!(y.dtype, Y => match f {
@@ -522,7 +524,7 @@ impl Operands<'_> {
     }
 
     unsafe fn activation_backward<X: Float>(&mut self, f: ActivationFn) {
-        // SAFETY: `dx` may be `x` for SwiGLU only, and then no slice of `x` is made; `dy` lies apart.
+        // SAFETY: `dx` may be `x` for SwiGLU only, and then no slice of `x` is made; `dy` overlaps neither.
         unsafe {
             let (x, dy, dx) = (self.reads[0], self.reads[1], self.writes[0]);
             with_element!(dy.dtype, Y => match f {
@@ -538,10 +540,10 @@ impl Operands<'_> {
     }
 
     unsafe fn add<Y: Float>(&mut self) {
-        // SAFETY: `out` may be an operand or both of them, and then no slice of those is made.
+        // SAFETY: `out` may be one or both of the operands, and then no slice of them is made.
         unsafe {
             let (a, b, out) = (self.reads[0], self.reads[1], self.writes[0]);
-            // A sum that takes the place of an operand; the other one may be the same value.
+            // The sum overwrites an operand; the other operand may be the same value.
             let (there, other) = if b.is(&out) { (b, a) } else { (a, b) };
             if there.is(&out) && other.is(&out) {
                 return out.slice_mut::<Y>().iter_mut().for_each(|y| *y = Y::from_f32(y.to_f32() + y.to_f32()));
@@ -556,7 +558,7 @@ impl Operands<'_> {
     }
 
     unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool, vocab: Option<VocabShard>) {
-        // SAFETY: result 1 may be the logits, which nothing reads after `copy`, and result 0 the carried loss, which is
+        // SAFETY: result 1 may be the logits, which are not read after `copy`, and result 0 the carried loss, which is
         // read before it is written.
         unsafe {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
@@ -586,7 +588,7 @@ impl Operands<'_> {
 
     unsafe fn update_sums(&mut self, update: &Update) {
         let UpdateOperands { param, state, grad, sums, hyper, coefficient } = update.operands(self.reads);
-        // SAFETY: results and operands all lie apart (`Op::in_place_pairs` names no pair).
+        // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
         unsafe {
             let (g, p) = (grad.slice(), param.slice());
             let mut of_state: [&[f32]; MAX_STATE] = Default::default();
@@ -604,8 +606,8 @@ impl Operands<'_> {
 
     unsafe fn update(&mut self, update: &Update) {
         let UpdateOperands { state, grad, sums, hyper, coefficient, .. } = update.operands(self.reads);
-        // SAFETY: results are the parameter and the state, of which no other slice is made; gradient, sums and scalars lie
-        // apart.
+        // SAFETY: this function makes one slice of the parameter and one of each state tensor. The memory plan keeps the
+        // gradient, the sums and the scalars in other buffers.
         unsafe {
             let (g, p) = (grad.slice(), self.writes[0].slice_mut());
             let mut of_state: [&mut [f32]; MAX_STATE] = Default::default();
@@ -623,7 +625,7 @@ impl Operands<'_> {
 /// The scalars of an update.
 ///
 /// # Safety
-/// Nothing writes the operands meanwhile.
+/// The operands are not written meanwhile.
 unsafe fn step_of(hyper: &Buffer, coefficient: &Buffer) -> optimizer::Step {
     // SAFETY: the caller's contract.
     unsafe {

@@ -1,4 +1,4 @@
-//! The machine as the rest of the runtime sees it.
+//! Implements the [`Machine`] interface for [`CpuMachine`].
 
 use super::CpuMachine;
 use super::buffer::Buffer;
@@ -10,14 +10,15 @@ use phalanx_strategies::program::ValueId;
 use std::ops::Range;
 use std::sync::Arc;
 
-// SAFETY: arenas are mapped as long as the machine is there, and nobody else writes to them while a program may not; places
-// of values are multiples of 64 bytes behind a page, or a cache line, and overlap only where the memory pass says so.
+// SAFETY: arenas are mapped for the lifetime of the machine, and only a mutable borrow of it writes them; offsets of
+// values are multiples of 64 bytes from the start of a page or a cache line, and values overlap only where the memory
+// pass allows it.
 unsafe impl Machine for CpuMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
         self.run_part(c, part, with)
     }
 
-    /// All is done when a run returns.
+    /// A run is complete when it returns.
     fn settle(&mut self) -> Result<(), ExecError> {
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Runs compiled programs over preallocated buffers: kernels in program order, no allocation, no lock.
+//! Runs compiled programs over preallocated buffers: kernels in program order, without allocation or locks.
 //!
-//! Aliasing: the memory pass gives overlapping places only to an operand and a result of one instruction that may share
-//! one (`Op::in_place_pairs`), and then the two places are equal. Each case below therefore asks whether the two are the
-//! same buffer, and calls the kernel that works in place.
+//! Aliasing: the memory pass overlaps only an operand and a result of one instruction that may share memory
+//! (`Op::in_place_pairs`), and then the two are equal. Each case below therefore checks whether the two are the same
+//! buffer, and calls the kernel that works in place.
 // Values live in arenas and are borrowed instruction by instruction, which lifetimes cannot express.
 #![allow(unsafe_code)]
 
@@ -35,7 +35,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct CpuMachine {
     arenas: BTreeMap<Region, Arena>,
-    /// Orders of sums along a tree, by leaves and ranks, once they were needed.
+    /// Cached plans of tree sums, by number of leaves and ranks.
     sum_plans: BTreeMap<(usize, usize), Arc<SumPlan>>,
 }
 
@@ -44,7 +44,7 @@ impl CpuMachine {
     /// programs, since they share them.
     ///
     /// # Errors
-    /// When the system has not enough memory, or the folder for offloaded state cannot be written.
+    /// When the system is out of memory, or the folder for offloaded state cannot be written.
     ///
     /// # Panics
     /// If `backing.shared` is too small.
@@ -52,8 +52,8 @@ impl CpuMachine {
         CpuMachine::new_with(programs, backing, BTreeMap::new())
     }
 
-    /// As [`CpuMachine::on`], without what is offloaded, for [`CpuMachine::succeed`]: what outlasts a step and is not shared
-    /// is taken from the system at once.
+    /// As [`CpuMachine::on`], without offloaded state, for [`CpuMachine::succeed`]. Regions that outlast a step and are
+    /// not shared are allocated at once.
     ///
     /// # Errors
     /// As [`CpuMachine::on`].
@@ -68,13 +68,13 @@ impl CpuMachine {
         Ok(machine)
     }
 
-    /// Whether it has room for this value.
+    /// Whether the machine has a place for this value.
     fn has(&self, c: &Compiled, v: ValueId) -> bool {
         c.layout.locations[v.0 as usize].is_some_and(|location| self.arenas.contains_key(&location.region))
     }
 
-    /// As [`CpuMachine::on`], for other programs whose regions of what outlasts a step are the same, and their memory is this
-    /// machine's. Where that is shared, `backing` is the same memory.
+    /// As [`CpuMachine::on`], for other programs with the same regions that outlast a step; takes over this machine's
+    /// memory for them. If that memory is shared, `backing` names the same memory.
     ///
     /// # Errors
     /// As [`CpuMachine::on`].
@@ -115,7 +115,7 @@ impl CpuMachine {
     /// As [`CpuMachine::on`], with all regions in shared memory, from `first` on: see [`CpuMachine::bytes_within`].
     ///
     /// # Panics
-    /// If there is not so much of it.
+    /// If `memory` is smaller.
     pub(crate) fn within(programs: &[&Compiled], memory: &SharedArena, first: usize) -> CpuMachine {
         let mut offset = first;
         let region = |region| {
@@ -132,7 +132,7 @@ impl CpuMachine {
         REGIONS.into_iter().map(|region| Arena::shared_bytes(region_bytes(programs, region))).sum()
     }
 
-    /// The same memory where another mapping has it: what lies in shared memory is there at another address.
+    /// Moves the regions in shared memory to the addresses of another mapping of the same memory.
     ///
     /// # Panics
     /// If `memory` is smaller.
@@ -149,18 +149,18 @@ impl CpuMachine {
         REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
     }
 
-    /// Bytes of all regions as they were allocated, those in shared memory and in a file included.
+    /// Allocated bytes of all regions, including regions in shared memory and in a file.
     fn allocated_bytes(&self) -> usize {
         self.arenas.values().map(Arena::len).sum()
     }
 
-    /// Bytes of the regions that lie in shared memory where a machine gets any.
+    /// Bytes of the regions that lie in shared memory when a machine gets any.
     pub(crate) fn shared_bytes(programs: &[&Compiled]) -> usize {
         let of_region = |region: Region| Arena::shared_bytes(region_bytes(programs, region));
         shared_regions(programs).into_iter().map(of_region).sum()
     }
 
-    /// The regions of what outlasts a step: bytes, and whether they lie in shared memory where a machine gets any.
+    /// The regions that outlast a step: bytes, and whether they lie in shared memory when a machine gets any.
     pub(crate) fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
         let is_shared = shared_regions(programs);
         LASTING.map(|region| (region_bytes(programs, region), is_shared.contains(&region)))
@@ -177,12 +177,12 @@ impl CpuMachine {
     /// If `T` is not as wide as the value's elements, or the value has no place.
     fn read<T: Pod>(&self, c: &Compiled, v: ValueId) -> &[T] {
         let buffer = self.checked::<T>(c, v);
-        // SAFETY: no program runs on this machine while `self` is borrowed, and writers borrow it mutably. Where the value lies
-        // in a shared arena, whoever took that promised that no other machine in it is used meanwhile (`SharedArena::new`).
+        // SAFETY: no program runs on this machine while `self` is borrowed, and writers borrow it mutably. For a shared
+        // arena, the caller of `SharedArena::new` promised that no other machine in it is used meanwhile.
         unsafe { buffer.slice() }
     }
 
-    /// The elements of a value, to be written by the host.
+    /// The elements of a value, mutable.
     ///
     /// # Panics
     /// As [`CpuMachine::read`].
@@ -213,7 +213,7 @@ impl CpuMachine {
 
     fn buffer(&self, c: &Compiled, v: ValueId) -> Buffer {
         let value = c.program.value(v);
-        let location = c.layout.locations[v.0 as usize].expect("the memory pass places every value that is touched");
+        let location = c.layout.locations[v.0 as usize].expect("the memory pass places every accessed value");
         let arena = &self.arenas[&location.region];
         assert!(location.offset + value.size_bytes() <= arena.len(), "a place lies inside its region");
         Buffer {
@@ -225,7 +225,7 @@ impl CpuMachine {
         }
     }
 
-    /// The working space of the operations.
+    /// The scratch of the operations.
     fn scratch(&mut self, c: &Compiled) -> *mut [u8] {
         let (offset, bytes) = c.layout.scratch;
         let arena = &self.arenas[&Region::Work];
@@ -235,7 +235,7 @@ impl CpuMachine {
     }
 }
 
-/// Counts progress, and stops at once if the results are no longer needed.
+/// Counts progress, and stops the run if its world has ended.
 fn end_of_instruction(groups: &Groups) -> Result<(), ExecError> {
     groups.progress_counter().tick();
     if groups.progress_counter().is_left() { Err(ExecError::Left) } else { Ok(()) }
@@ -244,15 +244,15 @@ fn end_of_instruction(groups: &Groups) -> Result<(), ExecError> {
 const REGIONS: [Region; 5] =
     [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
 
-/// What outlasts a step.
+/// The regions that outlast a step.
 const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
 
 fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
     programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0)
 }
 
-/// Regions in which an operand or a result of a collective lies; that of what lives within a step in any case, so that one
-/// that loses its peers keeps it where it is.
+/// Regions that hold operands or results of collectives. Always includes the work region, so that it stays in place
+/// when a rank loses its peers.
 fn shared_regions(programs: &[&Compiled]) -> BTreeSet<Region> {
     let mut regions = BTreeSet::from([Region::Work]);
     for c in programs {

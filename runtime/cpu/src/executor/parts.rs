@@ -1,4 +1,4 @@
-//! Operations that only occur where several ranks share a model.
+//! Operations of programs in which several ranks share a model.
 
 use super::buffer::Buffer;
 use super::instr::{MAX_OPERANDS, Operands, copy, f32s, heads_of};
@@ -13,10 +13,10 @@ use phalanx_strategies::program::{AttentionPart, DType, VocabShard};
 use phalanx_strategies::tree::Step;
 use rayon::prelude::*;
 
-/// In which order the nodes of a tree are summed.
+/// The order of a sum over the nodes of a tree.
 #[derive(Debug)]
 pub(super) struct SumPlan {
-    /// Of each node: the rank that sends it, and which of that rank's nodes it is.
+    /// For each node: the rank that sends it, and the node's index among that rank's nodes.
     senders: Vec<(usize, usize)>,
     steps: Vec<Step>,
 }
@@ -36,7 +36,7 @@ impl SumPlan {
         const BLOCK: usize = 4096;
         /// Elements of a partial sum.
         const LANE: usize = 256;
-        /// Partial sums at a time: a tree of 2^31 leaves is as deep.
+        /// Most partial sums at a time: the depth of a tree of 2^31 leaves.
         const DEPTH: usize = 32;
         let n_all = sum.len();
         let partial_sums = || [[0.0f32; LANE]; DEPTH];
@@ -66,11 +66,11 @@ impl SumPlan {
 }
 
 /// # Safety
-/// All functions here: the operands are those of a verified instruction, with the aliasing that [`super`] describes.
+/// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
     pub(super) unsafe fn cross_entropy_stats(&mut self, vocab: VocabShard) {
-        // SAFETY: the statistics lie apart from the logits and labels, which are only read (`Op::in_place_pairs` names no
-        // pair).
+        // SAFETY: the statistics do not overlap the logits and labels, which are only read (`Op::in_place_pairs` names
+        // no pair).
         unsafe {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
             let stats = self.writes[0].slice_mut();
@@ -79,7 +79,8 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn split_columns(&mut self) {
-        // SAFETY: the two results and the operand lie apart, so each slice is the only one of its buffer that is written.
+        // SAFETY: the two results and the operand do not overlap, so each written slice is the only slice of its
+        // buffer.
         unsafe {
             let (x, parts) = (self.reads[0], [self.writes[0], self.writes[1]]);
             let mut first = 0;
@@ -93,9 +94,9 @@ impl Operands<'_> {
         }
     }
 
-    /// Gradients come in f32, whatever the whole is stored in.
+    /// The parts are f32 gradients for every storage type of the whole.
     pub(super) unsafe fn join_columns(&mut self) {
-        // SAFETY: both parts lie apart from the whole; the loop holds one mutable slice of the whole at a time.
+        // SAFETY: neither part overlaps the whole; the loop holds one mutable slice of the whole at a time.
         unsafe {
             let x = self.writes[0];
             let mut first = 0;
@@ -104,18 +105,18 @@ impl Operands<'_> {
                     (DType::F32, DType::F32) => {
                         copy_columns::<f32>((part.slice(), part.cols, 0), (x.slice_mut(), x.cols, first), part.cols);
                     }
-                    (_, DType::Bf16) => place::<bf16>(part.slice(), part.cols, x.slice_mut(), x.cols, first),
-                    _ => place::<f16>(part.slice(), part.cols, x.slice_mut(), x.cols, first),
+                    (_, DType::Bf16) => write_columns::<bf16>(part.slice(), part.cols, x.slice_mut(), x.cols, first),
+                    _ => write_columns::<f16>(part.slice(), part.cols, x.slice_mut(), x.cols, first),
                 }
                 first += part.cols;
             }
         }
     }
 
-    /// The keys of each rank in turn.
+    /// Runs attention to the keys of each rank in turn.
     pub(super) unsafe fn attention_part<T: Float>(&mut self, part: &AttentionPart) {
-        // SAFETY: `o` and `lse` may be the carried operands (3 and 4), which nothing reads after `copy`; all others lie
-        // apart.
+        // SAFETY: `o` and `lse` may be the carried operands (3 and 4), which are not read after `copy`; no others
+        // overlap.
         unsafe {
             let (o, lse) = (self.writes[0], self.writes[1]);
             if part.carried {
@@ -146,7 +147,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn attention_part_backward<T: Float>(&mut self, part: &AttentionPart, q0: bool, kv0: bool) {
-        // SAFETY: `dq` and `dkv` may be the carried operands, which nothing reads after `start_from`; all others lie apart.
+        // SAFETY: `dq` and `dkv` may be the carried operands, which are not read after `start_from`; no others overlap.
         unsafe {
             let (dq, dkv) = (self.writes[0], self.writes[1]);
             start_from(q0.then(|| self.reads[6]), dq);
@@ -167,7 +168,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn add_bias<Y: Float>(&mut self) {
-        // SAFETY: the result may be operand 0, which nothing reads after `copy`; the bias lies apart.
+        // SAFETY: the result may be operand 0, which is not read after `copy`; the bias does not overlap it.
         unsafe {
             let (x, bias, y) = (self.reads[0], self.reads[1].slice::<f32>(), self.writes[0]);
             copy(x, y);
@@ -175,10 +176,10 @@ impl Operands<'_> {
         }
     }
 
-    /// The part of each node of each rank, by rank within an operand, summed along the tree.
+    /// Sums the nodes of all ranks along the tree; an operand holds one node of each rank, by rank.
     pub(super) unsafe fn tree_sum(&mut self, plan: &SumPlan) {
         let mut nodes: [&[f32]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-        // SAFETY: the sum lies apart from all operands, which are only read (`Op::in_place_pairs` names no pair).
+        // SAFETY: the sum overlaps no operand, and operands are only read (`Op::in_place_pairs` names no pair).
         unsafe {
             nodes.iter_mut().zip(self.reads).for_each(|(node, read)| *node = read.slice::<f32>());
             plan.sum(&nodes[..self.reads.len()], self.writes[0].slice_mut::<f32>());
@@ -186,7 +187,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn slice(&mut self, start: usize) {
-        // SAFETY: the result lies apart from the operand (`Op::in_place_pairs` names no pair).
+        // SAFETY: the result does not overlap the operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let to = self.writes[0].slice_mut::<f32>();
             let from = self.reads[0].slice::<f32>();
@@ -195,7 +196,7 @@ impl Operands<'_> {
     }
 
     pub(super) unsafe fn paste(&mut self, start: usize) {
-        // SAFETY: the result may be operand 0, which nothing reads after `copy`; the part lies apart.
+        // SAFETY: the result may be operand 0, which is not read after `copy`; the part does not overlap it.
         unsafe {
             copy(self.reads[0], self.writes[0]);
             let part = self.reads[1].slice::<f32>();
@@ -204,7 +205,7 @@ impl Operands<'_> {
     }
 }
 
-/// What a sum starts from: an earlier one, or zero.
+/// Initialises a sum: with an earlier sum, or with zeros.
 ///
 /// # Safety
 /// As [`copy`].
@@ -223,19 +224,19 @@ pub(super) const fn shape_of_part(part: &AttentionPart) -> PartShape {
     PartShape { heads, n_queries: n, n_keys: n, window: part.heads.window, scale: part.heads.scale }
 }
 
-/// Bytes of working space of attention to a part, besides its kernel's: where each token stands in its row.
+/// Bytes of scratch for the token indexes of attention to a part, besides the kernel's own scratch.
 pub(super) const fn index_bytes(n_tokens: usize) -> usize {
     (2 * n_tokens * size_of::<i32>()).next_multiple_of(64)
 }
 
-/// Indexes of queries and of keys, and the rest of the scratch.
+/// Divides the scratch into indexes of queries, indexes of keys, and the kernel's scratch.
 fn indexes(scratch: &mut [u8], n: usize) -> (&mut [i32], &mut [i32], &mut [f32]) {
     let (front, rest) = scratch.split_at_mut(index_bytes(n));
     let (queries, keys) = bytemuck::cast_slice_mut(front).split_at_mut(n);
     (queries, &mut keys[..n], f32s(rest))
 }
 
-/// Index of each token of a context-parallel rank in its row.
+/// Fills in the index of each token of a context-parallel rank in its row.
 fn fill_index(part: &AttentionPart, rank: usize, index: &mut [i32]) {
     let n = part.heads.seq_len;
     for row in index.chunks_exact_mut(n) {
@@ -244,8 +245,8 @@ fn fill_index(part: &AttentionPart, rank: usize, index: &mut [i32]) {
     }
 }
 
-/// Writes narrowed columns into a wider matrix.
-fn place<T: Float>(from: &[f32], from_columns: usize, to: &mut [T], to_columns: usize, first: usize) {
+/// Rounds columns to `T` and writes them into a wider matrix.
+fn write_columns<T: Float>(from: &[f32], from_columns: usize, to: &mut [T], to_columns: usize, first: usize) {
     for (to, from) in to.chunks_exact_mut(to_columns).zip(from.chunks_exact(from_columns)) {
         for (to, from) in to[first..].iter_mut().zip(from) {
             *to = T::from_f32(*from);
@@ -258,8 +259,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_along_a_tree_has_the_bits_of_the_tree_in_every_element() {
-        // More than a task, and no multiple of a partial sum.
+    fn tree_sum_has_the_bits_of_a_sequential_tree_in_every_element() {
+        // Longer than a task, and not a multiple of a partial sum.
         const N: usize = 9001;
         for (n_leaves, n_ranks) in [(1, 1), (2, 2), (8, 3), (13, 5), (64, 7)] {
             let plan = SumPlan::new(n_leaves, n_ranks);

@@ -26,7 +26,7 @@ const fn storage(dtype: DType) -> Storage {
     }
 }
 
-/// Working space of a product.
+/// Bytes of scratch of a product.
 pub(super) fn product_scratch(p: &Program, m: &MatMul, a: ValueId, c: ValueId) -> usize {
     let shape = |v: ValueId| (p.value(v).n_rows(), p.value(v).n_columns());
     let (rows, n, k) = sizes(m, shape(a), shape(c));

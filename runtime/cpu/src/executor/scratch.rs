@@ -1,4 +1,4 @@
-//! What the compiler asks of this machine: the working space that each instruction needs.
+//! Bytes of scratch of each instruction, for the compiler.
 
 use super::instr::{heads_of, shape_of};
 use super::parts::{index_bytes, shape_of_part};
@@ -8,7 +8,7 @@ use crate::kernels::{attention, attention_backward, head_norm, layer_norm, qk_no
 use crate::thread::available_threads;
 use phalanx_strategies::program::{Instr, NormKind, Op, Program};
 
-/// Bytes of working space of one instruction.
+/// Bytes of scratch of one instruction.
 pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
     let value = |i: usize| p.value(instr.reads[i]);
     let f32s = |n: usize| n * size_of::<f32>();

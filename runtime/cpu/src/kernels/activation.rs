@@ -32,7 +32,7 @@ pub fn swiglu_backward<X: Float, Y: Float>(gate_up: &[X], dact: &[Y], n_columns:
         .for_each(|((dgate_up, gate_up), dact)| swiglu_backward_rows(gate_up, dact, n_columns, dgate_up));
 }
 
-/// [`swiglu_backward`] whose result takes the place of `gate_up`.
+/// [`swiglu_backward`] whose result overwrites `gate_up`.
 pub fn swiglu_backward_in_place<X: Float, Y: Float>(gate_up: &mut [X], dact: &[Y], n_columns: usize) {
     let len = rows_per_task(n_columns) * n_columns.max(1);
     assert_eq!(gate_up.len(), 2 * dact.len());
@@ -61,7 +61,7 @@ pub fn gelu_backward<X: Float, Y: Float>(x: &[X], dy: &[Y], dx: &mut [X]) {
     dx.par_chunks_mut(CHUNK).zip(operands).for_each(|(dx, (x, dy))| gelu_backward_chunk(x, dy, dx));
 }
 
-/// Elements of one vector of f32 at most.
+/// Most f32 elements of one vector.
 const LANES: usize = 16;
 
 #[inline(always)]
@@ -71,7 +71,7 @@ fn swiglu_gradient(gate: f32, up: f32, dact: f32) -> (f32, f32) {
     (dact * up * (s + silu * (1.0 - s)), dact * silu)
 }
 
-/// `(2 u, 2 du/dx)`: since `1 + tanh(u) = 2 sigmoid(2 u)`, both directions need twice the argument.
+/// `(2 u, 2 du/dx)`: as `1 + tanh(u) = 2 sigmoid(2 u)`, forward and backward need twice the argument.
 #[inline(always)]
 fn gelu_argument(x: f32) -> (f32, f32) {
     // 2 sqrt(2/π) = (2/sqrt(π)) sqrt(2)
@@ -109,8 +109,8 @@ simd! {
     fn swiglu_backward_rows_in_place<X: Float, Y: Float>(gate_up: &mut [X], dact: &[Y], f: usize) {
         for (gate_up, dact) in gate_up.chunks_exact_mut(2 * f).zip(dact.chunks_exact(f)) {
             let (gate, up) = gate_up.split_at_mut(f);
-            // Lane by lane through arrays of a fixed length: where three slices are read and two of them written, the
-            // compiler makes vectors of nothing less.
+            // Arrays of a fixed length: with three slices read and two of them written, the compiler vectorises no
+            // simpler form.
             let whole = f - f % LANES;
             let lanes = gate[..whole].chunks_exact_mut(LANES).zip(up[..whole].chunks_exact_mut(LANES));
             for ((gate, up), dact) in lanes.zip(dact.chunks_exact(LANES)) {

@@ -1,4 +1,4 @@
-//! Causal grouped-query attention that never holds the matrix of scores, over rows that are here as a whole.
+//! Causal grouped-query attention over whole rows, without a matrix of scores in memory.
 //!
 //! Legend: `t` query token, `j` key token, both counted within a row of the batch.
 
@@ -17,20 +17,20 @@ pub struct Shape {
     pub heads: Heads,
     /// Tokens `S` of a row of the batch.
     pub seq_len: usize,
-    /// Token `t` sees `j > t - window` only.
+    /// Token `t` sees only `j > t - window`.
     pub window: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
 }
 
 impl Shape {
-    /// The row as its only part.
+    /// A whole row as one part.
     pub(super) fn as_part(&self) -> PartShape {
         let Shape { heads, seq_len, window, scale } = *self;
         PartShape { heads, n_queries: seq_len, n_keys: seq_len, window, scale }
     }
 
-    /// What attention over whole rows reads.
+    /// The operands of attention over whole rows.
     pub(super) fn operands<'a, T: Float>(&self, qkv: &'a [T], doc_start: &'a [i32]) -> Operands<'a, T> {
         assert!(qkv.len() == doc_start.len() * self.heads.columns() && self.window != Some(0));
         for (token, start) in doc_start.iter().enumerate() {
@@ -41,7 +41,7 @@ impl Shape {
     }
 }
 
-/// Length of the scratch of [`attention`] for as many threads.
+/// Length of the scratch of [`attention`] for `n_threads` threads.
 pub fn attention_scratch_len(shape: &Shape, n_threads: usize) -> usize {
     n_threads.max(1) * slot_len(&shape.as_part())
 }
@@ -52,7 +52,7 @@ pub fn attention_scratch_len(shape: &Shape, n_threads: usize) -> usize {
 ///
 /// # Shapes
 /// `qkv: [B S, (H + 2 K) D]`, `doc_start: [B S]` (index within the row), `o: [B S, H D]`, `lse: [B S, H]`,
-/// `scratch: [attention_scratch_len]`: its length bounds the number of threads that are used.
+/// `scratch: [attention_scratch_len]`: its length bounds the number of threads.
 ///
 /// # Panics
 /// If a token does not see itself, or the scratch is too short for one thread.
@@ -81,7 +81,7 @@ mod tests {
         (0..n).map(|i| (i % seq_len / document * document) as i32).collect()
     }
 
-    /// Attention as it is defined, in f64: outputs, then log-sum-exp.
+    /// Attention by its definition, in f64: outputs, then log-sum-exp.
     fn reference(shape: &Shape, qkv: &[f64], doc_start: &[i32]) -> (Vec<f64>, Vec<f64>) {
         let Heads { n_heads: h, n_kv_heads: kv, head_dim: d } = shape.heads;
         let (ld, n) = (shape.heads.columns(), doc_start.len());
@@ -190,7 +190,7 @@ mod tests {
         let dqkv = backward(&shape, &qkv, &doc_start, &dout);
 
         close(&o, &wide(&forward(&shape, &widened(&qkv), &doc_start).0), rounding);
-        // `delta` is taken from the rounded output, hence twice the rounding of one operation.
+        // `delta` is computed from the rounded output, hence twice the rounding of one operation.
         let expected = backward(&shape, &widened(&qkv), &doc_start, &widened(&dout));
         close(&dqkv, &wide(&expected), 2.0 * rounding);
     }

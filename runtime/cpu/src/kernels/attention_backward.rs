@@ -1,9 +1,9 @@
 //! Adjoint of attention. Source: Dao 2023, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 //!
 //! With the weights `p = e^(scale q·k - lse)` and `delta = do·o`: `dv_j = Σ_t p do_t`, `ds = p (do·v_j - delta)`,
-//! `dq = scale Σ_j ds k_j`, `dk = scale Σ_t ds q_t`. We differ in that a task is a key/value head with the queries of its
-//! whole group in the outer loop: its key and value gradients are summed in one place and one order, without atomics.
-//! Since `lse` and `delta` are of whole rows, the parts of a row may be done one by one, in any order.
+//! `dq = scale Σ_j ds k_j`, `dk = scale Σ_t ds q_t`. We differ: a task is a key/value head, with all queries of its
+//! group in the outer loop, so key and value gradients are summed in one fixed order without atomics. Since `lse` and
+//! `delta` belong to whole rows, the parts of a row can be processed one by one, in any order.
 #![allow(unsafe_code)] // Tasks write disjoint columns of the gradients.
 
 use super::Heads;
@@ -18,7 +18,7 @@ use super::tile::{Multiplier, Strided, VECTOR, pack};
 use super::transpose::transpose;
 use phalanx_device::float::Float;
 
-/// Length of the scratch of [`attention_backward`] for as many threads.
+/// Length of the scratch of [`attention_backward`] for `n_threads` threads.
 pub fn attention_backward_scratch_len(shape: &Shape, n_threads: usize) -> usize {
     n_threads.max(1) * slot_len(&shape.as_part())
 }
@@ -32,7 +32,7 @@ pub(super) fn slot_len(shape: &PartShape) -> usize {
 ///
 /// # Shapes
 /// `qkv, dqkv: [B S, (H + 2 K) D]`, `doc_start: [B S]`, `o, dout: [B S, H D]`, `lse: [B S, H]`,
-/// `scratch: [attention_backward_scratch_len]`: its length bounds the number of threads that are used.
+/// `scratch: [attention_backward_scratch_len]`: its length bounds the number of threads.
 ///
 /// # Panics
 /// If a token does not see itself, or the scratch is too short for one thread.
@@ -52,20 +52,20 @@ pub fn attention_backward<T: Float>(
     backward(&shape.operands(qkv, doc_start), &Known { o, lse, dout }, &gradients, scratch);
 }
 
-/// What is known of the outputs: `o, dout: [N, H D]`, `lse: [N, H]`, of whole rows of the batch.
+/// The outputs of whole rows of the batch and their gradients: `o, dout: [N, H D]`, `lse: [N, H]`.
 pub(super) struct Known<'a, O> {
     pub o: &'a [O],
     pub lse: &'a [f32],
     pub dout: &'a [O],
 }
 
-/// Where the gradients go: the first `H D` columns of the rows of `dq`, the last `2 K D` of the rows of `dkv`.
+/// Destination of the gradients: the first `H D` columns of `dq`, the last `2 K D` columns of `dkv`.
 pub(super) struct Gradients<'a, O> {
     pub dq: Shared<'a, O>,
     pub dq_columns: usize,
     pub dkv: Shared<'a, O>,
     pub dkv_columns: usize,
-    /// They are added to what is there.
+    /// Whether gradients are added to existing values.
     pub accumulate: bool,
 }
 
@@ -101,7 +101,7 @@ struct KeyValues<'a> {
     dv: &'a mut [f32],
 }
 
-/// What is known of a block of queries: `[BLOCK, padded D]` as it lies, `[D, BLOCK]` transposed (`_t`).
+/// A block of queries: `[BLOCK, padded D]`, or `[D, BLOCK]` transposed (`_t`).
 struct Queries<'a> {
     n: usize,
     q: &'a mut [f32],
@@ -142,7 +142,7 @@ impl<T: Float, O: Float> Pass<'_, T, O> {
         let column = key_column(*dkv_columns, shape.heads, kv_head);
         for j in 0..shape.n_keys {
             let first = (self.row * shape.n_keys + j) * dkv_columns + column;
-            // SAFETY: this task alone has the columns of this key head and of this value head in this row.
+            // SAFETY: only this task accesses the columns of this key head and this value head in this row.
             let (dk, dv) = unsafe { (dkv.part(first, d), dkv.part(first + shape.heads.n_kv_heads * d, d)) };
             put(&kvs.dk[j * dp..j * dp + d], dk, *accumulate);
             put(&kvs.dv[j * dp..j * dp + d], dv, *accumulate);
@@ -190,7 +190,7 @@ impl<T: Float, O: Float> Pass<'_, T, O> {
         }
         for i in 0..n {
             let first = (self.row * shape.n_queries + t0 + i) * dq_columns + head * d;
-            // SAFETY: the task of this head's group alone has the columns of this query head in this row.
+            // SAFETY: only the task of this head's group accesses the columns of this query head in this row.
             put(&queries.dq[i * dp..i * dp + d], unsafe { dq.part(first, d) }, *accumulate);
         }
     }
@@ -212,8 +212,8 @@ impl<T: Float, O: Float> Pass<'_, T, O> {
     }
 }
 
-/// A tile of scores `[keys, queries]`: the indexes of its keys, what hides some of them, the factor that is not in the
-/// queries already, and room for the weights and for the gradients.
+/// A tile of scores `[keys, queries]`: the indexes of its keys, the mask, the factor that the queries do not yet
+/// contain, and buffers for weights and gradients.
 struct Scores<'a> {
     indexes: &'a [i32],
     mask: Option<&'a Visible>,
@@ -222,7 +222,7 @@ struct Scores<'a> {
     ds: &'a mut [f32],
 }
 
-/// Adds what a block of queries and a block of keys owe each other.
+/// Adds the gradients of a block of queries and a block of keys.
 fn tile_adjoint(
     d: usize,
     multiplier: &mut Multiplier,
@@ -249,7 +249,7 @@ fn tile_adjoint(
 }
 
 simd! {
-    /// Scores to weights, and gradients of weights to gradients of scores, in place.
+    /// Turns scores into weights, and gradients of weights into gradients of scores, in place.
     fn score_gradients(
         weights: &mut [f32],
         ds: &mut [f32],

@@ -1,8 +1,8 @@
-//! One block of queries of one head against the keys that it sees, without a matrix of scores.
+//! Attention of one block of queries of one head to its visible keys, without a matrix of scores.
 //! Source: Dao 2023, FlashAttention-2 (arXiv:2307.08691), algorithm 1.
 //!
-//! We differ in the layout: tiles of scores are kept transposed, `[keys, queries]`, so that the softmax of a query runs
-//! down a column, sixteen queries to a register and no sum across one, and so that keys and values are used as they lie.
+//! We differ in the layout: tiles of scores are transposed, `[keys, queries]`, so that the softmax of a query runs down
+//! a column, with sixteen queries per register and no sum across a register, and keys and values are used as stored.
 #![allow(unsafe_code)] // Tasks write disjoint columns of the output.
 
 use super::Heads;
@@ -15,12 +15,12 @@ use super::tile::{Multiplier, Strided, VECTOR, pack};
 use super::transpose::transpose;
 use phalanx_device::float::Float;
 
-// Queries (as they lie, and transposed), keys, values, scores, output (transposed, and as it lies); packed operands.
+// Queries (as stored, and transposed), keys, values, scores, output (transposed, and as stored); packed operands.
 pub(super) fn slot_len(shape: &PartShape) -> usize {
     6 * BLOCK * shape.padded_dim() + BLOCK * BLOCK + shape.packed_len()
 }
 
-/// Attention of all queries, one task for each block of each head; merged with what `o` and `lse` hold if `carry`.
+/// Attention of all queries, one task for each block of each head; merged with the values in `o` and `lse` if `carry`.
 pub(super) fn forward<T: Float, O: Float>(
     operands: &Operands<T>,
     o: &mut [O],
@@ -34,7 +34,7 @@ pub(super) fn forward<T: Float, O: Float>(
     let (n_heads_of_all_rows, n_blocks) = (operands.n_rows * h, n_queries.div_ceil(BLOCK));
     let (o, lse) = (Shared::new(o), Shared::new(lse));
     for_each_task(n_heads_of_all_rows * n_blocks, scratch, slot_len(&operands.shape), |task, slot| {
-        // The last blocks see the most keys: begun first, they leave no thread with a long task at the end.
+        // The last blocks see the most keys: starting them first leaves no long task for the end.
         let t0 = (n_blocks - 1 - task / n_heads_of_all_rows) * BLOCK;
         let (row, head) = (task % n_heads_of_all_rows / h, task % h);
         let block = Block { row, head, t0, n: BLOCK.min(n_queries - t0) };
@@ -42,7 +42,7 @@ pub(super) fn forward<T: Float, O: Float>(
     });
 }
 
-/// Queries of a head that are done together.
+/// A block of queries of a head.
 struct Block {
     row: usize,
     head: usize,
@@ -55,7 +55,7 @@ struct Running<'a> {
     largest: [f32; BLOCK],
     total: [f32; BLOCK],
     o_t: &'a mut [f32],
-    /// Whether `o_t` holds anything.
+    /// Whether `o_t` holds values.
     begun: bool,
 }
 
@@ -115,7 +115,7 @@ impl Block {
         }
     }
 
-    /// Goes on from what the parts before have left: an average is a sum whose weights add up to 1.
+    /// Continues from the result over earlier parts: an average is a sum whose weights add up to 1.
     fn resume<O: Float>(
         &self,
         shape: &PartShape,
@@ -126,8 +126,8 @@ impl Block {
     ) {
         let (dp, d) = (shape.padded_dim(), shape.heads.head_dim);
         for i in 0..self.n {
-            // SAFETY: this task alone has the columns of this head in the rows of this block.
-            let (o, lse) = unsafe { self.place(shape, i, o, lse) };
+            // SAFETY: only this task accesses the columns of this head in the rows of this block.
+            let (o, lse) = unsafe { self.results_of(shape, i, o, lse) };
             pack(o, d, 1, d, 1.0, &mut o_rows[i * dp..(i + 1) * dp], dp);
             running.largest[i] = *lse;
             running.total[i] = if *lse == f32::NEG_INFINITY { 0.0 } else { 1.0 };
@@ -147,26 +147,26 @@ impl Block {
         let Running { largest, total, o_t, begun } = running;
         let (dp, d) = (shape.padded_dim(), shape.heads.head_dim);
         if begun {
-            // A query that has seen nothing has a sum of nothing, which stays 0.
+            // A query without visible keys has a total of 0 and an output of 0.
             scale_columns(o_t, d, self.n, &total.map(|x| if x == 0.0 { 0.0 } else { 1.0 / x }));
             transpose(o_t, BLOCK, d, self.n, o_rows, dp);
         } else {
             o_rows.fill(0.0);
         }
         for i in 0..self.n {
-            // SAFETY: this task alone has the columns of this head in the rows of this block.
-            let (o, lse) = unsafe { self.place(shape, i, o, lse) };
+            // SAFETY: only this task accesses the columns of this head in the rows of this block.
+            let (o, lse) = unsafe { self.results_of(shape, i, o, lse) };
             narrow(&o_rows[i * dp..i * dp + d], o);
             *lse = largest[i] + total[i].ln();
         }
     }
 
-    /// Where the results of query `i` are.
+    /// The result buffers of query `i`.
     ///
     /// # Safety
-    /// While they live, nothing else may refer to the columns of this head in this row of `o` and `lse`.
+    /// While they live, no other reference to the columns of this head in this row of `o` and `lse` exists.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn place<'s, O>(
+    unsafe fn results_of<'s, O>(
         &self,
         shape: &PartShape,
         i: usize,
@@ -190,8 +190,8 @@ simd! {
 }
 
 simd! {
-    /// Turns a tile of scores `[keys, queries]` into weights relative to the largest score so far, and returns the factor
-    /// by which what was summed before shrinks. A hidden key gets a weight of exactly 0; without a mask none is hidden.
+    /// Turns a tile of scores `[keys, queries]` into weights relative to the largest score so far, and returns the
+    /// factor that rescales the earlier sums. A hidden key gets a weight of exactly 0; without a mask none is hidden.
     fn online_softmax(
         scores: &mut [f32],
         indexes: &[i32],

@@ -1,7 +1,7 @@
-//! What attention reads: queries, keys and values as they lie in memory, and who sees whom.
+//! The operands of attention: queries, keys and values as stored, and their visibility.
 //!
-//! Legend: `t` query token, `j` key token, both counted from the start of what the row holds here; *index*: place of a
-//! token in the whole row of the batch.
+//! Legend: `t` query token, `j` key token, both counted over the local tokens of the row; *index*: position of a token
+//! in the whole row of the batch.
 
 use super::Heads;
 use super::attention_part::PartShape;
@@ -15,14 +15,14 @@ pub(super) const BLOCK: usize = 64;
 /// Indexes of the tokens of all rows.
 #[derive(Clone, Copy)]
 pub(super) enum Index<'a> {
-    /// The whole row is here: token `t` has index `t`.
+    /// The whole row is local: token `t` has index `t`.
     Whole,
-    /// One for each token.
+    /// One index for each token.
     Given(&'a [i32]),
 }
 
 impl Index<'_> {
-    /// Indexes of `n` tokens from `start` on, of a row that begins at `row_start`.
+    /// Indexes of the `n` tokens from `start` on, in a row that begins at `row_start`.
     fn block(&self, row_start: usize, start: usize, n: usize) -> [i32; BLOCK] {
         match self {
             Index::Whole => std::array::from_fn(|i| (start + i) as i32),
@@ -35,16 +35,16 @@ impl Index<'_> {
     }
 }
 
-/// The indexes that each query of a block sees: `from[i] ..= to[i]`; nothing for columns beyond the block.
+/// The indexes that each query of a block sees: `from[i] ..= to[i]`; empty for columns beyond the block.
 pub(super) struct Visible {
     pub from: [i32; BLOCK],
     pub to: [i32; BLOCK],
-    // What any of the queries sees, and what all of them see.
+    // The union and the intersection of what the queries see.
     any: (i32, i32),
     all: (i32, i32),
 }
 
-/// How much of a tile of scores is seen.
+/// The visible share of a tile of scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cover {
     Nothing,
@@ -65,7 +65,7 @@ impl Visible {
         Visible { from, to, any, all }
     }
 
-    /// What the queries of the block see of keys with these indexes; `Some` if it is not known to be less or more.
+    /// The visible share of keys with these indexes; `Some` if neither `Nothing` nor `Everything` is certain.
     pub fn cover(&self, keys: &[i32]) -> Cover {
         let (first, last) = range_of(keys);
         if last < self.any.0 || first > self.any.1 {
@@ -78,13 +78,13 @@ impl Visible {
     }
 }
 
-/// Least and greatest.
+/// The least and the greatest index.
 fn range_of(index: &[i32]) -> (i32, i32) {
     index.iter().fold((i32::MAX, i32::MIN), |(least, greatest), i| (least.min(*i), greatest.max(*i)))
 }
 
-/// Inputs of attention. Queries are the first `H D` columns of the rows of `q`, keys and values the last `2 K D` of the
-/// rows of `kv`: packed qkv and bare blocks alike.
+/// Inputs of attention. Queries are the first `H D` columns of the rows of `q`, keys and values the last `2 K D`
+/// columns of the rows of `kv`, for packed qkv and bare blocks.
 pub(super) struct Operands<'a, T> {
     pub shape: PartShape,
     /// Rows of the batch.
@@ -106,13 +106,13 @@ impl<'a, T: Float> Operands<'a, T> {
         (q_index, kv_index): (Index<'a>, Index<'a>),
         doc_start: &'a [i32],
     ) -> Operands<'a, T> {
-        // A part may have no token at all: then the other one tells the number of rows.
+        // A part may have no queries; then the keys determine the number of rows.
         let n_rows = match kv_index {
             Index::Given(index) if shape.n_queries == 0 => index.len() / shape.n_keys.max(1),
             _ => doc_start.len() / shape.n_queries.max(1),
         };
         let (n_queries, n_keys) = (n_rows * shape.n_queries, n_rows * shape.n_keys);
-        assert_eq!(doc_start.len(), n_queries, "as many starts of documents as queries");
+        assert_eq!(doc_start.len(), n_queries, "every query has a document start");
         for (index, n) in [(q_index, n_queries), (kv_index, n_keys)] {
             assert!(matches!(index, Index::Whole) || matches!(index, Index::Given(index) if index.len() == n));
         }
@@ -122,14 +122,14 @@ impl<'a, T: Float> Operands<'a, T> {
         Operands { shape, n_rows, q, q_columns, kv, kv_columns, q_index, kv_index, doc_start }
     }
 
-    /// What `n` queries from `t0` on see.
+    /// The visibility of the `n` queries from `t0` on.
     pub fn visible(&self, row: usize, t0: usize, n: usize) -> Visible {
         let row_start = row * self.shape.n_queries;
         let index = self.q_index.block(row_start, t0, n);
         Visible::new(self.shape.window, &index[..n], &self.doc_start[row_start + t0..][..n])
     }
 
-    /// The keys among which those that a block of queries sees are to be looked for.
+    /// The range of keys that may contain keys visible to a block of queries.
     pub fn candidates(&self, visible: &Visible) -> Range<usize> {
         match self.kv_index {
             Index::Whole => visible.any.0 as usize..(visible.any.1 as usize + 1).min(self.shape.n_keys),
@@ -142,7 +142,7 @@ impl<'a, T: Float> Operands<'a, T> {
         self.kv_index.block(row * self.shape.n_keys, j0, n)
     }
 
-    /// Whether any query of the row may see any key of it.
+    /// Whether any query of the row may see any local key.
     pub fn sees_anything(&self, row: usize) -> bool {
         let PartShape { n_queries, n_keys, .. } = self.shape;
         match self.kv_index {
@@ -194,7 +194,10 @@ pub(super) fn key_column(n_columns: usize, heads: Heads, kv_head: usize) -> usiz
 /// Columns of a matrix of `len` elements in `n` rows.
 pub(super) fn columns_of(len: usize, n: usize, least: usize) -> usize {
     let n_columns = len.checked_div(n).unwrap_or(least);
-    assert!(n_columns >= least && len == n * n_columns, "{len} elements are not {n} rows of at least {least}");
+    assert!(
+        n_columns >= least && len == n * n_columns,
+        "{len} elements do not divide into {n} rows of at least {least} columns"
+    );
     n_columns
 }
 
@@ -205,7 +208,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cover_says_what_a_look_at_each_pair_says(
+        fn cover_agrees_with_the_visibility_of_each_pair(
             queries in proptest::collection::vec((0i32..60, 0i32..60), 1..5),
             keys in proptest::collection::vec(0i32..60, 1..5), window in proptest::option::of(1usize..40),
         ) {
@@ -219,7 +222,7 @@ mod tests {
             };
             let seen = (0..index.len()).flat_map(|i| keys.iter().map(move |j| sees(i, j)));
             let (n_seen, n) = (seen.filter(|seen| *seen).count(), index.len() * keys.len());
-            // Between the least and the greatest there may be gaps: `Some` is always allowed, the others are exact.
+            // Key indexes may have gaps, so `Some` is always allowed; the other covers are exact.
             prop_assert!(cover != Cover::Nothing || n_seen == 0);
             prop_assert_eq!(cover == Cover::Everything, n_seen == n);
         }

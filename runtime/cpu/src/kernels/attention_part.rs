@@ -1,11 +1,11 @@
-//! Attention of some queries to some keys of their rows, merged part by part into attention to whole rows.
-//! Source: Liu et al. 2023, Ring Attention (arXiv:2310.01889); the merge is that of Dao 2023, FlashAttention-2
-//! (arXiv:2307.08691), §2.3.1: with `lse` beside it, an average over some keys is all that is to be known of them.
+//! Attention of a part of the queries to a part of the keys, merged part by part into attention over whole rows.
+//! Source: Liu et al. 2023, Ring Attention (arXiv:2310.01889); the merge follows Dao 2023, FlashAttention-2
+//! (arXiv:2307.08691), §2.3.1: an average over a part of the keys and its `lse` suffice to merge the part.
 //!
-//! Every token comes with its index within the whole row, so that any placement of tokens is possible. Runs of
-//! ascending indexes are fast: a tile that no query sees costs a look at its indexes, one that all see needs no mask.
+//! Every token has its index within the whole row, so any placement of tokens is possible. Runs of ascending indexes
+//! are fast: a tile that no query sees costs one scan of its indexes, and a tile that all queries see needs no mask.
 //!
-//! Legend: `B` rows of the batch; `Nq = B n_queries` queries and `Nk = B n_keys` keys are here.
+//! Legend: `B` rows of the batch; `Nq = B n_queries` local queries and `Nk = B n_keys` local keys.
 
 use super::Heads;
 use super::attention_backward::{Gradients, Known, backward};
@@ -19,24 +19,24 @@ use phalanx_device::float::Float;
 pub struct PartShape {
     /// Heads of queries, and of keys and values.
     pub heads: Heads,
-    /// Queries of each row that are here.
+    /// Local queries of each row.
     pub n_queries: usize,
-    /// Keys of each row that are here.
+    /// Local keys of each row.
     pub n_keys: usize,
-    /// A query sees indexes above its own minus `window` only.
+    /// A query sees only indexes above its own minus `window`.
     pub window: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
 }
 
 impl PartShape {
-    /// The key/value head that serves a query head.
+    /// The key/value head of a query head.
     pub(super) fn kv_head(&self, head: usize) -> usize {
         head / (self.heads.n_heads / self.heads.n_kv_heads)
     }
 }
 
-/// Which tokens of their rows are here, and where the documents begin.
+/// Indexes of the local tokens in their rows, and the starts of their documents.
 #[derive(Clone, Copy, Debug)]
 pub struct Indexes<'a> {
     /// Index of each query, `[Nq]`.
@@ -47,29 +47,29 @@ pub struct Indexes<'a> {
     pub doc_start: &'a [i32],
 }
 
-/// Length of the scratch of [`attention_part`] for as many threads.
+/// Length of the scratch of [`attention_part`] for `n_threads` threads.
 pub fn attention_part_scratch_len(shape: &PartShape, n_threads: usize) -> usize {
     n_threads.max(1) * attention_forward::slot_len(shape)
 }
 
-/// Length of the scratch of [`attention_part_backward`] for as many threads.
+/// Length of the scratch of [`attention_part_backward`] for `n_threads` threads.
 pub fn attention_part_backward_scratch_len(shape: &PartShape, n_threads: usize) -> usize {
     n_threads.max(1) * attention_backward::slot_len(shape)
 }
 
-/// [`super::attention::attention`] of the queries here to the keys here: query `t` sees the keys `j` of its row with
+/// [`super::attention::attention`] of the local queries to the local keys: query `t` sees the keys `j` of its row with
 /// `max(doc_start[t], index[t] - window + 1) <= index[j] <= index[t]`.
 ///
-/// With `carry`, `o` and `lse` hold the result over other keys, and get the result over both. A query that has seen
-/// nothing has an output of 0 and an `lse` of minus infinity.
+/// With `carry`, `o` and `lse` hold the result over other keys, and become the result over both. A query without any
+/// visible key has an output of 0 and an `lse` of minus infinity.
 ///
 /// # Shapes
 /// `q: [Nq, H D or wider]` (queries are the first columns: packed qkv, or queries alone), `kv: [Nk, 2 K D or wider]`
 /// (keys and values are the last columns: packed qkv, or keys and values alone), `o: [Nq, H D]`, `lse: [Nq, H]`,
-/// `scratch: [attention_part_scratch_len]`: its length bounds the number of threads that are used.
+/// `scratch: [attention_part_scratch_len]`: its length bounds the number of threads.
 ///
 /// # Panics
-/// If a shape is not as said, or the scratch is too short for one thread.
+/// If a shape differs from the shapes above, or the scratch is too short for one thread.
 pub fn attention_part<T: Float>(
     shape: &PartShape,
     q: &[T],
@@ -83,16 +83,16 @@ pub fn attention_part<T: Float>(
     attention_forward::forward(&operands(shape, q, kv, indexes), o, lse, carry, scratch);
 }
 
-/// Adds to `dq` and `dkv` what the queries and keys here owe each other. `o` and `lse` are those over all keys of the
-/// row; the sum over the parts is the gradient of the whole.
+/// Adds the gradients of the local queries and keys to `dq` and `dkv`. `o` and `lse` are the results over all keys of
+/// the row; the sum over all parts is the gradient of the whole row.
 ///
 /// # Shapes
-/// `q, kv` as in [`attention_part`], `o, dout: [Nq, H D]`, `lse: [Nq, H]`, `dq: [Nq, H D or wider]` (the first columns
-/// are added to), `dkv: [Nk, 2 K D or wider]` (the last ones are), `scratch: [attention_part_backward_scratch_len]`:
-/// its length bounds the number of threads that are used.
+/// `q, kv` as in [`attention_part`], `o, dout: [Nq, H D]`, `lse: [Nq, H]`, `dq: [Nq, H D or wider]` (adds to the first
+/// columns), `dkv: [Nk, 2 K D or wider]` (adds to the last columns), `scratch: [attention_part_backward_scratch_len]`:
+/// its length bounds the number of threads.
 ///
 /// # Panics
-/// If a shape is not as said, or the scratch is too short for one thread.
+/// If a shape differs from the shapes above, or the scratch is too short for one thread.
 pub fn attention_part_backward<T: Float>(
     shape: &PartShape,
     q: &[T],
@@ -129,7 +129,7 @@ mod tests {
     use half::bf16;
     use proptest::prelude::*;
 
-    /// Rows whose tokens are spread over parts.
+    /// Rows whose tokens are divided among parts.
     struct Case {
         shape: Shape,
         qkv: Vec<f32>,
@@ -168,7 +168,7 @@ mod tests {
             (o, lse, dqkv)
         }
 
-        /// The rows of a matrix that the tokens of a part have.
+        /// The rows of a matrix for the tokens of a part.
         fn take<T: Copy>(&self, matrix: &[T], part: &[usize]) -> Vec<T> {
             let columns = matrix.len() / (ROWS * self.shape.seq_len);
             let tokens = (0..ROWS).flat_map(|row| part.iter().map(move |t| row * self.shape.seq_len + t));
@@ -187,7 +187,8 @@ mod tests {
             PartShape { n_queries: queries.len(), n_keys: keys.len(), ..self.shape.as_part() }
         }
 
-        /// What the ranks of a ring compute: each part's queries meet the keys of each part, its own first.
+        /// The computation of all ranks of a ring: attention of each part's queries to the keys of each part, its own
+        /// first.
         fn ring<T: Float>(&self) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
             let (n, n_parts, heads) = (self.doc_start.len(), self.parts.len(), self.shape.heads);
             let (mut o, mut lse) = (vec![f32::NAN; self.dout.len()], vec![f32::NAN; n * heads.n_heads]);
@@ -254,7 +255,7 @@ mod tests {
         (0..n).map(|part| order.iter().copied().filter(|t| part_of(t) == part).collect()).collect()
     }
 
-    // Rounding of f32 at scores of size up to 50, as of the whole kernel.
+    // Rounding of f32 at scores of size up to 50, as in the kernel for whole rows.
     const ROUNDING: f64 = 5e-6;
 
     fn ring_agrees_with_the_whole(case: &Case) {
@@ -299,21 +300,21 @@ mod tests {
     }
 
     #[test]
-    fn half_width_operands_lose_nothing_but_the_rounding_of_products() {
+    fn half_width_operands_differ_by_the_rounding_of_products_only() {
         let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 32 };
         let mut case = Case::new(heads, 200, None, zigzag(200, 2), 150);
         case.qkv = case.qkv.iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
 
         let (narrow, full) = (case.ring::<bf16>(), case.ring::<f32>());
 
-        // Weights, and gradients of scores, of which a sum of 200 has an error of some roots of 200.
+        // The error of a sum of 200 rounded weights or gradients of scores grows with the root of 200.
         let rounding = if fast_bf16() { 1.0 / 256.0 } else { 0.0 };
         close(&narrow.0, &wide(&full.0), rounding);
         close(&narrow.1, &wide(&full.1), ROUNDING);
         close(&narrow.2, &wide(&full.2), 4.0 * rounding);
     }
 
-    /// The queries of part 0 and the keys of part 1, `[Nk, 2 K D]` on their own or packed.
+    /// Attention of the queries of part 0 to the keys of part 1, bare (`[Nk, 2 K D]`) or packed.
     fn first_sees_second(case: &Case, bare: bool, carry: bool) -> [Vec<f32>; 4] {
         let Heads { n_heads: h, n_kv_heads: kv, head_dim: d } = case.shape.heads;
         let (part, keys) = (&case.parts[0], &case.parts[1]);
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_nobody_sees_change_nothing() {
+    fn keys_that_no_query_sees_change_nothing() {
         let heads = Heads { n_heads: 2, n_kv_heads: 1, head_dim: 24 };
         let parts = vec![(0..70).collect(), (70..150).collect()];
         let case = Case::new(heads, 150, None, parts, 1234);

@@ -1,15 +1,16 @@
-//! Blocks of rows and of columns, moved between matrices as they are.
+//! Copies of blocks of rows and columns between matrices.
 
 use super::parallel::{CHUNK, rows_per_task};
 use rayon::prelude::*;
 
-/// `to[t, to_first..to_first + len] = from[t, from_first..from_first + len]` for each row; the rest of `to` stays.
+/// `to[t, to_first..to_first + len] = from[t, from_first..from_first + len]` for each row; the rest of `to` is
+/// unchanged.
 ///
 /// # Shapes
 /// `from: [N, from_columns]`, `to: [N, to_columns]`.
 ///
 /// # Panics
-/// If the columns are not of the matrices, or the numbers of rows differ.
+/// If the columns exceed a matrix, or the numbers of rows differ.
 pub fn copy_columns<T: Copy + Send + Sync>(
     (from, from_columns, from_first): (&[T], usize, usize),
     (to, to_columns, to_first): (&mut [T], usize, usize),
@@ -50,7 +51,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn columns_are_moved_and_nothing_else_changes(
+        fn copy_of_columns_changes_only_those_columns(
             n in 0usize..400, before in (0usize..5, 0usize..5), len in 0usize..200, after in (0usize..5, 0usize..5),
         ) {
             let (from_columns, to_columns) = (before.0 + len + after.0, before.1 + len + after.1);
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_any_type_are_moved_whole() {
+    fn rows_of_any_type_are_copied() {
         let from: Vec<u16> = (0..2 * CHUNK + 5).map(|i| i as u16).collect();
         let mut to = vec![0; from.len()];
 

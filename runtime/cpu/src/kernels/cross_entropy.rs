@@ -5,7 +5,7 @@ use super::parallel::{PARTS, rows_per_part};
 use super::simd::simd;
 use rayon::prelude::*;
 
-/// Columns that are summed in f32 before the sum goes to f64: keeps the error of a row of any width below 1e-6.
+/// Columns summed in f32 before the sum continues in f64: keeps the error of a row of any width below 1e-6.
 pub(super) const BLOCK: usize = 4096;
 
 /// Sum over rows with `label >= 0` of `ln Σ e^logits - logits[label]`, in nats; other rows are ignored.
@@ -14,7 +14,7 @@ pub(super) const BLOCK: usize = 4096;
 /// `logits: [N, V]`, `labels: [N]`, `V = n_columns`.
 ///
 /// # Panics
-/// If a label is not below `V`.
+/// If a label is `V` or greater.
 pub fn cross_entropy(logits: &[f32], labels: &[i32], n_columns: usize) -> f64 {
     let rows = rows_per_part(labels.len(), n_columns);
     assert_eq!(logits.len(), labels.len() * n_columns);
@@ -33,7 +33,7 @@ pub fn cross_entropy(logits: &[f32], labels: &[i32], n_columns: usize) -> f64 {
 /// `logits: [N, V]`, `labels: [N]`, `V = n_columns`.
 ///
 /// # Panics
-/// If a label is not below `V`.
+/// If a label is `V` or greater.
 pub fn cross_entropy_with_gradient(logits: &mut [f32], labels: &[i32], n_columns: usize, scale: f32) -> f64 {
     let rows = rows_per_part(labels.len(), n_columns);
     assert_eq!(logits.len(), labels.len() * n_columns);
@@ -47,7 +47,7 @@ pub fn cross_entropy_with_gradient(logits: &mut [f32], labels: &[i32], n_columns
 
 fn column_of(label: i32, n_columns: usize) -> usize {
     let column = label as usize;
-    assert!(column < n_columns, "label {label} is not of {n_columns} classes");
+    assert!(column < n_columns, "label {label} is outside {n_columns} classes");
     column
 }
 
@@ -56,7 +56,7 @@ simd! {
         let mut loss = 0.0;
         for (row, label) in logits.chunks_exact(v).zip(labels).filter(|(_, label)| **label >= 0) {
             let largest = max(row);
-            // A loop, not `map`: a closure around the sum would not be inlined, and so not vectorised.
+            // A loop, not `map`: a closure around the sum would not be inlined and so not vectorised.
             let mut total = 0.0;
             for block in row.chunks(BLOCK) {
                 total += sum(block, |x| exp(x - largest)) as f64;
@@ -131,7 +131,7 @@ mod tests {
             let expected = reference(&wide(&logits), &labels, v);
             prop_assert!((loss - expected).abs() <= 1e-6 * (1.0 + expected), "{} {}", loss, expected);
             prop_assert_eq!(loss, alone);
-            // The differences are taken row by row: of the whole sum they would lose the small gradients.
+            // Differences are computed row by row: those of the whole sum would lose small gradients.
             for (i, (row, label)) in wide(&logits).chunks(v).zip(&labels).enumerate().take(4) {
                 let found = &dlogits[i * v..(i + 1) * v];
                 close(found, &finite_differences(row, |x| 0.25 * reference(x, &[*label], v)), 1e-6);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_logit_makes_the_loss_nan() {
+    fn nan_logit_makes_the_loss_nan() {
         let mut logits = random(50, 4);
         logits[20] = f32::NAN;
 

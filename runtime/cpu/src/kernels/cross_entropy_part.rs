@@ -1,12 +1,12 @@
-//! Softmax cross-entropy over logits whose columns are spread over ranks: each holds the columns `first..first + V` of
-//! the vocabulary. Source: Shoeybi et al. 2019, Megatron-LM, §3 (arXiv:1909.08053).
+//! Softmax cross-entropy over logits whose columns are sharded over ranks: each rank holds the columns
+//! `first..first + V` of the vocabulary. Source: Shoeybi et al. 2019, Megatron-LM, §3 (arXiv:1909.08053).
 //!
-//! We differ in that three numbers of each row are gathered in one collective, where Megatron reduces a maximum, then two
-//! sums: the merge below is then done by each rank for itself, in the order of the shards, with the same bits everywhere.
+//! We differ: one collective gathers three numbers of each row, where Megatron reduces a maximum, then two sums. Each
+//! rank then merges them in the order of the shards, with the same bits at every rank.
 //!
-//! The numbers of a row, in this order: the largest local logit `m` (minus infinity if there is none), `Σ e^(logit - m)`,
-//! and the logit of the label, minus infinity where the label is not among the local columns. A label that is among
-//! nobody's columns thus gives an infinite loss, where the kernel for whole rows panics.
+//! The numbers of a row, in this order: the largest local logit `m` (minus infinity if there is none),
+//! `Σ e^(logit - m)`, and the logit of the label, minus infinity if the label is not a local column. A label outside
+//! all shards thus gives an infinite loss, where the kernel for whole rows panics.
 
 use super::cross_entropy::BLOCK;
 use super::math::{exp, max, sum};
@@ -14,10 +14,10 @@ use super::parallel::{PARTS, rows_per_part, rows_per_task};
 use super::simd::simd;
 use rayon::prelude::*;
 
-/// Numbers that a shard tells of a row.
+/// Numbers of a shard for each row.
 pub const N_STATS: usize = 3;
 
-/// What this shard knows of each row; rows with a negative label are ignored and get what a shard without columns says.
+/// This shard's numbers for each row; rows with a negative label are ignored and get the numbers of an empty shard.
 ///
 /// # Shapes
 /// `logits: [N, V]`, `labels: [N]` (of the whole vocabulary), `V = n_columns`, `stats: [N, 3]`.
@@ -90,12 +90,12 @@ struct Row {
     of_label: f32,
 }
 
-/// Merges what the shards say of a row, in their order.
+/// Merges the shards' numbers of a row, in shard order.
 fn merge(all_stats: &[f32], n: usize, row: usize) -> Row {
     let shards = || all_stats.chunks_exact(n * N_STATS).map(|stats| &stats[row * N_STATS..][..N_STATS]);
     let greatest = |i: usize| shards().fold(f32::NEG_INFINITY, |a, stats| if stats[i] > a { stats[i] } else { a });
     let largest = greatest(0);
-    // A NaN logit is in its shard's sum, so that comparisons may pass over it.
+    // A NaN logit makes its shard's sum NaN, so comparisons may skip it.
     let total = shards().map(|stats| stats[1] as f64 * exp(stats[0] - largest) as f64).sum();
     Row { largest, total, of_label: greatest(2) }
 }
@@ -113,7 +113,7 @@ simd! {
             }
             let row = &logits[i * v..(i + 1) * v];
             let largest = max(row);
-            // Where every local logit is minus infinity, any finite reference makes the sum 0.
+            // If every local logit is minus infinity, any finite reference makes the sum 0.
             let reference = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
             let mut total = 0.0;
             for block in row.chunks(BLOCK) {
@@ -140,7 +140,7 @@ mod tests {
     use proptest::prelude::*;
     use std::ops::Range;
 
-    /// Columns of each of the shards, cut at `cuts`.
+    /// The columns of each shard, divided at `cuts`.
     fn shards(v: usize, cuts: &[usize]) -> Vec<Range<usize>> {
         let mut edges: Vec<usize> = cuts.iter().map(|cut| cut % (v + 1)).chain([0, v]).collect();
         edges.sort_unstable();
@@ -187,7 +187,7 @@ mod tests {
                 let again =
                     cross_entropy_from_stats_with_gradient(&mut local, &labels, width, first, &all_stats, 0.25);
                 prop_assert_eq!(again.to_bits(), loss.to_bits());
-                // The sum of a shard is rounded to f32 once more than that of a whole row.
+                // A shard's sum is rounded to f32 once more than the sum of a whole row.
                 close(&local, &wide(&columns(&expected, v, shard)), 2e-7);
             }
         }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_of_minus_infinities_takes_no_part() {
+    fn shard_of_minus_infinities_does_not_change_the_loss() {
         let (labels, v) = ([1, 2], 6);
         let logits: Vec<f32> = (0..12).map(|i| if i % 6 >= 3 { f32::NEG_INFINITY } else { i as f32 * 0.1 }).collect();
 
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_logit_on_one_shard_makes_the_loss_nan() {
+    fn nan_logit_on_one_shard_makes_the_loss_nan() {
         for at in [0, 20, 49] {
             let mut logits = random(50, 4);
             logits[at] = f32::NAN;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_of_no_shard_makes_the_loss_infinite() {
+    fn label_outside_all_shards_makes_the_loss_infinite() {
         let stats = all_stats(&random(50, 5), &[50], 50, &[0..17, 17..50]);
 
         assert_eq!(cross_entropy_from_stats(&[50], &stats), f64::INFINITY);

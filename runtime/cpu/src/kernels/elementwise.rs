@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_is_added_to_every_row_and_rounded_once() {
+    fn bias_is_added_to_every_row_and_rounded_once() {
         for (n, c) in [(0usize, 5usize), (1, 1), (3, 7), (300, 77), (2, CHUNK + 3)] {
             let (x, bias) = (stored::<bf16>(&random(n * c, 5)), random(c, 6));
             let expected: Vec<f64> =

@@ -1,31 +1,31 @@
-//! Rows of a table by id.
+//! Embedding: lookup of table rows by id, and its adjoint.
 
 use super::parallel::{PARTS, rows_per_task};
 use super::simd::simd;
 use phalanx_device::float::Float;
 use rayon::prelude::*;
 
-/// `out[t, :] = table[ids[t], :]`, added to what is there if `accumulate`.
+/// `out[t, :] = table[ids[t], :]`, or `out +=` if `accumulate`.
 ///
 /// # Shapes
 /// `ids: [N]`, `table: [V, C]`, `out: [N, C]`, `C = n_columns`.
 ///
 /// # Panics
-/// If an id is not of the table.
+/// If the table has no such id.
 pub fn embedding<Y: Float>(ids: &[i32], table: &[f32], n_columns: usize, out: &mut [Y], accumulate: bool) {
     let n_rows = table.len() / n_columns.max(1);
     gather(ids, table, n_columns, |id| Some(row_of(id, n_rows)), out, accumulate);
 }
 
-/// [`embedding`] where the table holds the rows `first..first + rows` of a larger one: an id of another row gives a row
-/// of zeros. The sum over the parts of the table is the whole. Source: Shoeybi et al. 2019, Megatron-LM, §3
-/// (arXiv:1909.08053).
+/// [`embedding`] for a table that holds the rows `first..first + rows` of a larger table: ids of other rows give rows
+/// of zeros. The sum over all parts of the larger table equals its [`embedding`]. Source: Shoeybi et al. 2019,
+/// Megatron-LM, §3 (arXiv:1909.08053).
 ///
 /// # Shapes
 /// `ids: [N]`, `table: [rows, C]`, `out: [N, C]`, `C = n_columns`.
 ///
 /// # Panics
-/// If an id is negative; an id that no part holds cannot be told from one that another part holds.
+/// If an id is negative; an id beyond the larger table is treated as a row of another part.
 pub fn embedding_part<Y: Float>(
     ids: &[i32],
     table: &[f32],
@@ -44,15 +44,15 @@ pub fn embedding_part<Y: Float>(
 /// `ids: [N]`, `dout: [N, C]`, `dtable: [V, C]`, `C = n_columns`.
 ///
 /// # Panics
-/// If an id is not of the table.
+/// If the table has no such id.
 pub fn embedding_backward<Y: Float>(ids: &[i32], dout: &[Y], n_columns: usize, dtable: &mut [f32], accumulate: bool) {
     let n_rows = dtable.len() / n_columns.max(1);
     assert!(ids.iter().all(|id| row_of(*id, n_rows) < n_rows));
     scatter(ids, dout, n_columns, 0, dtable, accumulate);
 }
 
-/// [`embedding_backward`] where `dtable` holds the rows `first..first + rows` of a larger one: an id of another row adds
-/// nothing.
+/// [`embedding_backward`] for a `dtable` that holds the rows `first..first + rows` of a larger table: ids of other rows
+/// add nothing.
 ///
 /// # Shapes
 /// `ids: [N]`, `dout: [N, C]`, `dtable: [rows, C]`, `C = n_columns`.
@@ -71,12 +71,12 @@ pub fn embedding_part_backward<Y: Float>(
     scatter(ids, dout, n_columns, first, dtable, accumulate);
 }
 
-/// Copies the row `place(id)` of the table for each id, zeros where there is none.
+/// Copies the row `row_of(id)` of the table for each id, or zeros if there is none.
 fn gather<Y: Float>(
     ids: &[i32],
     table: &[f32],
     n_columns: usize,
-    place: impl Fn(i32) -> Option<usize> + Sync,
+    row_of: impl Fn(i32) -> Option<usize> + Sync,
     out: &mut [Y],
     accumulate: bool,
 ) {
@@ -84,7 +84,7 @@ fn gather<Y: Float>(
     assert_eq!(out.len(), ids.len() * n_columns);
     out.par_chunks_mut(rows * n_columns.max(1)).zip(ids.par_chunks(rows)).for_each(|(out, ids)| {
         for (out, id) in out.chunks_exact_mut(n_columns).zip(ids) {
-            match place(*id) {
+            match row_of(*id) {
                 Some(row) => copy_row(&table[row * n_columns..][..n_columns], out, accumulate),
                 None if accumulate => {}
                 None => out.fill(Y::ZERO),
@@ -96,7 +96,7 @@ fn gather<Y: Float>(
 /// Adds each row of `dout` to the row `id - first` of `dtable`, if there is one.
 fn scatter<Y: Float>(ids: &[i32], dout: &[Y], n_columns: usize, first: usize, dtable: &mut [f32], accumulate: bool) {
     assert_eq!(dout.len(), ids.len() * n_columns);
-    // A task owns rows of the table and looks for their ids among all tokens: reading the ids is cheap beside the rows.
+    // Each task owns rows of the table and scans all ids for them: reading ids is cheap compared with rows.
     let rows = (dtable.len() / n_columns.max(1)).div_ceil(4 * PARTS).max(1);
     dtable.par_chunks_mut(rows * n_columns.max(1)).enumerate().for_each(|(task, dtable)| {
         if !accumulate {
@@ -116,12 +116,12 @@ fn scatter<Y: Float>(ids: &[i32], dout: &[Y], n_columns: usize, first: usize, dt
 
 fn row_of(id: i32, n_rows: usize) -> usize {
     let row = usize::try_from(id).unwrap_or(usize::MAX);
-    assert!(row < n_rows, "id {id} is not of a table of {n_rows} rows");
+    assert!(row < n_rows, "id {id} is outside a table of {n_rows} rows");
     row
 }
 
 fn row_of_part(id: i32, first: usize, n_rows: usize) -> Option<usize> {
-    let row = usize::try_from(id).unwrap_or_else(|_| panic!("id {id} is of no table"));
+    let row = usize::try_from(id).unwrap_or_else(|_| panic!("id {id} is negative"));
     row.checked_sub(first).filter(|row| *row < n_rows)
 }
 

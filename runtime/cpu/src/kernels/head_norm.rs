@@ -1,4 +1,4 @@
-//! RMS norm of each query and key head of packed qkv, as Qwen3 has it; values pass through.
+//! RMS norm of each query and key head of packed qkv, as in Qwen3; values pass through.
 
 use super::Heads;
 use super::math::{sum, sum3};
@@ -7,7 +7,8 @@ use super::simd::simd;
 use phalanx_device::float::Float;
 use rayon::prelude::*;
 
-/// `out = head rstd gain` with `rstd = 1 / sqrt(mean(head²) + eps)`; the gain is that of the queries or of the keys.
+/// `out = head rstd gain` with `rstd = 1 / sqrt(mean(head²) + eps)`; the gain is `gain_q` for queries and `gain_k` for
+/// keys.
 ///
 /// # Shapes
 /// `qkv, out: [N, (H + 2 K) D]`, `gain_q, gain_k: [D]`, `rstd: [N, H + K]`.
@@ -34,7 +35,7 @@ pub const fn head_norm_backward_scratch_len(heads: Heads) -> usize {
     2 * PARTS * heads.head_dim
 }
 
-/// Adjoint of [`head_norm`]; `dgain_q` and `dgain_k` are added to if `accumulate`.
+/// Adjoint of [`head_norm`]; adds to `dgain_q` and `dgain_k` if `accumulate`.
 ///
 /// # Shapes
 /// `qkv, dout, dqkv: [N, (H + 2 K) D]`, `rstd: [N, H + K]`, `gain_q, gain_k, dgain_q, dgain_k: [D]`,

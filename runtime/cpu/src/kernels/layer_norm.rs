@@ -35,7 +35,7 @@ pub const fn layer_norm_backward_scratch_len(n_columns: usize) -> usize {
 /// With `z = (x - mean) rstd` and `a = dy gain`: `dx = rstd (a - mean(a) - z mean(a z))`, `dgain = Σ_t dy z`,
 /// `dbias = Σ_t dy`.
 ///
-/// With `accumulate_x`, `dx` is added to; with `accumulate_params`, `dgain` and `dbias` are.
+/// With `accumulate_x`, adds to `dx`; with `accumulate_params`, adds to `dgain` and `dbias`.
 ///
 /// # Shapes
 /// `x, dy, dx: [N, C]`, `gain, dgain, dbias: [C]`, `rstd, mean: [N]`,
@@ -133,7 +133,7 @@ mod tests {
     use half::bf16;
     use proptest::prelude::*;
 
-    // Larger than any model's, so that nearly constant rows stay smooth enough for finite differences.
+    // Larger than the eps of any model, so that nearly constant rows stay smooth enough for finite differences.
     const EPS: f32 = 1e-2;
 
     fn reference(x: &[f64], gain: &[f64], bias: &[f64]) -> Vec<f64> {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn accumulating_adds_to_what_is_there() {
+    fn accumulation_adds_to_existing_values() {
         let (x, gain, dy) = (random(70 * 33, 1), random(33, 2), random(70 * 33, 3));
 
         let fresh = backward(&x, &gain, &dy, None);

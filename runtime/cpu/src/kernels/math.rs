@@ -2,7 +2,7 @@
 
 use phalanx_device::float::Float;
 
-/// Partial sums that are kept side by side: enough to fill two 512-bit registers and to hide the latency of an add.
+/// Number of partial sums: enough to fill two 512-bit registers and to hide the latency of an add.
 const LANES: usize = 32;
 
 /// `e^x` to about one unit in the last place; 0 below -87.3, finite above 88; NaN stays NaN.
@@ -11,12 +11,12 @@ const LANES: usize = 32;
 /// `|r| <= ln 2 / 2` is below 6e-9, a tenth of an f32 rounding.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    // Adding and subtracting it rounds to an integer, which is then found in the low bits.
+    // Adding it rounds to an integer, which appears in the low bits; subtracting it restores the magnitude.
     const SHIFT: f32 = 12_582_912.0;
     // ln 2 in two parts; the first has trailing zeros so that its product with n is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Comparisons instead of `min`: they let a NaN through.
+    // A comparison instead of `min` propagates NaN.
     let x_bounded = if x > 88.0 { 88.0 } else { x };
     let shifted = x_bounded * std::f32::consts::LOG2_E + SHIFT;
     let n = shifted - SHIFT;
@@ -100,7 +100,7 @@ pub fn sum3<A: Float, B: Float>(a: &[A], b: &[B], c: &[f32], f: impl Fn(f32, f32
     fold(lanes)
 }
 
-/// Largest element; minus infinity if there is none. A NaN is skipped or kept, as it falls.
+/// Largest element; minus infinity for an empty slice. A NaN may be skipped or returned.
 #[inline(always)]
 pub fn max(a: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

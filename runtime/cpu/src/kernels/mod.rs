@@ -1,15 +1,15 @@
-//! The fused kernels: everything of a training step that is not a matrix product.
+//! The fused kernels: all operations of a training step except matrix products.
 //!
-//! Slices in, slices out; row-major. Nothing here allocates: scratch is passed in, and its exact length is told by the
-//! `*_scratch_len` function beside the kernel. Storage is any [`phalanx_device::float::Float`], arithmetic is f32.
+//! Slices in, slices out; row-major. Kernels never allocate: the caller passes scratch of the exact length that the
+//! kernel's `*_scratch_len` function returns. Storage is any [`phalanx_device::float::Float`], arithmetic is f32.
 //!
-//! Every result is the same to the bit for every number of threads: work is cut into chunks that depend on the shape
-//! alone, and sums over chunks are taken in chunk order. Threads are those of rayon's current pool.
+//! Every result has the same bits for every number of threads: the division of work into chunks depends on the shape
+//! alone, and sums over chunks follow chunk order. Kernels use rayon's current pool.
 //!
 //! Legend of shapes: `N` tokens, `C` width, `H` query heads, `K` key/value heads, `D` head width, `F` feed-forward
 //! width, `V` vocabulary, `S` tokens of a row of the batch.
 //!
-//! Deliberately absent: any check of program shapes (the compiler did it); the asserts here only keep memory safe.
+//! Deliberately absent: checks of program shapes (the compiler has done them); the asserts here only keep memory safe.
 
 pub mod activation;
 pub mod attention;

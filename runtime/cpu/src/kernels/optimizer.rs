@@ -1,5 +1,5 @@
-//! Parameter updates, each in one pass over memory: of each rule ([`phalanx_strategies::optimizer`]) the arithmetic, and its
-//! place in [`update`]; and in [`sums`] if it needs sums over whole tensors.
+//! Parameter updates, each in one pass over memory. [`update`] dispatches to the arithmetic of each rule
+//! ([`phalanx_strategies::optimizer`]); [`sums`] serves rules that need sums over whole tensors.
 
 mod adafactor;
 
@@ -14,13 +14,13 @@ use rayon::prelude::*;
 pub struct Step {
     /// Learning rate.
     pub lr: f64,
-    /// Of the rule: [`OptimizerSpec::scalars`].
+    /// Scalars of the rule: [`OptimizerSpec::scalars`].
     pub scalars: [f64; N_SCALARS],
     /// Factor of the gradient: clipping and loss scale.
     pub grad_scale: f64,
 }
 
-/// What a rule knows of the tensors that elements belong to.
+/// The tensors to which the elements belong.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole<'a> {
     /// Rows and columns of the elements; empty for rules that work element by element.
@@ -29,13 +29,13 @@ pub struct Whole<'a> {
     pub sums: &'a [&'a [f32]],
 }
 
-/// The next round of the sums over whole tensors that an update needs, of the elements that are here.
+/// The local part of the next round of sums over whole tensors: the sums over this rank's elements.
 ///
 /// # Shapes
-/// `p`, `g`: equal; `state`, `whole.sums` and `out`: as the rule has them.
+/// `p`, `g`: equal; `state`, `whole.sums` and `out`: as defined by the rule.
 ///
 /// # Panics
-/// If the rule has no such sums.
+/// If the rule has no further round of sums.
 pub fn sums(
     rule: &OptimizerSpec,
     p: &[f32],
@@ -49,18 +49,18 @@ pub fn sums(
     match (rule, whole.sums, out) {
         (OptimizerSpec::Adafactor(_), [], out) => adafactor::squares(p, g, whole, step, out),
         (OptimizerSpec::Adafactor(rule), _, [out]) => adafactor::squares_of_updates(state, g, rule, whole, step, out),
-        (_, sums, _) => unreachable!("{} has no sums behind {}", rule.name(), sums.len()),
+        (_, sums, _) => unreachable!("{} has no sums after {}", rule.name(), sums.len()),
     }
 }
 
-/// Changes `p` and the state as the rule says. A `grad_scale` that is not finite (the gradient overflowed) leaves
-/// everything as it is.
+/// Updates `p` and the state by the rule. A `grad_scale` that is not finite (the gradient overflowed) leaves both
+/// unchanged.
 ///
 /// # Shapes
-/// `p`, `g`: equal; each of `state`: equal to them, or as the rule has it.
+/// `p`, `g`: equal; each of `state`: equal to them, or as defined by the rule.
 ///
 /// # Panics
-/// If shapes differ, or the rule has not as many tensors of state.
+/// If shapes differ, or the rule has another number of state tensors.
 pub fn update(
     rule: &OptimizerSpec,
     p: &mut [f32],
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn lion_follows_its_definition_for_several_steps_and_rests_where_nothing_pulls() {
+    fn lion_follows_its_definition_and_leaves_momentum_zero_without_gradients() {
         let rule = OptimizerSpec::Lion(Lion { beta1: 0.8, beta2: 0.95, weight_decay: 0.1 });
         let (mut p, mut m) = (random(N, 1), vec![0.0; N]);
         let (mut expected, mut em) = (wide(&p), vec![0.0f64; N]);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn overflowed_gradients_leave_everything_as_it_is() {
+    fn overflowed_gradients_change_neither_parameters_nor_state() {
         let before = random(N, 2);
         let param = Param::whole(ValueId(0), &[N], vec![ParamPart::whole("w", &[N])], Init::Zeros);
         let tiles = Tiles::of(&param, &(0..N));

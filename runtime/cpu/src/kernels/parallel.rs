@@ -1,4 +1,4 @@
-//! How work is cut: by the shape alone, never by the number of threads.
+//! Division of work into tasks, by the shape alone, never by the number of threads.
 #![allow(unsafe_code)] // Tasks of attention write disjoint columns of one matrix, which safe slices cannot express.
 
 use super::simd::simd;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Elements of one task of an element-wise kernel: 64 KiB of f32, some microseconds of work.
 pub const CHUNK: usize = 1 << 14;
 
-/// Parts into which the rows of a reduction are cut.
+/// Most parts of the rows of a reduction.
 pub const PARTS: usize = 32;
 
 /// Rows of one task where rows are independent; at least 1.
@@ -17,7 +17,7 @@ pub fn rows_per_task(n_columns: usize) -> usize {
     (CHUNK / n_columns.max(1)).max(1)
 }
 
-/// Elements below which a part of a reduction costs less than handing it to another thread.
+/// Least elements of a part of a reduction; fewer take less time than a hand-over to another thread.
 const SMALLEST_PART: usize = 1 << 12;
 
 /// Rows of one part of a reduction over `n` rows of `n_columns`: at most [`PARTS`] parts; at least 1.
@@ -43,11 +43,11 @@ simd! {
     }
 }
 
-/// Runs `task(i, slot)` for each `i` in `0..n_tasks`. At any moment a slot of `scratch` serves one task only; there are
-/// as many slots of `slot_len` as fit, and no more than that many tasks run at a time.
+/// Runs `task(i, slot)` for each `i` in `0..n_tasks`. A slot of `scratch` serves one task at a time; the number of
+/// slots of `slot_len` in `scratch` bounds the concurrent tasks.
 ///
 /// # Panics
-/// If not even one slot fits.
+/// If `scratch` is shorter than one slot.
 pub fn for_each_task(n_tasks: usize, scratch: &mut [f32], slot_len: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
     assert!(scratch.len() >= slot_len, "scratch of {} is shorter than one slot of {slot_len}", scratch.len());
     let next = AtomicUsize::new(0);
@@ -62,7 +62,7 @@ pub fn for_each_task(n_tasks: usize, scratch: &mut [f32], slot_len: usize, task:
     });
 }
 
-/// A matrix of which concurrent tasks write disjoint parts.
+/// A matrix whose disjoint parts are written by concurrent tasks.
 #[derive(Clone, Copy)]
 pub struct Shared<'a, T> {
     start: *mut T,
@@ -70,7 +70,7 @@ pub struct Shared<'a, T> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [T]` in disguise; who makes a slice of it promises that no other slice overlaps.
+// SAFETY: it stands for a `&mut [T]`; the caller of `part` promises that no other slice overlaps.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
@@ -87,7 +87,7 @@ impl<'a, T> Shared<'a, T> {
     /// If it is out of bounds.
     ///
     /// # Safety
-    /// While the slice lives, no other slice that overlaps it may exist.
+    /// While the slice lives, no other slice overlaps it.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, first: usize, len: usize) -> &mut [T] {
         assert!(first <= self.len && len <= self.len - first, "{first}..+{len} of {}", self.len);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_cut_into_at_most_the_agreed_number_of_parts() {
+    fn rows_are_divided_into_at_most_the_maximum_number_of_parts() {
         for n in 1..200usize {
             assert!(n.div_ceil(rows_per_part(n, 10_000)) <= PARTS);
         }

@@ -1,6 +1,6 @@
-//! RMS norm over all queries of a token and over all of its keys, as OLMo-2 has it; values pass through.
+//! RMS norm over all queries of a token and over all its keys, as in OLMo-2; values pass through.
 //!
-//! Two steps, so that ranks that have some of the heads each can add up the squares between them: [`qk_squares`], then
+//! Two steps, so that ranks with a part of the heads each can sum the squares over ranks: [`qk_squares`], then
 //! [`qk_norm`] for given squares.
 
 use super::math::{sum, sum3};
@@ -26,7 +26,7 @@ pub fn qk_squares<T: Float>(columns: QkColumns, qkv: &[T], squares: &mut [f32]) 
     tasks.for_each(|(qkv, squares)| square_rows(columns, qkv, squares));
 }
 
-/// Adjoint of [`qk_squares`]: `dq += 2 q dsquares`, and so for keys.
+/// Adjoint of [`qk_squares`]: `dq += 2 q dsquares`; keys likewise.
 ///
 /// # Shapes
 /// `qkv, dqkv: [N, Q + 2 K]`, `dsquares: [N, 2]`.
@@ -37,7 +37,7 @@ pub fn qk_squares_backward<T: Float>(columns: QkColumns, qkv: &[T], dsquares: &[
     tasks.zip(dsquares.par_chunks(rows * 2)).for_each(|((qkv, dqkv), d)| square_rows_backward(columns, qkv, d, dqkv));
 }
 
-/// `out = q rstd gain_q` with `rstd = 1 / sqrt(squares / n + eps)`, and so for keys.
+/// `out = q rstd gain_q` with `rstd = 1 / sqrt(squares / n + eps)`; keys likewise.
 ///
 /// # Shapes
 /// `qkv, out: [N, Q + 2 K]`, `gain_q: [Q]`, `gain_k: [K]`, `squares: [N, 2]`.
@@ -55,7 +55,7 @@ pub const fn qk_norm_backward_scratch_len(columns: QkColumns) -> usize {
     PARTS * (columns.q + columns.k)
 }
 
-/// Adjoint of [`qk_norm`]; `dgain_q` and `dgain_k` are added to if `accumulate`.
+/// Adjoint of [`qk_norm`]; adds to `dgain_q` and `dgain_k` if `accumulate`.
 ///
 /// # Shapes
 /// `qkv, dout, dqkv: [N, Q + 2 K]`, `squares, dsquares: [N, 2]`, `gain_q, dgain_q: [Q]`, `gain_k, dgain_k: [K]`,
@@ -268,7 +268,7 @@ mod tests {
 
         /// Two ranks with half of the queries each and the same keys.
         #[test]
-        fn parts_of_the_heads_with_all_squares_are_parts_of_the_whole(n in 1usize..10, half in 1usize..9, seed in any::<u64>()) {
+        fn norm_of_a_part_of_the_heads_with_summed_squares_equals_the_part_of_the_whole_norm(n in 1usize..10, half in 1usize..9, seed in any::<u64>()) {
             let (whole, part) = (QkColumns { q: 2 * half, k: 3 }, QkColumns { q: half, k: 3 });
             let qkv = random(n * width(whole), seed);
             let (gain_q, gain_k) = (random(2 * half, seed ^ 2), random(3, seed ^ 3));
@@ -307,7 +307,7 @@ mod tests {
         let (expected, expected_q, expected_k) =
             backward(columns, &widened(&qkv), &gain_q, &gain_k, &widened(&dout), None);
         close(&out, &reference(columns, &wide(&qkv), &wide(&gain_q), &wide(&gain_k)), 1.0 / 256.0);
-        // Rounded twice: by each of the two adjoints.
+        // Each of the two adjoints rounds once.
         close(&dqkv, &wide(&expected), 2.0 / 256.0);
         assert_eq!((dgain_q, dgain_k), (expected_q, expected_k));
     }

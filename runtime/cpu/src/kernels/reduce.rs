@@ -5,10 +5,10 @@ use super::simd::simd;
 use phalanx_device::float::Float;
 use rayon::prelude::*;
 
-/// Partial sums of squares side by side: enough to hide the latency of an add.
+/// Number of partial sums of squares: enough to hide the latency of an add.
 const LANES: usize = 32;
 
-/// `Σ x²` in f64. Not finite exactly if an element is not: no square of an f32 overflows an f64.
+/// `Σ x²` in f64. Finite exactly if all elements are: no square of an f32 overflows an f64.
 pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
     let mut parts = [0.0; PARTS];
     // Whole chunks, so that small buffers stay on one thread.
@@ -17,7 +17,7 @@ pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
     parts.iter().sum()
 }
 
-/// `out[i] = Σ x²` over the run `i` of `block` elements, the last one shorter: each with the bits of [`sum_squares`].
+/// `out[i] = Σ x²` over block `i` of `block` elements, the last possibly shorter; each has the bits of [`sum_squares`].
 ///
 /// # Shapes
 /// `x: [n]`, `out: [ceil(n / block)]`.
@@ -31,12 +31,12 @@ pub fn sum_squares_blocks<T: Float>(x: &[T], block: usize, out: &mut [f64]) {
     });
 }
 
-/// Length of the scratch of [`column_sum`] with `n` columns summed.
+/// Length of the scratch of [`column_sum`] over `n` columns.
 pub const fn column_sum_scratch_len(n: usize) -> usize {
     PARTS * n
 }
 
-/// `db = Σ_t dy[t, first..first + C]`, added to what is there if `accumulate`: the gradient of a bias.
+/// `db = Σ_t dy[t, first..first + C]`, or `db +=` if `accumulate`: the gradient of a bias.
 ///
 /// # Shapes
 /// `dy: [N, n_columns]`, `db: [C]`, `scratch: [column_sum_scratch_len(C)]`.

@@ -26,7 +26,7 @@ pub const fn rms_norm_backward_scratch_len(n_columns: usize) -> usize {
 
 /// `dx = rstd (dy gain) - x rstd³ mean(dy gain x)` and `dgain = Σ_t dy x rstd`.
 ///
-/// With `accumulate_x`, `dx` is added to; with `accumulate_gain`, `dgain` is.
+/// With `accumulate_x`, adds to `dx`; with `accumulate_gain`, adds to `dgain`.
 ///
 /// # Shapes
 /// `x, dy, dx: [N, C]`, `gain, dgain: [C]`, `rstd: [N]`, `scratch: [rms_norm_backward_scratch_len(C)]`.
@@ -142,7 +142,7 @@ mod tests {
             close(&y, &reference(&wide(&x), &wide(&gain)), 2e-6);
             let of_x = finite_differences(&wide(&x), |x| inner(&reference(x, &wide(&gain)), &wide(&dy)));
             let of_gain = finite_differences(&wide(&gain), |g| inner(&reference(&wide(&x), g), &wide(&dy)));
-            // A row near zero has derivatives up to 1/sqrt(eps) and a third derivative that the differences feel.
+            // A row near zero has derivatives up to 1/sqrt(eps), and its third derivative affects the differences.
             let steep = rstd.iter().any(|r| *r > 20.0);
             close(&dx, &of_x, if steep { 1e-3 } else { 1e-5 });
             close(&dgain, &of_gain, 1e-5);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn accumulating_adds_to_what_is_there() {
+    fn accumulation_adds_to_existing_values() {
         let (x, gain, dy) = (random(70 * 33, 1), random(33, 2), random(70 * 33, 3));
 
         let (dx, dgain) = backward(&x, &gain, &dy, None);

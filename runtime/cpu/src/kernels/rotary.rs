@@ -1,4 +1,4 @@
-//! Rotary position embedding. Source: Su et al. 2021 (arXiv:2104.09864), pairs `(i, i + D/2)` as Hugging Face has them.
+//! Rotary position embedding. Source: Su et al. 2021 (arXiv:2104.09864), with pairs `(i, i + D/2)` as in Hugging Face.
 
 use super::Heads;
 use super::parallel::rows_per_task;
@@ -6,7 +6,7 @@ use super::simd::simd;
 use phalanx_device::float::Float;
 use rayon::prelude::*;
 
-/// Pairs rotated at once. Fixed, because half a head is too short for the loops that a compiler makes of a free length.
+/// Pairs rotated at once. A constant, because half a head is too short for vectorised loops of variable length.
 const LANES: usize = 16;
 
 /// Rotates each query and key head in place by the angles of its position; backwards if `inverse`, which is the adjoint.
@@ -17,7 +17,7 @@ const LANES: usize = 16;
 /// `qkv: [N, (H + 2 K) D]`, `positions: [N]`, `table: [2, P, D/2]`, cosines first.
 ///
 /// # Panics
-/// If a position is not of the table.
+/// If the table has no such position.
 pub fn rotary<T: Float>(heads: Heads, qkv: &mut [T], positions: &[i32], table: &[f32], inverse: bool) {
     let columns = heads.columns();
     let rows = rows_per_task(columns);
@@ -40,7 +40,7 @@ simd! {
                 let ((a, a_tail), (b, b_tail)) = (a.as_chunks_mut::<LANES>(), b.as_chunks_mut::<LANES>());
                 let ((cos, cos_tail), (sin, sin_tail)) = (cos.as_chunks::<LANES>(), sin.as_chunks::<LANES>());
                 for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
-                    // All is read before any is written: the compiler does not know that `a` and `b` are apart.
+                    // Read all before writing: the compiler cannot prove that `a` and `b` do not alias.
                     let (x, y) = (a.map(T::to_f32), b.map(T::to_f32));
                     for i in 0..LANES {
                         a[i] = T::from_f32(x[i] * cos[i] - y[i] * (sign * sin[i]));
@@ -104,7 +104,7 @@ mod tests {
             rotary(heads, &mut narrow, &positions, &table, false);
 
             close(&forward, &reference(heads, &wide(&x), &positions, &table), 1e-6);
-            // Input and output are rounded once each, and two inputs meet in an output.
+            // Inputs and outputs are rounded once each, and every output depends on two inputs.
             close(&narrow, &wide(&forward), 3.0 / 256.0);
             let difference = inner(&wide(&forward), &wide(&y)) - inner(&wide(&x), &wide(&adjoint));
             prop_assert!(difference.abs() < 1e-6 * x.len() as f64);

@@ -1,9 +1,9 @@
 //! Run-time choice of the vector instructions, so that one binary is fast on every CPU.
 
-/// Vector instructions that the element-wise kernels are compiled for, narrowest first.
+/// Instruction sets for which the element-wise kernels are compiled, narrowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What every CPU of the target has.
+    /// The instructions of every CPU of the target.
     Baseline,
     /// 256 bits.
     Avx2,
@@ -11,7 +11,7 @@ pub enum Level {
     Avx512,
 }
 
-/// The widest instructions of this CPU; the standard library asks it once and remembers.
+/// The widest level of this CPU; the standard library caches the detection.
 pub fn level() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
@@ -33,11 +33,11 @@ pub fn level() -> Level {
     Level::Baseline
 }
 
-/// Defines a function whose body is compiled once for each [`Level`]. A call picks the widest that the CPU has.
+/// Defines a function whose body is compiled once for each [`Level`]. A call uses the widest level of the CPU.
 ///
-/// The body must be plain loops that vectorise, and whatever it calls must be `#[inline(always)]`: only inlined code is
-/// compiled with the wider instructions. `FMA` is not enabled on purpose: without contraction all three versions
-/// compute the same bits, and these kernels are bound by memory, not by arithmetic.
+/// The body must be plain loops that vectorise, and all functions that it calls must be `#[inline(always)]`: only
+/// inlined code is compiled with the wider instructions. `FMA` is disabled on purpose: without contraction all three
+/// versions compute the same bits, and these kernels are bound by memory, not by arithmetic.
 macro_rules! simd {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident: $bound:ident),+>)? (
         $($arg:ident: $ty:ty),* $(,)?
@@ -83,10 +83,10 @@ mod tests {
     use phalanx_strategies::program::tiles::Tiles;
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    // Other tests may run while it is lowered: harmless, since the level does not change any bit of a result.
+    // Lowering it during other tests is harmless, because the level changes no bit of a result.
     static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
 
-    /// The widest level that the running test permits.
+    /// The widest level that the current test permits.
     pub fn limit() -> Level {
         match LIMIT.load(Ordering::Relaxed) {
             0 => Level::Baseline,

@@ -1,8 +1,8 @@
-//! What the tests of the kernels share: inputs, comparisons, pools.
+//! Helpers for tests of the kernels: inputs, comparisons, pools.
 
 use phalanx_device::float::Float;
 
-/// Numbers in [-1, 1) that depend on the seed alone (splitmix64).
+/// Reproducible numbers in [-1, 1) (splitmix64).
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {

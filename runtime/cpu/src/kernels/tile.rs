@@ -1,8 +1,8 @@
 //! Products and copies of tiles that fit in the first-level cache: the building blocks of attention.
 //!
-//! Where the CPU multiplies bf16 in hardware, tiles that come from bf16 storage are multiplied there: their operands are
-//! rounded once more (weights and gradients of scores to bf16, as FlashAttention does on GPUs), sums stay in f32.
-#![allow(unsafe_code)] // The versions for an instruction set may only be called where it exists.
+//! If the CPU multiplies bf16 in hardware, tiles from bf16 storage use that hardware: their operands are rounded once
+//! more (weights and gradients of scores to bf16, as in FlashAttention on GPUs), sums stay in f32.
+#![allow(unsafe_code)] // Calling a version for an instruction set requires a CPU that has it.
 
 use super::simd::simd;
 #[cfg(target_arch = "x86_64")]
@@ -18,9 +18,9 @@ pub const VECTOR: usize = 16;
 pub struct Strided<'a> {
     /// Its memory, element (0, 0) first.
     pub data: &'a [f32],
-    /// Elements from a row to the next.
+    /// Elements between the starts of two rows.
     pub row: usize,
-    /// Elements from a column to the next.
+    /// Elements between the starts of two columns.
     pub column: usize,
 }
 
@@ -36,19 +36,19 @@ impl<'a> Strided<'a> {
     }
 }
 
-/// What multiplies tiles.
+/// The hardware that multiplies tiles.
 pub enum Multiplier<'a> {
     /// The vector units, in f32.
     F32,
-    /// The matrix unit, in bf16, with room for packed operands.
+    /// The matrix unit, in bf16, with space for packed operands.
     Bf16 {
-        /// As long as [`Multiplier::scratch_len`] says.
+        /// Of length [`Multiplier::scratch_len`].
         packed: &'a mut [f32],
     },
 }
 
 impl<'a> Multiplier<'a> {
-    /// What multiplies tiles of this storage best.
+    /// The fastest multiplier for tiles of this storage.
     pub fn of<T: Float>(packed: &'a mut [f32]) -> Multiplier<'a> {
         if Storage::of::<T>() == Storage::Bf16 && fast_bf16() { Multiplier::Bf16 { packed } } else { Multiplier::F32 }
     }
@@ -61,8 +61,8 @@ impl<'a> Multiplier<'a> {
         scratch_bytes(Compute::Bf16, edge, edge, edge, Storage::F32).div_ceil(size_of::<f32>()).next_multiple_of(VECTOR)
     }
 
-    /// Cuts a factor of a product in two: one for the operand when it is packed, one for the sums. An operand in bf16
-    /// takes a power of two only, which rounds nothing.
+    /// Divides a factor of a product in two: one for the operand when it is packed, one for the sums. An operand in
+    /// bf16 gets only powers of two, which do not round.
     pub fn split_factor(&self, factor: f32) -> (f32, f32) {
         const MANTISSA: u32 = (1 << 23) - 1;
         match self {
@@ -71,13 +71,13 @@ impl<'a> Multiplier<'a> {
         }
     }
 
-    /// `c = alpha a b`, added to what is there if `accumulate`.
+    /// `c = alpha a b`, or `c +=` if `accumulate`.
     ///
     /// # Shapes
     /// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
     ///
     /// # Panics
-    /// If a shape goes beyond its slice, or [`Multiplier::F32`] is given a factor, which belongs to an operand.
+    /// If a shape exceeds its slice, or `alpha` is not 1 for [`Multiplier::F32`], whose operands take the factor.
     pub fn product(
         &mut self,
         (m, n, k): (usize, usize, usize),
@@ -101,7 +101,7 @@ impl<'a> Multiplier<'a> {
         let left = if a.column == 1 { left } else { left.t() };
         let (right, to) = (TileRef::new(b.as_ptr(), ldb), TileMut::new(c.as_mut_ptr(), ldc));
         let epilogue = Epilogue { accumulate, bias: None, alpha };
-        // SAFETY: the asserts keep every access within the slices, whose borrows say that nobody else writes them.
+        // SAFETY: the asserts keep every access within the slices, whose borrows exclude other writers.
         unsafe {
             let scratch = bytemuck::cast_slice_mut(packed);
             tile_matmul(Compute::Bf16, m, n, k, left, right, to, epilogue, scratch);
@@ -109,13 +109,13 @@ impl<'a> Multiplier<'a> {
     }
 }
 
-/// `c = a b`, added to what is there if `accumulate`.
+/// `c = a b`, or `c +=` if `accumulate`.
 ///
 /// # Shapes
 /// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
 ///
 /// # Panics
-/// If a shape goes beyond its slice.
+/// If a shape exceeds its slice.
 fn tile_product(
     (m, n, k): (usize, usize, usize),
     a: Strided,
@@ -169,8 +169,8 @@ simd! {
 }
 
 simd! {
-    /// Copies `n_rows` rows of `d` elements that lie `stride` apart, times `factor`, to rows `ld` apart; columns from
-    /// `d` to `ld` are zeroed.
+    /// Copies `n_rows` rows of `d` elements, `stride` apart, times `factor`, to rows `ld` apart; zeroes columns
+    /// `d..ld`.
     pub fn pack<T: Float>(
         from: &[T],
         stride: usize,
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_matrix_unit_agrees_with_the_vector_units_on_numbers_that_bf16_holds() {
+    fn matrix_unit_agrees_with_the_vector_units_on_numbers_exact_in_bf16() {
         if !fast_bf16() {
             return;
         }

@@ -4,8 +4,8 @@
 
 use super::tile::Strided;
 
-/// Defines one version of `product`: which features it needs, which vectors it has, the rows of a block of sums, and
-/// how many vectors wide a block may be, widest first.
+/// Defines one version of `product`: its CPU features, vector operations, rows of a block of sums, and possible widths
+/// of a block in vectors, widest first.
 macro_rules! product {
     (
         $(#[$meta:meta])*
@@ -21,7 +21,7 @@ macro_rules! product {
             /// See [`super::super::tile::tile_product`].
             ///
             /// # Safety
-            /// The CPU has the features, the shapes are within the slices, `n` is a multiple of 16, no extent is 0.
+            /// The CPU has the features, the slices contain the shapes, `n` is a multiple of 16, and no extent is 0.
             #[target_feature(enable = $features)]
             pub unsafe fn product(
                 (m, n, k): (usize, usize, usize),
@@ -36,14 +36,15 @@ macro_rules! product {
                     let mut row = 0;
                     while row < m {
                         let rows = (m - row).min($rows);
-                        // SAFETY: `row + rows <= m` and `column + width * lanes <= n`: all accesses are of the shapes.
+                        // SAFETY: `row + rows <= m` and `column + width * lanes <= n`: all accesses are within the
+                        // shapes.
                         unsafe {
                             let (a_start, b_start) = (a.data.as_ptr().add(row * a.row), b.as_ptr().add(column));
                             let block = Block { k, a: a_start, a_strides: (a.row, a.column), b: b_start, ldb };
-                            let place = c.as_mut_ptr().add(row * ldc + column);
+                            let to = c.as_mut_ptr().add(row * ldc + column);
                             match width {
-                                $widest => of_width::<$widest>(&block, rows, place, ldc, accumulate),
-                                $($width => of_width::<$width>(&block, rows, place, ldc, accumulate),)*
+                                $widest => of_width::<$widest>(&block, rows, to, ldc, accumulate),
+                                $($width => of_width::<$width>(&block, rows, to, ldc, accumulate),)*
                                 _ => unreachable!("n is a multiple of 16"),
                             }
                         }
@@ -98,9 +99,9 @@ macro_rules! product {
                     for v in 0..V {
                         // SAFETY: vector `v` of row `r` of `c`, in bounds by the caller's promise.
                         unsafe {
-                            let place = c.add(r * ldc + v * $lanes);
-                            let old = if accumulate { $load(place) } else { $zero() };
-                            $store(place, $add(old, sums[r][v]));
+                            let to = c.add(r * ldc + v * $lanes);
+                            let old = if accumulate { $load(to) } else { $zero() };
+                            $store(to, $add(old, sums[r][v]));
                         }
                     }
                 }
@@ -109,7 +110,7 @@ macro_rules! product {
     };
 }
 
-/// Where a block of sums finds its operands.
+/// The operands of a block of sums.
 struct Block {
     k: usize,
     a: *const f32,

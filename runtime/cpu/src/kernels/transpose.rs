@@ -1,13 +1,13 @@
 //! Transposition of small f32 matrices.
-#![allow(unsafe_code)] // Sixteen registers are transposed with shuffles; no plain loop compiles to that.
+#![allow(unsafe_code)] // Shuffles transpose sixteen registers; no plain loop compiles to them.
 
 use super::tile::VECTOR;
 
-/// Transposes `n_rows` rows of `n_columns` elements that lie `ld` apart into `n_columns` rows that lie `to_ld` apart.
-/// Columns of the result beyond `n_rows` are zeroed up to the next multiple of [`VECTOR`].
+/// Transposes `n_rows` rows of `n_columns` elements, `ld` apart, into `n_columns` rows, `to_ld` apart. Columns of the
+/// result beyond `n_rows` are zeroed up to the next multiple of [`VECTOR`].
 ///
 /// # Panics
-/// If a shape goes beyond its slice.
+/// If a shape exceeds its slice.
 pub fn transpose(from: &[f32], ld: usize, n_rows: usize, n_columns: usize, to: &mut [f32], to_ld: usize) {
     let width = n_rows.next_multiple_of(VECTOR);
     if n_rows == 0 || n_columns == 0 {
@@ -43,18 +43,17 @@ mod avx512 {
     use super::VECTOR;
     use std::arch::x86_64::*;
 
-    /// A block of at most 16 by 16: pairs of rows are interleaved by one element, then by two, then by four, then by
-    /// eight.
+    /// Transposes a block of at most 16 by 16: interleaves pairs of rows by one element, then by two, four and eight.
     ///
     /// # Safety
-    /// `n_rows` rows of `n_columns` elements are in `from`, and `n_columns` rows of [`VECTOR`] in `to`.
+    /// `from` has `n_rows` rows of `n_columns` elements, and `to` has `n_columns` rows of [`VECTOR`].
     #[target_feature(enable = "avx512f")]
     pub unsafe fn block(from: &[f32], ld: usize, (n_rows, n_columns): (usize, usize), to: &mut [f32], to_ld: usize) {
         let columns = if n_columns == VECTOR { 0xffff } else { (1u16 << n_columns) - 1 };
         let mut rows = [_mm512_setzero_ps(); VECTOR];
         for i in 0..VECTOR {
             if i < n_rows {
-                // SAFETY: row `i` is in `from`, and only its columns are read.
+                // SAFETY: row `i` lies in `from`, and only its columns are read.
                 rows[i] = unsafe { _mm512_maskz_loadu_ps(columns, from.as_ptr().add(i * ld)) };
             }
         }

@@ -1,6 +1,6 @@
 //! The bf16 engine: 32 × 32 sums in four of the eight tile registers, fed from packed tiles.
 //!
-//! A step of the kernel takes 32 of k, see [`super::pairs`]. Its operand tiles are 16 rows of 64 bytes.
+//! A step of the kernel covers 32 of k, see [`super::pairs`]. Its operand tiles are 16 rows of 64 bytes.
 //! Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 
 use std::arch::asm;
@@ -15,7 +15,7 @@ use super::operand::Storage;
 use super::pairs::{STEP, store_narrow};
 use super::store::{Store, address};
 
-/// Whether this CPU has tiles of bf16 and the kernel lets this process use them.
+/// Whether this CPU has tiles of bf16 and the operating system lets this process use them.
 pub(super) fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
@@ -25,12 +25,12 @@ pub(super) fn available() -> bool {
     })
 }
 
-/// Asks the kernel for the tile state, which it saves only for processes that asked.
+/// Requests the tile state from the operating system, which saves it only for processes with this permission.
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: this request changes nothing but the permission.
+    // SAFETY: this request changes the permission only.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
@@ -57,13 +57,13 @@ static FULL_TILES: TileConfig = TileConfig {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// The tile registers of this thread, configured; dropping it gives them back, so that the kernel need not save 8 KiB
-/// at every switch of threads.
+/// The configured tile registers of this thread; dropping it releases them, so that a context switch need not save 8
+/// KiB.
 pub(super) struct Tiles(PhantomData<*mut ()>);
 
 impl Tiles {
     /// # Safety
-    /// [`available`] said yes.
+    /// [`available`] returned true.
     pub unsafe fn configure() -> Tiles {
         // SAFETY: the operand is a valid configuration of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL_TILES, options(nostack, readonly)) };
@@ -89,8 +89,8 @@ struct Sums([f32; 32 * 32]);
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
 pub(super) unsafe fn multiply(_tiles: &Tiles, depth: usize, a: *const u8, b: *const u8, store: &Store<'_>, at: TileAt) {
     let mut sums = MaybeUninit::<Sums>::uninit();
-    // SAFETY: `pack` wrote two tiles of each panel per step. The sums have room for 32 × 32, and so has C where
-    // `direct` says so. By the caller for the rest.
+    // SAFETY: `pack` wrote two tiles of each panel per step. The sums hold 32 × 32, and so does C where `direct`
+    // returns its address. The rest is by the caller.
     unsafe {
         if let Some((c, ld, add)) = direct(store, at) {
             products(depth, a, b, c, ld, add);
@@ -105,7 +105,7 @@ pub(super) unsafe fn multiply(_tiles: &Tiles, depth: usize, a: *const u8, b: *co
     }
 }
 
-/// Where whole tiles of plain f32 sums may go without a detour: address, row distance, whether to add to what is there.
+/// Destination of a whole tile of plain f32 sums, if it can be stored directly: address, row distance, whether to add.
 ///
 /// # Safety
 /// As for [`Store::tile`].
@@ -120,10 +120,10 @@ unsafe fn direct(store: &Store<'_>, at: TileAt) -> Option<(*mut f32, usize, bool
     Some((unsafe { address(store.to, at.row, at.col).cast() }, store.to.ld, store.from.is_some()))
 }
 
-/// The kernel: 32 × 32 sums to `c` with `ld` elements from row to row, added to what is there if `add`.
+/// The kernel: writes 32 × 32 sums to `c` with `ld` elements from row to row, or adds them if `add`.
 ///
-/// The panel of A stays in the L1 cache for many calls while B passes once: B is loaded with the hint that keeps it from
-/// pushing A out, which takes a step from 135 cycles to 100.
+/// The panel of A stays in the L1 cache for many calls while B passes once: B is loaded with a hint that keeps it from
+/// evicting A, which speeds up a step from 135 cycles to 100.
 ///
 /// # Safety
 /// The tiles are configured, the panels hold `depth` rounded up to whole steps, and the 32 × 32 of `c` are writable.

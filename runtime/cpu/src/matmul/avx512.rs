@@ -1,6 +1,7 @@
 //! The f32 engine: 14 × 32 sums in 28 of the 32 vector registers, fed from packed panels.
 //!
-//! A panel of width W holds, for every p, W neighbouring elements: of A 14 (one broadcast each), of B 32 (two vectors).
+//! A panel of width W holds, for every p, W neighbouring elements: 14 of A (one broadcast each) or 32 of B (two
+//! vectors).
 
 use std::arch::x86_64::*;
 
@@ -16,7 +17,7 @@ pub(super) const NR: usize = 32;
 /// Packs `filled ≤ W` lines of `depth` elements into a panel; missing lines are zero.
 ///
 /// # Safety
-/// Needs the features of [`super::lanes`]. `from` covers `filled × depth`, `to` has room for `W × depth`.
+/// Needs the features of [`super::lanes`]. `from` covers `filled × depth`, `to` has space for `W × depth`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 pub(super) unsafe fn pack<const W: usize>(to: *mut f32, from: Strip, filled: usize, depth: usize, round: bool) {
     for half in (0..W).step_by(16) {
@@ -33,7 +34,7 @@ pub(super) unsafe fn pack<const W: usize>(to: *mut f32, from: Strip, filled: usi
     }
 }
 
-/// Lines lie side by side: a row of storage is sixteen lines at one p.
+/// Packs adjacent lines: a row of storage holds sixteen lines at one p.
 ///
 /// # Safety
 /// As for [`pack`].
@@ -60,7 +61,7 @@ unsafe fn pack_straight<const W: usize>(
     }
 }
 
-/// Lines lie one after another: sixteen elements of each are transposed in registers.
+/// Packs consecutive lines: transposes sixteen elements of each in registers.
 ///
 /// # Safety
 /// As for [`pack`].
@@ -103,7 +104,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
     let (mut a, mut b): (*const f32, *const f32) = (a.cast(), b.cast());
     let mut sums = [[_mm512_setzero_ps(); 2]; MR];
     for _ in 0..depth {
-        // SAFETY: a row of each panel, of which there are `depth`.
+        // SAFETY: one of the `depth` rows of each panel.
         unsafe {
             let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
             for (i, sum) in sums.iter_mut().enumerate() {
@@ -114,7 +115,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
             (a, b) = (a.add(MR), b.add(NR));
         }
     }
-    // Copied so that the sums of the loop never have an address, which would keep them out of registers at its ends.
+    // Copied so that the sums of the loop have no address, which would keep them out of registers.
     let done = sums;
     // SAFETY: by the caller; `done` is MR rows of 32 f32.
     unsafe { store.tile(done.as_ptr().cast(), at.row, at.col, at.rows, at.cols) };

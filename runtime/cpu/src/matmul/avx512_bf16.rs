@@ -1,6 +1,6 @@
-//! The bf16 engine of CPUs without tiles: 14 × 32 sums in 28 of the 32 vector registers, fed from panels of pairs.
+//! The bf16 engine for CPUs without tiles: 14 × 32 sums in 28 of the 32 vector registers, fed from panels of pairs.
 //!
-//! An instruction multiplies 16 pairs by pairs and adds both products: twice the rate of f32.
+//! One instruction multiplies 16 pairs by 16 pairs and adds both products of each: twice the rate of f32.
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, `VDPBF16PS`.
 
 use std::arch::x86_64::*;
@@ -24,8 +24,8 @@ pub(super) fn available() -> bool {
 /// Multiplies a panel of A by a panel of B over `depth` and stores the tile.
 ///
 /// # Safety
-/// [`available`] said yes. The panels were packed by [`super::pairs::pack`] and hold `depth`; the tile may be stored, see
-/// [`Store::tile`].
+/// [`available`] returned true. The panels were packed by [`super::pairs::pack`] and hold `depth`; the tile may be
+/// stored, see [`Store::tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
 pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &Store<'_>, at: TileAt) {
     const PAIRS: usize = STEP / 2;
@@ -33,7 +33,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
     let mut sums = [[_mm512_setzero_ps(); 2]; MR];
     for _ in 0..depth.div_ceil(STEP) {
         for pair in 0..PAIRS {
-            // SAFETY: a step of each panel, of which there are enough for `depth`; both types of vectors are plain bits.
+            // SAFETY: a step of each panel, and the panels hold `depth`; both types of vectors are plain bits.
             unsafe {
                 let b0: __m512bh = std::mem::transmute(_mm512_load_si512(b.add(pair)));
                 let b1: __m512bh = std::mem::transmute(_mm512_load_si512(b.add(PAIRS + pair)));
@@ -46,7 +46,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
         }
         (a, b) = (a.wrapping_add(MR * PAIRS), b.wrapping_add(2 * PAIRS));
     }
-    // Copied so that the sums of the loop never have an address, which would keep them out of registers at its ends.
+    // Copied so that the sums of the loop have no address, which would keep them out of registers.
     let done = sums;
     // SAFETY: by the caller; `done` is MR aligned rows of 32 f32.
     unsafe {

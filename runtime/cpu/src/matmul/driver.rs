@@ -11,16 +11,16 @@ use super::{Engine, portable};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx512, avx512_bf16, pairs, store::Store};
 
-/// Products of fewer multiplications than this run on the caller: handing them out costs as much (MATMUL-1 holds:
-/// threads do not enter the arithmetic).
+/// Products of fewer multiplications run on the calling thread: distributing them takes as long (MATMUL-1 holds:
+/// threads do not affect the arithmetic).
 const MULTIPLICATIONS_SERIAL: usize = 1 << 19;
-/// Elements that one packing job should move at least.
+/// Least elements of a packing job.
 const ELEMENTS_PER_JOB: usize = 1 << 14;
 const JOBS_MAX: usize = 64;
-/// Rows of strided storage in work at a time: their pages fit the first-level TLB. A multiple of every depth unit.
+/// Rows of strided storage processed at a time: their pages fit the first-level TLB. A multiple of every depth unit.
 const CHUNK_ROWS: usize = 64;
 
-/// The threads.
+/// The threads of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
     /// The current rayon pool.
@@ -45,7 +45,7 @@ impl Threads {
     }
 }
 
-/// An operand seen along k: element `(x, p)`, where x runs over the rows of A or the columns of B.
+/// An operand indexed along k: element `(x, p)`, where x runs over the rows of A or the columns of B.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     pub ptr: *const u8,
@@ -74,7 +74,7 @@ struct Block<'a> {
     a: Strip,
     b: Strip,
     c: TileMut,
-    /// Where sums wait in f32 until `last`.
+    /// The f32 sums until `last`.
     sums: TileMut,
     packed_a: *mut u8,
     packed_b: *mut u8,
@@ -93,7 +93,7 @@ unsafe impl Sync for Block<'_> {}
 /// Runs a product; see [`super::tile_matmul`].
 ///
 /// # Safety
-/// As for [`super::tile_matmul`], and the CPU offers what `engine` needs.
+/// As for [`super::tile_matmul`], and the CPU supports `engine`.
 pub(super) unsafe fn run(
     engine: Engine,
     threads: Threads,
@@ -121,7 +121,7 @@ pub(super) unsafe fn run(
         for i in (0..m).step_by(plan.rows) {
             // With k == 0 there is still one block, which writes zeros, bias or C.
             for p in (0..k.max(1)).step_by(plan.depth.max(1)) {
-                // SAFETY: (i, p), (j, p) and (i, j) lie inside the operands, whose extents the caller vouches for.
+                // SAFETY: (i, p), (j, p) and (i, j) lie inside the operands, whose extents the caller guarantees.
                 let block = unsafe {
                     let c = TileMut { ptr: c.ptr.add((i * c.ld + j) * c.storage.bytes()), ..c };
                     let partial = TileMut { ptr: partial.as_mut_ptr(), storage: Storage::F32, ld: plan.cols };
@@ -142,7 +142,7 @@ pub(super) unsafe fn run(
                         epilogue: Epilogue { bias: epilogue.bias.map(|b| &b[j..]), ..epilogue },
                     }
                 };
-                // Panels that the previous block packed are still there where k and m did not move.
+                // Panels of the previous block remain valid where k and m are unchanged.
                 let whole_k = k <= plan.depth;
                 block.pack(threads, !(whole_k && m <= plan.rows && j > 0), !(whole_k && i > 0));
                 block.multiply(threads);
@@ -152,8 +152,8 @@ pub(super) unsafe fn run(
 }
 
 impl Block<'_> {
-    /// Packs what the tasks share. Each job takes the same share of both operands, so that a thread later finds much of
-    /// what it multiplies in its own cache.
+    /// Packs the operands that tasks share. Each job packs the same share of both operands, so that a thread later
+    /// finds much of its input in its own cache.
     fn pack(&self, threads: Threads, pack_a: bool, pack_b: bool) {
         let g = &self.plan.geometry;
         let a_panels = if pack_a && !self.packs_a_late() { self.rows.div_ceil(g.mr) } else { 0 };
@@ -167,8 +167,8 @@ impl Block<'_> {
         });
     }
 
-    /// Whether tasks pack their rows of A themselves, a panel at a time. That saves a pass over memory, and costs one
-    /// packing for every task along n; strided access to A would cost too much more than once.
+    /// Whether tasks pack their rows of A themselves, a panel at a time. This saves a pass over memory, but repeats the
+    /// packing for every task along n; for strided A the repetition takes too long.
     fn packs_a_late(&self) -> bool {
         self.a.k_contiguous
             && self.cols <= self.plan.geometry.late_cols
@@ -181,7 +181,7 @@ impl Block<'_> {
             Side::A => (self.a, g.mr, self.rows),
             Side::B => (self.b, g.nr, self.cols),
         };
-        // A row of storage that runs across panels is read on through all of them before the next ones.
+        // Rows of storage that run across panels are read through all panels, chunk by chunk.
         let chunk = if strip.k_contiguous || matches!(self.engine, Engine::Portable { .. }) {
             self.depth.max(1)
         } else {
@@ -191,17 +191,17 @@ impl Block<'_> {
             for panel in panels.clone() {
                 let x = panel * width;
                 let (filled, depth) = (width.min(extent - x), chunk.min(self.depth - p));
-                // SAFETY: the strip covers `extent × depth`; the panel is this job's own and inside its region of
-                // scratch, which the plan sized for `extent` rounded up to whole panels.
+                // SAFETY: the strip covers `extent × depth`; only this job accesses the panel, which lies in its region
+                // of scratch, sized by the plan for `extent` rounded up to whole panels.
                 unsafe { self.pack_lines(self.panel(panel, p, side), strip.at(x, p), filled, depth, side) };
             }
         }
     }
 
     /// # Safety
-    /// `from` covers `filled × depth`; `to` has room for a panel of that depth, padded.
+    /// `from` covers `filled × depth`; `to` has space for a panel of that depth, padded.
     unsafe fn pack_lines(&self, to: *mut u8, from: Strip, filled: usize, depth: usize, side: Side) {
-        // SAFETY: by the caller; the CPU has what the engine needs.
+        // SAFETY: by the caller; the CPU supports the engine.
         unsafe {
             match self.engine {
                 #[cfg(target_arch = "x86_64")]
@@ -218,7 +218,7 @@ impl Block<'_> {
                 },
                 #[cfg(not(target_arch = "x86_64"))]
                 Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } => {
-                    unreachable!("x86 engines are picked on x86 only")
+                    unreachable!("x86 engines are selected on x86 only")
                 }
                 Engine::Portable { round } => portable::pack(to.cast(), from, depth, round),
             }
@@ -240,7 +240,7 @@ impl Block<'_> {
         let (task_rows, task_cols) = self.plan.task(self.rows, self.cols, threads.count());
         let down = self.rows.div_ceil(task_rows);
         let across = self.cols.div_ceil(task_cols);
-        // Neighbouring tasks share their columns, so that a thread keeps the panels of B in its cache.
+        // Consecutive tasks share their columns, so that a thread keeps the panels of B in its cache.
         threads.each(down * across, |task| {
             let (i, j) = (task % down * task_rows, task / down * task_cols);
             let (rows, cols) = (task_rows.min(self.rows - i), task_cols.min(self.cols - j));
@@ -277,14 +277,14 @@ impl Block<'_> {
                 }),
                 #[cfg(not(target_arch = "x86_64"))]
                 Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } => {
-                    unreachable!("x86 engines are picked on x86 only")
+                    unreachable!("x86 engines are selected on x86 only")
                 }
                 Engine::Portable { .. } => self.task_portable(tile),
             }
         }
     }
 
-    /// Cuts the depth of the block into stretches `(p, depth, store)`.
+    /// Divides the depth of the block into stretches `(p, depth, store)`.
     #[cfg(target_arch = "x86_64")]
     fn stretches(&self, mut work: impl FnMut(usize, usize, &Store<'_>)) {
         for p in (0..self.depth.max(1)).step_by(DEPTH_INNER) {
@@ -304,7 +304,7 @@ impl Block<'_> {
         }
     }
 
-    /// Visits the register tiles of a task: one panel of A stays in the L1 cache while those of B pass by.
+    /// Visits the register tiles of a task: one panel of A stays in the L1 cache while the panels of B stream through.
     #[cfg(target_arch = "x86_64")]
     fn tiles(
         &self,
@@ -349,7 +349,7 @@ impl Block<'_> {
     }
 }
 
-/// A panel of A that a task packs for itself, on its stack.
+/// A panel of A that a task packs on its stack.
 #[cfg(target_arch = "x86_64")]
 #[repr(align(64))]
 struct LatePanel([MaybeUninit<u8>; LATE_PANEL_BYTES]);
@@ -358,7 +358,7 @@ struct LatePanel([MaybeUninit<u8>; LATE_PANEL_BYTES]);
 #[cfg(target_arch = "x86_64")]
 const LATE_PANEL_BYTES: usize = 64 * DEPTH_INNER;
 
-/// Which operand.
+/// An operand of a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// Rows of the product.
@@ -367,7 +367,7 @@ pub(super) enum Side {
     B,
 }
 
-/// A tile of a block of C: where, and how much of it exists.
+/// A tile of a block of C: its position, and its extent within C.
 #[derive(Clone, Copy)]
 pub(super) struct TileAt {
     pub row: usize,

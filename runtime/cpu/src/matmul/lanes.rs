@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 
 use super::operand::Storage;
 
-/// Whether this CPU has the AVX-512 subsets of the functions here. Asked once: detection costs more than a small tile.
+/// Whether this CPU has the AVX-512 subsets of the functions here. Cached, because detection takes longer than a small
+/// tile.
 pub(super) fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
@@ -38,7 +39,7 @@ pub(super) fn first32(n: usize) -> __mmask32 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 pub(super) unsafe fn load(ptr: *const u8, storage: Storage, mask: __mmask16) -> __m512 {
-    // SAFETY: masked lanes are not accessed; the caller vouches for the others.
+    // SAFETY: masked lanes are not accessed; the caller guarantees the others.
     unsafe {
         match storage {
             Storage::F32 => _mm512_maskz_loadu_ps(mask, ptr.cast()),
@@ -55,7 +56,7 @@ pub(super) unsafe fn load(ptr: *const u8, storage: Storage, mask: __mmask16) -> 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 pub(super) unsafe fn store(ptr: *mut u8, storage: Storage, mask: __mmask16, x: __m512) {
-    // SAFETY: masked lanes are not accessed; the caller vouches for the others.
+    // SAFETY: masked lanes are not accessed; the caller guarantees the others.
     unsafe {
         match storage {
             Storage::F32 => _mm512_mask_storeu_ps(ptr.cast(), mask, x),
@@ -78,8 +79,8 @@ fn widen(x: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
 }
 
-/// Rounds to the nearest bf16, ties to even, and stays f32. In integers, so that subnormals survive, which the
-/// conversion instruction flushes; a NaN stays a NaN because its quiet bit is set instead.
+/// Rounds to the nearest bf16, ties to even, as f32. Uses integers to keep subnormals, which the conversion instruction
+/// flushes; a NaN stays a NaN because its quiet bit is set instead.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn round_to_bf16(x: __m512) -> __m512 {

@@ -3,22 +3,21 @@
 //! Legend: A is `[m, k]`, B is `[k, n]`, C is `[m, n]`; `i`, `j`, `p` index m, n, k; `ld` is the distance in elements
 //! between two stored rows.
 //!
-//! Both operands are packed into panels that the innermost kernel reads front to back, so the three layouts of
-//! training (`x Wᵀ`, `dy W`, `dyᵀ x`) cost the same, and every mixture of storage types needs only its own load.
+//! Both operands are packed into panels that the innermost kernel reads front to back, so the three layouts of training
+//! (`x Wᵀ`, `dy W`, `dyᵀ x`) take the same time, and each storage type needs only its own load.
 //! Source of the scheme: Goto and van de Geijn 2008, Anatomy of High-Performance Matrix Multiplication, §4–5. We differ
 //! in packing A and B of a block completely before any product, so that threads share them.
 //!
 //! Invariants:
-//! - MATMUL-1 The bits of C do not depend on the number of threads: only m and n are split over tasks; the k loop of an
-//!   element is cut at fixed positions and runs on one thread at a time.
-//! - MATMUL-2 No element outside the logical operands is read, none outside the logical C written.
+//! - MATMUL-1 The bits of C do not depend on the number of threads: only m and n are divided among tasks; the k loop of
+//!   an element is divided at fixed positions and runs on one thread at a time.
+//! - MATMUL-2 A product reads no element outside the logical operands and writes no element outside the logical C.
 //! - MATMUL-3 C narrower than f32 is rounded once; partial sums are f32.
 //!
-//! Map: [`operand`] what callers pass; `plan` block sizes and scratch; `driver` loops and threads; `store` the
-//! epilogue; `avx512` f32 panels and kernel; `pairs` bf16 panels, `amx` and
-//! `avx512_bf16` their kernels; `lanes` vector loads and transposes;
-//! `portable` the `gemm` crate for every other CPU.
-// Raw pointers: C tiles of one product interleave in memory, which slices cannot express, and kernels need intrinsics.
+//! Map: [`operand`] arguments; `plan` block sizes and scratch; `driver` loops and threads; `store` the epilogue;
+//! `avx512` f32 panels and kernel; `pairs` bf16 panels, `amx` and `avx512_bf16` their kernels; `lanes` vector loads and
+//! transposes; `portable` the `gemm` crate for every other CPU.
+// Raw pointers: tiles of C interleave in memory, which slices cannot express, and kernels need intrinsics.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -44,17 +43,17 @@ mod tests;
 pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};
 pub use peak::{engine_name, fast_bf16, peak_flops};
 
-/// How the products are formed.
+/// The precision of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compute {
     /// Operands widened to f32 (exact), products and sums in f32.
     F32,
-    /// Every operand, whatever its storage, is rounded to bf16 (nearest even) on its way into the kernel; products are
-    /// summed in f32. Subnormal operands may count as zero: the hardware flushes them.
+    /// Operands of every storage type are rounded to bf16 (nearest even) when packed; products are summed in f32.
+    /// Subnormal operands may count as zero: the hardware flushes them.
     Bf16,
 }
 
-/// Which kernels run; chosen from what the CPU offers.
+/// The kernels of a product, selected by the features of the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     /// Tile products of bf16 pairs.
@@ -88,23 +87,23 @@ impl Engine {
     }
 }
 
-/// Bytes of scratch that [`matmul`] and [`tile_matmul`] need for these sizes, whatever the layouts, the storage of the
-/// operands and the number of threads. `c` is the storage of C. The scratch may have any alignment.
+/// Bytes of scratch that [`matmul`] and [`tile_matmul`] need for these sizes, for all layouts, operand storage types
+/// and numbers of threads. `c` is the storage of C. The scratch may have any alignment.
 pub fn scratch_bytes(compute: Compute, m: usize, n: usize, k: usize, c: Storage) -> usize {
     plan::Plan::new(Engine::pick(compute), m, n, k, c).scratch_bytes()
 }
 
 /// Multiplies two matrices on the threads of the current rayon pool: `C = alpha · A · B + bias + (C)`.
 ///
-/// Allocates nothing where the CPU has AVX-512 (elsewhere the `gemm` crate keeps workspaces of its own).
+/// Does not allocate on a CPU with AVX-512 (on other CPUs the `gemm` crate keeps workspaces of its own).
 ///
 /// # Shapes
 /// `a: [m, k]`, `b: [k, n]`, `c: [m, n]`, `epilogue.bias: [n]`. An operand with `transposed` is stored with its
 /// dimensions exchanged. With `k == 0` the product is zero.
 ///
 /// # Panics
-/// If a buffer is shorter than its shape and `ld` say, `ld` is shorter than a row, the bias is not `[n]`, or the
-/// scratch is smaller than [`scratch_bytes`].
+/// If a buffer is too short for its shape and `ld`, `ld` is shorter than a row, the bias is not `[n]`, or the scratch
+/// is smaller than [`scratch_bytes`].
 pub fn matmul(
     compute: Compute,
     m: usize,
@@ -124,7 +123,7 @@ pub fn matmul(
 }
 
 /// Multiplies two small matrices on the calling thread, for the tiles of attention: operands and result may be column
-/// slices of wider buffers that other threads write beside us.
+/// slices of wider buffers whose other columns other threads write.
 ///
 /// # Shapes
 /// As for [`matmul`].
@@ -147,6 +146,6 @@ pub unsafe fn tile_matmul(
     scratch: &mut [u8],
 ) {
     let engine = Engine::pick(compute);
-    // SAFETY: the caller keeps the contract, which is this function's own.
+    // SAFETY: the caller keeps this function's contract.
     unsafe { driver::run(engine, driver::Threads::Caller, m, n, k, a, b, c, epilogue, scratch) }
 }

@@ -1,4 +1,4 @@
-//! What callers of a matrix product pass: borrowed matrices, raw tiles, and what happens to the sums.
+//! Arguments of a matrix product: borrowed matrices, raw tiles, and the epilogue.
 
 use std::any::TypeId;
 
@@ -21,7 +21,7 @@ impl Storage {
     /// The storage of an element type.
     ///
     /// # Panics
-    /// For an [`Float`] other than f32, bf16 and f16.
+    /// For a [`Float`] other than f32, bf16 and f16.
     pub fn of<T: Float>() -> Storage {
         let id = TypeId::of::<T>();
         if id == TypeId::of::<f32>() {
@@ -29,7 +29,7 @@ impl Storage {
         } else if id == TypeId::of::<bf16>() {
             Storage::Bf16
         } else {
-            assert!(id == TypeId::of::<f16>(), "matrix products know f32, bf16 and f16");
+            assert!(id == TypeId::of::<f16>(), "matrix products support f32, bf16 and f16 only");
             Storage::F16
         }
     }
@@ -86,10 +86,10 @@ pub struct MatMut<'a> {
     pub ld: usize,
 }
 
-/// What is done with the sums: `C = alpha · A·B + bias + (C, if accumulate)`.
+/// The last step of a product: `C = alpha · A·B + bias + (C, if accumulate)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a> {
-    /// Add to what C holds instead of overwriting it.
+    /// Add to C instead of overwriting it.
     pub accumulate: bool,
     /// `[n]`, added to every row.
     pub bias: Option<&'a [f32]>,
@@ -119,7 +119,7 @@ impl TileRef {
         TileRef { ptr: first.cast(), storage: Storage::of::<T>(), ld, transposed: false }
     }
 
-    /// The transpose of this tile; nothing moves.
+    /// The transpose of this tile, without a copy.
     pub fn t(self) -> TileRef {
         TileRef { transposed: !self.transposed, ..self }
     }
@@ -146,7 +146,7 @@ impl<'a> Mat<'a> {
         Mat { data, ld, transposed: false }
     }
 
-    /// The transpose of this matrix; nothing moves.
+    /// The transpose of this matrix, without a copy.
     pub fn t(self) -> Mat<'a> {
         Mat { transposed: !self.transposed, ..self }
     }

@@ -1,8 +1,9 @@
-//! Panels of bf16 pairs, which the tiles of AMX and the pair products of AVX-512 read alike.
+//! Panels of bf16 pairs, for both the tiles of AMX and the pair products of AVX-512.
 //!
-//! A step takes 32 of k. Of A it has, for each row, 32 neighbours in k; of B, for each half of 16 columns, 16 rows of
-//! which row q holds the pair (2q, 2q + 1) of k of every column. As matrices of 32-bit pairs these are `[x][pair]` and
-//! `[pair][x]`, and so is whatever lies in memory, so each packing is either straight or one 16 × 16 transpose.
+//! A step covers 32 of k. Its panel of A has, for each row, 32 neighbours in k; its panel of B has, for each half of 16
+//! columns, 16 rows, where row q holds the pair (2q, 2q + 1) of k for every column. As matrices of 32-bit pairs these
+//! are `[x][pair]` and `[pair][x]`, like the two layouts in memory, so each packing is either a copy or one 16 × 16
+//! transpose.
 
 use std::arch::x86_64::*;
 
@@ -11,14 +12,14 @@ use super::lanes::{first16, first32, load, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
 
-/// Elements of k that one step takes.
+/// Elements of k in one step.
 pub(super) const STEP: usize = 32;
 
-/// Packs `filled ≤ W ≤ 32` lines of `depth` elements, step after step; what is missing is zero. Panels of B have whole
-/// halves.
+/// Packs `filled ≤ W ≤ 32` lines of `depth` elements, step after step; missing elements are zero. Panels of B have
+/// whole halves.
 ///
 /// # Safety
-/// The CPU has the features below. `from` covers `filled × depth`, `to` has room for W × (`depth` rounded up to 32).
+/// The CPU has the features below. `from` covers `filled × depth`, `to` has space for W × (`depth` rounded up to 32).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
 pub(super) unsafe fn pack<const W: usize>(to: *mut u8, from: Strip, filled: usize, depth: usize, side: Side) {
     const { assert!(W <= 32) };
@@ -69,7 +70,7 @@ unsafe fn lines(from: Strip, x: usize, filled: usize, count: usize) -> [__m512i;
     rows
 }
 
-/// Thirty-two lines that lie side by side, as two times `[pair][x]`.
+/// Thirty-two adjacent lines as two times `[pair][x]`.
 ///
 /// # Safety
 /// As for [`pack`].
@@ -78,7 +79,7 @@ unsafe fn lines(from: Strip, x: usize, filled: usize, count: usize) -> [__m512i;
 unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [[__m512i; 16]; 2] {
     let mut halves = [[_mm512_setzero_si512(); 16]; 2];
     for q in 0..count.div_ceil(2) {
-        // An odd depth ends with half a pair: its second row is masked out.
+        // An odd depth ends with half a pair, whose second row is masked out.
         let second = if 2 * q + 1 < count { filled } else { 0 };
         // SAFETY: rows 2q and, unless masked, 2q + 1 are inside the strip; masks end at `filled`.
         unsafe {
@@ -116,7 +117,7 @@ fn interleave(start: i32, gap: i32) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn load_wide(at: *const u8, storage: Storage, count: usize) -> (__m512, __m512) {
-    // SAFETY: by the caller; a fully masked load touches nothing, so its address may lie outside.
+    // SAFETY: by the caller; a fully masked load accesses no memory, so its address may lie outside.
     unsafe {
         let high = at.wrapping_add(16 * storage.bytes());
         (load(at, storage, first16(count)), load(high, storage, first16(count.saturating_sub(16))))
@@ -131,8 +132,8 @@ fn narrow(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-/// [`Store::tile`] for bf16 without bias, by the conversion instruction, which takes two vectors and flushes
-/// subnormals, as the products do. The sums are aligned.
+/// [`Store::tile`] for bf16 without bias, with the conversion instruction, which takes two vectors and flushes
+/// subnormals like the products. The sums are aligned.
 ///
 /// # Safety
 /// As for [`Store::tile`].

@@ -1,14 +1,14 @@
-//! What this machine's matrix products reach at their best: the yardstick of utilisation.
+//! The peak rate of this machine's matrix products: the reference for utilisation.
 
 use super::{Compute, Engine, Epilogue, Mat, MatMut, Slice, SliceMut, Storage, matmul, scratch_bytes};
 use std::time::Instant;
 
-/// Whether products of bf16 operands run on hardware made for them.
+/// Whether products of bf16 operands run on dedicated hardware.
 pub fn fast_bf16() -> bool {
     matches!(Engine::pick(Compute::Bf16), Engine::Amx | Engine::Avx512Bf16)
 }
 
-/// Name of the kernels that run, for people.
+/// Name of the selected kernels, for reports.
 pub fn engine_name(bf16: bool) -> &'static str {
     match Engine::pick(if bf16 { Compute::Bf16 } else { Compute::F32 }) {
         Engine::Amx => "AMX",
@@ -18,7 +18,7 @@ pub fn engine_name(bf16: bool) -> &'static str {
     }
 }
 
-/// Best FLOP/s of a few square products on the threads of the current pool; takes some tens of milliseconds.
+/// Best FLOP/s of a few square products on the threads of the current pool; takes tens of milliseconds.
 pub fn peak_flops(bf16: bool) -> f64 {
     const N: usize = 1024;
     const ROUNDS: usize = 6;

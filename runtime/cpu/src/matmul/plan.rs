@@ -1,8 +1,8 @@
-//! How a product is cut: block sizes for each engine, and the layout of its scratch.
+//! Division of a product: block sizes for each engine, and the layout of its scratch.
 //!
-//! A product is a loop over blocks of at most `rows × cols × depth`. The operands of one block are packed whole, then
-//! its C is cut into tasks of `task_rows × task_cols`. The bounds keep scratch finite for any shape; the training
-//! shapes we know are one block, or a few along k.
+//! A product is a loop over blocks of at most `rows × cols × depth`. The operands of one block are packed completely,
+//! then its C is divided into tasks of `task_rows × task_cols`. The bounds keep scratch finite for any shape; typical
+//! training shapes are one block, or a few along k.
 
 use super::Engine;
 use super::operand::Storage;
@@ -15,7 +15,7 @@ const DEPTH_BLOCK: usize = 8 * DEPTH_INNER;
 const COLS_BLOCK: usize = 4096;
 const TASKS_PER_THREAD: usize = 2;
 
-/// Sizes that belong to an engine.
+/// Sizes of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     /// Rows and columns of the tile that the kernel keeps in registers.
@@ -25,7 +25,7 @@ pub(super) struct Geometry {
     pub k_unit: usize,
     /// Bytes of a packed element.
     pub element: usize,
-    /// C of one task at most: its sums in f32 and the panels of B of one stretch fit the L2 cache together.
+    /// Largest C of one task: its sums in f32 and the panels of B of one stretch fit the L2 cache together.
     pub task_rows: usize,
     pub task_cols: usize,
     /// Up to this many columns, tasks pack A themselves.
@@ -81,7 +81,7 @@ impl Geometry {
     }
 }
 
-/// The cut of one product; a function of its sizes and the engine only (MATMUL-1).
+/// The division of one product; a function of its sizes and the engine only (MATMUL-1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub geometry: Geometry,
@@ -98,7 +98,8 @@ impl Plan {
         let g = Geometry::of(engine);
         let (rows, cols, depth) = (m.min(g.rows_block), n.min(COLS_BLOCK), k.min(DEPTH_BLOCK));
         let padded = depth.next_multiple_of(g.k_unit);
-        // f32 sums live in C itself; a narrower C needs room for them while k is unfinished. `gemm` writes f32 only.
+        // f32 sums live in C itself; a narrower C needs separate space for them while k is unfinished. `gemm` writes
+        // f32 only.
         let portable = matches!(engine, Engine::Portable { .. });
         let partial = c != Storage::F32 && (portable || k > DEPTH_INNER);
         Plan {
@@ -131,20 +132,20 @@ impl Plan {
     }
 
     /// Rows and columns of a task for `n_threads` threads: enough tasks that a slow thread delays the others little.
-    /// Free to depend on the threads, since it moves no sum (MATMUL-1).
+    /// May depend on the number of threads, because it changes no sum (MATMUL-1).
     pub fn task(&self, rows: usize, cols: usize, threads: usize) -> (usize, usize) {
         let g = &self.geometry;
         let (down_max, across_max) = (rows.div_ceil(g.mr), cols.div_ceil(g.nr));
         let wanted = if threads > 1 { TASKS_PER_THREAD * threads } else { 1 };
         let across = cols.div_ceil(g.task_cols).max(wanted.div_ceil(down_max)).min(across_max);
         let enough = rows.div_ceil(g.task_rows).max(wanted.div_ceil(across));
-        // Equal shares: a count that the threads divide, if there is one before tasks get too small.
+        // Equal shares: a multiple of the number of threads, if one exists before tasks get too small.
         let even = (enough..enough + threads).find(|down| (down * across).is_multiple_of(threads));
         let down = even.unwrap_or(enough).min(down_max);
         (down_max.div_ceil(down) * g.mr, across_max.div_ceil(across) * g.nr)
     }
 
-    /// Whether unfinished sums are kept beside C.
+    /// Whether unfinished sums have their own buffer.
     pub fn has_partial(&self) -> bool {
         self.partial > 0
     }

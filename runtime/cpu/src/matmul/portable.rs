@@ -1,6 +1,6 @@
-//! The engine of CPUs without AVX-512: operands widened line by line, products by the `gemm` crate.
+//! The engine for CPUs without AVX-512: operands widened line by line, products by the `gemm` crate.
 //!
-//! `gemm` runs on one thread per task: how it would share work among threads is not ours to fix (MATMUL-1).
+//! `gemm` runs on one thread per task, because its own division of work among threads could violate MATMUL-1.
 
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ use phalanx_device::float::Float;
 /// Copies one line of `depth` elements, k contiguous.
 ///
 /// # Safety
-/// `from` covers one line of `depth`; `to` has room for it.
+/// `from` covers one line of `depth`; `to` has space for it.
 pub(super) unsafe fn pack(to: *mut f32, from: Strip, depth: usize, round: bool) {
     for p in 0..depth {
         // SAFETY: by the caller.
@@ -22,7 +22,7 @@ pub(super) unsafe fn pack(to: *mut f32, from: Strip, depth: usize, round: bool) 
     }
 }
 
-/// Sets the sums of a tile to what the product is added to: bias and, if asked for, C.
+/// Initialises the sums of a tile with the bias and, if `accumulate`, C.
 ///
 /// # Safety
 /// The tile lies inside `sums`, `c` and the bias, and is the caller's own. `sums` is f32 and may be `c`.
@@ -48,7 +48,7 @@ pub(super) unsafe fn multiply(sums: TileMut, a: *const f32, b: *const f32, depth
         return;
     }
     let (ld, line) = (sums.ld as isize, depth as isize);
-    // SAFETY: by the caller; strides are those of row-major sums and k-contiguous lines.
+    // SAFETY: by the caller; the strides belong to row-major sums and k-contiguous lines.
     unsafe {
         gemm::gemm(
             at.rows,

@@ -1,17 +1,17 @@
-//! The epilogue: how a finished register tile reaches memory.
+//! The epilogue: storing a finished register tile.
 
 use std::arch::x86_64::*;
 
 use super::lanes::{first16, load, store};
 use super::operand::{Storage, TileMut};
 
-/// What happens to the sums of one stretch of k: `to = alpha · sums + bias + from`.
+/// The epilogue of one stretch of k: `to = alpha · sums + bias + from`.
 ///
-/// The first stretch brings in bias and C, the last one rounds into C; between them sums wait in f32 (MATMUL-3).
+/// The first stretch adds bias and C, the last stretch rounds into C; between them sums stay in f32 (MATMUL-3).
 #[derive(Clone, Copy)]
 pub(super) struct Store<'a> {
     pub alpha: f32,
-    /// Of the whole block of C, indexed by its columns.
+    /// The bias of the whole block of C, indexed by its columns.
     pub bias: Option<&'a [f32]>,
     pub from: Option<TileMut>,
     pub to: TileMut,
@@ -21,8 +21,8 @@ impl Store<'_> {
     /// Stores the leading `rows × cols` of `sums: [_, 32]` at `(row, col)` of the block.
     ///
     /// # Safety
-    /// Needs the features of [`super::lanes`]. The tile lies inside `from` and `to`, which nobody else touches, and
-    /// `cols` inside the bias.
+    /// Needs the features of [`super::lanes`]. The tile lies inside `from` and `to`, which no other thread touches, and
+    /// its columns lie inside the bias.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     pub unsafe fn tile(&self, sums: *const f32, row: usize, col: usize, rows: usize, cols: usize) {
         let alpha = _mm512_set1_ps(self.alpha);

@@ -76,7 +76,7 @@ struct Case {
     seed: u64,
 }
 
-/// What padding holds: an engine that reads it poisons its result, one that writes it is found out.
+/// Value of padding: reading it poisons the result, and writing it is detected.
 const PADDING: f32 = f32::NAN;
 
 impl Case {
@@ -123,12 +123,12 @@ impl Case {
         let a = a.mat(self.ld(self.a.1, m, k), self.a.1).checked("a", m, k);
         let b = b.mat(self.ld(self.b.1, k, n), self.b.1).checked("b", k, n);
         let to = c.mat_mut(n + self.gap).checked("c", m, n);
-        // SAFETY: the extents were checked, the buffers are ours, and `engines` lists what this CPU has.
+        // SAFETY: the extents were checked, the buffers are ours, and `engines` lists the engines of this CPU.
         unsafe { driver::run(engine, threads, m, n, k, a, b, to, epilogue, &mut scratch) };
         c
     }
 
-    /// The exact product of the operands as the kernel sees them, and for each element the sum of magnitudes, which
+    /// The exact product of the kernel's (possibly rounded) operands, and for each element the sum of magnitudes, which
     /// scales its rounding error.
     fn reference(&self, round: bool) -> Vec<(f64, f64)> {
         let (a, b, c, bias) = self.operands();
@@ -161,12 +161,12 @@ impl Case {
         out
     }
 
-    /// Compares with the reference and checks that the padding of C is as it was.
+    /// Compares with the reference and checks that the padding of C is unchanged.
     fn check(&self, engine: Engine) -> Result<(), String> {
         let round = !matches!(engine, Engine::Avx512 { round: false } | Engine::Portable { round: false });
         let (got, want) = (self.run(engine, Threads::Pool), self.reference(round));
-        // Summing k terms of f32 errs by at most about k ulps of the magnitudes, in practice by its root; the last
-        // term is the one rounding into C (half an ulp) of a value that is off by the former.
+        // Summing k terms of f32 errs by at most about k ulps of the magnitudes, in practice by √k; the last term is
+        // the one rounding of the inexact sum into C (half an ulp).
         let sums = f64::from(f32::EPSILON) * (4.0 + (self.k as f64).sqrt());
         let last = match self.c {
             Storage::F32 => 0.0,
@@ -195,7 +195,7 @@ impl Case {
     }
 }
 
-/// The engines that this CPU can run; the calling test counts as skipped where it cannot run all.
+/// The engines that this CPU can run; the calling test counts as skipped if the CPU cannot run all engines.
 fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Portable { round: false }, Engine::Portable { round: true }];
     #[cfg(target_arch = "x86_64")]
@@ -257,7 +257,7 @@ proptest! {
 }
 
 #[test]
-fn a_product_of_several_blocks_in_every_dimension_is_whole() {
+fn product_of_several_blocks_in_every_dimension_is_whole() {
     let c = Storage::Bf16;
     for engine in engines() {
         let long = Case { a: (Storage::F32, true), c, accumulate: true, gap: 3, ..Case::plain(33, 40, 9000) };
@@ -316,10 +316,10 @@ fn nan_and_infinity_reach_the_result() {
 }
 
 #[test]
-fn a_nan_rounded_into_a_narrow_result_stays_a_nan() {
+fn nan_stays_a_nan_when_rounded_into_a_narrow_result() {
     for engine in engines() {
         for c in [Storage::Bf16, Storage::F16] {
-            // Only the quiet bit's neighbour below the cut of bf16 is set: truncation would make it infinity.
+            // Only mantissa bits that bf16 drops are set: truncation would give infinity.
             let a = [f32::from_bits(0x7f80_0001); 3];
             let b = [1.0f32; 5];
             let mut out = Buffer::new(c, [0.0; 15].into_iter());
@@ -361,10 +361,10 @@ impl Fenced {
         Fenced { map, bytes }
     }
 
-    /// Room for `len` elements: flush with the fence behind, or with the one before.
+    /// Space for `len` elements: directly before the fence behind, or directly after the fence in front.
     fn room<T>(&mut self, len: usize, behind: bool) -> &mut [T] {
         let offset = if behind { self.bytes - len * size_of::<T>() } else { 0 };
-        // SAFETY: inside the accessible pages, zeroed by the kernel; the borrow keeps it the only slice.
+        // SAFETY: inside the accessible pages, zeroed by the kernel; the borrow excludes other slices.
         unsafe { std::slice::from_raw_parts_mut(self.map.add(Self::PAGE + offset).cast(), len) }
     }
 }
@@ -407,7 +407,7 @@ fn tiles_of_a_wider_buffer_multiply_in_place() {
     // Two heads of width 16 inside rows of 48: scores = Q Kᵀ / 4 for head 1, written into columns 32.. of a wider C.
     let (t, wide) = (20, 48);
     let case = Case { gap: 0, ..Case::plain(t, wide, 1) };
-    let Buffer::F32(qkv) = case.random(9, Storage::F32, t, wide) else { panic!("f32 was asked for") };
+    let Buffer::F32(qkv) = case.random(9, Storage::F32, t, wide) else { panic!("f32 was requested") };
     let mut scores = vec![7.0f32; t * 64];
     let mut scratch = vec![0; scratch_bytes(Compute::F32, t, t, 16, Storage::F32)];
     let (q, k) = (super::TileRef::new(&raw const qkv[16], wide), super::TileRef::new(&raw const qkv[32], wide).t());
@@ -431,7 +431,7 @@ fn tiles_of_a_wider_buffer_multiply_in_place() {
 }
 
 #[test]
-fn the_front_door_multiplies_with_the_scratch_it_asked_for() {
+fn matmul_runs_with_exactly_the_requested_scratch() {
     let (a, b) = ([1.0f32, 2.0, 3.0, 4.0], [bf16::from_f32(0.5), bf16::from_f32(-1.0)]);
     for compute in [Compute::F32, Compute::Bf16] {
         let mut c = [f16::ZERO; 2];

@@ -1,7 +1,7 @@
-//! Events of a run for any number of readers, none of which it ever waits for.
+//! Events of a run for any number of readers. The run never waits for a reader.
 //!
-//! The latest [`KEPT`] events are kept. A reader that falls further behind, or comes later than that, is told how many it
-//! missed and goes on with the oldest that is kept.
+//! The latest [`KEPT`] events are kept. A reader that falls further behind, or starts later, gets the number of events that
+//! it missed and continues with the oldest kept event.
 
 use crate::events::Event;
 use futures_core::Stream;
@@ -11,15 +11,15 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Events that are kept for readers.
+/// Number of events that are kept for readers.
 pub const KEPT: usize = 1024;
 
-/// A reader was too slow, or came too late.
+/// The number of events that a reader missed because it was too slow or started too late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} events were dropped before this reader took them")]
 pub struct Missed(pub u64);
 
-/// Where events are put.
+/// The events of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
     state: Mutex<State>,
@@ -28,7 +28,7 @@ pub(crate) struct Feed {
 #[derive(Debug, Default)]
 struct State {
     kept: VecDeque<Event>,
-    /// Events before the first that is kept.
+    /// Number of events before the oldest kept event.
     n_gone: u64,
     has_ended: bool,
     n_readers: u64,
@@ -47,12 +47,12 @@ impl Feed {
         });
     }
 
-    /// No event follows.
+    /// Ends the stream of events.
     pub(crate) fn end(&self) {
         self.change(|state| state.has_ended = true);
     }
 
-    /// A reader that begins with the oldest event that is kept.
+    /// A reader that starts with the oldest kept event.
     pub(crate) fn events(self: &Arc<Feed>) -> Events {
         let mut state = self.state();
         state.n_readers += 1;
@@ -69,22 +69,22 @@ impl Feed {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // What a panic of a waker can leave behind is a reader that was not woken, which the next event makes up for.
+        // A panic of a waker can only leave readers that were not woken; the next event wakes them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Events of a run, from the oldest that is kept to the end of the run: a [`Stream`].
+/// A [`Stream`] of the events of a run, from the oldest kept event to the end of the run.
 #[derive(Debug)]
 pub struct Events {
     feed: Arc<Feed>,
     reader: u64,
-    /// How many events it has taken or missed.
+    /// Number of events that this reader has taken or missed.
     at: u64,
 }
 
 impl Events {
-    /// The next event, or how many were missed before it; `None` when the run has ended.
+    /// The next event, or the number of events missed before it; `None` when the run has ended.
     pub async fn next(&mut self) -> Option<Result<Event, Missed>> {
         poll_fn(|ctx| Pin::new(&mut *self).poll_next(ctx)).await
     }
@@ -127,13 +127,13 @@ mod tests {
         Event::Note(i.to_string())
     }
 
-    /// What comes next, at once.
+    /// Polls the reader once.
     fn now(events: &mut Events) -> Poll<Option<Result<Event, Missed>>> {
         Pin::new(events).poll_next(&mut Context::from_waker(Waker::noop()))
     }
 
     #[tokio::test]
-    async fn a_reader_is_woken_by_the_next_event_and_by_the_end() {
+    async fn reader_is_woken_by_the_next_event_and_by_the_end() {
         let feed = Arc::new(Feed::default());
         let mut events = feed.events();
         let reader = tokio::spawn(async move { (events.next().await, events.next().await) });
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_reader_gets_the_count_of_missed_events_and_blocks_nobody() {
+    fn slow_reader_gets_the_number_of_missed_events_and_does_not_block_others() {
         let feed = Arc::new(Feed::default());
         let (mut slow, mut fast) = (feed.events(), feed.events());
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn late_reader_sees_kept_events_and_a_dropped_reader_leaves_nothing() {
+    fn late_reader_gets_kept_events_and_a_dropped_reader_removes_its_waker() {
         let feed = Arc::new(Feed::default());
         feed.push(note(1));
 

@@ -1,11 +1,11 @@
-//! Elastic jobs inside another program: rank processes that may die, led from a thread of the host and followed from its
-//! event loop.
+//! Elastic jobs inside another program: a thread of the host coordinates rank processes, which may die, and the host's event
+//! loop follows the job.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), Box<dyn std::error::Error>> {
 //! use phalanx::{Event, Job, Runtime, rank_process};
 //!
-//! // First in `main`: the same executable is the program of the ranks.
+//! // First in `main`: the ranks are processes of the same executable.
 //! let runtime = Runtime::new(rank_process())?;
 //!
 //! let job = runtime.start(Job::from_yaml("train.yaml")?).await?;
@@ -21,19 +21,18 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What a host can rely on:
-//! - **EMBED-1** Nothing here waits on the host's event loop: a job has threads of its own, one of them for its
-//!   actors, and its tensors are in other processes.
-//! - **EMBED-2** There is no global state: no variable of the environment is written or needed, no handler of signals
-//!   or panics is installed in the host, and any number of jobs and runtimes run side by side. A folder has one job at
-//!   a time.
-//! - **EMBED-3** A panic in a thread of a job is the error with which that job ends.
-//! - **EMBED-4** Nobody who follows a job can hold it up; see [`feed`].
-//! - **EMBED-5** Ranks die with the host, however that ends. Started again, a job goes on from its last checkpoint.
+//! Guarantees for the host:
+//! - **EMBED-1** A job never blocks the host's event loop: it has its own threads, one of them for its actors, and its
+//!   tensors are in other processes.
+//! - **EMBED-2** There is no global state: no environment variable is written or required, no signal handler or panic hook
+//!   is installed in the host, and any number of jobs and runtimes run side by side. A folder has one job at a time.
+//! - **EMBED-3** A panic in a thread of a job ends only that job, as its error.
+//! - **EMBED-4** A reader of events cannot block a job; see [`feed`].
+//! - **EMBED-5** Ranks die with the host, however the host ends. A restarted job resumes from its last checkpoint.
 //!
-//! Map: [`program`] is what ranks are started from, [`running`] a job that runs, [`feed`] its events.
+//! Map: [`program`] is the program of rank processes, [`running`] the handle of a running job, [`feed`] its events.
 //!
-//! A model written in Rust is made anew in every rank process, by the host's own `main`: see
+//! The host's `main` makes a model written in Rust in every rank process: see
 //! [`rank_process_with`](program::rank_process_with).
 //!
 //! Deliberately absent: models written in Rust on several machines.
@@ -63,27 +62,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Starts jobs. All clones are the same.
+/// Starts jobs. Clones share the same jobs.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     program: RankProgram,
     jobs: Arc<Mutex<Vec<RunningJob>>>,
 }
 
-/// How other machines take part in a job.
+/// How other machines join a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machines {
-    /// Where they are listened for, UDP; by default a free port that no other machine can reach.
+    /// UDP address to listen on; by default a free port that other machines cannot reach.
     pub listen: SocketAddr,
-    /// Where they find it, as `host:port,…`, if that is another address.
+    /// Addresses at which nodes reach the coordinator, as `host:port,…`, if they differ from `listen`.
     pub advertise: Option<String>,
-    /// Rank processes of this machine; there may be none.
+    /// Number of rank processes on this machine, possibly 0.
     pub ranks_here: u32,
-    /// Where ranks of other machines reach those, if it is not the address on which is listened.
+    /// Address at which ranks of other machines reach the ranks of this one, if it differs from the listening address.
     pub advertise_ranks: Option<IpAddr>,
-    /// How many may join, each with any number of ranks.
+    /// Number of machines that may join, each with any number of ranks.
     pub n_max: u32,
-    /// How long they may join; later, [`Runtime::coordinate`] anew.
+    /// Lifetime of the join string; for a new one, call [`Runtime::coordinate`] again.
     pub join_lifetime: Duration,
 }
 
@@ -100,22 +99,21 @@ impl Default for Machines {
     }
 }
 
-/// What a job does on its thread: says that it is under way, with a join string if it has one, and runs to its end.
+/// The work of a job on its thread: it calls back once it is under way, with its join string if any, and runs to its end.
 type Work = dyn FnOnce(&mut dyn FnMut(Option<&str>), &Control, &Feed) -> Result<Report, JobError> + Send;
 
 impl Runtime {
     /// A runtime whose ranks are processes of this program.
     ///
     /// # Errors
-    /// When that cannot be: see [`program`].
+    /// When the program cannot be a rank: see [`program`].
     pub fn new(program: RankProgram) -> Result<Runtime, JobError> {
         program.check(std::env::args_os().skip(1))?;
         Ok(Runtime { program, jobs: Arc::default() })
     }
 
-    /// Starts a job whose ranks are processes of this machine; also a single rank is one. Returns once its
-    /// configuration and model were checked; its data is prepared after that. The job starts even if this future is
-    /// dropped.
+    /// Starts a job whose ranks, even a single one, are processes of this machine. Returns once the configuration and model
+    /// are checked; the data is prepared after that. The job starts even if this future is dropped.
     ///
     /// # Errors
     /// When the job cannot start: its input is at fault, or another job is writing into its folder.
@@ -132,11 +130,11 @@ impl Runtime {
         self.launch(&output_dir, Box::new(work)).await
     }
 
-    /// Starts the coordinator of a job over several machines in this process, and a node with ranks of this machine if it is
-    /// to have any. Others join with [`RunningJob::join_string`]. All write into the same `output_dir`.
+    /// Starts the coordinator of a job on several machines in this process, and a node if `ranks_here` is above 0. Other
+    /// machines join with [`RunningJob::join_string`]. All machines share `output_dir`.
     ///
-    /// Of the events of ranks, those of the leader are told while it runs on this machine; worlds, incidents and
-    /// checkpoints always.
+    /// Events of the leading rank are reported while it runs on this machine; worlds, incidents and checkpoints are always
+    /// reported.
     ///
     /// # Errors
     /// As [`Runtime::start`].
@@ -153,26 +151,26 @@ impl Runtime {
                 return Err(HostError::MachinesWithoutModel.into());
             }
             let model = check(&config)?;
-            let mut told = |join: &str| under_way(Some(join));
+            let mut on_join = |join: &str| under_way(Some(join));
             let how = machines.serve()?;
-            lead(&config, &model, &how, here, control, &mut told, &mut |event| feed.push(event.clone()))
+            lead(&config, &model, &how, here, control, &mut on_join, &mut |event| feed.push(event.clone()))
         };
         self.launch(&output_dir, Box::new(work)).await
     }
 
-    /// The jobs that run.
+    /// The running jobs.
     pub fn jobs(&self) -> Vec<RunningJob> {
         let mut jobs = self.list();
         jobs.retain(|job| job.outcome().is_none());
         jobs.clone()
     }
 
-    /// Stops all jobs, each after its step and saved, and waits for their end.
+    /// Stops all jobs, each after its current step and a checkpoint, and waits for them to end.
     pub async fn shutdown(&self) {
         let jobs = self.jobs();
         jobs.iter().for_each(RunningJob::stop);
         for job in jobs {
-            // How it ended is told to those who wait for it.
+            // The outcome goes to the callers that wait for this job.
             let _ = job.wait().await;
         }
     }
@@ -191,7 +189,7 @@ impl Runtime {
         if under_way.wait_for(|is| *is).await.is_ok() {
             return Ok(job);
         }
-        // It ended before it was under way.
+        // The job ended before it was under way.
         job.wait().await.map(|_| job)
     }
 
@@ -213,7 +211,7 @@ impl Machines {
     }
 }
 
-/// Runs work on a thread of its own. The receiver turns true once it is under way, and is closed if it never will be.
+/// Runs work on its own thread. The receiver turns true once the job is under way, and closes if the job ends before.
 fn spawn(output_dir: &Path, work: Box<Work>) -> Result<(watch::Receiver<bool>, RunningJob), JobError> {
     let (control, feed) = (Arc::new(Control::default()), Arc::new(Feed::default()));
     let (under_way, is_under_way) = watch::channel(false);
@@ -241,10 +239,10 @@ fn spawn(output_dir: &Path, work: Box<Work>) -> Result<(watch::Receiver<bool>, R
     Ok((is_under_way, job))
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it left no message").to_owned()
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no panic message").to_owned()
 }
 
 #[cfg(test)]

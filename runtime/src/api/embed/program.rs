@@ -1,9 +1,9 @@
-//! Which program rank processes are, and the first line of its `main`.
+//! The program of rank processes, and the first line of its `main`.
 //!
-//! A rank is a process of its own, so that its death is not that of the host. It needs a program that can be a rank: the
-//! host itself, if its `main` begins with [`rank_process`], or the `phalanx` binary. A host that is started as a rank and
-//! does not notice would start ranks of its own, and these theirs; so [`Runtime`](crate::api::embed::Runtime) needs a [`RankProgram`],
-//! of which that line makes one, and refuses to exist in a process that was started as a rank.
+//! A rank is a separate process, so that its death does not end the host. Its program is the host itself, if the host's
+//! `main` begins with [`rank_process`], or the `phalanx` binary. A host without that line would start ranks that start ranks
+//! in turn. Therefore [`Runtime`](crate::api::embed::Runtime) requires a [`RankProgram`], which that line returns, and
+//! cannot be created in a process that was started as a rank.
 
 use crate::config::JobConfig;
 use crate::error::JobError;
@@ -24,8 +24,8 @@ pub struct RankProgram {
     makes_models: bool,
 }
 
-/// Makes this process a rank if it was started as one, and never returns then. To be called first in `main`, before
-/// threads and event loops; the host's own executable is then the program of its ranks.
+/// Makes this process a rank if it was started as one, and then never returns. Call it first in `main`, before threads and
+/// event loops start; the host's executable is then the program of its ranks.
 ///
 /// ```no_run
 /// fn main() -> Result<(), phalanx::JobError> {
@@ -35,23 +35,21 @@ pub struct RankProgram {
 /// }
 /// ```
 ///
-/// A rank is told all it needs by its arguments and a socket; of the environment it reads `PHALANX_LOG` only, for what it
-/// writes to its standard error, of which each line is an [`Event::Note`](crate::Event::Note) of its job.
+/// A rank gets its configuration from its arguments and a socket. The only environment variable that it reads is
+/// `PHALANX_LOG`, the filter of its log. Each line on its standard error becomes an [`Event::Note`](crate::Event::Note).
 pub fn rank_process() -> RankProgram {
     this_program(None)
 }
 
-/// As [`rank_process`], of a host that trains models written in Rust: each rank process makes its own with `make`, which must
-/// give the same tensors and first values in every process. The configuration tells which model is asked for.
+/// As [`rank_process`], for a host that trains models written in Rust. Each rank process makes its model with `make`, which
+/// must return the same tensors and initial values in every process. The configuration identifies the model.
 ///
 /// ```no_run
-/// # fn net() -> Result<phalanx::frontend::UserModel, std::fmt::Error> { unimplemented!() }
-/// fn main() -> Result<(), Box<dyn std::error::Error>> {
-///     let runtime = phalanx::Runtime::new(phalanx::rank_process_with(|_| Ok(net()?)))?;
-///     let job = phalanx::Job::builder().set("output_dir", "run").model(net()?).build()?;
-///     // …
-///     Ok(())
-/// }
+/// # use phalanx::frontend::{UserModel, UserModelError};
+/// # fn host(net: fn() -> Result<UserModel, UserModelError>) -> Result<(), Box<dyn std::error::Error>> {
+/// let runtime = phalanx::Runtime::new(phalanx::rank_process_with(move |_| Ok(net()?)))?;
+/// let job = phalanx::Job::builder().set("output_dir", "run").model(net()?).build()?;
+/// # Ok(()) }
 /// ```
 pub fn rank_process_with(
     make: impl Fn(&JobConfig) -> Result<UserModel, Box<dyn std::error::Error + Send + Sync>> + 'static,
@@ -63,7 +61,7 @@ fn this_program(make: Option<&MakeModel>) -> RankProgram {
     if let Some(start) = RankStart::of(std::env::args_os().skip(1)) {
         std::process::exit(run(&start, make));
     }
-    // A program that cannot say where it lies is refused by `Runtime::new`.
+    // `Runtime::new` rejects an empty path.
     RankProgram { path: std::env::current_exe().unwrap_or_default(), makes_models: make.is_some() }
 }
 
@@ -73,7 +71,7 @@ impl RankProgram {
         RankProgram { path: path.into(), makes_models: false }
     }
 
-    /// Where it lies.
+    /// The path of the program.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -82,7 +80,7 @@ impl RankProgram {
         self.makes_models
     }
 
-    /// Refuses what is no file, and any program in a process that is itself to be a rank and did not notice.
+    /// Rejects a path that is not a file, and any program in a process that was itself started as a rank.
     pub(crate) fn check(&self, args: impl Iterator<Item = OsString>) -> Result<(), JobError> {
         if RankStart::of(args).is_some() {
             return Err(HostError::StartedAsRank.into());
@@ -94,21 +92,21 @@ impl RankProgram {
     }
 }
 
-/// How a rank is started; made by [`crate::node::processes`].
+/// The arguments of a rank process, written by [`crate::node::processes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RankStart {
-    /// Its node, slot and incarnation, shown in process listings.
+    /// Node, slot and incarnation, for process listings.
     worker: String,
-    /// Descriptor of the socket to its node.
+    /// Descriptor of the socket to the node.
     channel: RawFd,
-    /// Descriptor of the socket through which shared memory comes.
+    /// Descriptor of the socket that passes descriptors of shared memory.
     fd_channel: RawFd,
 }
 
 impl RankStart {
-    /// What the arguments after the program's name say, if they say that this is a rank.
+    /// Parses the arguments after the program's name; `None` if they are not those of a rank.
     fn of(args: impl Iterator<Item = OsString>) -> Option<RankStart> {
-        // One more than there may be: a longer command line is not meant.
+        // One more than a rank has, so that a longer command line does not match.
         let args: Vec<OsString> = args.take(8).collect();
         let args: Vec<&str> = args.iter().map(OsString::as_os_str).map(OsStr::to_str).collect::<Option<_>>()?;
         let ["rank", "--worker", worker, "--channel", channel, "--fd-channel", fd_channel] = args[..] else {
@@ -123,7 +121,7 @@ impl RankStart {
 }
 
 fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
-    // The process is the unit of failure: a panic on any thread ends all of it, so that no half of a rank lives on.
+    // The process is the unit of failure: a panic on any thread ends all of it, so that no rank survives in part.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
@@ -136,7 +134,7 @@ fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
     })
 }
 
-/// Installs the log subscriber configured by `PHALANX_LOG`, for processes of our own.
+/// Installs the log subscriber configured by `PHALANX_LOG`, in the `phalanx` binary and in rank processes.
 pub(crate) fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -154,7 +152,7 @@ mod tests {
     const RANK: &str = "rank --worker 0.1.77 --channel 5 --fd-channel 6";
 
     #[test]
-    fn a_rank_is_known_by_all_of_its_arguments() {
+    fn rank_is_recognised_by_its_complete_arguments() {
         let start = RankStart { worker: "0.1.77".into(), channel: 5, fd_channel: 6 };
 
         assert_eq!(RankStart::of(args(RANK)), Some(start));
@@ -166,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_started_as_a_rank_and_did_not_notice_starts_nothing() {
+    fn host_that_was_started_as_a_rank_without_becoming_one_is_rejected() {
         let program = RankProgram::at(std::env::current_exe().unwrap());
 
         assert!(program.check(args("serve")).is_ok());
@@ -175,9 +173,9 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_no_file_is_refused() {
+    fn rank_program_that_is_not_a_file_is_rejected() {
         let error = RankProgram::at("/nowhere/phalanx").check(args("")).unwrap_err().to_string();
 
-        assert_eq!(error, "the program of ranks, /nowhere/phalanx, is not a file");
+        assert_eq!(error, "the rank program /nowhere/phalanx is not a file");
     }
 }

@@ -1,4 +1,4 @@
-//! A job that runs, as its host sees it.
+//! The handle of a running job.
 
 use crate::api::embed::feed::{Events, Feed};
 use crate::control::{AskError, Control};
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// How a job ended. The error is shared by all who wait for it.
+/// How a job ended. All callers that wait for the job share the error.
 pub type Outcome = Result<Report, Arc<JobError>>;
 
-/// A job that runs. All clones are of the same job; without any it goes on, and [`Runtime::jobs`](crate::api::embed::Runtime::jobs)
-/// still has it. None of its methods needs a particular event loop.
+/// A handle of a running job. Clones refer to the same job. The job continues without handles, and
+/// [`Runtime::jobs`](crate::api::embed::Runtime::jobs) returns a new one. No method needs a particular event loop.
 #[derive(Clone, Debug)]
-#[must_use = "it is how the job is followed and stopped; the job goes on without it"]
+#[must_use = "the handle follows and stops the job; the job continues without it"]
 pub struct RunningJob {
     pub(crate) output_dir: Arc<Path>,
     pub(crate) control: Arc<Control>,
@@ -27,24 +27,24 @@ pub struct RunningJob {
     pub(crate) join: watch::Receiver<Option<String>>,
 }
 
-/// Another mesh for a job that runs: other sizes of some axes.
+/// New sizes of some axes of a running job's mesh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resize {
-    /// Copies of the model; as it is, if absent.
+    /// Copies of the model; unchanged if absent.
     pub dp_replicate_size: Option<usize>,
-    /// Ranks that share the state of one copy; as it is, if absent.
+    /// Ranks that share the state of one copy; unchanged if absent.
     pub dp_shard_size: Option<usize>,
-    /// Ranks that share each matrix product; as it is, if absent.
+    /// Ranks that share each matrix product; unchanged if absent.
     pub tensor_parallel_size: Option<usize>,
-    /// Ranks that share one sequence; as it is, if absent.
+    /// Ranks that share one sequence; unchanged if absent.
     pub context_parallel_size: Option<usize>,
-    /// Ranks that share the layers; as it is, if absent.
+    /// Ranks that share the layers; unchanged if absent.
     pub pipeline_parallel_size: Option<usize>,
 }
 
 impl Resize {
-    /// The mesh that is wanted instead of this one.
+    /// The mesh with these sizes; the other axes are those of `now`.
     pub fn of(self, now: Mesh) -> Mesh {
         Mesh {
             dp_replicate: self.dp_replicate_size.unwrap_or(now.dp_replicate),
@@ -57,29 +57,29 @@ impl Resize {
 }
 
 impl RunningJob {
-    /// Where it writes.
+    /// The output folder of the job.
     pub fn output_dir(&self) -> &Path {
         &self.output_dir
     }
 
-    /// Events as they happen, to the end of the run; the first is the oldest that is kept. A slow reader holds up neither the
-    /// run nor other readers: it misses events, and is told how many.
+    /// Events as they happen, from the oldest kept event to the end of the run. A slow reader blocks neither the run nor other
+    /// readers: it misses events and gets their number.
     pub fn events(&self) -> Events {
         self.feed.events()
     }
 
-    /// With what other machines join, as in `phalanx node --join`; none if the job has this machine only.
+    /// The join string for other machines, as in `phalanx node --join`; `None` if the job runs on this machine only.
     pub fn join_string(&self) -> Option<String> {
         self.join.borrow().clone()
     }
 
-    /// Asks it to finish the step, save everything and end; [`RunningJob::wait`] says when it has. Whatever it is doing, this
-    /// is heard: a job that is preparing its data ends before its first step.
+    /// Requests a stop after the current step and a checkpoint; [`RunningJob::wait`] returns at the end. A job that is still
+    /// preparing its data ends before its first step.
     pub fn stop(&self) {
         self.control.stop();
     }
 
-    /// Asks for a checkpoint after the step that runs; [`Event::Saved`](crate::Event::Saved) says when it is durable.
+    /// Requests a checkpoint after the current step; [`Event::Saved`](crate::Event::Saved) follows when it is durable.
     ///
     /// # Errors
     /// When the job has no ranks yet, or has ended.
@@ -87,30 +87,30 @@ impl RunningJob {
         self.request(Request::Save).await
     }
 
-    /// Asks for another mesh. The state moves from memory to memory, and no step is lost or done twice. Steps go on until the new world is there; if ranks are lacking,
-    /// [`Status::blocked`] says so.
+    /// Requests another mesh. The state moves from memory to memory, and no step is lost or repeated. Training continues until
+    /// the new world is ready; if it has too few ranks, [`Status::blocked`] gives the reason.
     ///
     /// # Errors
-    /// As [`RunningJob::save`], and when the model cannot be trained like that; then nothing has changed.
+    /// As [`RunningJob::save`], and when the model cannot train on that mesh; then nothing changes.
     pub async fn resize(&self, change: Resize) -> Result<(), AskError> {
         let mesh = change.of(self.status().await?.wanted);
         self.request(Request::Resize(mesh)).await
     }
 
-    /// Asks to leave a node and release it once others have its state.
+    /// Requests that a node be released once other nodes have its state.
     ///
     /// # Errors
-    /// As [`RunningJob::save`], and when the job has no such node, or no other.
+    /// As [`RunningJob::save`], and when the job does not have this node, or has no other.
     pub async fn drain(&self, node: NodeId) -> Result<(), AskError> {
         let nodes = self.status().await?.nodes;
         if !nodes.iter().any(|other| other.node == node) {
             let all: Vec<String> = nodes.iter().map(|other| other.node.0.to_string()).collect();
-            return Err(AskError::Refused(format!("the job has no {node}; it has {}", all.join(", "))));
+            return Err(AskError::Refused(format!("the job has no {node}; its nodes are {}", all.join(", "))));
         }
         self.request(Request::Drain(node)).await
     }
 
-    /// What it is doing: the value that `phalanx status --json` prints.
+    /// The status of the job, as printed by `phalanx status --json`.
     ///
     /// # Errors
     /// When the job has no ranks yet, or has ended.
@@ -122,17 +122,17 @@ impl RunningJob {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the job.
     ///
     /// # Errors
-    /// What it ended with.
+    /// The error that ended the job.
     pub async fn wait(&self) -> Outcome {
         let mut outcome = self.outcome.clone();
         let end = outcome.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
-        end.unwrap_or_else(|| Err(Arc::new(JobError::JobFailed("its thread ended without a word".into()))))
+        end.unwrap_or_else(|| Err(Arc::new(JobError::JobFailed("its thread ended without a result".into()))))
     }
 
-    /// How it ended, if it has.
+    /// How the job ended; `None` while it runs.
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome.borrow().clone()
     }
@@ -148,13 +148,13 @@ impl RunningJob {
         self.control.ask(request)?.await.map_err(|_| AskError::Ended)
     }
 
-    /// Whether it writes there.
+    /// Whether the job runs in this folder.
     pub(crate) fn is_in(&self, output_dir: &Path) -> bool {
         self.outcome.borrow().is_none() && *self.output_dir == *output_dir
     }
 }
 
-/// The folder of a job as one value, however it was written.
+/// The absolute path of a job's folder.
 pub(crate) fn folder(output_dir: &Path) -> PathBuf {
     std::path::absolute(output_dir).unwrap_or_else(|_| output_dir.to_owned())
 }

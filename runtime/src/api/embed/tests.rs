@@ -1,4 +1,4 @@
-//! What holds of every job, whatever it does.
+//! Tests that hold for every job.
 
 use super::*;
 use crate::error::plan::PlanError;
@@ -12,7 +12,7 @@ fn is_shared<T: Send + Sync + Clone + 'static>() {}
 fn moves<F: Future + Send>(_: F) {}
 
 #[tokio::test]
-async fn handles_go_to_any_thread_and_what_they_wait_for_moves_between_threads() {
+async fn handles_and_their_futures_move_between_threads() {
     is_shared::<Runtime>();
     is_shared::<RunningJob>();
     let runtime = runtime();
@@ -30,13 +30,13 @@ async fn handles_go_to_any_thread_and_what_they_wait_for_moves_between_threads()
 
 // EMBED-3
 #[tokio::test]
-async fn a_panic_is_the_end_of_its_job_only() {
+async fn panic_ends_only_its_own_job() {
     let runtime = runtime();
     let (go_on, other) = std::sync::mpsc::channel::<()>();
     let waits = move |under_way: &mut dyn FnMut(Option<&str>), _: &Control, _: &Feed| {
         under_way(None);
         let _ = other.recv();
-        Err(JobError::JobFailed("as it was told to".into()))
+        Err(JobError::JobFailed("on request".into()))
     };
     let bystander = runtime.launch(Path::new("/a"), Box::new(waits)).await.unwrap();
 
@@ -54,11 +54,11 @@ async fn a_panic_is_the_end_of_its_job_only() {
     assert_eq!(events.next().await, None);
     assert!(bystander.outcome().is_none());
     drop(go_on);
-    assert_eq!(bystander.wait().await.unwrap_err().to_string(), "the job has failed: as it was told to");
+    assert_eq!(bystander.wait().await.unwrap_err().to_string(), "the job has failed: on request");
 }
 
 #[tokio::test]
-async fn a_job_that_fails_before_it_is_under_way_does_not_start() {
+async fn job_that_fails_its_checks_does_not_start() {
     let fails = |_: &mut dyn FnMut(Option<&str>), _: &Control, _: &Feed| Err(PlanError::UserDefinedElsewhere.into());
 
     let error = runtime().launch(Path::new("/a"), Box::new(fails)).await.unwrap_err();
@@ -69,7 +69,7 @@ async fn a_job_that_fails_before_it_is_under_way_does_not_start() {
 
 // EMBED-2
 #[tokio::test]
-async fn a_folder_has_one_job_at_a_time() {
+async fn second_job_in_a_folder_is_refused() {
     let runtime = runtime();
     let waits = |under_way: &mut dyn FnMut(Option<&str>), control: &Control, _: &Feed| {
         under_way(None);

@@ -1,11 +1,11 @@
-//! The gradient of one tensor on a tape, taken out and put back so that several can be used at once: dfdx lends one at
-//! a time.
+//! The gradient of one tensor on a tape, taken out and put back so that several can be used at once: dfdx gives access to
+//! one at a time.
 
 use dfdx::prelude::{Cpu, CpuError, Gradients, Shape, Tensor};
 
 type Swap = dyn Fn(&mut Gradients<f32, Cpu>, &mut Vec<f32>) -> Result<(), CpuError>;
 
-/// Where a tensor's gradient is. Does not keep the tensor's values alive.
+/// Access to a tensor's gradient; does not keep the tensor's values alive.
 pub(super) struct GradSlot {
     swap: Box<Swap>,
 }
@@ -20,7 +20,7 @@ impl GradSlot {
         GradSlot { swap: Box::new(swap) }
     }
 
-    /// The gradient, zeros if none has arrived yet. It must be put back before another operation looks for it.
+    /// Takes the gradient, zeros if there is none yet. It must be put back before another operation needs it.
     pub(super) fn take(&self, grads: &mut Gradients<f32, Cpu>) -> Result<Vec<f32>, CpuError> {
         let mut taken = Vec::new();
         (self.swap)(grads, &mut taken)?;

@@ -1,21 +1,21 @@
 //! Models written in dfdx 0.13 train through the job API: [`DfdxModel`] turns a built module and a loss into a
 //! [`UserModel`](super::UserModel).
 //!
-//! - `model`: the module, its loss, and what the loss is given ([`Batch`]).
+//! - `model`: the module, its loss, and the input of the loss ([`Batch`]).
 //! - `parameters`: the module's tensors as a parameter table, visited through `TensorCollection`.
-//! - `tape_thread`: the one thread on which tapes live, since a tape cannot be sent.
+//! - `tape_thread`: the only thread that handles tapes, because a tape is not `Send`.
 //! - [`ops`]: our fused kernels as differentiable operations on dfdx's tape.
 //!
 //! Invariants:
 //! - DFDX-1 A tape is made, recorded and run on the tape thread; only the module and finished gradients leave it.
-//! - DFDX-2 The program's buffers are the truth: the module's trained tensors are overwritten from them before every
-//!   microbatch, so that checkpoints, clipping and optimizers need not know dfdx.
+//! - DFDX-2 The program's buffers are authoritative: the module's trained tensors are overwritten from them before every
+//!   microbatch, so that checkpoints, clipping and optimizers do not depend on dfdx.
 //! - DFDX-3 No unsafe code: tensors are read and written with dfdx's own copies. A view of the memory inside a tensor
-//!   would save one memory pass an operand, but can be had only from the address of its first element, which Rust's
+//!   would save one memory pass per operand, but is available only from the address of its first element, which Rust's
 //!   aliasing rules do not allow to be widened.
 //!
-//! Deliberately absent: random operations that survive a restart. A module that draws random numbers (dropout) draws
-//! them from dfdx's device, whose state no checkpoint holds; resuming is bit for bit for models that draw none.
+//! Deliberately absent: random operations that survive a restart. A module with random numbers (dropout) draws them from
+//! dfdx's device, whose state is in no checkpoint; only models without random numbers resume bit for bit.
 
 mod grad_slot;
 mod model;

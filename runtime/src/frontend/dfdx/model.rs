@@ -26,7 +26,7 @@ pub struct Batch<'a> {
     pub labels: &'a [i32],
     /// Position of each token inside its document.
     pub positions: &'a [i32],
-    /// Index within the row of the first token of each token's document: what attention may see begins there.
+    /// Index within the row of the first token of each token's document, where attention begins.
     pub doc_start: &'a [i32],
     /// Rows.
     pub n_rows: usize,
@@ -34,11 +34,11 @@ pub struct Batch<'a> {
     pub seq_len: usize,
 }
 
-/// A model written in dfdx: a module built on dfdx's CPU, and a closure that computes its loss. Both can be cloned, for
-/// each rank has its own.
+/// A model written in dfdx: a module built on dfdx's CPU, and a closure that computes its loss. Both must be `Clone`,
+/// because each rank has its own.
 ///
 /// The loss is the **sum** over all labels that are not -100, in nats: the job divides by the number of predicted
-/// tokens of the whole step, which a microbatch does not know. [`super::ops::cross_entropy`] gives that sum; dfdx's own
+/// tokens of the whole step, which is unknown to a microbatch. [`super::ops::cross_entropy`] returns that sum; dfdx's own
 /// `cross_entropy_with_logits_loss` is a mean over rows and must be multiplied by their number.
 ///
 /// ```
@@ -72,14 +72,13 @@ where
     M: TensorCollection<f32, Cpu> + Send + 'static,
     F: FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static,
 {
-    /// A model whose training starts from the values that `module` has now.
+    /// A model whose training starts from the current values of `module`.
     ///
     /// Tensors are named by their path in the module (`0.weight`, `blocks.1.gain`). Detached ones are not trained and
-    /// keep their values; they are saved and exported with the rest. `vocab_size` is the number of token ids that the
-    /// model knows.
+    /// keep their values; they are saved and exported with the rest. `vocab_size` is the number of the model's token ids.
     ///
     /// # Errors
-    /// When two tensors have one name, one has no elements, or none is trained; or when memory runs out.
+    /// When two tensors have the same name, one has no elements, or none is trained; or when memory runs out.
     pub fn new(mut module: M, vocab_size: usize, loss: F) -> Result<DfdxModel<M, F>, DfdxError> {
         let params = parameters::table(&mut module)?;
         check(&params)?;
@@ -94,7 +93,7 @@ where
 {
     fn from(model: DfdxModel<M, F>) -> UserModel {
         let DfdxModel { module, loss, vocab_size, params } = model;
-        // Modules may be sent but not shared, so ranks take their copies one after another.
+        // Modules are `Send` but not `Sync`, so ranks take their copies one after another.
         let first = Mutex::new((module, loss));
         let start = move |batch: BatchShape| {
             let (module, loss) = first.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -116,7 +115,7 @@ impl<M, F> fmt::Debug for DfdxModel<M, F> {
 /// Why a dfdx module cannot be trained.
 #[derive(Debug, thiserror::Error)]
 pub enum DfdxError {
-    /// Its tensors do not make a parameter table.
+    /// Its tensors do not form a parameter table.
     #[error(transparent)]
     Model(#[from] UserModelError),
     /// dfdx could not copy a tensor.
@@ -124,9 +123,9 @@ pub enum DfdxError {
     Device(#[from] CpuError),
 }
 
-/// The model in a run: the module rests here and visits the tape thread for each microbatch.
+/// The model in a run: keeps the module and sends it to the tape thread for each microbatch.
 struct Running<M> {
-    /// Absent only after the tape thread died with it.
+    /// `None` only after the tape thread ended while it had the module.
     module: Option<Box<M>>,
     thread: TapeThread<M>,
     batch: BatchShape,

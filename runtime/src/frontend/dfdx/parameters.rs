@@ -1,4 +1,4 @@
-//! The tensors of a dfdx module as a parameter table: out of it, into it, and their gradients.
+//! Reads and writes the tensors of a dfdx module as a parameter table, and reads their gradients.
 
 use crate::frontend::UserParam;
 use dfdx::nn::tensor_collection::{
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 /// Elements of one task of a copy: some microseconds of work.
 const CHUNK: usize = 1 << 14;
 
-/// The table of a module. Every tensor is made row-major first, so that later copies are plain; a tensor without dims
-/// becomes one of a single element.
+/// The table of a module. Makes every tensor row-major first, so that later copies are plain; a tensor without dims
+/// becomes a tensor of one element.
 pub(super) fn table<M: TensorCollection<f32, Cpu>>(module: &mut M) -> Result<Vec<UserParam>, CpuError> {
     let mut f = Table { params: Vec::new() };
     M::iter_tensors(&mut RecursiveWalker { m: (module, String::new()), f: &mut f })?;
@@ -78,8 +78,8 @@ impl TensorVisitor<f32, Cpu> for Write<'_> {
     }
 }
 
-/// Writes `scale` times the gradient of each trained tensor to `out`, or adds it to what is there. A tensor that the
-/// loss does not depend on has a gradient of zero.
+/// Writes `scale` times the gradient of each trained tensor to `out`, or adds it to `out`. A tensor that the loss does
+/// not depend on has a gradient of zero.
 pub(super) fn read_gradients<M: TensorCollection<f32, Cpu>>(
     module: &M,
     gradients: &mut Gradients<f32, Cpu>,

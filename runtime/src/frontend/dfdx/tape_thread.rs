@@ -1,5 +1,5 @@
-//! The thread on which tapes live. A tape holds closures that cannot be sent, so it is made, recorded and run here; the
-//! module and the finished gradients, which can be, travel.
+//! The thread that runs tapes. A tape holds closures that are not `Send`, so it is created, recorded and run here; only
+//! the module and the finished gradients are sent.
 
 use super::model::{Batch, Loss, Tape};
 use dfdx::prelude::{AsArray, Backward, Cpu, Gradients};
@@ -7,21 +7,21 @@ use phalanx_device::ThreadError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// One microbatch on its way to the tape thread.
+/// A microbatch for the tape thread.
 pub(super) struct Work<M> {
     pub(super) module: Box<M>,
     /// In the order of [`crate::frontend::UserModel::INPUTS`].
     pub(super) inputs: Vec<Vec<i32>>,
     pub(super) n_rows: usize,
     pub(super) seq_len: usize,
-    /// Whether gradients are wanted.
+    /// Whether gradients are requested.
     pub(super) backward: bool,
 }
 
-/// The microbatch on its way back.
+/// The result of a microbatch.
 pub(super) struct Done<M> {
     pub(super) module: Box<M>,
-    /// Summed loss, and gradients if they were wanted; or why there are none.
+    /// Summed loss, and gradients if they were requested; or the reason of the failure.
     pub(super) outcome: Result<(f64, Option<Gradients<f32, Cpu>>), String>,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct TapeThread<M> {
     rx: Receiver<Done<M>>,
 }
 
-/// Recursion of a user's model may be deep; the system's default of 2 MiB for threads is for servers with many.
+/// More than the default of 2 MiB, because a user's model may recurse deeply.
 const STACK_BYTES: usize = 8 << 20;
 
 impl<M: Send + 'static> TapeThread<M> {
     /// Starts the thread with a pool of `n_threads`, itself included, for dfdx's products and our kernels. The caller's
-    /// own pool rests while it waits for the tape thread, so the two do not compete.
+    /// own pool is idle while it waits for the tape thread, so the two do not compete.
     pub(super) fn start<F>(mut loss: F, n_threads: usize) -> Result<TapeThread<M>, ThreadError>
     where
         F: FnMut(&M, &Batch<'_>, Tape) -> Loss + Send + 'static,
@@ -70,7 +70,7 @@ impl<M: Send + 'static> TapeThread<M> {
         Ok(TapeThread { tx, rx })
     }
 
-    /// Hands over a microbatch and waits for it.
+    /// Runs a microbatch on the tape thread and waits for its result.
     pub(super) fn run(&self, work: Work<M>) -> Result<Done<M>, String> {
         let gone = "its tape thread has ended";
         self.tx.send(work).map_err(|_| gone)?;
@@ -78,13 +78,13 @@ impl<M: Send + 'static> TapeThread<M> {
     }
 }
 
-/// Forward pass, and backward pass if wanted. dfdx reports shapes that do not fit by panicking, and so may the user's
-/// code; that ends the run with a sentence, not the program that embeds it.
+/// Forward pass, and backward pass if requested. dfdx reports mismatched shapes by panicking, and the user's code may
+/// panic, too; a panic ends the run with an error, but not the embedding program.
 fn run<M, F: FnMut(&M, &Batch<'_>, Tape) -> Loss>(loss: &mut F, work: Work<M>) -> Done<M> {
     let Work { module, inputs, n_rows, seq_len, backward } = work;
     let [ids, labels, positions, doc_start] = [0, 1, 2, 3].map(|i| inputs[i].as_slice());
     let batch = Batch { ids, labels, positions, doc_start, n_rows, seq_len };
-    // What a panic leaves half done is dropped: the loss closure is not called again after a failed microbatch.
+    // State that a panic left half done is dropped: the loss closure is not called again after a failed microbatch.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let value = loss(&module, &batch, Tape::default());
         let sum = f64::from(value.array());

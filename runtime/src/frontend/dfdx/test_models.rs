@@ -17,7 +17,7 @@ pub(super) type Mlp = (Embedding<VOCAB, 16>, Linear<16, 32>, Tanh, Linear<32, VO
 /// The module that [`Mlp`] describes.
 pub(super) type MlpModule = <Mlp as BuildOnDevice<Cpu, f32>>::Built;
 
-/// Its loss as someone writes it who knows dfdx only: one-hot labels, dfdx's mean over rows times their number.
+/// Its loss in plain dfdx: one-hot labels, dfdx's mean over rows times their number.
 pub(super) fn mlp_loss(net: &MlpModule, batch: &Batch<'_>, tape: Tape) -> Loss {
     let device = net.0.weight.device().clone();
     let n = batch.ids.len();

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const STEPS: u64 = 8;
 
-/// A job over a text that lies in `dir`: rows of 16 tokens in file order, 2 a step, learning rate 0.01.
+/// A job over a text in `dir`: rows of 16 tokens in file order, 2 per step, learning rate 0.01.
 fn job(dir: &Path, model: impl Into<UserModel>, keys: &[(&str, &str)]) -> Result<Job, JobError> {
     let text = dir.join("text.txt");
     std::fs::write(&text, include_str!("model.rs")).unwrap();
@@ -37,7 +37,7 @@ fn job(dir: &Path, model: impl Into<UserModel>, keys: &[(&str, &str)]) -> Result
     kept.chain(keys).fold(Job::builder(), set).model(model).build()
 }
 
-/// Runs to the end; the loss of every step, and the report.
+/// Runs a job to the end; returns the loss of every step, and the report.
 fn losses(job: Job) -> (Vec<f64>, Report) {
     let mut losses = Vec::new();
     let on_event = |event: &Event| {
@@ -49,7 +49,7 @@ fn losses(job: Job) -> (Vec<f64>, Report) {
     (losses, report)
 }
 
-/// Ids and labels that a model was given, microbatch after microbatch.
+/// Ids and labels of every microbatch that a model received.
 type Seen = Arc<Mutex<Vec<(Vec<i32>, Vec<i32>)>>>;
 
 fn transformer(seed: u64) -> DfdxModel<Transformer, impl FnMut(&Transformer, &Batch<'_>, Tape) -> Loss + Clone + Send> {
@@ -67,7 +67,7 @@ fn noting<M>(
     }
 }
 
-/// A training loop as dfdx's documentation shows it, over batches that a job has seen: the mean loss of every step.
+/// A training loop as in dfdx's documentation, over the batches of a job; returns the mean loss of every step.
 fn plain_loop<M: TensorCollection<f32, Cpu>>(
     mut model: M,
     mut optimizer: impl Optimizer<M, Cpu, f32>,
@@ -105,7 +105,7 @@ fn weights(dir: &Path) -> Vec<(String, Vec<f32>)> {
 }
 
 #[test]
-fn a_network_of_stock_layers_trains_as_in_a_plain_dfdx_loop_with_momentum() {
+fn network_of_stock_layers_trains_as_in_a_plain_dfdx_loop_with_momentum() {
     let (dir, seen) = (TempDir::new().unwrap(), Seen::default());
     let build = || Cpu::seed_from_u64(5).build_module::<Mlp, f32>();
     let model = DfdxModel::new(build(), VOCAB, noting(&seen, mlp_loss)).unwrap();
@@ -123,7 +123,7 @@ fn a_network_of_stock_layers_trains_as_in_a_plain_dfdx_loop_with_momentum() {
 }
 
 #[test]
-fn a_transformer_of_fused_operations_trains_as_one_of_stock_operations_with_adam() {
+fn transformer_of_fused_operations_trains_as_one_of_stock_operations_with_adam() {
     let (dir, seen) = (TempDir::new().unwrap(), Seen::default());
     let model = DfdxModel::new(Transformer::new(6), VOCAB, noting(&seen, Transformer::fused)).unwrap();
 
@@ -137,7 +137,7 @@ fn a_transformer_of_fused_operations_trains_as_one_of_stock_operations_with_adam
 }
 
 #[test]
-fn two_microbatches_of_one_row_are_one_of_two_rows() {
+fn two_microbatches_of_one_row_train_like_one_of_two_rows() {
     let (together, apart) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let keys = [("max_grad_norm", "0.5")];
     let cut = [("max_grad_norm", "0.5"), ("micro_batch_size", "1"), ("gradient_accumulation_steps", "2")];
@@ -149,7 +149,7 @@ fn two_microbatches_of_one_row_are_one_of_two_rows() {
 }
 
 #[test]
-fn a_resumed_run_ends_with_the_same_bits_as_one_that_was_never_stopped() {
+fn resumed_run_ends_with_the_same_bits_as_an_uninterrupted_run() {
     let (straight, stopped) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let keys = [("gradient_accumulation_steps", "2"), ("shuffle", "true"), ("lr_scheduler", "cosine")];
     let (expected, whole) = losses(job(straight.path(), transformer(2), &keys).unwrap());
@@ -165,7 +165,7 @@ fn a_resumed_run_ends_with_the_same_bits_as_one_that_was_never_stopped() {
         }
     };
     let first = job(stopped.path(), transformer(2), &keys).unwrap().run_with(&control, stop_after_three).unwrap();
-    // What the second run starts from is the checkpoint, not its model's first values.
+    // The second run starts from the checkpoint, not from its model's initial values.
     let (rest, second) = losses(job(stopped.path(), transformer(3), &keys).unwrap());
 
     assert_eq!((first.steps, first.finished, second.finished), (3, false, true));
@@ -175,7 +175,7 @@ fn a_resumed_run_ends_with_the_same_bits_as_one_that_was_never_stopped() {
 }
 
 #[test]
-fn evaluation_is_the_mean_over_the_validation_rows_and_changes_nothing() {
+fn evaluation_is_the_mean_over_the_validation_rows_and_does_not_change_training() {
     let (with, without, seen) = (TempDir::new().unwrap(), TempDir::new().unwrap(), Seen::default());
     let model = DfdxModel::new(Transformer::new(4), VOCAB, noting(&seen, Transformer::fused)).unwrap();
     let mut evals = Vec::new();
@@ -198,7 +198,7 @@ fn evaluation_is_the_mean_over_the_validation_rows_and_changes_nothing() {
         }
         sum / predicted as f64
     };
-    // Four steps, three microbatches for five rows, and the same again.
+    // Twice: four steps, then three microbatches for five rows.
     let seen = seen.lock().unwrap();
     assert_eq!((seen.len(), evals.len()), (14, 2));
     assert_close(&evals, &[mean(&seen[4..7]), mean(&seen[11..14])], 1e-5);
@@ -207,7 +207,7 @@ fn evaluation_is_the_mean_over_the_validation_rows_and_changes_nothing() {
 }
 
 #[test]
-fn the_export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
+fn export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
     let dir = TempDir::new().unwrap();
     let (_, report) = losses(job(dir.path(), transformer(9), &[("learning_rate", "0")]).unwrap());
     let model_dir = report.model_dir.unwrap();
@@ -235,8 +235,7 @@ fn inapplicable_keys_are_refused_in_one_sentence() {
     for (key, value) in [("bf16", "true"), ("gradient_checkpointing", "true"), ("model.hidden_size", "8")] {
         let error = job(dir.path(), transformer(1), &[(key, value)]).unwrap_err();
 
-        let expected =
-            format!("`{key}` does not apply to a user-defined model, which computes as it is written; remove it");
+        let expected = format!("`{key}` does not apply to a user-defined model; remove it");
         assert_eq!(error.to_string(), expected);
     }
     let other = Job::builder().set("tokenizer", "bytes").set("model.model_type", "llama").set("max_steps", 1);
@@ -246,14 +245,13 @@ fn inapplicable_keys_are_refused_in_one_sentence() {
 }
 
 #[test]
-fn a_configuration_of_a_user_defined_model_alone_says_where_the_model_is() {
+fn user_defined_model_does_not_run_from_its_configuration_alone() {
     let dir = TempDir::new().unwrap();
     let yaml = job(dir.path(), transformer(1), &[]).unwrap().config().to_yaml();
 
     let error = Job::from_config(crate::config::JobConfig::from_yaml_str(&yaml, &[]).unwrap()).run().unwrap_err();
 
-    let expected =
-        "the model is user-defined: it lives in the program that built this job, not in a file; run that program";
+    let expected = "the model is user-defined and exists only in the program that built this job; run that program";
     assert_eq!(error.to_string(), expected);
 }
 
@@ -291,14 +289,14 @@ fn tensors_are_named_by_their_path_and_detached_ones_are_not_trained() {
 }
 
 #[test]
-fn a_module_without_parameters_is_refused() {
+fn module_without_parameters_is_refused() {
     let error = DfdxModel::new((), 3, |_, _: &Batch<'_>, _| -> Loss { unreachable!("not run here") }).unwrap_err();
 
     assert_eq!(error.to_string(), UserModelError::NothingTrainable.to_string());
 }
 
 #[test]
-fn ranks_that_share_a_users_model_have_the_losses_of_one() {
+fn ranks_that_share_a_user_defined_model_have_the_losses_of_one_rank() {
     let train = |keys: &[(&str, &str)]| {
         let dir = TempDir::new().unwrap();
         let keys: Vec<(&str, &str)> =
@@ -330,7 +328,7 @@ fn ranks_that_share_a_users_model_have_the_losses_of_one() {
 }
 
 #[test]
-fn a_mesh_that_would_cut_a_users_model_is_refused() {
+fn mesh_that_would_split_a_user_defined_model_is_refused() {
     for axis in ["tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size"] {
         let dir = TempDir::new().unwrap();
 

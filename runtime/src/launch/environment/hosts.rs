@@ -1,37 +1,37 @@
 //! Slurm's short form of a list of machines: `login,node[01-03,07],rack[1-2]n[1-4]`.
 
-/// Machines that a list may have.
+/// Maximum number of machines in a list.
 const HOSTS_MAX: usize = 1 << 16;
-/// Digits of a number, zeros in front included: every name has as many, so they are a factor of the memory that a list
-/// takes.
+/// Maximum digits of a number, including leading zeros. Every name has that many digits, so they multiply the memory of a
+/// list.
 const DIGITS_MAX: usize = 20;
-/// Bytes of a name, which are a factor of the time and memory too. Source: RFC 1035, §2.3.4.
+/// Maximum bytes of a name, which multiply time and memory too. Source: RFC 1035, §2.3.4.
 const NAME_MAX: usize = 255;
 
 /// Why a list of machines cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostsError {
-    /// A bracket without its other half, or one inside another.
-    #[error("`{0}` has a bracket without its other half")]
+    /// An unmatched or nested bracket.
+    #[error("`{0}` has an unmatched bracket")]
     Bracket(String),
     /// A comma with nothing before or after it.
     #[error("`{0}` has an empty name")]
     Empty(String),
-    /// Between brackets are numbers and ranges of numbers, such as `01-03,07`.
-    #[error("`{0}` is no number and no range such as 01-03")]
+    /// The text between brackets is not a list of numbers and ranges, such as `01-03,07`.
+    #[error("`{0}` is neither a number nor a range such as 01-03")]
     Range(String),
-    /// No name of a machine is that long.
-    #[error("`{0}`... stands for names of more than {NAME_MAX} bytes")]
+    /// A name is too long for a machine.
+    #[error("`{0}`... expands to names of more than {NAME_MAX} bytes")]
     Long(String),
-    /// Longer than any cluster.
-    #[error("it has more than {HOSTS_MAX} names")]
+    /// The list has too many names.
+    #[error("the list has more than {HOSTS_MAX} names")]
     TooMany,
 }
 
-/// All names of a list, in its order.
+/// Expands a list into its names, in order.
 ///
 /// # Errors
-/// When it is not one.
+/// When the list is invalid.
 pub fn expand(list: &str) -> Result<Vec<String>, HostsError> {
     let mut hosts = Vec::new();
     for name in split(list)? {
@@ -43,7 +43,7 @@ pub fn expand(list: &str) -> Result<Vec<String>, HostsError> {
     Ok(hosts)
 }
 
-/// Cuts at the commas that are not between brackets.
+/// Splits a list at the commas outside brackets.
 fn split(list: &str) -> Result<Vec<&str>, HostsError> {
     let unmatched = || HostsError::Bracket(shown(list));
     let (mut parts, mut start, mut is_inside) = (Vec::new(), 0, false);
@@ -66,11 +66,11 @@ fn split(list: &str) -> Result<Vec<&str>, HostsError> {
     if parts.iter().any(|part| part.is_empty()) { Err(HostsError::Empty(shown(list))) } else { Ok(parts) }
 }
 
-/// All names that one entry stands for; the last bracket counts fastest.
+/// Expands one entry into its names; the last bracket varies fastest.
 fn names(entry: &str) -> Result<Vec<String>, HostsError> {
     let (mut parts, mut rest, mut n_names, mut longest) = (Vec::new(), entry, 1, 0);
     while let Some((before, inside)) = rest.split_once('[') {
-        let (inside, after) = inside.split_once(']').expect("every bracket has its other half");
+        let (inside, after) = inside.split_once(']').expect("every bracket is matched");
         let numbers = numbers(inside)?;
         n_names *= numbers.len();
         if n_names > HOSTS_MAX {
@@ -96,7 +96,7 @@ fn names(entry: &str) -> Result<Vec<String>, HostsError> {
     Ok((0..n_names).map(name).collect())
 }
 
-/// The numbers between two brackets, as wide as they are written.
+/// The numbers between two brackets, with the width of the first number of each range.
 fn numbers(text: &str) -> Result<Vec<String>, HostsError> {
     let mut numbers = Vec::new();
     for part in text.split(',') {
@@ -120,7 +120,7 @@ fn numbers(text: &str) -> Result<Vec<String>, HostsError> {
     Ok(numbers)
 }
 
-/// The beginning of a text, for a message about it.
+/// The beginning of a text, for an error message.
 fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_as_slurm_writes_them() {
+    fn lists_in_slurm_notation_are_expanded() {
         assert_eq!(hosts("node1"), "node1");
         assert_eq!(hosts("node[01-03,07]"), "node01 node02 node03 node07");
         assert_eq!(hosts("a,b[9-11],c-1.example.org"), "a b9 b10 b11 c-1.example.org");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_very_many_digits_are_refused() {
+    fn number_with_too_many_digits_is_rejected() {
         let zeros = "0".repeat(70_000);
 
         assert!(matches!(expand(&format!("n[{zeros}1-{zeros}2]")), Err(HostsError::Range(_))));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_whose_names_are_too_long_is_refused() {
+    fn entry_with_names_that_are_too_long_is_rejected() {
         let many = format!("n[0-60000]{}", "[1]".repeat(5000));
         assert!(matches!(expand(&many), Err(HostsError::Long(_))));
         assert!(matches!(expand(&format!("n[0-60000]{}", "x".repeat(NAME_MAX))), Err(HostsError::Long(_))));
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(expand(&format!("{}[1-2]", "x".repeat(NAME_MAX - 1))).unwrap().len(), 2);
     }
 
-    /// Names and the list that stands for them, made independently of each other.
+    /// A list and its names, generated independently of each other.
     fn entries() -> impl Strategy<Value = (String, Vec<String>)> {
         let range = (0..500u64, 0..20u64, 1..5usize);
         let entry = ("[a-z][a-z0-9-]{0,5}", proptest::collection::vec(range, 0..4), "(-ib|\\.x)?");
@@ -197,12 +197,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_stands_for_its_names_in_order((list, names) in entries()) {
+        fn list_expands_to_its_names_in_order((list, names) in entries()) {
             prop_assert_eq!(expand(&list), Ok(names));
         }
 
         #[test]
-        fn any_text_is_a_list_or_refused(text in "[a-c0-9\\[\\],-]{0,24}") {
+        fn any_text_is_expanded_or_rejected(text in "[a-c0-9\\[\\],-]{0,24}") {
             if let Ok(hosts) = expand(&text) {
                 prop_assert!(!hosts.is_empty() && hosts.len() <= HOSTS_MAX);
                 prop_assert!(hosts.iter().all(|host| !host.is_empty() && !host.contains(['[', ']', ','])));

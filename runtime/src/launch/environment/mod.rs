@@ -1,7 +1,6 @@
 //! The position of a process among those that a cluster launcher started on several machines, from its environment.
 //!
-//! Pure: variables in, a [`LaunchContext`] out. Environment variables are read where the process starts, in the command
-//! line.
+//! Pure: variables in, a [`LaunchContext`] out. Only the command line reads environment variables, where the process starts.
 
 pub mod hosts;
 mod slurm;
@@ -21,13 +20,13 @@ pub type Variables = BTreeMap<String, String>;
 pub struct LaunchContext {
     /// Identity of the launch, shared by all of its processes.
     pub launch: String,
-    /// Index of this machine; machine 0 leads.
+    /// Index of this machine; machine 0 coordinates.
     pub node: u32,
-    /// How many machines there are.
+    /// Number of machines.
     pub n_nodes: u32,
-    /// The first process of its machine speaks for it. Launchers that start one for each rank have others, which have
-    /// nothing to do.
-    pub speaks: bool,
+    /// Whether this is the first process of its machine, which starts all ranks there. Other processes, of launchers that
+    /// start one for each rank, do nothing.
+    pub is_first: bool,
     /// Host name or address of the head node.
     pub head: String,
     /// Port of the head node, if given.
@@ -40,43 +39,43 @@ pub struct LaunchContext {
     pub n_cpus: Option<u32>,
 }
 
-/// Why variables do not say where a process stands.
+/// Why the variables do not give the position of a process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
-    /// One is missing.
+    /// A variable is missing.
     #[error("{name} is not set; {hint}")]
     Missing {
-        /// Which.
+        /// The variable.
         name: &'static str,
-        /// What sets it.
+        /// How to set the variable.
         hint: &'static str,
     },
-    /// One has an unusable value.
-    #[error("{name} is `{value}`; {fits} would fit")]
+    /// A variable has an invalid value.
+    #[error("{name} is `{value}`, but must be {fits}")]
     Value {
-        /// Which.
+        /// The variable.
         name: &'static str,
-        /// What it is.
+        /// The found value.
         value: String,
-        /// What it should be.
+        /// The accepted values.
         fits: &'static str,
     },
-    /// Two do not fit each other.
+    /// Two variables contradict each other.
     #[error("{first} and {second} contradict each other: {why}")]
     Contradiction {
-        /// One, with its value.
+        /// One variable, with its value.
         first: String,
-        /// The other.
+        /// The other variable, with its value.
         second: String,
-        /// Why that cannot be.
+        /// The violated relation.
         why: String,
     },
     /// A list of machines cannot be read.
     #[error("{name}: {source}")]
     Hosts {
-        /// In which variable it is.
+        /// The variable with the list.
         name: &'static str,
-        /// What is wrong with it.
+        /// The fault of the list.
         source: HostsError,
     },
 }
@@ -84,7 +83,7 @@ pub enum EnvironmentError {
 /// The variables that one launcher sets.
 struct Reader<'a> {
     variables: &'a Variables,
-    /// What would set a variable that is missing.
+    /// How to set a missing variable.
     hint: &'static str,
 }
 
@@ -92,7 +91,7 @@ const COUNT: &str = "a whole number of at least 1";
 const POSITION: &str = "a whole number of at least 0";
 
 impl<'a> Reader<'a> {
-    /// A text; an empty one is none.
+    /// A string; an empty one counts as missing.
     fn text(&self, name: &'static str) -> Result<&'a str, EnvironmentError> {
         self.text_if_set(name).ok_or(EnvironmentError::Missing { name, hint: self.hint })
     }
@@ -133,7 +132,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Refuses a position beyond a count.
+/// Rejects a position that is not below a count.
 fn within(
     (position_name, position): (&str, u32),
     (count_name, count): (&str, u32),

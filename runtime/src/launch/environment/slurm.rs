@@ -5,10 +5,10 @@ use super::{EnvironmentError, LaunchContext, Reader, Variables, contradiction, w
 
 const HINT: &str = "inside an allocation, `srun --ntasks-per-node=1 phalanx train --slurm …` sets it";
 
-/// Where a task of a step stands.
+/// The launch context of a task.
 ///
 /// # Errors
-/// When this is no step with one task on each node.
+/// When the process is not a task of a step with one task on each node.
 pub fn slurm(variables: &Variables) -> Result<LaunchContext, EnvironmentError> {
     let read = Reader { variables, hint: HINT };
     let (job, step) = (read.text("SLURM_JOB_ID")?, read.text("SLURM_STEP_ID")?);
@@ -30,16 +30,16 @@ pub fn slurm(variables: &Variables) -> Result<LaunchContext, EnvironmentError> {
     if let Some(n_tasks) = read.count_if_set(tasks_name)?
         && n_tasks != n_nodes
     {
-        let why = "each node has one task, which starts its ranks: srun --ntasks-per-node=1";
+        let why = "each node must have one task, which starts its ranks: srun --ntasks-per-node=1";
         return Err(contradiction(tasks_name, n_tasks, count_name, n_nodes, why));
     }
-    // A job that was preempted and comes back has the same number.
+    // A requeued job keeps its job number.
     let restarts: u32 = read.number_if_set("SLURM_RESTART_COUNT", super::POSITION)?.unwrap_or(0);
     Ok(LaunchContext {
         launch: format!("slurm-{job}.{step}.{restarts}"),
         node,
         n_nodes,
-        speaks: true,
+        is_first: true,
         head: hosts.into_iter().next().expect("a node has a name"),
         port: None,
         n_ranks: None,

@@ -1,4 +1,4 @@
-//! Places that launchers give, and variables that make no sense.
+//! Launch contexts from the variables of launchers, and invalid variables.
 
 use super::*;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ const SLURM: &str = "SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_NNODES=4 SLURM_NODEID
 const TORCHRUN: &str = "MASTER_ADDR=head MASTER_PORT=29500 WORLD_SIZE=8 RANK=4 LOCAL_WORLD_SIZE=4 LOCAL_RANK=0 \
                         GROUP_RANK=1 GROUP_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none";
 
-/// Variables with one of them set to something else, or removed if that is empty.
+/// The variables of `text`, with another value for `name`; an empty value counts as missing.
 fn with(text: &str, name: &str, value: &str) -> Variables {
     let mut variables = variables(text);
     variables.insert(name.into(), value.into());
@@ -20,12 +20,12 @@ fn with(text: &str, name: &str, value: &str) -> Variables {
 }
 
 #[test]
-fn a_task_of_a_slurm_step() {
+fn slurm_variables_give_the_launch_context_of_a_task() {
     let expected = LaunchContext {
         launch: "slurm-77.0.0".into(),
         node: 2,
         n_nodes: 4,
-        speaks: true,
+        is_first: true,
         head: "gpu03".into(),
         port: None,
         n_ranks: None,
@@ -37,7 +37,7 @@ fn a_task_of_a_slurm_step() {
 }
 
 #[test]
-fn a_step_on_a_part_of_its_allocation_counts_its_own_nodes() {
+fn step_on_a_part_of_its_allocation_counts_its_own_nodes() {
     let part = format!("{SLURM} SLURM_STEP_NUM_NODES=3 SLURM_STEP_NODELIST=gpu[04-05,11] SLURM_STEP_NUM_TASKS=3");
 
     let launch_context = slurm(&variables(&part)).unwrap();
@@ -46,19 +46,19 @@ fn a_step_on_a_part_of_its_allocation_counts_its_own_nodes() {
 }
 
 #[test]
-fn a_requeued_slurm_job_is_another_launch() {
+fn requeued_slurm_job_is_another_launch() {
     let again = slurm(&with(SLURM, "SLURM_RESTART_COUNT", "1")).unwrap();
 
     assert_ne!(again.launch, slurm(&variables(SLURM)).unwrap().launch);
 }
 
 #[test]
-fn a_process_of_torchrun_and_the_first_of_its_machine() {
+fn torchrun_variables_give_the_launch_context_of_a_process() {
     let expected = LaunchContext {
         launch: "torchrun-head-29500-none".into(),
         node: 1,
         n_nodes: 2,
-        speaks: true,
+        is_first: true,
         head: "head".into(),
         port: Some(29500),
         n_ranks: Some(4),
@@ -69,15 +69,15 @@ fn a_process_of_torchrun_and_the_first_of_its_machine() {
     assert_eq!(torchrun(&variables(TORCHRUN)), Ok(expected.clone()));
     let mut third = with(TORCHRUN, "RANK", "6");
     third.insert("LOCAL_RANK".into(), "2".into());
-    assert_eq!(torchrun(&third), Ok(LaunchContext { speaks: false, ..expected }));
+    assert_eq!(torchrun(&third), Ok(LaunchContext { is_first: false, ..expected }));
 }
 
 #[test]
-fn without_local_ranks_torchrun_variables_count_machines() {
+fn torchrun_variables_count_machines_without_local_world_size() {
     let launch_context = torchrun(&variables("MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=3 RANK=2")).unwrap();
 
     assert_eq!(
-        (launch_context.node, launch_context.n_nodes, launch_context.n_ranks, launch_context.speaks),
+        (launch_context.node, launch_context.n_nodes, launch_context.n_ranks, launch_context.is_first),
         (2, 3, None, true)
     );
 }
@@ -85,7 +85,7 @@ fn without_local_ranks_torchrun_variables_count_machines() {
 type Parse = fn(&Variables) -> Result<LaunchContext, EnvironmentError>;
 
 #[test]
-fn variables_that_make_no_sense_are_named() {
+fn invalid_variable_is_named_in_the_error() {
     let wrong: [(Parse, &str, &str, &str, &str); 14] = [
         (slurm, SLURM, "SLURM_JOB_ID", "", "SLURM_JOB_ID is not set; inside an allocation, `srun"),
         (slurm, SLURM, "SLURM_STEP_ID", "", "SLURM_STEP_ID is not set"),
@@ -96,13 +96,13 @@ fn variables_that_make_no_sense_are_named() {
             "4",
             "SLURM_NODEID=4 and SLURM_NNODES=4 contradict each other: nodes are counted",
         ),
-        (slurm, SLURM, "SLURM_NODEID", "two", "SLURM_NODEID is `two`; a whole number of at least 0 would fit"),
-        (slurm, SLURM, "SLURM_NNODES", "0", "SLURM_NNODES is `0`; a whole number of at least 1"),
+        (slurm, SLURM, "SLURM_NODEID", "two", "SLURM_NODEID is `two`, but must be a whole number of at least 0"),
+        (slurm, SLURM, "SLURM_NNODES", "0", "SLURM_NNODES is `0`, but must be a whole number of at least 1"),
         (slurm, SLURM, "SLURM_NNODES", "5", "SLURM_JOB_NODELIST=gpu[03-05,11] and SLURM_NNODES=5"),
-        (slurm, SLURM, "SLURM_JOB_NODELIST", "gpu[03-", "SLURM_JOB_NODELIST: `gpu[03-` has a bracket"),
+        (slurm, SLURM, "SLURM_JOB_NODELIST", "gpu[03-", "SLURM_JOB_NODELIST: `gpu[03-` has an unmatched bracket"),
         (slurm, SLURM, "SLURM_NTASKS", "32", "srun --ntasks-per-node=1"),
         (torchrun, TORCHRUN, "MASTER_ADDR", "", "MASTER_ADDR is not set; `--torchrun` needs"),
-        (torchrun, TORCHRUN, "MASTER_PORT", "99999", "MASTER_PORT is `99999`; a port"),
+        (torchrun, TORCHRUN, "MASTER_PORT", "99999", "MASTER_PORT is `99999`, but must be a port"),
         (torchrun, TORCHRUN, "RANK", "8", "RANK=8 and WORLD_SIZE=8 contradict each other"),
         (torchrun, TORCHRUN, "LOCAL_WORLD_SIZE", "3", "LOCAL_WORLD_SIZE=3 and WORLD_SIZE=8 contradict"),
         (torchrun, TORCHRUN, "GROUP_RANK", "0", "GROUP_RANK=0 and RANK=4 contradict each other"),
@@ -117,7 +117,7 @@ fn variables_that_make_no_sense_are_named() {
 
 proptest! {
     #[test]
-    fn torchrun_gives_every_machine_one_process_that_speaks(n_nodes in 1..6u32, n_each in 1..6u32) {
+    fn torchrun_variables_select_one_leading_process_per_machine(n_nodes in 1..6u32, n_each in 1..6u32) {
         let world = n_nodes * n_each;
         let launch_context = |rank: u32| {
             let text = format!(
@@ -127,11 +127,11 @@ proptest! {
             torchrun(&variables(&text)).unwrap()
         };
 
-        let places: Vec<LaunchContext> = (0..world).map(launch_context).collect();
+        let contexts: Vec<LaunchContext> = (0..world).map(launch_context).collect();
 
-        let speakers: Vec<u32> = places.iter().filter(|launch_context| launch_context.speaks).map(|launch_context| launch_context.node).collect();
-        prop_assert_eq!(speakers, (0..n_nodes).collect::<Vec<_>>());
-        prop_assert!(places.iter().all(|p| (p.n_nodes, &p.launch) == (n_nodes, &places[0].launch)));
+        let first_nodes: Vec<u32> = contexts.iter().filter(|context| context.is_first).map(|context| context.node).collect();
+        prop_assert_eq!(first_nodes, (0..n_nodes).collect::<Vec<_>>());
+        prop_assert!(contexts.iter().all(|p| (p.n_nodes, &p.launch) == (n_nodes, &contexts[0].launch)));
     }
 
     #[test]

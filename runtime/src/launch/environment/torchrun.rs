@@ -1,7 +1,7 @@
 //! The variables of torchrun, which other launchers set too: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK`.
 //!
-//! With `LOCAL_WORLD_SIZE` they count ranks, as under torchrun, which starts a process for each: the first of each machine
-//! stands for all of them. Without it they count machines, as where a cluster starts one process on each.
+//! With `LOCAL_WORLD_SIZE`, they count ranks, as under torchrun, which starts one process per rank: the first process of a
+//! machine then starts all its ranks. Without it, they count machines, with one process on each.
 
 use super::{EnvironmentError, LaunchContext, Reader, Variables, contradiction, within};
 
@@ -21,35 +21,35 @@ pub fn torchrun(variables: &Variables) -> Result<LaunchContext, EnvironmentError
     let n_local = read.count_if_set("LOCAL_WORLD_SIZE")?;
     let n_each = n_local.unwrap_or(1);
     if world % n_each != 0 {
-        let why = "machines have the same number of ranks";
+        let why = "all machines must have the same number of ranks";
         return Err(contradiction("LOCAL_WORLD_SIZE", n_each, "WORLD_SIZE", world, why));
     }
     let (node, n_nodes) = (rank / n_each, world / n_each);
     if let Some(group) = read.number_if_set::<u32>("GROUP_RANK", super::POSITION)?
         && group != node
     {
-        let why = format!("with {n_each} ranks on each machine, this is the one at {node}");
+        let why = format!("with {n_each} ranks on each machine, this is machine {node}");
         return Err(contradiction("GROUP_RANK", group, "RANK", rank, &why));
     }
     if let Some(groups) = read.count_if_set("GROUP_WORLD_SIZE")?
         && groups != n_nodes
     {
-        let why = format!("with {n_each} ranks on each machine, there are {n_nodes}");
+        let why = format!("with {n_each} ranks on each machine, there are {n_nodes} machines");
         return Err(contradiction("GROUP_WORLD_SIZE", groups, "WORLD_SIZE", world, &why));
     }
     if let Some(local) = read.number_if_set::<u32>("LOCAL_RANK", super::POSITION)?
         && local != rank % n_each
     {
-        let why = format!("with {n_each} ranks on each machine, this is the one at {} of its machine", rank % n_each);
+        let why = format!("with {n_each} ranks on each machine, this is local rank {}", rank % n_each);
         return Err(contradiction("LOCAL_RANK", local, "RANK", rank, &why));
     }
-    // Consecutive runs have the same address and port, unless torchrun distinguishes them.
+    // Consecutive runs may share address and port; then only torchrun's run id differs.
     let run = read.text_if_set("TORCHELASTIC_RUN_ID").map_or(String::new(), |run| format!("-{run}"));
     Ok(LaunchContext {
         launch: format!("torchrun-{head}-{port}{run}"),
         node,
         n_nodes,
-        speaks: rank.is_multiple_of(n_each),
+        is_first: rank.is_multiple_of(n_each),
         head,
         port: Some(port),
         n_ranks: n_local,

@@ -1,4 +1,5 @@
-#![allow(unsafe_code)] // Catch-up transfers are lent memory.
+//! Transfers of state between members, on devices whose memory the host can or cannot address.
+#![allow(unsafe_code)] // Catch-up transfers use the memory of machines.
 
 use super::*;
 use crate::devices::{self, remote::both};
@@ -50,7 +51,7 @@ fn compiled_with(mesh: Mesh, rank: usize, optimizer: OptimizerSpec) -> Compiled 
     compile_step(forward, &spec, devices::host().target()).unwrap()
 }
 
-/// The state of a rank: each element is told by its tensor and its index there, however that is cut.
+/// The state of a rank: each element is identified by its tensor and its index there, for any sharding.
 fn state_of(compiled: &Compiled) -> Vec<(ValueId, usize, f32)> {
     let all = |tensor: Tensor| -> Vec<(ValueId, usize, f32)> {
         let first = 31 * tensor.name.bytes().map(usize::from).sum::<usize>();
@@ -91,7 +92,7 @@ fn trainer_state(step: u64) -> TrainerState {
     serde_json::from_value(json!({"step": step, "n_updates": step, "loss_scale": scale})).unwrap()
 }
 
-/// What each thread of a member holds: if it panics, no other waits for it.
+/// A guard for each member's thread: if the thread panics, the world is aborted and no other member waits.
 #[derive(Clone)]
 struct EndsWorld(Arc<Control>);
 
@@ -103,7 +104,7 @@ impl Drop for EndsWorld {
     }
 }
 
-/// The links of each of four members, of whom the last has one with each of the others.
+/// The links of four members; the last member has a link to each of the others.
 fn links() -> ([Links; 4], EndsWorld) {
     let id = WorldId { job: 1, generation: 2, incarnation: 3 };
     let world = World::new(id, 4, vec![vec![0, 3], vec![1, 3], vec![2, 3]]).unwrap();
@@ -127,12 +128,10 @@ fn n_elements(ranges: &[ElementRange]) -> usize {
 /// Member 0 holds two shards that member 3 misses; member 3 asks for the later one first.
 #[test]
 fn catch_up_transfer_of_several_shards_follows_the_request_order() {
-    both().iter().for_each(|on| {
-        what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for_on(&**on)
-    });
+    both().iter().for_each(|on| check_request_order(&**on));
 }
 
-fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_which_it_was_asked_for_on(on: &dyn Device) {
+fn check_request_order(on: &dyn Device) {
     let shards @ [first, second] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     assert!(first < second);
     let compiled = [0, 1].map(|rank| compiled(MESH, rank));
@@ -175,15 +174,15 @@ fn what_one_member_teaches_another_of_several_shards_passes_in_the_order_in_whic
 /// Member 0 holds a shard in the arena of an old rank, moves it to a new one, and sends it to member 3 from there.
 #[test]
 fn catch_up_transfer_reads_the_arena_of_the_training_world() {
-    both().iter().for_each(|on| catch_up_sends_from_the_assignment_of_the_training_world_on(&**on));
+    both().iter().for_each(|on| check_training_arena(&**on));
 }
 
-fn catch_up_sends_from_the_assignment_of_the_training_world_on(on: &dyn Device) {
+fn check_training_arena(on: &dyn Device) {
     let meshes = [Mesh { dp_replicate: 2, tp: 2, ..MESH }, Mesh { tp: 2, ..MESH }];
     let [before, now] = meshes.map(|mesh| compiled(mesh, 1));
     let [shard, same] = meshes.map(|mesh| Shard::of(&mesh, 1));
     let values = |compiled| updated_state(compiled).iter().map(|tensor| tensor.value).collect::<Vec<_>>();
-    assert!(shard == same && values(&before) != values(&now), "it lies elsewhere");
+    assert!(shard == same && values(&before) != values(&now), "the shard has another location");
     let ([mut links_0, _, _, mut links_3], ends) = links();
 
     std::thread::scope(|scope| {
@@ -222,13 +221,11 @@ fn catch_up_sends_from_the_assignment_of_the_training_world_on(on: &dyn Device) 
 
 /// Members 0, 1 and 2 hold the state that member 3 misses; member 3 holds the state that member 0 misses.
 #[test]
-fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile() {
-    both()
-        .iter()
-        .for_each(|on| a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile_on(&**on));
+fn member_fetches_equal_shares_from_three_peers_and_sends_to_one_concurrently() {
+    both().iter().for_each(|on| check_equal_shares(&**on));
 }
 
-fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanwhile_on(on: &dyn Device) {
+fn check_equal_shares(on: &dyn Device) {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
     let ([mut links_0, mut links_1, mut links_2, mut links_3], ends) = links();
@@ -273,16 +270,16 @@ fn a_member_gets_as_much_from_each_of_three_peers_and_gives_to_one_of_them_meanw
     });
 
     let n = state_of(&compiled).len();
-    assert!(n > 1_000_000, "{n} elements pass in many operations");
+    assert!(n > 1_000_000, "{n} elements are too few for several operations");
     assert!(gave.iter().all(|part| part.abs_diff(n / 3) <= 1) && gave.iter().sum::<usize>() == n, "{gave:?} of {n}");
 }
 
 #[test]
 fn elements_without_a_holder_are_reported_and_other_transfers_complete() {
-    both().iter().for_each(|on| what_nobody_has_is_told_and_others_get_what_they_were_promised_on(&**on));
+    both().iter().for_each(|on| check_elements_without_a_holder(&**on));
 }
 
-fn what_nobody_has_is_told_and_others_get_what_they_were_promised_on(on: &dyn Device) {
+fn check_elements_without_a_holder(on: &dyn Device) {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
     let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
     let ([mut links_0, _, _, mut links_3], ends) = links();
@@ -311,11 +308,11 @@ fn what_nobody_has_is_told_and_others_get_what_they_were_promised_on(on: &dyn De
 }
 
 #[test]
-fn member_copies_its_own_state_however_it_is_cut() {
-    both().iter().for_each(|on| a_member_takes_what_it_holds_itself_however_that_is_cut_on(&**on));
+fn member_copies_its_own_state_from_any_sharding() {
+    both().iter().for_each(|on| check_own_state(&**on));
 }
 
-fn a_member_takes_what_it_holds_itself_however_that_is_cut_on(on: &dyn Device) {
+fn check_own_state(on: &dyn Device) {
     let halves = [0, 1].map(|rank| compiled(MESH, rank));
     let held = halves.each_ref().map(|half| filled(on, half));
     let whole = compiled(Mesh::ONE, 0);
@@ -333,7 +330,7 @@ fn a_member_takes_what_it_holds_itself_however_that_is_cut_on(on: &dyn Device) {
     assert_filled(&*room, &whole);
 }
 
-/// What the owner of a shard and its shadow make of the same gradients, on devices that may differ.
+/// The states of a shard's owner and of its shadow after an update with the same gradients, on two devices.
 fn owner_and_shadow(
     owner_on: &dyn Device,
     shadow_on: &dyn Device,
@@ -388,7 +385,7 @@ fn owner_and_shadow(
 }
 
 #[test]
-fn shadow_has_the_state_of_its_owner_wherever_both_lie() {
+fn shadow_equals_its_owner_on_any_pair_of_devices() {
     for optimizer in OptimizerSpec::all() {
         let expected = owner_and_shadow(&*devices::host(), &*devices::host(), STAGED, optimizer);
         assert!(expected[0] == expected[1] && expected[0].len() > 10, "{}", optimizer.name());

@@ -81,7 +81,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Gets what the second half of the step needs.
+    /// Receives the inputs of the apply phase.
     fn gradients_of_others(&mut self) -> Result<Outcome, JobError> {
         let c = &self.programs.train;
         let (gradients, hyper) = (log(&c.program, &c.phases), c.program.bound(Role::Hyper).next());
@@ -90,14 +90,14 @@ impl Trainer<'_> {
         let mut scalars = vec![0.0; N_KNOWN + hyper.map_or(0, n_elements)];
         let own = std::iter::once(Room::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
         let whole: Vec<_> = gradients.into_iter().map(|grad| (grad, 0..n_elements(grad))).collect();
-        let own = own.chain(self.machine.rooms(c, &whole).expect("gradients lie apart")).collect();
+        let own = own.chain(self.machine.rooms(c, &whole).expect("gradients do not overlap")).collect();
         let copies = self.shadows.iter_mut().map(|shadow| shadow.gradients());
         let gradient_senders = self.incoming_catch_up.gradient_senders.iter().copied();
         let receives: Vec<(u32, Vec<Room<'_>>)> = gradient_senders.zip(std::iter::once(own).chain(copies)).collect();
         self.links.exchange(&[], &receives, bytes_max)?;
         drop(receives);
         let (known, of_update) = scalars.split_at(N_KNOWN);
-        let [loss_sum, grad_norm, predicted_tokens, factor] = known.try_into().expect("there are so many");
+        let [loss_sum, grad_norm, predicted_tokens, factor] = known.try_into().expect("the slice has N_KNOWN scalars");
         if let Some(hyper) = hyper {
             self.machine.write(c, hyper, 0, of_update);
         }
@@ -119,7 +119,7 @@ impl Trainer<'_> {
         known.into_iter().chain(hyper.into_iter().flatten()).collect()
     }
 
-    /// Waits until those that this rank leads have the gradients of the step that is open, those of other ranks included.
+    /// Waits until the followers that this rank leads have all gradients of the open step, including those of other ranks.
     pub(super) fn await_followers(&mut self) -> Result<(), JobError> {
         let step = (self.state.step + 1) as f64;
         for follower in self.outgoing_catch_up.followers.iter().filter(|follower| follower.leads) {
@@ -132,7 +132,7 @@ impl Trainer<'_> {
     }
 
     /// Sends the followers of this rank the commit of its last step.
-    pub(super) fn tell_followers(&mut self) -> Result<(), JobError> {
+    pub(super) fn notify_followers(&mut self) -> Result<(), JobError> {
         let step = self.state.step as f64;
         let mut led = self.outgoing_catch_up.followers.iter().filter(|follower| follower.leads);
         Ok(led.try_for_each(|follower| self.links.send_number(follower.member, step))?)

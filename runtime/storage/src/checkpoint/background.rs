@@ -1,4 +1,4 @@
-//! Saving while training goes on: the step stalls for a copy, a thread writes it.
+//! Saving while training continues: the step stalls only for a copy, which a thread writes.
 //!
 //! Source: Mohan et al. 2021, CheckFreq, §4 (FAST '21): a snapshot in memory, then persisting it beside the next steps. We
 //! differ in that the caller waits for one save before it starts the next, so that there is one snapshot at a time.
@@ -12,7 +12,7 @@ use super::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use crate::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 
-/// Pieces and extras that own their bytes, all in one buffer that is used again.
+/// Pieces and extras that own their bytes, all in one reusable buffer.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     bytes: Vec<u8>,
@@ -29,7 +29,7 @@ struct OwnedPiece {
     bytes: std::ops::Range<usize>,
 }
 
-/// A save that goes on in the background. Dropped, it goes on unwatched.
+/// A running background save, which continues after a drop.
 #[must_use = "whether it was saved is only known after `wait`"]
 #[derive(Debug)]
 pub struct BackgroundSave {
@@ -37,18 +37,18 @@ pub struct BackgroundSave {
 }
 
 impl Snapshot {
-    /// An empty one with memory for as many bytes of tensors that the system has already given: memory that is new when
-    /// training waits for the copy costs it several times as long.
+    /// An empty snapshot with mapped memory for `n_bytes` bytes of tensors: a copy into new memory, for which training
+    /// waits, takes several times as long.
     pub fn with_memory(n_bytes: usize) -> Snapshot {
         let mut snapshot = Snapshot::default();
         snapshot.reserve(n_bytes);
-        // Every page is written to once.
+        // Writing to a page maps it.
         snapshot.bytes.resize(n_bytes, 0);
         snapshot.clear();
         snapshot
     }
 
-    /// Makes room for as many bytes of tensors.
+    /// Makes room for `n_bytes` bytes of tensors.
     pub fn reserve(&mut self, n_bytes: usize) {
         super::snapshot_memory::reserve(&mut self.bytes, n_bytes);
     }
@@ -58,7 +58,7 @@ impl Snapshot {
         self.add_from(piece, |append| append(piece.bytes));
     }
 
-    /// As [`Snapshot::add`], of a box whose bytes come one run after the other; those of `piece` do not matter.
+    /// As [`Snapshot::add`], for a box whose bytes come run by run; `piece.bytes` is ignored.
     pub fn add_from(&mut self, piece: &Piece<'_>, copy: impl FnOnce(&mut dyn FnMut(&[u8]))) {
         let start = self.bytes.len();
         copy(&mut |run| super::snapshot_memory::append(&mut self.bytes, run));
@@ -76,7 +76,7 @@ impl Snapshot {
         self.extras.push((name.to_owned(), content));
     }
 
-    /// Forgets everything but the memory, for the next snapshot.
+    /// Empties the snapshot and keeps its memory for the next one.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.pieces.clear();
@@ -88,7 +88,7 @@ impl Snapshot {
         self.bytes.len()
     }
 
-    /// Bytes of tensors for which it has memory.
+    /// Bytes of tensors that fit in its memory.
     pub fn capacity(&self) -> usize {
         self.bytes.capacity()
     }
@@ -116,12 +116,12 @@ impl OwnedPiece {
 }
 
 impl CheckpointWriter {
-    /// Saves a snapshot as [`CheckpointWriter::save_together`] does, on a thread of its own; writer 0 then keeps the newest
-    /// `keep` checkpoints, if that is given. `sum` must not be a collective of the step that trains meanwhile, for its order
-    /// among those would be a matter of timing: it needs a group of its own, or goes by way of the launcher.
+    /// Saves a snapshot like [`CheckpointWriter::save_together`], on its own thread; writer 0 then keeps the newest `keep`
+    /// checkpoints, if given. `sum` must not use a group of the training step, because its order among the step's
+    /// collectives would depend on timing: it needs its own group, or the launcher.
     ///
     /// # Errors
-    /// When the system refuses a thread; the snapshot is then lost.
+    /// When the system cannot start a thread; the snapshot is then lost.
     pub fn save_in_background<E: Display>(
         &self,
         meta: CheckpointMeta,
@@ -151,11 +151,11 @@ impl BackgroundSave {
         self.thread.is_finished()
     }
 
-    /// Waits until the checkpoint is durable or has failed; gives the snapshot back for the next one.
+    /// Waits until the checkpoint is durable or has failed; returns the snapshot for reuse.
     ///
     /// # Errors
-    /// The inner result: as [`CheckpointWriter::save_together`], and when old checkpoints could not be removed, in which
-    /// case this one is saved nevertheless.
+    /// The inner result: as [`CheckpointWriter::save_together`], and when old checkpoints could not be removed; this
+    /// checkpoint is saved all the same.
     pub fn wait(self) -> (Snapshot, Result<CheckpointId, CheckpointError>) {
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_was_made_ready_is_that_of_the_copy() {
+    fn copy_uses_the_prepared_memory() {
         let values = vec![7u8; 40_000];
         let mut snapshot = Snapshot::with_memory(values.len());
         let memory = snapshot.bytes.as_ptr();

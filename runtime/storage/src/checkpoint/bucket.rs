@@ -1,12 +1,12 @@
-//! Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, or a folder as if it were one.
+//! Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, or a folder behind the same interface.
 //!
-//! An object appears whole and durable or not at all, so there are no temporary names and nothing to sync. What a file
-//! system does by making a directory is done by creating [`CLAIM`] in it, which fails where it exists: whoever creates it
-//! has the directory. It is removed last, as `COMMIT` is created last and removed first.
+//! An object appears whole and durable or not at all, so there are no temporary names and nothing to sync. Creating
+//! [`CLAIM`] in a directory replaces making the directory: it fails if `CLAIM` exists, so the writer that creates it owns
+//! the directory. `CLAIM` is created first and removed last, `COMMIT` created last and removed first.
 //!
-//! This file is where synchronous code meets the asynchronous clients; their runtime is one thread, which also sends
-//! parts of large objects while the next are hashed. Uploads that a crash interrupts leave parts that no listing shows
-//! and that are paid for; a rule of the bucket that ends incomplete uploads removes them.
+//! This file bridges synchronous code and the asynchronous clients, whose runtime is one thread. It sends parts of large
+//! objects while the next parts are hashed. An upload that a crash interrupts leaves parts that no listing shows but that
+//! are billed; a bucket rule that aborts incomplete uploads removes them.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -25,13 +25,13 @@ use tokio::task::JoinSet;
 use super::error::CheckpointError;
 use super::store::{NewFile, Store, StoredFile};
 
-/// The object whose creation takes a directory.
+/// The object whose creation claims a directory.
 const CLAIM: &str = "CLAIM";
 /// Larger objects are sent in parts of this size.
 const PART_BYTES: usize = 8 << 20;
-/// Parts under way at a time, each of which is held in memory.
+/// Parts in flight at a time, each held in memory.
 const PARTS_MAX: usize = 4;
-/// Objects that are deleted at a time.
+/// Objects deleted at a time.
 const DELETIONS_MAX: usize = 32;
 
 /// An object store as a [`Store`]; clones share its client.
@@ -39,7 +39,7 @@ const DELETIONS_MAX: usize = 32;
 pub struct Bucket {
     objects: Arc<dyn ObjectStore>,
     runtime: Arc<Runtime>,
-    /// What the URLs of all its objects begin with: `s3://bucket`.
+    /// Prefix of the URLs of all its objects: `s3://bucket`.
     base: String,
 }
 
@@ -47,7 +47,7 @@ impl Bucket {
     /// The object store at `s3://bucket/…`, `gs://bucket/…`, `az://container/…` or `file:///…`. Nothing is sent yet.
     ///
     /// # Errors
-    /// When the URL is none of these, or what its client needs is not in the environment.
+    /// When the URL has none of these forms, or settings of its client are missing in the environment.
     pub fn open(url: &str) -> Result<Self, CheckpointError> {
         let objects = super::vendor::client(url)?;
         let after_scheme = url.find("://").map_or(0, |at| at + 3);
@@ -56,21 +56,21 @@ impl Bucket {
         bucket.key(Path::new(url)).map(|_| bucket)
     }
 
-    /// Any object store; the URLs of its objects begin with `base`.
+    /// Wraps any object store; the URLs of its objects begin with `base`.
     ///
     /// # Errors
-    /// When the system refuses a thread.
+    /// When the system cannot start a thread.
     pub fn new(objects: Arc<dyn ObjectStore>, base: &str) -> Result<Self, CheckpointError> {
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("objects").enable_all().build();
         let runtime = runtime.map_err(|error| CheckpointError::io("start a thread for", base, &error))?;
         Ok(Self { objects, runtime: Arc::new(runtime), base: base.to_owned() })
     }
 
-    /// The name in the bucket of what a URL names.
+    /// The key in the bucket for a URL.
     fn key(&self, url: &Path) -> Result<Key, CheckpointError> {
         let bad = |reason: String| CheckpointError::InvalidLocation { path: url.to_owned(), reason };
         let rest = url.to_str().and_then(|text| text.strip_prefix(&self.base));
-        Key::parse(rest.ok_or_else(|| bad(format!("it does not lie in {}", self.base)))?).map_err(|e| bad(one_line(&e)))
+        Key::parse(rest.ok_or_else(|| bad(format!("it is not in {}", self.base)))?).map_err(|e| bad(one_line(&e)))
     }
 
     fn run<T>(&self, action: impl Future<Output = object_store::Result<T>>) -> io::Result<T> {
@@ -82,8 +82,8 @@ impl Bucket {
         self.runtime.block_on(self.objects.put_opts(key, payload, PutOptions::from(PutMode::Create))).map(drop)
     }
 
-    /// Creates an object that must not exist. A client that did not hear the answer to its first try is told that the
-    /// object exists: it is then read, to see whether it is this one.
+    /// Creates an object that must not exist. A client that lost the answer to its first try gets "already exists": the
+    /// object is then read and compared.
     fn create_object(&self, key: &Key, content: &[u8]) -> io::Result<()> {
         match self.put(key, content) {
             Err(Error::AlreadyExists { .. }) => {
@@ -128,7 +128,7 @@ impl Bucket {
 
 impl Store for Bucket {
     fn claim(&self, dir: &Path) -> Result<bool, CheckpointError> {
-        // A content that no other claim has: a client that repeats its request recognises its own claim by it.
+        // Unique content, by which a client that repeats its request recognises its own claim.
         let claimed = self.create_object(&self.key(&dir.join(CLAIM))?, &unique());
         match claimed {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -150,9 +150,9 @@ impl Store for Bucket {
         match self.runtime.block_on(self.objects.head(&key)) {
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(CheckpointError::io("read", path, &as_io(&error))),
-            Ok(about) => {
-                let identity = about.e_tag.clone().unwrap_or_else(|| about.last_modified.to_string());
-                Ok(Some(Arc::new(FoundObject { bucket: self.clone(), about, identity })))
+            Ok(meta) => {
+                let identity = meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_string());
+                Ok(Some(Arc::new(FoundObject { bucket: self.clone(), meta, identity })))
             }
         }
     }
@@ -172,13 +172,13 @@ impl Store for Bucket {
         self.remove_dir(&key).map_err(|error| CheckpointError::io("remove", dir, &error))
     }
 
-    /// Nothing: what is left of a removal is a directory without a marker, which retention finds again.
+    /// Does nothing: an interrupted removal leaves a directory without a marker, which retention finds again.
     fn sweep(&self, _: &Path) -> Result<(), CheckpointError> {
         Ok(())
     }
 }
 
-/// An object that is gathered, or sent in parts once it is too large for one.
+/// An object being written: buffered, or sent in parts once it exceeds one part.
 struct NewObject {
     bucket: Bucket,
     key: Key,
@@ -189,7 +189,7 @@ struct NewObject {
 impl Write for NewObject {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let bucket = self.bucket.clone();
-        // Parts are sent by tasks of this runtime.
+        // Tasks of this runtime send the parts.
         let _entered = bucket.runtime.enter();
         match &mut self.upload {
             None if self.head.len() + bytes.len() <= PART_BYTES => self.head.extend_from_slice(bytes),
@@ -223,13 +223,13 @@ impl NewFile for NewObject {
 #[derive(Debug)]
 struct FoundObject {
     bucket: Bucket,
-    about: ObjectMeta,
+    meta: ObjectMeta,
     identity: String,
 }
 
 impl StoredFile for FoundObject {
     fn n_bytes(&self) -> u64 {
-        self.about.size
+        self.meta.size
     }
     fn identity(&self) -> &str {
         &self.identity
@@ -240,10 +240,10 @@ impl StoredFile for FoundObject {
         }
         let options = GetOptions {
             range: Some(GetRange::Bounded(start..start + out.len() as u64)),
-            if_match: self.about.e_tag.clone(),
+            if_match: self.meta.e_tag.clone(),
             ..GetOptions::default()
         };
-        let get = async { self.bucket.objects.get_opts(&self.about.location, options).await?.bytes().await };
+        let get = async { self.bucket.objects.get_opts(&self.meta.location, options).await?.bytes().await };
         let found = self.bucket.run(get)?;
         if found.len() != out.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -253,7 +253,7 @@ impl StoredFile for FoundObject {
     }
 }
 
-/// Bytes that no other call returns: the standard library seeds each hasher at random.
+/// Unique bytes: the standard library seeds each hasher at random.
 fn unique() -> [u8; 16] {
     let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
     let mut bytes = [0; 16];
@@ -262,7 +262,7 @@ fn unique() -> [u8; 16] {
     bytes
 }
 
-/// Not connected is what is neither there nor known to be otherwise.
+/// Errors of unknown outcome become `NotConnected`.
 fn as_io(error: &Error) -> io::Error {
     let kind = match error {
         Error::NotFound { .. } => io::ErrorKind::NotFound,
@@ -273,7 +273,7 @@ fn as_io(error: &Error) -> io::Error {
     io::Error::new(kind, one_line(error))
 }
 
-/// The text of an error as a part of a sentence: clients quote whole answers of servers.
+/// The text of an error on one line, shortened: clients quote whole server responses.
 pub(super) fn one_line(error: &dyn std::error::Error) -> String {
     let text: Vec<String> = error.to_string().split_whitespace().map(str::to_owned).collect();
     text.join(" ").trim_end_matches('.').chars().take(500).collect()

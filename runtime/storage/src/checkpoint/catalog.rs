@@ -1,4 +1,4 @@
-//! The checkpoints below one directory: which there are, which is the newest that can be trusted, which may go.
+//! The checkpoints below one directory: lists them, finds the newest valid one, removes old ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct CheckpointId {
     pub path: PathBuf,
 }
 
-/// A checkpoint that was passed over, and why.
+/// A checkpoint that was skipped, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     /// Its directory.
@@ -32,7 +32,7 @@ impl CheckpointId {
         Self { step, generation, path: root.join(format!("step-{step:010}.g{generation:04}")) }
     }
 
-    /// Reads step and generation off a directory's name; `None` unless it is exactly a name that we give.
+    /// Parses step and generation from a directory's name; `None` unless the name has exactly our format.
     pub fn from_dir(dir: &Path) -> Option<Self> {
         let name = dir.file_name()?.to_str()?;
         let (step, generation) = name.strip_prefix("step-")?.split_once(".g")?;
@@ -50,7 +50,7 @@ pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
     list_in(&*store::at(root)?, root)
 }
 
-/// The same in a store that is open.
+/// [`list`] in an open store.
 ///
 /// # Errors
 /// As [`list`].
@@ -60,7 +60,7 @@ pub fn list_in(store: &dyn Store, root: &Path) -> Result<Vec<CheckpointId>, Chec
     Ok(ids)
 }
 
-/// Opens the newest checkpoint that verifies, and says which newer ones were passed over and why.
+/// Opens the newest checkpoint that verifies; also returns the newer ones that were skipped, with reasons.
 ///
 /// # Errors
 /// When `root` cannot be read or its store does not answer; a damaged checkpoint is no error but is skipped.
@@ -68,7 +68,7 @@ pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), C
     latest_valid_in(&store::at(root)?, root)
 }
 
-/// The same in a store that is open.
+/// [`latest_valid`] in an open store.
 ///
 /// # Errors
 /// As [`latest_valid`].
@@ -88,7 +88,7 @@ fn newest_valid(
     for id in ids {
         match Checkpoint::open_hashing(store, &id.path, hashing) {
             Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
-            // It may be as good as ever; to go on from an older one would throw work away.
+            // The checkpoint may be intact; resuming from an older one would lose work.
             Err(error @ CheckpointError::Unreachable { .. }) => return Err(error),
             Err(reason) => skipped.push(Skipped { path: id.path, reason }),
         }
@@ -96,11 +96,11 @@ fn newest_valid(
     Ok((None, skipped))
 }
 
-/// Keeps the newest valid checkpoint up to `saved` and the `keep - 1` committed ones before it; removes older ones, and the
-/// remains of saves before it that did not finish. Newer ones are left: they show what damaged them, or belong to an earlier
-/// run that went further. Returns what was removed. Nothing is removed while no checkpoint is valid.
+/// Keeps the newest valid checkpoint up to `saved` and the `keep - 1` committed ones before it; removes older ones and
+/// remains of unfinished saves before it. Newer ones stay: they are evidence of damage, or belong to an earlier run that
+/// got further. Returns the removed directories. Removes nothing while no checkpoint is valid.
 ///
-/// It reads the newest checkpoint whole, on the calling thread only, so that it can run beside training.
+/// Reads the whole newest checkpoint on the calling thread only, so that it can run beside training.
 ///
 /// # Errors
 /// When `root` cannot be read or a removal fails; the rest is kept for the next call.
@@ -117,7 +117,7 @@ pub fn retain(
     let mut kept = 1;
     let mut removed = Vec::new();
     for id in older {
-        // What cannot be asked is kept.
+        // A directory whose marker cannot be read is kept.
         let is_committed = !matches!(store.open(&id.path.join("COMMIT")), Ok(None));
         if is_committed && kept < keep {
             kept += 1;

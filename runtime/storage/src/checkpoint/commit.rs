@@ -1,6 +1,6 @@
 //! The commit marker: one line, written last, that names the manifest by its hash.
 
-/// What the marker says.
+/// The content of the marker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     /// The step, as in the manifest.
@@ -13,7 +13,7 @@ pub struct Commit {
     pub manifest_blake3: String,
 }
 
-/// Longer than any line that we write.
+/// Upper bound on the length of the line.
 pub const COMMIT_BYTES_MAX: u64 = 4096;
 
 impl Commit {
@@ -23,7 +23,7 @@ impl Commit {
         format!("phalanx-checkpoint 1 blake3={manifest_blake3} step={step} generation={generation} writers={writers}\n")
     }
 
-    /// Reads a line; `None` unless it is exactly what [`Commit::encode`] writes, so that no changed bit goes unseen.
+    /// Parses a line; `None` unless it is exactly what [`Commit::encode`] writes, so that any changed bit is detected.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let mut fields = text.strip_prefix("phalanx-checkpoint 1 ")?.strip_suffix('\n')?.split(' ');

@@ -1,4 +1,4 @@
-//! Everything that a checkpoint contains: the indexes of all its writers as one.
+//! Everything that a checkpoint contains: the merged indexes of all its writers.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use super::index::{FileEntry, Index, TensorEntry};
 use super::manifest::{FORMAT, Manifest, ManifestError, WRITERS_MAX, check_about, check_name, limit};
 
-/// Tensors, boxes of one tensor, files and extras beyond these are refused.
+/// Limit on tensors, boxes of one tensor, files and extras.
 const ENTRIES_MAX: usize = 1 << 20;
 /// More dims than any tensor of a model has.
 const DIMS_MAX: usize = 8;
 
-/// What a checkpoint contains. In format 1, of one writer, this was the `MANIFEST` itself.
+/// The contents of a checkpoint. In format 1, with a single writer, this was the `MANIFEST` itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contents {
     /// The format in which it was saved.
     pub format: u32,
-    /// The job that saved.
+    /// The job that saved it.
     pub job: String,
     /// Steps that were completed.
     pub step: u64,
@@ -28,7 +28,7 @@ pub struct Contents {
     pub generation: u64,
     /// How many writers contributed files.
     pub writers: u32,
-    /// Sizes of the mesh's axes when it was saved; for people, loading does not need it.
+    /// Sizes of the mesh's axes at the save; informational, not needed to load.
     pub mesh: BTreeMap<String, u64>,
     /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
@@ -118,11 +118,11 @@ impl Contents {
                 Some(known) => known.chunks.extend(tensor.chunks),
             }
         }
-        // Names of files begin with their writer's number, so no two writers have one in common.
+        // File names begin with their writer's number, so they differ between writers.
         self.files.extend(index.files);
         for (name, file) in index.extras {
-            if let Some(twice) = self.extras.insert(name.clone(), file) {
-                drop(twice);
+            if let Some(duplicate) = self.extras.insert(name.clone(), file) {
+                drop(duplicate);
                 return Err(ManifestError::Twice(name));
             }
         }

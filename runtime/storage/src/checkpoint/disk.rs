@@ -1,4 +1,4 @@
-//! Checkpoints in a folder: files get their names when their content is durable, directories of names are synced.
+//! Checkpoints in a folder: a file gets its name once its content is durable; directories are synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use super::error::CheckpointError;
 use super::store::{NewFile, Store, StoredFile};
 use super::volume::{LocalDisk, Volume, VolumeFile};
 
-/// What a removed checkpoint is called while its files are deleted.
+/// Prefix of a removed checkpoint's name while its files are deleted.
 const TRASH: &str = ".trash-";
 
 /// A folder of the file system as a [`Store`].
@@ -20,12 +20,12 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Writes through this volume; reading goes to the file system.
+    /// Writes through this volume; reads go to the file system.
     pub fn on(volume: Arc<dyn Volume>) -> Self {
         Self { volume }
     }
 
-    /// Makes a directory and its missing parents, durably.
+    /// Creates a directory and its missing parents, durably.
     fn create_dirs(&self, path: &Path) -> Result<(), CheckpointError> {
         if path.as_os_str().is_empty() || path.is_dir() {
             return Ok(());
@@ -107,7 +107,7 @@ impl Store for Disk {
     }
 }
 
-/// A file under the name that it has before its content is durable.
+/// A file under its temporary name, until its content is durable.
 struct TempFile {
     volume: Arc<dyn Volume>,
     file: Box<dyn VolumeFile>,
@@ -151,16 +151,16 @@ impl StoredFile for OpenFile {
     }
 }
 
-/// Opens a regular file without following a link out of the directory; `None` when something else stands there.
+/// Opens a regular file without following a link out of the directory; `None` when the path is not a regular file.
 fn open_regular(path: &Path) -> io::Result<Option<OpenFile>> {
-    // Asked first, because opening a pipe or a device may block or act.
+    // Checked first, because opening a pipe or a device may block or act.
     if !fs::symlink_metadata(path)?.is_file() {
         return Ok(None);
     }
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
-    let about = file.metadata()?;
-    let identity = format!("{} {} {}.{}", about.dev(), about.ino(), about.ctime(), about.ctime_nsec());
-    Ok(Some(OpenFile { file, n_bytes: about.len(), identity }))
+    let metadata = file.metadata()?;
+    let identity = format!("{} {} {}.{}", metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
+    Ok(Some(OpenFile { file, n_bytes: metadata.len(), identity }))
 }
 
 fn is_trash(path: &Path) -> bool {

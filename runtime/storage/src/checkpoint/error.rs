@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint, each case as one sentence.
+//! Errors about checkpoints; each message is one sentence.
 
 use std::path::PathBuf;
 
@@ -9,32 +9,32 @@ use super::manifest::ManifestError;
 /// Why a checkpoint could not be written, found or read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CheckpointError {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("cannot {action} {}: {reason}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: String,
     },
-    /// An object store did not answer, or refused: this says nothing about what lies in it.
+    /// An object store did not answer, or refused: the state of its contents is unknown.
     #[error("cannot {action} {}: {reason}", path.display())]
     Unreachable {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
         /// The URL.
         path: PathBuf,
-        /// What the store or its client said.
+        /// The error of the store or its client.
         reason: String,
     },
-    /// Checkpoints cannot lie where they shall.
+    /// The configured location cannot hold checkpoints.
     #[error("cannot keep checkpoints at {}: {reason}", path.display())]
     InvalidLocation {
         /// The path or URL.
         path: PathBuf,
-        /// What is wrong with it, and what would fit.
+        /// What is wrong with it, and what is supported.
         reason: String,
     },
     /// The directory's name is not that of a checkpoint.
@@ -49,7 +49,7 @@ pub enum CheckpointError {
         /// The directory.
         path: PathBuf,
     },
-    /// The commit marker is not one that we wrote.
+    /// The commit marker is malformed.
     #[error("{} is damaged: it is not a commit line of this format", path.display())]
     BadCommit {
         /// The marker.
@@ -73,13 +73,13 @@ pub enum CheckpointError {
         /// What is wrong.
         reason: ManifestError,
     },
-    /// Something stands where a regular file should.
+    /// A path that should be a regular file is something else.
     #[error("{} is not a regular file", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
-    /// A file is shorter or longer than it was, or than is allowed.
+    /// A file is shorter or longer than when it was saved.
     #[error("{} is damaged: it has {found} bytes, but {expected} were saved", path.display())]
     FileLength {
         /// The file.
@@ -89,7 +89,7 @@ pub enum CheckpointError {
         /// The length found.
         found: u64,
     },
-    /// A file of the format exceeds what is read of it.
+    /// A file exceeds the format's length limit.
     #[error("{} has {found} bytes, more than the {max} allowed", path.display())]
     TooLong {
         /// The file.
@@ -99,7 +99,7 @@ pub enum CheckpointError {
         /// The length found.
         found: u64,
     },
-    /// The content of a file is not what was saved.
+    /// The content of a file differs from what was saved.
     #[error("{} is damaged: bytes {start}..{end} are not those that were saved", path.display())]
     FileHash {
         /// The file.
@@ -114,7 +114,7 @@ pub enum CheckpointError {
     Absent {
         /// The checkpoint.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// The box or the buffer does not fit the tensor; a fault of the calling code.
@@ -139,7 +139,7 @@ pub enum CheckpointError {
         /// What is wrong.
         reason: &'static str,
     },
-    /// A writer's index is not there: the writer has not finished, or writes to another disk.
+    /// A writer's index is missing: the writer has not finished, or writes to another disk.
     #[error("writer {writer} of {n_writers} has not written its part of {}", path.display())]
     MissingPart {
         /// The checkpoint.
@@ -149,8 +149,8 @@ pub enum CheckpointError {
         /// How many writers there are.
         n_writers: u32,
     },
-    /// Other writers could not write their parts, so that there is no checkpoint of this step; each reports why itself.
-    #[error("saving step {step} was given up: {n_failed} other writers failed")]
+    /// Other writers could not write their parts, so this step has no checkpoint; each of them reports its reason.
+    #[error("the save of step {step} was abandoned: {n_failed} other writers failed")]
     OthersFailed {
         /// The step.
         step: u64,
@@ -162,7 +162,7 @@ pub enum CheckpointError {
     Agreement {
         /// The step.
         step: u64,
-        /// What the exchange between them said.
+        /// The error of their exchange.
         reason: String,
     },
 }

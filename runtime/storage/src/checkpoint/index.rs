@@ -1,4 +1,4 @@
-//! A writer's index: the boxes that it wrote, where they lie in its files, and the hashes of these.
+//! A writer's index: the boxes that it wrote, their positions in its files, and the hashes of the files.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::{FORMAT, ManifestError, check_name, is_hash, limit};
 use crate::hf::dtype::Dtype;
 
-/// Indexes of a million boxes have about this size together; longer ones are not read.
+/// Limit on the total length of all indexes: about the size of indexes of a million boxes.
 pub const INDEX_BYTES_MAX: u64 = 1 << 30;
 /// Hash chunks of one file: 4 TiB.
 const CHUNKS_MAX: usize = 1 << 22;
@@ -19,15 +19,15 @@ const CHUNKS_MAX: usize = 1 << 22;
 pub struct Index {
     /// [`FORMAT`].
     pub format: u32,
-    /// The job that saved.
+    /// The job that saved it.
     pub job: String,
     /// Steps that were completed.
     pub step: u64,
     /// The generation under which the directory was written.
     pub generation: u64,
-    /// Who wrote.
+    /// The writer's number.
     pub writer: u32,
-    /// Every tensor of which the writer has boxes, by name.
+    /// Every tensor with boxes of this writer, by name.
     pub tensors: BTreeMap<String, TensorEntry>,
     /// The writer's files by name.
     pub files: BTreeMap<String, FileEntry>,
@@ -57,7 +57,7 @@ pub struct Chunk {
     pub file: String,
     /// Where its bytes start in the file.
     pub byte_offset: u64,
-    /// How many they are.
+    /// Number of its bytes.
     pub byte_len: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct FileEntry {
     pub blake3: Vec<String>,
 }
 
-/// What the names of all files of a writer begin with.
+/// Prefix of the names of all files of a writer.
 pub(super) fn file_prefix(writer: u32) -> String {
     format!("rank-{writer:05}-")
 }
@@ -82,10 +82,10 @@ pub fn index_name(writer: u32) -> String {
 }
 
 impl Index {
-    /// Reads JSON and checks what concerns this writer alone; boxes are checked with those of all writers.
+    /// Parses JSON and checks what concerns this writer alone; boxes are checked together with those of all writers.
     ///
     /// # Errors
-    /// When it is not JSON of this form, of another format, or claims files that are not the writer's own.
+    /// When it is not JSON of this form, has another format version, or lists files of another writer.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         let index: Self = serde_json::from_slice(bytes).map_err(|error| ManifestError::Json(error.to_string()))?;
         if index.format != FORMAT {
@@ -101,7 +101,7 @@ impl Index {
         }
     }
 
-    /// The JSON, on one line: an index has many numbers and few readers.
+    /// The JSON, on one line: an index has many numbers and few human readers.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("maps with text keys and numbers always have a JSON form")
     }

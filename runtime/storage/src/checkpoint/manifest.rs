@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint is of, and the hash of what every writer says it wrote.
+//! The manifest: the job and step of a checkpoint, and the hash of every writer's index.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use thiserror::Error;
 
 use super::index::INDEX_BYTES_MAX;
 
-/// The version of the format that is written. Format 1, of one writer without indexes, is read too.
+/// The format version that is written. Format 1, with one writer and no indexes, is read too.
 pub const FORMAT: u32 = 2;
-/// Bytes of a file that one hash covers: few enough that a rank of another mesh verifies little that it does not need, and
-/// that a chunk is still in cache when it is hashed.
+/// Bytes of a file that one hash covers: few enough that a rank of another mesh verifies few bytes that it does not need,
+/// and that a chunk is still in cache when it is hashed.
 pub const HASH_CHUNK_BYTES: u64 = 1 << 20;
-/// Chunks of other sizes are read up to this one, which earlier builds wrote.
+/// Largest chunk size that is read; earlier builds wrote it.
 const HASH_CHUNK_BYTES_MAX: u64 = 4 << 20;
-/// A longer manifest is not read. One of format 1 lists every box; those of format 2 are much shorter.
+/// Limit on the length of a manifest. A format-1 manifest lists every box; format 2 is much shorter.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 /// More ranks than any job has.
 pub const WRITERS_MAX: u32 = 1 << 16;
@@ -27,13 +27,13 @@ const AXES_MAX: usize = 16;
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
-    /// The job that saved.
+    /// The job that saved it.
     pub job: String,
     /// Steps that were completed.
     pub step: u64,
     /// The generation under which the directory was written.
     pub generation: u64,
-    /// Sizes of the mesh's axes when it was saved; for people, loading does not need it.
+    /// Sizes of the mesh's axes at the save; informational, not needed to load.
     pub mesh: BTreeMap<String, u64>,
     /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
@@ -63,12 +63,12 @@ pub enum ManifestError {
     /// A field differs from the commit marker, the directory's name or the writer's number.
     #[error("its job, step, generation or writers differ from its COMMIT, its directory or the other parts")]
     Identity,
-    /// More of something than is allowed.
+    /// The manifest or index exceeds a limit.
     #[error("it lists {found} {what}, more than the {max} allowed")]
     TooMany {
-        /// Of what.
+        /// The kind of entry.
         what: &'static str,
-        /// How many.
+        /// The number found.
         found: usize,
         /// The limit.
         max: usize,
@@ -76,7 +76,7 @@ pub enum ManifestError {
     /// A name that could be a path, or is too long.
     #[error("{0:?} is not a name of 1 to 128 letters, digits, dots, underscores and hyphens")]
     Name(String),
-    /// A writer claims a file that is not its own.
+    /// A writer lists a file of another writer.
     #[error("writer {writer} lists `{file}`, which is not one of its files")]
     Foreign {
         /// The writer.
@@ -84,11 +84,11 @@ pub enum ManifestError {
         /// The file.
         file: String,
     },
-    /// Hashes of a file are malformed or too few or many.
+    /// The hashes of a file are malformed, too few or too many.
     #[error("the hashes of `{0}` do not cover its length")]
     Hashes(String),
-    /// A file is named and not described.
-    #[error("`{owner}` lies in `{file}`, which is not listed")]
+    /// A tensor or extra refers to a file that is not listed.
+    #[error("`{owner}` refers to `{file}`, which is not listed")]
     NoFile {
         /// Tensor or extra.
         owner: String,
@@ -96,24 +96,24 @@ pub enum ManifestError {
         file: String,
     },
     /// A box's bytes do not match its shape or lie outside its file.
-    #[error("a box of `{0}` is given bytes that do not match its shape or its file")]
+    #[error("the byte range of a box of `{0}` does not match its shape or its file")]
     Bytes(String),
     /// Writers disagree about a tensor's type or shape.
-    #[error("writer {writer} gives `{name}` another type or shape than a writer before it")]
+    #[error("writer {writer} gives `{name}` another type or shape than an earlier writer")]
     Disagreement {
         /// The tensor.
         name: String,
         /// The first writer that differs.
         writer: u32,
     },
-    /// Two writers give an extra of one name.
+    /// Two writers give extras of the same name.
     #[error("`{0}` was written twice")]
     Twice(String),
     /// Boxes leave a hole or overlap.
     #[error("the boxes of `{0}` do not tile its shape")]
     Tiling(String),
-    /// A size of the mesh or the number of writers is zero, or a chunk size is not ours.
-    #[error("its {0} is not possible")]
+    /// A size of the mesh or the number of writers is zero, or a number exceeds its limits.
+    #[error("its {0} is out of range")]
     Number(&'static str),
 }
 
@@ -128,7 +128,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The JSON, indented: people look into it when something is wrong.
+    /// The JSON, indented for people who investigate a problem.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("maps with text keys and numbers always have a JSON form")
     }
@@ -157,7 +157,7 @@ impl Manifest {
     }
 }
 
-/// What format a manifest says it has, whatever else is in it.
+/// The format version of a manifest, whatever else the manifest contains.
 pub(super) fn format_of(bytes: &[u8]) -> Result<u32, ManifestError> {
     #[derive(Deserialize)]
     struct Probe {
@@ -167,7 +167,7 @@ pub(super) fn format_of(bytes: &[u8]) -> Result<u32, ManifestError> {
     Ok(probe.format)
 }
 
-/// Checks what every format says about a checkpoint as a whole.
+/// Checks the fields that every format has.
 pub(super) fn check_about(job: &str, mesh: &BTreeMap<String, u64>, hash_chunk_bytes: u64) -> Result<(), ManifestError> {
     limit("axes", mesh.len(), AXES_MAX)?;
     let numbers = [
@@ -192,7 +192,7 @@ pub(super) fn limit(what: &'static str, found: usize, max: usize) -> Result<(), 
     if found <= max { Ok(()) } else { Err(ManifestError::TooMany { what, found, max }) }
 }
 
-/// Whether this is a BLAKE3 hash as we write it.
+/// Whether this is a BLAKE3 hash in lower-case hexadecimal.
 pub(super) fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }

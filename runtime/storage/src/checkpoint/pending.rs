@@ -1,4 +1,4 @@
-//! A checkpoint that is being written: each writer adds its part, the leader commits when all have.
+//! A checkpoint being written: each writer adds its part, then the leader commits.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::shard::{Written, write_file, write_shards};
 use super::store::{Store, absent, read_whole};
 use super::writer::{CheckpointMeta, Piece};
 
-/// A directory without a commit marker. Dropped, it stays as it is, is never loaded, and goes with the next retention.
+/// A directory without a commit marker. After a drop it remains, is never loaded, and the next retention removes it.
 #[must_use = "nothing is saved before `commit`"]
 pub struct PendingCheckpoint {
     store: Arc<dyn Store>,
@@ -29,7 +29,7 @@ impl PendingCheckpoint {
         Self { store, id, meta: meta.clone(), shard_bytes_max }
     }
 
-    /// Where it lies, and the generation that its name has: what the other writers must be told to join.
+    /// The directory and its generation, which the other writers need to join.
     pub fn id(&self) -> &CheckpointId {
         &self.id
     }
@@ -38,7 +38,7 @@ impl PendingCheckpoint {
     /// this returns, the part is durable.
     ///
     /// # Errors
-    /// When pieces contradict each other or the store refuses. The checkpoint must then not be committed.
+    /// When pieces contradict each other or the store fails. The checkpoint must then not be committed.
     pub fn write_part(
         &self,
         writer: u32,
@@ -60,11 +60,11 @@ impl PendingCheckpoint {
         store.sync_dir(&self.id.path)
     }
 
-    /// Checks that the parts of writers `0 .. n_writers` are there and tile every tensor exactly once, writes the manifest
-    /// and then, once that is durable, the marker that makes the checkpoint exist. For the leader, after all have written.
+    /// Checks that the parts of writers `0 .. n_writers` exist and tile every tensor exactly once, writes the manifest and,
+    /// once it is durable, the marker that makes the checkpoint exist. The leader calls it after all writers have written.
     ///
     /// # Errors
-    /// When a part is missing, parts contradict each other, or the store refuses; the checkpoint then may be
+    /// When a part is missing, parts contradict each other, or the store fails; the checkpoint can then be
     /// [abandoned](Self::abandon).
     pub fn commit(&self, n_writers: u32) -> Result<(), CheckpointError> {
         let refused = |reason| CheckpointError::BadManifest { path: self.id.path.clone(), reason };
@@ -98,10 +98,10 @@ impl PendingCheckpoint {
         store.sync_dir(dir)
     }
 
-    /// Removes what was written, as far as the store lets us: what remains has no marker and is never loaded.
+    /// Removes what was written, as far as the store allows; remains have no marker and are never loaded.
     pub fn abandon(self) {
         if let Err(error) = self.store.remove(&self.id.path) {
-            tracing::debug!(%error, "remains of a save that failed are left to the next retention");
+            tracing::debug!(%error, "the next retention removes the remains of a failed save");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What one writer is asked to save: refused before gigabytes of it are written, where it cannot be right.
+//! Checks one writer's pieces before gigabytes of them are written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use super::writer::{EXTRA_BYTES_MAX, Piece};
 use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::boxes::tiling::{are_disjoint, tiles_exactly};
 
-/// Checks the pieces and extras of one writer. Where it is the only one, its pieces must tile; where it is one of many,
-/// whether they leave a hole together shows when all have written.
+/// Checks the pieces and extras of one writer. The pieces of a single writer must tile every tensor; with several
+/// writers, the commit checks for holes.
 pub(super) fn check(pieces: &[Piece<'_>], extras: &[(&str, &[u8])], is_alone: bool) -> Result<(), CheckpointError> {
     let bad = |name: &str, reason| Err(CheckpointError::BadPiece { name: name.to_owned(), reason });
     let mut tensors: BTreeMap<&str, (&Piece<'_>, Vec<TensorBox>)> = BTreeMap::new();
@@ -22,7 +22,7 @@ pub(super) fn check(pieces: &[Piece<'_>], extras: &[(&str, &[u8])], is_alone: bo
             return bad(piece.name, "its pieces differ in type or global shape");
         }
         if piece.dtype.bytes_of(piece.shape) != Some(piece.bytes.len() as u64) {
-            return bad(piece.name, "the shape of a piece does not hold its bytes");
+            return bad(piece.name, "the shape of a piece does not match its bytes");
         }
         if !piece.bytes.is_empty() {
             regions.push(TensorBox { offset: piece.offset.to_vec(), extent: piece.shape.to_vec() });

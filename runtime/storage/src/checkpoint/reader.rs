@@ -1,4 +1,4 @@
-//! Reading: marker, manifest and indexes are verified when a checkpoint is opened; its data then too, or when it is read.
+//! Reading: opening a checkpoint verifies marker, manifest and indexes; its data is verified then or when it is read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,21 +17,21 @@ use super::store::{self, Store, absent};
 use super::stored::StoredFiles;
 use super::writer::EXTRA_BYTES_MAX;
 
-/// Shorter runs are read through a window of whole hash chunks, so that a column costs one read per chunk and not one per
-/// row.
+/// Shorter runs are read through a window of whole hash chunks, so that a column takes one read per chunk instead of one
+/// per row.
 const LONG_RUN_BYTES: usize = 256 << 10;
 
-/// A committed checkpoint. Whatever is read from it was found to be what was saved.
+/// A committed checkpoint. Every read verifies the data against its hashes.
 #[derive(Debug)]
 pub struct Checkpoint {
     id: CheckpointId,
     contents: Contents,
     files: StoredFiles,
-    /// For every tensor, how far along its first dim the boxes up to each one reach.
+    /// For every tensor, the largest end along its first dim of the boxes up to each one.
     reaches: BTreeMap<String, Vec<usize>>,
 }
 
-/// Which threads compute hashes: all while a run waits for its state, only the caller's during training.
+/// Which threads compute hashes: all while a run loads its state, only the caller's during training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hashing {
     AllThreads,
@@ -42,12 +42,12 @@ impl Checkpoint {
     /// Opens and verifies the checkpoint in this directory: marker, manifest, lengths and hashes of all files.
     ///
     /// # Errors
-    /// The first thing that is not as it was saved.
+    /// The first difference from what was saved.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
         Self::open_in(&store::at(dir)?, dir)
     }
 
-    /// The same in a store that is open.
+    /// [`Checkpoint::open`] in an open store.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -55,16 +55,16 @@ impl Checkpoint {
         Self::open_hashing(store, dir, Hashing::AllThreads)
     }
 
-    /// Opens the checkpoint in this directory without reading its data: for one of many ranks, each of which needs a part.
-    /// Data is verified when it is read, in hash chunks, each once.
+    /// Opens the checkpoint in this directory without reading its data, for ranks that need only a part. Each hash chunk is
+    /// verified once, when it is first read.
     ///
     /// # Errors
-    /// When marker, manifest or an index is not as it was saved. Damaged data is an error of the read that meets it.
+    /// When marker, manifest or an index differs from what was saved. Damaged data fails the read that includes it.
     pub fn open_lazily(dir: &Path) -> Result<Self, CheckpointError> {
         Self::open_lazily_in(&store::at(dir)?, dir)
     }
 
-    /// The same in a store that is open.
+    /// [`Checkpoint::open_lazily`] in an open store.
     ///
     /// # Errors
     /// As [`Checkpoint::open_lazily`].
@@ -103,7 +103,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Where it lies, its step and generation.
+    /// Its directory, step and generation.
     pub fn id(&self) -> &CheckpointId {
         &self.id
     }
@@ -121,13 +121,12 @@ impl Checkpoint {
         self.contents.tensors.get(name).ok_or_else(|| self.absent(name))
     }
 
-    /// Reads a box of a tensor, row-major, from however many boxes it was saved in. Only files that hold a part of it are
-    /// opened, and of these only the bytes that are shared are read, or, where they were not verified yet, the hash chunks
-    /// around them.
+    /// Reads a box of a tensor, row-major, independent of the boxes it was saved in. Opens only files that hold a part of the
+    /// box, and reads only its bytes or, where they are not verified yet, the hash chunks around them.
     ///
     /// # Errors
-    /// When there is no such tensor, the box does not lie in it, `out` has not the bytes of the box, reading fails or what
-    /// is read is damaged; `out` then holds anything.
+    /// When there is no such tensor, the box exceeds it, the length of `out` differs from the box's, reading fails or the
+    /// data is damaged; the content of `out` is then unspecified.
     pub fn read_into(&self, name: &str, region: &TensorBox, out: &mut [u8]) -> Result<(), CheckpointError> {
         let tensor = self.tensor(name)?;
         if !region.fits_in(&tensor.shape) || tensor.dtype.bytes_of(&region.extent) != Some(out.len() as u64) {
@@ -161,7 +160,7 @@ impl Checkpoint {
     /// Reads an extra file.
     ///
     /// # Errors
-    /// When there is none of this name, it is too long, damaged, or reading fails.
+    /// When no extra has this name, it is too long or damaged, or reading fails.
     pub fn extra(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let file_name = self.contents.extras.get(name).ok_or_else(|| self.absent(name))?;
         let len = self.contents.files[file_name].len;
@@ -192,7 +191,7 @@ impl Checkpoint {
         }
     }
 
-    /// Copies what the stored box and the wanted one share.
+    /// Copies the intersection of the stored box and the wanted one.
     fn read_shared(
         &self,
         chunk: &Chunk,
@@ -235,7 +234,7 @@ impl Checkpoint {
     }
 }
 
-/// How far along the first dim the boxes up to each one reach; the boxes are in the order of their offsets.
+/// The largest end along the first dim of the boxes up to each one; the boxes are sorted by offset.
 fn reach(tensor: &TensorEntry) -> Vec<usize> {
     let mut reach = 0;
     let end = |chunk: &Chunk| Some(chunk.region.offset.first()? + chunk.region.extent[0]);
@@ -246,8 +245,8 @@ fn reach(tensor: &TensorEntry) -> Vec<usize> {
     tensor.chunks.iter().map(further).collect()
 }
 
-/// The boxes that may meet the wanted one, found without looking at all: a tensor cut among a thousand ranks has
-/// thousands of boxes, and each rank reads its own.
+/// The boxes that may intersect the wanted one, by binary search: a tensor split among a thousand ranks has thousands of
+/// boxes, and each rank reads its own.
 fn near<'a>(tensor: &'a TensorEntry, reaches: &[usize], wanted: &TensorBox) -> &'a [Chunk] {
     let (Some(&start), Some(&len)) = (wanted.offset.first(), wanted.extent.first()) else { return &tensor.chunks };
     let first = reaches.partition_point(|&reach| reach <= start);
@@ -266,7 +265,7 @@ fn read_indexes(store: &dyn Store, dir: &Path, manifest: &Manifest) -> Result<Ve
     (0..).zip(&manifest.indexes).map(read).collect()
 }
 
-/// Reads a file of which nothing is believed before its hash was seen to be right.
+/// Reads a file and compares its hash before anything parses it.
 fn read_hashed(store: &dyn Store, path: &Path, max: u64, expected: &str) -> Result<Vec<u8>, CheckpointError> {
     let content = store::read_whole(store, path, max)?.ok_or_else(|| absent(path))?;
     let found = blake3::hash(&content).to_hex().to_string();

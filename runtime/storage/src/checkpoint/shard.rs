@@ -1,4 +1,4 @@
-//! Files of a checkpoint, hashed while they are written: one pass over the bytes, no second copy of them.
+//! Files of a checkpoint, hashed while they are written: one pass over the bytes, no second copy.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -17,16 +17,16 @@ const PAYLOAD_ALIGN: usize = 4096;
 /// Bytes that are hashed and then written while they are still in cache.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// What writing the shards of one writer gave.
+/// The result of writing one writer's shards.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     pub(super) files: BTreeMap<String, FileEntry>,
-    /// For every piece, in the order given, where it lies; empty pieces lie nowhere.
+    /// The location of every piece, in the order given; `None` for empty pieces.
     pub(super) chunks: Vec<Option<Chunk>>,
 }
 
-/// Writes the pieces into shards of at most `shard_bytes_max` (a larger piece stands alone); files are durable, their names
-/// not yet: the caller syncs the directory.
+/// Writes the pieces into shards of at most `shard_bytes_max` (a larger piece gets its own). The files are then durable;
+/// their names are once the caller has synced the directory.
 pub(super) fn write_shards(
     store: &dyn Store,
     dir: &Path,
@@ -35,7 +35,7 @@ pub(super) fn write_shards(
     shard_bytes_max: u64,
 ) -> Result<Written, CheckpointError> {
     let mut written = Written { files: BTreeMap::new(), chunks: vec![None; pieces.len()] };
-    // Wide elements first, as safetensors does it: then every tensor is aligned to its own elements.
+    // Wide elements first, as in safetensors, so that every tensor is aligned to its element size.
     let mut order: Vec<usize> = (0..pieces.len()).filter(|&i| !pieces[i].bytes.is_empty()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(pieces[i].dtype.bytes()));
     let mut rest = order.as_slice();
@@ -79,19 +79,19 @@ fn write_shard(
     })
 }
 
-/// Names within one file: the tensor's, with a count where several boxes of it stand in the file.
+/// Names within one file: the tensor's, with a number for each further box of the same tensor.
 fn distinct_names(pieces: &[Piece<'_>], order: &[usize]) -> Vec<String> {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     let name = |&i: &usize| {
         let n = seen.entry(pieces[i].name).or_default();
         *n += 1;
-        // Tensor names have no `#`, so a counted name is never another tensor's.
+        // Tensor names have no `#`, so a numbered name cannot collide with another tensor's.
         if *n == 1 { pieces[i].name.to_owned() } else { format!("{}#{n}", pieces[i].name) }
     };
     order.iter().map(name).collect()
 }
 
-/// Writes a file; it has its name once its content is durable.
+/// Writes a file, which gets its name once its content is durable.
 pub(super) fn write_file(
     store: &dyn Store,
     dir: &Path,
@@ -107,7 +107,7 @@ pub(super) fn write_file(
     written.map_err(|error| CheckpointError::io("write", &path, &error))
 }
 
-/// A file whose chunks are hashed as they pass.
+/// A file that hashes its chunks as they are written.
 pub(super) struct HashingFile {
     file: BufWriter<Box<dyn NewFile>>,
     hasher: blake3::Hasher,
@@ -117,7 +117,7 @@ pub(super) struct HashingFile {
 
 impl HashingFile {
     fn new(file: Box<dyn NewFile>) -> Self {
-        // The buffer gathers small tensors; blocks as large as it pass through without a copy.
+        // The buffer collects small tensors; blocks of its size pass through without a copy.
         let file = BufWriter::with_capacity(BLOCK_BYTES, file);
         Self { file, hasher: blake3::Hasher::new(), len: 0, blake3: Vec::new() }
     }

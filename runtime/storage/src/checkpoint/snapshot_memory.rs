@@ -1,11 +1,11 @@
-//! Memory for a snapshot, for which training waits: in huge pages where the system has them, because pages take time to
-//! appear, and filled past the caches.
+//! Memory for a snapshot. Training waits for the copy, so the memory uses huge pages where available (page faults take
+//! time) and is filled with non-temporal stores.
 
-#![allow(unsafe_code)] // Advice to the kernel about memory and stores past the caches have no safe names.
+#![allow(unsafe_code)] // `madvise` and non-temporal stores have no safe wrappers.
 
 use std::mem::MaybeUninit;
 
-/// Room for as many bytes behind those that `buffer` has, to be filled soon.
+/// Reserves room for `n_bytes` more bytes, which the caller is about to write.
 pub(super) fn reserve(buffer: &mut Vec<u8>, n_bytes: usize) {
     if n_bytes <= buffer.capacity() - buffer.len() {
         return;
@@ -14,23 +14,23 @@ pub(super) fn reserve(buffer: &mut Vec<u8>, n_bytes: usize) {
     let room = buffer.spare_capacity_mut();
     let skipped = room.as_ptr().align_offset(PAGE_BYTES).min(room.len());
     let pages = &mut room[skipped..];
-    // SAFETY: the range is memory of this vector, which nobody reads before it is written; the advice changes no content.
-    // A system without huge pages refuses, and loses nothing.
+    // SAFETY: the range is spare capacity of this vector; the advice changes no content. A system without huge pages
+    // returns an error, which is harmless.
     unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_HUGEPAGE) };
 }
 
-/// Copies `bytes` behind those that `buffer` has. What is stored in the usual way is read from memory into a cache first, and
-/// drives out what training needs next; nobody reads a snapshot soon.
+/// Appends `bytes`. Ordinary stores would load the lines into the cache first and evict data that training needs next; the
+/// snapshot is not read soon.
 pub(super) fn append(buffer: &mut Vec<u8>, bytes: &[u8]) {
     buffer.reserve(bytes.len());
     let room = &mut buffer.spare_capacity_mut()[..bytes.len()];
     stream(room, bytes);
     let n_bytes = buffer.len() + bytes.len();
-    // SAFETY: there is room for them, and all of them have just been written.
+    // SAFETY: the capacity suffices, and all of these bytes have just been written.
     unsafe { buffer.set_len(n_bytes) };
 }
 
-/// Fills `room` with as many bytes.
+/// Fills `room` with `bytes` of the same length.
 #[cfg(target_arch = "x86_64")]
 fn stream(room: &mut [MaybeUninit<u8>], bytes: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -43,30 +43,30 @@ fn stream(room: &mut [MaybeUninit<u8>], bytes: &[u8]) {
     head.write_copy_of_slice(before);
     for (line, from) in lines.chunks_exact_mut(LINE_BYTES).zip(middle.chunks_exact(LINE_BYTES)) {
         for i in 0..LINE_BYTES / size_of::<__m128i>() {
-            // SAFETY: each of the four parts of a line lies in it on both sides, and lines of `room` begin at multiples of their
-            // length, as a store past the caches asks for. The instructions are in every x86-64.
+            // SAFETY: the four parts of a line are in bounds on both sides, and lines of `room` are aligned to their
+            // length, as non-temporal stores require. Every x86-64 has the instructions.
             unsafe {
                 let part = _mm_loadu_si128(from.as_ptr().cast::<__m128i>().add(i));
                 _mm_stream_si128(line.as_mut_ptr().cast::<__m128i>().add(i), part);
             }
         }
     }
-    // SAFETY: the instruction is in every x86-64. Such stores are seen by other threads behind this fence.
+    // SAFETY: every x86-64 has the instruction. Other threads see non-temporal stores after this fence.
     unsafe { _mm_sfence() };
     tail.write_copy_of_slice(behind);
 }
 
-/// Fills `room` with as many bytes.
+/// Fills `room` with `bytes` of the same length.
 #[cfg(not(target_arch = "x86_64"))]
 fn stream(room: &mut [MaybeUninit<u8>], bytes: &[u8]) {
     room.write_copy_of_slice(bytes);
 }
 
-/// What a processor's memory is written in.
+/// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// What the address that advice is about is a multiple of.
+/// Alignment that `madvise` requires.
 const PAGE_BYTES: usize = 4096;
 
 #[cfg(test)]

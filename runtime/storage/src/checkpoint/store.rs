@@ -1,4 +1,4 @@
-//! The seam below which checkpoints lie: a folder of the file system, or a bucket of an object store.
+//! The storage interface for checkpoints: a folder of the file system, or a bucket of an object store.
 
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -9,15 +9,15 @@ use super::bucket::Bucket;
 use super::disk::Disk;
 use super::error::CheckpointError;
 
-/// A place that keeps checkpoints. Paths are those of the file system, or URLs; a URL is extended like a path.
+/// Storage for checkpoints. Paths are paths of the file system, or URLs; a URL is extended like a path.
 pub trait Store: Debug + Send + Sync {
-    /// Takes the directory of a checkpoint for its leader, who then has it alone. `false` when it was taken before.
+    /// Claims the directory of a checkpoint for its leader, which then owns it alone. `false` when it is already claimed.
     ///
     /// # Errors
     /// When the store refuses.
     fn claim(&self, dir: &Path) -> Result<bool, CheckpointError>;
 
-    /// Begins a file. It appears under its name when it is finished, whole.
+    /// Starts a file. It appears under its name, whole, when it is finished.
     ///
     /// # Errors
     /// When the store refuses.
@@ -32,44 +32,44 @@ pub trait Store: Debug + Send + Sync {
     /// Opens a file for reading; `None` when there is none.
     ///
     /// # Errors
-    /// When the store refuses, or something else than a file stands there.
+    /// When the store refuses, or the path is not a file.
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn StoredFile>>, CheckpointError>;
 
-    /// The directories right below `root`; none when that does not exist.
+    /// The directories directly below `root`; empty when `root` does not exist.
     ///
     /// # Errors
     /// When `root` cannot be read.
     fn list(&self, root: &Path) -> Result<Vec<std::path::PathBuf>, CheckpointError>;
 
-    /// Removes a checkpoint, its marker first, so that a crash midway leaves an uncommitted directory and never half a
+    /// Removes a checkpoint, its marker first, so that a crash midway leaves an uncommitted directory, never half a
     /// checkpoint.
     ///
     /// # Errors
     /// When the store refuses; a later call removes the rest.
     fn remove(&self, dir: &Path) -> Result<(), CheckpointError>;
 
-    /// Ends removals below `root` that a crash has interrupted.
+    /// Finishes removals below `root` that a crash interrupted.
     ///
     /// # Errors
     /// When the store refuses.
     fn sweep(&self, root: &Path) -> Result<(), CheckpointError>;
 }
 
-/// A file being written. Dropped before it is finished, nothing stands under its name.
+/// A file being written. If dropped before it is finished, no file has its name.
 pub trait NewFile: Write + Send {
     /// Makes the content durable and gives the file its name.
     ///
     /// # Errors
-    /// When the store refuses; the content must then be taken for lost.
+    /// When the store refuses; the content then counts as lost.
     fn finish(self: Box<Self>) -> io::Result<()>;
 }
 
-/// A file that was found. What is read from it is of one version, or an error.
+/// A stored file. All reads return bytes of one version, or an error.
 pub trait StoredFile: Debug + Send + Sync {
     /// Its length in bytes.
     fn n_bytes(&self) -> u64;
 
-    /// What differs when another file was put in its place.
+    /// A value that changes when the file is replaced.
     fn identity(&self) -> &str;
 
     /// Fills `out` with the bytes from `start` on.
@@ -79,11 +79,11 @@ pub trait StoredFile: Debug + Send + Sync {
     fn read_exact_at(&self, out: &mut [u8], start: u64) -> io::Result<()>;
 }
 
-/// The store in which a path or URL lies. Credentials of object stores are looked for when this is called: in the
-/// environment, and where the clients of their vendors look.
+/// The store of a path or URL. This call looks up credentials of object stores in the environment and in the other sources
+/// of the vendors' clients.
 ///
 /// # Errors
-/// When a URL is not one of an object store that is known, or it lacks what it needs.
+/// When a URL's object store is unknown or its settings are missing.
 pub fn at(path: &Path) -> Result<Arc<dyn Store>, CheckpointError> {
     match path.to_str().filter(|_| is_url(path)) {
         Some(url) => Ok(Arc::new(Bucket::open(url)?)),
@@ -97,7 +97,7 @@ pub fn is_url(path: &Path) -> bool {
     scheme.is_some_and(|(scheme, _)| scheme.bytes().all(|c| c.is_ascii_alphanumeric()))
 }
 
-/// Reads a small file whole; `None` when there is none.
+/// Reads a small file whole; `None` when it does not exist.
 pub(super) fn read_whole(store: &dyn Store, path: &Path, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
     let Some(file) = store.open(path)? else { return Ok(None) };
     let found = file.n_bytes();
@@ -109,7 +109,7 @@ pub(super) fn read_whole(store: &dyn Store, path: &Path, max: u64) -> Result<Opt
     Ok(Some(content))
 }
 
-/// What opening a file that must be there says when it is not.
+/// The error for a missing file that must exist.
 pub(super) fn absent(path: &Path) -> CheckpointError {
     CheckpointError::io("read", path, &io::ErrorKind::NotFound.into())
 }

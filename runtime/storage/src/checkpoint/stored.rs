@@ -1,4 +1,4 @@
-//! The files of a checkpoint: opened when they are needed, verified chunk by chunk when they are first read.
+//! The files of a checkpoint: opened on demand, verified chunk by chunk when they are first read.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::error::CheckpointError;
 use super::index::FileEntry;
 use super::store::{Store, StoredFile, absent};
 
-/// Files held open at a time. Thousands of ranks write as many files, and a process may have 1024 open by default.
+/// Files held open at a time. Thousands of ranks write thousands of files; by default a process may have 1024 open.
 const OPEN_MAX: usize = 128;
 
 /// Files by name, with what is known about each.
@@ -25,7 +25,7 @@ pub(super) struct StoredFiles {
     files: BTreeMap<String, KnownFile>,
     /// Names of open files, the longest open first.
     open: Mutex<VecDeque<String>>,
-    /// Memory for what only a part of is wanted. Pages that are new to a process cost more than what is read into them.
+    /// Buffers for chunks that are needed only in part. Faulting in new pages takes longer than reading into them.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct StoredFiles {
 struct KnownFile {
     entry: FileEntry,
     handle: Mutex<Handle>,
-    /// For each hash chunk whether it was found to be what was saved.
+    /// Whether each hash chunk has been verified.
     verified: Vec<AtomicBool>,
 }
 
@@ -56,8 +56,8 @@ impl StoredFiles {
         Self { store, dir: dir.to_owned(), hash_chunk_bytes, files, open: Mutex::default(), spare: Mutex::default() }
     }
 
-    /// Reads bytes of a file that must exist in the checkpoint, verifying those hash chunks that were not verified yet; long
-    /// ones on all threads.
+    /// Reads bytes of a file that must exist in the checkpoint and verifies hash chunks that are not verified yet; long reads
+    /// use all threads.
     pub(super) fn read(&self, name: &str, start: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
         if out.is_empty() {
             return Ok(());
@@ -71,7 +71,7 @@ impl StoredFiles {
         others.try_for_each(|(i, part)| self.read_part(name, &*file, after + i as u64 * self.hash_chunk_bytes, part))
     }
 
-    /// The whole hash chunks in which these bytes of a file lie.
+    /// The whole hash chunks that contain these bytes of a file.
     pub(super) fn chunks_around(&self, name: &str, bytes: Range<u64>) -> Range<u64> {
         let start = bytes.start - bytes.start % self.hash_chunk_bytes;
         start..bytes.end.next_multiple_of(self.hash_chunk_bytes).min(self.files[name].entry.len)
@@ -92,7 +92,7 @@ impl StoredFiles {
         self.read_verified(name, &*file, chunk, buffer)
     }
 
-    /// Opens every file once, to see that it is there and as long as it was.
+    /// Opens every file once to check that it exists with its saved length.
     pub(super) fn check_lengths(&self) -> Result<(), CheckpointError> {
         self.files.keys().try_for_each(|name| self.file(name).map(drop))
     }
@@ -120,7 +120,7 @@ impl StoredFiles {
         })
     }
 
-    /// Lends memory, which keeps the length that it was left with.
+    /// Runs `act` with a spare buffer, which keeps its length between uses.
     pub(super) fn with_spare<T>(&self, act: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut spare = locked(&self.spare).pop().unwrap_or_default();
         let done = act(&mut spare);
@@ -147,7 +147,7 @@ impl StoredFiles {
         Ok(())
     }
 
-    /// The open file; opens it, and closes the one that has been open longest, when needed.
+    /// The open file; opens it, and closes the longest-open file, when needed.
     fn file(&self, name: &str) -> Result<Arc<dyn StoredFile>, CheckpointError> {
         let known = &self.files[name];
         let mut handle = locked(&known.handle);
@@ -160,7 +160,7 @@ impl StoredFiles {
         if found != expected {
             return Err(CheckpointError::FileLength { path, expected, found });
         }
-        // What was verified was another file if this one has been put in its place since.
+        // The file was replaced since its chunks were verified.
         if handle.identity != file.identity() {
             known.verified.iter().for_each(|flag| flag.store(false, Ordering::Release));
             handle.identity = file.identity().to_owned();
@@ -178,7 +178,7 @@ impl StoredFiles {
     }
 }
 
-/// Nothing under these locks is left half-changed by a panic, so a poisoned lock is as good as another.
+/// No panic leaves data under these locks half-changed, so poisoning is ignored.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The promises of a checkpoint: what is saved is loaded by any box, damage is seen, a crash costs nothing committed.
+//! Guarantees of a checkpoint: any box of the state loads, damage is detected, a crash loses nothing committed.
 
 mod background;
 mod catalog;

@@ -13,26 +13,25 @@ use object_store::{ObjectStore, RetryConfig};
 use super::bucket::one_line;
 use super::error::CheckpointError;
 
-/// What fits, for messages.
-const FITS: &str =
-    "checkpoints lie in a folder, or at s3://bucket/…, gs://bucket/…, az://container/… or file:///folder";
-/// A store that does not answer for so long is an error: of the check before training, or of a save.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Tries of one request, with growing pauses.
+/// Supported locations, for error messages.
+const SUPPORTED: &str = "expected a folder, s3://bucket/…, gs://bucket/…, az://container/… or file:///folder";
+/// The check before training, or a save, fails when a store does not answer for this long.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Retries of one request, with growing pauses.
 const RETRIES_MAX: usize = 5;
 
-/// The client for a URL. Keys, regions and endpoints come from where the vendor's own tools have them: the environment
-/// (`AWS_*`, `GOOGLE_*`, `AZURE_*`), files that it names, or the machine's role. They stand in no file of a job.
+/// The client for a URL. Keys, regions and endpoints come from the sources of the vendor's own tools: the environment
+/// (`AWS_*`, `GOOGLE_*`, `AZURE_*`), files that it names, or the machine's role. No file of a job contains them.
 ///
 /// # Errors
-/// When the scheme is not known, a bucket is missing, or the client finds what it was given unusable.
+/// When the scheme is unknown, the bucket is missing, or the client rejects its settings.
 pub(super) fn client(url: &str) -> Result<Arc<dyn ObjectStore>, CheckpointError> {
     let bad = |reason: String| CheckpointError::InvalidLocation { path: PathBuf::from(url), reason };
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| bad(FITS.into()))?;
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| bad(SUPPORTED.into()))?;
     let bucket = rest.split('/').next().unwrap_or_default();
     match (scheme, bucket.is_empty()) {
         ("s3" | "s3a" | "gs" | "az" | "abfs" | "abfss", true) => return Err(bad("it names no bucket".into())),
-        ("file", false) => return Err(bad("it has a host; a folder of this machine is file:///folder".into())),
+        ("file", false) => return Err(bad("it has a host; write a local folder as file:///folder".into())),
         ("file", true) => {
             let files = LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true);
             return Ok(Arc::new(files));
@@ -41,7 +40,7 @@ pub(super) fn client(url: &str) -> Result<Arc<dyn ObjectStore>, CheckpointError>
     }
     // The HTTP client takes its cryptography from here; a second installation changes nothing.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let retry = RetryConfig { max_retries: RETRIES_MAX, retry_timeout: PATIENCE, ..RetryConfig::default() };
+    let retry = RetryConfig { max_retries: RETRIES_MAX, retry_timeout: ANSWER_TIMEOUT, ..RetryConfig::default() };
     let built: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
         "s3" | "s3a" => {
             let builder = AmazonS3Builder::from_env().with_url(url).with_retry(retry);
@@ -55,7 +54,7 @@ pub(super) fn client(url: &str) -> Result<Arc<dyn ObjectStore>, CheckpointError>
             let builder = MicrosoftAzureBuilder::from_env().with_url(url).with_retry(retry);
             builder.build().map(|client| Arc::new(client) as _)
         }
-        _ => return Err(bad(FITS.into())),
+        _ => return Err(bad(SUPPORTED.into())),
     };
     built.map_err(|error| bad(one_line(&error)))
 }

@@ -1,6 +1,6 @@
-//! The seam below which files are made durable: local disk in production, a disk that fails or loses power in tests.
+//! The interface that makes files durable: a local disk in production, a disk that fails or loses power in tests.
 
-#![allow(unsafe_code)] // Writing back early is a system call without a safe name.
+#![allow(unsafe_code)] // Early write-back is a system call without a safe wrapper.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -8,12 +8,12 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// Bytes after which the system is asked to begin writing them to the device, so that it works while the next are hashed
-/// and little is left to wait for when the file is synced.
+/// After this many bytes the system starts to write them to the device, so that writing overlaps with hashing and the
+/// final sync has little left to do.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
 
-/// A place that keeps files. Only writing goes through it; every operation may fail, and nothing is durable before the
-/// matching `sync`.
+/// Storage for files. Only writes go through it; every operation may fail, and nothing is durable before the matching
+/// `sync`.
 pub trait Volume: Debug + Send + Sync {
     /// Creates a directory; its parent must exist and it must not.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
@@ -31,7 +31,7 @@ pub trait Volume: Debug + Send + Sync {
 
 /// A file being written.
 pub trait VolumeFile: Write + Send {
-    /// Makes the content durable. After a failure the content must be taken for lost.
+    /// Makes the content durable. After a failure the content counts as lost.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -64,7 +64,7 @@ impl Volume for LocalDisk {
 struct LocalFile {
     file: File,
     len: u64,
-    /// Up to where writing back was begun.
+    /// Bytes for which write-back was started.
     begun: u64,
 }
 
@@ -74,7 +74,7 @@ impl Write for LocalFile {
         self.len += n as u64;
         if self.len - self.begun >= WRITE_BACK_BYTES {
             let (start, len) = (self.begun as i64, (self.len - self.begun) as i64);
-            // SAFETY: the descriptor is open. A failure is no loss: the sync at the end writes all, and tells.
+            // SAFETY: the descriptor is open. A failure is harmless: the final sync writes everything and reports errors.
             unsafe { libc::sync_file_range(self.file.as_raw_fd(), start, len, libc::SYNC_FILE_RANGE_WRITE) };
             self.begun = self.len;
         }

@@ -11,7 +11,7 @@ use super::pieces;
 use super::store::{self, Store};
 use crate::hf::dtype::Dtype;
 
-/// Bytes of one shard before another is begun.
+/// Bytes of one shard before the next one starts.
 const SHARD_BYTES_MAX: u64 = 4 << 30;
 /// An extra is a small file; tokenizers of large vocabularies have some tens of megabytes.
 pub(super) const EXTRA_BYTES_MAX: u64 = 256 << 20;
@@ -25,20 +25,20 @@ pub struct CheckpointWriter {
     shard_bytes_max: u64,
 }
 
-/// What a checkpoint is of.
+/// Job, step and mesh of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointMeta {
     /// The job's name.
     pub job: String,
     /// Steps that were completed.
     pub step: u64,
-    /// The generation that saves; where there are directories of this step, one behind all of them is taken.
+    /// The generation that saves; if directories of this step exist, the save uses the generation after the newest.
     pub generation: u64,
     /// Sizes of the mesh's axes by name.
     pub mesh: BTreeMap<String, u64>,
 }
 
-/// Which of the writers of a checkpoint one is.
+/// A writer's position among the writers of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterRank {
     /// Its number; 0 leads.
@@ -78,7 +78,7 @@ impl<'a> Piece<'a> {
 }
 
 impl CheckpointWriter {
-    /// Saves below `root`, a path or the URL of an object store; a directory is made when needed.
+    /// Saves below `root`, a path or the URL of an object store; a directory is created when needed.
     ///
     /// # Errors
     /// As [`store::at`].
@@ -86,7 +86,7 @@ impl CheckpointWriter {
         Ok(Self::on(store::at(root)?, root))
     }
 
-    /// Saves below `root` in a store that is open.
+    /// Saves below `root` in an open store.
     pub fn on(store: Arc<dyn Store>, root: &Path) -> Self {
         Self { store, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX }
     }
@@ -102,7 +102,7 @@ impl CheckpointWriter {
     ///
     /// # Errors
     /// When pieces contradict each other or do not tile, or the store refuses (disk full). What was written is removed as
-    /// far as the store lets us; earlier checkpoints are untouched, and the remains of a failed save are never loaded.
+    /// far as the store allows; earlier checkpoints are untouched, and the remains of a failed save are never loaded.
     pub fn save(
         &self,
         meta: &CheckpointMeta,
@@ -116,14 +116,14 @@ impl CheckpointWriter {
     /// Saves a checkpoint together with the other writers, each of which calls this with its own rank, pieces and
     /// extras; the pieces of all tile every tensor. When this returns, the whole checkpoint is durable.
     ///
-    /// `sum` gives the sum of what all writers give it; everyone calls it three times: for the generation that writer 0
-    /// took, for how many could not write, and for whether writer 0 committed. A collective does this, and none of the
-    /// three values comes near 2^31.
+    /// `sum` returns the sum of the values that all writers pass, as a collective does; every writer calls it three times:
+    /// for the generation that writer 0 claimed, for the number of failed writers, and for whether writer 0 failed to
+    /// commit. All three values are far below 2^31.
     ///
     /// # Errors
-    /// When this writer's pieces contradict each other or its store refuses; [`CheckpointError::OthersFailed`] when that
-    /// happened to others; [`CheckpointError::Agreement`] when `sum` fails, after which the checkpoint is there only if
-    /// writer 0 had committed it already. What was written is removed as far as the store lets us.
+    /// When this writer's pieces contradict each other or its store refuses; [`CheckpointError::OthersFailed`] when other
+    /// writers fail; [`CheckpointError::Agreement`] when `sum` fails: the checkpoint then exists only if writer 0 has
+    /// already committed it. What was written is removed as far as the store allows.
     pub fn save_together<E: std::fmt::Display>(
         &self,
         meta: &CheckpointMeta,
@@ -138,9 +138,9 @@ impl CheckpointWriter {
             |value| sum(value).map_err(|error| CheckpointError::Agreement { step, reason: error.to_string() });
         let checked = pieces::check(pieces, extras, writer_rank.n_writers == 1);
         let begun = checked.and_then(|()| if is_leader { self.begin(meta).map(Some) } else { Ok(None) });
-        // Generations are told plus one, so that zero says that there is none.
-        let told = begun.as_ref().ok().and_then(Option::as_ref).map_or(0, |pending| pending.id().generation + 1);
-        let Some(generation) = sum(told)?.checked_sub(1) else {
+        // The generation is sent plus one; zero means that there is none.
+        let sent = begun.as_ref().ok().and_then(Option::as_ref).map_or(0, |pending| pending.id().generation + 1);
+        let Some(generation) = sum(sent)?.checked_sub(1) else {
             return Err(begun.err().unwrap_or(CheckpointError::OthersFailed { step, n_failed: 1 }));
         };
         let (pending, written) = match begun {
@@ -158,7 +158,7 @@ impl CheckpointWriter {
             }
             return Err(error);
         }
-        // Once the marker may have been seen by somebody, nobody takes it back: only a failed commit is abandoned.
+        // A marker that readers may have seen is never removed: only a failed commit is abandoned.
         let committed = if is_leader { pending.commit(writer_rank.n_writers) } else { Ok(()) };
         if committed.is_err() {
             pending.abandon();
@@ -166,13 +166,13 @@ impl CheckpointWriter {
         settle(step, committed, &mut sum).map(|()| id)
     }
 
-    /// Makes a directory that nobody has written to, for a save of many writers; for their leader, who tells the others the
-    /// generation in its [`PendingCheckpoint::id`]. Most callers want [`CheckpointWriter::save_together`].
+    /// Claims a new directory for a save of many writers. The leader calls it and sends the generation in
+    /// [`PendingCheckpoint::id`] to the others. Most callers use [`CheckpointWriter::save_together`].
     ///
     /// # Errors
     /// When the store refuses.
     pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
-        // Behind all of this step, also where retention has removed the first ones: otherwise this one would be the oldest.
+        // After all generations of this step, even if retention removed the first ones: otherwise this would be the oldest.
         let of_step = catalog::list_in(&*self.store, &self.root)?.into_iter().find(|id| id.step == meta.step);
         let generation = of_step.map_or(0, |newest| newest.generation + 1).max(meta.generation);
         let mut id = CheckpointId::new(&self.root, meta.step, generation);
@@ -182,7 +182,7 @@ impl CheckpointWriter {
         Ok(PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max))
     }
 
-    /// Takes part in the save for which the leader made the directory of this generation.
+    /// Joins the save whose directory the leader claimed with this generation.
     pub fn join(&self, meta: &CheckpointMeta, generation: u64) -> PendingCheckpoint {
         let id = CheckpointId::new(&self.root, meta.step, generation);
         PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max)
@@ -202,7 +202,7 @@ impl CheckpointWriter {
     }
 }
 
-/// Learns whether all have done it: `Ok` for everyone or an error for everyone, one's own where there is one.
+/// Agrees on the outcome: `Ok` for all writers or an error for all, the writer's own error if it has one.
 fn settle(
     step: u64,
     own: Result<(), CheckpointError>,
@@ -216,7 +216,7 @@ fn settle(
     }
 }
 
-// Saving runs on a background thread; this fails to compile if the writer cannot go there.
+// Saving runs on a background thread; this fails to compile if the writer cannot be sent there.
 const _: fn() = || {
     fn sendable<T: Send + Sync + Clone + 'static>() {}
     sendable::<CheckpointWriter>();

@@ -46,7 +46,7 @@ pub fn adapter_tensor_name(module: &str, matrix: LoraMatrix) -> String {
 ///
 /// # Errors
 /// When `dir` holds anything that is not from an earlier export, a tensor is inconsistent, not finite or not named as
-/// PEFT expects, or writing fails (what was at `dir` stays).
+/// PEFT expects, or writing fails (`dir` then keeps its previous contents).
 pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfError> {
     check_tensors(adapter.tensors, adapter.dtype)?;
     for tensor in adapter.tensors {
@@ -56,7 +56,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
             _ => None,
         };
         if rank_dim != Some(adapter.rank) {
-            let reason = format!("shape {:?} is not that of a rank-{} adapter matrix", tensor.shape, adapter.rank);
+            let reason = format!("shape {:?} does not fit a rank-{} adapter matrix", tensor.shape, adapter.rank);
             return Err(HfError::BadExport { name: tensor.name.to_owned(), reason });
         }
     }
@@ -87,7 +87,7 @@ mod tests {
     use crate::hf::source::{TensorSource, read_json};
 
     #[test]
-    fn an_adapter_is_written_under_the_names_that_peft_reads() {
+    fn adapter_is_written_under_the_names_that_peft_reads() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = ([1.0f32, 2.0, 3.0], [4.0f32, 5.0]);
         let module = "model.layers.0.self_attn.q_proj";

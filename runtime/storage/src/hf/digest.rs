@@ -1,4 +1,4 @@
-//! A short name for the weights of a model directory: two directories have the same if their weights have the same bits.
+//! A digest of a model directory's weights: directories with bit-identical weight files have the same digest.
 
 use super::error::HfError;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 /// First bytes of the BLAKE3 hash of all weight files of a directory, by name, in hexadecimal.
 ///
 /// # Errors
-/// When a file cannot be read, or there is none.
+/// When a file cannot be read, or the directory has no weight file.
 pub fn weights_digest(dir: &Path) -> Result<String, HfError> {
     let io = |path: &Path| {
         let path = path.to_owned();

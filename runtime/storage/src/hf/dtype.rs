@@ -68,7 +68,7 @@ impl Dtype {
         }
     }
 
-    /// The type of this name, if we know it.
+    /// The type of this name; `None` for an unknown name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }

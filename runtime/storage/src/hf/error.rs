@@ -1,4 +1,4 @@
-//! What can be wrong with a model directory, each case as one sentence with file and tensor.
+//! Errors about model directories; each message is one sentence with the file and tensor.
 
 use std::path::PathBuf;
 
@@ -9,18 +9,18 @@ use super::layout::LayoutError;
 /// Why a model directory could not be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum HfError {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("cannot {action} {}: {reason}", path.display())]
     Io {
-        /// What was tried: "read", "write".
+        /// The attempted operation: "read", "write".
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: String,
     },
-    /// The directory holds no weights that we read.
-    #[error("{} has neither model.safetensors nor model.safetensors.index.json{}", dir.display(), if *has_pickle { "; its pickled weights have to be converted to safetensors first" } else { "" })]
+    /// The directory holds no safetensors weights.
+    #[error("{} has neither model.safetensors nor model.safetensors.index.json{}", dir.display(), if *has_pickle { "; convert its pickled weights to safetensors first" } else { "" })]
     NoWeights {
         /// The directory.
         dir: PathBuf,
@@ -44,10 +44,10 @@ pub enum HfError {
         tensor: String,
         /// First byte of the page that differs from its digest.
         start: u64,
-        /// Byte behind that page.
+        /// Byte after that page.
         end: u64,
     },
-    /// A JSON file is not what it should be.
+    /// A JSON file is malformed.
     #[error("{} is damaged: {reason}", path.display())]
     BadJson {
         /// The file.
@@ -81,7 +81,7 @@ pub enum HfError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor has another shape than the model needs.
+    /// A tensor's shape differs from the model's.
     #[error("tensor `{tensor}` in {} has shape {found:?}, but the model needs {expected:?}", path.display())]
     Shape {
         /// The file.
@@ -104,7 +104,7 @@ pub enum HfError {
         found: &'static str,
     },
     /// The caller's buffer or rows do not match the tensor; a fault of the calling code, not of the file.
-    #[error("tensor `{tensor}` of shape {shape:?} was asked for as rows {start}..{end} into {len} values")]
+    #[error("rows {start}..{end} of tensor `{tensor}` of shape {shape:?} do not fit a buffer of {len} values")]
     Request {
         /// The tensor.
         tensor: String,
@@ -117,8 +117,8 @@ pub enum HfError {
         /// Length of the buffer.
         len: usize,
     },
-    /// A run of elements that the tensor has not; a fault of the calling code, not of the file.
-    #[error("tensor `{tensor}` of shape {shape:?} was asked for {len} elements from {start} on")]
+    /// A run of elements outside the tensor; a fault of the calling code, not of the file.
+    #[error("tensor `{tensor}` of shape {shape:?} does not have {len} elements from {start} on")]
     Run {
         /// The tensor.
         tensor: String,
@@ -129,7 +129,7 @@ pub enum HfError {
         /// Length of the buffer.
         len: usize,
     },
-    /// A weight is NaN or infinite, which no training leaves behind on purpose.
+    /// A weight is NaN or infinite, which is never intended.
     #[error("tensor `{tensor}` in {} holds {value} at position {position}", path.display())]
     NotFinite {
         /// The file.
@@ -141,7 +141,7 @@ pub enum HfError {
         /// "NaN", "inf" or "-inf".
         value: String,
     },
-    /// The place of an export is taken by something that is not one of our exports.
+    /// The directory of an export holds something other than an earlier export.
     #[error("{} holds {found}, which is not from an earlier export; choose another directory or empty it", dir.display())]
     Occupied {
         /// The directory.
@@ -149,7 +149,7 @@ pub enum HfError {
         /// A file in it that we did not write.
         found: String,
     },
-    /// An export was given tensors or files that do not make sense.
+    /// The tensors or files of an export are inconsistent.
     #[error("cannot export `{name}`: {reason}")]
     BadExport {
         /// The tensor or file.

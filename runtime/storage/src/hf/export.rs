@@ -15,7 +15,7 @@ use super::pages::{PAGE_BYTES, PageHasher, digests_name, write_digests};
 use super::staging::Staging;
 use phalanx_device::float::Float;
 
-/// Bytes of one weight file before the model is split, the default of the `transformers` of 2023 and later.
+/// Default limit on the bytes of one weight file, as in `transformers` since 2023.
 pub const MAX_SHARD_BYTES_DEFAULT: u64 = 5_000_000_000;
 /// Values narrowed at a time.
 const PIECE_VALUES: usize = 1 << 16;
@@ -32,15 +32,15 @@ const TOKENIZER_FILES: &[&str] = &[
     "merges.txt",
 ];
 
-/// Shows values, one run after the other.
+/// Passes values to a visitor, one run after the other.
 pub type Show<'a> = dyn Fn(&mut dyn FnMut(&[f32])) + 'a;
 
 /// The values of a tensor, row-major.
 #[derive(Clone, Copy)]
 pub enum Values<'a> {
-    /// In memory of the host.
+    /// In host memory.
     Here(&'a [f32]),
-    /// So many, shown one run after the other, each time the same.
+    /// The number of values, and a function that passes them run by run; every call passes the same values.
     Shown(usize, &'a Show<'a>),
 }
 
@@ -77,7 +77,7 @@ pub struct ExportTensor<'a> {
     pub values: Values<'a>,
 }
 
-/// Everything of a model directory.
+/// The content of a model directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Export<'a> {
     /// `config.json`; its `dtype` or `torch_dtype` is set to the type written.
@@ -98,7 +98,7 @@ pub struct Export<'a> {
 ///
 /// # Errors
 /// When `dir` holds anything that is not from an earlier export (nothing is changed then), a tensor is inconsistent, not
-/// finite or does not fit the type, or writing fails (what was at `dir` stays).
+/// finite or does not fit the type, or writing fails (`dir` then keeps its previous contents).
 pub fn export_model(dir: &Path, export: &Export<'_>) -> Result<(), HfError> {
     check_tensors(export.tensors, export.dtype)?;
     let mut staging = Staging::new(dir)?;
@@ -171,7 +171,7 @@ pub(super) fn check_tensors(tensors: &[ExportTensor<'_>], dtype: Dtype) -> Resul
     Ok(())
 }
 
-/// Writes one safetensors file, and its digests beside it; the narrowed values exist only a piece at a time.
+/// Writes one safetensors file, and its digests beside it; values are narrowed a piece at a time.
 pub(super) fn write_tensors(
     staging: &mut Staging,
     file_name: &str,
@@ -183,7 +183,7 @@ pub(super) fn write_tensors(
     let hashed = tensors.iter().try_for_each(|tensor| write_values(&mut hasher, tensor.values, dtype));
     hashed.map_err(|error| HfError::io("hash", file_name, &error))?;
     let (payload_blake3, digests) = hasher.finish();
-    // `format: pt` is what `transformers` insists on.
+    // `transformers` requires `format: pt`.
     let metadata = BTreeMap::from([("format", "pt"), (PAYLOAD_HASH, payload_blake3.as_str())]);
     let header = encode_header(&described, &metadata, PAGE_BYTES as usize);
     staging.write(file_name, |file| {
@@ -218,7 +218,7 @@ fn write_run(file: &mut impl Write, values: &[f32], dtype: Dtype) -> io::Result<
     for piece in values.chunks(PIECE_VALUES) {
         let narrowed = &mut staging[..piece.len()];
         match dtype {
-            // Our own rounding vectorises, at 2.8 times the speed of the crate's; for f16 the crate uses the CPU's instruction.
+            // Our own rounding vectorises and is 2.8 times as fast as the crate's; for f16 the crate uses the CPU's instruction.
             Dtype::BF16 => {
                 let narrowed = bytemuck::cast_slice_mut::<u16, bf16>(narrowed);
                 narrowed.iter_mut().zip(piece).for_each(|(out, &x)| *out = Float::from_f32(x));
@@ -247,7 +247,7 @@ fn write_weights(staging: &mut Staging, export: &Export<'_>) -> Result<(), HfErr
     write_json(staging, "model.safetensors.index.json", &index)
 }
 
-/// Runs of tensors that stay below `max` bytes together; a larger tensor stands alone. At least one run.
+/// Splits tensors into at least one run of at most `max` bytes each; a larger tensor gets its own run.
 fn split<'t, 'a>(
     tensors: &'t [ExportTensor<'a>],
     max: u64,

@@ -1,4 +1,4 @@
-//! Writing model directories: they read back, they split, and nothing of the user's is overwritten.
+//! Writing model directories: exports read back and split, and never overwrite the user's files.
 
 use super::*;
 use crate::hf::source::{TensorSource, read_json};
@@ -25,7 +25,7 @@ fn read(dir: &Path, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn an_exported_model_reads_back_in_every_type() {
+fn exported_model_reads_back_in_every_type() {
     let root = tempfile::tempdir().unwrap();
     let (config, tensors) = (json!({"model_type": "llama", "torch_dtype": "float64"}), tensors());
     for (dtype, name) in [(Dtype::F32, "float32"), (Dtype::BF16, "bfloat16"), (Dtype::F16, "float16")] {
@@ -57,7 +57,7 @@ fn weights_beyond_the_limit_are_split_and_found_through_the_index() {
 }
 
 #[test]
-fn an_earlier_export_is_replaced_whole() {
+fn earlier_export_is_replaced_whole() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");
     let (config, tensors) = (json!({}), tensors());
@@ -73,7 +73,7 @@ fn an_earlier_export_is_replaced_whole() {
 }
 
 #[test]
-fn a_directory_with_anything_else_in_it_is_left_alone() {
+fn directory_with_other_files_is_left_unchanged() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");
     let (config, tensors) = (json!({}), tensors());
@@ -121,7 +121,7 @@ fn file_names_that_leave_the_directory_are_refused_and_nothing_remains() {
 }
 
 #[test]
-fn the_tokenizer_of_a_reference_model_travels_with_the_export() {
+fn export_contains_the_tokenizer_of_a_reference_model() {
     let model = phalanx_needs::reference("models/tiny-llama2");
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");

@@ -1,7 +1,7 @@
 //! The header of a safetensors file: eight bytes of length, JSON, then the tensors without gaps.
 //!
-//! Read here rather than through the `safetensors` crate because its errors do not name the tensor, and because
-//! checkpoints need a payload that starts at a page boundary. The tests hold both against the crate.
+//! Parsed here rather than by the `safetensors` crate because its errors do not name the tensor, and because
+//! checkpoints need a payload that starts at a page boundary. The tests compare reading and writing with the crate.
 
 use std::collections::BTreeMap;
 
@@ -41,17 +41,17 @@ pub enum LayoutError {
     #[error("it has {0} bytes, fewer than the 8 that every safetensors file starts with")]
     TooShort(u64),
     /// The header would exceed the file or the limit.
-    #[error("its header is said to have {said} bytes, but at most {max} are possible")]
+    #[error("its header claims {declared} bytes, but at most {max} are possible")]
     HeaderLength {
         /// The length field.
-        said: u64,
+        declared: u64,
         /// What the file and the limit allow.
         max: u64,
     },
-    /// Not the JSON that a header is.
+    /// The header is not JSON of this form.
     #[error("its header is not valid: {0}")]
     Json(String),
-    /// A type we do not know.
+    /// An unknown type.
     #[error("tensor `{tensor}` has the unknown type {dtype:?}")]
     UnknownType {
         /// The tensor.
@@ -60,7 +60,7 @@ pub enum LayoutError {
         dtype: String,
     },
     /// Shape and type do not give the length of the byte range.
-    #[error("tensor `{tensor}` of type {} and shape {shape:?} is given the bytes {start}..{end}", dtype.name())]
+    #[error("tensor `{tensor}` of type {} and shape {shape:?} does not fill the bytes {start}..{end}", dtype.name())]
     Extent {
         /// The tensor.
         tensor: String,
@@ -93,21 +93,20 @@ pub enum LayoutError {
     },
 }
 
-/// What a header says.
+/// The content of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The tensors, in the order of their bytes.
     pub entries: Vec<Entry>,
     /// Where the bytes of the first one start in the file.
     pub payload_start: u64,
-    /// BLAKE3 of the payload, in hexadecimal, if the metadata have it: our own exports do, other writers do not.
+    /// BLAKE3 of the payload, in hexadecimal, if the metadata has it: only our own exports do.
     pub payload_blake3: Option<String>,
     /// Hash of the length field and the header.
     pub blake3: blake3::Hash,
 }
 
-/// Reads and checks the header of a file of `file_len` bytes, by way of `read`, which fills memory with the bytes from one
-/// on.
+/// Reads and checks the header of a file of `file_len` bytes; `read` fills a buffer with the bytes from an offset on.
 ///
 /// # Errors
 /// When the header is not valid or does not describe exactly the bytes of the file.
@@ -118,17 +117,17 @@ pub fn read_header(read: impl Fn(&mut [u8], u64) -> std::io::Result<()>, file_le
     }
     let mut length = [0; 8];
     read(&mut length, 0).map_err(io)?;
-    let said = u64::from_le_bytes(length);
+    let declared = u64::from_le_bytes(length);
     let max = (file_len - 8).min(HEADER_BYTES_MAX);
-    if said > max {
-        return Err(LayoutError::HeaderLength { said, max });
+    if declared > max {
+        return Err(LayoutError::HeaderLength { declared, max });
     }
-    let mut json = vec![0; said as usize];
+    let mut json = vec![0; declared as usize];
     read(&mut json, 8).map_err(io)?;
     let blake3 = blake3::Hasher::new().update(&length).update(&json).finalize();
     let raw: RawHeader = serde_json::from_slice(&json).map_err(|error| LayoutError::Json(error.to_string()))?;
     let payload_blake3 = raw.1.as_ref().and_then(|m| m.get(PAYLOAD_HASH)?.as_str().map(str::to_owned));
-    let payload_start = 8 + said;
+    let payload_start = 8 + declared;
     Ok(Header { entries: check_entries(raw, payload_start, file_len)?, payload_start, payload_blake3, blake3 })
 }
 
@@ -158,7 +157,7 @@ fn check_entries(raw: RawHeader, payload_start: u64, file_len: u64) -> Result<Ve
             return Err(LayoutError::FileLength { expected: described.unwrap_or(u64::MAX), found: file_len });
         }
     }
-    // Nothing lies behind the end of the file, so no sum is beyond 64 bits.
+    // All tensors end within the file, so the sums fit in 64 bits.
     entries.iter_mut().for_each(|entry| entry.start += payload_start);
     Ok(entries)
 }
@@ -196,7 +195,7 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// Tensors in the order written; a map would hide a name that stands twice.
+/// Tensors in the order written; a map would hide duplicate names.
 struct RawHeader(Vec<(String, RawEntry)>, Option<serde_json::Value>);
 
 /// Key of the metadata under which our exports keep the hash of the payload.

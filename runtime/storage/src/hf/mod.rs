@@ -2,11 +2,11 @@
 //!
 //! - [`dtype`]: element types as safetensors names them.
 //! - [`layout`]: the header of a safetensors file, checked in both directions; checkpoints use it too.
-//! - [`source`]: the tensors of a directory, one file or many, as f32; `windows` gathers what is read at once, and `pages`
-//!   verifies it against the digests that exports have.
+//! - [`source`]: the tensors of a directory, one file or many, as f32; `windows` groups reads, and `pages` verifies them
+//!   against the digests of exports.
 //! - [`export`]: a directory that other tools load; [`adapter`]: the same for low-rank adapters.
 //!
-//! Deliberately absent: which tensors a model has and what they mean (the model families know), and tokenizers (`data`).
+//! Deliberately absent: which tensors a model has and what they mean (the model families), and tokenizers (`data`).
 
 pub mod adapter;
 pub mod digest;

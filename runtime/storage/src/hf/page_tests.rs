@@ -1,4 +1,4 @@
-//! Pages of exported files: ranks read and verify the pages of what they hold, each once, and no other byte.
+//! Pages of exported files: a rank reads and verifies each page of its elements once, and no other byte.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::hf::export::{Export, ExportTensor, Values, export_model};
 use crate::hf::layout::encode_header;
 use crate::hf::source::TensorSource;
 
-/// Elements of the tensors `a` and `b`; whole numbers, so that they survive in every type.
+/// Lengths of the tensors `a` and `b`, whose elements are whole numbers that every type represents.
 const N: [usize; 2] = [9_001, 300_017];
 
 fn element(tensor: usize, index: usize) -> f32 {
@@ -64,7 +64,7 @@ fn flip(path: &Path, at: u64) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Runs of a tensor's elements with places that leave gaps: what a rank holds of a tensor that is cut by columns.
+/// Runs of a tensor's elements, with gaps between their places: a rank's part of a tensor that is split by columns.
 fn runs(ends: &[Index], n: usize, gap: usize) -> Vec<(usize, Range<usize>)> {
     let mut ends: Vec<usize> = ends.iter().map(|end| end.index(n + 1)).collect();
     ends.sort_unstable();
@@ -85,7 +85,7 @@ fn check_values(tensor: usize, runs: &[(usize, Range<usize>)], out: &[f32]) {
             untouched[place] = false;
         }
     }
-    assert!(out.iter().zip(untouched).all(|(x, untouched)| !untouched || *x == -1.0), "a place of no run was written");
+    assert!(out.iter().zip(untouched).all(|(x, untouched)| !untouched || *x == -1.0), "wrote outside the runs");
 }
 
 fn room(runs: &[(usize, Range<usize>)]) -> Vec<f32> {
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn runs_of_a_file_from_elsewhere_are_read_to_the_byte(
+    fn runs_of_a_file_without_digests_are_read_to_the_byte(
         ends in prop::collection::vec(any::<Index>(), 2..40), gap in 0usize..3, odd: bool,
         dtype in prop::sample::select(vec![Dtype::F32, Dtype::BF16, Dtype::F16]),
     ) {
@@ -165,7 +165,7 @@ fn runs_that_do_not_ascend_or_leave_the_tensor_are_refused() {
 }
 
 #[test]
-fn damaged_page_is_named_by_whoever_reads_it_and_nobody_else() {
+fn damaged_page_fails_only_reads_that_need_it() {
     let root = exported(Dtype::BF16);
     let path = weights(root.path());
     let start_of_b = header_bytes(&path) + 2 * N[0] as u64;
@@ -185,7 +185,7 @@ fn damaged_page_is_named_by_whoever_reads_it_and_nobody_else() {
 }
 
 #[test]
-fn damaged_header_or_digest_is_noticed() {
+fn damaged_header_or_digest_is_detected() {
     for (file, at) in [("model.safetensors", 8), ("model.safetensors", 4000), ("model.safetensors.digests", 3)] {
         let root = exported(Dtype::F16);
         flip(&root.path().join("model").join(file), at);
@@ -202,7 +202,7 @@ fn damaged_header_or_digest_is_noticed() {
 }
 
 #[test]
-fn export_without_digests_of_pages_is_verified_whole_when_it_is_opened() {
+fn export_without_page_digests_is_verified_whole_when_opened() {
     let root = exported(Dtype::BF16);
     let path = weights(root.path());
     std::fs::remove_file(root.path().join("model/model.safetensors.digests")).unwrap();
@@ -226,22 +226,22 @@ fn bytes_of_thread() -> u64 {
 }
 
 #[test]
-fn bytes_that_are_counted_are_those_that_the_kernel_counts() {
+fn counted_bytes_match_the_count_of_the_kernel() {
     let root = exported(Dtype::BF16);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let (counted, read) = pool.install(|| {
-        // Looking at the counter reads, too.
-        let looks = [bytes_of_thread(), bytes_of_thread()];
-        let look = looks[1] - looks[0];
+        // Reading the counter counts, too.
+        let overheads = [bytes_of_thread(), bytes_of_thread()];
+        let overhead = overheads[1] - overheads[0];
         let before = bytes_of_thread();
         let source = open(root.path()).unwrap();
         let mut out = vec![0.0; 3_000];
         source.read_run_into("b", 100_000, &mut out).unwrap();
         source.read_runs_into("a", [(5, 0..10), (8_000, 10..20)], &mut out[..20]).unwrap();
-        (source.bytes_read(), bytes_of_thread() - before - look)
+        (source.bytes_read(), bytes_of_thread() - before - overhead)
     });
 
-    // The text that looking reads grows by a digit at most.
+    // The counter's text grows by at most one digit per read.
     assert!(read.abs_diff(counted) <= 4, "{counted} counted, {read} read");
     assert!(counted < header_bytes(&weights(root.path())) + 6 * PAGE_BYTES, "{counted}");
 }

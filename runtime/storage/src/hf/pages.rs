@@ -1,13 +1,13 @@
-//! Digests of the pages of a weight file: what is read is verified, and nothing else is read for that.
+//! Digests of the pages of a weight file, so that a reader verifies what it reads without reading anything else.
 //!
-//! The format of safetensors has no checksum. An export keeps the BLAKE3 of its payload in the header, which only a reader
-//! of the whole payload can compare. Beside `NAME.safetensors` it therefore writes `NAME.safetensors.digests`: the BLAKE3
+//! The safetensors format has no checksum. An export stores the BLAKE3 of its payload in the header, which only a reader of
+//! the whole payload can compare. It therefore also writes `NAME.safetensors.digests` beside `NAME.safetensors`: the BLAKE3
 //! of the header, and the first 8 bytes of the BLAKE3 of each page of the payload. A page has 4 KiB and the payload starts
-//! at a multiple of that, so a rank reads for a digest what the disk reads anyway. The digests are 0.2 % of the payload and
-//! are read for the same pages only; in the header they would be read by every rank.
+//! at a multiple of 4 KiB, so a rank verifies the pages that the disk reads anyway. The digests are 0.2 % of the payload; a
+//! rank reads only those of its pages. If they were in the header, every rank would read all of them.
 //!
-//! Files from elsewhere have neither; exports from before there were pages, or copied without their digests, are verified
-//! as a whole when they are opened.
+//! Files of other tools have neither. Exports without the digest file, from earlier builds or incomplete copies, are
+//! verified as a whole when they are opened.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ const DIGEST_BYTES: usize = 8;
 /// Bytes of the digest of the header.
 const HEADER_DIGEST_BYTES: u64 = 32;
 
-/// A file of which every byte that is read is counted.
+/// A file that counts the bytes read from it.
 #[derive(Debug)]
 pub(super) struct CountedFile {
     pub(super) path: PathBuf,
@@ -40,7 +40,7 @@ pub(super) struct CountedFile {
 #[derive(Debug)]
 pub(super) struct Digests {
     file: CountedFile,
-    /// The payload of the file of weights.
+    /// Byte range of the payload in the weight file.
     payload: Range<u64>,
 }
 
@@ -52,13 +52,13 @@ pub(super) struct PageHasher {
     digests: Vec<u8>,
 }
 
-/// The file of digests that belongs to a file of weights.
+/// The name of a weight file's digest file.
 pub(super) fn digests_name(weights: &str) -> String {
     format!("{weights}.digests")
 }
 
 impl CountedFile {
-    /// Opens a file; what is read of it is added to `bytes_read`.
+    /// Opens a file; its reads add to `bytes_read`.
     pub(super) fn open(path: &Path, bytes_read: &Arc<AtomicU64>) -> Result<Self, HfError> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (len, file) = opened.map_err(|error| HfError::io("read", path, &error))?;
@@ -74,10 +74,10 @@ impl CountedFile {
 }
 
 impl Digests {
-    /// Opens the digests that lie beside a file of weights, if there are any.
+    /// Opens the digest file beside a weight file, if it exists.
     ///
     /// # Errors
-    /// When they belong to another file, or to this one before its header was damaged.
+    /// When the digests belong to another file, or the header is damaged.
     pub(super) fn open(weights: &CountedFile, header: &Header) -> Result<Option<Self>, HfError> {
         let name = weights.path.file_name().unwrap_or_default().to_string_lossy();
         let path = weights.path.with_file_name(digests_name(&name));
@@ -93,16 +93,14 @@ impl Digests {
             file.read_exact_at(&mut of_header, 0).map_err(|error| HfError::io("read", &path, &error))?;
         }
         if !fits || of_header != *header.blake3.as_bytes() {
-            let reason = format!(
-                "its header is not the one that {} was written for; if the weights were replaced, remove that file",
-                path.display()
-            );
+            let reason =
+                format!("its header does not match {}; if the weights were replaced, remove that file", path.display());
             return Err(HfError::BadFile { path: weights.path.clone(), reason });
         }
         Ok(Some(Self { file, payload }))
     }
 
-    /// The pages in which these bytes of the file lie.
+    /// The pages that contain these bytes of the file.
     pub(super) fn pages_around(&self, bytes: Range<u64>) -> Range<u64> {
         let Range { start, end } = self.payload;
         let first = bytes.start - (bytes.start - start) % PAGE_BYTES;
@@ -161,13 +159,13 @@ impl Write for PageHasher {
     }
 }
 
-/// Writes the file of digests of a payload whose file begins with this header.
+/// Writes the digest file of a weight file that begins with `header`.
 pub(super) fn write_digests(file: &mut impl Write, header: &[u8], digests: &[u8]) -> io::Result<()> {
     file.write_all(blake3::hash(header).as_bytes())?;
     file.write_all(digests)
 }
 
-/// Compares whole pages with their digests. Returns the bytes, counted from the first one, of a page that differs.
+/// Compares whole pages with their digests. Returns the byte range, within `pages`, of the first page that differs.
 pub(super) fn first_damaged(pages: &[u8], digests: &[u8]) -> Option<Range<u64>> {
     let differs = |(page, digest): (&[u8], &[u8])| blake3::hash(page).as_bytes()[..DIGEST_BYTES] != *digest;
     let pages = pages.chunks(PAGE_BYTES as usize);
@@ -176,7 +174,7 @@ pub(super) fn first_damaged(pages: &[u8], digests: &[u8]) -> Option<Range<u64>> 
     Some(start..start + pages.skip(at).map(<[u8]>::len).next().unwrap_or_default() as u64)
 }
 
-/// The digests of pages that these of others begin with.
+/// Skips the digests of the first `bytes_before` bytes of pages.
 pub(super) fn digests_from(digests: &[u8], bytes_before: u64) -> &[u8] {
     &digests[(bytes_before / PAGE_BYTES) as usize * DIGEST_BYTES..]
 }

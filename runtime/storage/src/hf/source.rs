@@ -2,7 +2,7 @@
 //!
 //! Reads are positioned reads, not a memory map: a file that another process truncates gives an error instead of a
 //! killed process, f32 weights go straight from the page cache into the caller's buffer, and no `unsafe` is needed.
-//! Of a file with digests ([`super::pages`]) whole pages are read and verified, each once; of others the elements alone.
+//! From a file with digests ([`super::pages`]), whole pages are read and verified, each once; otherwise only elements.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -56,7 +56,7 @@ impl TensorSource {
     ///
     /// # Errors
     /// When neither exists, a header does not describe its file, the index names a file that may lie outside `dir`, or a
-    /// shard lacks a tensor that the index places in it.
+    /// shard does not contain a tensor that the index places in it.
     pub fn open(dir: &Path) -> Result<Self, HfError> {
         let single = dir.join("model.safetensors");
         if single.is_file() {
@@ -101,7 +101,7 @@ impl TensorSource {
         Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: Arc::default() }
     }
 
-    /// Bytes that were read of the directory's files so far: weights, headers, the index and digests.
+    /// Bytes read from the directory's files so far: weights, headers, the index and digests.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
@@ -152,8 +152,8 @@ impl TensorSource {
     /// Reads a whole tensor, row-major, widened to f32.
     ///
     /// # Errors
-    /// When it does not exist, has not as many values as `out`, is not F32, F16 or BF16, cannot be read, or holds NaN or
-    /// infinity; `out` may have been written then.
+    /// When it does not exist, has another length than `out`, is not F32, F16 or BF16, cannot be read, or holds NaN or
+    /// infinity; the content of `out` is then unspecified.
     pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<(), HfError> {
         let n_rows = self.tensor(name)?.shape.first().copied().unwrap_or(1);
         self.read_rows_into(name, 0..n_rows, out)
@@ -169,7 +169,7 @@ impl TensorSource {
     pub fn read_rows_into(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), HfError> {
         let tensor = self.tensor(name)?;
         let n_rows = tensor.shape.first().copied().unwrap_or(1);
-        // Saturates only beside a zero: the bytes of the tensor are in the file.
+        // Saturates only if another dim is zero, because the file holds all bytes of the tensor.
         let row_values = tensor.shape.iter().skip(1).fold(1, |n: usize, &dim| n.saturating_mul(dim));
         if rows.start > rows.end || rows.end > n_rows || out.len() != (rows.end - rows.start) * row_values {
             return Err(HfError::Request {
@@ -183,20 +183,20 @@ impl TensorSource {
         self.read_run_into(name, rows.start * row_values, out)
     }
 
-    /// Reads a run of elements, the first of which has this index in row-major order, widened to f32.
+    /// Reads a run of elements from the row-major index `first` on, widened to f32.
     ///
     /// # Errors
-    /// As [`TensorSource::read_into`], and when the run does not lie in the tensor.
+    /// As [`TensorSource::read_into`], and when the run exceeds the tensor.
     pub fn read_run_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<(), HfError> {
         let all = 0..out.len();
         self.read_runs_into(name, [(first, all)], out)
     }
 
-    /// Reads runs of elements, widened to f32: of each the index of the first element in row-major order, and places in
-    /// `out`. Both ascend from run to run; other places are left as they are.
+    /// Reads runs of elements, widened to f32. A run is the row-major index of its first element and a range of `out`; both
+    /// ascend from run to run. The rest of `out` does not change.
     ///
     /// # Errors
-    /// As [`TensorSource::read_into`], and when a run does not lie in the tensor or begins before the end of the one before.
+    /// As [`TensorSource::read_into`], and when a run exceeds the tensor or begins before the end of the previous run.
     pub fn read_runs_into(
         &self,
         name: &str,
@@ -229,7 +229,7 @@ impl TensorSource {
         self.tensors.get(name).ok_or_else(|| HfError::NoTensor { path: self.dir.clone(), tensor: name.to_owned() })
     }
 
-    /// Adds the tensors of a file: all of them, or those that an index wants, which must exist.
+    /// Adds the tensors of a file: all of them, or those that an index names, which must exist.
     fn add_shard(&mut self, path: &Path, wanted: Option<&[&str]>) -> Result<(), HfError> {
         let file = CountedFile::open(path, &self.bytes_read)?;
         let header = read_header(|out, start| file.read_exact_at(out, start), file.len)
@@ -292,7 +292,7 @@ impl Shard {
     }
 }
 
-/// Refuses runs that do not lie in the tensor and `out`, or not one behind the other.
+/// Refuses runs that exceed the tensor or `out`, or do not ascend.
 fn check_runs(name: &str, shape: &[usize], runs: &[(usize, Range<usize>)], len: usize) -> Result<(), HfError> {
     let n_elements = shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim));
     let (mut element, mut place) = (0, 0);
@@ -307,7 +307,7 @@ fn check_runs(name: &str, shape: &[usize], runs: &[(usize, Range<usize>)], len: 
     Ok(())
 }
 
-/// Compares the payload of a file without digests of pages with the hash in its header, if there is one.
+/// Compares the payload of a file without page digests with the hash in its header, if the header has one.
 fn check_payload(file: &CountedFile, header: &Header) -> Result<(), HfError> {
     let Some(expected) = &header.payload_blake3 else { return Ok(()) };
     let mut hasher = blake3::Hasher::new();
@@ -322,7 +322,7 @@ fn check_payload(file: &CountedFile, header: &Header) -> Result<(), HfError> {
     if hasher.finalize().to_hex().as_str() == expected {
         return Ok(());
     }
-    let reason = "its weights are not those that were saved: their hash differs from the one in its header".into();
+    let reason = "the hash of its weights differs from the one in its header".into();
     Err(HfError::BadFile { path: file.path.clone(), reason })
 }
 
@@ -340,7 +340,7 @@ pub fn read_json(path: &Path) -> Result<serde_json::Value, HfError> {
     serde_json::from_slice(&text).map_err(|error| HfError::BadJson { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// A plain file name: no path can hide in it.
+/// Whether this is a plain file name rather than a path.
 fn is_shard_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     name.len() <= 255 && !name.starts_with('.') && name.ends_with(".safetensors") && name.chars().all(plain)

@@ -1,4 +1,4 @@
-//! Reading model directories: what is there comes out exactly, what is damaged is named.
+//! Reading model directories: values are exact, and errors name the damage.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype as CrateDtype, TensorView, serialize};
 use super::*;
 use crate::hf::layout::{LayoutError, encode_header};
 
-/// A file made by hand: any header text, any payload.
+/// A file of any header text and any payload.
 fn file_with(header: &str, payload: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), payload].concat()
 }
@@ -54,7 +54,7 @@ fn tensors_written_by_the_safetensors_crate_are_read_exactly() {
 }
 
 #[test]
-fn a_run_of_elements_is_read_alone_and_its_bytes_are_counted() {
+fn run_of_elements_is_read_alone_and_its_bytes_are_counted() {
     let values: Vec<f32> = (0..12).map(|x| x as f32).collect();
     let narrow: Vec<u8> = values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
     let header = encode_header(&[("w", Dtype::BF16, &[4, 3])], &BTreeMap::new(), 8);
@@ -71,7 +71,7 @@ fn a_run_of_elements_is_read_alone_and_its_bytes_are_counted() {
 }
 
 #[test]
-fn a_tensor_longer_than_one_window_is_read_whole_and_its_bad_value_found() {
+fn tensor_longer_than_one_window_is_read_whole_and_its_bad_value_found() {
     const WINDOW_VALUES: usize = WINDOW_BYTES as usize / 4;
     let n = 2 * WINDOW_VALUES + 5;
     let mut values: Vec<f32> = (0..n).map(|x| x as f32).collect();
@@ -93,7 +93,7 @@ fn a_tensor_longer_than_one_window_is_read_whole_and_its_bad_value_found() {
 }
 
 #[test]
-fn headers_that_do_not_describe_their_file_are_refused_by_what_is_wrong() {
+fn headers_that_do_not_describe_their_file_are_refused_with_the_reason() {
     let payload = [0u8; 12];
     let whole = file_with(TWO, &payload);
     assert!(open_bytes(&whole).is_ok());
@@ -123,7 +123,7 @@ fn messages_name_file_tensor_expected_and_found() {
 
     assert!(message(source.check_shape("a", &[3])).ends_with("has shape [2], but the model needs [3]"));
     assert!(message(source.read_into("c", &mut [])).contains("has no tensor `c`"));
-    assert!(message(source.read_into("a", &mut [0.0; 3])).contains("rows 0..2 into 3 values"));
+    assert!(message(source.read_into("a", &mut [0.0; 3])).contains("do not fit a buffer of 3 values"));
     assert!(message(source.read_rows_into("a", 1..3, &mut [0.0; 2])).contains("rows 1..3"));
     let ints = open_bytes(&file_with(&TWO.replace("F32", "I32"), &[0; 12])).unwrap();
     assert!(message(ints.read_into("a", &mut [0.0; 2])).contains("has type I32"));
@@ -163,11 +163,11 @@ fn directory_with_only_pickled_weights_is_refused_with_instructions() {
 
     let message = TensorSource::open(dir.path()).unwrap_err().to_string();
 
-    assert!(message.contains("converted to safetensors"), "{message}");
+    assert!(message.contains("convert its pickled weights to safetensors"), "{message}");
 }
 
 #[test]
-fn the_reference_models_read_as_the_safetensors_crate_reads_them() {
+fn reference_models_read_as_the_safetensors_crate_reads_them() {
     for entry in std::fs::read_dir(phalanx_needs::reference("models")).unwrap() {
         let dir = entry.unwrap().path();
         let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
@@ -188,7 +188,7 @@ fn the_reference_models_read_as_the_safetensors_crate_reads_them() {
 
 proptest! {
     #[test]
-    fn a_damaged_file_gives_an_error_or_the_same_shapes_never_a_panic(position in 0usize..150, bit in 0u8..8) {
+    fn damaged_file_gives_an_error_or_the_same_shapes_never_a_panic(position in 0usize..150, bit in 0u8..8) {
         let mut bytes = file_with(TWO, &[0; 12]);
         let position = position % bytes.len();
         bytes[position] ^= 1 << bit;

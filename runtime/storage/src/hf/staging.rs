@@ -1,4 +1,4 @@
-//! A directory that appears at its place complete, or not at all.
+//! A directory that appears at its final path complete, or not at all.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::error::HfError;
 
-/// Lists what an export wrote, one name per line, so that a later export may replace it and nothing else.
+/// Lists the files of an export, one name per line, so that a later export replaces only those.
 const MARKER: &str = ".phalanx-export";
 
-/// A directory being written beside its final place; dropped before [`Staging::publish`], it is removed.
-#[must_use = "nothing appears at the final place before `publish`"]
+/// A directory being written beside its final path; a drop before [`Staging::publish`] removes it.
+#[must_use = "nothing appears at the final path before `publish`"]
 pub(super) struct Staging {
     temp: PathBuf,
     dir: PathBuf,
@@ -19,14 +19,14 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Starts a directory that will stand at `dir`, which must be absent, empty or an earlier export.
+    /// Starts a directory that will appear at `dir`, which must be absent, empty or an earlier export.
     pub(super) fn new(dir: &Path) -> Result<Self, HfError> {
         refuse_foreign(dir)?;
         let temp = beside(dir, "writing")?;
         if let Some(parent) = temp.parent() {
             fs::create_dir_all(parent).map_err(|error| HfError::io("create", parent, &error))?;
         }
-        // What an earlier process of this id left behind when it was killed.
+        // Remains of a killed process with the same id.
         if temp.exists() {
             fs::remove_dir_all(&temp).map_err(|error| HfError::io("remove", &temp, &error))?;
         }
@@ -54,10 +54,10 @@ impl Staging {
         Ok(())
     }
 
-    /// Puts the directory at its place.
+    /// Moves the directory to its final path.
     ///
-    /// An earlier export is moved aside first and removed last: between the two renames a crash leaves it complete under
-    /// its other name, so no moment exists in which both are lost.
+    /// An earlier export is moved aside first and removed last: a crash between the two renames leaves it complete under
+    /// its other name, so one of the two always exists.
     pub(super) fn publish(mut self) -> Result<(), HfError> {
         let marker = self.temp.join(MARKER);
         write_durably(&marker, |file| file.write_all((self.names.join("\n") + "\n").as_bytes()))
@@ -92,7 +92,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.published {
-            // The error that brought us here is worth more than one about the remains.
+            // The original error matters more than one about the remains.
             let _ = fs::remove_dir_all(&self.temp);
         }
     }
@@ -108,7 +108,7 @@ fn sync_dir(dir: &Path) -> Result<(), HfError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| HfError::io("write", dir, &error))
 }
 
-/// The name of a working directory beside `dir`, on the same file system, told apart by process.
+/// The name of a working directory beside `dir`, on the same file system, with the process id.
 fn beside(dir: &Path, role: &str) -> Result<PathBuf, HfError> {
     let name = dir.file_name().ok_or_else(|| HfError::BadExport {
         name: dir.display().to_string(),
@@ -117,7 +117,7 @@ fn beside(dir: &Path, role: &str) -> Result<PathBuf, HfError> {
     Ok(dir.with_file_name(format!(".{}.{role}-{}", name.to_string_lossy(), std::process::id())))
 }
 
-/// Refuses a place that holds anything we did not write.
+/// Refuses a directory that holds anything but an earlier export.
 fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
     let io = |error: io::Error| HfError::io("read", dir, &error);
     let entries = match fs::read_dir(dir) {

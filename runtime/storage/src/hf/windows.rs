@@ -1,4 +1,4 @@
-//! Runs of elements of a file, gathered into windows: bytes that are read at once, and where their elements go.
+//! Groups runs of elements of a file into windows: bytes that are read at once, and destinations of their elements.
 
 use super::dtype::Dtype;
 use half::slice::HalfFloatSliceExt;
@@ -10,12 +10,12 @@ pub(super) const WINDOW_BYTES: u64 = 512 << 10;
 
 /// Bytes of a file that are read at once.
 pub(super) struct Window<'a> {
-    /// Which bytes: those of its parts, or the whole pages in which these lie.
+    /// The bytes of its parts, or the whole pages that contain them.
     pub(super) bytes: Range<u64>,
     parts: Vec<Part<'a>>,
 }
 
-/// Elements of a tensor that lie together.
+/// Consecutive elements of a tensor.
 struct Part<'a> {
     /// Their first byte in the file.
     start: u64,
@@ -27,9 +27,9 @@ struct Part<'a> {
 /// A value that is not finite: its index in the tensor, and itself.
 pub(super) type Bad = (usize, f32);
 
-/// Gathers runs of elements, given as the index of the first one in the tensor and places in `out`, both ascending. The
-/// tensor's elements lie from byte `start` on; `around` makes whole pages of bytes, counted from `origin`. No byte is in
-/// two windows.
+/// Groups runs of elements; a run is the index of its first element in the tensor and a range of `out`, both ascending. The
+/// tensor's elements start at byte `start`; `around` extends bytes to whole pages, counted from `origin`. Windows do not
+/// overlap.
 pub(super) fn windows<'a>(
     runs: impl Iterator<Item = (usize, Range<usize>)>,
     out: &'a mut [f32],
@@ -37,7 +37,7 @@ pub(super) fn windows<'a>(
     around: impl Fn(Range<u64>) -> Range<u64>,
 ) -> Vec<Window<'a>> {
     let element_bytes = element_bytes as u64;
-    let cell = |at: u64| (at - origin) / WINDOW_BYTES;
+    let slot = |at: u64| (at - origin) / WINDOW_BYTES;
     let to_border = |at: u64| WINDOW_BYTES - (at - origin) % WINDOW_BYTES;
     let (mut rest, mut end) = (out, 0);
     let mut windows: Vec<Window<'a>> = Vec::new();
@@ -53,10 +53,10 @@ pub(super) fn windows<'a>(
             let bytes = around(start..start + n as u64 * element_bytes);
             (run, index) = (later, index + n);
             match windows.last_mut() {
-                // What shares a page is read together, and what follows without a gap up to the border.
+                // Runs that share a page, or follow without a gap up to the border, are read together.
                 Some(window)
                     if bytes.start < window.bytes.end
-                        || bytes.start == window.bytes.end && cell(bytes.start) == cell(window.bytes.start) =>
+                        || bytes.start == window.bytes.end && slot(bytes.start) == slot(window.bytes.start) =>
                 {
                     window.bytes.end = bytes.end.max(window.bytes.end);
                     window.parts.push(part);
@@ -69,14 +69,14 @@ pub(super) fn windows<'a>(
 }
 
 impl Window<'_> {
-    /// The memory for the elements, where their bytes need neither widening nor a place of their own.
+    /// The destination of the elements, if their bytes can be read into it directly.
     pub(super) fn in_place(&mut self, dtype: Dtype) -> Option<&mut [u8]> {
         let [part] = self.parts.as_mut_slice() else { return None };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(part.out);
         (dtype == Dtype::F32 && bytes.len() as u64 == self.bytes.end - self.bytes.start).then_some(bytes)
     }
 
-    /// Widens the elements out of the bytes that were read, unless they lie in place.
+    /// Widens the elements from the bytes of the window into their destinations.
     pub(super) fn widen(&mut self, dtype: Dtype, bytes: &[u8]) {
         for part in &mut self.parts {
             let first = (part.start - self.bytes.start) as usize;
@@ -87,7 +87,7 @@ impl Window<'_> {
     /// The first value that is NaN or infinite.
     pub(super) fn first_bad(&self) -> Option<Bad> {
         self.parts.iter().find_map(|part| {
-            // Two passes over what is in cache: the first has no branch per value.
+            // Two passes over cached values: the first has no branch per value.
             let any = part.out.iter().fold(false, |bad, x| bad | !x.is_finite());
             let at = any.then(|| part.out.iter().position(|x| !x.is_finite())).flatten()?;
             Some((part.index + at, part.out[at]))
@@ -109,7 +109,7 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// For tensors that begin at an odd byte.
+/// Widens the values of tensors that begin at an odd byte.
 fn each(bytes: &[u8], out: &mut [f32], widen: impl Fn(u16) -> f32) {
     let values = bytes.chunks_exact(2).map(|b| widen(u16::from_le_bytes([b[0], b[1]])));
     out.iter_mut().zip(values).for_each(|(out, x)| *out = x);

@@ -2,8 +2,8 @@
 //! operator requested.
 //!
 //! Invariant:
-//! - `COORDINATOR-10` Such a world ends between two steps: its members come to rest behind a step that all have
-//!   committed, so nothing that was begun is thrown away. If anything befalls it meanwhile it ends as any other.
+//! - `COORDINATOR-10` A planned change ends the world between two steps: its members pause behind a step that all have
+//!   committed, so no started step is discarded. A failure meanwhile ends the world like any other failure.
 
 use super::super::identity::Worker;
 use super::super::incident::{Cause, Culprit, Why};
@@ -83,8 +83,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether all catching-up members have finished. Until then the world does not change by choice: they would have
-    /// to begin anew.
+    /// Whether all catching-up members have finished. A planned change before that would make them start over.
     fn have_caught_up(&self, world_plan: &WorldPlan) -> bool {
         world_plan.catching_up.iter().all(|catch_up| match self.membership.status(catch_up.worker) {
             Status::Alive(member) => catch_up.holds.iter().all(|shard| member.holds.contains(shard)),
@@ -92,7 +91,7 @@ impl Coordinator {
         })
     }
 
-    /// A member that catches up has done so, and perhaps was the last one.
+    /// Handles a member that has finished catching up; it may be the last one.
     pub(super) fn note_caught_up(&mut self, now: Instant) {
         let all = self.record.world_plan.as_ref().is_some_and(|world_plan| self.have_caught_up(world_plan));
         if let Phase::Running { growth_check, change: None, .. } = &mut self.phase
@@ -102,12 +101,12 @@ impl Coordinator {
         }
     }
 
-    /// A member has come to rest.
+    /// Handles a member that has paused.
     pub(super) fn note_paused(&mut self, now: Instant, worker: Worker) {
         let (n_assigned, grace) = (self.assignments.len(), self.timing.stop_grace);
         match &mut self.phase {
             Phase::Running { change, .. } => {
-                // A coordinator that has just taken over does not know why its predecessor asked for it.
+                // The reason of a pause that a predecessor requested is not in the record.
                 let change = change.get_or_insert(Change { why: Why::Grows, paused: BTreeSet::new(), since: None });
                 change.paused.insert(worker);
                 let since = *change.since.get_or_insert(now);

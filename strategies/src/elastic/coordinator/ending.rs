@@ -1,4 +1,4 @@
-//! The end of a job (`COORDINATOR-7`): all are done, or it cannot go on.
+//! The end of a job (`COORDINATOR-7`): all ranks are done, or the job cannot continue.
 
 use super::super::incident::Phase as IncidentPhase;
 use super::super::membership::Status;
@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 impl Coordinator {
-    /// Whether every node that can be heard has been told of the end; then the shell may end, too.
-    pub fn all_told(&self) -> bool {
-        let Phase::Ended { told } = &self.phase else { return false };
-        self.membership.nodes().all(|node| told.contains(&node) || self.membership.is_silent(node))
+    /// Whether every node that is not silent has acknowledged the end; then the shell may end, too.
+    pub fn all_notified(&self) -> bool {
+        let Phase::Ended { notified } = &self.phase else { return false };
+        self.membership.nodes().all(|node| notified.contains(&node) || self.membership.is_silent(node))
     }
 
     /// Whether the world does not train, but only makes its state durable.
@@ -20,7 +20,7 @@ impl Coordinator {
         self.record.world_plan.as_ref().is_some_and(|world_plan| world_plan.rests)
     }
 
-    /// What the world began from is in a checkpoint, and nothing else is needed of its members: the next one begins there.
+    /// Ends a resting world whose base state is in a checkpoint; the next world starts from that checkpoint.
     pub(super) fn rest(&mut self, now: Instant) {
         self.enter(now, IncidentPhase::Agree);
         self.manifests.abandon();
@@ -28,17 +28,17 @@ impl Coordinator {
         self.write(Record { generation, world_plan: None, idle: false, ..self.record.clone() }, Purpose::Stop);
     }
 
-    /// The job cannot go on. The first reason is kept.
+    /// Fails the job. The first reason is kept.
     pub(super) fn fail(&mut self, reason: String) {
         self.ending.get_or_insert(Ending::Failed(reason));
     }
 
-    /// The job is done.
+    /// Finishes the job.
     pub(super) fn finish(&mut self) {
         self.ending.get_or_insert(Ending::Finished);
     }
 
-    /// Whether every rank of the world that runs is done, and the state that they have is in a complete checkpoint.
+    /// Whether every rank of the running world is done and its state is in a complete checkpoint.
     pub(super) fn all_done(&self) -> bool {
         let saved = |member: &MemberReport| {
             member.commit_state.applied.is_some_and(|applied| applied.step <= self.record.checkpoint.step)
@@ -52,7 +52,7 @@ impl Coordinator {
         !self.assignments.is_empty() && self.assignments.iter().all(|worker| done(*worker))
     }
 
-    /// Makes the end durable. Returns whether there is one.
+    /// Makes the ending durable, if there is one. Returns whether there is.
     pub(super) fn write_ending(&mut self) -> bool {
         if matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
             return false;
@@ -63,21 +63,21 @@ impl Coordinator {
     }
 
     pub(super) fn enter_ended(&mut self, ending: Ending) {
-        self.phase = Phase::Ended { told: BTreeSet::new() };
+        self.phase = Phase::Ended { notified: BTreeSet::new() };
         self.broadcast();
         self.commands.push_back(Command::Ended(ending));
     }
 
-    pub(super) fn note_told(&mut self, report: &Report) {
+    pub(super) fn note_notified(&mut self, report: &Report) {
         let id = self.desired_state_id();
-        if let Phase::Ended { told } = &mut self.phase
+        if let Phase::Ended { notified } = &mut self.phase
             && report.desired_state == id
         {
-            told.insert(report.node);
+            notified.insert(report.node);
         }
     }
 
-    /// Gives up if a node starts process after process in vain, and too few members are there to go on without it.
+    /// Fails the job if processes of a node repeatedly fail to start and too few members remain without that node.
     pub(super) fn note_failed_starts(&mut self, now: Instant, report: &Report) {
         let (found, max) = (report.n_failed_starts, self.policy.incidents_max);
         let blocked = matches!(&self.phase, Phase::Regrouping { blocked: Some(Blocked::TooFew { .. }), .. });
@@ -90,13 +90,13 @@ impl Coordinator {
         }
     }
 
-    /// Crashes in a row, up to the one before this world, since a step was committed.
+    /// Number of crashes before this world since a step was last committed.
     pub(super) fn n_crashes_before(&self, next: &WorldPlan) -> u32 {
         let progress = self.record.world_plan.as_ref().is_some_and(|last| next.base.step > last.base.step);
         if progress { self.record.n_crashes.min(1) } else { self.record.n_crashes }
     }
 
-    /// Gives up if there were too many.
+    /// Fails the job after too many crashes in a row. Returns whether it did.
     pub(super) fn is_crash_loop(&mut self, n_crashes: u32) -> bool {
         let max = self.policy.incidents_max;
         if n_crashes <= max {

@@ -1,4 +1,4 @@
-//! The life of a generation: news comes, members stop, the next world forms, heals and runs.
+//! The life of a generation: reports arrive, members stop, the next world forms, heals and runs.
 
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, Why};
@@ -75,7 +75,7 @@ impl Coordinator {
         [&self.assignments, &self.catching_up, &self.guests].into_iter().any(|members| members.contains(&worker))
     }
 
-    /// A new coordinator catches up from a node's first report that members of the world that it found are gone.
+    /// A node's first report shows a new coordinator which members of its predecessor's world have died.
     pub(super) fn find_dead_ranks(&mut self, now: Instant, node: NodeId) {
         if let Phase::Stopping { waiting, .. } = &mut self.phase {
             waiting.retain(|worker| !matches!(self.membership.status(*worker), Status::Dead));
@@ -129,8 +129,7 @@ impl Coordinator {
                 if let Some(part) = member.saved {
                     self.complete = self.manifests.handle_part(part).or(self.complete);
                 }
-                // A world whose end is being written down does not resume.
-                // One that rests does not either.
+                // A world that rests or whose end is being made durable does not resume.
                 let rests = self.record.world_plan.as_ref().is_some_and(|world_plan| world_plan.rests);
                 let ends = rests || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
                 if let Some(incident) = self.incident.take_if(|_| !ends) {
@@ -147,7 +146,7 @@ impl Coordinator {
         }
     }
 
-    /// Goes on as far as it can.
+    /// Takes every step that needs no further event.
     pub(super) fn advance(&mut self, now: Instant) {
         while self.writing.is_none() && (self.write_ending() || self.write_asked() || self.advance_once(now)) {}
     }
@@ -244,7 +243,7 @@ impl Coordinator {
         false
     }
 
-    /// The world is to end: first that becomes durable (`COORDINATOR-1`).
+    /// Ends the world; the decision becomes durable first (`COORDINATOR-1`).
     fn end_world(&mut self, now: Instant) -> bool {
         let Some(Trouble { cause, detail, healthy }) = self.trouble.take() else { return false };
         match &mut self.incident {
@@ -277,8 +276,8 @@ impl Coordinator {
         let mut waiting: BTreeSet<Worker> = members.filter(alive).copied().collect();
         let chosen = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized | Why::Straggles);
         if self.record.cause.as_ref().is_some_and(chosen) {
-            // For whose sake the world ends, or who takes a slow one's rank; without them it would only be formed
-            // again.
+            // Also wait for the joining members and for a straggler's replacement: without them the same world would
+            // be formed again.
             let others = self.membership.alive().map(|member| member.worker);
             waiting.extend(others.filter(|worker| !self.drains(worker.member.node)));
         }
@@ -308,7 +307,7 @@ impl Coordinator {
                     Blocked::Replacements { remaining, .. } | Blocked::StateElsewhere { remaining, .. } => {
                         Some(remaining)
                     }
-                    // Then those that are to leave save what they have.
+                    // After that time, the leaving members save their state.
                     Blocked::TooFew { .. } => (since + self.timing.suspicion).checked_duration_since(now),
                     Blocked::LastWorldMayLive { .. } | Blocked::Wanted { .. } => None,
                 };
@@ -324,7 +323,7 @@ impl Coordinator {
         self.assignments = world_plan.assignments.iter().copied().collect();
         self.catching_up = world_plan.catching_up.iter().map(|catch_up| catch_up.worker).collect();
         self.guests = world_plan.guests.iter().copied().collect();
-        // What befell members of the last world does not concern this one.
+        // Failures of members of the last world do not concern this one.
         (self.trouble, self.broken) = (None, None);
         self.manifests.begin(&world_plan);
         self.asked.restart_from(world_plan.base.step);
@@ -340,7 +339,7 @@ impl Coordinator {
         }
     }
 
-    /// All members of the world have their state: that they may train becomes durable first (`COORDINATOR-1`).
+    /// Lets the members train once all have their state; the decision becomes durable first (`COORDINATOR-1`).
     fn let_train(&mut self, now: Instant) -> bool {
         if self.record.idle {
             self.write(Record { idle: false, ..self.record.clone() }, Purpose::Run);

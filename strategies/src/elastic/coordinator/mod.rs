@@ -1,27 +1,25 @@
-//! The coordinator's state machine: detect, agree, stop, regroup, heal, run. One instance per term. File `life` is the
-//! life of a generation, `next_world` decides what to form, `watch` whether what runs makes progress, `partition` who
-//! cannot reach whom, `change` how a world makes room for another by choice, `requests` what the operator wants,
-//! `ending` when the job is over; `status` is all of it as a value.
+//! The coordinator's state machine: detect, agree, stop, regroup, heal, run. One instance per term. `life` drives a
+//! generation, `next_world` plans the next world, `watch` finds stuck and slow members, `partition` finds nodes that
+//! cannot reach each other, `change` replaces a world by choice, `requests` handles the operator's requests, `ending`
+//! ends the job, and `status` reports all of it as a value.
 //!
 //! Invariants:
-//! - `COORDINATOR-1` A generation is durable before it is announced. So are its world plan with its base state, and the
-//!   decision to train: a successor that reads a plan without that decision knows that the world has committed nothing,
-//!   whichever members are lost. A record that the store refuses ends the coordinator: its successor has begun.
+//! - `COORDINATOR-1` A generation, its world plan with the base state, and the decision to train are durable before they
+//!   are announced. If a successor reads a plan without that decision, the world has committed nothing, whichever
+//!   members are lost. The coordinator ends if the store rejects its record: its successor has begun.
 //! - `COORDINATOR-2` A generation has one world. A world that loses a member before or while it runs is followed by the
 //!   next generation, not repaired.
-//! - `COORDINATOR-3` A world is formed by the rules of [`super::quorum`], from the state that [`super::commit`] names,
-//!   with a source for every shard that [`super::recovery`] found, among members that have left all earlier
-//!   generations.
-//! - `COORDINATOR-4` An incident is open from its first news until members train again; it survives the coordinator. It
-//!   is recorded at least once: a new coordinator that cannot know whether it was does so again, under the same
-//!   generation and cause.
+//! - `COORDINATOR-3` A world is formed when [`super::quorum`] permits it, from the state that [`super::commit`] selects,
+//!   with a source from [`super::recovery`] for every shard, among members that have left all earlier generations.
+//! - `COORDINATOR-4` An incident is open from its first report until members train again; it survives the coordinator.
+//!   It is recorded at least once: in doubt, a new coordinator records it again, under the same generation and cause.
 //! - `COORDINATOR-5` If the coordinator itself was suspended, no member is blamed and no timeout counts as expired.
 //! - `COORDINATOR-6` An operator request is durable before it is announced. A drained node gets no further rank, and is
 //!   released once a world runs without it.
 //! - `COORDINATOR-7` A job ends once: when all ranks are done, when a member has failed for good, or after too many
 //!   crashes in a row. The ending is durable, with its first reason, before it is announced.
-//! - `COORDINATOR-8` If too few members would stay for any world, those that are to leave first make the state durable:
-//!   nothing that was committed is lost with them.
+//! - `COORDINATOR-8` If too few members would stay for any world, the leaving members first make the state durable, so
+//!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`.
 
 mod change;
@@ -64,22 +62,22 @@ pub enum Command {
     Resumed(Timeline),
     /// A checkpoint is complete and durable; older ones may go.
     Saved(Checkpoint),
-    /// The job is over, and that is durable; nodes are being told until [`Coordinator::all_told`].
+    /// The job is over, and that is durable; nodes are being notified until [`Coordinator::all_notified`].
     Ended(Ending),
 }
 
-/// Bound of the incidents that a coordinator remembers.
+/// Largest number of incidents that a coordinator remembers.
 pub const TIMELINES_MAX: usize = 16;
 
 /// What a coordinator is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activity {
-    /// It has begun its term and listens to a world that it did not form.
+    /// It has begun its term and waits for reports from a world that its predecessor formed.
     TakingOver,
     /// Members are leaving the last world.
     Stopping,
-    /// The next world is looked for.
+    /// The coordinator plans the next world.
     Regrouping,
     /// Members fetch their state.
     Healing,
@@ -87,13 +85,13 @@ pub enum Activity {
     Running,
     /// All members are done.
     Finished,
-    /// The job could not go on.
+    /// The job failed.
     Failed,
     /// Another coordinator has taken over.
     Deposed,
 }
 
-/// Its activity and what belongs to it.
+/// A coordinator's activity with its data.
 #[derive(Clone, Debug)]
 enum Phase {
     TakingOver { unheard: BTreeSet<Worker>, until: Instant },
@@ -101,7 +99,7 @@ enum Phase {
     Regrouping { since: Instant, retry: Option<Instant>, blocked: Option<Blocked> },
     Healing { waiting: BTreeMap<Worker, u64>, until: Instant },
     Running { watch: Watch, growth_check: Option<GrowthCheck>, change: Option<Change> },
-    Ended { told: BTreeSet<NodeId> },
+    Ended { notified: BTreeSet<NodeId> },
     Deposed,
 }
 
@@ -109,13 +107,13 @@ enum Phase {
 #[derive(Clone, Debug)]
 struct Trouble {
     cause: Cause,
-    /// Details.
+    /// Details of the cause.
     detail: Option<String>,
-    /// When its culprit was last known to be well.
+    /// When the culprit was last known to be healthy.
     healthy: Instant,
 }
 
-/// What the record that is being written is for.
+/// Why a record is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Stop,
@@ -158,13 +156,13 @@ pub struct Coordinator {
     asked: PendingRequests,
     /// The ending that is being made durable.
     ending: Option<Ending>,
-    /// The latest incidents that are over.
+    /// The latest closed incidents.
     timelines: VecDeque<Timeline>,
     commands: VecDeque<Command>,
 }
 
 impl Coordinator {
-    /// Begins a term with what the store has (the default record for a new job).
+    /// Begins a term with the record in the store (the default record for a new job).
     pub fn new(now: Instant, job: JobId, term: Term, record: Record, policy: Policy, timing: Timing) -> Coordinator {
         let assignments: BTreeSet<Worker> =
             record.world_plan.iter().flat_map(|f| f.assignments.iter().copied()).collect();
@@ -213,10 +211,10 @@ impl Coordinator {
         coordinator
     }
 
-    /// A node reports.
+    /// Handles a node's report.
     ///
     /// # Errors
-    /// When the report is of another job or not the latest of its node. Nothing has changed.
+    /// When the report is from another job or not the latest from its node. Nothing has changed.
     pub fn handle_report(&mut self, now: Instant, report: &Report) -> Result<(), Stale> {
         if report.job != self.job {
             return Err(Stale::Job { found: report.job, have: self.job });
@@ -229,7 +227,7 @@ impl Coordinator {
             self.note(now, member);
         }
         self.advance(now);
-        self.note_told(report);
+        self.note_notified(report);
         self.note_failed_starts(now, report);
         let behind =
             report.desired_state != self.desired_state_id() || !self.membership.evictions(report.node).is_empty();
@@ -239,7 +237,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The store has written the record, or refused it because it has one of a later term.
+    /// Handles the store's answer: it wrote the record, or rejected it because it has a record of a later term.
     pub fn handle_persisted(&mut self, now: Instant, accepted: bool) {
         let Some((record, purpose)) = self.writing.take() else { return };
         if !accepted {
@@ -262,7 +260,7 @@ impl Coordinator {
         self.handle_timeout(now);
     }
 
-    /// Does what is due.
+    /// Handles all expired timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.forgive_own_sleep(now);
         self.membership.handle_timeout(now);
@@ -274,7 +272,7 @@ impl Coordinator {
     /// When to call [`Coordinator::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         let own = match &self.phase {
-            // While a record is being written, its answer is waited for.
+            // While a record is being written, the coordinator waits for the store's answer.
             Phase::Deposed => return None,
             Phase::Ended { .. } => None,
             _ if self.writing.is_some() => None,
@@ -295,12 +293,12 @@ impl Coordinator {
         self.commands.pop_front()
     }
 
-    /// What is durable.
+    /// The durable record.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Why no world is formed yet, or not the one that is wanted.
+    /// Why no world is formed yet, or why the world is not the wanted one.
     pub fn blocked(&self) -> Option<Blocked> {
         match &self.phase {
             Phase::Regrouping { blocked, .. } => blocked.clone(),
@@ -309,7 +307,7 @@ impl Coordinator {
         }
     }
 
-    /// What it is doing.
+    /// The coordinator's activity.
     pub fn activity(&self) -> Activity {
         match self.phase {
             Phase::TakingOver { .. } => Activity::TakingOver,
@@ -334,7 +332,7 @@ impl Coordinator {
         DesiredStateId { term, generation, stage, revision: requests.revision() }
     }
 
-    /// Until the fate of the world that it found is clear, a new coordinator desired states nothing.
+    /// A new coordinator sends no desired state until the fate of its predecessor's world is clear.
     fn has_desired_state(&self) -> bool {
         !matches!(self.phase, Phase::TakingOver { .. } | Phase::Deposed)
     }

@@ -1,4 +1,4 @@
-//! Plans the next world from the members' reports: the rank assignment, the base state, and who sends it
+//! Plans the next world from the members' reports: the rank assignment, the base state, and its senders
 //! (`COORDINATOR-3`).
 
 use super::super::catch_up::{CatchUpPlan, catch_up_plan};
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 impl Coordinator {
-    /// The world to form now, or why there is none yet; a new one has been looked for `since` then.
+    /// The world to form now, or why there is none yet. The coordinator has been regrouping since `since`.
     pub(super) fn next_world(&self, now: Instant, since: Instant) -> Result<WorldPlan, Blocked> {
         let last = self.record.world_plan.as_deref();
         let assignments: Vec<Liveness> =
@@ -26,19 +26,19 @@ impl Coordinator {
         }
         let waited = now.saturating_duration_since(since);
         let assigned = last.map(Last::from);
-        let willing = self.relieved.without(self.candidates(), self.policy.wanted.size());
-        let (choice, leaves) = match self.policy.choose(assigned, &willing, waited) {
-            // Before those that are to leave do so, what they have is made durable.
+        let eligible = self.relieved.without(self.candidates(), self.policy.wanted.size());
+        let (choice, leaves) = match self.policy.choose(assigned, &eligible, waited) {
+            // The leaving members first make their state durable (`COORDINATOR-8`).
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
                 let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
                 (self.policy.choose(assigned, &all, waited).map_err(|_| self.too_few())?, true)
             }
             choice => (choice?, false),
         };
-        // A job that is to stop has no more steps to do.
+        // A stopping job has no more steps.
         let rests = leaves || self.record.requests.stop;
         let holds = place(&choice.mesh, &choice.assignments, self.policy.shadows);
-        let shaken = self.shaken();
+        let faulted = self.faulted_nodes();
         let from_memory = last.and_then(|last| {
             let left = assignments.iter().filter_map(|assignment| {
                 if let Liveness::Left(commit_state) = assignment { Some(commit_state) } else { None }
@@ -48,7 +48,7 @@ impl Coordinator {
             let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
             let base = Version { step, ..last.base };
             let plan =
-                |holders: BTreeMap<Worker, &[Shard]>| match catch_up_plan(&self.policy, &choice, &holders, &shaken) {
+                |holders: BTreeMap<Worker, &[Shard]>| match catch_up_plan(&self.policy, &choice, &holders, &faulted) {
                     Some(catch_up_plan) if !rests => {
                         Ok((catch_up_plan.choice.assignments.iter().map(|_| vec![]).collect(), Some(catch_up_plan)))
                     }
@@ -65,7 +65,7 @@ impl Coordinator {
                 let remaining = self.timing.disk_patience - waited;
                 return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
             }
-            // What is on disk only need not be saved.
+            // State that comes from disk needs no save.
             _ if leaves => return Err(self.too_few()),
             _ => {
                 let base = Version { lineage: generation, step: self.record.checkpoint.step };
@@ -119,15 +119,15 @@ impl Coordinator {
         able.map(|member| (member.worker, &member.holds[..])).collect()
     }
 
-    /// Nodes of which a member of the last world was lost. A draining node still holds its copies.
-    fn shaken(&self) -> BTreeSet<NodeId> {
+    /// Nodes that have lost a member of the last world. A draining node still holds its copies.
+    fn faulted_nodes(&self) -> BTreeSet<NodeId> {
         let here: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
         let lost = self.assignments.iter().chain(&self.catching_up).filter(|worker| !here.contains(worker));
         lost.map(|worker| worker.member.node).collect()
     }
 
-    /// Whether a member that has not reported yet may hold state. If the last world had not been told to train, this
-    /// may be a worker outside it, which a new coordinator knows only from its report.
+    /// Whether a member that has not reported yet may hold state. If the last world never trained, this may be a worker
+    /// outside it, which only its own report names to a new coordinator.
     fn may_return(&self, now: Instant) -> bool {
         let is_new = self.record.idle && now < self.began + self.timing.takeover_grace;
         let behind = |member: &MemberReport| member.generation != self.record.generation;
@@ -136,7 +136,7 @@ impl Coordinator {
         is_new || waits || self.members().any(unheard)
     }
 
-    /// Members that have been told of the latest generation and may take a rank.
+    /// Members that have acknowledged the latest generation and may take a rank.
     pub(super) fn candidates(&self) -> BTreeSet<Worker> {
         self.stay().collect()
     }
@@ -150,7 +150,7 @@ impl Coordinator {
         self.here().map(|member| member.worker).filter(stays)
     }
 
-    /// Members that have been told of the latest generation, those of draining nodes too.
+    /// Members that have acknowledged the latest generation, including those of draining nodes.
     fn here(&self) -> impl Iterator<Item = &MemberReport> {
         self.membership.alive().filter(|member| member.generation == self.record.generation)
     }

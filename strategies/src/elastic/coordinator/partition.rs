@@ -2,11 +2,11 @@
 //! two nodes.
 //!
 //! A dead process or machine breaks the connections of all its peers, and their reports arrive first. The coordinator
-//! therefore acts on a report of lost peers only after it has heard again from every node of the world.
+//! therefore acts on a report of lost peers only after every node of the world has reported again.
 //!
 //! Invariant:
-//! - `COORDINATOR-9` Of two nodes that cannot reach each other, the one that fewer other nodes can reach is left out of
-//!   the next worlds. It is retried with exponential backoff.
+//! - `COORDINATOR-9` If two nodes cannot reach each other, the next worlds leave out the one that fewer other nodes can
+//!   reach. It is retried with exponential backoff.
 
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
@@ -16,12 +16,12 @@ use super::{Coordinator, Phase, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A member's report that its world cannot go on, and when the coordinator acts on it.
+/// A member's report that its world cannot continue, and when the coordinator acts on it.
 #[derive(Clone, Debug)]
 pub(super) struct SuspectedPartition {
     cause: Cause,
     detail: String,
-    said: Instant,
+    reported: Instant,
     pub(super) due: Instant,
     /// The two nodes that cannot reach each other, if both are known.
     between: Option<(NodeId, NodeId)>,
@@ -72,7 +72,7 @@ impl Partitions {
 }
 
 impl Coordinator {
-    /// Handles a member's report that its world cannot go on.
+    /// Handles a member's report that its world cannot continue.
     pub(super) fn note_broken(&mut self, now: Instant, member: &MemberReport, broken: &Broken) {
         let here = member.worker.member.node;
         let there = broken.lost.map(|worker| worker.member.node).filter(|node| *node != here);
@@ -85,26 +85,26 @@ impl Coordinator {
         let cause = Cause { culprit, why: Why::Unreachable };
         let detail = format!("{}: {}", member.worker, broken.reason);
         let due = now + self.timing.heartbeat;
-        self.broken = Some(SuspectedPartition { cause, detail, said: now, due, between });
+        self.broken = Some(SuspectedPartition { cause, detail, reported: now, due, between });
     }
 
-    /// Acts on a report of lost peers once every node of the world has been heard since.
+    /// Acts on a report of lost peers once every node of the world has reported since.
     pub(super) fn believe_broken(&mut self, now: Instant) {
         let Some(suspected) = self.broken.as_ref().filter(|suspected| now >= suspected.due) else { return };
         let well =
-            |worker: &Worker| self.membership.heard(worker.member.node).is_some_and(|heard| heard > suspected.said);
+            |worker: &Worker| self.membership.heard(worker.member.node).is_some_and(|heard| heard > suspected.reported);
         if !self.members().all(well) {
             // The node will either report or time out.
             let due = now + self.timing.life;
             self.broken.as_mut().expect("checked above").due = due;
             return;
         }
-        let Some(SuspectedPartition { cause, detail, said, between, .. }) = self.broken.take() else { return };
+        let Some(SuspectedPartition { cause, detail, reported, between, .. }) = self.broken.take() else { return };
         if let Some(pair) = between {
             self.partitions.find(now, pair, self.timing.disk_patience);
             self.find_left_out(now);
         }
-        self.trouble_because(Trouble { cause, detail: Some(detail), healthy: said });
+        self.trouble_because(Trouble { cause, detail: Some(detail), healthy: reported });
     }
 
     /// Nodes whose exclusion has expired may be in the next world.
@@ -143,7 +143,7 @@ mod tests {
 
     // COORDINATOR-9
     #[test]
-    fn the_node_that_most_others_cannot_reach_is_left_out_and_no_other() {
+    fn only_the_node_that_most_others_cannot_reach_is_left_out() {
         let now = Instant::now();
 
         let out = partitions(now, &[(0, 2), (1, 2), (2, 3)]).left_out(now, |_| 4);
@@ -153,7 +153,7 @@ mod tests {
 
     // COORDINATOR-9
     #[test]
-    fn of_two_nodes_the_one_with_fewer_members_is_left_out() {
+    fn node_with_fewer_members_is_left_out_when_two_nodes_lose_each_other() {
         let now = Instant::now();
         let members = |node: NodeId| if node == NodeId(0) { 1 } else { 8 };
 
@@ -163,12 +163,12 @@ mod tests {
 
     // COORDINATOR-9
     #[test]
-    fn a_pair_is_tried_again_after_ever_longer_times() {
+    fn partitioned_pair_is_retried_with_growing_delays() {
         let start = Instant::now();
         let mut partitions = partitions(start, &[(0, 1), (1, 0)]);
 
         let is_out = |partitions: &Partitions, after: Duration| !partitions.left_out(start + after, |_| 1).is_empty();
-        assert!(is_out(&partitions, RETRY / 2) && !is_out(&partitions, RETRY), "both sides speak of one failure");
+        assert!(is_out(&partitions, RETRY / 2) && !is_out(&partitions, RETRY), "both sides report the same failure");
         partitions.find(start + RETRY, (NodeId(1), NodeId(0)), RETRY);
 
         assert!(is_out(&partitions, RETRY * 5 / 2) && !is_out(&partitions, RETRY * 3));

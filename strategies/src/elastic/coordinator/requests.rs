@@ -20,7 +20,7 @@ pub(super) struct PendingRequests {
     requests: Requests,
     drained: BTreeSet<NodeId>,
     wanted: Option<Mesh>,
-    /// The step that was under way when a checkpoint was last asked for.
+    /// The step in progress when a checkpoint was last requested.
     save_from: Step,
 }
 
@@ -38,7 +38,7 @@ impl PendingRequests {
 }
 
 impl Coordinator {
-    /// Stops the job after a step, with a checkpoint of it.
+    /// Stops the job after the current step and saves a checkpoint.
     pub fn handle_stop(&mut self, now: Instant) {
         self.asked.requests.stop = true;
         self.handle_timeout(now);

@@ -21,19 +21,19 @@ pub struct Status {
     pub generation: Generation,
     /// What the coordinator is doing.
     pub activity: Activity,
-    /// Why no world is formed yet, or not the one that is wanted.
+    /// Why no world is formed yet, or why the world is not the wanted one.
     pub blocked: Option<String>,
     /// Shape of the latest world that was formed.
     pub mesh: Option<Mesh>,
-    /// Shape of the world that is wanted.
+    /// Shape of the wanted world.
     pub wanted: Mesh,
     /// The latest step that all members are known to have applied.
     pub step: Step,
     /// Operator requests.
     pub requests: Requests,
-    /// All nodes that were ever heard of.
+    /// All nodes that have ever reported.
     pub nodes: Vec<NodeStatus>,
-    /// The latest incidents that are over, oldest first.
+    /// The latest closed incidents, oldest first.
     pub timelines: Vec<Timeline>,
     /// The latest complete checkpoint; step 0 is the initial weights.
     pub checkpoint: Checkpoint,
@@ -44,7 +44,7 @@ pub struct Status {
 /// Status of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Which.
+    /// Id of the node.
     pub node: NodeId,
     /// Whether its last report is older than the detection time.
     pub silent: bool,
@@ -75,7 +75,7 @@ pub struct RankStatus {
     pub address: Option<SocketAddr>,
     /// The latest generation announced to it.
     pub generation: Generation,
-    /// What it does.
+    /// Phase of the member.
     pub phase: MemberPhase,
     /// The last step whose gradients it has contributed.
     pub entered: Step,
@@ -87,14 +87,14 @@ pub struct RankStatus {
     pub hangs: bool,
     /// Whether it is a straggler: all others wait for it most of the time.
     pub slow: bool,
-    /// Shards that it trains and has in memory.
+    /// Number of shards in memory that it trains.
     pub n_own: usize,
-    /// Shards that it keeps for others.
+    /// Number of shards in memory that it keeps for other ranks.
     pub n_shadows: usize,
 }
 
 impl Coordinator {
-    /// All that is known now.
+    /// The status at this time.
     pub fn status(&self, now: Instant) -> Status {
         let record = &self.record;
         let world_plan = record.world_plan.as_deref();

@@ -17,20 +17,20 @@ pub(super) struct Watch {
     observations: Observations<Worker>,
     /// The member for which all others wait most of the time.
     pub(super) slow: Option<Worker>,
-    /// When to look again.
+    /// Time of the next check.
     pub(super) next: Instant,
 }
 
 /// A world in which a member makes no progress.
 #[derive(Default)]
 struct Standstill {
-    /// The member that neither makes progress nor waits, and since when.
+    /// Members that neither make progress nor wait, and since when.
     culprits: BTreeMap<Worker, Instant>,
-    /// How many wait in vain for the same collective, and for which.
+    /// Number of members that wait for each collective without progress.
     waiting: BTreeMap<Wait, usize>,
-    /// Since when no member makes progress, if so.
+    /// Since when no member makes progress, if none does.
     all_since: Option<Instant>,
-    /// Which members compute at this moment, and which wait.
+    /// Whether each member computes (`true`) or waits (`false`) now.
     busy: BTreeMap<Worker, bool>,
 }
 
@@ -47,7 +47,7 @@ impl Watch {
 }
 
 impl Coordinator {
-    /// Looks for members that keep all others waiting.
+    /// Finds members for which all others wait.
     pub(super) fn watch(&mut self, now: Instant) {
         let Phase::Running { watch, .. } = &mut self.phase else { return };
         if now < watch.next {
@@ -76,7 +76,7 @@ impl Coordinator {
                 }
             }
             (1, _) if !self.policy.evict_stragglers => {}
-            // If several machines stand still at once, it is not theirs.
+            // If several machines stand still at once, the fault is not theirs.
             _ => {
                 let since = found.culprits.values().min().copied().unwrap_or(now);
                 self.trouble_because(found.trouble(now, job, since));
@@ -102,7 +102,8 @@ impl Coordinator {
         if self.relieved.relieve(&world_plan.mesh, rank, worker.member) {
             self.membership.evict(worker);
             let cause = Cause { culprit: Culprit::Worker(worker), why: Why::Straggles };
-            let detail = format!("it computed in {own} of {N_OBSERVATIONS} looks, no other in more than {others}");
+            let detail =
+                format!("it computed in {own} of {N_OBSERVATIONS} observations, no other rank in more than {others}");
             self.trouble_because(Trouble { cause, detail: Some(detail), healthy: now });
         }
     }
@@ -144,18 +145,19 @@ impl Coordinator {
     ) -> Option<Instant> {
         let applied = member.commit_state.applied.map(|version| version.step);
         let paused = pauses.observe(now, member.worker, member.progress, applied, patience);
-        // A member that knows the last step is committed has only files left to write.
+        // After the commit of the last step, a member has only files left to write.
         paused.filter(|_| member.phase <= MemberPhase::Running)
     }
 }
 
 impl Standstill {
-    /// What is not done, and for whom.
+    /// Describes the missing progress and the waiting members.
     fn trouble(&self, now: Instant, cause: Cause, healthy: Instant) -> Trouble {
         let seconds = now.saturating_duration_since(healthy).as_secs_f64();
-        let what = if self.culprits.is_empty() { "nobody got on" } else { "no instruction was finished" };
-        let waits: Vec<String> = self.waiting.iter().take(4).map(|(wait, n)| format!("{n} wait for {wait}")).collect();
-        let waits = if waits.is_empty() { "nobody waits".into() } else { waits.join(", ") };
+        let what = if self.culprits.is_empty() { "no member made progress" } else { "no instruction was finished" };
+        let waits: Vec<String> =
+            self.waiting.iter().take(4).map(|(wait, n)| format!("{n} waiting for {wait}")).collect();
+        let waits = if waits.is_empty() { "no member waits".into() } else { waits.join(", ") };
         Trouble { cause, detail: Some(format!("{what} for {seconds:.1} s; {waits}")), healthy }
     }
 }

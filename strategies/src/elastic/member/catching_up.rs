@@ -1,9 +1,10 @@
 //! A member that catches up while others train ([`super::super::catch_up`]).
 //!
 //! Invariant:
-//! - `MEMBER-8` It reports no state before the state of its rank is complete, and the training members' version from
-//!   then on: receiving the gradients of a step counts as a vote, so it can still commit or discard that step when the
-//!   world ends. Training members vote only after it has the gradients, so it can reach every version that they reach.
+//! - `MEMBER-8` A catching-up member reports no state before the state of its rank is complete, and the training
+//!   members' version from then on: receiving the gradients of a step counts as a vote, so it can still commit or
+//!   discard that step when the world ends. Training members vote only after it has the gradients, so it can reach every
+//!   version that they reach.
 
 use super::super::commit::Version;
 use super::super::identity::{Generation, Stale, Step, refuse_older};
@@ -13,7 +14,7 @@ use super::{Command, Member};
 use std::sync::Arc;
 
 impl Member {
-    /// What it catches up for, if it does.
+    /// Its entry in the world plan, if it catches up.
     pub fn catch_up(&self) -> Option<&CatchUp> {
         self.beside.as_ref()?.catch_up(self.worker)
     }
@@ -38,7 +39,7 @@ impl Member {
         }
     }
 
-    /// The world trains.
+    /// Starts to catch up, because the world trains.
     pub(super) fn start_catch_up(&mut self) {
         if self.phase != MemberPhase::Ready {
             return;
@@ -47,7 +48,7 @@ impl Member {
         if wanted.iter().all(|shard| self.holds.contains(shard)) {
             self.keep(wanted.into_iter().collect());
         } else {
-            // Some of it would not be as new as the rest.
+            // The old part would not have the version of the rest.
             self.commit_state.applied = None;
             self.holds.clear();
         }

@@ -1,8 +1,8 @@
-//! Where a forward program can be cut: which values a rank has some columns of, and which ranges of its parameters.
+//! Where a forward program can be cut: the columns of its values and the ranges of its parameters that a rank has.
 //!
-//! A region ends at an operation that works on heads, on feed-forward columns or on the vocabulary. From there it is
-//! followed back to the products that make its operand, whose outputs are cut, and on to those that read its result,
-//! whose inputs are.
+//! A region ends at an operation that works on heads, on feed-forward columns or on the vocabulary. From there the search
+//! follows it back to the products that make its operand and cuts their outputs, and forward to the products that read its
+//! result and cuts their inputs.
 
 use super::{TpError, heads_fit};
 use crate::mesh::Axis;
@@ -11,7 +11,7 @@ use crate::program::{ActivationFn, Attention, MatMul, Op, Program, QkColumns, Ro
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A range of columns, and whether neighbouring ranks hold the same.
+/// A range of columns, and whether neighbouring ranks hold the same range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) range: Range<usize>,
@@ -21,14 +21,14 @@ pub(super) struct Piece {
 /// Columns of one dim that a rank has, in order.
 pub(super) type Pieces = Vec<Piece>;
 
-/// What a rank has of a program.
+/// A rank's part of a program.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    /// Values of which it has some columns.
+    /// The rank's columns of each value that is cut.
     pub(super) columns: BTreeMap<ValueId, Pieces>,
-    /// Parameters of which it has some: the dim, and what of it.
+    /// The dim along which each parameter is cut, and the rank's pieces of that dim.
     pub(super) params: BTreeMap<ValueId, (usize, Pieces)>,
-    /// Ranks that hold the same key/value head; 1 if none do.
+    /// Number of ranks that hold the same key/value head.
     pub(super) run: usize,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
         Search { program, tp, me, writer, readers, cut: Cut { run: 1, ..Cut::default() } }
     }
 
-    /// What this rank has of packed qkv, and of the attention's output.
+    /// This rank's pieces of packed qkv, and of the attention's output.
     fn heads(&mut self, a: &Attention) -> Result<(Pieces, Pieces), TpError> {
         let (h, k, d) = (a.n_heads, a.n_kv_heads, a.head_dim);
         if !heads_fit(h, k, self.tp) {
@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
         Ok(vec![Piece { range: part(extent, 1, self.tp, self.me), copied: false }])
     }
 
-    /// The region that ends at instruction `at`, whose operand is `operand`; `result` says what it makes of it.
+    /// Cuts the region that ends at instruction `at`: its operand by `pieces`, its result by `result`.
     fn region(&mut self, at: usize, operand: ValueId, pieces: Pieces, result: Option<Pieces>) -> Result<(), TpError> {
         self.cut_outputs(operand, &pieces)?;
         let Some(result) = result else { return Ok(()) };
@@ -126,10 +126,10 @@ impl<'a> Search<'a> {
         for reader in self.readers[y.0 as usize].clone() {
             let instr = &self.program.instrs[reader];
             let Op::MatMul(m @ MatMul { trans_a: false, a_columns: None, .. }) = instr.op else {
-                return Err(self.refuse(y, "it is read by something else than a product"));
+                return Err(self.refuse(y, "it is read by an operation other than a product"));
             };
             if instr.reads[0] != y || instr.reads[1..].contains(&y) {
-                return Err(self.refuse(y, "it is read by something else than a product with weights"));
+                return Err(self.refuse(y, "it is read by an operation other than a product with weights"));
             }
             self.cut_param(instr.reads[1], usize::from(m.trans_b), result.clone())?;
         }
@@ -137,9 +137,9 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Cuts what makes `v` along its columns.
+    /// Cuts the instructions that make `v` along its columns.
     fn cut_outputs(&mut self, v: ValueId, pieces: &Pieces) -> Result<(), TpError> {
-        // A statistic of it is summed over the ranks.
+        // Readers that compute a statistic do not count: it is summed over the ranks.
         let is_statistic = |i: &&usize| matches!(self.program.instrs[**i].op, Op::QkSquares(_));
         if self.readers[v.0 as usize].iter().filter(|i| !is_statistic(i)).count() > 1 {
             return Err(self.refuse(v, "it is read more than once"));
@@ -173,7 +173,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Embedding tables are cut by token, as the head that may share them is.
+    /// Embedding tables are cut by token, like the head that may share them.
     fn tables(&mut self) -> Result<(), TpError> {
         let ids = self.program.bound(Role::Ids).next();
         for instr in &self.program.instrs {
@@ -188,7 +188,7 @@ impl<'a> Search<'a> {
 
     fn cut_param(&mut self, param: ValueId, dim: usize, pieces: Pieces) -> Result<(), TpError> {
         if self.program.param_of(param).is_none() {
-            return Err(self.refuse(param, "it is no parameter"));
+            return Err(self.refuse(param, "it is not a parameter"));
         }
         if pieces.iter().any(|p| p.copied) && dim > 0 {
             return Err(self.refuse(param, "its packed key/value heads are fewer than the ranks"));

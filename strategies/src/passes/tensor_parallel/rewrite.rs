@@ -1,4 +1,4 @@
-//! Rewrites a program to what one rank does, given where it is cut.
+//! Rewrites a program to one rank's part, given where it is cut.
 
 use super::regions::{Cut, Piece, inside};
 use crate::mesh::{Axes, Axis, Group};
@@ -38,9 +38,9 @@ struct Rewrite<'a> {
     tp: usize,
     me: usize,
     sequence_parallel: bool,
-    /// A value between the regions → the same as products within one read it.
+    /// A value between the regions → the value that products within a region read instead.
     entered: BTreeMap<ValueId, ValueId>,
-    /// An input → the part of it that belongs to this rank's tokens.
+    /// An input → its slice for this rank's tokens.
     sliced: BTreeMap<ValueId, ValueId>,
 }
 
@@ -70,7 +70,7 @@ impl Rewrite<'_> {
                 if piece.copied {
                     let group = Group { axes: Axes::of(&[Axis::Tp]), run: Some(run as u32) };
                     match param.sums.last_mut().and_then(|s| s.elements.as_mut()) {
-                        // Keys and values follow each other: one sum for both.
+                        // Keys and values are adjacent: one sum for both.
                         Some(before) if before.end == elements.start => before.end = elements.end,
                         _ => param.sums.push(GradSum { group, elements: Some(elements) }),
                     }
@@ -82,7 +82,7 @@ impl Rewrite<'_> {
         }
     }
 
-    /// Values lose the columns, and those between regions the tokens, that other ranks have.
+    /// Removes other ranks' columns from values, and other ranks' tokens from values between regions.
     fn cut_values(&mut self) {
         for i in 0..self.program.values.len() {
             let id = ValueId(i as u32);
@@ -107,7 +107,7 @@ impl Rewrite<'_> {
             }
             Op::CrossEntropy { residual, gradient, .. } => self.cross_entropy(instr, residual, gradient),
             Op::Attention(a) => {
-                // Statistics of the heads that are here.
+                // Statistics of this rank's heads.
                 let local = self.local_heads(a);
                 self.program.values[instr.writes[1].0 as usize].shape =
                     vec![self.program.value(instr.writes[0]).shape[0], local.n_heads];
@@ -121,7 +121,7 @@ impl Rewrite<'_> {
                 let local = self.local_heads(heads);
                 let n = self.program.value(instr.reads[0]).shape[0];
                 self.program.values[instr.writes[1].0 as usize].shape = vec![n, local.n_heads + local.n_kv_heads];
-                // Every rank has the gradient that its heads give.
+                // Every rank has the part of the gradient that comes from its heads.
                 instr.reads[1..3].iter().for_each(|gain| self.sum_gradient(*gain));
                 self.program.push(Op::HeadNorm { heads: local, eps }, instr.reads, instr.writes, instr.site);
             }
@@ -146,13 +146,13 @@ impl Rewrite<'_> {
         Attention { n_heads: a.n_heads / self.tp, n_kv_heads: (a.n_kv_heads / self.tp).max(1), ..a }
     }
 
-    /// Columns of queries and keys that are here. Keys that several ranks hold are there several times.
+    /// This rank's columns of queries and keys. Keys that several ranks hold count on each of them.
     fn local_qk(&self, all: QkColumns, qkv: ValueId) -> QkColumns {
         let pieces = &self.cut.columns[&qkv];
         QkColumns { q: extent(&inside(pieces, 0..all.q)), k: extent(&inside(pieces, all.q..all.q + all.k)) }
     }
 
-    /// The heads of all ranks have a part of the sum of squares, and of its gradient.
+    /// The heads of every rank contribute a part of the sum of squares and of its gradient.
     fn qk_squares(&mut self, instr: &Instr, columns: QkColumns) {
         let (qkv, squares) = (instr.reads[0], instr.writes[0]);
         let n = self.program.value(qkv).n_rows();
@@ -164,8 +164,8 @@ impl Rewrite<'_> {
         self.program.push(Op::Enter { group: GROUP }, vec![sum], vec![squares], instr.site);
     }
 
-    /// An operation between regions works on this rank's tokens only: its inputs are cut, and its parameters have a part
-    /// of their gradient on every rank.
+    /// An operation between regions works on this rank's tokens only: its inputs are cut, and every rank has a part of the
+    /// gradients of its parameters.
     fn of_own_tokens(&mut self, instr: &mut Instr) {
         for v in &mut instr.reads {
             match self.program.value(*v).kind {
@@ -197,7 +197,7 @@ impl Rewrite<'_> {
         }
     }
 
-    /// `y = x W^T` with some columns of `y`: nothing is exchanged but, backwards, the gradient of `x`.
+    /// `y = x W^T` with some columns of `y`: ranks exchange only the gradient of `x`, in the backward pass.
     fn column_parallel(&mut self, mut instr: Instr, m: MatMul) {
         instr.reads[0] = self.enter(instr.reads[0], instr.site);
         let mut op = m;
@@ -258,7 +258,7 @@ impl Rewrite<'_> {
         }
     }
 
-    /// Of each token the logits are spread over the ranks; three numbers say what the others have.
+    /// The logits of each token are spread over the ranks; three statistics per token summarise each rank's logits.
     fn cross_entropy(&mut self, mut instr: Instr, residual: bool, gradient: bool) {
         let (logits, labels) = (instr.reads[0], instr.reads[1]);
         let n = self.program.value(logits).shape[0];
@@ -301,9 +301,9 @@ impl Rewrite<'_> {
     }
 }
 
-/// Of the ranks that hold a key/value head the first answers for it.
+/// The first of the ranks that hold a key/value head owns it.
 fn disown_copies(param: &mut Param, pieces: &[Piece]) {
-    // Queries, keys and values may be packed into one tensor, of which this rank then answers for some ranges only.
+    // Queries, keys and values may be packed into one tensor; this rank then owns only some of its ranges.
     let of_range = |part: &ParamPart, range: &Range<usize>| ParamPart { ranges: vec![range.clone()], ..part.clone() };
     param.parts = param.parts.iter().flat_map(|part| part.ranges.iter().map(|r| of_range(part, r))).collect();
     for (part, piece) in param.parts.iter_mut().zip(pieces) {

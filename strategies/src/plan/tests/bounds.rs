@@ -58,14 +58,14 @@ fn frozen_parameters_need_neither_gradients_nor_moments() {
 
     let n_params = llama_70b(8).n_params() as f64;
     let saved = (whole.memory_bytes - adapters.memory_bytes) as f64;
-    // One block of eighty may keep less besides: what lies below the first adapter.
+    // One block of eighty may also keep less, since nothing is kept for operations before the first adapter.
     assert!((1.0..1.01).contains(&(saved / (n_params * (4.0 + 8.0 / 8.0)))), "{saved}");
     assert!(adapters.step_seconds < 0.8 * whole.step_seconds);
 }
 
 // 6 operations a parameter and token, and attention: nothing is faster than its arithmetic.
 #[test]
-fn a_step_takes_at_least_its_arithmetic() {
+fn step_takes_at_least_its_arithmetic() {
     let (workload, hardware) = (llama_70b(512), h100());
     let mesh = mesh(4, 16, 8);
     let bound = MeshBound::new(mesh, &workload, &hardware).of(&candidate(mesh, ZeroStage::Zero1, 32));

@@ -16,7 +16,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn every_shipped_description_is_valid_and_survives_its_file_format() {
+fn every_shipped_description_is_valid_and_round_trips_through_json() {
     for name in Hardware::NAMES {
         let hardware = Hardware::named(name).unwrap();
 
@@ -32,14 +32,14 @@ fn impossible_descriptions_are_refused() {
     let no_memory = Hardware { memory_bytes: 0, ..h100() };
     let magic = Hardware { memory_fraction: 1.5, ..h100() };
 
-    let said = "hardware `h100`: `memory_bytes` is 0, expected more than 0";
-    assert_eq!(no_memory.validate().unwrap_err().to_string(), said);
+    let expected = "hardware `h100`: `memory_bytes` is 0, expected more than 0";
+    assert_eq!(no_memory.validate().unwrap_err().to_string(), expected);
     let above = HardwareError::AboveOne { name: "h100".into(), field: "memory_fraction", found: 1.5 };
     assert_eq!(magic.validate(), Err(above));
 }
 
 #[test]
-fn a_large_product_runs_at_its_best_rate_and_a_tiny_one_takes_a_launch() {
+fn large_product_runs_at_its_best_rate_and_a_tiny_one_takes_a_launch() {
     let seconds =
         |matmul_flops| instr_seconds(&h100(), "matmul", &Cost { matmul_flops, ..Cost::default() }, Compute::Bf16);
 
@@ -77,9 +77,9 @@ fn small_all_reduces_take_a_tree() {
     assert!(close(seconds, 2.0 * 3.0 * (hardware.intra_node.hop_s + 8.0 / (450e9 * 0.8))));
 }
 
-// With all adapters at work a node sends each byte of the whole once, not eight times.
+// With all adapters in use, a node sends each byte of the whole once, not eight times.
 #[test]
-fn between_nodes_every_member_carries_its_share() {
+fn every_member_sends_its_share_between_nodes() {
     let hardware = h100();
     let one_adapter = 2.0 * 3.0 / 4.0 * GIB / (50e9 * 0.8);
 

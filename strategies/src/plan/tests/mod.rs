@@ -1,4 +1,4 @@
-//! Costs against their formulas, bounds against simulated pipelines, the search against trying everything.
+//! Costs against their formulas, bounds against simulated pipelines, the search against exhaustive search.
 
 mod bounds;
 mod costs;
@@ -38,7 +38,7 @@ fn llama_70b(global_batch_rows: usize) -> Workload {
     }
 }
 
-/// Of a stream of this width and other activations of that, 2 bytes each.
+/// Kept bytes for a residual stream of width `stream` and other activations of width `shared`, 2 bytes per element.
 fn kept(stream: usize, shared: usize) -> [Kept; 3] {
     let with = |shared| Kept { stream: 2 * stream, shared: 2 * shared };
     [with(4 * stream + shared), with(stream), with(0)]

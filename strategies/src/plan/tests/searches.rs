@@ -8,7 +8,7 @@ fn options(world_size: usize) -> Options {
     Options { world_size, micro_batch_max: 8, n_keep: 10, n_evaluate_max: 200 }
 }
 
-/// Some seconds above the bound that depend on the candidate alone.
+/// A made-up evaluation above the bound that depends on the candidate alone.
 fn pretended(candidate: &Candidate, workload: &Workload) -> Result<Evaluation, Reason> {
     let bound = MeshBound::new(candidate.mesh, workload, &h100()).of(candidate);
     let m = candidate.mesh;
@@ -24,14 +24,14 @@ fn pretended(candidate: &Candidate, workload: &Workload) -> Result<Evaluation, R
 fn meshes_are_all_factorisations() {
     let meshes = MeshSizes::all(4096);
 
-    // 12 factors of two in 5 places: 16 over 4.
+    // 12 factors of two on 5 axes: 16 over 4.
     assert_eq!(meshes.len(), 1820);
     assert_eq!(meshes.iter().collect::<BTreeSet<_>>().len(), 1820);
     assert!(meshes.iter().all(|m| m.world_size() == 4096));
 }
 
 #[test]
-fn the_search_finds_what_trying_everything_finds() {
+fn search_finds_the_same_plan_as_exhaustive_search() {
     let (workload, hardware) = (small(96), h100());
     let options = Options { n_evaluate_max: usize::MAX, n_keep: 5, ..options(24) };
     let keep_all = Options { n_keep: usize::MAX, ..options };
@@ -59,18 +59,18 @@ fn every_candidate_is_ranked_or_refused() {
 }
 
 #[test]
-fn a_model_that_fits_nowhere_says_by_how_much() {
+fn plan_of_a_model_that_fits_nowhere_reports_the_closest_candidate() {
     let plan = search(&llama_70b(8), &h100(), &options(8), |c| pretended(c, &llama_70b(8)));
 
     assert!(plan.ranked.is_empty());
     let (n, reason) = plan.summary()["does not fit in memory"];
     assert!(n > 0);
     let Reason::Memory { needed, available } = *reason else { panic!("{reason}") };
-    assert!(needed < 150_000_000_000 && available == 80_000_000_000, "the closest of all is named: {reason}");
+    assert!(needed < 150_000_000_000 && available == 80_000_000_000, "not the closest candidate: {reason}");
 }
 
 #[test]
-fn an_evaluation_that_does_not_fit_is_refused() {
+fn evaluation_that_does_not_fit_is_refused() {
     let workload = small(8);
     let too_big =
         |_: &Candidate| Ok(Evaluation { step_seconds: 1.0, memory_bytes: 90_000_000_000, exposed_seconds: 0.0 });

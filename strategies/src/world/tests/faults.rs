@@ -1,4 +1,4 @@
-//! One fault each, and what the error says about it.
+//! One fault each, and its error text.
 
 use super::*;
 
@@ -18,9 +18,9 @@ fn different_kinds_are_named_with_both_ranks() {
     let kinds = [Kind::AllReduce, Kind::AllReduce, Kind::AllGather];
     let traces = kinds.map(|kind| both(on(0, 0, kind, 8)).to_vec()).to_vec();
 
-    let said =
+    let expected =
         "group [0, 1, 2], collective #0: rank 0 has all_reduce #0 of 8 f32, but rank 2 has all_gather #0 of 8 f32";
-    assert_eq!(error(&[&[0, 1, 2]], traces), said);
+    assert_eq!(error(&[&[0, 1, 2]], traces), expected);
 }
 
 #[test]
@@ -33,45 +33,45 @@ fn different_sizes_are_named_with_both_descriptors() {
 }
 
 #[test]
-fn a_missing_collective_is_named() {
+fn missing_collective_is_named() {
     let twice = [both(all_reduce(0, 0, 8)), both(all_reduce(0, 1, 4))].concat();
     let traces = vec![twice, both(all_reduce(0, 0, 8)).to_vec()];
 
-    let said = "group [0, 1], collective #1: rank 0 has all_reduce #1 of 4 f32, but rank 1 has nothing";
-    assert_eq!(error(&[&[0, 1]], traces), said);
+    let expected = "group [0, 1], collective #1: rank 0 has all_reduce #1 of 4 f32, but rank 1 has nothing";
+    assert_eq!(error(&[&[0, 1]], traces), expected);
 }
 
 #[test]
-fn a_send_without_its_receive_is_named() {
+fn send_without_its_receive_is_named() {
     let traces = vec![both(on(0, 0, Kind::Send { to: 1, channel: 0 }, 8)).to_vec(), vec![]];
 
-    let said =
+    let expected =
         "group [0, 1], collective #0: rank 0 has send to member 1 by channel 0 #0 of 8 f32, but rank 1 has nothing";
-    assert_eq!(error(&[&[0, 1]], traces), said);
+    assert_eq!(error(&[&[0, 1]], traces), expected);
 }
 
 #[test]
-fn a_transfer_with_oneself_is_refused() {
+fn transfer_of_a_rank_with_itself_is_rejected() {
     let traces = vec![both(on(0, 0, Kind::Send { to: 0, channel: 0 }, 8)).to_vec(), vec![]];
 
     assert_eq!(
         error(&[&[0, 1]], traces),
-        "rank 0, step 0: send to member 0 by channel 0 #0 names no other member of group [0, 1]"
+        "rank 0, step 0: send to member 0 by channel 0 #0 must name another member of group [0, 1]"
     );
 }
 
 #[test]
-fn numbers_must_follow_each_other() {
+fn skipped_sequence_number_is_rejected() {
     let trace = both(all_reduce(0, 1, 8)).to_vec();
 
     assert_eq!(
         error(&[&[0, 1]], vec![trace.clone(), trace]),
-        "rank 0, step 0: all_reduce #1 is the start of #0 on its stream"
+        "rank 0, step 0: starts all_reduce #1, expected #0 on its stream"
     );
 }
 
 #[test]
-fn awaits_and_starts_come_in_pairs() {
+fn start_or_await_without_its_counterpart_is_rejected() {
     let [start, end] = both(all_reduce(0, 0, 8));
     let fails = |steps: &[Step]| error(&[&[0, 1]], vec![steps.to_vec(), steps.to_vec()]);
 
@@ -81,17 +81,17 @@ fn awaits_and_starts_come_in_pairs() {
 }
 
 #[test]
-fn groups_that_a_rank_does_not_bind_are_refused() {
+fn group_that_a_rank_does_not_bind_is_rejected() {
     let trace = both(all_reduce(1, 0, 8)).to_vec();
 
     assert_eq!(
         error(&[&[0, 1]], vec![trace.clone(), trace]),
-        "rank 0, step 0: all_reduce #0 is on group slot 1, but the rank binds 1"
+        "rank 0, step 0: all_reduce #0 is on group slot 1, expected a slot below 1"
     );
 }
 
 #[test]
-fn memberships_are_checked() {
+fn group_of_other_or_unknown_ranks_is_rejected() {
     let mut foreign = WorldTraces::new();
     let (trace, group) = (foreign.trace(vec![]), foreign.group(vec![Rank(1)]));
     foreign.rank(trace, vec![group]);
@@ -100,13 +100,13 @@ fn memberships_are_checked() {
     let (trace, group) = (absent.trace(vec![]), absent.group(vec![Rank(0), Rank(7)]));
     absent.rank(trace, vec![group]);
 
-    let said = "rank 0 binds group [1], in which it has 0 positions instead of one";
-    assert_eq!(foreign.verify().unwrap_err().to_string(), said);
+    let expected = "rank 0 binds group [1] and has 0 positions in it, expected 1";
+    assert_eq!(foreign.verify().unwrap_err().to_string(), expected);
     assert_eq!(absent.verify().unwrap_err().to_string(), "group [0, 7] names rank 7, but the world has 1 ranks");
 }
 
 #[test]
-fn a_deadlock_names_the_circle() {
+fn deadlock_error_names_the_cycle() {
     let (wide, narrow) = (both(all_reduce(0, 0, 8)), both(all_reduce(1, 0, 4)));
     let traces = vec![[wide.clone(), narrow.clone()].concat(), [narrow, wide.clone()].concat(), wide.to_vec()];
 
@@ -115,13 +115,13 @@ fn a_deadlock_names_the_circle() {
     let WorldError::Deadlock { cycle } = &error else { panic!("{error}") };
     let around: Vec<(u32, usize, u32)> = cycle.iter().map(|w| (w.rank.0, w.step, w.waits_for.0)).collect();
     assert_eq!(around, [(0, 1, 1), (1, 1, 0)]);
-    let said = "deadlock: rank 0 at step 1 awaits all_reduce #0 of group [0, 1, 2], which rank 1 has not started; \
+    let expected = "deadlock: rank 0 at step 1 awaits all_reduce #0 of group [0, 1, 2], which rank 1 has not started; \
                 rank 1 at step 1 awaits all_reduce #0 of group [0, 1], which rank 0 has not started";
-    assert_eq!(error.to_string(), said);
+    assert_eq!(error.to_string(), expected);
 }
 
 #[test]
-fn starting_both_before_awaiting_either_breaks_the_circle() {
+fn starting_both_before_awaiting_either_breaks_the_cycle() {
     let (wide, narrow) = (both(all_reduce(0, 0, 8)), both(all_reduce(1, 0, 4)));
     let [a, await_a] = wide.clone();
     let [b, await_b] = narrow;
@@ -148,7 +148,7 @@ fn two_ranks_that_send_to_each_other_first_deadlock() {
 
 // Every rank sends to its right-hand neighbour over overlapping groups: all ranks are of one class.
 #[test]
-fn a_circle_of_equal_ranks_is_a_deadlock_of_all_of_them() {
+fn ring_of_equal_ranks_deadlocks_with_all_of_them_in_the_cycle() {
     let n = 6;
     let mut ring = WorldTraces::new();
     let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();

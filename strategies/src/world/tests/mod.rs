@@ -1,4 +1,4 @@
-//! Worlds that are right, worlds that are wrong in one place, and their times.
+//! Valid worlds, worlds with one fault, and simulated times.
 
 mod faults;
 mod random;

@@ -1,18 +1,18 @@
-//! Random worlds: those made from one global order pass; one change on one rank is caught; ranks are run as if each
-//! were its own class.
+//! Random worlds: worlds made from one global order pass, one change on one rank is found, and a run of classes gives the
+//! times of a run of single ranks.
 
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A world as its ranks see it, easy to change in one place.
+/// A world as a list of traces, easy to change in one place.
 #[derive(Clone, Debug)]
 struct Draft {
     groups: Vec<Vec<u32>>,
     traces: Vec<Vec<Step>>,
 }
 
-/// One collective of the global order: group, what, size, and after how many more of its own each member awaits it.
+/// One collective of the global order. Each member awaits it after starting `lag` more of its own.
 #[derive(Clone, Debug)]
 struct Issue {
     group: usize,
@@ -38,7 +38,7 @@ fn issues() -> impl Strategy<Value = (u32, Vec<Vec<u32>>, Vec<Issue>)> {
     })
 }
 
-/// What a member of a group at `position` does for an issue; nothing, if it is a transfer between others.
+/// The kind of an issue for the member at `position`; `None` for a transfer between other members.
 fn kind_of(issue: &Issue, position: usize, size: usize) -> Option<Kind> {
     let (from, to) = (issue.from % size, issue.to % size);
     Some(match issue.kind {
@@ -138,7 +138,7 @@ impl Draft {
         }
     }
 
-    /// Whether all ranks finish, found out by running them all until nothing moves.
+    /// Whether all ranks finish, if they run until none can advance.
     fn finishes(&self) -> bool {
         let name = |rank: usize, c: &Collective| {
             let bound: Vec<&Vec<u32>> = self.groups.iter().filter(|g| g.contains(&(rank as u32))).collect();
@@ -191,7 +191,7 @@ fn with_a_start() -> impl Strategy<Value = (Draft, Option<(usize, usize)>)> {
     })
 }
 
-/// Seconds that depend on what, how much and where.
+/// Durations that depend on the size, the number of members and their nodes.
 fn links(f: impl FnOnce(&Links<'_>) -> Timeline) -> Timeline {
     let node = |rank: u32| rank / 3;
     let duration = |post: &Post, nodes: &[u32]| {
@@ -208,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_size_is_caught((mut draft, start) in with_a_start()) {
+    fn changed_size_is_caught((mut draft, start) in with_a_start()) {
         if let Some((rank, step)) = start {
             draft.change(rank, step, |post| post.tensors[0].n_elements += 1);
             prop_assert!(matches!(draft.world().verify(), Err(WorldError::Differ(_))));
@@ -216,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_element_type_or_unit_is_caught((draft, start) in with_a_start()) {
+    fn changed_element_type_or_unit_is_caught((draft, start) in with_a_start()) {
         if let Some((rank, step)) = start {
             let (mut typed, mut cut) = (draft.clone(), draft);
             typed.change(rank, step, |post| post.tensors[0].dtype = DType::Bf16);
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn a_dropped_collective_is_caught((mut draft, start) in with_a_start()) {
+    fn dropped_collective_is_caught((mut draft, start) in with_a_start()) {
         if let Some((rank, step)) = start {
             draft.drop_collective(rank, step);
             prop_assert!(matches!(draft.world().verify(), Err(WorldError::Differ(_))));
@@ -257,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn a_send_that_became_a_receive_is_caught((mut draft, start) in with_a_start()) {
+    fn send_that_became_a_receive_is_caught((mut draft, start) in with_a_start()) {
         let Some((rank, step)) = start else { return Ok(()) };
         let turned = match draft.post(rank, step).collective.kind {
             Kind::Send { to, .. } => Kind::Recv { from: to, channel: 0 },
@@ -266,7 +266,7 @@ proptest! {
         };
         draft.change(rank, step, |post| post.collective.kind = turned);
 
-        // With others on the same stream already the number is wrong.
+        // If the stream has further collectives, the number is wrong already.
         let error = draft.world().verify();
         prop_assert!(
             matches!(error, Err(WorldError::Differ(_) | WorldError::Sequence { .. } | WorldError::NotInFlight { .. })),
@@ -303,9 +303,9 @@ proptest! {
         }
     }
 
-    // Telling all ranks apart by a step that takes no time must change nothing.
+    // A step without duration that distinguishes all ranks must change no time.
     #[test]
-    fn equal_ranks_run_as_if_each_were_alone(draft in drafts(), copies in 1u32..4) {
+    fn times_stay_the_same_when_each_rank_is_its_own_class(draft in drafts(), copies in 1u32..4) {
         let mut alike = draft.clone();
         let n = draft.traces.len() as u32;
         alike.groups = (0..copies).flat_map(|c| {
@@ -332,13 +332,13 @@ proptest! {
 }
 
 impl Kind {
-    /// What transfers of one stream have in common; nothing for collectives of the group.
+    /// The kind that all transfers of one stream share; `None` for collectives of the group.
     fn peer_kind(self) -> Option<Kind> {
         matches!(self, Kind::Send { .. } | Kind::Recv { .. }).then_some(self)
     }
 }
 
-/// Neighbouring steps whose order nobody else can see from the streams alone.
+/// Whether two neighbouring steps can be swapped without a change of any stream.
 fn may_exchange(a: &Step, b: &Step) -> bool {
     match (a, b) {
         (Step::Start(a), Step::Start(b)) => {

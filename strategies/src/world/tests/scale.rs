@@ -69,7 +69,7 @@ fn stage_steps(pp: u32, stage: u32, n_microbatches: u32) -> Vec<Step> {
 }
 
 #[test]
-fn four_thousand_ranks_are_a_class_for_each_stage_and_take_seconds() {
+fn four_thousand_ranks_form_a_class_for_each_stage_and_take_seconds() {
     let began = Instant::now();
     let world = mesh(8, 64, 8, 32, false);
     let node = |rank| rank / 8;

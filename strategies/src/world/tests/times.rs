@@ -1,9 +1,9 @@
-//! Virtual time, by hand.
+//! Simulated times, compared with times computed by hand.
 
 use super::*;
 
 const NODE: &dyn Fn(u32) -> u32 = &|_| 0;
-/// A microsecond an element.
+/// One microsecond per element.
 const DURATION: &dyn Fn(&Post, &[u32]) -> Duration = &|post, _| MICRO * (post.size_bytes() / 4) as u32;
 
 fn simulate(groups: &[&[u32]], traces: Vec<Vec<Step>>) -> Timeline {
@@ -29,20 +29,20 @@ fn computation_hides_communication() {
 }
 
 #[test]
-fn ranks_that_move_the_bytes_themselves_do_it_while_they_wait() {
+fn ranks_that_move_the_bytes_do_so_while_they_wait() {
     let [start, end] = both(all_reduce(0, 0, 5));
     let trace = vec![compute(MICRO * 10), start, compute(MICRO * 3), end, compute(MICRO)];
 
     let timeline = moved_by(Mover::Ranks, &[&[0, 1]], vec![trace.clone(), trace]);
 
     let times = timeline.rank(Rank(1));
-    assert_eq!(timeline.makespan, MICRO * 19, "nothing is hidden");
+    assert_eq!(timeline.makespan, MICRO * 19, "no communication is hidden");
     assert_eq!((times.compute, times.communication, times.exposed), (MICRO * 14, MICRO * 5, MICRO * 5));
     assert_eq!((times.spans[2].start, times.spans[2].end), (MICRO * 13, MICRO * 18));
 }
 
 #[test]
-fn a_receiver_copies_and_its_sender_does_nothing() {
+fn receiver_copies_and_its_sender_does_nothing() {
     let [send, sent] = both(on(0, 0, Kind::Send { to: 1, channel: 0 }, 5));
     let [receive, received] = both(on(0, 0, Kind::Recv { from: 0, channel: 0 }, 5));
     let sender = vec![compute(MICRO * 2), send, compute(MICRO * 4), sent];
@@ -55,7 +55,7 @@ fn a_receiver_copies_and_its_sender_does_nothing() {
 }
 
 #[test]
-fn a_slow_rank_makes_the_others_wait() {
+fn slow_rank_makes_the_others_wait() {
     let slow = [vec![compute(MICRO * 9)], both(all_reduce(0, 0, 1)).to_vec()].concat();
     let fast = [vec![compute(MICRO * 2)], both(all_reduce(0, 0, 1)).to_vec()].concat();
 
@@ -79,7 +79,7 @@ fn collectives_of_one_rank_follow_each_other() {
 }
 
 #[test]
-fn whoever_is_ready_first_goes_first() {
+fn collective_that_is_ready_first_begins_first() {
     // Rank 0 starts the collective with rank 1 first, but rank 1 comes late.
     let [a, await_a] = both(all_reduce(0, 0, 5));
     let [b, await_b] = both(all_reduce(1, 0, 7));
@@ -94,7 +94,7 @@ fn whoever_is_ready_first_goes_first() {
 }
 
 #[test]
-fn durations_see_the_nodes_of_those_who_take_part() {
+fn durations_depend_on_the_nodes_of_the_members() {
     let trace = both(all_reduce(0, 0, 1)).to_vec();
     let groups: &[&[u32]] = &[&[0, 1], &[2, 3], &[4, 5]];
     let node = |rank: u32| if rank < 3 { 0 } else { 1 };
@@ -111,7 +111,7 @@ fn durations_see_the_nodes_of_those_who_take_part() {
 
 // Neighbours on a ring of overlapping groups do the same, and yet each takes part in two transfers.
 #[test]
-fn both_transfers_of_a_rank_on_a_ring_take_their_time() {
+fn rank_on_a_ring_spends_time_on_both_of_its_transfers() {
     let n = 6;
     let mut ring = WorldTraces::new();
     let pairs: Vec<GroupId> = (0..n).map(|i| ring.group(vec![Rank(i), Rank((i + 1) % n)])).collect();
@@ -138,7 +138,7 @@ fn ranks_with_one_trace_that_send_to_the_same_member_take_turns() {
 }
 
 #[test]
-fn the_trace_viewer_gets_json_with_a_process_for_each_rank() {
+fn trace_viewer_json_has_a_process_for_each_rank() {
     let [start, end] = both(all_reduce(0, 0, 5));
     let named = Step::Compute { name: "say \"x\"", microbatch: Some(3), cost: MICRO * 2 };
     let trace = vec![named, start, end];

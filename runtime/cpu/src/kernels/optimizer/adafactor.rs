@@ -1,7 +1,7 @@
 //! Adafactor: sums over whole tensors in two rounds, and the update; the formulas are in
 //! [`phalanx_strategies::optimizer::Adafactor`].
 //!
-//! A vector is a matrix of one row that has averages of columns only.
+//! A vector is a matrix of one row with averages of columns only.
 
 use super::super::parallel::{PARTS, rows_per_part, rows_per_task};
 use super::super::simd::simd;
@@ -11,13 +11,13 @@ use phalanx_strategies::program::tiles::{Stack, Tile};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Columns whose squares a task sums.
+/// Columns per task of summing squares.
 const COLUMNS: usize = 64;
-/// Partial sums of a row side by side.
+/// Number of partial sums of a row.
 const LANES: usize = 16;
 
-/// First round: of the elements that are here, `Σ g'²` of each row (of matrices) and column, and `Σ p²` of each tensor, where
-/// `g' = grad_scale g`.
+/// First round, over this rank's elements: `Σ g'²` of each row (of matrices) and column, and `Σ p²` of each tensor,
+/// where `g' = grad_scale g`.
 pub(super) fn squares(p: &[f32], g: &[f32], whole: &Whole<'_>, step: &Step, out: &mut [&mut [f32]]) {
     out.iter_mut().for_each(|sums| sums.fill(0.0));
     let scale = step.grad_scale as f32;
@@ -48,7 +48,7 @@ pub(super) fn squares(p: &[f32], g: &[f32], whole: &Whole<'_>, step: &Step, out:
     }
 }
 
-/// Second round: `Σ u²` of each tensor, of the elements that are here, before `u` is cut.
+/// Second round, over this rank's elements: `Σ u²` of each tensor, before `u` is clipped.
 pub(super) fn squares_of_updates(
     state: &[&[f32]],
     g: &[f32],
@@ -64,7 +64,7 @@ pub(super) fn squares_of_updates(
     }
 }
 
-/// Updates the elements that are here, and the averages of all rows and columns.
+/// Updates this rank's elements, and the averages of all rows and columns.
 pub(super) fn update(
     p: &mut [f32],
     state: &mut [&mut [f32]],
@@ -109,7 +109,7 @@ fn columns_of(stack: &Stack, tile: &Tile) -> Range<usize> {
     first..first + tile.n_columns
 }
 
-/// Sums what `row` says of each row of a tile, cut into parts that depend on its shape alone.
+/// Sums `row(i)` over the rows of a tile, in parts that depend on the tile's shape alone.
 fn over_rows(tile: &Tile, row: impl Fn(usize) -> f64 + Sync) -> f64 {
     let mut parts = [0.0; PARTS];
     let n = rows_per_part(tile.n_rows, tile.n_columns);
@@ -125,15 +125,15 @@ fn moved(average: f32, sum: f32, weight: f32, inverse_n: f32) -> f32 {
     average + weight * (sum * inverse_n - average)
 }
 
-/// The averages of the rows and columns of a tile, with the squares of this step in them.
+/// The averages of the rows and columns of a tile, including the squares of this step.
 struct Averages<'a> {
     stack: &'a Stack,
-    /// Of the tile's rows: averages and sums, and the inverse of the mean of the matrix; none of a vector.
+    /// The averages and sums of the tile's rows, and the inverse of the matrix's mean; none for a vector.
     rows: Option<(&'a [f32], &'a [f32], f32)>,
     columns: Columns<'a>,
 }
 
-/// What a row's kernel needs besides the row.
+/// The inputs of a row's kernel besides the row.
 #[derive(Clone, Copy)]
 struct Columns<'a> {
     averages: &'a [f32],
@@ -148,7 +148,7 @@ struct Columns<'a> {
     least: f32,
 }
 
-/// What becomes of a weight besides its update.
+/// The scalars of a weight's change.
 #[derive(Clone, Copy)]
 struct Change {
     decay: f32,
@@ -185,7 +185,7 @@ impl<'a> Averages<'a> {
         Averages { stack, rows, columns }
     }
 
-    /// The factor of a row in the averages of its elements.
+    /// The row's factor in the averages of its elements.
     fn factor(&self, row: usize) -> f32 {
         self.rows.map_or(1.0, |(averages, sums, inverse_mean)| {
             moved(averages[row], sums[row], self.columns.weight, 1.0 / self.stack.n_columns as f32) * inverse_mean
@@ -201,13 +201,13 @@ impl<'a> Averages<'a> {
     }
 }
 
-/// Puts the squares of this step into all averages.
+/// Adds the squares of this step to all averages.
 fn move_averages(state: &mut [&mut [f32]], whole: &Whole<'_>, step: &Step) {
     let weight = step.scalars[0] as f32;
     for stack in &whole.tiles.tensors {
         for matrix in 0..stack.n_matrices {
             let columns = (stack.columns_of(matrix), stack.n_rows);
-            // The averages of columns come last, as their sums do.
+            // The averages of columns come last, like their sums.
             let ranges = [(stack.rows_of(matrix), stack.n_columns), columns];
             let ranges = &ranges[ranges.len() - state.len()..];
             for ((state, sums), (range, n)) in state.iter_mut().zip(whole.sums).zip(ranges) {

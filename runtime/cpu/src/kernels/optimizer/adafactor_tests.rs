@@ -31,7 +31,7 @@ impl Rank {
     }
 }
 
-/// A step of ranks that share a parameter: what the compiled program does.
+/// A step of ranks that share a parameter, as in the compiled program.
 fn step(ranks: &mut [Rank], n_dims: usize, g: &[f32], step: &Step) {
     let spec = OptimizerSpec::Adafactor(RULE);
     let mut sums: Vec<Vec<f32>> = Vec::new();
@@ -112,14 +112,14 @@ impl Reference {
     }
 }
 
-/// Gradients with rows and columns of very different size, and one of zeros.
+/// Gradients of very different magnitudes, some of them zero.
 fn gradient(n: usize, seed: u64) -> Vec<f32> {
     let sizes = |i: usize| if i.is_multiple_of(29) { 0.0 } else { (1 + i % 7) as f32 };
     random(n, seed).iter().enumerate().map(|(i, g)| g * sizes(i)).collect()
 }
 
 #[test]
-fn follows_its_definition_for_several_steps_however_ranks_share_the_elements() {
+fn adafactor_follows_its_definition_for_every_division_of_the_elements_among_ranks() {
     let cases: [&[&[usize]]; 4] = [&[&[40, 70], &[9, 70]], &[&[130], &[50]], &[&[3, 5, 18]], &[&[1, 33]]];
     for shapes in cases {
         for cuts in [&[][..], &[1][..], &[7, 25, 80][..]] {
@@ -161,7 +161,7 @@ fn follows_its_definition_for_several_steps_however_ranks_share_the_elements() {
 }
 
 #[test]
-fn bits_are_the_same_on_every_number_of_threads() {
+fn adafactor_has_the_same_bits_on_every_number_of_threads() {
     let param = param(&[&[300, 170], &[33, 170]]);
     let n = param.updated.end;
     let (start, g) = (random(n, 3), gradient(n, 4));

@@ -50,10 +50,10 @@ impl CausalAttention {
     }
 
     /// `o = softmax(q kᵀ / sqrt(D)) v` for each head, over the tokens of the same row that are neither later nor before
-    /// `doc_start`. `width` is that of the result, as a number or as `Const`.
+    /// `doc_start`. `width` is the width of the result, as a number or as `Const`.
     ///
     /// # Shapes
-    /// `qkv: (N, P)` with `P = (H + 2 K) D`: queries, keys, values; `positions, doc_start: [N]`, those of a
+    /// `qkv: (N, P)` with `P = (H + 2 K) D`: queries, keys, values; `positions, doc_start: [N]`, as in a
     /// [`super::super::Batch`]; result `(N, C)` with `C = H D`.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Softmax cross-entropy: where the tape of a model ends.
+//! Softmax cross-entropy, the end of a model's tape.
 
 use super::super::grad_slot::GradSlot;
 use super::{result, values};
@@ -11,7 +11,7 @@ use phalanx_cpu::kernels::cross_entropy as kernel;
 /// `logits: (N, V)`, `labels: [N]`, result a scalar.
 ///
 /// # Panics
-/// If a label is not below `V`, or there are not `N`.
+/// If a label is not below `V`, or the number of labels is not `N`.
 pub fn cross_entropy<N: Dim, V: Dim, T: Tape<f32, Cpu>>(
     logits: Tensor<(N, V), f32, Cpu, T>,
     labels: &[i32],
@@ -22,7 +22,7 @@ pub fn cross_entropy<N: Dim, V: Dim, T: Tape<f32, Cpu>>(
         let loss = kernel::cross_entropy(&gradient, labels, n_columns);
         return result(vec![loss as f32], (), &logits).put_tape(tape);
     }
-    // The gradient of the sum comes with the sum; backward only scales it by what arrives.
+    // The kernel computes the gradient with the sum; the backward pass only scales it by the incoming gradient.
     let loss = kernel::cross_entropy_with_gradient(&mut gradient, labels, n_columns, 1.0);
     let loss = result(vec![loss as f32], (), &logits);
     let (logits_slot, loss_slot) = (GradSlot::of(&logits), GradSlot::of(&loss));

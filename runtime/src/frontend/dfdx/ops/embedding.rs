@@ -1,4 +1,4 @@
-//! Rows of a table by token id: where the tape of a model begins.
+//! Rows of a table by token id, the start of a model's tape.
 
 use super::super::grad_slot::GradSlot;
 use super::{parameter, result};
@@ -11,7 +11,7 @@ use phalanx_cpu::kernels::embedding as kernel;
 /// `table: (V, C)`, `ids: [N]`, result `(N, C)`.
 ///
 /// # Panics
-/// If an id is not of the table.
+/// If an id is not below `V`.
 pub fn embedding<V: Dim, C: Dim, T: Tape<f32, Cpu>>(
     table: &Tensor<(V, C), f32, Cpu>,
     ids: &[i32],

@@ -6,7 +6,7 @@ use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
 use phalanx_cpu::kernels::reduce::{column_sum, column_sum_scratch_len};
 use phalanx_cpu::matmul::{Compute, Epilogue, Mat, MatMut, Slice, SliceMut, Storage, matmul, scratch_bytes};
 
-/// `y = x Wᵀ + b`; the weight lies `[out, in]` as in dfdx's `Linear` and in model files.
+/// `y = x Wᵀ + b`; the weight is stored `[out, in]` as in dfdx's `Linear` and in model files.
 ///
 /// # Shapes
 /// `x: (N, I)`, `weight: (O, I)`, `bias: (O,)`, result `(N, O)`.

@@ -1,8 +1,8 @@
 //! Our fused kernels as differentiable operations on dfdx's tape; they mix freely with dfdx's own.
 //!
-//! Each takes and gives row-major matrices whose dims are known at compile time (`Const<N>`) or run time (`usize`), as
+//! Each takes and returns row-major matrices whose dims are known at compile time (`Const<N>`) or run time (`usize`), as
 //! everywhere in dfdx, and any tape; without a tape nothing is kept for a backward pass. Like dfdx's own operations
-//! they panic where shapes do not fit. Products are f32.
+//! they panic if shapes do not fit. Products are f32.
 //!
 //! Legend of shapes: `N` tokens, `I` and `O` widths in and out, `C` width, `F` feed-forward width, `V` vocabulary.
 
@@ -24,7 +24,7 @@ pub use swiglu::swiglu;
 
 use dfdx::prelude::{Cpu, HasShape, ReshapeTo, Shape, SplitTape, Tape, Tensor, TensorFromVec};
 
-/// A tensor's values, row-major, and the tensor without its tape; what it takes to make them so is on the tape.
+/// A tensor's row-major values, and the tensor without its tape; the conversion to row-major is recorded on the tape.
 fn values<S: Shape, T: Tape<f32, Cpu>>(x: Tensor<S, f32, Cpu, T>) -> (Vec<f32>, Tensor<S, f32, Cpu>, T) {
     let (x, tape) = x.contiguous().split_tape();
     let mut values = vec![0.0; x.shape().num_elements()];
@@ -32,7 +32,7 @@ fn values<S: Shape, T: Tape<f32, Cpu>>(x: Tensor<S, f32, Cpu, T>) -> (Vec<f32>, 
     (values, x, tape)
 }
 
-/// [`values`] of a parameter, whose gradient then flows on `tape` too.
+/// [`values`] of a parameter, whose gradient is then recorded on `tape`, too.
 fn parameter<S: Shape, T: Tape<f32, Cpu>>(w: &Tensor<S, f32, Cpu>, tape: T) -> (Vec<f32>, Tensor<S, f32, Cpu>, T) {
     let (values, w, own) = values(w.retaped::<T>());
     (values, w, tape.merge(own))

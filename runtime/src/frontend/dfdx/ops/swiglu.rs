@@ -7,7 +7,7 @@ use phalanx_cpu::kernels::activation;
 use phalanx_cpu::kernels::elementwise::add_assign;
 
 /// `y = silu(gate) * up`, `silu(x) = x sigmoid(x)`. Gate and up are one matrix, gate first, so that one product can
-/// compute both; `width` is that of each, as a number or as `Const`.
+/// compute both; `width` is the width of each, as a number or as `Const`.
 ///
 /// # Shapes
 /// `gate_up: (N, P)` with `P = 2 F`, result `(N, F)`.

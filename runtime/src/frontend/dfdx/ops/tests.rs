@@ -51,7 +51,7 @@ impl Draw {
     }
 }
 
-/// A scalar that depends on every element of `y` differently, and its gradients.
+/// The gradients of a scalar that depends on every element of `y` differently.
 fn gradients(y: Recorded, weights: &Matrix) -> Gradients<f32, Cpu> {
     (y * weights.clone()).sum::<Rank0, _>().backward()
 }
@@ -79,8 +79,8 @@ macro_rules! same {
     }};
 }
 
-/// The attention of one row of the batch and one head, its queries, keys and values cut out by products with
-/// selections, so that only dfdx's own operations are differentiated.
+/// The attention of one row of the batch and one head. Products with selection matrices cut out its queries, keys and
+/// values, so that only dfdx's own operations are differentiated.
 struct HeadOracle<'a> {
     draw: &'a Draw,
     heads: (usize, usize, usize),
@@ -120,7 +120,7 @@ impl HeadOracle<'_> {
         scores.softmax::<Axis<1>>().matmul(v)
     }
 
-    /// All heads of all rows, put where they belong by products with selections.
+    /// All heads of all rows, placed by products with selection matrices.
     fn all(&self, qkv: &Matrix, positions: &[i32], doc_start: &[i32]) -> Recorded {
         let (n, (h, _, d), s) = (qkv.shape().0, self.heads, self.seq_len);
         let one = |yes: bool| f32::from(u8::from(yes));
@@ -161,7 +161,7 @@ proptest! {
     fn rms_norm_is_the_formula_that_dfdx_differentiates(n in 1usize..40, c in 1usize..60, seed: u64) {
         let mut draw = Draw::new(seed);
         let (x, gain) = (draw.matrix(n, c), draw.vector(c));
-        // Rows of small numbers make gradients large; at least this keeps them off the pole.
+        // Rows of small numbers make gradients large; this keeps them away from the pole.
         let eps = 1e-2;
 
         let ours = rms_norm(x.leaky_trace(), &gain, eps);
@@ -242,7 +242,7 @@ proptest! {
 }
 
 #[test]
-fn operands_that_do_not_lie_row_major_are_read_and_differentiated_as_what_they_mean() {
+fn transposed_operands_are_read_and_differentiated_correctly() {
     let mut draw = Draw::new(4);
     let (x, w) = (draw.matrix(5, 3), draw.matrix(5, 4));
 
@@ -253,7 +253,7 @@ fn operands_that_do_not_lie_row_major_are_read_and_differentiated_as_what_they_m
 }
 
 #[test]
-fn a_tensor_that_several_operations_read_collects_all_their_gradients() {
+fn tensor_that_several_operations_read_collects_all_their_gradients() {
     let mut draw = Draw::new(7);
     let (x, w) = (draw.matrix(6, 6), draw.matrix(6, 6));
 

@@ -1,4 +1,4 @@
-//! Saving beside training: what is saved is what was copied, and the memory is used again.
+//! Background saves: the checkpoint holds the copied state, and the snapshot's memory is reused.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -46,7 +46,7 @@ fn training_goes_on_while_a_snapshot_is_saved_and_does_not_change_it() {
 }
 
 #[test]
-fn a_snapshot_is_used_again_and_the_leader_removes_old_checkpoints() {
+fn snapshot_is_reused_and_the_leader_removes_old_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());
     let boards: Vec<Arc<Board>> = (0..3).map(|_| Arc::new(Board::new(2))).collect();
@@ -74,7 +74,7 @@ fn a_snapshot_is_used_again_and_the_leader_removes_old_checkpoints() {
 }
 
 #[test]
-fn a_save_that_fails_in_the_background_says_so_when_it_is_waited_for() {
+fn waiting_for_a_failed_background_save_returns_its_error() {
     let root = tempfile::tempdir().unwrap();
     let mut snapshot = Snapshot::default();
     add(&mut snapshot, 0, &[1.0; 4]);

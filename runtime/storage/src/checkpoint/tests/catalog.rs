@@ -14,14 +14,13 @@ fn newest(root: &Path) -> CheckpointId {
 }
 
 #[test]
-fn directories_sort_by_step_then_generation_and_strangers_are_ignored() {
+fn directories_sort_by_step_then_generation_and_unknown_names_are_ignored() {
     let root = tempfile::tempdir().unwrap();
     for name in ["step-0000000002.g0001", "step-0000000010.g0001", "step-0000000002.g0003", "step-12345678901.g0000"] {
         fs::create_dir(root.path().join(name)).unwrap();
     }
-    for stranger in ["step-2.g1", "step-0000000002", "latest", "step-+000000002.g0001", ".trash-step-0000000001.g0001"]
-    {
-        fs::create_dir(root.path().join(stranger)).unwrap();
+    for unknown in ["step-2.g1", "step-0000000002", "latest", "step-+000000002.g0001", ".trash-step-0000000001.g0001"] {
+        fs::create_dir(root.path().join(unknown)).unwrap();
     }
     fs::write(root.path().join("step-0000000099.g0001"), "a file").unwrap();
 
@@ -29,7 +28,7 @@ fn directories_sort_by_step_then_generation_and_strangers_are_ignored() {
 }
 
 #[test]
-fn an_absent_root_has_no_checkpoint() {
+fn absent_root_has_no_checkpoint() {
     let root = tempfile::tempdir().unwrap();
 
     let (checkpoint, skipped) = latest_valid(&root.path().join("nothing")).unwrap();
@@ -38,7 +37,7 @@ fn an_absent_root_has_no_checkpoint() {
 }
 
 #[test]
-fn an_uncommitted_directory_is_skipped_with_its_reason_and_a_retry_takes_the_next_generation() {
+fn uncommitted_directory_is_skipped_with_its_reason_and_a_retry_takes_the_next_generation() {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());
     save_state(&writer, 1).unwrap();
@@ -102,7 +101,7 @@ fn retention_removes_nothing_while_no_checkpoint_is_valid() {
 }
 
 #[test]
-fn a_run_that_starts_over_keeps_what_it_saves_beside_the_checkpoints_of_a_longer_run() {
+fn restarted_run_keeps_its_saves_beside_the_checkpoints_of_a_longer_run() {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());
     (1..=3).for_each(|step| drop(save_state(&writer, step).unwrap()));

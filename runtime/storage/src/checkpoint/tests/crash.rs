@@ -1,5 +1,4 @@
-//! CHECKPOINT-1 and CHECKPOINT-2: a crash, a power failure or a full disk at any moment of a save costs nothing that
-//! was committed.
+//! CHECKPOINT-1 and CHECKPOINT-2: a crash, a power failure or a full disk at any moment of a save loses nothing committed.
 
 use super::faulty_disk::FaultyDisk;
 use super::*;
@@ -13,7 +12,7 @@ fn operations_of_a_save() -> usize {
 }
 
 #[test]
-fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint() {
+fn crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint() {
     let n = operations_of_a_save();
     assert!(n > 15, "a save has only {n} operations");
     let mut seen = std::collections::BTreeSet::new();
@@ -39,7 +38,7 @@ fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint(
 }
 
 #[test]
-fn a_power_failure_at_any_operation_of_a_save_leaves_the_previous_checkpoint_or_a_durable_new_one() {
+fn power_failure_at_any_operation_of_a_save_leaves_the_previous_checkpoint_or_a_durable_new_one() {
     for k in 0..=operations_of_a_save() {
         let root = tempfile::tempdir().unwrap();
         save_state(&quick_writer(root.path()), 1).unwrap();
@@ -55,7 +54,7 @@ fn a_power_failure_at_any_operation_of_a_save_leaves_the_previous_checkpoint_or_
 }
 
 #[test]
-fn the_root_itself_survives_a_power_failure_once_a_save_has_returned() {
+fn root_itself_survives_a_power_failure_once_a_save_has_returned() {
     let parent = tempfile::tempdir().unwrap();
     let root = parent.path().join("outputs/checkpoints");
     let disk = FaultyDisk::default();
@@ -67,7 +66,7 @@ fn the_root_itself_survives_a_power_failure_once_a_save_has_returned() {
 }
 
 #[test]
-fn a_disk_that_fills_up_anywhere_gives_an_error_leaves_nothing_and_keeps_the_previous_checkpoint() {
+fn full_disk_fails_the_save_and_keeps_only_the_previous_checkpoint() {
     let whole = tempfile::tempdir().unwrap();
     let id = save_state(&quick_writer(whole.path()), 2).unwrap();
     let n_bytes: u64 = std::fs::read_dir(&id.path).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
@@ -85,7 +84,7 @@ fn a_disk_that_fills_up_anywhere_gives_an_error_leaves_nothing_and_keeps_the_pre
 }
 
 #[test]
-fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
+fn crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
     for k in 0..30 {
         let root = tempfile::tempdir().unwrap();
         let writer = quick_writer(root.path());

@@ -1,5 +1,5 @@
-//! CHECKPOINT-3 and CHECKPOINT-6: every damaged bit is seen, the previous checkpoint is used, and a hostile manifest is
-//! refused.
+//! CHECKPOINT-3 and CHECKPOINT-6: every damaged bit is detected, the previous checkpoint is used, and a hostile manifest
+//! is refused.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::checkpoint::commit::Commit;
 use crate::checkpoint::index::{Index, TensorEntry};
 use crate::checkpoint::manifest::{Manifest, ManifestError};
 
-/// Two checkpoints; the directory of the newer one.
+/// Saves two checkpoints; returns the directory of the newer one.
 fn two_checkpoints() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());
@@ -20,7 +20,7 @@ fn two_checkpoints() -> (tempfile::TempDir, PathBuf) {
     (root, newer)
 }
 
-/// The reason for which the newer checkpoint is passed over, after checking that the older one is used.
+/// Why the newer checkpoint is skipped, after checking that the older one is used.
 fn reason(root: &Path) -> CheckpointError {
     assert_eq!(loaded_step(root), Some(1));
     let (_, mut skipped) = latest_valid(root).unwrap();
@@ -33,7 +33,7 @@ const FILES: [&str; 5] = ["COMMIT", "MANIFEST", INDEX, "rank-00000-0000.safetens
 
 proptest! {
     #[test]
-    fn any_flipped_bit_of_any_file_is_seen_and_the_previous_checkpoint_used(file in 0usize..5, at: prop::sample::Index, bit in 0u8..8) {
+    fn flipped_bit_in_any_file_is_detected_and_the_previous_checkpoint_used(file in 0usize..5, at: prop::sample::Index, bit in 0u8..8) {
         let (root, newer) = two_checkpoints();
         let path = newer.join(FILES[file]);
         let mut bytes = fs::read(&path).unwrap();
@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_of_any_other_length_is_seen(file in 0usize..5, cut: prop::sample::Index, longer: bool) {
+    fn file_of_another_length_is_detected(file in 0usize..5, cut: prop::sample::Index, longer: bool) {
         let (root, newer) = two_checkpoints();
         let path = newer.join(FILES[file]);
         let mut bytes = fs::read(&path).unwrap();
@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn missing_file_is_named() {
     for file in FILES {
         let (root, newer) = two_checkpoints();
         fs::remove_file(newer.join(file)).unwrap();
@@ -84,7 +84,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn a_link_in_place_of_a_file_is_not_followed() {
+fn link_in_place_of_a_file_is_not_followed() {
     let (root, newer) = two_checkpoints();
     let path = newer.join("rank-00000-0000.safetensors");
     fs::rename(&path, root.path().join("elsewhere")).unwrap();
@@ -94,14 +94,14 @@ fn a_link_in_place_of_a_file_is_not_followed() {
 }
 
 #[test]
-fn a_checkpoint_under_the_name_of_another_step_is_not_loaded() {
+fn checkpoint_under_the_name_of_another_step_is_not_loaded() {
     let (root, newer) = two_checkpoints();
     fs::rename(newer, root.path().join("step-0000000009.g0003")).unwrap();
 
     assert!(matches!(reason(root.path()), CheckpointError::BadManifest { reason: ManifestError::Identity, .. }));
 }
 
-/// Gives the newer checkpoint another manifest, with a marker that fits it: what a hostile writer could do.
+/// Replaces the newer checkpoint's manifest and its marker consistently, as a hostile writer could.
 fn forge(change: impl FnOnce(&Path, &mut Manifest)) -> ManifestError {
     let (root, newer) = two_checkpoints();
     let mut manifest = Manifest::decode(&fs::read(newer.join("MANIFEST")).unwrap()).unwrap();
@@ -117,7 +117,7 @@ fn forge(change: impl FnOnce(&Path, &mut Manifest)) -> ManifestError {
     }
 }
 
-/// Gives the newer checkpoint another index, with a manifest that names it.
+/// Replaces the newer checkpoint's index and the manifest's entry for it.
 fn forge_index(change: impl FnOnce(&mut Index)) -> ManifestError {
     forge(|dir, manifest| {
         let mut index = Index::decode(&fs::read(dir.join(INDEX)).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A disk that stops after a number of operations, is full after a number of bytes, and forgets what was not synced.
+//! A disk that stops after a number of operations, fills up after a number of bytes, and can lose unsynced data.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,12 +31,12 @@ enum Change {
 pub(super) struct FaultyDisk(Arc<Mutex<State>>);
 
 impl FaultyDisk {
-    /// After this many operations every further one fails, as for a process that was killed there.
+    /// Every operation after the first `n` fails, as if the process had been killed there.
     pub(super) fn stopping_after(n: usize) -> Self {
         Self(Arc::new(Mutex::new(State { stops_after: Some(n), ..State::default() })))
     }
 
-    /// Writes fail once this many bytes were written; everything else works.
+    /// Writes fail after this many bytes; all other operations work.
     pub(super) fn full_after(bytes: u64) -> Self {
         Self(Arc::new(Mutex::new(State { bytes_left: Some(bytes), ..State::default() })))
     }
@@ -50,7 +50,7 @@ impl FaultyDisk {
         self.0.lock().unwrap().has_stopped
     }
 
-    /// What is left after the power failed: names not synced are as before, contents not synced are cut in half.
+    /// Simulates a power failure: reverts unsynced names and cuts unsynced contents in half.
     pub(super) fn lose_power(&self) {
         let mut state = self.0.lock().unwrap();
         let pending = std::mem::take(&mut state.pending);

@@ -10,17 +10,17 @@ use futures_util::stream::BoxStream;
 use object_store::path::Path as Key;
 use object_store::*;
 
-/// What goes wrong.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Nothing,
-    /// After this many operations every further one fails and does nothing, as for a process that was killed there.
+    /// Every operation after this many fails and does nothing, as if the process had been killed there.
     StopsAfter(usize),
-    /// The operation of this number is done, and fails nevertheless.
+    /// The operation with this number is performed but reports a failure.
     AnswerLost(usize),
-    /// The operation of this number is performed twice, since the client lost the first answer and sent the request again;
-    /// it gets the second answer. Parts of large objects and their completion are not repeated: a client repeats a part
-    /// under its number, which this trait does not show.
+    /// The operation with this number is performed twice: the client lost the first answer, repeated the request and gets
+    /// the second answer. Parts of large objects and their completion are not repeated: a client repeats a part under its
+    /// number, which this trait does not expose.
     Repeats(usize),
     /// Every operation is performed twice.
     RepeatsAll,
@@ -43,7 +43,7 @@ impl FaultyObjects {
         self.n_operations.load(Ordering::SeqCst)
     }
 
-    /// Counts an operation; tells what happens to it.
+    /// Counts an operation and returns its fate.
     fn operate(&self) -> Result<Fate> {
         let number = self.n_operations.fetch_add(1, Ordering::SeqCst);
         match self.fault {

@@ -1,5 +1,5 @@
-//! Checkpoints of earlier builds are still read: those of format 1, one writer and everything in the manifest, and those
-//! whose hashes cover four times as much.
+//! Checkpoints of earlier builds load: format 1 (one writer, everything in the manifest) and four times larger hash
+//! chunks.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::checkpoint::index::Index;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::reader::Checkpoint;
 
-/// Turns a checkpoint into the one that format 1 would have written of the same state.
+/// Rewrites a checkpoint as format 1 stored the same state.
 fn rewrite_as_format_1(dir: &Path) {
     let mut contents = Checkpoint::open(dir).unwrap().contents().clone();
     contents.format = 1;
@@ -33,7 +33,7 @@ fn rewrite_as_format_1(dir: &Path) {
 }
 
 #[test]
-fn a_checkpoint_of_format_1_is_loaded_and_its_damage_is_seen() {
+fn format_1_checkpoint_loads_and_its_damage_is_detected() {
     let root = tempfile::tempdir().unwrap();
     let older = save_state(&quick_writer(root.path()), 1).unwrap();
     let newer = save_state(&quick_writer(root.path()), 2).unwrap();
@@ -49,7 +49,7 @@ fn a_checkpoint_of_format_1_is_loaded_and_its_damage_is_seen() {
 }
 
 #[test]
-fn hashes_that_cover_four_times_as_much_are_read_and_see_damage() {
+fn checkpoint_with_larger_hash_chunks_loads_and_its_damage_is_detected() {
     const EARLIER_BYTES: usize = 4 << 20;
     let root = tempfile::tempdir().unwrap();
     let content: Vec<u8> = (0..9u32 << 20).map(|i| (i % 251) as u8).collect();

@@ -1,4 +1,4 @@
-//! CHECKPOINT-3 for ranks that read only their part: what they read is verified, and nothing else is touched.
+//! CHECKPOINT-3 for ranks that read only their part: a rank verifies what it reads and touches nothing else.
 
 use std::fs;
 
@@ -36,7 +36,7 @@ fn flip_last_bit(path: &Path) {
 }
 
 #[test]
-fn only_files_that_hold_a_part_of_what_is_wanted_are_opened_and_their_damage_is_seen() {
+fn lazy_reads_open_only_the_files_they_need_and_detect_their_damage() {
     let root = tempfile::tempdir().unwrap();
     let id = rows(root.path(), 4);
     fs::remove_file(id.path.join("rank-00000-0000.safetensors")).unwrap();
@@ -52,7 +52,7 @@ fn only_files_that_hold_a_part_of_what_is_wanted_are_opened_and_their_damage_is_
 }
 
 #[test]
-fn a_box_over_rows_of_many_writers_reads_from_each() {
+fn box_over_rows_of_many_writers_reads_from_each() {
     let root = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open_lazily(&rows(root.path(), 5).path).unwrap();
     let mut column = [0; 3];
@@ -63,7 +63,7 @@ fn a_box_over_rows_of_many_writers_reads_from_each() {
 }
 
 #[test]
-fn more_writers_than_files_may_be_open_are_read() {
+fn checkpoint_of_more_files_than_may_be_open_is_read() {
     let root = tempfile::tempdir().unwrap();
     let path = rows(root.path(), 200).path;
 
@@ -78,7 +78,7 @@ fn more_writers_than_files_may_be_open_are_read() {
 }
 
 #[test]
-fn a_file_that_was_replaced_after_it_was_verified_is_verified_again_when_it_is_opened_again() {
+fn replaced_file_is_verified_again_when_it_is_reopened() {
     let root = tempfile::tempdir().unwrap();
     let path = rows(root.path(), 200).path;
     let checkpoint = Checkpoint::open_lazily(&path).unwrap();
@@ -91,7 +91,7 @@ fn a_file_that_was_replaced_after_it_was_verified_is_verified_again_when_it_is_o
 }
 
 #[test]
-fn a_verified_chunk_is_read_again_without_the_bytes_around_it() {
+fn second_read_of_a_verified_chunk_reads_only_the_requested_bytes() {
     let root = tempfile::tempdir().unwrap();
     let content: Vec<u8> = (0..64 << 10).map(|x: u32| (x * 7) as u8).collect();
     let id =
@@ -103,7 +103,7 @@ fn a_verified_chunk_is_read_again_without_the_bytes_around_it() {
     };
     assert_eq!(read(5), Ok(content[5]));
 
-    // Damage elsewhere in the chunk is not seen any more, which shows that the chunk is not read and hashed again.
+    // Damage elsewhere in the chunk goes undetected, which shows that the chunk is not read and hashed again.
     flip_last_bit(&id.path.join("rank-00000-0000.safetensors"));
 
     assert_eq!(read(6), Ok(content[6]));

@@ -1,4 +1,4 @@
-//! CHECKPOINT-7: many writers save one checkpoint, any others read it, and it exists only when it is whole.
+//! CHECKPOINT-7: many writers save one checkpoint, any ranks read it, and it exists only when it is complete.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex};
@@ -49,7 +49,7 @@ impl Board {
         Ok(state.last_sum)
     }
 
-    /// Whoever waits, or comes later, learns that one is lost.
+    /// Fails current and later sums, as after the loss of a writer.
     pub(super) fn leave(&self) {
         self.state.lock().unwrap().has_left = true;
         self.changed.notify_all();
@@ -70,7 +70,7 @@ enum Scheme {
     Dim(Pick, Vec<Pick>),
     /// In runs of elements, as ZeRO does.
     Flat(Vec<Pick>),
-    /// In any boxes, given to anyone.
+    /// In arbitrary boxes with arbitrary owners.
     Any(Vec<(Pick, Pick)>, Vec<Pick>),
 }
 
@@ -214,7 +214,7 @@ fn boxes_of_different_writers_that_overlap_or_leave_a_hole_fail_the_save_for_all
 }
 
 #[test]
-fn a_writer_whose_own_pieces_are_wrong_fails_the_save_for_all_and_says_why() {
+fn writer_with_overlapping_pieces_fails_the_save_for_all() {
     for wrong in 0..3 {
         let root = tempfile::tempdir().unwrap();
         let mut tensor = rows(&[0..2, 2..4, 4..6]);
@@ -232,7 +232,7 @@ fn a_writer_whose_own_pieces_are_wrong_fails_the_save_for_all_and_says_why() {
 }
 
 #[test]
-fn writers_join_the_generation_that_the_leader_took_when_remains_stand_in_the_way() {
+fn writers_join_the_leaders_generation_when_remains_occupy_the_first() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("step-0000000001.g0003")).unwrap();
     std::fs::write(root.path().join("step-0000000001.g0003/rank-00001-index.json"), "{}").unwrap();
@@ -245,7 +245,7 @@ fn writers_join_the_generation_that_the_leader_took_when_remains_stand_in_the_wa
 }
 
 #[test]
-fn a_leader_that_does_not_wait_is_told_whose_part_is_missing() {
+fn early_commit_names_the_writer_whose_part_is_missing() {
     let root = tempfile::tempdir().unwrap();
     let pending = quick_writer(root.path()).begin(&meta(1)).unwrap();
     let other = quick_writer(root.path()).join(&meta(1), pending.id().generation);
@@ -284,7 +284,7 @@ fn parts_that_contradict_each_other_are_not_committed() {
 }
 
 #[test]
-fn a_part_that_was_cut_short_after_it_was_written_is_not_committed() {
+fn part_truncated_after_its_write_is_not_committed() {
     let root = tempfile::tempdir().unwrap();
     let pending = quick_writer(root.path()).begin(&meta(1)).unwrap();
     pending.write_part(0, &[Piece::whole("t", Dtype::U8, &[2], &[1, 2])], &[]).unwrap();

@@ -1,4 +1,4 @@
-//! CHECKPOINT-1, CHECKPOINT-2 and CHECKPOINT-7 with many writers: whoever dies, and whenever, costs nothing that was
+//! CHECKPOINT-1, CHECKPOINT-2 and CHECKPOINT-7 with many writers: the death of any writer at any moment loses nothing
 //! committed.
 
 use super::faulty_disk::FaultyDisk;
@@ -45,7 +45,7 @@ fn save_part(
     writer.save_together(&meta(step), writer_rank, &pieces, if writer_rank.writer == 0 { &extras } else { &[] }, sum)
 }
 
-/// All writers on one disk, none of which dies.
+/// Saves with all writers on one disk; no writer dies.
 fn save_on(disk: &FaultyDisk, root: &Path, step: u64) -> Vec<Result<CheckpointId, CheckpointError>> {
     let board = Board::new(N_WRITERS as usize);
     let writer = CheckpointWriter::on(Arc::new(Disk::on(Arc::new(disk.clone()))), root);
@@ -56,7 +56,7 @@ fn save_on(disk: &FaultyDisk, root: &Path, step: u64) -> Vec<Result<CheckpointId
     })
 }
 
-/// All writers; one of them dies. The dead one's result is what it would have returned had it lived.
+/// Saves with all writers, one of which dies. The result of the dead writer is what it would have returned alive.
 fn save_with_death(root: &Path, step: u64, dying: u32, death: Death) -> Vec<Result<CheckpointId, CheckpointError>> {
     let board = Board::new(N_WRITERS as usize);
     let part = |writer_rank| {
@@ -91,7 +91,7 @@ fn operations_of_a_save() -> usize {
 }
 
 #[test]
-fn a_writer_that_dies_at_any_operation_or_exchange_leaves_the_previous_or_the_new_checkpoint() {
+fn writer_that_dies_at_any_operation_or_exchange_leaves_the_previous_or_the_new_checkpoint() {
     let deaths = (0..40).map(Death::Operation).chain((0..3).map(Death::Exchange));
     let mut seen = std::collections::BTreeSet::new();
     for (death, dying) in deaths.flat_map(|death| (0..N_WRITERS).map(move |dying| (death, dying))) {
@@ -103,7 +103,7 @@ fn a_writer_that_dies_at_any_operation_or_exchange_leaves_the_previous_or_the_ne
         let loaded = loaded_step(root.path());
         assert!(loaded == Some(1) || loaded == Some(2), "writer {dying}, {death:?}: {loaded:?}");
         if results.iter().any(Result::is_ok) {
-            assert_eq!(loaded, Some(2), "writer {dying}, {death:?}: somebody was told that it is saved");
+            assert_eq!(loaded, Some(2), "writer {dying}, {death:?}: a writer reported the save as done");
         }
         seen.insert((results.iter().all(Result::is_ok), loaded));
         // The next run saves the same step again, whatever remains, and retention removes the remains.
@@ -118,7 +118,7 @@ fn a_writer_that_dies_at_any_operation_or_exchange_leaves_the_previous_or_the_ne
 }
 
 #[test]
-fn a_power_failure_at_any_operation_leaves_the_previous_checkpoint_or_a_durable_new_one() {
+fn power_failure_at_any_operation_leaves_the_previous_checkpoint_or_a_durable_new_one() {
     let n = operations_of_a_save();
     assert!(n > 25, "a save has only {n} operations");
     for k in 0..=n {
@@ -135,7 +135,7 @@ fn a_power_failure_at_any_operation_leaves_the_previous_checkpoint_or_a_durable_
 }
 
 #[test]
-fn a_disk_that_fills_up_anywhere_gives_every_writer_an_error_and_leaves_nothing() {
+fn full_disk_fails_every_writer_and_keeps_only_the_previous_checkpoint() {
     let whole = tempfile::tempdir().unwrap();
     let id = save_on(&FaultyDisk::default(), whole.path(), 2)[0].clone().unwrap();
     let n_bytes: u64 = std::fs::read_dir(&id.path).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
@@ -153,7 +153,7 @@ fn a_disk_that_fills_up_anywhere_gives_every_writer_an_error_and_leaves_nothing(
 }
 
 #[test]
-fn a_part_survives_a_power_failure_once_it_is_written() {
+fn part_survives_a_power_failure_once_it_is_written() {
     let root = tempfile::tempdir().unwrap();
     let pending = quick_writer(root.path()).begin(&meta(2)).unwrap();
     let disk = FaultyDisk::default();

@@ -1,4 +1,4 @@
-//! CHECKPOINT-1 to CHECKPOINT-5 in object stores: in memory, and a folder as if it were one.
+//! CHECKPOINT-1 to CHECKPOINT-5 in object stores: one in memory, one over a folder.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::checkpoint::store::{self, Store};
 
 const ROOT: &str = "mem://bucket/runs/first";
 
-/// A bucket in memory with a fault, and what lies in it.
+/// A bucket over `objects` with a fault, and the faulty store, which counts operations.
 fn bucket(objects: &Arc<dyn ObjectStore>, fault: Fault) -> (Arc<dyn Store>, FaultyObjects) {
     let faulty = FaultyObjects::new(objects.clone(), fault);
     (Arc::new(Bucket::new(Arc::new(faulty.clone()), "mem://bucket").unwrap()), faulty)
@@ -34,7 +34,7 @@ fn loaded(objects: &Arc<dyn ObjectStore>) -> Option<u64> {
     loaded_step_in(&bucket(objects, Fault::Nothing).0, Path::new(ROOT))
 }
 
-/// Both kinds of store; the folder goes with the guard.
+/// Both kinds of store; dropping the guard removes the folder.
 fn stores() -> [(Arc<dyn Store>, PathBuf, Option<tempfile::TempDir>); 2] {
     let folder = tempfile::tempdir().unwrap();
     let url = PathBuf::from(format!("file://{}/runs/first", folder.path().display()));
@@ -45,7 +45,7 @@ fn stores() -> [(Arc<dyn Store>, PathBuf, Option<tempfile::TempDir>); 2] {
 fn saved_checkpoint_is_found_loaded_and_removed_when_old() {
     for (store, root, _guard) in stores() {
         let writer = CheckpointWriter::on(store.clone(), &root);
-        assert_eq!(loaded_step_in(&store, &root), None, "nothing lies in a new place");
+        assert_eq!(loaded_step_in(&store, &root), None, "a new store is empty");
 
         let [.., saved] = [1, 2, 3, 4].map(|step| save_state(&writer, step).unwrap());
         let removed = writer.retain(2, &saved).unwrap();
@@ -63,11 +63,11 @@ fn file_url_checkpoint_is_readable_as_a_plain_folder() {
     save_state(&CheckpointWriter::on(store, &root), 7).unwrap();
 
     assert_eq!(loaded_step(&folder.unwrap().path().join("runs/first")), Some(7));
-    assert_eq!(loaded_step(&root), None, "the folder went with its guard");
+    assert_eq!(loaded_step(&root), None, "dropping the guard removed the folder");
 }
 
 #[test]
-fn parts_of_two_writers_are_read_by_a_rank_that_cuts_otherwise() {
+fn rank_with_another_split_reads_the_parts_of_two_writers() {
     for (store, root, _guard) in stores() {
         let writer = CheckpointWriter::on(store.clone(), &root);
         let leader = writer.begin(&meta(1)).unwrap();
@@ -94,7 +94,7 @@ fn parts_of_two_writers_are_read_by_a_rank_that_cuts_otherwise() {
 }
 
 #[test]
-fn a_directory_is_taken_by_one_leader_only() {
+fn directory_is_claimed_by_only_one_leader() {
     for (store, root, _guard) in stores() {
         let writer = CheckpointWriter::on(store.clone(), &root);
         let taken = writer.begin(&meta(1)).unwrap().id().clone();
@@ -105,7 +105,7 @@ fn a_directory_is_taken_by_one_leader_only() {
 }
 
 #[test]
-fn a_crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint() {
+fn crash_at_any_operation_of_a_save_leaves_the_previous_or_the_new_checkpoint() {
     let (store, counted) = bucket(&memory(), Fault::Nothing);
     save_state(&CheckpointWriter::on(store, Path::new(ROOT)), 1).unwrap();
     let n = counted.n_operations();
@@ -138,7 +138,7 @@ fn lost_answer_to_any_operation_fails_at_most_its_own_save() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_is_an_error_and_no_reason_to_take_an_older_checkpoint() {
+fn unreachable_store_is_an_error_instead_of_a_fallback_to_an_older_checkpoint() {
     let objects = memory();
     for step in [1, 2] {
         save_state(&writer_to(&objects, Fault::Nothing), step).unwrap();
@@ -155,7 +155,7 @@ fn a_store_that_does_not_answer_is_an_error_and_no_reason_to_take_an_older_check
 }
 
 #[test]
-fn a_save_succeeds_when_the_client_repeats_any_of_its_operations() {
+fn save_succeeds_when_the_client_repeats_any_of_its_operations() {
     let (store, counted) = bucket(&memory(), Fault::Nothing);
     save_state(&CheckpointWriter::on(store, Path::new(ROOT)), 1).unwrap();
     let n = counted.n_operations();
@@ -169,7 +169,7 @@ fn a_save_succeeds_when_the_client_repeats_any_of_its_operations() {
         assert_eq!(loaded(&objects), Some(2), "{fault:?}");
         let (store, _) = bucket(&objects, Fault::Nothing);
         let of_step: Vec<u64> = list_in(&*store, Path::new(ROOT)).unwrap().iter().map(|id| id.step).collect();
-        assert_eq!(of_step, [2, 1], "{fault:?}: the claim, too, is recognised as the writer's own");
+        assert_eq!(of_step, [2, 1], "{fault:?}: the writer recognises its own claim");
         assert!(Checkpoint::open_in(&store, &saved.path).is_ok(), "{fault:?}");
     }
 }
@@ -187,7 +187,7 @@ fn retention_finishes_when_the_client_repeats_every_operation() {
 }
 
 #[test]
-fn a_marker_of_somebody_else_is_not_replaced() {
+fn foreign_marker_is_not_replaced() {
     let objects = memory();
     let pending = writer_to(&objects, Fault::Nothing).begin(&meta(1)).unwrap();
     pending.write_part(0, &[Piece::whole("t", Dtype::U8, &[2], &[1, 2])], &[]).unwrap();
@@ -200,7 +200,7 @@ fn a_marker_of_somebody_else_is_not_replaced() {
 }
 
 #[test]
-fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
+fn crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
     for k in 0..50 {
         let objects = memory();
         let writer = writer_to(&objects, Fault::Nothing);
@@ -222,7 +222,7 @@ fn a_crash_at_any_operation_of_retention_keeps_the_newest_valid_checkpoint() {
 }
 
 #[test]
-fn a_damaged_object_is_named_and_its_checkpoint_skipped() {
+fn damaged_object_is_named_and_its_checkpoint_skipped() {
     const FILES: [&str; 5] =
         ["COMMIT", "MANIFEST", "rank-00000-index.json", "rank-00000-0000.safetensors", "rank-00000-extra-trainer.json"];
     for name in FILES {
@@ -246,7 +246,7 @@ fn a_damaged_object_is_named_and_its_checkpoint_skipped() {
 }
 
 #[test]
-fn a_large_object_goes_in_parts_and_none_of_it_is_there_when_one_fails() {
+fn large_object_is_sent_in_parts_and_does_not_exist_when_one_fails() {
     let content: Vec<u8> = (0..40u32 << 20).map(|i| (i / 7) as u8).collect();
     let piece = [Piece::whole("t", Dtype::U8, &[40 << 20], &content)];
     let (store, counted) = bucket(&memory(), Fault::Nothing);
@@ -257,7 +257,7 @@ fn a_large_object_goes_in_parts_and_none_of_it_is_there_when_one_fails() {
     let checkpoint = Checkpoint::open_in(&store, &id.path).unwrap();
     checkpoint.read_into("t", &TensorBox { offset: vec![30 << 20], extent: vec![100] }, &mut found).unwrap();
     assert_eq!(found, content[30 << 20..][..100]);
-    assert!(counted.n_operations() > 5 + 6, "it has six parts");
+    assert!(counted.n_operations() > 5 + 6, "the object has six parts");
     for k in 3..=9 {
         let objects = memory();
         writer_to(&objects, Fault::StopsAfter(k)).save(&meta(1), &piece, &[]).unwrap_err();

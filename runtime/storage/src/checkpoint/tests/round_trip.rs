@@ -1,4 +1,4 @@
-//! What is saved in any boxes is loaded by any other.
+//! A state saved in any boxes loads in any other boxes.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::checkpoint::reader::Checkpoint;
 
-/// The elements of a box, by plain indexing: the reference that reading is compared with.
+/// The elements of a box by plain indexing: the reference for reads.
 pub(super) fn cut(values: &[u16], global: &[usize], region: &TensorBox) -> Vec<u16> {
     let n: usize = region.extent.iter().product();
     let element = |mut flat: usize| {
@@ -185,7 +185,7 @@ fn pieces_that_contradict_each_other_are_refused_before_anything_is_written() {
 
     assert!(refused(&[half]).contains("hole or overlap"));
     assert!(refused(&[whole, half]).contains("hole or overlap"));
-    assert!(refused(&[Piece { bytes: &[1], ..whole }]).contains("does not hold its bytes"));
+    assert!(refused(&[Piece { bytes: &[1], ..whole }]).contains("does not match its bytes"));
     assert!(refused(&[Piece { global_shape: &[2], ..half }, whole]).contains("differ in type"));
     assert!(refused(&[Piece { name: "../t", ..whole }]).contains("names have"));
     let extras = writer.save(&meta(1), &[whole], &[("a/b", b"")]).unwrap_err();
@@ -193,7 +193,7 @@ fn pieces_that_contradict_each_other_are_refused_before_anything_is_written() {
 }
 
 #[test]
-fn requests_that_do_not_fit_are_refused() {
+fn invalid_requests_are_refused() {
     let root = tempfile::tempdir().unwrap();
     save_state(&quick_writer(root.path()), 1).unwrap();
     let checkpoint = latest_valid(root.path()).unwrap().0.unwrap();
@@ -209,7 +209,7 @@ fn requests_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_background_thread_saves_from_a_snapshot_that_it_owns() {
+fn background_thread_saves_from_a_snapshot_that_it_owns() {
     let root = tempfile::tempdir().unwrap();
     let writer = CheckpointWriter::at(root.path()).unwrap();
     let snapshot = vec![0.25f32; 1000];

@@ -1,8 +1,8 @@
-//! Worlds that others follow by choice, and those who catch up before they have a rank in one.
+//! Planned world changes, and members that catch up before they have a rank.
 
 use super::*;
 
-/// Ticks from the first word of a newcomer to the world that a job with two of `wanted` members forms with it.
+/// Ticks from a newcomer's first report until a job with two of `wanted` members trains with it.
 fn ticks_to_join(wanted: usize) -> u64 {
     let mut job = Job::start(shards(wanted), 2, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
@@ -21,12 +21,12 @@ fn growth_does_not_wait_when_all_wanted_members_are_present() {
     let (last_one, not_the_last) = (ticks_to_join(3), ticks_to_join(4));
 
     assert!(last_one < life, "{last_one} ticks");
-    assert!(not_the_last >= life, "others may come, but {not_the_last} ticks");
+    assert!(not_the_last >= life, "others may still join, but the world grew after {not_the_last} ticks");
 }
 
 // COORDINATOR-10
 #[test]
-fn a_world_grows_between_two_steps() {
+fn world_grows_between_two_steps() {
     let mut job = Job::start(shards(3), 2, Schedule::default());
     job.run_until("training", |job| job.step() >= Step(5));
 
@@ -36,9 +36,9 @@ fn a_world_grows_between_two_steps() {
     let incident = last_incident(&job);
     assert_eq!(incident.cause, Cause { culprit: Culprit::Job, why: Why::Grows });
     assert_eq!(
-        job.rested,
+        job.paused_behind,
         BTreeSet::from([incident.step]),
-        "all rest behind the step from which the next world goes on"
+        "all members pause behind the base step of the next world"
     );
 }
 
@@ -46,7 +46,7 @@ const ONE: Mesh = Mesh::ONE;
 const TWO: Mesh = Mesh { dp_replicate: 2, ..Mesh::ONE };
 
 /// One replica trains, and a second one joins with too much missing state to wait for.
-fn a_replica_and_a_newcomer() -> Job {
+fn replica_and_a_newcomer() -> Job {
     let mut job = Job::start(TWO, 1, Schedule::default());
     job.coordinator.policy.rest_bytes_max = 0;
     job.run_until("one replica", |job| job.running(ONE));
@@ -57,29 +57,29 @@ fn a_replica_and_a_newcomer() -> Job {
 // CATCH-UP-1, CATCH-UP-3
 #[test]
 fn newcomer_with_much_missing_state_catches_up_while_the_others_train_and_then_gets_its_rank() {
-    let mut job = a_replica_and_a_newcomer();
+    let mut job = replica_and_a_newcomer();
     let newcomer = |job: &Job| job.members.values().find(|m| m.worker().member.node == NodeId(2)).map(Member::report);
-    job.run_until("learning", |job| {
+    job.run_until("catching up", |job| {
         newcomer(job).is_some_and(|status_report| status_report.phase == MemberPhase::CatchingUp)
     });
 
     let began = job.committed;
     assert!(job.running(ONE) && newcomer(&job).unwrap().holds.is_empty());
-    job.run_until("its rank", |job| job.running(TWO));
+    job.run_until("the newcomer's rank", |job| job.running(TWO));
 
     assert!(job.committed >= Step(began.0 + 4), "the others trained meanwhile");
     let world_plan = job.coordinator.record().world_plan.clone().unwrap();
-    assert_eq!(world_plan.transfers, [vec![], vec![]], "nobody waits for state");
+    assert_eq!(world_plan.transfers, [vec![], vec![]], "no member waits for state");
     assert_eq!((world_plan.catching_up.len(), world_plan.base.lineage), (0, Generation(1)));
 }
 
 // CATCH-UP-3, MEMBER-8
 #[test]
 fn death_during_catch_up_loses_no_step_and_the_successor_starts_over() {
-    let mut job = a_replica_and_a_newcomer();
+    let mut job = replica_and_a_newcomer();
     let catch_up =
         |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::CatchingUp).map(Member::worker);
-    job.run_until("learning", |job| catch_up(job).is_some());
+    job.run_until("catching up", |job| catch_up(job).is_some());
     let (first, before) = (catch_up(&job).unwrap(), job.committed);
 
     job.kill(first);
@@ -92,13 +92,13 @@ fn death_during_catch_up_loses_no_step_and_the_successor_starts_over() {
 
 #[test]
 fn catching_up_rank_with_a_stuck_device_is_replaced_while_the_others_train() {
-    let mut job = a_replica_and_a_newcomer();
+    let mut job = replica_and_a_newcomer();
     let catch_up = |job: &Job| job.members.values().find(|m| m.report().phase == MemberPhase::CatchingUp).cloned();
     let computes = |m: Member| m.report().progress.at == At::Computes;
     job.run_until("a catching-up member that computes", |job| catch_up(job).is_some_and(computes));
 
     job.frozen = catch_up(&job).map(|member| member.worker());
-    // As long as a first step may take.
+    // A first step may take this long.
     job.run_for(60_000);
     job.run_until("the rank of its successor", |job| job.running(TWO));
 
