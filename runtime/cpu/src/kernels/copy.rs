@@ -1,7 +1,7 @@
 //! Blocks of rows and of columns, moved between matrices as they are.
 
 use super::parallel::{CHUNK, rows_per_task};
-use rayon::prelude::*;
+use crate::tasks::{Cut, Tasks};
 
 /// `to[t, to_first..to_first + len] = from[t, from_first..from_first + len]` for each row; the rest of `to` stays.
 ///
