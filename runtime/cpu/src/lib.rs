@@ -6,6 +6,7 @@ mod device;
 mod executor;
 pub mod kernels;
 pub mod matmul;
+mod tasks;
 mod thread;
 
 pub use device::CpuDevice;

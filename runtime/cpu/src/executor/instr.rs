@@ -8,6 +8,7 @@ use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
     head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary,
 };
+use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
 use phalanx_device::float::Float;
 use phalanx_device::groups::Groups;
@@ -18,7 +19,6 @@ use phalanx_strategies::program::{
     ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, QkColumns, QkNorm, Update,
     ValueId, VocabShard,
 };
-use rayon::prelude::*;
 use std::sync::Arc;
 
 /// Runs `$body` with `$T` bound to the element type of a buffer of activations.

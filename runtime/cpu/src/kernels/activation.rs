@@ -3,8 +3,8 @@
 use super::math::sigmoid;
 use super::parallel::{CHUNK, rows_per_task};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// `act = silu(gate) up`, `silu(x) = x sigmoid(x)`. Source: Shazeer 2020 (arXiv:2002.05202).
 ///

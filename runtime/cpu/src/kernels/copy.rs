@@ -1,7 +1,7 @@
 //! Copies of blocks of rows and columns between matrices.
 
 use super::parallel::{CHUNK, rows_per_task};
-use rayon::prelude::*;
+use crate::tasks::{Cut, Tasks};
 
 /// `to[t, to_first..to_first + len] = from[t, from_first..from_first + len]` for each row; the rest of `to` is
 /// unchanged.

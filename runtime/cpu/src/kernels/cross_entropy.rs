@@ -3,7 +3,7 @@
 use super::math::{exp, max, sum};
 use super::parallel::{PARTS, rows_per_part};
 use super::simd::simd;
-use rayon::prelude::*;
+use crate::tasks::{Cut, Tasks};
 
 /// Columns summed in f32 before the sum continues in f64: keeps the error of a row of any width below 1e-6.
 pub(super) const BLOCK: usize = 4096;

@@ -12,7 +12,7 @@ use super::cross_entropy::BLOCK;
 use super::math::{exp, max, sum};
 use super::parallel::{PARTS, rows_per_part, rows_per_task};
 use super::simd::simd;
-use rayon::prelude::*;
+use crate::tasks::{Cut, Tasks};
 
 /// Numbers of a shard for each row.
 pub const N_STATS: usize = 3;

@@ -2,8 +2,8 @@
 
 use super::parallel::{CHUNK, rows_per_task};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// `out = a + b`.
 ///

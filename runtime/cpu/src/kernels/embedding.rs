@@ -2,8 +2,8 @@
 
 use super::parallel::{PARTS, rows_per_task};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// `out[t, :] = table[ids[t], :]`, or `out +=` if `accumulate`.
 ///

@@ -4,8 +4,8 @@ use super::Heads;
 use super::math::{sum, sum3};
 use super::parallel::{PARTS, rows_per_part, rows_per_task, sum_parts};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// `out = head rstd gain` with `rstd = 1 / sqrt(mean(head²) + eps)`; the gain is `gain_q` for queries and `gain_k` for
 /// keys.

@@ -5,9 +5,9 @@ mod adafactor;
 
 use super::parallel::CHUNK;
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, Sgd};
 use phalanx_strategies::program::tiles::Tiles;
-use rayon::prelude::*;
 
 /// Scalars of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Tasks of attention write disjoint columns of one matrix, which safe slices cannot express.
 
 use super::simd::simd;
-use rayon::prelude::*;
+use crate::tasks::run_apart;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -51,7 +51,12 @@ simd! {
 pub fn for_each_task(n_tasks: usize, scratch: &mut [f32], slot_len: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
     assert!(scratch.len() >= slot_len, "scratch of {} is shorter than one slot of {slot_len}", scratch.len());
     let next = AtomicUsize::new(0);
-    scratch.par_chunks_exact_mut(slot_len.max(1)).with_max_len(1).for_each(|slot| {
+    let slot_len = slot_len.max(1);
+    let n_slots = scratch.len() / slot_len;
+    let slots = Shared::new(scratch);
+    run_apart(n_slots, &|slot| {
+        // SAFETY: slots are disjoint, and each runs once.
+        let slot = unsafe { slots.part(slot * slot_len, slot_len) };
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             if i >= n_tasks {

@@ -6,9 +6,9 @@
 use super::math::{sum, sum3};
 use super::parallel::{PARTS, rows_per_part, rows_per_task, sum_parts};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
 use phalanx_strategies::program::{QkColumns, QkNorm};
-use rayon::prelude::*;
 
 /// Columns of packed qkv.
 const fn width(columns: QkColumns) -> usize {

@@ -2,8 +2,8 @@
 
 use super::parallel::{CHUNK, PARTS, rows_per_part, rows_per_task, sum_parts};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// Number of partial sums of squares: enough to hide the latency of an add.
 const LANES: usize = 32;

@@ -3,8 +3,8 @@
 use super::math::{sum, sum3};
 use super::parallel::{PARTS, rows_per_part, rows_per_task, sum_parts};
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// `y = x rstd gain`, `rstd = 1 / sqrt(mean(x²) + eps)`.
 ///

@@ -3,8 +3,8 @@
 use super::Heads;
 use super::parallel::rows_per_task;
 use super::simd::simd;
+use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
-use rayon::prelude::*;
 
 /// Pairs rotated at once. A constant, because half a head is too short for vectorised loops of variable length.
 const LANES: usize = 16;

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use rayon::prelude::*;
+use crate::tasks;
 
 use super::operand::{Epilogue, Storage, TileMut, TileRef};
 use super::plan::{DEPTH_INNER, Plan};
@@ -32,7 +32,7 @@ pub(super) enum Threads {
 impl Threads {
     fn each(self, count: usize, work: impl Fn(usize) + Sync + Send) {
         match self {
-            Threads::Pool => (0..count).into_par_iter().for_each(work),
+            Threads::Pool => tasks::run(count, &work),
             Threads::Caller => (0..count).for_each(work),
         }
     }

@@ -1,6 +1,6 @@
-//! The engine for CPUs without AVX-512: operands widened line by line, products by the `gemm` crate.
+//! The engine for CPUs without AVX-512: operands widened line by line, products by the `gemm-f32` crate.
 //!
-//! `gemm` runs on one thread per task, because its own division of work among threads could violate MATMUL-1.
+//! `gemm-f32` runs on one thread per task, because its own division of work among threads could violate MATMUL-1.
 
 use half::{bf16, f16};
 
@@ -50,7 +50,7 @@ pub(super) unsafe fn multiply(sums: TileMut, a: *const f32, b: *const f32, depth
     let (ld, line) = (sums.ld as isize, depth as isize);
     // SAFETY: by the caller; the strides belong to row-major sums and k-contiguous lines.
     unsafe {
-        gemm::gemm(
+        gemm_f32::gemm::f32::get_gemm_fn()(
             at.rows,
             at.cols,
             depth,
@@ -69,7 +69,7 @@ pub(super) unsafe fn multiply(sums: TileMut, a: *const f32, b: *const f32, depth
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }

@@ -6,9 +6,9 @@
 use super::super::parallel::{PARTS, rows_per_part, rows_per_task};
 use super::super::simd::simd;
 use super::{Step, Whole};
+use crate::tasks::{Cut, Tasks};
 use phalanx_strategies::optimizer::Adafactor;
 use phalanx_strategies::program::tiles::{Stack, Tile};
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// Columns per task of summing squares.
