@@ -2,8 +2,8 @@
 //!
 //! Alternates the same job on the same mesh (`dp_replicate_size: 2`, two ranks of one thread each) between threads of this
 //! process, without coordinator, supervisor, votes and heartbeats, and elastic rank processes. Shadows are enabled, but a
-//! replica needs none. Prints the median step of each and their ratio for every round, and the median ratio. Not a criterion
-//! benchmark, since only alternating runs are comparable on a noisy machine.
+//! replica needs none. Prints the median step of each and their ratio for every round, and the median ratio with its
+//! confidence interval. Not a criterion benchmark, since only alternating runs are comparable on a noisy machine.
 
 use phalanx::{Event, Job, JobError, Runtime, rank_process};
 use std::path::Path;
@@ -53,7 +53,8 @@ fn main() -> anyhow::Result<()> {
         ratios.push(elastic / bare);
         println!("round {round}: bare {bare:.2} ms, elastic {elastic:.2} ms, ratio {:.4}", elastic / bare);
     }
-    println!("median ratio {:.4} of {n_rounds} rounds", median(&ratios));
+    let (low, high) = interval(&ratios);
+    println!("median ratio {:.4} of {n_rounds} rounds, 95 % interval {low:.4} to {high:.4}", median(&ratios));
     Ok(())
 }
 
@@ -94,4 +95,21 @@ fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     sorted[sorted.len() / 2]
+}
+
+/// The 95 % confidence interval of the median, from order statistics: the `k` smallest and largest values lie outside it if `n`
+/// fair coins show fewer than `k` heads with a probability of at most 2.5 %. All values, if there are fewer than six.
+/// Source: Conover 1999, Practical Nonparametric Statistics, §3.2.
+fn interval(values: &[f64]) -> (f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let n = sorted.len();
+    let (mut k, mut probability, mut fewer) = (0, 0.5f64.powi(n as i32), 0.0);
+    while fewer + probability <= 0.025 {
+        fewer += probability;
+        probability *= (n - k) as f64 / (k + 1) as f64;
+        k += 1;
+    }
+    let k = k.saturating_sub(1);
+    (sorted[k], sorted[n - 1 - k])
 }

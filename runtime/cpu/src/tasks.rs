@@ -217,6 +217,10 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
         let all_here = std::sync::Barrier::new(4);
 
-        pool.install(|| run_apart(4, &|_| drop(all_here.wait())));
+        pool.install(|| {
+            run_apart(4, &|_| {
+                all_here.wait();
+            })
+        });
     }
 }
