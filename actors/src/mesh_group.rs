@@ -51,7 +51,7 @@ pub trait OwnedGroup: Send {
     /// The members that are behind this one.
     fn behind(&self) -> Vec<Behind>;
 
-    /// Ends the group at all its members: every wait in the group returns at once, and the device starts no further collective
+    /// Ends the group at all its members: every wait in the group returns at once, and the device starts no further operation
     /// in it. Other groups continue.
     fn abort(&self, reason: &str);
 }

@@ -88,7 +88,7 @@ pub enum DeviceEvent {
     /// The work at the end of the job is done.
     Finished(Generation),
     /// A world failed at this rank: the member at this index cannot be reached, or the cause is unknown. Ignored if the world
-    /// has ended.
+    /// is already ending.
     Broken(Generation, Option<u32>, String),
     /// This member has failed permanently.
     Failed(String),

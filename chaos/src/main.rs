@@ -29,7 +29,7 @@ struct Sim {
     /// Seed of the job and its faults.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Runs a range of seeds, such as `0..1000`.
+    /// Runs a range of seeds instead, such as `0..1000`.
     #[arg(long, value_name = "FROM..TO")]
     seeds: Option<String>,
     /// Ranks of the job; drawn from the seed if absent.
@@ -130,8 +130,8 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
         Ok(())
     })?;
     println!(
-        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with catching-up members, {} of these \
-         caught up before they got a rank, {} events in {:.1?}; {} failed",
+        "{} seeds: {} incidents, {} returns to a checkpoint, {} worlds with catching-up members, {} members \
+         that caught up before they got a rank, {} events in {:.1?}; {} failed",
         to - from,
         totals.n_incidents,
         totals.n_rollbacks,

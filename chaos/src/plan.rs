@@ -63,7 +63,7 @@ pub enum Fault {
         /// Duration.
         for_ms: u64,
     },
-    /// All tensors from one node to another are lost.
+    /// No tensors pass from one node to another.
     CutData {
         /// The sender.
         from: NodeId,

@@ -32,7 +32,7 @@ pub fn update(value: u64, atom: u64, digest: u64) -> u64 {
 const GRID: [u32; 2] = [2, 2];
 
 /// The runs of pieces of a shard; each column of a layer has `n_atoms` pieces. As in programs, a tensor shard's columns are
-/// cut into parts together, so part boundaries differ between tensor shards.
+/// cut into parts together, so part boundaries depend on the number of tensor shards.
 pub fn atoms(shard: Shard, n_atoms: u64) -> Vec<Range<u64>> {
     let Cut { n_stages, n_tensors, n_parts } = shard.cut;
     let own = |i: u32, n: u32, all: u32| (i * all / n)..((i + 1) * all / n);

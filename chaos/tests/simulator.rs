@@ -140,7 +140,7 @@ fn ten_thousand_ranks_regroup_within_a_second_when_a_hundred_die() {
     assert!(times.iter().any(|time| *time <= Duration::from_secs(10)), "took {times:?}");
 }
 
-// A durable world that was never announced has committed no step.
+// A durable world that was never announced has committed no step, whichever members are lost.
 #[test]
 fn no_step_is_lost_when_the_coordinator_and_a_node_die_while_a_smaller_mesh_forms() {
     let planned = |at_ms, during, fault| Planned { at_ms, during, fault };

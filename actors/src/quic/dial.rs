@@ -30,7 +30,7 @@ impl Sockets {
         Ok(endpoint)
     }
 
-    /// Closes all connections. Waits at most `patience` for each acknowledgement.
+    /// Closes all connections. Waits at most `patience` per socket for the acknowledgements.
     pub(super) async fn close(&self, patience: Duration) {
         let endpoints = std::mem::take(&mut *self.0.lock().expect("no holder of this lock panics"));
         for endpoint in endpoints.values() {

@@ -52,7 +52,7 @@ pub(super) enum Violation {
         /// The expected kind.
         expected: Kind,
     },
-    /// The stream ended before its message.
+    /// The peer reset the stream before the end of the message.
     #[error("{0} was reset before its end")]
     Aborted(Kind),
     /// The report is for a node other than the sender (`QUIC-2`).

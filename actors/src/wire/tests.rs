@@ -188,7 +188,7 @@ fn contradictory_messages_are_refused() {
         refused,
         "a report is invalid: node 300 reports a worker of another node: node 0 slot 0 (incarnation 0)"
     );
-    assert!(desired_state.contains("has 2 ranks, found 0"), "{desired_state}");
+    assert!(desired_state.contains("needs 2 ranks, found 0"), "{desired_state}");
 }
 
 // WIRE-1

@@ -1,5 +1,5 @@
 //! Each incident has one first cause (a new coordinator may record the same cause again). A node or rank is the culprit only
-//! if it was disturbed, the job only if any node was. Source: `incident` INCIDENT-1.
+//! if it was disturbed; the job is stuck or unreachable only if any node was. Source: `incident` INCIDENT-1.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId};

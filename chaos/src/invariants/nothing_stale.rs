@@ -31,7 +31,7 @@ impl Invariant for NothingStale {
             | Observation::Voted { worker, generation, latest, step }
                 if generation != latest =>
             {
-                Err(format!("{worker} accepts {step} of {generation} after the start of {latest}"))
+                Err(format!("{worker} accepts {step} of {generation} after it received {latest}"))
             }
             _ => Ok(()),
         }

@@ -25,7 +25,7 @@ pub struct CatchUpProgress {
 pub type CatchUpPart = (Worker, Vec<(u64, u64)>);
 
 impl Sim {
-    /// A rank begins to catch up. It frees old pieces, which the incoming updates do not fit.
+    /// A rank begins to catch up. It frees pieces of an older state, which would not have the version of those it receives.
     pub(super) fn begin_catch_up(&mut self, worker: Worker) {
         let n_atoms = self.config.n_atoms;
         let Some(rank) = self.rank(worker) else { return };

@@ -117,7 +117,7 @@ impl Sim {
         }
     }
 
-    /// Breaks the connections of a dead process, as the kernel does; a few peers detect it before the coordinator.
+    /// Breaks the connections of a dead process, as the kernel does; at most three random members of its world detect it.
     pub(super) fn break_connections(&mut self, gone: &Rank) {
         let assignment = gone.member.assignment().map(|(world_plan, _)| world_plan);
         if let Some(world_plan) = assignment.or(gone.member.beside()) {

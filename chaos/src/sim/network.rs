@@ -5,7 +5,7 @@ use crate::dice::Dice;
 use phalanx_strategies::elastic::identity::NodeId;
 use std::collections::BTreeMap;
 
-/// See the [module](self). Partitions are counted, since several faults may cause the same one at a time.
+/// See the [module](self). Partitions are counted, since several faults may cause the same one at the same time.
 #[derive(Debug)]
 pub struct Network {
     dice: Dice,
@@ -15,7 +15,7 @@ pub struct Network {
     pub deaf_to: BTreeMap<NodeId, u32>,
     /// Nodes without a connection from the coordinators.
     pub mute_to: BTreeMap<NodeId, u32>,
-    /// Pairs (sender, receiver) whose tensors are lost.
+    /// Pairs (sender, receiver) between which no tensors pass.
     pub cut: BTreeMap<(NodeId, NodeId), u32>,
 }
 

@@ -30,7 +30,7 @@ pub struct Node {
 pub struct Rank {
     pub member: Member,
     pub atoms: BTreeMap<u64, u64>,
-    /// The update with the member's vote.
+    /// The update for which the member has voted.
     pub open: Option<(Generation, Step, u64)>,
     pub catch_up_parts: CatchUpProgress,
     /// Number of faults that stop the process, and the events that wait meanwhile.

@@ -44,7 +44,7 @@ fn attention_of<T: Float>(criterion: &mut Criterion, storage: &str, seq_len: usi
     });
 }
 
-/// One row in zigzag over a ring of `n` ranks: the work of all ranks together.
+/// One row in zigzag over a ring of `n` ranks: the work of all ranks together, to compare with the whole row.
 fn attention_in_parts(criterion: &mut Criterion, n: usize) {
     let chunk = N / (2 * n);
     let shape = PartShape { heads: HEADS, n_queries: 2 * chunk, n_keys: 2 * chunk, window: None, scale: 0.125 };

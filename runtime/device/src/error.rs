@@ -91,7 +91,7 @@ pub enum CollectiveError {
         max: usize,
     },
     /// The arena's staging area has too little space for tensors outside the arena.
-    #[error("staging area: {wanted_bytes} contiguous bytes wanted, {free_bytes} free")]
+    #[error("staging area: {wanted_bytes} contiguous bytes wanted, at most {free_bytes} are free")]
     StagingFull {
         /// Bytes asked for.
         wanted_bytes: u64,

@@ -2,7 +2,7 @@
 //!
 //! Owner and handle share a few atomics: the device starts and finishes operations without messages or locks, and each
 //! operation advances the watermark. Once the actor has closed the group, the device starts no more operations in it.
-//! The overhead per operation is one load and two stores.
+//! The overhead per operation is three loads and two stores, without a read-modify-write.
 
 use crate::CollectiveError;
 use crate::communicator::{Collective, CollectiveControl, Progress, Ticket};

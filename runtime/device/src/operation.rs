@@ -322,7 +322,7 @@ mod tests {
         RawBuffer { address: 4096 + range.start * WIDTH, bytes: range.len() * WIDTH, space: Space::Host }
     }
 
-    /// Checks an operand of ten elements in blocks of two, at position 1 of 2.
+    /// Checks an operand of ten elements in blocks of two, at position 1 of 2, whose part is `4..10`.
     fn outcome(kind: OperationKind, send: RawBuffer, recv: RawBuffer) -> Result<(), CollectiveError> {
         let operand = Operand { send, recv, dtype: ElementType::F32, n_elements: 10 };
         check(&Operation { kind, sequence: 0, unit: 2 }, &[operand], 1, 2)

@@ -7,7 +7,7 @@ use phalanx_strategies::mesh::Axes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Shared by a device and the threads that observe or stop it. Empty if the device is not observed.
+/// Shared by a device and the threads that observe or stop it. Empty, and without overhead, if the device is not observed.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressCounter {
     counters: Option<Arc<Counters>>,

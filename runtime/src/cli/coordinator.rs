@@ -14,17 +14,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
-  phalanx coordinator my.yaml                           accepts nodes on this machine only
-  phalanx coordinator --listen 10.0.0.1:7070 my.yaml    accepts nodes that can reach this address
+  phalanx coordinator my.yaml                           nodes on this machine
+  phalanx coordinator --listen 10.0.0.1:7070 my.yaml    nodes on this network
   phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070 my.yaml
 
-The coordinator prints a join string. Run `phalanx node --join <string>` on each machine. The coordinator itself computes
-nothing. If it dies, the ranks continue; start it again with the same file to resume coordination. A second coordinator
-with the same output_dir on a shared file system stands by and takes over if the first one fails. Give both coordinators
-the addresses of both:
-  phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070,other:7070 my.yaml
+The coordinator prints a join string. Run `phalanx node --join <string>` on
+each machine. The coordinator itself computes nothing. If it dies, the ranks
+continue; start it again with the same file to resume coordination. A second
+coordinator with the same output_dir on a shared file system stands by and
+takes over if the first one fails. Give both coordinators the addresses of
+both:
+  phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070,b:7070 my.yaml
 
-Ctrl-C stops the job after the current step and saves a checkpoint. A second Ctrl-C exits at once.";
+Ctrl-C stops the job after the current step and saves a checkpoint. A second
+Ctrl-C exits at once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

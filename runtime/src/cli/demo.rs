@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub(super) const HELP: &str =
-    "The demo needs no files, no network except loopback, and about half a minute. It runs these commands:
+pub(super) const HELP: &str = "The demo needs no files, no network except loopback, and about half a minute.
+It runs these commands:
   phalanx coordinator job.yaml
   phalanx node --join <string> --ranks 2      (twice)
   kill -9 <a rank>; kill -9 <a node>; phalanx node --join <string> --ranks 2";

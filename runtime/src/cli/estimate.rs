@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     compile(MeshRank { mesh, rank: 0 })?;
     let hardware = this_machine(hardware, &config, &plan, model, mesh.size())?;
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
-    // A rank keeps shadows only if its shard may have no replica on another node.
+    // On one machine, a replica makes shadows unnecessary. On several nodes, all replicas of a shard may be on one node.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
     let shadow_bytes = if shadows { Shadow::bytes(&*plan.device, &forecast.programs.train)? } else { 0 };
     let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };

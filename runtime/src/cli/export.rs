@@ -7,9 +7,9 @@ use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
 use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:
-  phalanx export outputs my-model                                     newest valid checkpoint of a run
-  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model   one checkpoint
-  phalanx export outputs my-model --merge                             LoRA run, merged into a whole model";
+  phalanx export outputs my-model           newest valid checkpoint of a run
+  phalanx export outputs my-model --merge   LoRA run, merged into a whole model
+  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

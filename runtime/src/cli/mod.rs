@@ -64,7 +64,7 @@ enum Command {
     /// Stop a running job after its current step, and save a checkpoint.
     #[command(after_help = operate::HELP)]
     Stop(operate::Which),
-    /// Estimate the memory, arithmetic and time of a job, without reading data or training.
+    /// Estimate the memory, parameters, arithmetic and time of a job, without reading data or training.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
     /// Search for the arrangement that trains a job fastest on given machines, without training.
@@ -172,5 +172,23 @@ fn right(table: &mut comfy_table::Table, columns: &[usize]) {
 fn say(text: impl std::fmt::Display) {
     if writeln!(std::io::stdout(), "{text}").is_err() {
         std::process::exit(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn examples_in_help_texts_fit_80_columns() {
+        let commands = Cli::command();
+        let texts: Vec<String> =
+            commands.get_subcommands().filter_map(|command| Some(command.get_after_help()?.to_string())).collect();
+
+        assert!(texts.len() > 8);
+        for line in texts.iter().flat_map(|text| text.lines()) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
 }

@@ -15,11 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) const HELP: &str = "Examples:
-  phalanx node --join phx1.…@10.0.0.1:7070              one rank on this machine
-  phalanx node --join phx1.…@10.0.0.1:7070 --ranks 8    eight ranks; ranks beyond the mesh are warm spares
+  phalanx node --join phx1.…@10.0.0.1:7070              one rank
+  phalanx node --join phx1.…@10.0.0.1:7070 --ranks 8    eight ranks
 
-`phalanx coordinator` prints the join string. The node receives the job's configuration when it joins. SIGTERM or Ctrl-C
-drains the node: it exits once other nodes hold its state, and no step is lost. A second signal exits at once.";
+Ranks beyond the mesh are warm spares.
+
+`phalanx coordinator` prints the join string. The node receives the job's
+configuration when it joins. SIGTERM or Ctrl-C drains the node: it exits once
+other nodes hold its state, and no step is lost. A second signal exits at
+once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -19,12 +19,13 @@ pub(super) const HELP: &str = "Examples:
   phalanx status my.yaml               show nodes, ranks, step and incidents
   phalanx status runs/first --json     the same as JSON
   phalanx save my.yaml                 save a checkpoint after the current step
-  phalanx drain my.yaml 2              move the state of node 2 to other nodes, then release it
+  phalanx drain my.yaml 2              move its state to other nodes, release it
   phalanx resize my.yaml --dp_shard_size 3
-  phalanx resize my.yaml --pipeline_parallel_size 2 --tensor_parallel_size 2 --dp_shard_size 1
-  phalanx stop my.yaml                 save a checkpoint after the current step, then end
+  phalanx resize my.yaml --pipeline_parallel_size 2 --dp_shard_size 1
+  phalanx stop my.yaml                 save a checkpoint, then end
 
-Name the job by its YAML file or its output folder. The coordinator keeps the operator's credential in that folder.";
+Name the job by its YAML file or its output folder. The coordinator keeps the
+operator's credential in that folder.";
 
 /// The job that a request is for.
 #[derive(Debug, clap::Args)]

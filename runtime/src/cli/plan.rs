@@ -25,13 +25,15 @@ use std::path::PathBuf;
 
 pub(super) const HELP: &str = "Examples:
   phalanx plan my.yaml --nodes 16 --gpus-per-node 8 --gpu h100
-  phalanx plan my.yaml --nodes 2 --gpu a100-80g --gradient_accumulation_steps 64 --json
+  phalanx plan my.yaml --gpu a100-80g --gradient_accumulation_steps 64 --json
   phalanx plan my.yaml --gpu cpu --gpus-per-node 4 --trace best.json
 
-A step has the rows that the file gives it: micro_batch_size x gradient_accumulation_steps x data-parallel ranks. The
-search decides how the ranks share these rows. Predicted times follow from the hardware's published figures, or with
-`--gpu cpu` from measurements on this machine. Predicted memory is the static layout of each program, with the working
-space of CPU kernels.";
+A step has the rows that the file gives it: micro_batch_size x
+gradient_accumulation_steps x data-parallel ranks. The search decides how the
+ranks share these rows. Predicted times follow from the hardware's published
+figures, or with `--gpu cpu` from measurements on this machine. Predicted
+memory is the static layout of each program, with the working space of CPU
+kernels.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -22,25 +22,34 @@ pub(super) const HELP: &str = "Examples:
   phalanx train my.yaml --learning_rate 1e-4 --max_steps 100
   phalanx train my.yaml --resume_from_checkpoint none --output_dir runs/second
 
-Ctrl-C stops after the current step, saves a checkpoint and prints the command to resume. A second Ctrl-C exits at once.
+Ctrl-C stops after the current step, saves a checkpoint and prints the command
+to resume. A second Ctrl-C exits at once.
 
-On a cluster, run the same command on every node. Node 0 coordinates the job: it writes the join string to a file in
-output_dir that only you can read, so all nodes must share output_dir. If another node dies, the remaining nodes continue.
+On a cluster, run the same command on every node. Node 0 coordinates the job:
+it writes the join string to a file in output_dir that only you can read, so
+all nodes must share output_dir. If another node dies, the remaining nodes
+continue.
 
   srun --ntasks-per-node=1 phalanx train --slurm my.yaml
-      Run this in an allocation. Nodes and cores come from SLURM_NODEID, SLURM_NNODES, SLURM_JOB_NODELIST and
-      SLURM_CPUS_PER_TASK. SIGTERM to all nodes, as before a preemption, saves a checkpoint and ends the job. SIGTERM to a
-      node other than node 0 drains that node. By default srun ends all tasks when one task dies; to keep the others, add
-      --no-kill --kill-on-bad-exit=0.
+      Run this in an allocation. Nodes and cores come from SLURM_NODEID,
+      SLURM_NNODES, SLURM_JOB_NODELIST and SLURM_CPUS_PER_TASK. SIGTERM to all
+      nodes, as before a preemption, saves a checkpoint and ends the job.
+      SIGTERM to a node other than node 0 drains that node. By default srun
+      ends all tasks when one task dies; to keep the others, add --no-kill
+      --kill-on-bad-exit=0.
 
-  MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 phalanx train --torchrun my.yaml
-      Run one process on each of WORLD_SIZE nodes, instead of `torchrun --nnodes 2 --node-rank 1 --master-addr …`.
-      If LOCAL_WORLD_SIZE is set, WORLD_SIZE and RANK count ranks, as under torchrun. The process of a node's first rank
-      then starts all LOCAL_WORLD_SIZE ranks, and the other processes exit:
+  MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 \\
+    phalanx train --torchrun my.yaml
+      Run one process on each of WORLD_SIZE nodes, instead of `torchrun
+      --nnodes 2 --node-rank 1 --master-addr …`. If LOCAL_WORLD_SIZE is set,
+      WORLD_SIZE and RANK count ranks, as under torchrun. The process of a
+      node's first rank then starts all LOCAL_WORLD_SIZE ranks, and the other
+      processes exit:
       torchrun --no-python … phalanx train --torchrun my.yaml
 
-  The ranks of the mesh are spread evenly over the nodes; `nproc_per_node` is the number of ranks on each node. Without
-  --slurm or --torchrun, these variables are ignored.";
+  The ranks of the mesh are spread evenly over the nodes; `nproc_per_node` is
+  the number of ranks on each node. Without --slurm or --torchrun, these
+  variables are ignored.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

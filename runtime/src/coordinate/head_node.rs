@@ -138,17 +138,17 @@ fn together(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let on_event = Mutex::new(on_event);
-    // Two threads emit events; a panic of the callback does not poison the lock.
+    // Two threads emit events; a panic of the callback poisons the lock, which stays usable.
     let tell = |event: &Event| on_event.lock().unwrap_or_else(PoisonError::into_inner)(event);
-    let (has_finished, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (has_succeeded, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (status, node) = std::thread::scope(|scope| {
         let node = scope.spawn(|| {
             let outcome = take_part(&is_over, &mut |event| tell(event));
-            has_finished.store(outcome.is_ok(), Ordering::Release);
+            has_succeeded.store(outcome.is_ok(), Ordering::Release);
             outcome
         });
         let over = Raise(&is_over);
-        let is_abandoned = || node.is_finished() && !has_finished.load(Ordering::Acquire);
+        let is_abandoned = || node.is_finished() && !has_succeeded.load(Ordering::Acquire);
         let Coordinated { status, nodes_told } = coordinate(&is_abandoned, &tell);
         if nodes_told {
             // The node exits by itself after its ranks.

@@ -210,7 +210,7 @@ pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Op
             fits_here(&model, *mesh, evaluates, n_slots).map_err(|error| error.to_string())
         }
         (Request::Drain(_), Some(_)) => {
-            Err("the job runs on one machine, so no other node can take its state; `phalanx stop` saves it".into())
+            Err("the job runs on one machine, so no other node can take its state; stopping the job saves it".into())
         }
         _ => Ok(()),
     })
@@ -402,7 +402,7 @@ fn begin(
         record.generation = record.generation.max(Generation(id.generation));
         start_from = Some((id.step, path));
     }
-    // A later term rejects this record, and this coordinator then steps down.
+    // If a later term has begun, the store does not take this record, and this coordinator steps down later.
     store.write_record(&record).map_err(ControlPlaneError::from)?;
     Ok(start_from)
 }

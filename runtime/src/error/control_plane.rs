@@ -57,7 +57,7 @@ pub enum ControlPlaneError {
     NoAnswer { output_dir: PathBuf, source: QuicError },
     /// Node 0 did not write a join string in time.
     #[error(
-        "{} did not appear within {} s; node 0 on {head} is not running, or it does not share output_dir with this node",
+        "{} did not appear within {} s; node 0 on {head} does not coordinate the job, or it does not share output_dir with this node",
         path.display(), patience.as_secs()
     )]
     NoJoinString { path: PathBuf, patience: Duration, head: String },

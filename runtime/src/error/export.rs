@@ -1,6 +1,6 @@
-//! Why a checkpoint cannot be exported.
+//! Why a checkpoint cannot be exported, or its small files cannot be encoded.
 
-/// Why a checkpoint cannot be exported.
+/// Why a checkpoint cannot be exported, or its small files cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum ExportError {

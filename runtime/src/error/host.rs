@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum HostError {
     /// A job of several machines was started on one.
     #[error(
-        "`nnodes` is {n_nodes}, but this command starts one machine; use `phalanx train --slurm` or `--torchrun`, or `phalanx coordinator` and `phalanx node`"
+        "`nnodes` is {n_nodes}, but the job was started on one machine; use `phalanx train --slurm` or `--torchrun`, or `phalanx coordinator` and `phalanx node`"
     )]
     SeveralMachines { n_nodes: usize },
     /// The rank processes cannot make the host program's model.

@@ -14,8 +14,8 @@ pub enum PeerError {
     /// A member's message cannot be decoded.
     #[error("cannot decode a message from member {member}: {source}")]
     Decode { member: u32, source: serde_json::Error },
-    /// Two members completed different steps.
-    #[error("member {member} completed step {theirs}, but this member completed step {here}")]
+    /// A member committed another step than this member computed.
+    #[error("member {member} committed step {theirs}, but this member has computed step {here}")]
     Outcome { member: u32, theirs: f64, here: u64 },
     /// Two members computed gradients of different steps.
     #[error("member {member} has gradients of step {theirs}, but this member is at step {here}")]

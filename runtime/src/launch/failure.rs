@@ -26,7 +26,7 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Code(code) => return write!(f, "exited with code {code}"),
-            Self::Signal(libc::SIGKILL) => " (SIGKILL: killed by a user or by the out-of-memory killer)",
+            Self::Signal(libc::SIGKILL) => " (SIGKILL: killed by another process or by the out-of-memory killer)",
             Self::Signal(libc::SIGSEGV) => " (SIGSEGV)",
             Self::Signal(libc::SIGBUS) => " (SIGBUS)",
             Self::Signal(libc::SIGABRT) => " (SIGABRT: it panicked or aborted)",

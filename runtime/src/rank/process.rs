@@ -9,7 +9,7 @@ use crate::error::JobError;
 use crate::error::peer::PeerError;
 use crate::frontend::UserModel;
 use crate::launch::channel;
-use crate::launch::channel::{FrameReceiver, FrameSender};
+use crate::launch::channel::FrameReceiver;
 use crate::launch::error::LaunchError;
 use crate::rank::device::Device;
 use crate::rank::failure_report::FailureReport;
@@ -42,102 +42,93 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
     #[allow(unsafe_code)] // Taking descriptors by their numbers.
     // SAFETY: the node opened both for this process and names them in its arguments. This runs first in the process, so
     // the descriptors are unowned; duplicate numbers are rejected.
-    let ((mut sender, mut receiver), fd_channel) = unsafe {
+    let ((sender, mut receiver), fd_channel) = unsafe {
         if channel == fd_channel {
             return Err(LaunchError::NoChannel { fd: fd_channel });
         }
         (channel::adopt(channel)?, channel::adopt_fd_channel(fd_channel)?)
     };
+    let outbox = Outbox::new(sender);
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
         Err(error) => {
-            FromRank::Failed(FailureReport::from(&error.into())).deliver(&mut sender);
+            outbox.send(&FromRank::Failed(FailureReport::from(&error.into())));
             return Ok(1);
         }
     };
     let worker = begin.worker;
-    let (sender, failure_report) = match serve(begin, make, sender, receiver, fd_channel) {
-        Ok(()) => return Ok(0),
-        Err(failed) => failed,
-    };
-    // A process that became a member has already reported its failure.
-    let Some(mut sender) = sender else { return Ok(1) };
+    let Err(error) = serve(begin, make, &outbox, receiver, fd_channel) else { return Ok(0) };
     tracing::warn!(%worker, "a rank process could not start");
-    let code = if failure_report.is_input { 2 } else { 1 };
-    FromRank::Failed(failure_report).deliver(&mut sender);
-    Ok(code)
+    outbox.send(&FromRank::Failed(FailureReport::from(&error)));
+    Ok(if error.is_input() { 2 } else { 1 })
 }
 
-type Failed = (Option<FrameSender>, FailureReport);
-
+/// Runs the rank until the node ends it. Failures after its start are reported by its device thread.
+///
+/// # Errors
+/// When the rank cannot start; nothing has been reported then.
 fn serve(
     begin: Begin,
     make: Option<&MakeModel>,
-    sender: FrameSender,
+    outbox: &Outbox,
     receiver: FrameReceiver,
     fd_channel: UnixStream,
-) -> Result<(), Failed> {
-    let mut sender = Some(sender);
-    let serve = || -> Result<(), JobError> {
-        let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
-        let tokenizer = plan::tokenizer(&config)?;
-        let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
-        let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
-        let n_rows = data.train.len() as u64;
-        let run = plan::run_plan(&config, n_rows);
-        let batch_rows = config.sequences_per_step() as u64;
-        let sampler = Sampler::new(config.output.seed, n_rows, batch_rows, config.data.shuffle)?;
-        let bind = |source| JobError::Io { action: "listen at", path: "a port for other nodes".into(), source };
-        let here = begin.listen.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let listener = TcpListener::bind(SocketAddr::new(here, 0)).map_err(bind)?;
-        let address = begin.listen.map(|_| listener.local_addr()).transpose().map_err(bind)?;
-        let schedule =
-            Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
-        let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
-        let control = Arc::new(Control::default());
-        let progress_counter = ProgressCounter::new();
-        let extras = extras(&config, &model, &tokenizer)?;
-        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-        // Before the first status report, because other members may wait for this rank after it.
-        let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
-        let outbox = Outbox::new(sender.take().expect("it is taken once"));
-        model.device.on_device_thread(begin.n_threads, || {
-            let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), progress_counter.clone());
-            let rank = start_actor(&begin, member, port)?;
-            receive_desired_states(rank.clone(), receiver)?;
-            let mut device = Device {
-                rank,
-                tasks,
-                outbox,
-                control,
-                job: begin.job,
-                worker: begin.worker,
-                evaluates,
-                extras,
-                config: &config,
-                model: &model,
-                run,
-                sampler,
-                data: &data,
-                n_threads: begin.n_threads,
-                fd_channel,
-                listener,
-                tcp: tcp_config(&begin),
-                progress_counter,
-                peak_flops: begin.peak_flops,
-                start_from: begin.start_from.clone(),
-                plans: BTreeMap::new(),
-                memories,
-                spare: None,
-                warm: Some(warm),
-                instances: Vec::new(),
-            };
-            device.run();
-            Ok::<(), JobError>(())
-        })?
-    };
-    let outcome = serve();
-    outcome.map_err(|error| (sender, FailureReport::from(&error)))
+) -> Result<(), JobError> {
+    let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
+    let tokenizer = plan::tokenizer(&config)?;
+    let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
+    let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
+    let n_rows = data.train.len() as u64;
+    let run = plan::run_plan(&config, n_rows);
+    let batch_rows = config.sequences_per_step() as u64;
+    let sampler = Sampler::new(config.output.seed, n_rows, batch_rows, config.data.shuffle)?;
+    let bind = |source| JobError::Io { action: "listen at", path: "a port for other nodes".into(), source };
+    let here = begin.listen.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let listener = TcpListener::bind(SocketAddr::new(here, 0)).map_err(bind)?;
+    let address = begin.listen.map(|_| listener.local_addr()).transpose().map_err(bind)?;
+    let schedule =
+        Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
+    let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
+    let control = Arc::new(Control::default());
+    let progress_counter = ProgressCounter::new();
+    let extras = extras(&config, &model, &tokenizer)?;
+    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    // Before the first status report, because other members may wait for this rank after it.
+    let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
+    model.device.on_device_thread(begin.n_threads, || {
+        let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), progress_counter.clone());
+        let rank = start_actor(&begin, member, port)?;
+        receive_desired_states(rank.clone(), receiver)?;
+        let mut device = Device {
+            rank,
+            tasks,
+            outbox: outbox.clone(),
+            control,
+            job: begin.job,
+            worker: begin.worker,
+            evaluates,
+            extras,
+            config: &config,
+            model: &model,
+            run,
+            sampler,
+            data: &data,
+            n_threads: begin.n_threads,
+            fd_channel,
+            listener,
+            tcp: tcp_config(&begin),
+            progress_counter,
+            peak_flops: begin.peak_flops,
+            start_from: begin.start_from.clone(),
+            plans: BTreeMap::new(),
+            memories,
+            spare: None,
+            warm: Some(warm),
+            instances: Vec::new(),
+        };
+        device.run();
+        Ok::<(), JobError>(())
+    })?
 }
 
 /// The model, which must be the job's: `expected` is its digest if the user wrote it.
@@ -212,8 +203,8 @@ mod tests {
 
     #[test]
     fn rank_with_another_model_than_the_job_is_rejected() {
-        let yaml =
-            "tokenizer: bytes\nmodel: {model_type: user_defined}\ndatasets: [{path: text.txt, type: completion}]\n";
+        let yaml = "tokenizer: bytes\nmodel: {model_type: user_defined}\ndatasets: [{path: text.txt, type: completion}]\n\
+                    sequence_len: 8\nmax_steps: 1\nlearning_rate: 0.1\noutput_dir: out\n";
         let config = JobConfig::from_yaml_str(yaml, &[]).unwrap();
         let tokenizer = plan::tokenizer(&config).unwrap();
         let of_job = user(0.25).digest();
@@ -224,6 +215,6 @@ mod tests {
 
         assert!(made(0.25).is_ok());
         assert!(matches!(made(0.75), Err(JobError::Peer(PeerError::OtherModel))));
-        assert!(made(0.25).is_ok() && model_of(Some(&of_job), &config, &tokenizer, None).is_err());
+        assert!(model_of(Some(&of_job), &config, &tokenizer, None).is_err());
     }
 }

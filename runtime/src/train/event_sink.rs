@@ -31,7 +31,7 @@ impl<'a> EventSink<'a> {
         Ok(EventSink { files, path, report, on_event })
     }
 
-    /// Emits a step of an earlier world, unless the files already contain it.
+    /// On the leader, emits a step of an earlier world, unless the files already contain it.
     pub(crate) fn make_up_for(&mut self, metrics: StepMetrics) -> Result<(), JobError> {
         match &self.files {
             Some(files) if files.last_step() < metrics.step => self.emit(Event::Step(metrics)),

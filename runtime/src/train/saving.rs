@@ -347,7 +347,7 @@ pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     type Keys = BTreeMap<String, serde_yaml_ng::Value>;
     let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
     let (then, now) = (parse(then), parse(now));
-    // Keys of outputs do not change what is computed.
+    // These keys do not change what is computed.
     let shown = [
         "output_dir",
         "checkpoint_dir",

@@ -166,7 +166,7 @@ fn rank_reads_only_its_rows_and_columns_under_tensor_and_pipeline_parallelism() 
         {
             let (read, all) = load_foreign(&config, mesh);
 
-            // Every rank has the norms, and several ranks share key/value heads.
+            // Norms are on every tensor-parallel rank, and key/value heads are on several.
             assert!(read.iter().all(|bytes| *bytes < all * 34 / 100), "{mesh}: {read:?} of {all}");
         }
     }

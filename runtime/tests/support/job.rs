@@ -100,7 +100,7 @@ impl<'a> Job<'a> {
         until("a standby", || {
             std::fs::read_to_string(self.p.path("coordinator.log"))
                 .ok()?
-                .contains("takes over if it fails")
+                .contains("to take over if it fails")
                 .then_some(())
         });
         let mut before = std::mem::replace(&mut self.coordinator, standby);

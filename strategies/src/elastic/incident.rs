@@ -37,7 +37,7 @@ pub enum Why {
     Started,
     /// The process has exited, as reported by its supervisor.
     Died,
-    /// The machine sent no report for the detection time.
+    /// No report of the machine arrived for the detection time.
     Silent,
     /// The process is alive but sends no heartbeat.
     Hangs,
@@ -91,7 +91,7 @@ impl Phase {
 pub struct Timeline {
     /// The world that trains again.
     pub generation: Generation,
-    /// The base step of that world, which commits the next step first.
+    /// The base step of that world; the next step is the first that it commits.
     pub step: Step,
     /// The first cause (`INCIDENT-1`).
     pub cause: Cause,

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - `MESH-CHOICE-1` The mesh is the wanted one if there are enough members for it. Otherwise `pp`, `cp` and `tp` are
 //!   those of the wanted mesh, or those of the last world while the wanted ones would leave more members without a
-//!   rank; no `dp` axis is larger than in both meshes, or smaller than the policy allows.
+//!   rank; no `dp` axis is larger than in the larger of the two meshes, or smaller than the policy allows.
 //! - `MESH-CHOICE-2` The global batch can be divided: evenly, or along the tree of reproducible runs, which takes
 //!   uneven shares.
 //! - `MESH-CHOICE-3` As many members of the last world as possible keep their state: a member keeps its coordinate if
@@ -183,7 +183,7 @@ impl Policy {
         mesh.dp_replicate >= self.dp_replicate_min.max(1) && mesh.dp_shard >= self.dp_shard_min && self.divides(mesh)
     }
 
-    /// Chooses a mesh and its ranks. All `members` can take a rank; `waited` is the time spent so far on replacements.
+    /// Chooses a mesh and its ranks. All `members` can take a rank; `waited` is the time waited for replacements so far.
     ///
     /// # Errors
     /// Why there is no world yet.

@@ -73,7 +73,7 @@ pub struct Patience {
     pub stuck: Duration,
 }
 
-/// A device counts as stuck after a pause `PAUSES` times longer than its longest earlier pause.
+/// A device counts as stuck after a pause `PAUSES` times as long as the longest earlier pause of any member.
 pub const PAUSES: u32 = 4;
 
 impl<W: Ord + Copy> Pauses<W> {

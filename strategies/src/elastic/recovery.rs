@@ -322,7 +322,7 @@ mod tests {
                     prop_assert_eq!(found, pieces);
                 }
             }
-            // Workers with only one shard are equally loaded.
+            // The loads of workers that hold only the same shard differ by at most one piece.
             for i in n_shadows..n_parts * n_replicas {
                 for j in (i + n_parts..n_parts * n_replicas).step_by(n_parts as usize) {
                     let load = |i: u32| given.get(&worker(i)).copied().unwrap_or(0);

@@ -122,8 +122,8 @@ impl Supervisor {
         self.report(now);
     }
 
-    /// Handles a process that cannot start, like any successor (`SUPERVISOR-8`). A process that has sent a status report
-    /// reports its failure itself.
+    /// Handles a process that cannot start for a reason that any successor would share (`SUPERVISOR-8`). A process that
+    /// has sent a status report reports its failure itself.
     pub fn handle_unfit(&mut self, now: Instant, worker: Worker, reason: &str) {
         if self.slot(worker).is_some_and(|slot| slot.status_report.is_none()) {
             let mut member = Member::new(self.job, worker, None, Schedule::default());

@@ -27,12 +27,12 @@ pub struct Timing {
     pub lease: Duration,
     /// Time that a new coordinator waits for reports from its predecessor's world.
     pub takeover_grace: Duration,
-    /// A device is stuck after a pause of this length, and of
-    /// [`PAUSES`](super::progress::PAUSES) times its longest earlier pause.
+    /// A device is stuck after a pause of this length, or of [`PAUSES`](super::progress::PAUSES) times the longest earlier
+    /// pause of any member, if that is longer.
     pub stuck: Duration,
-    /// The same before its first committed step in a world.
+    /// Longest pause of a device before its first committed step in a world.
     pub first_step: Duration,
-    /// A world is formed again if a member fetches no piece of its state for this long.
+    /// A world is formed again if no unready member fetches a piece of its state for this long.
     pub heal: Duration,
     /// Time to wait for state that only a silent node holds, before it is read from disk; also the time after which nodes
     /// that could not reach each other are retried.

@@ -124,7 +124,7 @@ impl Range {
 /// The key that is zero for parameters exempt from weight decay.
 const WEIGHT_DECAY: &str = "weight_decay";
 
-/// The key of rules that decay weights separately from the gradient.
+/// The weight decay of rules that apply it separately from the gradient.
 fn decoupled_weight_decay(value: &mut f64) -> Hyperparameter<'_> {
     let doc = "decoupled weight decay; biases and norms are exempt";
     Hyperparameter { key: WEIGHT_DECAY, doc, range: Range::NotNegative, value }

@@ -82,7 +82,7 @@ pub enum Reason {
         /// Bytes of a device; less than `needed`.
         available: u64,
     },
-    /// Its lower bound exceeds the step time of the candidates that are kept.
+    /// It takes at least as long as every candidate that is kept.
     #[error("takes at least {:.3} s per step; faster candidates take at most {:.3} s", .at_least_s, .best_s)]
     Slower {
         /// Lower bound of its step.

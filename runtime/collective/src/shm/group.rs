@@ -17,7 +17,7 @@
 //!   announced `i - IN_FLIGHT_MAX`, so all have completed `i - 2 · IN_FLIGHT_MAX`: no member reads the post and flat
 //!   area that `i` reuses. The same holds for offsets: completion waits for every member that reads them.
 //! - SHM-GROUP-3: peers read and write a member's tensors only between reading its post and their `done`, for which
-//!   completion waits; in that time one member alone reads and writes each element of a sum.
+//!   completion waits; in that time one member alone writes and reads each element of a sum's result.
 //! - SHM-GROUP-4: a member is marked while it writes tensors of other members, and starts no write once the world is
 //!   aborted (`Control::writing`): so the memory of an ended world can be reused once no rank is marked.
 #![allow(unsafe_code)] // Raw pointers to tensors that other ranks write; SHM-GROUP-1 to SHM-GROUP-3 separate accesses.

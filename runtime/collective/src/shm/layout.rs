@@ -20,7 +20,7 @@ pub(super) const MAGIC: u64 = 0x5048_4c58_434f_4c32;
 pub(super) const VERSION: u64 = 4;
 /// Longest reason of an abort, in bytes.
 pub(super) const REASON_BYTES: usize = 1024;
-/// Posts of a ring: twice the operations in flight, see SHM-GROUP-2 in `group`.
+/// Posts of a ring: twice the most operations in flight, see SHM-GROUP-2 in `group`.
 pub(super) const POSTS: u64 = 2 * IN_FLIGHT_MAX as u64;
 /// Entries of operand offsets in a ring, for all operations in flight.
 pub(super) const OFFSETS: u64 = 2 * OPERANDS_MAX as u64;

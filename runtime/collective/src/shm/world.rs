@@ -104,7 +104,7 @@ impl ShmWorld {
         &self.control
     }
 
-    /// Joins the world as `rank`. Each rank can be taken once per world, even if its process dies.
+    /// Joins the world as `rank`. Each rank can be taken only once per world, even if its process dies.
     ///
     /// # Errors
     /// [`CollectiveError::NoSuchRank`], [`CollectiveError::RankTaken`].

@@ -8,7 +8,8 @@
 //! - TCP-GROUP-1: a peer gets tensors only after it has announced the operation, so every received byte has a
 //!   destination, and no bytes are buffered.
 //! - TCP-GROUP-2: memory of operands is touched only under the lock and only for operations in a stream. An operation
-//!   leaves its stream when all its bytes have arrived and been fetched, or when the world is aborted.
+//!   leaves its stream when all incoming bytes have arrived and all outgoing bytes have been fetched, or when the world
+//!   is aborted.
 
 use std::collections::{BTreeMap, VecDeque};
 

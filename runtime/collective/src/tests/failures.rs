@@ -158,7 +158,7 @@ fn aborted_group_releases_its_members_and_other_groups_continue() {
             control.abort("this group only");
             control.abort("later");
         } else {
-            // Large enough to be neither flat nor a single chunk: it waits for rank 1 in every implementation.
+            // Too large for a copy with the announcement or a single operation: every implementation waits for rank 1.
             assert_eq!(rank.group(0).all_reduce(&mut vec![1.0f32; 100_000]).unwrap_err(), expected);
         }
         assert_eq!(rank.group(0).barrier().unwrap_err(), expected);

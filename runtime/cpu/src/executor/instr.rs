@@ -122,8 +122,8 @@ impl CpuMachine {
         instr.writes.iter().zip(&mut writes).for_each(|(v, b)| *b = self.buffer(c, *v));
         // SAFETY: no reference into this machine's own mappings lives while `self` is borrowed mutably; for shared
         // mappings, the caller of `SharedArena::new` promised that no other machine in the arena is used meanwhile, and
-        // peers touch only operands of collectives in flight, which the verifier protects. The scratch overlaps no
-        // value.
+        // peers touch only operands of collectives in flight, which the verifier keeps from other instructions. The
+        // scratch overlaps no value.
         let scratch = unsafe { &mut *self.scratch(c) };
         let is_part = c.program.mesh_rank.mesh.tp > 1;
         let (reads, writes) = (&reads[..instr.reads.len()], &writes[..instr.writes.len()]);

@@ -10,9 +10,9 @@ use phalanx_strategies::program::ValueId;
 use std::ops::Range;
 use std::sync::Arc;
 
-// SAFETY: arenas are mapped for the lifetime of the machine, and only a mutable borrow of it writes them; offsets of
-// values are multiples of 64 bytes from the start of a page or a cache line, and values overlap only where the memory
-// pass allows it.
+// SAFETY: arenas are mapped for the lifetime of the machine; only a mutable borrow of it writes them, and peers write only
+// operands of collectives in flight. Offsets of values are multiples of 64 bytes from the start of a page or a cache line,
+// and values overlap only where the memory pass allows it.
 unsafe impl Machine for CpuMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
         self.run_part(c, part, with)

@@ -115,7 +115,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
             (a, b) = (a.add(MR), b.add(NR));
         }
     }
-    // Copied so that the sums of the loop have no address, which would keep them out of registers.
+    // Copied so that the sums of the loop have no address, which would keep them out of registers at its ends.
     let done = sums;
     // SAFETY: by the caller; `done` is MR rows of 32 f32.
     unsafe { store.tile(done.as_ptr().cast(), at.row, at.col, at.rows, at.cols) };

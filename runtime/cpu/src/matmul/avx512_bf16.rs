@@ -46,7 +46,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
         }
         (a, b) = (a.wrapping_add(MR * PAIRS), b.wrapping_add(2 * PAIRS));
     }
-    // Copied so that the sums of the loop have no address, which would keep them out of registers.
+    // Copied so that the sums of the loop have no address, which would keep them out of registers at its ends.
     let done = sums;
     // SAFETY: by the caller; `done` is MR aligned rows of 32 f32.
     unsafe {

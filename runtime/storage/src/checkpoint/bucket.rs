@@ -262,7 +262,7 @@ fn unique() -> [u8; 16] {
     bytes
 }
 
-/// Errors of unknown outcome become `NotConnected`.
+/// Errors that do not tell whether the object exists or matches become `NotConnected`.
 fn as_io(error: &Error) -> io::Error {
     let kind = match error {
         Error::NotFound { .. } => io::ErrorKind::NotFound,

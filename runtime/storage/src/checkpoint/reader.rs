@@ -21,7 +21,7 @@ use super::writer::EXTRA_BYTES_MAX;
 /// per row.
 const LONG_RUN_BYTES: usize = 256 << 10;
 
-/// A committed checkpoint. Every read verifies the data against its hashes.
+/// A committed checkpoint. Reads return only data that was verified against its hashes.
 #[derive(Debug)]
 pub struct Checkpoint {
     id: CheckpointId,
