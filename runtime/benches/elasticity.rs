@@ -1,115 +1,152 @@
-//! Overhead of elasticity while nothing fails: `cargo bench -p phalanx --bench elasticity -- ROUNDS STEPS`.
+//! Overhead of elasticity while nothing fails: `cargo bench -p phalanx --bench elasticity -- TURNS`.
 //!
-//! Alternates the same job on the same mesh (`dp_replicate_size: 2`, two ranks of one thread each) between threads of this
-//! process, without coordinator, supervisor, votes and heartbeats, and elastic rank processes. Shadows are enabled, but a
-//! replica needs none. Prints the median step of each and their ratio for every round, and the median ratio with its
-//! confidence interval. Not a criterion benchmark, since only alternating runs are comparable on a noisy machine.
+//! Trains the same job on the same mesh (`dp_replicate_size: 2`, two ranks of one thread each) twice at the same time: on
+//! threads of one process, without coordinator, supervisor, votes and heartbeats, and on elastic rank processes. Shadows are
+//! enabled, but a replica needs none. Only one of the two jobs runs: they are stopped and continued in turns of 0.8 s, because the
+//! speed of a shared machine drifts within seconds. Prints the ratio of the times per completed step with its 95 % interval
+//! (bootstrap over pairs of turns). Not a criterion benchmark, since only alternating runs are comparable on a noisy machine.
 
-use phalanx::{Event, Job, JobError, Runtime, rank_process};
-use std::path::Path;
+use phalanx::{Control, Job, JobError, Runtime, rank_process};
+use phalanx_strategies::rng::CounterRng;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
 
+const TURN: Duration = Duration::from_millis(800);
 /// Steps at the start of a run, which touch their memory for the first time.
-const N_WARM_UP: usize = 4;
+const N_WARM_UP: usize = 10;
+const N_DRAWS: usize = 2000;
 
 fn main() -> anyhow::Result<()> {
     let program = rank_process();
-    let args: Vec<usize> = std::env::args()
-        .skip(1)
-        .filter(|arg| !arg.starts_with("--"))
-        .map(|arg| arg.parse())
-        .collect::<Result<_, _>>()?;
-    // `cargo bench` of the whole workspace passes no arguments.
-    let (n_rounds, n_steps) = (args.first().copied().unwrap_or(2), args.get(1).copied().unwrap_or(10));
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["bare", dir] => Ok(job(Path::new(dir), "bare")?.run_with(&Control::default(), |_| {}).map(drop)?),
+        ["elastic", dir] => tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+            Runtime::new(program)?.start(job(Path::new(dir), "elastic")?).await?.wait().await?;
+            Ok(())
+        }),
+        // `cargo bench` of the whole workspace passes no arguments.
+        [] => compare(4),
+        [turns] => compare(turns.parse()?),
+        _ => anyhow::bail!("expected a number of turns"),
+    }
+}
+
+fn compare(n_turns: usize) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let text: String = (0..6000u64).map(|i| format!("The {}th hoplite holds the line. ", i * i % 977)).collect();
     std::fs::write(dir.path().join("text.txt"), text)?;
-    let events = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let runtime = Runtime::new(program)?;
-    let run_bare = |round: usize| -> anyhow::Result<f64> {
-        let mut steps = Vec::new();
-        let job = job(dir.path(), &format!("bare-{round}"), n_steps)?;
-        job.run_with(&phalanx::Control::default(), |event| note(event, &mut steps))?;
-        Ok(median(&steps[N_WARM_UP..]))
-    };
-    let run_elastic = |round: usize| -> anyhow::Result<f64> {
-        let mut steps = Vec::new();
-        events.block_on(async {
-            let job = runtime.start(job(dir.path(), &format!("elastic-{round}"), n_steps)?).await?;
-            let mut events = job.events();
-            while let Some(event) = events.next().await {
-                note(&event?, &mut steps);
-            }
-            job.wait().await?;
-            anyhow::Ok(())
-        })?;
-        Ok(median(&steps[N_WARM_UP..]))
-    };
-    let mut ratios = Vec::new();
-    for round in 0..n_rounds {
-        // The order alternates too, since the machine's speed drifts.
-        let first_bare = (round % 2 == 0).then(|| run_bare(round)).transpose()?;
-        let elastic = run_elastic(round)?;
-        let bare = first_bare.map_or_else(|| run_bare(round), Ok)?;
-        ratios.push(elastic / bare);
-        println!("round {round}: bare {bare:.2} ms, elastic {elastic:.2} ms, ratio {:.4}", elastic / bare);
+    let mut runs = [Run::start(dir.path(), "bare")?, Run::start(dir.path(), "elastic")?];
+    let mut turns: Vec<[usize; 2]> = Vec::new();
+    for turn in 0..n_turns {
+        let mut n_steps = [0; 2];
+        // The order alternates too.
+        for i in [turn % 2, 1 - turn % 2] {
+            n_steps[i] = runs[i].turn()?;
+        }
+        turns.push(n_steps);
     }
-    let (low, high) = interval(&ratios);
-    println!("median ratio {:.4} of {n_rounds} rounds, 95 % interval {low:.4} to {high:.4}", median(&ratios));
+    let drawn = |draw: u64, i: u64| turns[(CounterRng::new(draw).bits(i) % n_turns as u64) as usize];
+    let mut draws: Vec<f64> =
+        (0..N_DRAWS as u64).map(|draw| ratio((0..n_turns as u64).map(|i| drawn(draw, i)))).collect();
+    draws.sort_unstable_by(f64::total_cmp);
+    let [bare, elastic] = [0, 1].map(|i| turns.iter().map(|turn| turn[i]).sum::<usize>());
+    println!(
+        "{bare} steps bare, {elastic} steps elastic; time per step, elastic/bare: {:.4}, 95 % interval {:.4} to {:.4}, {n_turns} pairs of turns",
+        ratio(turns.iter().copied()),
+        draws[N_DRAWS / 40],
+        draws[N_DRAWS - 1 - N_DRAWS / 40],
+    );
     Ok(())
 }
 
-fn job(dir: &Path, name: &str, n_steps: usize) -> Result<Job, JobError> {
+/// Time per step of the second run, in that of the first: the turns are equally long.
+fn ratio(turns: impl Iterator<Item = [usize; 2]>) -> f64 {
+    let [bare, elastic] = turns.fold([0, 0], |sum, turn| [sum[0] + turn[0], sum[1] + turn[1]]);
+    bare as f64 / elastic as f64
+}
+
+/// A job in a process group of its own that trains only during its turns.
+struct Run {
+    process: Child,
+    metrics: PathBuf,
+}
+
+impl Run {
+    fn start(dir: &Path, kind: &str) -> anyhow::Result<Run> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let process = command.args([kind.as_ref(), dir.as_os_str()]).process_group(0).spawn()?;
+        let mut run = Run { process, metrics: dir.join(kind).join("metrics.jsonl") };
+        while run.n_steps() < N_WARM_UP {
+            run.check()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        run.signal("STOP")?;
+        Ok(run)
+    }
+
+    /// The number of steps of one turn.
+    fn turn(&mut self) -> anyhow::Result<usize> {
+        let before = self.n_steps();
+        self.signal("CONT")?;
+        std::thread::sleep(TURN);
+        self.signal("STOP")?;
+        self.check()?;
+        Ok(self.n_steps() - before)
+    }
+
+    fn check(&mut self) -> anyhow::Result<()> {
+        match self.process.try_wait()? {
+            Some(status) => anyhow::bail!("a run has ended: {status}"),
+            None => Ok(()),
+        }
+    }
+
+    fn n_steps(&self) -> usize {
+        std::fs::read(&self.metrics).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
+    }
+
+    fn signal(&self, name: &str) -> std::io::Result<()> {
+        let group = format!("-{}", self.process.id());
+        Command::new("kill").args(["-s", name, "--", &group]).status().map(drop)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.signal("KILL");
+        let _ = self.process.wait();
+    }
+}
+
+fn job(dir: &Path, name: &str) -> Result<Job, JobError> {
     let keys = [
         ("model.model_type", "llama"),
         ("model.vocab_size", "512"),
         ("model.hidden_size", "256"),
         ("model.intermediate_size", "704"),
-        ("model.num_hidden_layers", "6"),
+        ("model.num_hidden_layers", "4"),
         ("model.num_attention_heads", "8"),
         ("model.num_key_value_heads", "8"),
         ("model.max_position_embeddings", "128"),
         ("tokenizer", "bytes"),
         ("datasets.0.type", "completion"),
         ("sequence_len", "128"),
-        ("micro_batch_size", "2"),
-        ("microbatches_per_step", "4"),
+        ("micro_batch_size", "1"),
+        ("microbatches_per_step", "2"),
+        ("max_steps", "1000000"),
+        ("logging_steps", "1"),
         ("learning_rate", "1e-4"),
         ("dp_replicate_size", "2"),
         ("threads", "1"),
         ("bf16", "false"),
         ("save_steps", "none"),
         ("resume_from_checkpoint", "none"),
+        // Longer than a turn of the other job.
+        ("elastic.detection_time", "60"),
     ];
     let job = keys.into_iter().fold(Job::builder(), |job, (key, value)| job.set(key, value));
-    let job = job.set("datasets.0.path", dir.join("text.txt").display()).set("max_steps", n_steps);
-    job.set("output_dir", dir.join(name).display()).build()
-}
-
-fn note(event: &Event, steps: &mut Vec<f64>) {
-    if let Event::Step(step) = event {
-        steps.push(step.step_ms);
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
-
-/// The 95 % confidence interval of the median, from order statistics: the `k` smallest and largest values lie outside it if `n`
-/// fair coins show fewer than `k` heads with a probability of at most 2.5 %. All values, if there are fewer than six.
-/// Source: Conover 1999, Practical Nonparametric Statistics, §3.2.
-fn interval(values: &[f64]) -> (f64, f64) {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let n = sorted.len();
-    let (mut k, mut probability, mut fewer) = (0, 0.5f64.powi(n as i32), 0.0);
-    while fewer + probability <= 0.025 {
-        fewer += probability;
-        probability *= (n - k) as f64 / (k + 1) as f64;
-        k += 1;
-    }
-    let k = k.saturating_sub(1);
-    (sorted[k], sorted[n - 1 - k])
+    job.set("datasets.0.path", dir.join("text.txt").display()).set("output_dir", dir.join(name).display()).build()
 }
