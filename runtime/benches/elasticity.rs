@@ -8,7 +8,6 @@
 
 use phalanx::{Control, Job, JobError, Runtime, rank_process};
 use phalanx_strategies::rng::CounterRng;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -68,7 +67,7 @@ fn ratio(turns: impl Iterator<Item = [usize; 2]>) -> f64 {
     bare as f64 / elastic as f64
 }
 
-/// A job in a process group of its own that trains only during its turns.
+/// A job that trains only during its turns.
 struct Run {
     process: Child,
     metrics: PathBuf,
@@ -77,7 +76,7 @@ struct Run {
 impl Run {
     fn start(dir: &Path, kind: &str) -> anyhow::Result<Run> {
         let mut command = Command::new(std::env::current_exe()?);
-        let process = command.args([kind.as_ref(), dir.as_os_str()]).process_group(0).spawn()?;
+        let process = command.args([kind.as_ref(), dir.as_os_str()]).spawn()?;
         let mut run = Run { process, metrics: dir.join(kind).join("metrics.jsonl") };
         while run.n_steps() < N_WARM_UP {
             run.check()?;
@@ -108,9 +107,13 @@ impl Run {
         std::fs::read(&self.metrics).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
     }
 
+    /// Signals the process and its rank processes, which have process groups of their own.
     fn signal(&self, name: &str) -> std::io::Result<()> {
-        let group = format!("-{}", self.process.id());
-        Command::new("kill").args(["-s", name, "--", &group]).status().map(drop)
+        let process = self.process.id().to_string();
+        let children = Command::new("pgrep").args(["-P", &process]).output()?.stdout;
+        let children = String::from_utf8_lossy(&children);
+        let pids = children.split_whitespace().chain([process.as_str()]);
+        Command::new("kill").args(["-s", name]).args(pids).status().map(drop)
     }
 }
 

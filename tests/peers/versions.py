@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 
-from job import Job, arguments
+from job import Job, arguments, ranks
 
 TURN_S = 0.8
 WARM_UP = 20
@@ -33,7 +33,7 @@ class Run:
 
     def __init__(self, job, program, out, overrides):
         words = [program, "train", "job.yaml", "--max_steps", "1000000", "--output_dir", out, *overrides]
-        self.process = subprocess.Popen(words, cwd=job.folder, stdout=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(words, cwd=job.folder, stdout=subprocess.DEVNULL)
         self.steps_ms = lambda: job.steps_ms(out)
         while len(self.steps_ms()) < WARM_UP:
             assert self.process.poll() is None, "the run has ended"
@@ -41,7 +41,9 @@ class Run:
         self.signal(signal.SIGSTOP)
 
     def signal(self, which):
-        os.killpg(self.process.pid, which)
+        # Rank processes have process groups of their own.
+        for pid in [*ranks(self.process.pid), self.process.pid]:
+            os.kill(pid, which)
 
     def turn(self):
         """Milliseconds of the steps of one turn, without the step during which the job was stopped."""
