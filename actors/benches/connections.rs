@@ -108,7 +108,7 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     Ok(())
 }
 
-/// The process of the nodes: `n_nodes` links, each of which repeats one report.
+/// Runs `n_nodes` links in this process. Each link sends the same report repeatedly.
 fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<()> {
     let timing = Timing::derive(Duration::from_millis(detection_ms));
     let authority = Authority::open(dir, JOB)?;

@@ -5,7 +5,7 @@
 //! - [`invariants`]: the invariants of a run, one per file.
 //! - [`state`]: a stand-in for weights.
 //! - [`shrink`]: minimizes a failing plan.
-//! - [`mutation`]: deliberately broken shells, each of which the simulator must catch.
+//! - [`mutation`]: deliberately broken shells; the simulator must catch every one.
 //!
 //! Future work: the same faults on real processes and machines.
 //!

@@ -187,7 +187,7 @@ pub fn clip_and_loss(
     coefficient
 }
 
-/// Sum of squares of a parameter's gradient: blocks in order, regardless of which ranks have them.
+/// Sum of squares of a parameter's gradient. The blocks are added in order, on whichever ranks they lie.
 fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
     let shards = super::fully_sharded::GROUP;
     let n_blocks = program.value(grad).n_elements().div_ceil(BLOCK);

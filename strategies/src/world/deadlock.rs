@@ -5,7 +5,7 @@ use super::projection::{Projection, Stream};
 use super::symmetry::Classes;
 use super::{Collective, GroupId, GroupSlot, Rank, Step, WorldTraces};
 
-/// A cycle of ranks, each of which waits for the next. `reached` is the current step of each class of ranks; the members
+/// A cycle of ranks in which each rank waits for the next one. `reached` is the current step of each class of ranks; the members
 /// of every group agree on their collectives (`WORLD-3`).
 pub(super) fn cycle(
     world: &WorldTraces,

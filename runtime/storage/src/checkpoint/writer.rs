@@ -113,8 +113,8 @@ impl CheckpointWriter {
         self.save_together(meta, alone, pieces, extras, Ok::<_, CheckpointError>)
     }
 
-    /// Saves a checkpoint together with the other writers, each of which calls this with its own rank, pieces and
-    /// extras; the pieces of all tile every tensor. When this returns, the whole checkpoint is durable.
+    /// Saves a checkpoint together with the other writers. Each writer calls this with its own rank, pieces and extras;
+    /// together their pieces tile every tensor. When this returns, the whole checkpoint is durable.
     ///
     /// `sum` returns the sum of the values that all writers pass, as a collective does; every writer calls it three times:
     /// for the generation that writer 0 claimed, for the number of failed writers, and for whether writer 0 failed to

@@ -56,7 +56,7 @@ fn save_on(disk: &FaultyDisk, root: &Path, step: u64) -> Vec<Result<CheckpointId
     })
 }
 
-/// Saves with all writers, one of which dies. The result of the dead writer is what it would have returned alive.
+/// Saves with all writers; one writer dies during the save. Its result here is the one that it would have returned alive.
 fn save_with_death(root: &Path, step: u64, dying: u32, death: Death) -> Vec<Result<CheckpointId, CheckpointError>> {
     let board = Board::new(N_WRITERS as usize);
     let part = |writer_rank| {
