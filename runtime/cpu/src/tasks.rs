@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 /// The operands of `len()` tasks.
 pub trait Tasks: Sync + Sized {
     /// What one task reads and writes.
-    type Operands;
+    type Operands: Send;
 
     /// The number of tasks.
     fn len(&self) -> usize;
