@@ -13,9 +13,8 @@
 
 use crate::events::{Event, What, WorldEvent};
 use crate::store::{SharedStore, StoreError};
-use actix::{
-    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
-};
+use crate::timer::{Deadlines, Timer, now};
+use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use phalanx_strategies::elastic::coordinator as machine;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Term};
@@ -148,7 +147,7 @@ pub struct Coordinator {
     leader: Option<Leader>,
     /// Reply channels of requests that are not durable yet.
     waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
-    timer: SpawnHandle,
+    timer: Timer,
 }
 
 /// The machine of a term, and which of its events were sent.
@@ -156,7 +155,7 @@ struct Leader {
     term: Term,
     machine: machine::Coordinator,
     announced: Generation,
-    nodes_told: bool,
+    nodes_notified: bool,
 }
 
 /// The future answer to a request.
@@ -184,7 +183,7 @@ impl Coordinator {
             term: None,
             leader: None,
             waiting: vec![],
-            timer: SpawnHandle::default(),
+            timer: Timer::default(),
         }
     }
 
@@ -196,24 +195,16 @@ impl Coordinator {
         while let Some(command) = self.leader.as_mut().and_then(|leader| leader.machine.poll_command()) {
             self.lead(command, ctx);
         }
-        if let Some(leader) = self.leader.as_mut().filter(|leader| !leader.nodes_told && leader.machine.all_notified())
+        if let Some(leader) =
+            self.leader.as_mut().filter(|leader| !leader.nodes_notified && leader.machine.all_notified())
         {
-            leader.nodes_told = true;
-            self.tell(What::NodesTold, ctx);
+            leader.nodes_notified = true;
+            self.tell(What::NodesNotified, ctx);
         }
         self.answer();
         let led = self.leader.as_ref().and_then(|leader| leader.machine.poll_timeout());
         let due = [self.succession.poll_timeout(), led].into_iter().flatten().min();
-        ctx.cancel_future(self.timer);
-        if let Some(due) = due {
-            self.timer = ctx.run_later(due.saturating_duration_since(now()), |actor, ctx| {
-                actor.succession.handle_timeout(now());
-                if let Some(leader) = &mut actor.leader {
-                    leader.machine.handle_timeout(now());
-                }
-                actor.drive(ctx);
-            });
-        }
+        self.arm(due, ctx);
     }
 
     fn candidate(&mut self, command: succession::Command, ctx: &mut Context<Self>) {
@@ -295,7 +286,7 @@ impl Coordinator {
         let Settings { job, policy, timing, .. } = self.settings;
         tracing::info!(%term, generation = record.generation.0, "this coordinator leads");
         let machine = machine::Coordinator::new(now(), job, term, record, policy, timing);
-        self.leader = Some(Leader { term, machine, announced: Generation(0), nodes_told: false });
+        self.leader = Some(Leader { term, machine, announced: Generation(0), nodes_notified: false });
         self.tell(What::Leads, ctx);
         self.drive(ctx);
     }
@@ -415,6 +406,20 @@ impl Actor for Coordinator {
     }
 }
 
+impl Deadlines for Coordinator {
+    fn timer(&mut self) -> &mut Timer {
+        &mut self.timer
+    }
+
+    fn wake(&mut self, ctx: &mut Context<Self>) {
+        self.succession.handle_timeout(now());
+        if let Some(leader) = &mut self.leader {
+            leader.machine.handle_timeout(now());
+        }
+        self.drive(ctx);
+    }
+}
+
 impl Handler<ReportArrived> for Coordinator {
     type Result = ();
 
@@ -483,9 +488,4 @@ impl Handler<Leave> for Coordinator {
         // The timer would keep the actor running without an address.
         ctx.stop();
     }
-}
-
-/// The clock; virtual in tests.
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }

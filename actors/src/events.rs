@@ -41,7 +41,7 @@ pub enum What {
         ending: Ending,
     },
     /// All reachable nodes have confirmed the end of the job.
-    NodesTold,
+    NodesNotified,
 }
 
 /// A new world, as an event.
@@ -212,7 +212,7 @@ mod tests {
             What::Checkpoint(Checkpoint::default()),
             What::Ended { ending: Ending::Failed("loss is NaN".into()) },
             What::Ended { ending: Ending::Finished },
-            What::NodesTold,
+            What::NodesNotified,
         ];
         for what in kinds {
             let event = Event { unix_ms: 1, term: Term(1), what };

@@ -7,7 +7,7 @@ use crate::trust::authority::{read_key, requested_key};
 use crate::trust::credential::Grant;
 use crate::trust::{join, register};
 use crate::wire::{self, Kind, Message};
-use phalanx_strategies::elastic::message::{DesiredState, Record, Report};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report};
 use phalanx_strategies::elastic::succession::Lease;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 pub use crate::fuzz::cases;
 
 /// All kinds of frames.
-pub const KINDS: [Kind; 8] = [
+pub const KINDS: [Kind; 9] = [
     Kind::Report,
     Kind::DesiredState,
     Kind::Join,
@@ -24,6 +24,7 @@ pub const KINDS: [Kind; 8] = [
     Kind::Request,
     Kind::Answer,
     Kind::Register,
+    Kind::StatusReport,
 ];
 
 /// Decodes a frame as if this kind were expected, and encodes it again.
@@ -41,6 +42,7 @@ pub fn frame_again(expected: Kind, frame: &[u8]) -> Option<Vec<u8>> {
         Kind::Request => again::<Request>(frame),
         Kind::Answer => again::<Answer>(frame),
         Kind::Register => register::fuzzing::again(frame),
+        Kind::StatusReport => again::<MemberReport>(frame),
     }
 }
 

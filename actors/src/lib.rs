@@ -8,7 +8,8 @@
 //!   listener and the node's link), `transport::in_process` inside a process;
 //! - [`control`]: the thread of all control actors of a process, and its panic handling;
 //! - [`coordinator`]: the shell around the deciding machines; [`store`] keeps their durable state, [`events`] logs what happens;
-//! - [`supervisor`]: the shell around the machine of a node; holds no device state;
+//! - [`supervisor`]: the shell around the machine of a node; holds no device state; `timer`: wakes the shells at their machines'
+//!   deadlines;
 //! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`step_log`]: the device thread's step
 //!   counters; [`mesh_group`]: the owner of each of the rank's communicators, for one generation;
 //! - [`coordinator_handle`], [`node`]: handles for programs without actors; [`operator`]: operator requests to a job.
@@ -35,6 +36,7 @@ pub mod rank;
 pub mod step_log;
 pub mod store;
 pub mod supervisor;
+mod timer;
 pub mod transport;
 pub mod trust;
 pub mod wire;

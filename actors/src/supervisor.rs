@@ -4,12 +4,12 @@
 //! [`StatusReport`] and [`WorkerExited`]. Messages to it must not be lost or reordered, so the supervisor waits for a full
 //! mailbox. Messages to the coordinator may be lost, since the next report repeats them.
 
-use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture};
+use crate::timer::{Deadlines, Timer, now};
+use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use phalanx_strategies::elastic::supervisor as machine;
 use phalanx_strategies::elastic::timing::Timing;
-use std::time::Instant;
 
 /// Settings of a supervisor.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ notifications!(
 pub struct Supervisor {
     machine: machine::Supervisor,
     outlets: Outlets,
-    timer: SpawnHandle,
+    timer: Timer,
 }
 
 /// Mailbox size: messages of processes, and desired states.
@@ -132,7 +132,7 @@ impl Supervisor {
     pub fn new(settings: Settings, outlets: Outlets) -> Supervisor {
         let Settings { job, node, boot, n_slots, timing } = settings;
         let machine = machine::Supervisor::new(now(), job, node, boot, n_slots, timing);
-        Supervisor { machine, outlets, timer: SpawnHandle::default() }
+        Supervisor { machine, outlets, timer: Timer::default() }
     }
 
     /// Performs all pending commands, then re-arms the timer. Called after each event.
@@ -152,13 +152,7 @@ impl Supervisor {
                 machine::Command::Shutdown => self.pass_on(&self.outlets.shutdown, Shutdown, ctx),
             }
         }
-        ctx.cancel_future(self.timer);
-        if let Some(due) = self.machine.poll_timeout() {
-            self.timer = ctx.run_later(due.saturating_duration_since(now()), |actor, ctx| {
-                actor.machine.handle_timeout(now());
-                actor.drive(ctx);
-            });
-        }
+        self.arm(self.machine.poll_timeout(), ctx);
     }
 
     fn pass_on<M>(&self, to: &Recipient<M>, message: M, ctx: &mut Context<Self>)
@@ -178,6 +172,17 @@ impl Actor for Supervisor {
 
     fn started(&mut self, ctx: &mut Context<Self>) {
         ctx.set_mailbox_capacity(MAILBOX_LEN);
+        self.drive(ctx);
+    }
+}
+
+impl Deadlines for Supervisor {
+    fn timer(&mut self) -> &mut Timer {
+        &mut self.timer
+    }
+
+    fn wake(&mut self, ctx: &mut Context<Self>) {
+        self.machine.handle_timeout(now());
         self.drive(ctx);
     }
 }
@@ -236,9 +241,4 @@ impl Handler<DrainNode> for Supervisor {
         self.machine.handle_drain(now());
         self.drive(ctx);
     }
-}
-
-/// The clock; virtual in tests.
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }

@@ -12,7 +12,7 @@
 //! - `WIRE-3` The encoding of a version does not change; a change of any message requires another version.
 //! - `WIRE-4` A decoded message is consistent: see [`Message::check`].
 
-use phalanx_strategies::elastic::message::{DesiredState, Report};
+use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use phalanx_strategies::elastic::validate::InvalidMessage;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
@@ -51,6 +51,8 @@ pub enum Kind {
     Answer = 7,
     /// A file: joined nodes and valid tokens.
     Register = 8,
+    /// From a rank process to its node: the rank's status.
+    StatusReport = 9,
 }
 
 impl Kind {
@@ -58,7 +60,7 @@ impl Kind {
     pub const fn limit(self) -> usize {
         match self {
             Kind::Join | Kind::Renew => STRANGER_BYTES_MAX,
-            Kind::Report | Kind::Grant | Kind::Request | Kind::Answer => MESSAGE_BYTES_MAX,
+            Kind::Report | Kind::StatusReport | Kind::Grant | Kind::Request | Kind::Answer => MESSAGE_BYTES_MAX,
             Kind::DesiredState | Kind::Register => DESIRED_STATE_BYTES_MAX,
         }
     }
@@ -75,6 +77,7 @@ impl fmt::Display for Kind {
             Kind::Request => "a request",
             Kind::Answer => "an answer",
             Kind::Register => "a register",
+            Kind::StatusReport => "a status report",
         })
     }
 }
@@ -98,6 +101,14 @@ impl Message for Report {
 
     fn check(&self) -> Result<(), InvalidMessage> {
         Report::check(self)
+    }
+}
+
+impl Message for MemberReport {
+    const KIND: Kind = Kind::StatusReport;
+
+    fn check(&self) -> Result<(), InvalidMessage> {
+        MemberReport::check(self)
     }
 }
 
@@ -217,6 +228,11 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, WireError> {
     }
     message.check().map_err(|found| WireError::InvalidMessage { expected, found })?;
     Ok(message)
+}
+
+/// Whether these bytes begin like a frame of any kind and version.
+pub fn is_frame(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
 }
 
 /// Checks only the envelope of a frame.

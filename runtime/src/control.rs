@@ -1,9 +1,11 @@
-//! Requests to a run from outside, and the queue from which its coordinator takes them.
+//! Requests to a run from outside, the queue from which its coordinator takes them, and the bell that wakes the coordinator's
+//! thread.
 
 use phalanx_actors::operator::{Answer, Request};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Requests to a run from outside.
@@ -15,11 +17,36 @@ pub struct Control {
     /// Generation of the world that is to pause between two steps.
     pub(crate) pause: AtomicU64,
     request_queue: Mutex<RequestQueue>,
+    /// Rung by each request.
+    pub(crate) bell: Arc<Bell>,
+}
+
+/// Wakes a thread that waits for one of several sources. Each source stores what happened, then rings.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    has_rung: Mutex<bool>,
+    rung: Condvar,
+}
+
+impl Bell {
+    /// Wakes the waiting thread; if none waits, the next wait returns at once.
+    pub(crate) fn ring(&self) {
+        // The flag is valid after a panic of another thread.
+        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.rung.notify_one();
+    }
+
+    /// Waits until the bell has rung since the last wait, but not longer than `most`.
+    pub(crate) fn wait(&self, most: Duration) {
+        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.rung.wait_timeout_while(has_rung, most, |has_rung| !*has_rung);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
 }
 
 /// Why a request to a job has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
+pub enum RequestError {
     /// The job is preparing its data.
     #[error("the job has no ranks yet: it is preparing its data")]
     NotYet,
@@ -46,18 +73,20 @@ enum RequestQueue {
     Ended,
 }
 
-/// Capacity of the queue. The coordinator drains it many times a second.
+/// Capacity of the queue, which the coordinator drains at once.
 const ASKED_MAX: usize = 64;
 
 impl Control {
     /// Ends the run after the current step and a checkpoint.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+        self.bell.ring();
     }
 
     /// Saves a checkpoint after the current step.
     pub fn save(&self) {
         self.saves.fetch_add(1, Ordering::Release);
+        self.bell.ring();
     }
 
     /// Whether a stop is requested.
@@ -66,14 +95,15 @@ impl Control {
     }
 
     /// Queues a request for the coordinator; the sender is dropped if the run ends before the answer.
-    pub(crate) fn ask(&self, request: Request) -> Result<oneshot::Receiver<Answer>, AskError> {
+    pub(crate) fn ask(&self, request: Request) -> Result<oneshot::Receiver<Answer>, RequestError> {
         match &mut *self.request_queue() {
-            RequestQueue::NotYet => Err(AskError::NotYet),
-            RequestQueue::Ended => Err(AskError::Ended),
-            RequestQueue::Open(asked) if asked.len() >= ASKED_MAX => Err(AskError::Busy(asked.len())),
+            RequestQueue::NotYet => Err(RequestError::NotYet),
+            RequestQueue::Ended => Err(RequestError::Ended),
+            RequestQueue::Open(asked) if asked.len() >= ASKED_MAX => Err(RequestError::Busy(asked.len())),
             RequestQueue::Open(asked) => {
                 let (tx, rx) = oneshot::channel();
                 asked.push_back((request, tx));
+                self.bell.ring();
                 Ok(rx)
             }
         }
@@ -111,7 +141,7 @@ mod tests {
     fn requests_are_served_in_order_while_the_queue_is_open() {
         let control = Control::default();
 
-        assert_eq!(control.ask(Request::Save).unwrap_err(), AskError::NotYet);
+        assert_eq!(control.ask(Request::Save).unwrap_err(), RequestError::NotYet);
         control.open();
         let first = control.ask(Request::Save).unwrap();
         let mut second = control.ask(Request::Stop).unwrap();
@@ -126,7 +156,28 @@ mod tests {
             Err(oneshot::error::TryRecvError::Closed),
             "closing the queue drops waiting requests"
         );
-        assert_eq!(control.ask(Request::Status).unwrap_err(), AskError::Ended);
+        assert_eq!(control.ask(Request::Status).unwrap_err(), RequestError::Ended);
+    }
+
+    #[test]
+    fn every_request_wakes_the_waiting_thread_even_if_it_came_before_the_wait() {
+        let control = Arc::new(Control::default());
+        control.open();
+        let requests: [fn(&Control); 3] = [Control::stop, Control::save, |control| drop(control.ask(Request::Status))];
+
+        for request in requests {
+            request(&control);
+            let (begin, most) = (std::time::Instant::now(), Duration::from_secs(60));
+            control.bell.wait(most);
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| control.bell.wait(most));
+                std::thread::sleep(Duration::from_millis(5));
+                request(&control);
+                waiting.join().unwrap();
+            });
+            assert!(begin.elapsed() < most);
+        }
+        control.bell.wait(Duration::from_millis(1));
     }
 
     #[test]
@@ -136,6 +187,6 @@ mod tests {
 
         let waiting: Vec<_> = (0..ASKED_MAX).map(|_| control.ask(Request::Save).unwrap()).collect();
 
-        assert_eq!(control.ask(Request::Save).unwrap_err(), AskError::Busy(waiting.len()));
+        assert_eq!(control.ask(Request::Save).unwrap_err(), RequestError::Busy(waiting.len()));
     }
 }

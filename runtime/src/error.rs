@@ -164,7 +164,7 @@ impl JobError {
             JobError::Collective(error)
             | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => match error {
                 CollectiveError::Unreachable { rank, .. } => Some(*rank),
-                CollectiveError::Aborted { silent, .. } => *silent,
+                CollectiveError::Aborted { lost, .. } => *lost,
                 _ => None,
             },
             _ => None,
@@ -179,6 +179,8 @@ impl JobError {
             JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
+            JobError::Peer(error) => error.is_input(),
+            JobError::ControlPlane(error) => error.is_input(),
             _ => true,
         }
     }
@@ -225,6 +227,23 @@ mod tests {
 
         for error in errors {
             assert!(error.is_input() && !error.is_consequence() && !error.is_of_the_world(), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn fault_of_another_process_or_of_the_network_is_no_input_error() {
+        let errors: [JobError; 6] = [
+            PeerError::NotRequested { member: 1 }.into(),
+            PeerError::StartOrder.into(),
+            ControlPlaneError::Decode(no_json()).into(),
+            ControlPlaneError::cannot("start a thread")(std::io::ErrorKind::OutOfMemory.into()).into(),
+            ControlPlaneError::Transport(QuicError::Lost("timed out".into())).into(),
+            ControlPlaneError::NoAnswer { output_dir: "/job".into(), source: QuicError::Lost("timed out".into()) }
+                .into(),
+        ];
+
+        for error in errors {
+            assert!(!error.is_input(), "{error:?}");
         }
     }
 

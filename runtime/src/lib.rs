@@ -38,6 +38,6 @@ pub use api::embed::program::{RankProgram, rank_process, rank_process_with};
 pub use api::embed::running::{Resize, RunningJob};
 pub use api::embed::{Machines, Runtime};
 pub use api::job::{Job, JobBuilder, JobHandle};
-pub use control::{AskError, Control};
+pub use control::{Control, RequestError};
 pub use error::JobError;
 pub use events::{Event, Report, Started};

@@ -5,7 +5,7 @@ mod support;
 use phalanx::api::embed::feed::Events;
 use phalanx::api::embed::running::Outcome;
 use phalanx::config::JobConfig;
-use phalanx::{AskError, Event, Job, JobError, Machines, RankProgram, Resize, RunningJob, Runtime};
+use phalanx::{Event, Job, JobError, Machines, RankProgram, RequestError, Resize, RunningJob, Runtime};
 use phalanx_strategies::elastic::identity::NodeId;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -91,7 +91,7 @@ async fn host_sees_a_killed_rank_replaced_and_the_weights_are_unchanged() {
     assert_eq!((report.steps, report.finished), (60, true));
     assert_eq!(report.model_dir.as_deref(), Some(&*p.path("out/model")));
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
-    assert_eq!(job.status().await, Err(AskError::Ended));
+    assert_eq!(job.status().await, Err(RequestError::Ended));
     while let Some(event) = events.next().await {
         event.unwrap();
     }
@@ -223,6 +223,6 @@ async fn host_coordinates_other_machines_and_drains_one() {
     let report = end(&job).await.unwrap();
 
     assert_eq!(nodes.len(), 2);
-    assert!(matches!(unknown, Err(AskError::Refused(why)) if why.contains("no node 77")));
+    assert!(matches!(unknown, Err(RequestError::Refused(why)) if why.contains("no node 77")));
     assert!(!report.finished && report.steps >= 3, "{report:?}");
 }

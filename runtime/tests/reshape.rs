@@ -4,7 +4,7 @@
 mod support;
 
 use phalanx::config::JobConfig;
-use phalanx::{AskError, Job, RankProgram, Resize, RunningJob, Runtime};
+use phalanx::{Job, RankProgram, RequestError, Resize, RunningJob, Runtime};
 use phalanx_strategies::mesh::Mesh;
 use std::time::Duration;
 use support::Project;
@@ -202,7 +202,7 @@ async fn resize_to_a_mesh_that_does_not_fit_is_refused_without_side_effects() {
     cli(&["--dp_shard_size", "1", "--dp_replicate_size", "0"], &["dp_replicate 0"]);
     let from_host = job.resize(Resize { tensor_parallel_size: Some(8), ..Resize::default() }).await;
 
-    assert!(matches!(from_host, Err(AskError::Refused(why)) if why.contains("4 attention heads")));
+    assert!(matches!(from_host, Err(RequestError::Refused(why)) if why.contains("4 attention heads")));
     let after = job.status().await.unwrap();
     assert_eq!((after.wanted, after.generation), (before.wanted, before.generation));
     stop(&job).await;

@@ -1,17 +1,20 @@
-//! A store in a folder: two human-readable files, each a line with version and checksum above its JSON.
+//! A store in a folder: two human-readable files for lease and record, each a line with version and checksum above its JSON,
+//! and a third one that counts the renewals of the lease.
 //!
-//! To replace a file, the store writes a new one beside it, syncs it, renames it and syncs the folder. A writer holds an
-//! exclusive lock on a third file, which the system releases when the process dies. The folder may be on a network file
-//! system that supports locks and atomic renames.
+//! To replace lease or record, the store writes a new file beside it, syncs it, renames it and syncs the folder. A renewal only
+//! shows that the leader is alive, several times a second, so it is written in place and not synced: after a power failure no
+//! leader is alive. A writer holds an exclusive lock on a fourth file, which the system releases when the process dies. The
+//! folder may be on a network file system that supports locks and atomic renames.
 
 use super::{Store, StoreError, is_of_lease};
+use phalanx_strategies::elastic::identity::Term;
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::elastic::validate::InvalidMessage;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// See the [module](self).
@@ -22,8 +25,12 @@ pub struct Directory {
 
 const LEASE: &str = "lease.json";
 const RECORD: &str = "record.json";
+/// The term of the lease and its renewals, as decimal numbers of fixed width.
+const RENEWALS: &str = "renewals";
 const LOCK: &str = "lock";
-/// First word of each file.
+/// Larger than the file with the renewals.
+const RENEWALS_BYTES_MAX: u64 = 64;
+/// First word of each file with a checksum.
 const MAGIC: &str = "phalanx-store-2";
 
 impl Directory {
@@ -72,11 +79,39 @@ impl Directory {
         };
         replace().map_err(|error| failed(&path, "written", &error))
     }
+
+    /// Renewals of the lease of `term`. A file that cannot be parsed counts none: it was interrupted by a power failure, or is
+    /// being written, and a reader without the lock only needs to see that the number changes.
+    fn read_renewals(&self, term: Term) -> Result<u64, StoreError> {
+        let path = self.folder.join(RENEWALS);
+        let mut bytes = Vec::new();
+        match File::open(&path).and_then(|file| file.take(RENEWALS_BYTES_MAX).read_to_end(&mut bytes)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+            Err(error) => return Err(failed(&path, "read", &error)),
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(of)), Some(Ok(beat))) if of == term.0 => Ok(beat),
+            _ => Ok(0),
+        }
+    }
+
+    fn write_renewals(&self, lease: Lease) -> Result<(), StoreError> {
+        let path = self.folder.join(RENEWALS);
+        let write = || -> io::Result<()> {
+            let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            file.write_all(format!("{:020} {:020}\n", lease.term.0, lease.beat).as_bytes())
+        };
+        write().map_err(|error| failed(&path, "written", &error))
+    }
 }
 
 impl Store for Directory {
     fn read_lease(&self) -> Result<Lease, StoreError> {
-        self.read(LEASE)
+        let lease: Lease = self.read(LEASE)?;
+        Ok(Lease { beat: lease.beat.max(self.read_renewals(lease.term)?), ..lease })
     }
 
     fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError> {
@@ -85,7 +120,11 @@ impl Store for Directory {
         if have != old {
             return Ok(Err(have));
         }
-        self.write(LEASE, &new)?;
+        if (new.term, new.holder) == (old.term, old.holder) {
+            self.write_renewals(new)?;
+        } else {
+            self.write(LEASE, &new)?;
+        }
         Ok(Ok(new))
     }
 
@@ -133,7 +172,7 @@ fn failed(path: &Path, action: &'static str, error: &io::Error) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_strategies::elastic::identity::{Generation, NodeId, Term, Worker};
+    use phalanx_strategies::elastic::identity::{Generation, NodeId, Worker};
     use phalanx_strategies::elastic::message::{Ending, WorldPlan};
     use phalanx_strategies::elastic::shadow::place;
     use phalanx_strategies::elastic::snapshot::Checkpoint;
@@ -212,6 +251,44 @@ mod tests {
             changed[position] ^= 1;
             fs::write(&path, changed).unwrap();
             assert!(matches!(store.read_record(), Err(StoreError::Damaged { .. })), "changed byte {position}");
+        }
+    }
+
+    // STORE-1, STORE-3
+    #[test]
+    fn renewal_counts_for_its_term_only_and_leaves_the_durable_lease_alone() {
+        let (folder, store) = written();
+        let lease = store.read_lease().unwrap();
+        let durable = fs::read(folder.path().join(LEASE)).unwrap();
+
+        let renewed = Lease { beat: 9, ..lease };
+        assert_eq!(store.replace_lease(lease, renewed), Ok(Ok(renewed)));
+        assert_eq!(
+            store.replace_lease(lease, Lease { beat: 1, ..lease }),
+            Ok(Err(renewed)),
+            "it was renewed meanwhile"
+        );
+        assert_eq!(Directory::open(folder.path()).unwrap().read_lease(), Ok(renewed));
+        assert_eq!(fs::read(folder.path().join(LEASE)).unwrap(), durable);
+
+        let next = Lease { term: lease.term.next(), holder: 8, beat: 0 };
+        assert_eq!(store.replace_lease(renewed, next), Ok(Ok(next)));
+        assert_eq!(store.read_lease(), Ok(next), "renewals of the earlier term do not count");
+    }
+
+    // STORE-3
+    #[test]
+    fn renewal_interrupted_by_a_power_failure_reads_as_no_renewal() {
+        let (folder, store) = written();
+        let lease = store.read_lease().unwrap();
+        store.replace_lease(lease, Lease { beat: 12, ..lease }).unwrap().unwrap();
+
+        for interrupted in [&b""[..], &[0; 41], b"00000000000000000001", b"\xff\xff 3"] {
+            fs::write(folder.path().join(RENEWALS), interrupted).unwrap();
+            assert_eq!(store.read_lease(), Ok(lease), "{interrupted:?}");
+            let renewed = Lease { beat: 1, ..lease };
+            assert_eq!(store.replace_lease(lease, renewed), Ok(Ok(renewed)));
+            assert_eq!(store.read_lease(), Ok(renewed));
         }
     }
 

@@ -5,7 +5,8 @@
 //! - `STORE-2` A record is written only under the term of the lease. So the record that a new leader reads after winning
 //!   the lease is final: only this leader can overwrite it.
 //! - `STORE-3` A completed write survives a power failure; an interrupted write leaves the complete old or new contents.
-//!   Damaged contents are an error, never an older state.
+//!   Damaged contents are an error, never an older state. Only renewals of a lease need not survive a power failure: no
+//!   leader survives it either, and terms do not depend on them.
 //!
 //! Calls block; actors make them in `spawn_blocking`.
 

@@ -85,7 +85,7 @@ fn stopped_job_ends_on_all_nodes_and_for_a_successor() {
         job.until_running(shards(2), Step(10)).await;
 
         job.coordinators[0].send(Stop).await.unwrap().unwrap();
-        job.until_happened(What::NodesTold).await;
+        job.until_happened(What::NodesNotified).await;
 
         assert!(job.happened(&What::Ended { ending: Ending::Finished }));
         job.until("the end of all nodes", |_| job.plane.borrow().down.len() == 3).await;
@@ -103,7 +103,7 @@ fn job_ends_after_its_last_step() {
     simulate(async {
         let job = Job::start(shards(2), 2, until(30)).await;
 
-        job.until_happened(What::NodesTold).await;
+        job.until_happened(What::NodesNotified).await;
 
         assert_eq!(job.store.read_record().unwrap().checkpoint.step, Step(30));
         assert_eq!(job.incidents().len(), 1, "the start is the only incident");

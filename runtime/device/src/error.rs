@@ -25,7 +25,7 @@ pub enum CollectiveError {
         /// The reason given by the aborting member.
         reason: String,
         /// The lost rank, if a lost rank is the reason.
-        silent: Option<u32>,
+        lost: Option<u32>,
     },
     /// A buffer has the wrong number of elements.
     #[error("{kind:?}: expected {expected} elements in {side}, found {found}")]
@@ -202,7 +202,7 @@ pub enum CollectiveError {
 impl CollectiveError {
     /// The world was aborted with this reason.
     pub fn aborted(reason: impl Into<String>) -> CollectiveError {
-        CollectiveError::Aborted { reason: reason.into(), silent: None }
+        CollectiveError::Aborted { reason: reason.into(), lost: None }
     }
 
     /// Whether the failed operation can be retried after others are finished: the world continues.

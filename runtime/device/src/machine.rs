@@ -8,7 +8,7 @@
 use crate::RawBuffer;
 use crate::groups::{GroupError, Groups};
 use crate::shared_memory::Arena;
-use crate::span::{Memory, Room, STAGING_BYTES, Source};
+use crate::span::{Memory, STAGING_BYTES, SpanMut, SpanRef};
 use bytemuck::Pod;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::ValueId;
@@ -333,17 +333,17 @@ impl dyn Machine + '_ {
     ///
     /// # Panics
     /// As `elements`.
-    pub fn source(&self, c: &Compiled, v: ValueId, run: Range<usize>) -> Source<'_> {
+    pub fn source(&self, c: &Compiled, v: ValueId, run: Range<usize>) -> SpanRef<'_> {
         check::<f32>(c, v);
         // SAFETY: the source borrows the machine, whose contract excludes writes meanwhile.
-        unsafe { Source::new(elements_of(self.place(c, v), run), self.memory()) }
+        unsafe { SpanRef::new(elements_of(self.place(c, v), run), self.memory()) }
     }
 
     /// Elements of values, to be filled in place; none if two of the runs overlap.
     ///
     /// # Panics
     /// As `elements`.
-    pub fn rooms<'m>(&'m mut self, c: &Compiled, runs: &[(ValueId, Range<usize>)]) -> Option<Vec<Room<'m>>> {
+    pub fn spans_mut<'m>(&'m mut self, c: &Compiled, runs: &[(ValueId, Range<usize>)]) -> Option<Vec<SpanMut<'m>>> {
         let memory = self.memory();
         let of = |(v, run): &(ValueId, Range<usize>)| {
             check::<f32>(c, *v);
@@ -356,7 +356,7 @@ impl dyn Machine + '_ {
             return None;
         }
         // SAFETY: the rooms borrow the machine mutably, and do not overlap.
-        Some(buffers.into_iter().map(|buffer| unsafe { Room::new(buffer, memory.clone()) }).collect())
+        Some(buffers.into_iter().map(|buffer| unsafe { SpanMut::new(buffer, memory.clone()) }).collect())
     }
 }
 

@@ -98,7 +98,7 @@ impl Drop for ActivityGuard<'_> {
 /// Encodes into one word, so that a read is never torn.
 fn encode(at: At) -> u64 {
     match at {
-        At::Rests => 0,
+        At::Idle => 0,
         At::Computes => 1,
         At::Stores => 2,
         At::Waits(Wait { axes, number }) => 3 | (u64::from(u8::from(axes)) << 8) | (u64::from(number) << 32),
@@ -107,7 +107,7 @@ fn encode(at: At) -> u64 {
 
 fn decode(word: u64) -> At {
     match word as u8 {
-        0 => At::Rests,
+        0 => At::Idle,
         1 => At::Computes,
         2 => At::Stores,
         _ => At::Waits(Wait { axes: Axes::from((word >> 8) as u8), number: (word >> 32) as u32 }),
@@ -145,6 +145,6 @@ mod tests {
         assert_eq!(while_waiting, Progress { ticks: 2, at: wait });
         assert_eq!(progress_counter.read(), Progress { ticks: 3, at: At::Computes });
         drop(computes);
-        assert_eq!(progress_counter.read(), Progress { ticks: 4, at: At::Rests });
+        assert_eq!(progress_counter.read(), Progress { ticks: 4, at: At::Idle });
     }
 }

@@ -26,13 +26,13 @@ pub trait Memory: Debug + Send + Sync {
 
 /// A run of memory, and how the host reaches it.
 #[derive(Clone, Debug)]
-pub struct Stretch {
+pub struct Span {
     buffer: RawBuffer,
     /// None if the run is in host memory.
     memory: Option<Arc<dyn Memory>>,
 }
 
-impl Stretch {
+impl Span {
     /// Its address and length.
     pub const fn buffer(&self) -> RawBuffer {
         self.buffer
@@ -53,8 +53,8 @@ impl Stretch {
     /// # Panics
     /// If the range exceeds the run.
     #[must_use]
-    pub fn slice(&self, range: std::ops::Range<usize>) -> Stretch {
-        Stretch { buffer: self.buffer.slice(range), memory: self.memory.clone() }
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Span {
+        Span { buffer: self.buffer.slice(range), memory: self.memory.clone() }
     }
 
     /// Copies it to the host.
@@ -94,58 +94,58 @@ impl Stretch {
 
 /// A run of memory, borrowed for reading.
 #[derive(Clone, Debug)]
-pub struct Source<'a> {
-    stretch: Stretch,
+pub struct SpanRef<'a> {
+    span: Span,
     borrow: PhantomData<&'a [u8]>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> SpanRef<'a> {
     /// A run that is borrowed for `'a`.
     ///
     /// # Safety
     /// The run is not written for the lifetime of the result. `memory` can access it, or the host if `memory` is none.
-    pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> Source<'a> {
-        Source { stretch: Stretch { buffer, memory }, borrow: PhantomData }
+    pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> SpanRef<'a> {
+        SpanRef { span: Span { buffer, memory }, borrow: PhantomData }
     }
 
     /// The run without the borrow, for which the caller becomes responsible.
-    pub fn stretch(&self) -> Stretch {
-        self.stretch.clone()
+    pub fn span(&self) -> Span {
+        self.span.clone()
     }
 }
 
-impl<'a> From<&'a [f32]> for Source<'a> {
-    fn from(elements: &'a [f32]) -> Source<'a> {
-        Source { stretch: Stretch { buffer: RawBuffer::of(elements), memory: None }, borrow: PhantomData }
+impl<'a> From<&'a [f32]> for SpanRef<'a> {
+    fn from(elements: &'a [f32]) -> SpanRef<'a> {
+        SpanRef { span: Span { buffer: RawBuffer::of(elements), memory: None }, borrow: PhantomData }
     }
 }
 
 /// A run of memory, borrowed for writing.
 #[derive(Debug)]
-pub struct Room<'a> {
-    stretch: Stretch,
+pub struct SpanMut<'a> {
+    span: Span,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
-impl<'a> Room<'a> {
+impl<'a> SpanMut<'a> {
     /// A run that is borrowed for `'a`.
     ///
     /// # Safety
     /// The run is not accessed otherwise for the lifetime of the result. `memory` can access it, or the host if
     /// `memory` is none.
-    pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> Room<'a> {
-        Room { stretch: Stretch { buffer, memory }, borrow: PhantomData }
+    pub unsafe fn new(buffer: RawBuffer, memory: Option<Arc<dyn Memory>>) -> SpanMut<'a> {
+        SpanMut { span: Span { buffer, memory }, borrow: PhantomData }
     }
 
     /// The run without the borrow, for which the caller becomes responsible.
-    pub fn stretch(&self) -> Stretch {
-        self.stretch.clone()
+    pub fn span(&self) -> Span {
+        self.span.clone()
     }
 }
 
-impl<'a> From<&'a mut [f32]> for Room<'a> {
-    fn from(elements: &'a mut [f32]) -> Room<'a> {
-        Room { stretch: Stretch { buffer: RawBuffer::of_mut(elements), memory: None }, borrow: PhantomData }
+impl<'a> From<&'a mut [f32]> for SpanMut<'a> {
+    fn from(elements: &'a mut [f32]) -> SpanMut<'a> {
+        SpanMut { span: Span { buffer: RawBuffer::of_mut(elements), memory: None }, borrow: PhantomData }
     }
 }
 
@@ -153,13 +153,13 @@ impl<'a> From<&'a mut [f32]> for Room<'a> {
 ///
 /// # Panics
 /// If `to` has more bytes than `from`.
-pub fn copy(from: &[Source<'_>], to: &[Room<'_>]) {
+pub fn copy(from: &[SpanRef<'_>], to: &[SpanMut<'_>]) {
     let mut staging = Vec::new();
-    let mut runs = from.iter().map(Source::stretch);
-    let mut rest: Option<Stretch> = None;
+    let mut runs = from.iter().map(SpanRef::span);
+    let mut rest: Option<Span> = None;
     for room in to {
         let mut at = 0;
-        while at < room.stretch.bytes() {
+        while at < room.span.bytes() {
             let now = match rest.take().filter(|rest| rest.bytes() > 0) {
                 Some(rest) => rest,
                 None => {
@@ -167,15 +167,15 @@ pub fn copy(from: &[Source<'_>], to: &[Room<'_>]) {
                     continue;
                 }
             };
-            let n = now.bytes().min(room.stretch.bytes() - at);
-            copy_run(&now.slice(0..n), &room.stretch.slice(at..at + n), &mut staging);
+            let n = now.bytes().min(room.span.bytes() - at);
+            copy_run(&now.slice(0..n), &room.span.slice(at..at + n), &mut staging);
             rest = Some(now.slice(n..now.bytes()));
             at += n;
         }
     }
 }
 
-fn copy_run(from: &Stretch, to: &Stretch, staging: &mut Vec<u8>) {
+fn copy_run(from: &Span, to: &Span, staging: &mut Vec<u8>) {
     if from.is_on_host() && to.is_on_host() {
         // SAFETY: the caller of `copy` borrows both, one of them mutably, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.buffer.start(), to.buffer.start(), to.bytes()) };
@@ -217,8 +217,8 @@ mod tests {
         ) {
             let from: Vec<f32> = (0..n).map(|i| i as f32).collect();
             let mut to = vec![-1.0f32; n];
-            let sources: Vec<Source<'_>> = cut(&from[..], &sent, |s| s.len(), |s, n| s.split_at(n)).into_iter().map(Source::from).collect();
-            let rooms: Vec<Room<'_>> = cut(&mut to[..], &came, |s| s.len(), |s, n| s.split_at_mut(n)).into_iter().map(Room::from).collect();
+            let sources: Vec<SpanRef<'_>> = cut(&from[..], &sent, |s| s.len(), |s, n| s.split_at(n)).into_iter().map(SpanRef::from).collect();
+            let rooms: Vec<SpanMut<'_>> = cut(&mut to[..], &came, |s| s.len(), |s, n| s.split_at_mut(n)).into_iter().map(SpanMut::from).collect();
 
             copy(&sources, &rooms);
 

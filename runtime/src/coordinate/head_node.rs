@@ -1,7 +1,7 @@
 //! Coordinator and node in one process: for a job on this machine alone, or on the first of several machines.
 
 use crate::config::JobConfig;
-use crate::control::Control;
+use crate::control::{Bell, Control};
 use crate::coordinate::sentence::{self, sentence};
 use crate::coordinate::serve::{
     CONTROL, Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
@@ -69,7 +69,7 @@ pub(crate) fn lead(
             CoordinatorEvent::Event(event) => tell(&Event::Note(sentence(&event))),
         })
     };
-    together(config, take_part, coordinate, on_event)
+    together(config, &control.bell, take_part, coordinate, on_event)
 }
 
 /// Coordinates a job on this machine alone, with its node, to its end. Coordinator, supervisor and ranks are the same as
@@ -102,7 +102,8 @@ pub(crate) fn lead_alone(
         desired_states,
     };
     let inboxes = vec![inbox, requests];
-    let coordinating = Coordinating::start(config, &model, term, &thread, admission, Arc::new(coordinator), inboxes)?;
+    let coordinating =
+        Coordinating::start(config, &model, term, &thread, admission, Arc::new(coordinator), inboxes, &control.bell)?;
     let take_part = |is_over: &AtomicBool, on_event: &mut (dyn FnMut(&Event) + Send)| {
         part.take(config, model, &thread, &|| leaves_once(is_over), on_event)
     };
@@ -117,7 +118,7 @@ pub(crate) fn lead_alone(
             }
         })
     };
-    let report = together(config, take_part, coordinate, on_event);
+    let report = together(config, &control.bell, take_part, coordinate, on_event);
     thread.stop();
     operators.close();
     report
@@ -130,9 +131,11 @@ fn leaves_once(is_over: &AtomicBool) -> Leave {
     if is_over.load(Ordering::Acquire) { Leave::Now } else { Leave::Stay }
 }
 
-/// Runs a node and the coordinator of its job concurrently, and returns the outcome of the job.
+/// Runs a node and the coordinator of its job concurrently, and returns the outcome of the job. The end of the node rings the
+/// coordinator's bell.
 fn together(
     config: &JobConfig,
+    bell: &Bell,
     take_part: impl FnOnce(&AtomicBool, &mut (dyn FnMut(&Event) + Send)) -> Result<Outcome, JobError> + Send,
     coordinate: impl FnOnce(&dyn Fn() -> bool, &dyn Fn(&Event)) -> Coordinated,
     on_event: &mut (dyn FnMut(&Event) + Send),
@@ -140,17 +143,18 @@ fn together(
     let on_event = Mutex::new(on_event);
     // Two threads emit events; a panic of the callback poisons the lock, which stays usable.
     let tell = |event: &Event| on_event.lock().unwrap_or_else(PoisonError::into_inner)(event);
-    let (has_succeeded, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let [has_succeeded, has_ended, is_over] = [const { AtomicBool::new(false) }; 3];
     let (status, node) = std::thread::scope(|scope| {
         let node = scope.spawn(|| {
+            let _end = Raise { flag: &has_ended, bell: Some(bell) };
             let outcome = take_part(&is_over, &mut |event| tell(event));
             has_succeeded.store(outcome.is_ok(), Ordering::Release);
             outcome
         });
-        let over = Raise(&is_over);
-        let is_abandoned = || node.is_finished() && !has_succeeded.load(Ordering::Acquire);
-        let Coordinated { status, nodes_told } = coordinate(&is_abandoned, &tell);
-        if nodes_told {
+        let over = Raise { flag: &is_over, bell: None };
+        let is_abandoned = || has_ended.load(Ordering::Acquire) && !has_succeeded.load(Ordering::Acquire);
+        let Coordinated { status, nodes_notified } = coordinate(&is_abandoned, &tell);
+        if nodes_notified {
             // The node exits by itself after its ranks.
             std::mem::forget(over);
         } else {
@@ -168,12 +172,16 @@ fn together(
     }
 }
 
-/// Sets the flag when dropped, even during a panic.
-struct Raise<'a>(&'a AtomicBool);
+/// Sets the flag and rings the bell when dropped, even during a panic.
+struct Raise<'a> {
+    flag: &'a AtomicBool,
+    bell: Option<&'a Bell>,
+}
 
 impl Drop for Raise<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
+        self.flag.store(true, Ordering::Release);
+        self.bell.iter().for_each(|bell| bell.ring());
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn sentence(event: &Event) -> String {
         What::Checkpoint(checkpoint) => format!("saved at {}", checkpoint.step),
         What::Ended { ending: Ending::Finished } => "the job is done".into(),
         What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
-        What::NodesTold => "all nodes have been notified".into(),
+        What::NodesNotified => "all nodes have been notified".into(),
     }
 }
 

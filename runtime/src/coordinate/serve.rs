@@ -3,7 +3,7 @@
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
-use crate::control::Control;
+use crate::control::{Bell, Control};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::standby::{self, Watched};
 use crate::error::JobError;
@@ -36,7 +36,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 /// Folder of a job for the coordinator's files.
@@ -158,7 +158,7 @@ pub(crate) fn serve(
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Coordinated {
     let served = try_serve(config, model, serve, control, is_abandoned, tell);
-    served.unwrap_or_else(|error| Coordinated { status: Err(error), nodes_told: false })
+    served.unwrap_or_else(|error| Coordinated { status: Err(error), nodes_notified: false })
 }
 
 fn try_serve(
@@ -171,7 +171,7 @@ fn try_serve(
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() || is_abandoned();
     let Some(term) = take_over(config, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
-        return Ok(Coordinated { status: Ok(None), nodes_told: false });
+        return Ok(Coordinated { status: Ok(None), nodes_notified: false });
     };
     let (listener, inbox) = listen(config, serve.listen, &term)?;
     let addresses =
@@ -187,7 +187,8 @@ fn try_serve(
     let thread =
         ControlThread::start("phalanx-control").map_err(ControlPlaneError::cannot("start the control thread"))?;
     let admission = admission(config, model, None);
-    let coordinating = Coordinating::start(config, model, term, &thread, admission, Arc::new(listener), vec![inbox])?;
+    let coordinating =
+        Coordinating::start(config, model, term, &thread, admission, Arc::new(listener), vec![inbox], &control.bell)?;
     let outcome = coordinating.follow(control, is_abandoned, tell);
     thread.stop();
     Ok(outcome)
@@ -246,7 +247,30 @@ pub(super) struct Coordinating<'a> {
     log: EventLog,
     ending: Option<Ending>,
     /// Whether all nodes have been notified of the end of the job.
-    nodes_told: bool,
+    nodes_notified: bool,
+}
+
+/// Sends the coordinator's events to the thread that follows the job, and wakes it, also when the coordinator is gone.
+struct Happened {
+    sender: Sender<Event>,
+    /// Dropped after the sender.
+    end: RingsWhenDropped,
+}
+
+struct RingsWhenDropped(Arc<Bell>);
+
+impl Happened {
+    fn tell(&self, event: &Event) {
+        // The receiver is gone once the job is over.
+        let _ = self.sender.send(event.clone());
+        self.end.0.ring();
+    }
+}
+
+impl Drop for RingsWhenDropped {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
 }
 
 /// How the coordination of a job ended.
@@ -254,7 +278,7 @@ pub(crate) struct Coordinated {
     /// The last status of the job; `None` if another coordinator has taken over.
     pub(crate) status: Result<Option<Box<Status>>, JobError>,
     /// Whether all nodes have been notified of the end of the job, so that they exit by themselves.
-    pub(super) nodes_told: bool,
+    pub(super) nodes_notified: bool,
 }
 
 impl<'a> Coordinating<'a> {
@@ -271,17 +295,17 @@ impl<'a> Coordinating<'a> {
         admission: Admission,
         downlink: Arc<dyn Downlink>,
         inboxes: Vec<Inbox>,
+        bell: &Arc<Bell>,
     ) -> Result<Coordinating<'a>, JobError> {
         let log = EventLog::open(&config.output.output_dir)?;
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let Term { job, store, candidate, lease, .. } = term;
         let settings = Settings { job, candidate, holds: Some(lease), policy, timing: config.elastic.timing() };
-        let (happened, events) = channel();
+        let (sender, events) = channel();
+        let happened = Happened { sender, end: RingsWhenDropped(Arc::clone(bell)) };
         let store: SharedStore = Arc::new(store);
         let starting = async {
-            let tell = move |event: &Event| {
-                let _ = happened.send(event.clone());
-            };
+            let tell = move |event: &Event| happened.tell(event);
             let handle =
                 CoordinatorHandle::start(thread, settings, store, admission, Arc::clone(&downlink), tell).await?;
             for inbox in inboxes {
@@ -292,7 +316,7 @@ impl<'a> Coordinating<'a> {
         let handle = block_on(starting)
             .map_err(ControlPlaneError::cannot("start an event loop"))?
             .map_err(ControlPlaneError::from)?;
-        Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_told: false })
+        Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_notified: false })
     }
 
     /// Follows the job to its end, then closes the transport to its nodes.
@@ -305,7 +329,7 @@ impl<'a> Coordinating<'a> {
         let status = self.run(control, is_abandoned, tell);
         control.close();
         self.downlink.close();
-        Coordinated { status, nodes_told: self.nodes_told }
+        Coordinated { status, nodes_notified: self.nodes_notified }
     }
 
     fn run(
@@ -336,23 +360,26 @@ impl<'a> Coordinating<'a> {
             if let Some(Err(panicked)) = self.thread.has_ended() {
                 return Err(JobError::JobFailed(panicked.to_string()));
             }
-            match self.events.recv_timeout(POLL_INTERVAL) {
+            match self.events.try_recv() {
                 Ok(event) => {
                     self.log.write(&event)?;
                     match &event.what {
                         // The coordinator answers from now on.
                         What::Leads if !std::mem::replace(&mut is_open, true) => control.open(),
                         What::Ended { ending } => self.ending = Some(ending.clone()),
-                        What::NodesTold => self.nodes_told = true,
+                        What::NodesNotified => self.nodes_notified = true,
                         _ => {}
                     }
                     tell(CoordinatorEvent::Event(event));
-                    if self.nodes_told {
+                    if self.nodes_notified {
                         break;
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
+                Err(TryRecvError::Empty) => control.bell.wait(POLL_INTERVAL),
+                Err(TryRecvError::Disconnected) => {
+                    self.end_of_thread()?;
+                    break;
+                }
             }
         }
         match self.ending.take() {
@@ -365,13 +392,25 @@ impl<'a> Coordinating<'a> {
         }
     }
 
+    /// The panic that ended the control thread, if one did.
+    fn end_of_thread(&self) -> Result<(), JobError> {
+        let ended = block_on(async { tokio::time::timeout(END_PATIENCE, self.thread.ended()).await });
+        match ended.map_err(ControlPlaneError::cannot("start an event loop"))? {
+            Ok(Err(panicked)) => Err(JobError::JobFailed(panicked.to_string())),
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
+    }
+
     fn ask(&self, request: Request) -> Result<Answer, JobError> {
         Ok(block_on(self.handle.ask(request)).map_err(ControlPlaneError::cannot("start an event loop"))?)
     }
 }
 
-/// Interval of polling for requests.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval of checks beside those at each ring of the bell, for a control thread that panicked.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long the control thread may take to end after its actors are gone.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Prepares the store. A job that has ended starts again, from its last checkpoint if configured. Returns that checkpoint.
 fn begin(

@@ -232,8 +232,8 @@ mod tests {
             let (c, v, _) = program(device.target());
             let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
 
-            assert!(machine.rooms(&c, &[(v, 0..10), (v, 10..20), (ValueId(1), 0..16), (v, 4..4)]).is_some());
-            assert!(machine.rooms(&c, &[(v, 0..10), (v, 20..30), (v, 9..10)]).is_none());
+            assert!(machine.spans_mut(&c, &[(v, 0..10), (v, 10..20), (ValueId(1), 0..16), (v, 4..4)]).is_some());
+            assert!(machine.spans_mut(&c, &[(v, 0..10), (v, 20..30), (v, 9..10)]).is_none());
         }
     }
 }

@@ -70,6 +70,24 @@ pub enum ControlPlaneError {
 }
 
 impl ControlPlaneError {
+    /// As [`JobError::is_input`](super::JobError::is_input): an address, a folder, a token or a private file of the user is at
+    /// fault, rather than the network, the disk or another process.
+    pub(super) const fn is_input(&self) -> bool {
+        match self {
+            ControlPlaneError::Store(error) => matches!(error, StoreError::Damaged { .. }),
+            ControlPlaneError::Transport(error) => {
+                matches!(
+                    error,
+                    QuicError::Bind { .. } | QuicError::Trust(_) | QuicError::Timing(_) | QuicError::Refused(_)
+                )
+            }
+            ControlPlaneError::Trust(_) | ControlPlaneError::JoinString(_) => true,
+            ControlPlaneError::NoAddress | ControlPlaneError::JobFile { .. } | ControlPlaneError::NoJob { .. } => true,
+            ControlPlaneError::Resolve { .. } | ControlPlaneError::NoHeadAddress { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Wraps an error of the operating system with the action that failed.
     pub(crate) const fn cannot(action: &'static str) -> impl FnOnce(std::io::Error) -> ControlPlaneError {
         move |source| ControlPlaneError::System { action, source }

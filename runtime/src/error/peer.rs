@@ -50,3 +50,10 @@ pub enum PeerError {
     #[error("invalid start message for a rank: a desired state arrived before the start message")]
     StartOrder,
 }
+
+impl PeerError {
+    /// As [`JobError::is_input`](super::JobError::is_input): a successor of this process would fail again.
+    pub(super) const fn is_input(&self) -> bool {
+        matches!(self, PeerError::OtherModel)
+    }
+}

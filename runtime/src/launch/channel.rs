@@ -2,13 +2,13 @@
 #![allow(unsafe_code)] // Takes descriptors by their numbers.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use serde::Serialize;
 
 use super::error::LaunchError;
-use super::frame::{FrameCutter, FrameError, encode_into};
+use super::frame::{FrameCutter, FrameError, enclose_into, encode_into};
 use super::sys;
 
 /// Initial capacity of the frame buffer, larger than a step event, so that a step does not allocate.
@@ -71,6 +71,19 @@ impl FrameSender {
     /// When the value cannot be encoded, or the launcher is gone.
     pub fn send(&mut self, value: &impl Serialize) -> Result<(), FrameError> {
         encode_into(value, &mut self.frame)?;
+        self.write()
+    }
+
+    /// Sends bytes as a frame.
+    ///
+    /// # Errors
+    /// When there are too many, or the launcher is gone.
+    pub fn send_bytes(&mut self, content: &[u8]) -> Result<(), FrameError> {
+        enclose_into(content, &mut self.frame)?;
+        self.write()
+    }
+
+    fn write(&mut self) -> Result<(), FrameError> {
         self.socket.write_all(&self.frame).map_err(|error| FrameError::Broken(error.to_string()))
     }
 }
@@ -86,7 +99,10 @@ impl FrameReceiver {
             if let Some(frame) = self.cutter.next_frame()? {
                 return Ok(Some(frame));
             }
-            match self.socket.read(&mut buffer) {
+            // Only for arriving bytes: a thread that waits in `read` also wakes each time the launcher has read a frame of this
+            // rank, because both directions share one socket.
+            let mut readable = [libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+            match sys::poll(&mut readable, None).and_then(|_| self.socket.read(&mut buffer)) {
                 Ok(0) => {
                     return self.cutter.missing().map_or(Ok(None), |missing| Err(FrameError::CutShort { missing }));
                 }

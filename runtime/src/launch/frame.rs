@@ -1,4 +1,5 @@
-//! Frames between a launcher and a rank: four bytes of length, little-endian, then JSON.
+//! Frames between a launcher and a rank: four bytes of length, little-endian, then the content: JSON, or a frequent message in
+//! the encoding of its own.
 
 use serde::Serialize;
 use thiserror::Error;
@@ -46,9 +47,24 @@ pub fn encode(value: &impl Serialize) -> Result<Vec<u8>, FrameError> {
 /// # Errors
 /// As [`encode`].
 pub fn encode_into(value: &impl Serialize, frame: &mut Vec<u8>) -> Result<(), FrameError> {
+    fill(frame, |frame| serde_json::to_writer(frame, value).map_err(|error| FrameError::Json(error.to_string())))
+}
+
+/// Makes a frame of this content in `frame`, whose content it replaces.
+///
+/// # Errors
+/// When the content is too long.
+pub fn enclose_into(content: &[u8], frame: &mut Vec<u8>) -> Result<(), FrameError> {
+    fill(frame, |frame| {
+        frame.extend_from_slice(content);
+        Ok(())
+    })
+}
+
+fn fill(frame: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Result<(), FrameError>) -> Result<(), FrameError> {
     frame.clear();
     frame.extend([0; PREFIX_BYTES]);
-    serde_json::to_writer(&mut *frame, value).map_err(|error| FrameError::Json(error.to_string()))?;
+    write(frame)?;
     let found = frame.len() - PREFIX_BYTES;
     if found > FRAME_BYTES_MAX {
         return Err(FrameError::TooLong { found });

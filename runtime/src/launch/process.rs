@@ -13,8 +13,8 @@ use super::frame::{FrameCutter, FrameError};
 use super::output::Output;
 use super::sys;
 
-/// Bytes read at a time.
-const READ_BYTES: usize = 64 << 10;
+/// Bytes read at a time: several status reports and events.
+const READ_BYTES: usize = 4 << 10;
 /// Bytes read from a rank after it exited: more than sockets and pipes hold, and a bound on the output of a child process that
 /// outlives the rank.
 const REST_BYTES_MAX: usize = 1 << 20;
@@ -114,7 +114,7 @@ impl RankProcess {
     /// returns its ending.
     pub(super) fn attend(&mut self, is_ready: [bool; 3]) -> (Received, Option<Ending>) {
         let [channel, stderr, has_ended] = is_ready;
-        let n_bytes = if has_ended { REST_BYTES_MAX } else { READ_BYTES };
+        let n_bytes = if has_ended { REST_BYTES_MAX } else { 1 };
         let mut received = Received::default();
         if channel || has_ended {
             self.flush();
@@ -206,7 +206,7 @@ impl RankProcess {
     }
 }
 
-/// Reads about `n_bytes` at most, without waiting; `false` at the end of the stream, or when `take` returns `false`.
+/// Reads until it has at least `n_bytes` or nothing is left, without waiting; `false` at the end of the stream, or when `take` returns `false`.
 fn read(source: &mut impl Read, n_bytes: usize, mut take: impl FnMut(&[u8]) -> bool) -> bool {
     let mut buffer = [0; READ_BYTES];
     let mut n_read = 0;

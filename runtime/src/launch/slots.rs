@@ -33,7 +33,7 @@ pub enum SlotEvent {
     Message {
         /// The slot.
         slot: u32,
-        /// The content of the frame, JSON from a correct process.
+        /// The content of the frame.
         bytes: Vec<u8>,
     },
     /// The process in the slot wrote a line to its standard error.

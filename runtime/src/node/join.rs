@@ -54,8 +54,8 @@ pub(crate) struct JoinAs {
 
 /// Queue size for desired states.
 const DESIRED_STATES_MAX: usize = 64;
-/// Interval of polling for a request to leave.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval of polling for a request to leave, unless a rank sends something earlier, as it does several times a second.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Whether a node stays in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -246,7 +246,7 @@ impl Node {
             }
             SlotEvent::Message { slot, bytes } => {
                 let Some(worker) = self.workers.get(&slot).copied() else { return };
-                match serde_json::from_slice(&bytes) {
+                match FromRank::decode(&bytes) {
                     Ok(FromRank::StatusReport(status_report)) if status_report.worker == worker => {
                         let first = self.started.insert(slot, worker) != Some(worker);
                         self.events.push_back(if first {

@@ -12,7 +12,7 @@ use crate::train::team::{JoinedWorld, Team};
 use crate::train::trainer::catching_up::IncomingCatchUp;
 use phalanx_actors::rank::DeviceEvent;
 use phalanx_actors::step_log::StepWriter;
-use phalanx_device::span::Stretch;
+use phalanx_device::span::Span;
 use phalanx_strategies::elastic::message::{CatchUp, WorldPlan};
 use phalanx_strategies::elastic::recovery::shared;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -65,7 +65,7 @@ impl<'a> Device<'a> {
         self.fill_frozen(instance)?;
         let (has, comes) = (instance.has.clone(), !catch_up.transfers.is_empty());
         let mut healing = Healing::default();
-        for (shard, room) in instance.rooms() {
+        for (shard, room) in instance.spans_mut() {
             if comes || !has.contains(&shard) {
                 healing.missing(shard, room);
             }
@@ -114,7 +114,7 @@ pub(crate) fn catch_up_transfers(
     links: &mut Links,
     asked: Vec<(u32, HeldRanges)>,
 ) -> Vec<CatchUpTransfer> {
-    let mut runs: BTreeMap<u32, Vec<Stretch>> = BTreeMap::new();
+    let mut runs: BTreeMap<u32, Vec<Span>> = BTreeMap::new();
     for (to, ranges) in asked {
         let held = instance.held_states().find(|(shard, _)| *shard == ranges.held);
         let (_, held_state) = held.expect("peers only ask for shards held in this world");

@@ -122,7 +122,7 @@ impl RankInstance<'_> {
     }
 
     /// The memory to fill, by shard.
-    pub(crate) fn rooms(&mut self) -> impl Iterator<Item = (Shard, StateToFill<'_>)> {
+    pub(crate) fn spans_mut(&mut self) -> impl Iterator<Item = (Shard, StateToFill<'_>)> {
         let ((compiled, machine), shadows) = self.trainer.memories_mut();
         let own = self.memory.shards.first().map(|shard| (*shard, StateToFill { compiled, machine }));
         let shadows = shadows.iter_mut();
@@ -354,7 +354,7 @@ impl<'a> Device<'a> {
         let me = world_plan.member_of(self.worker).expect("a worker with a rank is a member");
         let (state, has) = (instance.trainer.state, instance.has.clone());
         let mut healing = Healing::default();
-        for (shard, room) in instance.rooms() {
+        for (shard, room) in instance.spans_mut() {
             if has.contains(&shard) {
                 healing.holds(shard, HeldState { compiled: room.compiled, machine: room.machine }, state);
             } else {

@@ -13,7 +13,7 @@ use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
 use crate::train::weights::{Tensor, updated_state};
 use phalanx_device::Machine;
-use phalanx_device::span::{Room, Source, Stretch, copy};
+use phalanx_device::span::{Span, SpanMut, SpanRef, copy};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::recovery::Share;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -71,7 +71,7 @@ pub(crate) struct HeldRanges {
 }
 
 /// Outgoing buffers, by member.
-type RunsOf = BTreeMap<u32, Vec<Stretch>>;
+type RunsOf = BTreeMap<u32, Vec<Span>>;
 
 /// Source of state.
 enum From {
@@ -178,7 +178,7 @@ impl<'a> Healing<'a> {
         for (to, held, ranges) in &gives {
             flows.entry(*to).or_default().sends.extend(runs(&holds[held].0, ranges));
         }
-        let mut copies: Vec<(Vec<Source<'_>>, Vec<Room<'_>>)> = Vec::new();
+        let mut copies: Vec<(Vec<SpanRef<'_>>, Vec<SpanMut<'_>>)> = Vec::new();
         for (from, rooms) in rooms_of(&mut missing, &takes)? {
             match from {
                 From::Member(from) => flows.entry(*from).or_default().receives.extend(rooms),
@@ -203,7 +203,7 @@ impl<'a> Healing<'a> {
         let mut runs = RunsOf::new();
         for (from, rooms) in rooms_of(&mut missing, &takes)? {
             if let From::Member(from) = from {
-                runs.entry(*from).or_default().extend(rooms.iter().map(Room::stretch));
+                runs.entry(*from).or_default().extend(rooms.iter().map(SpanMut::span));
             }
         }
         Ok((runs, state))
@@ -212,8 +212,8 @@ impl<'a> Healing<'a> {
 
 impl HeldRanges {
     /// The elements in these ranges.
-    pub(crate) fn runs(&self, held_state: &HeldState<'_>) -> Vec<Stretch> {
-        runs(held_state, &self.ranges).map(|run| run.stretch()).collect()
+    pub(crate) fn runs(&self, held_state: &HeldState<'_>) -> Vec<Span> {
+        runs(held_state, &self.ranges).map(|run| run.span()).collect()
     }
 }
 
@@ -226,12 +226,12 @@ fn still_missing(missing: &MissingByShard<'_>) -> Option<(Shard, usize)> {
 fn rooms_of<'r>(
     missing: &'r mut MissingByShard<'_>,
     takes: &'r [Take],
-) -> Result<impl Iterator<Item = (&'r From, Vec<Room<'r>>)>, JobError> {
-    let mut of_shards: BTreeMap<Shard, std::vec::IntoIter<Room<'r>>> = BTreeMap::new();
+) -> Result<impl Iterator<Item = (&'r From, Vec<SpanMut<'r>>)>, JobError> {
+    let mut of_shards: BTreeMap<Shard, std::vec::IntoIter<SpanMut<'r>>> = BTreeMap::new();
     for (shard, (to_fill, _)) in missing {
         let of_shard = takes.iter().filter(|(_, of, _)| of == shard);
         let ranges: Vec<ElementRange> = of_shard.flat_map(|(.., ranges)| ranges).cloned().collect();
-        let rooms = to_fill.machine.rooms(to_fill.compiled, &ranges).ok_or(PeerError::Overlap { shard: *shard })?;
+        let rooms = to_fill.machine.spans_mut(to_fill.compiled, &ranges).ok_or(PeerError::Overlap { shard: *shard })?;
         of_shards.insert(*shard, rooms.into_iter());
     }
     Ok(takes.iter().map(move |(from, shard, ranges)| {
@@ -255,7 +255,7 @@ fn ranges(tensor: &Tensor, piece: &Piece) -> impl Iterator<Item = ElementRange> 
 }
 
 /// The elements in these ranges.
-fn runs<'a>(from: &HeldState<'a>, ranges: &[ElementRange]) -> impl Iterator<Item = Source<'a>> {
+fn runs<'a>(from: &HeldState<'a>, ranges: &[ElementRange]) -> impl Iterator<Item = SpanRef<'a>> {
     let HeldState { compiled, machine } = *from;
     ranges.iter().map(move |(value, run)| machine.source(compiled, *value, run.clone()))
 }

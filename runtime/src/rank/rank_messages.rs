@@ -3,6 +3,7 @@
 use crate::events::{Event, Report};
 use crate::launch::channel::FrameSender;
 use crate::rank::failure_report::FailureReport;
+use phalanx_actors::wire::{self, WireError};
 use phalanx_strategies::elastic::identity::{JobId, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport};
 use phalanx_strategies::elastic::timing::Timing;
@@ -65,11 +66,39 @@ pub(crate) enum FromRank {
     Failed(FailureReport),
 }
 
+/// Why a message of a rank cannot be decoded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InvalidMessage {
+    #[error(transparent)]
+    StatusReport(#[from] WireError),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
 impl FromRank {
+    /// Decodes the content of a frame from a rank.
+    ///
+    /// # Errors
+    /// When no rank sends this.
+    pub(crate) fn decode(content: &[u8]) -> Result<FromRank, InvalidMessage> {
+        if wire::is_frame(content) {
+            return Ok(FromRank::StatusReport(wire::decode(content)?));
+        }
+        Ok(serde_json::from_slice(content)?)
+    }
+
     /// Sends the message to the node. If the node is gone, its successor will ask for everything except how the run ended, so
     /// that is logged.
     pub(crate) fn deliver(&self, sender: &mut FrameSender) {
-        let Err(error) = sender.send(self) else { return };
+        let sent = match self {
+            // Sent many times a second by every rank.
+            FromRank::StatusReport(status_report) => match wire::encode(status_report) {
+                Ok(frame) => sender.send_bytes(&frame),
+                Err(error) => return tracing::error!(%error, "cannot encode a status report"),
+            },
+            _ => sender.send(self),
+        };
+        let Err(error) = sent else { return };
         match self {
             FromRank::Done(report) => {
                 tracing::error!(%error, ?report, "the run is finished, but the node cannot be notified");

@@ -156,7 +156,7 @@ mod tests {
     use super::super::links::{Links, STAGING_BYTES};
     use phalanx_collective::shm::world::ShmWorld;
     use phalanx_device::Collective;
-    use phalanx_device::span::{Room, Source};
+    use phalanx_device::span::{SpanMut, SpanRef};
     use phalanx_device::world::{World, WorldId};
     use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
@@ -193,7 +193,7 @@ mod tests {
         let send_pages = |me: u32, outcome: std::sync::mpsc::Sender<(u64, Vec<f32>)>| {
             let mut links = links(&world, me, N);
             let mut state: Vec<f32> = (0..LEN).map(first).collect();
-            let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(|run| Source::from(run).stretch()).collect();
+            let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(|run| SpanRef::from(run).span()).collect();
             // SAFETY: `state` outlives the transfers, and is written only between their parts.
             let mut transfers = [unsafe { links.catch_up_transfer(N - 1, true, runs) }];
             for step in 1u64.. {
@@ -223,7 +223,7 @@ mod tests {
             let mut state = vec![f32::NAN; LEN];
             let mut transfers = Vec::new();
             for from in 0..N - 1 {
-                let run = Room::from(&mut state[half(from)]).stretch();
+                let run = SpanMut::from(&mut state[half(from)]).span();
                 // SAFETY: `state` outlives the transfers, whose halves are disjoint; it is accessed only between their
                 // parts.
                 transfers.push(unsafe { links.catch_up_transfer(from, false, vec![run]) });

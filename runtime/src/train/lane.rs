@@ -1,7 +1,7 @@
 //! One direction of a flow between a member and a peer: one operation for each [`CHUNK`] of elements.
 #![allow(unsafe_code)] // The caller vouches for the memory of a lane's runs: see [`Lane::start`].
 
-use phalanx_device::span::Stretch;
+use phalanx_device::span::Span;
 use phalanx_device::{Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, Ticket};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,13 +16,13 @@ pub(super) const UNDER_WAY: usize = 2;
 /// chunk that is contiguous in host memory is not copied.
 pub(super) struct Lane {
     kind: OperationKind,
-    chunks: Vec<Vec<Stretch>>,
+    chunks: Vec<Vec<Span>>,
     together: [Vec<f32>; UNDER_WAY],
     under_way: VecDeque<Ticket>,
 }
 
 impl Lane {
-    pub(super) fn new(kind: OperationKind, runs: Vec<Stretch>) -> Lane {
+    pub(super) fn new(kind: OperationKind, runs: Vec<Span>) -> Lane {
         Lane { kind, chunks: chunks(runs), together: Default::default(), under_way: VecDeque::new() }
     }
 
@@ -93,9 +93,9 @@ impl Lane {
 }
 
 /// Splits runs of memory into lists of [`CHUNK`] elements; the last list may have fewer.
-fn chunks(runs: Vec<Stretch>) -> Vec<Vec<Stretch>> {
+fn chunks(runs: Vec<Span>) -> Vec<Vec<Span>> {
     const BYTES: usize = CHUNK * size_of::<f32>();
-    let mut chunks: Vec<Vec<Stretch>> = Vec::new();
+    let mut chunks: Vec<Vec<Span>> = Vec::new();
     let mut room = 0;
     for run in runs {
         let mut at = 0;
@@ -113,12 +113,12 @@ fn chunks(runs: Vec<Stretch>) -> Vec<Vec<Stretch>> {
 }
 
 /// Whether a chunk passes through a buffer.
-fn is_gathered(chunk: &[Stretch]) -> bool {
+fn is_gathered(chunk: &[Span]) -> bool {
     !matches!(chunk, [alone] if alone.is_on_host())
 }
 
 /// A buffer for the elements of all runs, filled with them if they are to be sent.
-fn gathered(runs: &[Stretch], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
+fn gathered(runs: &[Span], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
     buffer.clear();
     buffer.resize(runs.iter().map(|run| run.bytes()).sum::<usize>() / size_of::<f32>(), 0.0);
     if sends {
@@ -134,7 +134,7 @@ fn gathered(runs: &[Stretch], buffer: &mut Vec<f32>, sends: bool) -> RawBuffer {
 }
 
 /// Copies received elements to their runs.
-fn scatter(buffer: &[f32], runs: &[Stretch]) {
+fn scatter(buffer: &[f32], runs: &[Span]) {
     let mut at = 0;
     for run in runs {
         let n = run.bytes() / size_of::<f32>();

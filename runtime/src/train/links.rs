@@ -11,7 +11,7 @@ use crate::error::JobError;
 use crate::error::peer::PeerError;
 use phalanx_device::operation::OPERANDS_MAX;
 use phalanx_device::progress_counter::ProgressCounter;
-use phalanx_device::span::{Room, Source, Stretch};
+use phalanx_device::span::{Span, SpanMut, SpanRef};
 use phalanx_device::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
 };
@@ -43,8 +43,8 @@ pub(crate) struct Links {
 /// elements.
 #[derive(Default)]
 pub(crate) struct Flow<'a> {
-    pub(crate) sends: Vec<Source<'a>>,
-    pub(crate) receives: Vec<Room<'a>>,
+    pub(crate) sends: Vec<SpanRef<'a>>,
+    pub(crate) receives: Vec<SpanMut<'a>>,
 }
 
 /// Tensors to or from a peer.
@@ -137,7 +137,7 @@ impl Links {
     /// # Safety
     /// The memory of the runs stays valid as long as the transfer exists. It is not written during
     /// [`Links::send_pages`], nor read or written during [`Links::receive_catch_up`].
-    pub(crate) unsafe fn catch_up_transfer(&mut self, peer: u32, sends: bool, runs: Vec<Stretch>) -> CatchUpTransfer {
+    pub(crate) unsafe fn catch_up_transfer(&mut self, peer: u32, sends: bool, runs: Vec<Span>) -> CatchUpTransfer {
         let there = 1 - self.peer(peer).position();
         let kind = if sends { OperationKind::Send { to: there } } else { OperationKind::Recv { from: there } };
         CatchUpTransfer::new(peer, Lane::new(kind, runs))
@@ -181,8 +181,8 @@ impl Links {
     /// same `bytes_max`. [`WHOLE`] tensors outside shared memory need staging room for all their bytes.
     pub(crate) fn exchange(
         &mut self,
-        sends: &[Tensors<Source<'_>>],
-        receives: &[Tensors<Room<'_>>],
+        sends: &[Tensors<SpanRef<'_>>],
+        receives: &[Tensors<SpanMut<'_>>],
         bytes_max: usize,
     ) -> Result<(), CollectiveError> {
         // SAFETY: the tensors are borrowed until this returns.
@@ -268,12 +268,12 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     /// Arguments as for [`Links::exchange`].
-    pub(crate) fn new(sends: &[Tensors<Source<'_>>], receives: &[Tensors<Room<'_>>], bytes_max: usize) -> Exchange {
-        let to = |(peer, tensors): &Tensors<Source<'_>>| {
-            Direction::new(*peer, true, tensors.iter().map(Source::stretch).collect(), bytes_max)
+    pub(crate) fn new(sends: &[Tensors<SpanRef<'_>>], receives: &[Tensors<SpanMut<'_>>], bytes_max: usize) -> Exchange {
+        let to = |(peer, tensors): &Tensors<SpanRef<'_>>| {
+            Direction::new(*peer, true, tensors.iter().map(SpanRef::span).collect(), bytes_max)
         };
-        let from = |(peer, tensors): &Tensors<Room<'_>>| {
-            Direction::new(*peer, false, tensors.iter().map(Room::stretch).collect(), bytes_max)
+        let from = |(peer, tensors): &Tensors<SpanMut<'_>>| {
+            Direction::new(*peer, false, tensors.iter().map(SpanMut::span).collect(), bytes_max)
         };
         Exchange { all: sends.iter().map(to).chain(receives.iter().map(from)).collect(), ..Exchange::default() }
     }
@@ -291,19 +291,19 @@ struct Started {
 struct Direction {
     peer: u32,
     sends: bool,
-    operations: Vec<Vec<Stretch>>,
+    operations: Vec<Vec<Span>>,
     /// For tensors that the host cannot access.
     staging: [Vec<f32>; UNDER_WAY],
 }
 
 impl Direction {
-    fn new(peer: u32, sends: bool, tensors: Vec<Stretch>, bytes_max: usize) -> Direction {
-        let mut operations: Vec<Vec<Stretch>> = Vec::new();
+    fn new(peer: u32, sends: bool, tensors: Vec<Span>, bytes_max: usize) -> Direction {
+        let mut operations: Vec<Vec<Span>> = Vec::new();
         let mut room = 0;
         for tensor in tensors {
             let mut at = 0;
             loop {
-                let is_full = |operation: &Vec<Stretch>| room == 0 || operation.len() == OPERANDS_MAX;
+                let is_full = |operation: &Vec<Span>| room == 0 || operation.len() == OPERANDS_MAX;
                 if operations.last().is_none_or(is_full) {
                     operations.push(Vec::new());
                     room = bytes_max;
@@ -326,7 +326,7 @@ impl Direction {
     unsafe fn operands(&mut self, round: usize, operands: &mut Vec<Operand>) {
         let operation = &self.operations[round];
         let staging = &mut self.staging[round % UNDER_WAY];
-        staging.resize(staged(operation).map(Stretch::bytes).sum::<usize>() / size_of::<f32>(), 0.0);
+        staging.resize(staged(operation).map(Span::bytes).sum::<usize>() / size_of::<f32>(), 0.0);
         let mut rest = &mut staging[..];
         operands.clear();
         for tensor in operation {
@@ -365,7 +365,7 @@ impl Direction {
     }
 }
 
-fn staged(operation: &[Stretch]) -> impl Iterator<Item = &Stretch> {
+fn staged(operation: &[Span]) -> impl Iterator<Item = &Span> {
     operation.iter().filter(|tensor| !tensor.is_on_host())
 }
 
@@ -377,8 +377,8 @@ fn both_ways(
 ) -> Result<(), CollectiveError> {
     let Flow { sends, receives } = flow;
     let there = 1 - group.position();
-    let sent = sends.iter().map(Source::stretch).collect();
-    let received = receives.iter().map(Room::stretch).collect();
+    let sent = sends.iter().map(SpanRef::span).collect();
+    let received = receives.iter().map(SpanMut::span).collect();
     let mut lanes =
         [Lane::new(OperationKind::Send { to: there }, sent), Lane::new(OperationKind::Recv { from: there }, received)];
     let outcome = pass(group, &mut lanes, progress_counter);
@@ -444,7 +444,10 @@ mod tests {
                 peers().map(|peer| (peer, vec![-1.0; values(peer, me).len()])).collect();
             let mut served = false;
             let flows = came.iter_mut().map(|(peer, to)| {
-                (*peer, Flow { sends: vec![Source::from(&sent[peer][..])], receives: vec![Room::from(&mut to[..])] })
+                (
+                    *peer,
+                    Flow { sends: vec![SpanRef::from(&sent[peer][..])], receives: vec![SpanMut::from(&mut to[..])] },
+                )
             });
             links.flow_on(n_threads, flows.collect(), || served = true).unwrap();
             assert!(served && came.into_iter().all(|(peer, came)| came == values(peer, me)), "member {me}");
@@ -478,10 +481,10 @@ mod tests {
         std::thread::scope(|scope| {
             let receives = scope.spawn(|| {
                 links(1)
-                    .flow([(0, Flow { receives: vec![Room::from(&mut room[..])], ..Flow::default() })].into(), || ())
+                    .flow([(0, Flow { receives: vec![SpanMut::from(&mut room[..])], ..Flow::default() })].into(), || ())
             });
             let sent =
-                links(0).flow([(1, Flow { sends: vec![Source::from(&values[..])], ..Flow::default() })].into(), || ());
+                links(0).flow([(1, Flow { sends: vec![SpanRef::from(&values[..])], ..Flow::default() })].into(), || ());
             assert!(matches!(sent, Err(CollectiveError::StagingFull { .. })), "{sent:?}");
             assert!(matches!(receives.join().unwrap(), Err(CollectiveError::Aborted { .. })));
         });
@@ -502,8 +505,8 @@ mod tests {
             let mut came = vec![[-1.0f32; 3]; N];
             // One side receives fewer tensors, since the other one sends fewer.
             let (n_here, n_there) = if me == 0 { (N, 3) } else { (3, N) };
-            let sends = [(1 - me, sent[..n_there].iter().map(|tensor| Source::from(&tensor[..])).collect())];
-            let receives = [(1 - me, came[..n_here].iter_mut().map(|tensor| Room::from(&mut tensor[..])).collect())];
+            let sends = [(1 - me, sent[..n_there].iter().map(|tensor| SpanRef::from(&tensor[..])).collect())];
+            let receives = [(1 - me, came[..n_here].iter_mut().map(|tensor| SpanMut::from(&mut tensor[..])).collect())];
             link(&world, me).exchange(&sends, &receives, WHOLE).unwrap();
             assert!(
                 came[..n_here].iter().enumerate().all(|(i, t)| *t == [(1 - me) as f32, i as f32, 7.0]),
@@ -526,7 +529,7 @@ mod tests {
         std::thread::scope(|scope| {
             let (world, room) = (&world, &mut room);
             let peer =
-                scope.spawn(move || link(world, 0).exchange(&[], &[(1, vec![Room::from(&mut room[..])])], WHOLE));
+                scope.spawn(move || link(world, 0).exchange(&[], &[(1, vec![SpanMut::from(&mut room[..])])], WHOLE));
             scope.spawn(move || {
                 if is_aborted.recv_timeout(Duration::from_secs(20)).is_err() {
                     world.control().abort("the peer waits although its tensor was refused");
@@ -534,12 +537,12 @@ mod tests {
             });
 
             let mut link = link(world, 1);
-            let refused = link.exchange(&[(0, vec![Source::from(&large[..])])], &[], WHOLE);
+            let refused = link.exchange(&[(0, vec![SpanRef::from(&large[..])])], &[], WHOLE);
 
             assert!(matches!(refused, Err(CollectiveError::StagingFull { .. })), "{refused:?}");
             let received = peer.join().unwrap().unwrap_err().to_string();
             assert!(received.contains("staging"), "the peer gets the reason: {received}");
-            let after = link.exchange(&[(0, vec![Source::from(&small[..])])], &[], WHOLE);
+            let after = link.exchange(&[(0, vec![SpanRef::from(&small[..])])], &[], WHOLE);
             assert!(matches!(after, Err(CollectiveError::Aborted { .. })), "{after:?}");
             let progress = world.control().progress(1).unwrap();
             assert_eq!(progress.entered, progress.finished, "no operation is left in flight");
@@ -553,12 +556,12 @@ mod tests {
             lengths in prop::collection::vec(prop::sample::select(vec![0, 4, 1 << 10, STAGED, 3 * STAGED + 4]), 0..1200),
         ) {
             // SAFETY: the test never accesses the memory.
-            let source = |bytes: usize| unsafe { Source::new(RawBuffer::on_device(1 << 40, bytes, 0), None) };
-            let tensors: Vec<Stretch> = lengths.iter().map(|n| source(*n).stretch()).collect();
+            let source = |bytes: usize| unsafe { SpanRef::new(RawBuffer::on_device(1 << 40, bytes, 0), None) };
+            let tensors: Vec<Span> = lengths.iter().map(|n| source(*n).span()).collect();
 
             let Direction { operations, .. } = Direction::new(1, true, tensors, STAGED);
 
-            let bytes = |operation: &Vec<Stretch>| operation.iter().map(Stretch::bytes).sum::<usize>();
+            let bytes = |operation: &Vec<Span>| operation.iter().map(Span::bytes).sum::<usize>();
             prop_assert!(operations.iter().all(|o| o.len() <= OPERANDS_MAX && bytes(o) <= STAGED));
             // Pieces of a tensor follow each other; all tensors begin at the same address.
             let mut pieces = operations.iter().flatten();
@@ -606,10 +609,10 @@ mod tests {
             let (mut here, mut there) = (values.clone(), vec![-1.0; n]);
             std::thread::scope(|scope| {
                 let sends = scope.spawn(|| {
-                    let sends = cut(&mut here, &sent).into_iter().map(|run| Source::from(&*run)).collect();
+                    let sends = cut(&mut here, &sent).into_iter().map(|run| SpanRef::from(&*run)).collect();
                     links(0).flow([(1, Flow { sends, ..Flow::default() })].into(), || ())
                 });
-                let receives = cut(&mut there, &received).into_iter().map(Room::from).collect();
+                let receives = cut(&mut there, &received).into_iter().map(SpanMut::from).collect();
                 links(1).flow([(0, Flow { receives, ..Flow::default() })].into(), || ()).unwrap();
                 sends.join().unwrap().unwrap();
             });

@@ -2,7 +2,7 @@
 
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::span::Room;
+use phalanx_device::span::SpanMut;
 use phalanx_device::{Device, Machine, Run};
 use phalanx_strategies::compile::{CompileError, Compiled, compile_shadow};
 use phalanx_strategies::elastic::shadow::Shard;
@@ -46,10 +46,10 @@ impl Shadow {
     ///
     /// # Panics
     /// Never: gradients of a verified program do not overlap.
-    pub(crate) fn gradients(&mut self) -> Vec<Room<'_>> {
+    pub(crate) fn gradients(&mut self) -> Vec<SpanMut<'_>> {
         let p = &self.compiled.program;
         let whole: Vec<_> = p.bound(Role::Gradient).map(|grad| (grad, 0..p.value(grad).n_elements())).collect();
-        self.machine.rooms(&self.compiled, &whole).expect("gradients do not overlap")
+        self.machine.spans_mut(&self.compiled, &whole).expect("gradients do not overlap")
     }
 
     /// Makes the update with the scalars of the rank that holds the shadow; they are the same on all ranks.

@@ -19,7 +19,7 @@ use crate::error::plan::PlanError;
 use crate::events::{EvalMetrics, Event, Started, StepMetrics};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::span::{Room, Source};
+use phalanx_device::span::{SpanMut, SpanRef};
 use phalanx_device::{Backing, Machine, OpaqueModel, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
@@ -305,14 +305,14 @@ impl<'a> Trainer<'a> {
         let c = &self.programs.train;
         let bytes_max = self.exchanged_at_once();
         let whole = |grad: ValueId| self.machine.source(c, grad, 0..c.program.value(grad).n_elements());
-        let own: Vec<Source<'_>> = log(&c.program, &c.phases).into_iter().map(whole).collect();
+        let own: Vec<SpanRef<'_>> = log(&c.program, &c.phases).into_iter().map(whole).collect();
         let to_shadow_holders = self.shadow_holders.iter().map(|shadow_holder| (*shadow_holder, own.clone()));
         let to_followers = followers.iter().map(|follower| {
-            let known = follower.leads.then(|| Source::from(bytemuck::cast_slice::<f64, f32>(&known)));
+            let known = follower.leads.then(|| SpanRef::from(bytemuck::cast_slice::<f64, f32>(&known)));
             (follower.member, known.into_iter().chain(own.iter().cloned()).collect())
         });
-        let sends: Vec<(u32, Vec<Source<'_>>)> = to_shadow_holders.chain(to_followers).collect();
-        let receives: Vec<(u32, Vec<Room<'_>>)> =
+        let sends: Vec<(u32, Vec<SpanRef<'_>>)> = to_shadow_holders.chain(to_followers).collect();
+        let receives: Vec<(u32, Vec<SpanMut<'_>>)> =
             self.shadows.iter_mut().map(|shadow| (shadow.of, shadow.gradients())).collect();
         let mut exchange = Exchange::new(&sends, &receives, bytes_max);
         // SAFETY: the tensors are borrowed until this returns.

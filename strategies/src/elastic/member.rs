@@ -302,7 +302,7 @@ impl Member {
         } else if requests.pause == generation {
             // MEMBER-6
             (self.phase, self.assignment) = (MemberPhase::Paused, None);
-            self.is_at(At::Rests);
+            self.is_at(At::Idle);
             self.commands.push_back(Command::Report);
             return Ok(());
         }
@@ -395,7 +395,7 @@ impl Member {
     }
 
     fn stop(&mut self) {
-        self.is_at(At::Rests);
+        self.is_at(At::Idle);
         self.commands.push_back(Command::Abort(self.desired_state.generation));
         (self.phase, self.assignment, self.beside) = (MemberPhase::Stopped, None, None);
         self.commands.push_back(Command::Report);

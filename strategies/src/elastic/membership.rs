@@ -138,7 +138,7 @@ impl Membership {
 
     /// Gives up nodes that are silent for too long (`MEMBERSHIP-2`).
     pub fn handle_timeout(&mut self, now: Instant) {
-        if now >= self.awake + self.timing.life * 3 / 2 {
+        if now >= self.awake + self.timing.heartbeat * 3 / 2 {
             self.oversleep(now);
         }
         self.awake = now.max(self.awake);
@@ -158,7 +158,7 @@ impl Membership {
 
     /// When to call [`Membership::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let wake = self.awake + self.timing.life;
+        let wake = self.awake + self.timing.heartbeat;
         Some(self.deadlines.first().map_or(wake, |(deadline, _)| wake.min(*deadline)))
     }
 

@@ -199,7 +199,7 @@ pub struct WorldPlan {
     pub transfers: Vec<Vec<Transfer>>,
     /// Number of requested checkpoints that are complete; this world writes the others.
     pub n_saves: u64,
-    /// Whether the world only saves its base state and ends, because too few members will stay.
+    /// Whether the world only saves its base state and ends, because too few members will stay or a stop was requested.
     pub rests: bool,
 }
 

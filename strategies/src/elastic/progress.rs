@@ -26,7 +26,7 @@ pub struct Progress {
 pub enum At {
     /// It has nothing to do.
     #[default]
-    Rests,
+    Idle,
     /// It computes.
     Computes,
     /// Waits in a collective that not all peers have entered.
@@ -113,7 +113,7 @@ impl<W: Ord + Copy> Pauses<W> {
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            At::Rests => f.write_str("rests"),
+            At::Idle => f.write_str("is idle"),
             At::Computes => f.write_str("computes"),
             At::Waits(wait) => write!(f, "waits for {wait}"),
             At::Stores => f.write_str("reads or writes files"),

@@ -65,7 +65,7 @@ impl Timing {
         Timing {
             detection_time,
             heartbeat: detection_time * 3 / 10,
-            life: detection_time / 10,
+            life: detection_time * 3 / 20,
             suspicion: detection_time / 2,
             stop_grace: detection_time,
             lease_renewal: detection_time / 5,

@@ -91,7 +91,11 @@ impl Report {
 }
 
 impl MemberReport {
-    fn check(&self) -> Result<(), InvalidMessage> {
+    /// Validates a status report.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn check(&self) -> Result<(), InvalidMessage> {
         let commit_state = &self.commit_state;
         let steps = commit_state
             .applied

@@ -24,11 +24,13 @@ fn run(bytes: &[u8]) {
 fn seeds() -> Vec<Vec<u8>> {
     let honest = honest::job();
     let reports = honest.reports.iter().map(wire::encode);
+    let status_reports = honest.reports.iter().flat_map(|report| &report.members).map(wire::encode);
     let desired_states = honest.desired_states.iter().map(wire::encode);
     let requests = [Request::Status, Request::Drain(NodeId(3)), Request::Resize(Mesh::ONE), Request::Save];
     let answers = [Answer::Status(Box::new(honest.status)), Answer::Done, Answer::Refused("why".into())];
     let grant = Grant { certificate: vec![0x30; 60], authority: vec![0x31; 60], bootstrap: vec![0x32; 9] };
     let public = reports
+        .chain(status_reports)
         .chain(desired_states)
         .chain(requests.iter().map(wire::encode))
         .chain(answers.iter().map(wire::encode))

@@ -83,7 +83,7 @@ fn desired_state_id() -> impl Strategy<Value = DesiredStateId> {
 
 fn progress() -> impl Strategy<Value = Progress> {
     let wait = (any::<u8>(), any::<u32>()).prop_map(|(axes, number)| At::Waits(Wait { axes: axes.into(), number }));
-    let at = prop_oneof![Just(At::Rests), Just(At::Computes), wait, Just(At::Stores)];
+    let at = prop_oneof![Just(At::Idle), Just(At::Computes), wait, Just(At::Stores)];
     (counter(), at).prop_map(|(ticks, at)| Progress { ticks, at })
 }
 

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use phalanx::{AskError, JobError};
+use phalanx::{JobError, RequestError};
 use std::sync::Arc;
 
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub(crate) enum Refusal {
     #[error(transparent)]
     Job(#[from] Arc<JobError>),
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Ask(#[from] RequestError),
     #[error("the request failed: {0}")]
     Panicked(String),
 }
@@ -31,11 +31,11 @@ impl Refusal {
         match self {
             Refusal::NotAConfig(_) => StatusCode::BAD_REQUEST,
             Refusal::NoSuchJob(_) => StatusCode::NOT_FOUND,
-            Refusal::Busy(_) | Refusal::Ask(AskError::Busy(_)) => StatusCode::TOO_MANY_REQUESTS,
+            Refusal::Busy(_) | Refusal::Ask(RequestError::Busy(_)) => StatusCode::TOO_MANY_REQUESTS,
             Refusal::Job(error) if matches!(**error, JobError::InUse { .. }) => StatusCode::CONFLICT,
             Refusal::Job(error) if error.is_input() => StatusCode::UNPROCESSABLE_ENTITY,
-            Refusal::Ask(AskError::NotYet | AskError::Ended) => StatusCode::CONFLICT,
-            Refusal::Ask(AskError::Refused(_)) => StatusCode::UNPROCESSABLE_ENTITY,
+            Refusal::Ask(RequestError::NotYet | RequestError::Ended) => StatusCode::CONFLICT,
+            Refusal::Ask(RequestError::Refused(_)) => StatusCode::UNPROCESSABLE_ENTITY,
             Refusal::Job(_) | Refusal::Panicked(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

@@ -9,7 +9,7 @@ use axum::response::sse::{Event as SseEvent, KeepAlive};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::{Stream, StreamExt};
-use phalanx::{AskError, Event, RunningJob};
+use phalanx::{Event, RequestError, RunningJob};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -55,7 +55,7 @@ async fn show(State(service): State<Arc<Service>>, Path(id): Path<u64>) -> Answe
     let job = service.job(id)?;
     let status = match job.status().await {
         Ok(status) => Some(status),
-        Err(AskError::NotYet | AskError::Ended) => None,
+        Err(RequestError::NotYet | RequestError::Ended) => None,
         Err(error) => return Err(error.into()),
     };
     let (report, error) = match job.outcome() {

@@ -137,7 +137,7 @@ impl TcpPlane {
             let CollectiveError::Aborted { reason, .. } = &error else { return Some(error) };
             self.abort(reason);
         }
-        self.aborted.get().map(|(reason, silent)| CollectiveError::Aborted { reason: reason.clone(), silent: *silent })
+        self.aborted.get().map(|(reason, lost)| CollectiveError::Aborted { reason: reason.clone(), lost: *lost })
     }
 
     /// Aborts the world here and at all peers, which forward the abort to theirs. The first reason stands. Never waits.
@@ -145,8 +145,8 @@ impl TcpPlane {
         self.abort_since(reason, None);
     }
 
-    fn abort_since(&self, reason: &str, silent: Option<u32>) {
-        if self.aborted.set((reason.to_owned(), silent)).is_err() {
+    fn abort_since(&self, reason: &str, lost: Option<u32>) {
+        if self.aborted.set((reason.to_owned(), lost)).is_err() {
             return;
         }
         if let Some(control) = &self.control {
@@ -264,8 +264,8 @@ impl TcpPlane {
         }
         if !is_explained() {
             let name = self.world.name_of(peer);
-            let silent = (kind == std::io::ErrorKind::TimedOut).then_some(name);
-            self.abort_since(&format!("rank {}: connection with rank {name} lost: {kind}", self.name()), silent);
+            let lost = (kind == std::io::ErrorKind::TimedOut).then_some(name);
+            self.abort_since(&format!("rank {}: connection with rank {name} lost: {kind}", self.name()), lost);
         }
     }
 

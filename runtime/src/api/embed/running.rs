@@ -1,7 +1,7 @@
 //! The handle of a running job.
 
 use crate::api::embed::feed::{Events, Feed};
-use crate::control::{AskError, Control};
+use crate::control::{Control, RequestError};
 use crate::error::JobError;
 use crate::events::Report;
 use phalanx_actors::operator::{Answer, Request};
@@ -83,7 +83,7 @@ impl RunningJob {
     ///
     /// # Errors
     /// When the job has no ranks yet, or has ended.
-    pub async fn save(&self) -> Result<(), AskError> {
+    pub async fn save(&self) -> Result<(), RequestError> {
         self.request(Request::Save).await
     }
 
@@ -92,7 +92,7 @@ impl RunningJob {
     ///
     /// # Errors
     /// As [`RunningJob::save`], and when the model cannot train on that mesh; then nothing changes.
-    pub async fn resize(&self, change: Resize) -> Result<(), AskError> {
+    pub async fn resize(&self, change: Resize) -> Result<(), RequestError> {
         let mesh = change.of(self.status().await?.wanted);
         self.request(Request::Resize(mesh)).await
     }
@@ -101,11 +101,11 @@ impl RunningJob {
     ///
     /// # Errors
     /// As [`RunningJob::save`], and when the job does not have this node, or has no other.
-    pub async fn drain(&self, node: NodeId) -> Result<(), AskError> {
+    pub async fn drain(&self, node: NodeId) -> Result<(), RequestError> {
         let nodes = self.status().await?.nodes;
         if !nodes.iter().any(|other| other.node == node) {
             let all: Vec<String> = nodes.iter().map(|other| other.node.0.to_string()).collect();
-            return Err(AskError::Refused(format!("the job has no {node}; its nodes are {}", all.join(", "))));
+            return Err(RequestError::Refused(format!("the job has no {node}; its nodes are {}", all.join(", "))));
         }
         self.request(Request::Drain(node)).await
     }
@@ -114,11 +114,11 @@ impl RunningJob {
     ///
     /// # Errors
     /// When the job has no ranks yet, or has ended.
-    pub async fn status(&self) -> Result<Box<Status>, AskError> {
+    pub async fn status(&self) -> Result<Box<Status>, RequestError> {
         match self.ask(Request::Status).await? {
             Answer::Status(status) => Ok(status),
-            Answer::Refused(why) => Err(AskError::Refused(why)),
-            Answer::Done => Err(AskError::Refused("the coordinator sent no status".into())),
+            Answer::Refused(why) => Err(RequestError::Refused(why)),
+            Answer::Done => Err(RequestError::Refused("the coordinator sent no status".into())),
         }
     }
 
@@ -137,15 +137,15 @@ impl RunningJob {
         self.outcome.borrow().clone()
     }
 
-    async fn request(&self, request: Request) -> Result<(), AskError> {
+    async fn request(&self, request: Request) -> Result<(), RequestError> {
         match self.ask(request).await? {
-            Answer::Refused(why) => Err(AskError::Refused(why)),
+            Answer::Refused(why) => Err(RequestError::Refused(why)),
             Answer::Done | Answer::Status(_) => Ok(()),
         }
     }
 
-    async fn ask(&self, request: Request) -> Result<Answer, AskError> {
-        self.control.ask(request)?.await.map_err(|_| AskError::Ended)
+    async fn ask(&self, request: Request) -> Result<Answer, RequestError> {
+        self.control.ask(request)?.await.map_err(|_| RequestError::Ended)
     }
 
     /// Whether the job runs in this folder.

@@ -11,7 +11,7 @@ use crate::error::JobError;
 use crate::error::peer::PeerError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
-use phalanx_device::span::Room;
+use phalanx_device::span::SpanMut;
 use phalanx_strategies::passes::shadow::{coefficient, log};
 use phalanx_strategies::program::{Role, ValueId};
 
@@ -88,12 +88,12 @@ impl Trainer<'_> {
         let bytes_max = self.exchanged_at_once();
         let n_elements = |v: ValueId| c.program.value(v).n_elements();
         let mut scalars = vec![0.0; N_KNOWN + hyper.map_or(0, n_elements)];
-        let own = std::iter::once(Room::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
+        let own = std::iter::once(SpanMut::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
         let whole: Vec<_> = gradients.into_iter().map(|grad| (grad, 0..n_elements(grad))).collect();
-        let own = own.chain(self.machine.rooms(c, &whole).expect("gradients do not overlap")).collect();
+        let own = own.chain(self.machine.spans_mut(c, &whole).expect("gradients do not overlap")).collect();
         let copies = self.shadows.iter_mut().map(|shadow| shadow.gradients());
         let gradient_senders = self.incoming_catch_up.gradient_senders.iter().copied();
-        let receives: Vec<(u32, Vec<Room<'_>>)> = gradient_senders.zip(std::iter::once(own).chain(copies)).collect();
+        let receives: Vec<(u32, Vec<SpanMut<'_>>)> = gradient_senders.zip(std::iter::once(own).chain(copies)).collect();
         self.links.exchange(&[], &receives, bytes_max)?;
         drop(receives);
         let (known, of_update) = scalars.split_at(N_KNOWN);

@@ -28,7 +28,7 @@ impl GrowthCheck {
     /// Schedules a check after a change, taking an already scheduled one into account.
     pub(super) fn after(before: Option<GrowthCheck>, now: Instant, timing: &Timing) -> GrowthCheck {
         let latest = before.map_or(now + timing.suspicion, |growth_check| growth_check.latest);
-        GrowthCheck { at: latest.min(now + timing.life), latest }
+        GrowthCheck { at: latest.min(now + timing.heartbeat / 3), latest }
     }
 
     /// An immediate check.
@@ -130,12 +130,12 @@ mod tests {
     fn members_arriving_shortly_after_each_other_join_together() {
         let timing = Timing::default();
         let start = Instant::now();
-        let news = |n: u32| (0..n).map(|i| start + i * timing.life * 9 / 10);
+        let news = |n: u32| (0..n).map(|i| start + i * timing.heartbeat * 3 / 10);
 
         let alone = news(1).fold(None, |before, now| Some(GrowthCheck::after(before, now, &timing))).unwrap();
         let many = news(50).fold(None, |before, now| Some(GrowthCheck::after(before, now, &timing))).unwrap();
 
-        assert_eq!(alone.at, start + timing.life);
+        assert_eq!(alone.at, start + timing.heartbeat / 3);
         assert_eq!(many.at, start + timing.suspicion);
     }
 }

@@ -63,7 +63,7 @@ impl Coordinator {
                 _ => {}
             }
         }
-        let soon = now + self.timing.life / 20;
+        let soon = now + self.timing.heartbeat / 60;
         match &mut self.phase {
             Phase::Regrouping { retry, .. } if is_news => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
             Phase::Running { .. } if is_news => self.schedule_growth_check(now),

@@ -95,7 +95,7 @@ impl Coordinator {
             |worker: &Worker| self.membership.heard(worker.member.node).is_some_and(|heard| heard > suspected.reported);
         if !self.members().all(well) {
             // The node will either report or time out.
-            let due = now + self.timing.life;
+            let due = now + self.timing.heartbeat / 3;
             self.broken.as_mut().expect("checked above").due = due;
             return;
         }

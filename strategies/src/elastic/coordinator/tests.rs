@@ -366,7 +366,9 @@ fn job_ends_and_names_the_node_when_its_processes_fail_to_start() {
     job.run_until("the job's failure", |job| job.ended.is_some());
 
     let Some(Ending::Failed(reason)) = &job.ended else { panic!("{:?}", job.ended) };
-    assert!(reason.contains("6 processes in a row ended before their first status report"), "{reason}");
+    let (node, rest) = reason.split_once(": ").unwrap();
+    assert!(["node 0", "node 1"].contains(&node), "{reason}");
+    assert!(rest.contains("6 processes in a row ended before their first status report"), "{reason}");
 }
 
 // MEMBER-4, COORDINATOR-6

@@ -118,7 +118,7 @@ impl Coordinator {
                 _ if self.catching_up.contains(worker) => {}
                 At::Computes => drop(found.busy.insert(*worker, true)),
                 At::Waits(_) => drop(found.busy.insert(*worker, false)),
-                At::Rests | At::Stores => {}
+                At::Idle | At::Stores => {}
             }
             let paused = self.observe_member(now, pauses, member, &patience);
             all_wait &= paused.is_some();
@@ -129,7 +129,7 @@ impl Coordinator {
                     found.all_since = found.all_since.max(Some(since));
                 }
                 At::Stores => all_wait = false,
-                At::Computes | At::Rests => drop(found.culprits.insert(*worker, since)),
+                At::Computes | At::Idle => drop(found.culprits.insert(*worker, since)),
             }
         }
         found.all_since = found.all_since.filter(|_| all_wait);
