@@ -68,7 +68,7 @@ impl Timing {
             life: detection_time * 3 / 20,
             suspicion: detection_time / 2,
             stop_grace: detection_time,
-            lease_renewal: detection_time / 5,
+            lease_renewal: detection_time / 4,
             lease: detection_time,
             takeover_grace: detection_time,
             stuck: detection_time * 5,
