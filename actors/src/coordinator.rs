@@ -7,7 +7,7 @@
 //! Invariants:
 //! - `COORDINATOR-ACTOR-1` The store's answer goes to the term that asked for it, or is dropped.
 //! - `COORDINATOR-ACTOR-2` The store is used in `spawn_blocking`; a failed write of a record is retried until the store
-//!   answers.
+//!   answers. Records are written one at a time, in the order of the decisions.
 //! - `COORDINATOR-ACTOR-3` A request is answered once it is durable, or once this candidate can no longer make it
 //!   durable.
 
@@ -37,6 +37,9 @@ pub struct Settings {
     pub candidate: u32,
     /// A lease that this candidate already holds, and when it was requested; `None` for a candidate that does not lead.
     pub holds: Option<(Lease, Instant)>,
+    /// Whether every node of the job ends with this process. If so, no decision needs to survive the process, and only the
+    /// job's end waits for the store.
+    pub is_alone: bool,
     /// The user's mesh and limits.
     pub policy: Policy,
     /// All timeouts.
@@ -145,6 +148,9 @@ pub struct Coordinator {
     term: Option<Term>,
     /// The machine of that term, once the record is read.
     leader: Option<Leader>,
+    /// Whether a record is being written, and the latest one that waits for that.
+    writes_record: bool,
+    next_record: Option<Record>,
     /// Reply channels of requests that are not durable yet.
     waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
     timer: Timer,
@@ -182,6 +188,8 @@ impl Coordinator {
             succession,
             term: None,
             leader: None,
+            writes_record: false,
+            next_record: None,
             waiting: vec![],
             timer: Timer::default(),
         }
@@ -307,22 +315,54 @@ impl Coordinator {
         }
     }
 
-    /// `COORDINATOR-ACTOR-1`, `COORDINATOR-ACTOR-2`
+    /// Writes a record after the one that is being written, if any. A later record replaces one that still waits.
     fn persist(&mut self, record: Record, ctx: &mut Context<Self>) {
-        let (term, again) = (record.term, record.clone());
+        let waits = self.waits_for(&record);
+        if self.writes_record {
+            self.next_record = Some(record);
+        } else {
+            self.write(record, ctx);
+        }
+        if let Some(leader) = self.leader.as_mut().filter(|_| !waits) {
+            leader.machine.handle_persisted(now(), true);
+        }
+    }
+
+    /// Whether this decision takes effect only once it is durable.
+    fn waits_for(&self, record: &Record) -> bool {
+        !self.settings.is_alone || record.ending.is_some()
+    }
+
+    /// `COORDINATOR-ACTOR-1`, `COORDINATOR-ACTOR-2`
+    fn write(&mut self, record: Record, ctx: &mut Context<Self>) {
+        let again = record.clone();
+        self.writes_record = true;
         self.ask_store(
             ctx,
             move |store| store.write_record(&record),
             move |actor, result, ctx| {
-                let pause = actor.settings.timing.heartbeat;
-                let Some(leader) = actor.leader.as_mut().filter(|leader| leader.term == term) else { return };
+                actor.writes_record = false;
+                let next = actor.next_record.take();
                 match result {
-                    Ok(accepted) => leader.machine.handle_persisted(now(), accepted),
+                    Ok(accepted) => {
+                        let waits = actor.waits_for(&again);
+                        let leader = actor.leader.as_mut().filter(|leader| waits && leader.term == again.term);
+                        if let Some(leader) = leader {
+                            leader.machine.handle_persisted(now(), accepted);
+                        }
+                        if let Some(next) = next {
+                            actor.write(next, ctx);
+                        }
+                    }
                     Err(error) => {
                         tracing::error!(%error, "cannot write the record; retrying");
-                        ctx.run_later(pause, move |actor, ctx| {
-                            if actor.leader.as_ref().is_some_and(|leader| leader.term == term) {
-                                actor.persist(again, ctx);
+                        actor.writes_record = true;
+                        actor.next_record = next;
+                        ctx.run_later(actor.settings.timing.heartbeat, move |actor, ctx| {
+                            actor.writes_record = false;
+                            let record = actor.next_record.take().unwrap_or(again);
+                            if actor.leader.as_ref().is_some_and(|leader| leader.term == record.term) {
+                                actor.write(record, ctx);
                             }
                         });
                     }

@@ -28,6 +28,7 @@ use std::time::Duration;
 /// A test's handle of the job.
 pub struct Job {
     policy: Policy,
+    is_alone: bool,
     pub store: SharedStore,
     pub coordinators: Vec<Addr<Coordinator>>,
     network: Addr<Network>,
@@ -65,6 +66,11 @@ pub fn shards(dp_shard: usize) -> Mesh {
 impl Job {
     /// Starts a coordinator, and nodes with one slot each.
     pub async fn start(mesh: Mesh, n_nodes: u32, schedule: Schedule) -> Job {
+        Job::start_on(Arc::new(Memory::default()), false, mesh, n_nodes, schedule).await
+    }
+
+    /// Starts a job on this store, whose nodes end with the coordinator if it `is_alone`.
+    pub async fn start_on(store: SharedStore, is_alone: bool, mesh: Mesh, n_nodes: u32, schedule: Schedule) -> Job {
         let plane = Rc::new(RefCell::new(Plane { schedule, ..Plane::default() }));
         let policy = Policy {
             wanted: mesh,
@@ -81,7 +87,8 @@ impl Job {
         };
         let mut job = Job {
             policy,
-            store: Arc::new(Memory::default()),
+            store,
+            is_alone,
             coordinators: vec![],
             network: Network { plane: plane.clone(), coordinators: vec![] }.start(),
             events: Log(plane.clone()).start(),
@@ -94,8 +101,8 @@ impl Job {
 
     pub fn add_candidate(&mut self) {
         let candidate = self.coordinators.len() as u32;
-        let settings =
-            coordinator::Settings { job: JOB, candidate, holds: None, policy: self.policy, timing: Timing::default() };
+        let (is_alone, policy, timing) = (self.is_alone, self.policy, Timing::default());
+        let settings = coordinator::Settings { job: JOB, candidate, holds: None, is_alone, policy, timing };
         let outlets = coordinator::Outlets {
             desired_states: self.network.clone().recipient(),
             events: self.events.clone().recipient(),

@@ -6,13 +6,18 @@ mod job;
 use job::{Job, shards, simulate};
 use phalanx_actors::coordinator::{Drain, GetStatus, RequestError, Resize, Save, Stop};
 use phalanx_actors::events::What;
+use phalanx_actors::store::memory::Memory;
+use phalanx_actors::store::{Store, StoreError};
 use phalanx_actors::supervisor::DrainNode;
 use phalanx_strategies::elastic::coordinator::Activity;
-use phalanx_strategies::elastic::identity::{NodeId, Step, Term};
+use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term};
 use phalanx_strategies::elastic::incident::Why;
 use phalanx_strategies::elastic::member::Schedule;
-use phalanx_strategies::elastic::message::Ending;
+use phalanx_strategies::elastic::message::{Ending, Record};
+use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::mesh::Mesh;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn until(step: u64) -> Schedule {
     Schedule { save_steps: 0, last_step: Some(Step(step)) }
@@ -37,6 +42,66 @@ fn death_of_a_process_is_one_incident_with_its_phases_and_training_resumes() {
         let worlds = job.plane.borrow().events.iter().filter(|event| matches!(event.what, What::World(_))).count();
         assert_eq!(worlds, 2);
     });
+}
+
+/// A store that cannot write records until it is repaired.
+#[derive(Debug, Default)]
+struct Broken {
+    memory: Memory,
+    is_repaired: AtomicBool,
+}
+
+impl Store for Broken {
+    fn read_lease(&self) -> Result<Lease, StoreError> {
+        self.memory.read_lease()
+    }
+
+    fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError> {
+        self.memory.replace_lease(old, new)
+    }
+
+    fn read_record(&self) -> Result<Record, StoreError> {
+        self.memory.read_record()
+    }
+
+    fn write_record(&self, record: &Record) -> Result<bool, StoreError> {
+        if self.is_repaired.load(Ordering::SeqCst) {
+            return self.memory.write_record(record);
+        }
+        Err(StoreError::Io { path: "record".into(), action: "written", message: "the disk is full".into() })
+    }
+}
+
+// COORDINATOR-ACTOR-2
+#[test]
+fn only_a_job_whose_nodes_end_with_its_coordinator_trains_before_its_record_is_durable() {
+    for is_alone in [true, false] {
+        simulate(async move {
+            let store = Arc::new(Broken::default());
+            let job = Job::start_on(store.clone(), is_alone, shards(2), 2, until(1_000)).await;
+            if is_alone {
+                job.until_running(shards(2), Step(10)).await;
+                let before = job.until_running(shards(2), Step(10)).await;
+                job.kill_worker_on(1).await;
+                job.until("another world", |status| status.generation > before.generation).await;
+                job.until_running(shards(2), before.step).await;
+            } else {
+                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+                assert_eq!(job.status().await.unwrap().mesh, None, "no world may form");
+            }
+            job.coordinators[0].do_send(Stop);
+            tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            assert_eq!(store.read_record().unwrap(), Record::default());
+            assert!(!job.happened(&What::Ended { ending: Ending::Finished }), "the end must be durable");
+
+            store.is_repaired.store(true, Ordering::SeqCst);
+            job.until_happened(What::NodesNotified).await;
+
+            let record = store.read_record().unwrap();
+            assert_eq!(record.ending, Some(Ending::Finished));
+            assert!(!is_alone || record.generation >= Generation(2), "later records replaced earlier ones: {record:?}");
+        });
+    }
 }
 
 #[test]

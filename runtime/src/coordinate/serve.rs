@@ -300,7 +300,8 @@ impl<'a> Coordinating<'a> {
         let log = EventLog::open(&config.output.output_dir)?;
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let Term { job, store, candidate, lease, .. } = term;
-        let settings = Settings { job, candidate, holds: Some(lease), policy, timing: config.elastic.timing() };
+        let (holds, is_alone, timing) = (Some(lease), candidate == ALONE, config.elastic.timing());
+        let settings = Settings { job, candidate, holds, is_alone, policy, timing };
         let (sender, events) = channel();
         let happened = Happened { sender, end: RingsWhenDropped(Arc::clone(bell)) };
         let store: SharedStore = Arc::new(store);
