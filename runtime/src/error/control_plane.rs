@@ -84,6 +84,8 @@ impl ControlPlaneError {
             ControlPlaneError::Trust(_) | ControlPlaneError::JoinString(_) => true,
             ControlPlaneError::NoAddress | ControlPlaneError::JobFile { .. } | ControlPlaneError::NoJob { .. } => true,
             ControlPlaneError::Resolve { .. } | ControlPlaneError::NoHeadAddress { .. } => true,
+            // The user named a job that nobody coordinates.
+            ControlPlaneError::NoAnswer { .. } | ControlPlaneError::NoJoinString { .. } => true,
             _ => false,
         }
     }

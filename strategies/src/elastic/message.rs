@@ -247,7 +247,7 @@ pub struct CatchUp {
     pub transfers: Vec<Transfer>,
 }
 
-/// The coordinator's durable record, written before any member acts on it.
+/// The coordinator's durable record, written before any member that may outlive the coordinator acts on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Term that wrote the record.

@@ -241,7 +241,7 @@ mod tests {
         let mut leader = Succession::new(start, 0, Timing::default());
         leader.handle_written(start, start, Ok(Lease { term: Term(1), holder: 0, beat: 0 }));
 
-        for ms in (0..1_300).step_by(100) {
+        for ms in (0..1_700).step_by(100) {
             leader.handle_timeout(start + Duration::from_millis(ms));
         }
 
