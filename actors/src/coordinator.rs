@@ -8,8 +8,9 @@
 //! - `COORDINATOR-ACTOR-1` The store's answer goes to the term that asked for it, or is dropped.
 //! - `COORDINATOR-ACTOR-2` The store is used in `spawn_blocking`; a failed write of a record is retried until the store
 //!   answers. Records are written one at a time, in the order of the decisions.
-//! - `COORDINATOR-ACTOR-3` A request is answered once it is durable, or once this candidate can no longer make it
-//!   durable.
+//! - `COORDINATOR-ACTOR-3` A request is answered once the decision that contains it has taken effect, or once this
+//!   candidate no longer leads. A decision takes effect once it is durable; in a job that ends with this process, only the
+//!   end of the job has to be durable.
 
 use crate::events::{Event, What, WorldEvent};
 use crate::store::{SharedStore, StoreError};

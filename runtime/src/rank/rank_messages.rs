@@ -56,7 +56,8 @@ impl std::fmt::Debug for Begin {
 /// From a rank process to its node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum FromRank {
-    /// A status report, which is also a heartbeat.
+    /// A status report, which is also a heartbeat. It is sent as a frame of [`wire`], the others as JSON.
+    #[serde(skip)]
     StatusReport(MemberReport),
     /// An event in the world of this generation. Only the leader sends events other than steps.
     Event { generation: u64, rank: u32, event: Event },

@@ -48,7 +48,6 @@ fn seeds() -> Vec<Vec<u8>> {
         .iter()
         .rfind(|desired_state| desired_state.world_plan.is_some())
         .expect("the job has a world");
-    let status = honest.reports.iter().flat_map(|report| &report.members).next_back().expect("a member reported");
     let piece = |(offset, extent): ([usize; 2], [usize; 2])| json!({"tensor": 0, "region": {"offset": offset, "shape": extent}});
     let (whole, part, beside) = (([1, 0], [2, 6]), ([2, 3], [1, 2]), ([2, 0], [1, 3]));
     let state =
@@ -58,7 +57,6 @@ fn seeds() -> Vec<Vec<u8>> {
     let ask = |part, n_parts| json!({"wanted": wanted, "share": {"part": part, "n_parts": n_parts}});
     let values = [
         json!({"DesiredState": desired_state}),
-        json!({"StatusReport": status}),
         json!({"Done": null}),
         json!({"yaml": "a: 1", "secret": [1, 2, 3], "start_from": [5, "checkpoints/step"]}),
         ask(0, 1),
