@@ -23,6 +23,7 @@ use crate::error::plan::PlanError;
 use crate::frontend::UserModelError;
 use crate::launch::error::LaunchError;
 use crate::units::human_bytes;
+use phalanx_cuda::OpenError;
 use phalanx_device::groups::GroupError;
 use phalanx_device::{AllocError, CollectiveError, ExecError, ThreadError};
 use phalanx_storage::checkpoint::error::CheckpointError;
@@ -51,9 +52,9 @@ pub enum JobError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Sampler(#[from] SamplerError),
-    /// The configuration names a device that this build does not support.
-    #[error("`device` is {device}, which this build of phalanx does not support; use auto or cpu")]
-    BackendUnavailable { device: &'static str },
+    /// The job requests a GPU, and this machine has none that works.
+    #[error("no GPU can be used: {0}")]
+    Gpu(#[from] OpenError),
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// The programs of the ranks do not fit together.
@@ -173,9 +174,12 @@ impl JobError {
 
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
     /// finite counts as such a fault, because it comes from the data or the hyperparameters.
-    pub const fn is_input(&self) -> bool {
+    pub fn is_input(&self) -> bool {
         match self {
-            JobError::Alloc(_) | JobError::Thread(_) | JobError::Exec(_) | JobError::Collective(_) => false,
+            JobError::Thread(error) => matches!(error, ThreadError::Device { .. }),
+            // The job does not fit: a smaller one would.
+            JobError::Alloc(error) => error.source.kind() == std::io::ErrorKind::OutOfMemory,
+            JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,

@@ -12,6 +12,7 @@ use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microba
 use crate::passes::enter::erase;
 use crate::passes::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage, fully_sharded, gather_updated};
 use crate::passes::fuse::fuse;
+use crate::passes::half_copies::half_copies;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
 use crate::passes::offload::offload;
@@ -143,9 +144,6 @@ pub enum CompileError {
     /// The program cannot be differentiated.
     #[error(transparent)]
     Backward(#[from] BackwardError),
-    /// The device multiplies bfloat16 weights only, and no pass keeps such copies yet.
-    #[error("the device requires bfloat16 copies of the weights, which the compiler does not create")]
-    HalfCopies,
     /// A pass or a model built an ill-formed program.
     #[error("the compiled program is ill-formed: {0}")]
     Verify(#[from] VerifyError),
@@ -278,7 +276,7 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
 
 fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<Compiled, CompileError> {
     if target.half_copies() {
-        return Err(CompileError::HalfCopies);
+        half_copies(&mut program);
     }
     overlap(&mut program, messages);
     let phases = commit(&mut program);

@@ -15,7 +15,7 @@ pub trait Target {
         ALIGN_BYTES
     }
 
-    /// Whether products read bfloat16 copies of the weights, since the device cannot round while it multiplies.
+    /// Whether products in half width read half-width copies of f32 values, since the device cannot round while it multiplies.
     fn half_copies(&self) -> bool {
         false
     }

@@ -3,7 +3,7 @@
 #[allow(dead_code)] // ranks share nothing here
 mod support;
 
-use phalanx_strategies::compile::{CompileError, Compiled, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::fuse::fuse;
 use phalanx_strategies::passes::lora::{LoraSpec, lora};
@@ -11,7 +11,7 @@ use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site,
+    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId,
 };
 use phalanx_strategies::target::{Nowhere, Target};
 use proptest::prelude::*;
@@ -87,13 +87,22 @@ fn every_buffer_has_the_alignment_of_the_target() {
 }
 
 #[test]
-fn target_that_requires_half_width_weights_is_refused() {
+fn products_of_a_target_with_half_copies_read_no_f32_values() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let target = Aligned { align: 64, half_copies: true };
 
-    let refused = compile_step(forward, &spec(1, Precision::Bf16, Recompute::None), &target);
+    let step = compile_step(forward, &spec(1, Precision::Bf16, Recompute::None), &target).unwrap();
 
-    assert_eq!(refused.unwrap_err(), CompileError::HalfCopies);
+    let p = &step.program;
+    let products = p.instrs.iter().filter(|i| matches!(i.op, Op::MatMul(_)));
+    let factors: Vec<DType> = products.flat_map(|i| i.reads[..2].iter().map(|v| p.value(*v).dtype)).collect();
+    assert!(factors.len() > 20 && factors.iter().all(|dtype| *dtype == DType::Bf16), "{factors:?}");
+    let casts_of_weights = p.instrs.iter().filter(|i| matches!(i.op, Op::Cast) && p.param_of(i.reads[0]).is_some());
+    let weights: Vec<ValueId> = casts_of_weights.map(|i| i.reads[0]).collect();
+    let n_matrices = p.params.iter().filter(|param| p.value(param.value).shape.len() == 2).count();
+    // Every matrix once, except the embedding, which no product reads.
+    assert_eq!(weights.len(), n_matrices - 1);
+    assert_no_live_buffer_is_overwritten(&step);
 }
 
 #[test]

@@ -5,17 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The crates whose modules are checked for import cycles, bottom-up.
-const CRATES: [&str; 10] = [
+/// The crates whose modules are checked for import cycles, bottom-up. The software GPU is missing: its settings, engine and
+/// memory still import each other.
+const CRATES: [&str; 14] = [
     "strategies/src",
     "actors/src",
     "runtime/device/src",
     "runtime/cpu/src",
+    "runtime/cuda/src",
     "runtime/collective/src",
     "runtime/storage/src",
     "runtime/src",
     "chaos/src",
+    "chaos/ptxsim/src",
+    "chaos/kernelcheck/src",
     "tests/src",
+    "tests/gpu/src",
     "examples/src",
 ];
 
@@ -296,8 +301,9 @@ fn tests_report_skips_through_phalanx_needs() -> Result<()> {
     Ok(())
 }
 
-/// The only file outside the CPU device's crate that names it, and the folder that offers its kernels to users' models.
-const NAME_THE_CPU: [&str; 2] = ["runtime/src/devices.rs", "runtime/src/frontend/"];
+/// The only file outside the CPU device's crate that names it, the folder that offers its kernels to users' models, and the
+/// crate that compares a GPU with it.
+const NAME_THE_CPU: [&str; 3] = ["runtime/src/devices.rs", "runtime/src/frontend/", "tests/gpu/"];
 
 #[test]
 fn only_one_file_outside_its_crate_names_the_cpu_device() -> Result<()> {

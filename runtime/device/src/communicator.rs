@@ -75,6 +75,20 @@ pub trait CollectiveControl: Send + Sync {
     /// Aborts this group at all its members: every wait in it returns at once, every later call fails with `reason`,
     /// and other groups of the world continue. The first reason stands.
     fn abort(&self, reason: &str);
+
+    /// Errors that the device's library has noticed by itself, while the device runs operations that the host has already
+    /// finished.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Library`], [`CollectiveError::Device`].
+    fn check(&self) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    /// Operations that the device has begun and completed, if it runs them after the host has finished them.
+    fn device_progress(&self) -> Option<Progress> {
+        None
+    }
 }
 
 /// One group of ranks seen from one member.

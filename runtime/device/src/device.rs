@@ -3,6 +3,7 @@
 use crate::machine::{AllocError, Backing, Machine};
 use crate::shared_memory::Arena;
 use crate::thread::ThreadError;
+use crate::{Collective, CollectiveError};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::target::Target;
 use std::fmt::Debug;
@@ -55,6 +56,16 @@ pub trait Device: Debug + Send + Sync {
     /// The regions that outlast a step: bytes, and whether they lie in shared memory when a machine gets any.
     fn lasting_regions(&self, programs: &[&Compiled]) -> [(usize, bool); 3];
 
+    /// A communicator for operands in this device's memory, and for the same group as `host`, a new communicator of host
+    /// memory. Every member calls it, at the same point in the order of operations of `host`; members may wait here for
+    /// each other.
+    ///
+    /// # Errors
+    /// As operations of `host`, or when the device's library refuses.
+    fn communicator(&self, host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
+        Ok(host)
+    }
+
     /// The best rate of matrix products, measured here and now on the calling thread's pool, in FLOP/s.
     fn peak_flops(&self, bf16: bool) -> f64;
 
@@ -66,6 +77,12 @@ pub trait Device: Debug + Send + Sync {
 
     /// Number of threads available for computation.
     fn available_threads(&self) -> usize;
+
+    /// Environment variables of the process of the rank in this slot of a machine: which of several GPUs it uses.
+    fn environment(&self, slot: u32) -> Vec<(&'static str, String)> {
+        let _ = slot;
+        Vec::new()
+    }
 
     /// Runs `work` on a device thread with `n_threads` compute threads, itself included, and waits for it. Prefer
     /// [`on_device_thread`](trait.Device.html#method.on_device_thread).

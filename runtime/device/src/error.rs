@@ -1,7 +1,7 @@
 //! Errors of a group of ranks.
 
 use super::descriptor::Descriptor;
-use super::operation::OperationKind;
+use super::operation::{OperationKind, Space};
 use super::world::WorldId;
 
 /// Failure of a collective or of joining its world.
@@ -58,6 +58,20 @@ pub enum CollectiveError {
         side: &'static str,
         /// Number of the device.
         device: u32,
+    },
+    /// Operands lie in memory that this communicator does not reach, or in different memories.
+    #[error("an operand lies in {found}; expected: {expected}")]
+    WrongMemory {
+        /// The memory of the other operands, or the one that the communicator reaches.
+        expected: Space,
+        /// The memory of the operand.
+        found: Space,
+    },
+    /// The device failed. Its state is lost, and only a new process can use it again.
+    #[error("{reason}")]
+    Device {
+        /// The failed call and the device.
+        reason: String,
     },
     /// `send` and `recv` share memory in a way that the operation does not allow.
     #[error("{kind:?}: send and recv overlap")]
@@ -188,6 +202,14 @@ pub enum CollectiveError {
         expected: u64,
         /// What it was.
         found: u64,
+    },
+    /// The library of the device's collectives failed.
+    #[error("{call}: {reason}")]
+    Library {
+        /// The function.
+        call: &'static str,
+        /// The library's error.
+        reason: String,
     },
     /// The operating system refused.
     #[error("{call}: {kind}")]

@@ -53,6 +53,12 @@ pub enum ExecError {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] GroupError),
+    /// The device failed. Its state is lost, and only a new process can use it again.
+    #[error("{reason}")]
+    Device {
+        /// The failed call and the device.
+        reason: String,
+    },
     /// The world for which the program ran has ended.
     #[error("the world of this computation has ended")]
     Left,

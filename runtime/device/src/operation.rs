@@ -98,6 +98,15 @@ pub enum Space {
     Device(u32),
 }
 
+impl std::fmt::Display for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Space::Host => write!(f, "host memory"),
+            Space::Device(device) => write!(f, "the memory of device {device}"),
+        }
+    }
+}
+
 /// Memory, by address and length; unlike a pointer, it is `Send`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawBuffer {

@@ -15,4 +15,10 @@ pub enum ThreadError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The device cannot be used.
+    #[error("{reason}")]
+    Device {
+        /// Why.
+        reason: String,
+    },
 }

@@ -2,7 +2,7 @@
 
 use super::say;
 use crate::config::precision::DeviceChoice;
-use crate::devices;
+use crate::devices::{self, GpuInfo};
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::units::human_bytes;
@@ -25,6 +25,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let peaks = || (device.peak_flops(false), device.peak_flops(true));
     let (f32_peak, bf16_peak) = device.on_device_thread(n_threads, peaks)?;
     let cpu = system.cpus().first().map_or(String::new(), |c| c.brand().trim().to_string());
+    let (gpus, no_gpu) = match devices::gpu() {
+        Ok(gpu) => (gpu.gpus().iter().map(described).collect(), None),
+        Err(reason) => (Vec::new(), Some(reason.to_string())),
+    };
     let facts = json!({
         "phalanx": env!("CARGO_PKG_VERSION"),
         "os": sysinfo::System::long_os_version().unwrap_or_default(),
@@ -41,7 +45,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "f32_gflops": (f32_peak / 1e9).round(),
         "bf16_gflops": (bf16_peak / 1e9).round(),
         "dfdx": cfg!(feature = "dfdx"),
-        "cuda": false,
+        "gpus": gpus,
+        "no_gpu": no_gpu,
     });
     if args.json {
         say(&facts);
@@ -52,9 +57,16 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         let value = match (key.ends_with("_bytes"), value) {
             (true, v) => human_bytes(v.as_u64().unwrap_or(0)),
             (_, serde_json::Value::String(s)) => s.clone(),
+            (_, serde_json::Value::Null) => continue,
+            (_, serde_json::Value::Array(of)) => of.iter().filter_map(|x| x.as_str()).collect::<Vec<_>>().join("; "),
             (_, v) => v.to_string(),
         };
         say(format_args!("- {key}: {value}"));
     }
     Ok(())
+}
+
+fn described(gpu: &GpuInfo) -> String {
+    let (major, minor) = gpu.capability;
+    format!("{}, {}, compute capability {major}.{minor}", gpu.name, human_bytes(gpu.memory_bytes as u64))
 }

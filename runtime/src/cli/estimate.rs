@@ -4,6 +4,7 @@ use super::calibrate::this_machine;
 use super::forecast::Forecast;
 use super::{JobArgs, right, say};
 use crate::config::datasets::ValSetSize;
+use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::plan::{self, ModelPlan};
@@ -59,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
     // On one machine, a replica makes shadows unnecessary. On several nodes, all replicas of a shard may be on one node.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
-    let shadow_bytes = if shadows { Shadow::bytes(&*plan.device, &forecast.programs.train)? } else { 0 };
+    let shadow_bytes = if shadows { Shadow::bytes(&*devices::host(), &forecast.programs.train)? } else { 0 };
     let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };

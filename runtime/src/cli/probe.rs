@@ -91,7 +91,7 @@ pub(super) fn samples(plan: &ModelPlan, mesh: Mesh, n_threads: usize) -> Result<
             let (team, world) = (&team, &world);
             scope.spawn(move || {
                 let alone = mesh.size() == 1;
-                let join = || if alone { Ok(Team::alone()) } else { team.join(world, rank as u32) };
+                let join = || if alone { Ok(Team::alone()) } else { team.join(world, rank as u32, &*plan.device) };
                 let measure = || measure(plan, programs, join()?);
                 let outcome = plan.device.on_device_thread(n_threads, measure).map_err(JobError::from).flatten();
                 outcome.inspect_err(|error| world.control().abort(&format!("rank {rank}: {error}")))

@@ -25,7 +25,7 @@ section! {
         /// Recompute activations in the backward pass: false keeps all, selective keeps the input and the attention
         /// output of each layer, true or full keeps only the input.
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
-        /// Device that computes: cpu, or auto for the fastest device that this build supports.
+        /// Device that computes: cuda for NVIDIA GPUs, cpu, or auto for a GPU if this machine has one that works, else the CPU.
         pub device: DeviceChoice = DeviceChoice::Auto;
         /// Compute threads; if not set, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
@@ -47,7 +47,7 @@ choices! {
 choices! {
     /// The device that computes.
     pub enum DeviceChoice {
-        /// The fastest device that this build supports.
+        /// A GPU if this machine has one that works, else the processors.
         Auto = "auto";
         /// The processors of the machine.
         Cpu = "cpu";

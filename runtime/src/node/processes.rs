@@ -1,5 +1,6 @@
 //! The rank processes of a machine and their shared memory; executes the commands of the supervisor.
 
+use crate::devices;
 use crate::error::JobError;
 use crate::events::{Event, Report};
 use crate::launch::cores::Cores;
@@ -141,13 +142,14 @@ impl Node {
     pub(crate) fn spawn(&mut self, worker: Worker) -> Result<(), JobError> {
         let slot = worker.member.slot;
         let program = &self.program;
+        let environment = self.model.device.environment(slot);
         self.slots.start(slot, self.cores.of(slot), |channel, fd_channel| {
             let mut command = Command::new(program);
             // Node, slot and incarnation are shown in process listings.
             let name = format!("{}.{}.{}", worker.member.node.0, slot, worker.incarnation.0);
             let (channel, fd_channel) = (channel.to_string(), fd_channel.to_string());
             command.args(["rank", "--worker", &name, "--channel", &channel, "--fd-channel", &fd_channel]);
-            command.stdout(Stdio::null());
+            command.stdout(Stdio::null()).envs(environment);
             command
         })?;
         self.workers.insert(slot, worker);
@@ -365,7 +367,7 @@ impl Node {
     fn needs_of(&mut self, mesh: Mesh, rank: usize) -> Result<&Needs, JobError> {
         if !self.needs.contains_key(&(mesh, rank)) {
             let programs = Programs::compile(&self.model, MeshRank { mesh, rank }, self.evaluates)?;
-            let (own, shadow) = (programs.shared_bytes(), Shadow::bytes(&*self.model.device, &programs.train)?);
+            let (own, shadow) = (programs.shared_bytes(), Shadow::bytes(&*devices::host(), &programs.train)?);
             let lasting = Arc::new(Lasting::of(&programs));
             self.needs.insert((mesh, rank), Needs { own: own as u64, shadow: shadow as u64, lasting });
         }

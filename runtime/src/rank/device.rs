@@ -4,6 +4,7 @@
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::data::prepare::Prepared;
+use crate::devices;
 use crate::error::JobError;
 use crate::events::{Event, Report};
 use crate::rank::arena_contents::{ArenaContents, Lasting};
@@ -198,7 +199,7 @@ impl<'a> Device<'a> {
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let addresses: Vec<SocketAddr> = world_plan.addresses.iter().map(|a| a.unwrap_or(nowhere)).collect();
         let site = Site { listener: &self.listener, addresses: &addresses, config: &self.tcp };
-        let mut joined = plan.join_at(&placement, &shm, member, &site)?;
+        let mut joined = plan.join_at(&placement, &shm, member, &site, &*self.model.device)?;
         let groups = owned(std::mem::take(&mut joined.connected));
         self.rank.tell(DeviceEvent::Connected(world_plan.generation, groups));
         match (world_plan.rank_of(self.worker), world_plan.catch_up(self.worker)) {
@@ -325,7 +326,8 @@ impl<'a> Device<'a> {
 
     /// Shadows of these shards, behind the memory of the rank's own programs.
     fn shadows(&self, mesh: Mesh, shards: &[Shard], memory: &Arena, own: &Programs) -> Result<Vec<Shadow>, JobError> {
-        let device = &*self.model.device;
+        // Shadows live in host memory and are updated by the processor: they take nothing from a GPU.
+        let device = &*devices::host();
         let mut first = own.shared_bytes();
         let mut shadows = Vec::new();
         for shard in shards {

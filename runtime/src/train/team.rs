@@ -8,6 +8,7 @@ use phalanx_collective::hierarchical::collective::HierarchicalRank;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_device::Device;
 use phalanx_device::group_handle::{GroupOwner, owned};
 use phalanx_device::groups::{GroupKey, Groups, group_keys, groups_of_world};
 use phalanx_device::progress_counter::ProgressCounter;
@@ -97,18 +98,24 @@ impl TeamPlan {
         shm: &ShmWorld,
         member: u32,
         site: &Site<'_>,
+        device: &dyn Device,
     ) -> Result<JoinedWorld, CollectiveError> {
         let rank = HierarchicalRank::join(placement, member, shm, site.listener, site.addresses, site.config)?;
         let mut connected = Vec::new();
-        let mut connect = |group: usize, axes| {
-            let (owner, handle) = owned(rank.communicator(group)?);
+        let mut connect = |group: usize, axes, device: Option<&dyn Device>| {
+            let host = rank.communicator(group)?;
+            let communicator = match device {
+                Some(device) => device.communicator(host)?,
+                None => host,
+            };
+            let (owner, handle) = owned(communicator);
             connected.push(ConnectedGroup { axes, members: placement.world().groups()[group].clone(), owner });
             Ok(Box::new(handle) as Box<dyn Collective>)
         };
         let mut peers = BTreeMap::new();
         for (i, pair) in self.pairs.iter().enumerate().filter(|(_, pair)| pair.contains(&member)) {
             let peer = if pair[0] == member { pair[1] } else { pair[0] };
-            peers.insert(peer, connect(self.groups.len() + i, Axes::NONE)?);
+            peers.insert(peer, connect(self.groups.len() + i, Axes::NONE, None)?);
         }
         let links = Links::new(peers);
         #[allow(unsafe_code)] // Clones of an arena alias the same memory.
@@ -119,19 +126,19 @@ impl TeamPlan {
             return Ok(JoinedWorld { team: None, links, memory, connected });
         }
         let mesh_rank = MeshRank { mesh: self.mesh, rank: member as usize };
-        let groups = Groups::connect(&mesh_rank, &self.groups, |i| connect(i, self.groups[i].0.0.axes))?;
-        let everyone = connect(self.groups.len() + self.pairs.len(), Axes::NONE)?;
+        let groups = Groups::connect(&mesh_rank, &self.groups, |i| connect(i, self.groups[i].0.0.axes, Some(device)))?;
+        let everyone = connect(self.groups.len() + self.pairs.len(), Axes::NONE, None)?;
         let team = Team { mesh_rank, groups, everyone: Some(everyone), memory: Some(memory.clone()) };
         Ok(JoinedWorld { team: Some(team), links, memory, connected })
     }
 
     /// Joins a world of these groups as `rank`.
-    pub(crate) fn join(&self, world: &ShmWorld, rank: u32) -> Result<Team, CollectiveError> {
+    pub(crate) fn join(&self, world: &ShmWorld, rank: u32, device: &dyn Device) -> Result<Team, CollectiveError> {
         let mesh_rank = MeshRank { mesh: self.mesh, rank: rank as usize };
         let member = world.join(rank)?;
         let connect = |group| Ok(Box::new(member.communicator(group)?) as Box<dyn Collective>);
         let everyone = connect(self.groups.len())?;
-        let groups = Groups::connect(&mesh_rank, &self.groups, connect)?;
+        let groups = Groups::connect(&mesh_rank, &self.groups, |group| device.communicator(connect(group)?))?;
         #[allow(unsafe_code)] // Clones of an arena alias the same memory.
         // SAFETY: a team has one machine, which is on the thread of its rank.
         let memory = unsafe { member.arena() };

@@ -71,7 +71,7 @@ impl Run<'_> {
             for (rank, programs) in ranks.iter().enumerate() {
                 let leader = listener.take_if(|_| rank == 0);
                 handles.push(scope.spawn(move || {
-                    let team = || plan.join(world, rank as u32);
+                    let team = || plan.join(world, rank as u32, &*self.model.device);
                     let outcome = match leader {
                         Some(on_event) => self.rank(programs, n_threads, team, on_event),
                         None => self.rank(programs, n_threads, team, &mut |_| {}),

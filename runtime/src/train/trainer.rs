@@ -473,7 +473,11 @@ impl<'a> Trainer<'a> {
             epoch: self.sampler.epochs_after(step + 1),
             predicted_tokens: o.predicted_tokens,
             mfu_pct: 100.0 * self.model_flops / o.step_s / self.peak_flops,
-            memory_bytes: resident_bytes(self.team.memory().map(|_| self.bytes_in_shared())),
+            // A device's own memory is what limits a job on it.
+            memory_bytes: match self.machine.memory() {
+                Some(_) => self.machine.allocated_bytes() as u64,
+                None => resident_bytes(self.team.memory().map(|_| self.bytes_in_shared())),
+            },
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),

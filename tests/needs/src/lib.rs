@@ -39,10 +39,12 @@ pub enum Need {
     Amx,
     /// The right to create network namespaces, bridges and virtual links.
     NetworkNamespaces,
+    /// NVIDIA's runtime compiler, in the folder that `PHALANX_NVRTC` names.
+    Nvrtc,
 }
 
 impl Need {
-    const ALL: [Need; 7] = [
+    const ALL: [Need; 8] = [
         Need::Shared,
         Need::Transformers,
         Need::Torchrun,
@@ -50,6 +52,7 @@ impl Need {
         Need::Avx512Bf16,
         Need::Amx,
         Need::NetworkNamespaces,
+        Need::Nvrtc,
     ];
 
     /// Its name in [`NO_SKIP`].
@@ -62,6 +65,7 @@ impl Need {
             Need::Avx512Bf16 => "avx512_bf16",
             Need::Amx => "amx",
             Need::NetworkNamespaces => "netns",
+            Need::Nvrtc => "nvrtc",
         }
     }
 }

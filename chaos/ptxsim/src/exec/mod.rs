@@ -1,0 +1,21 @@
+//! Execution: a block at a time, its warps interleaved by a seed.
+
+mod access;
+mod atomic;
+mod barrier;
+mod block;
+mod collective;
+mod copy;
+mod matrix;
+mod mbarrier;
+mod mma;
+mod scalar;
+mod step;
+mod swizzle;
+mod tensor;
+mod warp;
+mod wgmma;
+
+pub(crate) use block::{Block, Launch, Limits};
+pub use swizzle::Swizzle;
+pub use tensor::TensorMap;

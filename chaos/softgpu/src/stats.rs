@@ -1,0 +1,45 @@
+//! Counters for tests.
+
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Something that is counted.
+#[derive(Clone, Copy)]
+pub enum Stat {
+    Kernels,
+    Copies,
+    Products,
+    HostFunctions,
+    GraphLaunches,
+    Compilations,
+    CacheHits,
+}
+
+const NAMES: [&str; 7] =
+    ["kernels", "copies", "products", "host_functions", "graph_launches", "compilations", "cache_hits"];
+static COUNTS: [AtomicU64; 7] = [const { AtomicU64::new(0) }; 7];
+
+pub fn count(what: Stat) {
+    COUNTS[what as usize].fetch_add(1, Relaxed);
+}
+
+/// Value of a counter: `kernels`, `copies` (memory sets too), `products`, `host_functions`, `graph_launches` count what was
+/// executed; `compilations` and `cache_hits` what NVRTC did; `streams`, `events`, `graphs`, `graph_execs`, `modules`,
+/// `device_allocations`, `device_bytes` and `pinned_allocations` are what exists now. Unknown names give `u64::MAX`.
+///
+/// # Safety
+/// `name` is a string that ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softgpu_stat(name: *const c_char) -> u64 {
+    // SAFETY: by the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    if let Some(at) = NAMES.iter().position(|n| *n == name) {
+        return COUNTS[at].load(Relaxed);
+    }
+    let existing =
+        crate::engine::stat(&name).or_else(|| crate::memory::stat(&name)).or_else(|| crate::module::stat(&name));
+    existing.unwrap_or_else(|| {
+        eprintln!("softgpu: unknown counter {name}");
+        u64::MAX
+    })
+}

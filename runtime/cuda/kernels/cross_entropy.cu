@@ -1,0 +1,179 @@
+// Softmax cross-entropy over rows of f32 logits. A block works on one row. Sums of a few exponentials are f32, all others f64.
+//
+// A row of a large vocabulary has half a megabyte. Reading it twice from memory would move half as many bytes again, so the
+// threads keep what they read first in registers, and read the rest again from its end: that is still in the cache.
+
+// Vectors of four that a thread keeps.
+constexpr int KEPT = 8;
+
+__device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * 1.4426950408889634f); }
+
+// A row in memory: `head` elements up to the first multiple of 16 bytes, vectors, then `tail` elements.
+struct Row {
+    int head, n_vectors, tail;
+    __device__ __forceinline__ Row(const float* row, int v) {
+        head = min(int((16 - (unsigned long long)row % 16) % 16 / 4), v);
+        n_vectors = (v - head) / 4;
+        tail = (v - head) % 4;
+    }
+    // Head and tail belong to the first threads, one element each; -1 for the others.
+    __device__ __forceinline__ int edge() const {
+        int i = threadIdx.x;
+        return i < head ? i : i < head + tail ? 4 * n_vectors + i : -1;
+    }
+};
+
+// Sum of exponentials relative to the largest element so far.
+struct Total { float largest; double sum; };
+template <int N> __device__ __forceinline__ void add_to(Total& total, const float (&x)[N]) {
+    float largest = x[0];
+    for (int j = 1; j < N; j++) largest = fmaxf(largest, x[j]);
+    if (largest > total.largest) {
+        total.sum *= exp_of(total.largest - largest);
+        total.largest = largest;
+    }
+    // Relative to 0 if all are minus infinity, so that the sum is 0; NaN stays NaN.
+    float reference = total.largest == -INFINITY ? 0.0f : total.largest, sum = 0.0f;
+    for (int j = 0; j < N; j++) sum += exp_of(x[j] - reference);
+    total.sum += sum;
+}
+
+__device__ __forceinline__ void load_or(float (&x)[4], const float* from, int i, int n, float otherwise) {
+    if (i < n) load_vector(x, from + 4ll * i);
+    else for (int j = 0; j < 4; j++) x[j] = otherwise;
+}
+
+// Stores what this kernel does not read again, so that the cache keeps what it does. (A plain store was compiled to four.)
+__device__ __forceinline__ void store_last(float* to, const float (&x)[4]) { __stcs((float4*)to, float4{x[0], x[1], x[2], x[3]}); }
+
+// The total of a row, at every thread; what each thread keeps.
+__device__ __forceinline__ Total read_row(const float* row, const Row& parts, float (&kept)[KEPT][4], float& edge) {
+    const float* body = row + parts.head;
+    Total total = {-INFINITY, 0.0};
+    for (int k = 0; k < KEPT; k++) load_or(kept[k], body, threadIdx.x + k * blockDim.x, parts.n_vectors, -INFINITY);
+    edge = parts.edge() < 0 ? -INFINITY : row[parts.edge()];
+    for (int k = 0; k < KEPT; k++) add_to(total, kept[k]);
+    float edges[1] = {edge};
+    add_to(total, edges);
+    for (int i = threadIdx.x + KEPT * blockDim.x; i < parts.n_vectors; i += 2 * blockDim.x) {
+        float x[4], y[4];
+        load_or(x, body, i, parts.n_vectors, -INFINITY);
+        load_or(y, body, i + blockDim.x, parts.n_vectors, -INFINITY);
+        float both[8] = {x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3]};
+        add_to(total, both);
+    }
+    float largest = block_max(total.largest), reference = largest == -INFINITY ? 0.0f : largest;
+    return {largest, block_sum(total.sum * exp_of(total.largest - reference))};
+}
+
+__device__ __forceinline__ void zero_row(float* row, const Row& parts) {
+    float zeros[4] = {};
+    for (int i = threadIdx.x; i < parts.n_vectors; i += blockDim.x) store_last(row + parts.head + 4ll * i, zeros);
+    if (parts.edge() >= 0) row[parts.edge()] = 0.0f;
+}
+
+// losses [n] = ln sum exp(logits) - the label's logit, or 0 where the label is negative; dlogits, if not null, =
+// (softmax - onehot(label)) scale, or 0. dlogits may be the logits. A label outside of the classes has an infinite loss and a
+// gradient of NaN, for which the step changes nothing.
+extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const float* logits, const int* labels, const double* gradient_scale, int v, double* losses, float* dlogits) {
+    long long at = (long long)blockIdx.x * v;
+    const float* row = logits + at;
+    int label = labels[blockIdx.x];
+    Row parts(row, v);
+    if (label < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0.0;
+        if (dlogits) zero_row(dlogits + at, parts);
+        return;
+    }
+    float of_label = label < v ? row[label] : -INFINITY, kept[KEPT][4], edge;
+    Total total = read_row(row, parts, kept, edge);
+    if (threadIdx.x == 0) losses[blockIdx.x] = double(total.largest) + log(total.sum) - double(of_label);
+    if (!dlogits) return;
+    float scale = float(*gradient_scale), largest = total.largest;
+    float factor = label < v ? float(double(scale) / total.sum) : INFINITY - INFINITY;
+    float *to = dlogits + at, *body = to + parts.head;
+    auto write = [=](const float (&x)[4], int i) {
+        float d[4];
+        for (int j = 0; j < 4; j++) d[j] = exp_of(x[j] - largest) * factor;
+        store_last(body + 4ll * i, d);
+    };
+    // From the end on.
+    int first = threadIdx.x + KEPT * blockDim.x, n_left = first < parts.n_vectors ? (parts.n_vectors - first - 1) / int(blockDim.x) + 1 : 0;
+    for (int k = n_left - 1; k >= 0; k -= 2) {
+        float x[4], y[4];
+        int i = first + k * int(blockDim.x), j = i - int(blockDim.x);
+        load_vector(x, row + parts.head + 4ll * i);
+        if (k > 0) load_vector(y, row + parts.head + 4ll * j);
+        write(x, i);
+        if (k > 0) write(y, j);
+    }
+    for (int k = 0; k < KEPT; k++) {
+        int i = threadIdx.x + k * blockDim.x;
+        if (i < parts.n_vectors) write(kept[k], i);
+    }
+    if (parts.edge() >= 0) to[parts.edge()] = exp_of(edge - largest) * factor;
+    __syncthreads();
+    if (threadIdx.x == 0 && label < v) to[label] = exp_of(of_label - largest) * factor - scale;
+}
+
+// stats [n, 3] of a row of a part of the classes, those from `first` on: the largest logit, the sum of exponentials relative to
+// it, and the label's logit, minus infinity if it is elsewhere. A negative label: the numbers of no classes.
+extern "C" __global__ void __launch_bounds__(1024) statistics_of_rows(const float* __restrict__ logits, const int* __restrict__ labels, int v, int first, float* stats) {
+    const float* row = logits + (long long)blockIdx.x * v;
+    int label = labels[blockIdx.x], column = label - first;
+    Total total = {-INFINITY, 0.0};
+    if (label >= 0) {
+        float kept[KEPT][4], edge;
+        total = read_row(row, Row(row, v), kept, edge);
+    }
+    if (threadIdx.x) return;
+    float* to = stats + 3ll * blockIdx.x;
+    to[0] = total.largest;
+    to[1] = float(total.sum);
+    to[2] = label >= 0 && column >= 0 && column < v ? row[column] : -INFINITY;
+}
+
+// The statistics of a row, merged over all parts in their order.
+struct Merged { float largest; double sum; float of_label; };
+__device__ __forceinline__ Merged merge(const float* __restrict__ stats, int n_shards, int n, int row) {
+    Merged m = {-INFINITY, 0.0, -INFINITY};
+    for (int s = 0; s < n_shards; s++) {
+        const float* part = stats + ((long long)s * n + row) * 3;
+        m.largest = part[0] > m.largest ? part[0] : m.largest;
+        m.of_label = part[2] > m.of_label ? part[2] : m.of_label;
+    }
+    for (int s = 0; s < n_shards; s++) {
+        const float* part = stats + ((long long)s * n + row) * 3;
+        m.sum += double(part[1]) * double(exp_of(part[0] - m.largest));
+    }
+    return m;
+}
+
+// losses [n], from the statistics [n_shards, n, 3] of all parts.
+extern "C" __global__ void __launch_bounds__(256) loss_of_statistics(const int* labels, const float* stats, int n_shards, int n, double* losses) {
+    GRID_STRIDE(row, n) {
+        Merged m = merge(stats, n_shards, n, int(row));
+        losses[row] = labels[row] < 0 ? 0.0 : double(m.largest) + log(m.sum) - double(m.of_label);
+    }
+}
+
+// dlogits [n, v] of this part, which may be the logits. A block for each row and each run of columns.
+extern "C" __global__ void __launch_bounds__(256) gradient_of_statistics(const float* logits, const int* labels, const double* gradient_scale, const float* stats, int n_shards, int n, int v, int first, float* dlogits) {
+    int index = blockIdx.x, label = labels[index], column = label - first;
+    const float* row = logits + (long long)index * v;
+    float* to = dlogits + (long long)index * v;
+    Row parts(row, v);
+    Merged m = merge(stats, n_shards, n, index);
+    float scale = float(*gradient_scale), factor = float(double(scale) / m.sum);
+    auto gradient = [&](float x, int i) {
+        float d = exp_of(x - m.largest) * factor;
+        return label < 0 ? 0.0f : i == column ? d - scale : d;
+    };
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < parts.n_vectors; i += gridDim.y * blockDim.x) {
+        float x[4];
+        load_vector(x, row + parts.head + 4ll * i);
+        for (int j = 0; j < 4; j++) x[j] = gradient(x[j], parts.head + 4 * i + j);
+        store_last(to + parts.head + 4ll * i, x);
+    }
+    if (blockIdx.y == 0 && parts.edge() >= 0) to[parts.edge()] = gradient(row[parts.edge()], parts.edge());
+}

@@ -1,0 +1,147 @@
+//! What a machine enqueues for an instruction: a list of commands, made once and replayed in every step.
+
+use crate::kernels::{Instance, Loaded};
+use crate::product::{PlannedProduct, Product};
+use phalanx_strategies::program::DType;
+
+/// A value in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buffer {
+    pub(crate) address: u64,
+    /// Product of all dims but the last.
+    pub(crate) rows: usize,
+    /// The last dim; 1 for a scalar.
+    pub(crate) cols: usize,
+    pub(crate) dtype: DType,
+}
+
+impl Buffer {
+    /// Elements.
+    pub(crate) const fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len() * self.dtype.size_bytes()
+    }
+
+    /// The same memory from element `first` on, as one row of `len` elements.
+    pub(crate) fn elements(&self, first: usize, len: usize) -> Buffer {
+        assert!(first + len <= self.len(), "elements {first}..{} of {}", first + len, self.len());
+        let address = self.address + (first * self.dtype.size_bytes()) as u64;
+        Buffer { address, rows: 1, cols: len, dtype: self.dtype }
+    }
+
+    /// Whether both are the same memory.
+    pub(crate) fn is(&self, other: &Buffer) -> bool {
+        self.address == other.address
+    }
+}
+
+/// Arguments of a kernel, in order, as `cuLaunchKernel` wants them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Args {
+    /// The arguments, each from a multiple of 8 bytes on.
+    words: Vec<u64>,
+    /// First word of each argument.
+    starts: Vec<usize>,
+}
+
+impl Args {
+    pub(crate) fn new() -> Args {
+        Args::default()
+    }
+
+    /// A pointer to a value.
+    pub(crate) fn ptr(self, buffer: Buffer) -> Args {
+        self.word(buffer.address)
+    }
+
+    /// A pointer to a value, or null.
+    pub(crate) fn ptr_or_null(self, buffer: Option<Buffer>) -> Args {
+        self.word(buffer.map_or(0, |b| b.address))
+    }
+
+    /// An `int` that holds a size or an index.
+    ///
+    /// # Panics
+    /// If it has more than 31 bits: kernels take larger sizes as `long long`.
+    pub(crate) fn int(self, value: usize) -> Args {
+        let value = i32::try_from(value).expect("kernels take sizes above 2^31 as long long");
+        self.word(u64::from(value as u32))
+    }
+
+    /// A `long long`.
+    pub(crate) fn long(self, value: usize) -> Args {
+        self.word(value as u64)
+    }
+
+    /// A `float`.
+    pub(crate) fn float(self, value: f32) -> Args {
+        self.word(u64::from(value.to_bits()))
+    }
+
+    /// A `double`.
+    pub(crate) fn double(self, value: f64) -> Args {
+        self.word(value.to_bits())
+    }
+
+    /// A struct of 8-byte words, by value: pointers, `long long`s or `double`s.
+    pub(crate) fn words(mut self, words: &[u64]) -> Args {
+        self.starts.push(self.words.len());
+        self.words.extend_from_slice(words);
+        self
+    }
+
+    fn word(self, word: u64) -> Args {
+        self.words(&[word])
+    }
+
+    /// Pointers to the arguments; valid while `self` is neither moved out of its memory nor changed.
+    pub(crate) fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
+        let base = self.words.as_mut_ptr();
+        // SAFETY: every start is an index of the vector.
+        self.starts.iter().map(|start| unsafe { base.add(*start) }.cast()).collect()
+    }
+}
+
+/// A kernel launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    /// The kernel.
+    pub(crate) kernel: Instance,
+    /// Blocks in each direction.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared_bytes: u32,
+    /// Its arguments.
+    pub(crate) args: Args,
+}
+
+/// One command, before kernels are compiled and products planned.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Command {
+    /// Launches a kernel.
+    Launch(Launch),
+    /// Copies between values on the device.
+    Copy { from: u64, to: u64, bytes: usize },
+    /// Fills memory with zeros.
+    Zero { at: u64, bytes: usize },
+    /// Multiplies matrices.
+    Product(Product),
+}
+
+/// A command that can be enqueued without preparation.
+#[derive(Debug)]
+pub(crate) enum Ready {
+    Launch { kernel: Loaded, launch: Launch, pointers: Vec<*mut std::ffi::c_void> },
+    Copy { from: u64, to: u64, bytes: usize },
+    Zero { at: u64, bytes: usize },
+    Product(PlannedProduct),
+}
+
+// SAFETY: the pointers point into the launch's own arguments, on the heap; kernels are handles of the driver.
+unsafe impl Send for Ready {}

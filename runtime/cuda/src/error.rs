@@ -1,0 +1,68 @@
+//! Failed calls of NVIDIA's libraries.
+
+use crate::library::LibraryError;
+
+/// A call of a library failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed on {device}: {text} ({code})")]
+pub struct CudaError {
+    /// The function.
+    pub call: &'static str,
+    /// The GPU.
+    pub device: String,
+    /// The library's error code.
+    pub code: u32,
+    /// The library's name of the code.
+    pub text: String,
+}
+
+impl CudaError {
+    /// The code of the driver for "out of memory".
+    pub const OUT_OF_MEMORY: u32 = 2;
+}
+
+/// A GPU that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// A library is missing or too old.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The machine has no GPU.
+    #[error("this machine has no GPU: the driver reports {text} ({code})")]
+    NoGpu {
+        /// The driver's error code.
+        code: u32,
+        /// Its name.
+        text: String,
+    },
+    /// The machine has fewer GPUs.
+    #[error("GPU {ordinal} does not exist: this machine has {n_gpus}")]
+    NoSuchGpu {
+        /// The requested GPU.
+        ordinal: u32,
+        /// Number of GPUs.
+        n_gpus: u32,
+    },
+    /// The driver is older than the compiler's programs.
+    #[error("the driver supports CUDA {found}; at least {needed} is required: update the NVIDIA driver")]
+    OldDriver {
+        /// The driver's version.
+        found: String,
+        /// The oldest version that works.
+        needed: String,
+    },
+    /// The GPU is too old.
+    #[error("{device} has compute capability {found}; at least 8.0 is required")]
+    OldGpu {
+        /// The GPU.
+        device: String,
+        /// Its compute capability.
+        found: String,
+    },
+    /// The driver fails before a GPU is opened.
+    #[error("{0}")]
+    Driver(CudaError),
+    /// The GPU cannot be opened: it is lost, or other processes use it exclusively or have taken its memory.
+    #[error("{0}; `nvidia-smi` shows the state of the GPU and the processes that use it")]
+    Context(CudaError),
+}

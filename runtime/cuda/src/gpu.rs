@@ -1,0 +1,524 @@
+//! One GPU: its context, its streams, its memory, and copies between it and the host.
+
+use crate::error::{CudaError, OpenError};
+use crate::library::{Libraries, Search};
+use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
+use phalanx_device::RawBuffer;
+use phalanx_device::span::Memory;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
+const NON_BLOCKING: u32 = 1;
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
+const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: u32 = 2;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: u32 = 600;
+/// The oldest driver whose loader accepts cubins of NVRTC 12, as CUDA numbers it.
+const DRIVER_MIN: i32 = 12_000;
+
+/// Attributes of a device, by their numbers in `cuda.h`.
+#[derive(Clone, Copy)]
+enum Attribute {
+    ClockRate = 13,
+    MultiprocessorCount = 16,
+    ComputeCapabilityMajor = 75,
+    ComputeCapabilityMinor = 76,
+}
+
+/// A GPU that is in use by this process. Its context stays until the process ends.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    pub(crate) libraries: Libraries,
+    context: CUcontext,
+    /// The stream on which programs run.
+    pub(crate) compute: Stream,
+    pub(crate) ordinal: u32,
+    /// Its name and number, for errors.
+    pub(crate) name: String,
+    /// Its compute capability.
+    pub(crate) capability: (i32, i32),
+    /// Streams without work, for reuse: streams are never destroyed.
+    idle_streams: Mutex<Vec<Stream>>,
+}
+
+// SAFETY: the context and its streams may be used from any thread to which the context is bound; see `Gpu::bind`. The
+// driver's functions are safe to call concurrently.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+/// What the driver tells of a GPU without a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its product name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Its compute capability.
+    pub capability: (i32, i32),
+    n_multiprocessors: u32,
+    /// Its highest clock rate.
+    clock_khz: u32,
+}
+
+impl GpuInfo {
+    /// Dense products that it can do at its highest clock rate, with f32 sums, in FLOP/s.
+    pub(crate) fn peak_flops(&self, bf16: bool) -> f64 {
+        // FLOP of one multiprocessor in a cycle: tensor cores from NVIDIA's architecture papers; two for each FP32 core.
+        let per_cycle = match (self.capability, bf16) {
+            ((8, 0), true) => 2048.0,
+            ((8, _), true) => 1024.0,
+            ((9, _), true) => 4096.0,
+            (_, true) => 8192.0,
+            ((8, 0), false) => 128.0,
+            (_, false) => 256.0,
+        };
+        per_cycle * f64::from(self.n_multiprocessors) * f64::from(self.clock_khz) * 1e3
+    }
+}
+
+/// Loads the libraries and initialises the driver, without a context on any GPU; returns the GPUs that this process may use.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(crate) fn find(search: &Search) -> Result<(Libraries, Vec<GpuInfo>), OpenError> {
+    let libraries = Libraries::load(search)?;
+    let driver = libraries.driver;
+    let (mut version, mut n_gpus): (c_int, c_int) = (0, 0);
+    let call = Call { driver, device: "this machine" };
+    // SAFETY: plain calls with pointers to locals; `cuInit` comes first.
+    unsafe {
+        let code = (driver.cuInit)(0);
+        if code != 0 {
+            return Err(OpenError::NoGpu { code, text: driver.text(code) });
+        }
+        call.check("cuDriverGetVersion", (driver.cuDriverGetVersion)(&raw mut version)).map_err(OpenError::Driver)?;
+        call.check("cuDeviceGetCount", (driver.cuDeviceGetCount)(&raw mut n_gpus)).map_err(OpenError::Driver)?;
+    }
+    if version < DRIVER_MIN {
+        let text = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        return Err(OpenError::OldDriver { found: text(version), needed: text(DRIVER_MIN) });
+    }
+    if n_gpus == 0 {
+        return Err(OpenError::NoGpu { code: 0, text: "no device".to_owned() });
+    }
+    let gpus: Result<Vec<GpuInfo>, CudaError> = (0..n_gpus).map(|ordinal| info(&call, ordinal)).collect();
+    Ok((libraries, gpus.map_err(OpenError::Driver)?))
+}
+
+fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
+    let (driver, mut device, mut memory_bytes) = (call.driver, 0, 0usize);
+    let mut name = [0 as std::ffi::c_char; 128];
+    // SAFETY: pointers to locals of the types in the driver's signatures; the driver writes a null-terminated string.
+    unsafe {
+        call.check("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal))?;
+        call.check("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device))?;
+        call.check("cuDeviceTotalMem", (driver.cuDeviceTotalMem_v2)(&raw mut memory_bytes, device))?;
+        let attribute = |which: Attribute| -> Result<i32, CudaError> {
+            let mut value: c_int = 0;
+            call.check("cuDeviceGetAttribute", (driver.cuDeviceGetAttribute)(&raw mut value, which as u32, device))?;
+            Ok(value)
+        };
+        Ok(GpuInfo {
+            name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
+            memory_bytes,
+            capability: (attribute(Attribute::ComputeCapabilityMajor)?, attribute(Attribute::ComputeCapabilityMinor)?),
+            n_multiprocessors: attribute(Attribute::MultiprocessorCount)? as u32,
+            clock_khz: attribute(Attribute::ClockRate)? as u32,
+        })
+    }
+}
+
+impl Gpu {
+    /// Opens a GPU of this machine: makes a context.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub(crate) fn open(search: &Search, ordinal: u32) -> Result<Gpu, OpenError> {
+        let (libraries, gpus) = find(search)?;
+        let n_gpus = gpus.len() as u32;
+        let info = gpus.into_iter().nth(ordinal as usize).ok_or(OpenError::NoSuchGpu { ordinal, n_gpus })?;
+        let name = format!("GPU {ordinal} ({})", info.name);
+        let (major, minor) = info.capability;
+        if major < 8 {
+            return Err(OpenError::OldGpu { device: name, found: format!("{major}.{minor}") });
+        }
+        let driver = libraries.driver;
+        let call = Call { driver, device: &name };
+        let mut device = 0;
+        let mut context: CUcontext = std::ptr::null_mut();
+        // SAFETY: pointers to locals.
+        let opened = unsafe {
+            call.check("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal as c_int))
+                .and_then(|()| {
+                    let code = (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device);
+                    call.check("cuDevicePrimaryCtxRetain", code)
+                })
+                .and_then(|()| call.check("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(context)))
+        };
+        let compute = opened.and_then(|()| Stream::new(&call)).map_err(OpenError::Context)?;
+        let capability = info.capability;
+        Ok(Gpu { libraries, context, compute, ordinal, name, capability, idle_streams: Mutex::default() })
+    }
+
+    /// Makes the GPU current on the calling thread. Every other call of the driver requires it.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context lives until the process ends.
+        self.check("cuCtxSetCurrent", unsafe { (self.libraries.driver.cuCtxSetCurrent)(self.context) })
+    }
+
+    /// Checks the code that a function of the driver has returned.
+    ///
+    /// # Errors
+    /// If it is not success.
+    pub(crate) fn check(&self, call: &'static str, code: u32) -> Result<(), CudaError> {
+        Call { driver: self.libraries.driver, device: &self.name }.check(call, code)
+    }
+
+    /// Waits until everything that was enqueued on the compute stream is complete.
+    ///
+    /// # Errors
+    /// Errors of the device in earlier work.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        self.check("cuStreamSynchronize", unsafe { (self.libraries.driver.cuStreamSynchronize)(self.compute.0) })
+    }
+
+    /// Free and all bytes of its memory; zeros if the driver does not tell.
+    pub(crate) fn memory_bytes(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        if self.bind().is_ok() {
+            // SAFETY: pointers to locals.
+            unsafe { (self.libraries.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        }
+        (free, total)
+    }
+
+    /// Allocates device memory.
+    ///
+    /// # Errors
+    /// When there is too little.
+    pub(crate) fn allocate(self: &std::sync::Arc<Gpu>, bytes: usize) -> Result<DeviceMemory, CudaError> {
+        self.bind()?;
+        let mut address = 0;
+        if bytes > 0 {
+            // SAFETY: a pointer to a local.
+            self.check("cuMemAlloc", unsafe { (self.libraries.driver.cuMemAlloc_v2)(&raw mut address, bytes) })?;
+        }
+        Ok(DeviceMemory { gpu: self.clone(), address, bytes, is_pinned_host: false })
+    }
+
+    /// Allocates pinned host memory that kernels access directly, filled with zeros.
+    ///
+    /// # Errors
+    /// When there is too little.
+    pub(crate) fn allocate_pinned(self: &std::sync::Arc<Gpu>, bytes: usize) -> Result<DeviceMemory, CudaError> {
+        self.bind()?;
+        let mut start: *mut c_void = std::ptr::null_mut();
+        if bytes > 0 {
+            // SAFETY: a pointer to a local.
+            let code = unsafe { (self.libraries.driver.cuMemHostAlloc)(&raw mut start, bytes, PORTABLE_AND_MAPPED) };
+            self.check("cuMemHostAlloc", code)?;
+            // SAFETY: just allocated.
+            unsafe { start.cast::<u8>().write_bytes(0, bytes) };
+        }
+        Ok(DeviceMemory { gpu: self.clone(), address: start as u64, bytes, is_pinned_host: true })
+    }
+
+    /// Enqueues filling memory with zeros.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// The memory is this GPU's, and nothing else accesses it meanwhile.
+    pub(crate) unsafe fn zero(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's contract.
+        let code = unsafe { (self.libraries.driver.cuMemsetD8Async)(address, 0, bytes, self.compute.0) };
+        self.check("cuMemsetD8Async", code)
+    }
+
+    /// Copies device memory to the host, after all earlier work of the compute stream; waits for it.
+    ///
+    /// # Errors
+    /// Errors of the device in earlier work.
+    ///
+    /// # Safety
+    /// The memory is this GPU's.
+    pub(crate) unsafe fn read(&self, address: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        let driver = self.libraries.driver;
+        // SAFETY: the caller's contract; `to` is borrowed until the stream is synchronized.
+        unsafe {
+            let code = (driver.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), address, to.len(), self.compute.0);
+            self.check("cuMemcpyDtoHAsync", code)?;
+        }
+        self.synchronize()
+    }
+
+    /// Enqueues a copy from the host, after all earlier work of the compute stream. `from` may be reused at once.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// The memory is this GPU's; `from` is not pinned, so that the driver copies it before it returns.
+    pub(crate) unsafe fn write(&self, address: u64, from: &[u8]) -> Result<(), CudaError> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        let driver = self.libraries.driver;
+        // SAFETY: the caller's contract.
+        let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(address, from.as_ptr().cast(), from.len(), self.compute.0) };
+        self.check("cuMemcpyHtoDAsync", code)
+    }
+}
+
+impl Gpu {
+    /// A stream without work.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn take_stream(&self) -> Result<Stream, CudaError> {
+        let idle = self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(stream) = idle {
+            return Ok(stream);
+        }
+        self.bind()?;
+        Stream::new(&Call { driver: self.libraries.driver, device: &self.name })
+    }
+
+    /// Returns a stream that has done its work.
+    pub(crate) fn return_stream(&self, stream: Stream) {
+        self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+    }
+
+    /// Enqueues a copy between places of this GPU.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// Both places have `bytes` bytes, and nothing else accesses them until the stream has done the copy.
+    pub(crate) unsafe fn copy(&self, from: u64, to: u64, bytes: usize, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: the caller's contract.
+        let code = unsafe { (self.libraries.driver.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream.0) };
+        self.check("cuMemcpyDtoDAsync", code)
+    }
+
+    /// Enqueues writing a word of pinned memory, which the host reads meanwhile.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// The word is aligned, and lives until the stream has written it.
+    pub(crate) unsafe fn write_word(&self, at: u64, value: u32, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: the caller's contract.
+        let code = unsafe { (self.libraries.driver.cuStreamWriteValue32_v2)(stream.0, at, value, 0) };
+        self.check("cuStreamWriteValue32", code)
+    }
+
+    /// Enqueues a copy of device memory to pinned host memory, after all earlier work of the compute stream.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// Both are valid and not otherwise accessed until the stream was waited for, and `to` is pinned.
+    pub(crate) unsafe fn enqueue_read(&self, from: u64, to: RawBuffer) -> Result<(), CudaError> {
+        let driver = self.libraries.driver;
+        // SAFETY: the caller's contract.
+        let code = unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.start().cast(), from, to.bytes(), self.compute.0) };
+        self.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Enqueues a copy of pinned host memory to the device, after all earlier work of the compute stream.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// As [`Gpu::enqueue_read`], for `from`; the memory at `to` is for the compute stream alone.
+    pub(crate) unsafe fn enqueue_write(&self, to: u64, from: RawBuffer) -> Result<(), CudaError> {
+        let driver = self.libraries.driver;
+        // SAFETY: the caller's contract.
+        let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(to, from.start().cast(), from.bytes(), self.compute.0) };
+        self.check("cuMemcpyHtoDAsync", code)
+    }
+}
+
+/// Copies for other threads. A failed copy ends the process: errors of a GPU are sticky, and its state is lost.
+impl Memory for Gpu {
+    unsafe fn read(&self, from: RawBuffer, to: &mut [u8]) {
+        // SAFETY: the caller's contract.
+        let read = unsafe { Gpu::read(self, from.address() as u64, to) };
+        read.unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    unsafe fn write(&self, to: RawBuffer, from: &[u8]) {
+        // SAFETY: the caller's contract.
+        let written = unsafe { Gpu::write(self, to.address() as u64, from) };
+        written.unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+/// Checks return codes.
+struct Call<'a> {
+    driver: &'static crate::library::Driver,
+    device: &'a str,
+}
+
+impl Call<'_> {
+    fn check(&self, call: &'static str, code: u32) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(CudaError { call, device: self.device.to_owned(), code, text: self.driver.text(code) })
+    }
+}
+
+/// A stream. It lives as long as the process: destroying the stream of a failed GPU could block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream(pub(crate) CUstream);
+
+// SAFETY: streams may be used from any thread to which the context is bound.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    fn new(call: &Call<'_>) -> Result<Stream, CudaError> {
+        let mut stream: CUstream = std::ptr::null_mut();
+        // SAFETY: a pointer to a local; the context is current.
+        call.check("cuStreamCreate", unsafe { (call.driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) })?;
+        Ok(Stream(stream))
+    }
+}
+
+/// A point in a stream's work, for waiting and for measuring time.
+#[derive(Debug)]
+pub(crate) struct Event {
+    gpu: std::sync::Arc<Gpu>,
+    event: CUevent,
+}
+
+// SAFETY: events may be used from any thread to which the context is bound.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that measures time.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn new(gpu: &std::sync::Arc<Gpu>) -> Result<Event, CudaError> {
+        gpu.bind()?;
+        let mut event: CUevent = std::ptr::null_mut();
+        // SAFETY: a pointer to a local.
+        gpu.check("cuEventCreate", unsafe { (gpu.libraries.driver.cuEventCreate)(&raw mut event, 0) })?;
+        Ok(Event { gpu: gpu.clone(), event })
+    }
+
+    /// An event that does not measure time, which is cheaper.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn for_order(gpu: &std::sync::Arc<Gpu>) -> Result<Event, CudaError> {
+        gpu.bind()?;
+        let mut event: CUevent = std::ptr::null_mut();
+        // SAFETY: a pointer to a local.
+        gpu.check("cuEventCreate", unsafe { (gpu.libraries.driver.cuEventCreate)(&raw mut event, NO_TIMING) })?;
+        Ok(Event { gpu: gpu.clone(), event })
+    }
+
+    /// Makes a stream wait for the work that the event marks now; the event may be recorded again at once.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn hold(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: both are alive.
+        let code = unsafe { (self.gpu.libraries.driver.cuStreamWaitEvent)(stream.0, self.event, 0) };
+        self.gpu.check("cuStreamWaitEvent", code)
+    }
+
+    /// Whether the work that the event marks is complete.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: alive.
+        match unsafe { (self.gpu.libraries.driver.cuEventQuery)(self.event) } {
+            NOT_READY => Ok(false),
+            code => self.gpu.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Marks the current end of the stream's work.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn record(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: both are alive.
+        let code = unsafe { (self.gpu.libraries.driver.cuEventRecord)(self.event, stream.0) };
+        self.gpu.check("cuEventRecord", code)
+    }
+
+    /// Time from an earlier event to this one; both are complete.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn since(&self, earlier: &Event) -> Result<std::time::Duration, CudaError> {
+        let mut milliseconds = 0.0;
+        let driver = self.gpu.libraries.driver;
+        // SAFETY: both are alive.
+        let code = unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, earlier.event, self.event) };
+        self.gpu.check("cuEventElapsedTime", code)?;
+        Ok(std::time::Duration::from_secs_f32(milliseconds.max(0.0) / 1e3))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by this driver and destroyed once. A failure leaks it.
+        let _ = self.gpu.bind().map(|()| unsafe { (self.gpu.libraries.driver.cuEventDestroy_v2)(self.event) });
+    }
+}
+
+/// Memory that kernels of a GPU access: its own, or pinned host memory.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    gpu: std::sync::Arc<Gpu>,
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+    is_pinned_host: bool,
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let driver = self.gpu.libraries.driver;
+        // SAFETY: allocated by this driver and freed once; the driver waits for work that uses it. A failure leaks it:
+        // the GPU has failed then, and the process is about to end.
+        let _ = self.gpu.synchronize().map(|()| unsafe {
+            if self.is_pinned_host {
+                (driver.cuMemFreeHost)(self.address as *mut c_void)
+            } else {
+                (driver.cuMemFree_v2)(self.address)
+            }
+        });
+    }
+}

@@ -1,0 +1,36 @@
+//! The CUDA machine: NVIDIA's libraries, loaded at run time; kernels, compiled at run time; and the executor that runs a
+//! compiled program on one GPU.
+//!
+//! - [`library`]: finds NVIDIA's libraries, and binds the functions that this crate calls.
+//! - [`gpu`]: one GPU: its context, its streams and its memory. [`error`]: failed calls.
+//! - [`kernels`]: sources of the kernels, their compilation and their cache.
+//! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
+//!   addresses of all values are known before the first step, so a machine lowers each program once and replays it.
+//! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
+//! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
+//!
+//! Deliberately absent: allocation, locks and library calls other than launches in the hot loop; the legacy default
+//! stream; any dependency on CUDA at build time.
+#![allow(unsafe_code)] // Calls into NVIDIA's libraries, and raw addresses of device memory.
+
+mod command;
+mod device;
+mod error;
+mod gpu;
+mod kernels;
+mod library;
+mod lower;
+mod machine;
+mod nccl;
+mod product;
+mod shared;
+mod staged;
+#[cfg(test)]
+mod tests;
+
+pub use device::CudaDevice;
+pub use error::{CudaError, OpenError};
+pub use gpu::GpuInfo;
+pub use kernels::{PRELUDE, SOURCES, Source};
+pub use library::{LibraryError, Search};
+pub use nccl::Choice;

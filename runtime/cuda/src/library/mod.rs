@@ -1,0 +1,96 @@
+//! NVIDIA's libraries: where they are, and the functions that this crate calls.
+//!
+//! Every library is loaded once, by absolute path, and never unloaded. Every function is looked up when its library is
+//! loaded, so a missing function is an error with a name, not a crash at its first use.
+
+mod binding;
+mod blas;
+mod driver;
+pub(crate) mod nccl;
+mod nvrtc;
+mod search;
+
+pub(crate) use blas::Blas;
+pub(crate) use driver::Driver;
+pub(crate) use nccl::Nccl;
+pub(crate) use nvrtc::Nvrtc;
+pub use search::Search;
+
+use std::path::PathBuf;
+
+/// A library that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// No such file in any of the folders.
+    #[error("{library} ({names}) was not found in {}; install it, or name its folder in PHALANX_CUDA_LIBS", folders(.searched))]
+    Missing {
+        /// What it is.
+        library: &'static str,
+        /// File names that were tried.
+        names: String,
+        /// Folders that were searched.
+        searched: Vec<PathBuf>,
+    },
+    /// The system's loader refuses the file.
+    #[error("cannot load {}: {reason}", path.display())]
+    Unloadable {
+        /// The file.
+        path: PathBuf,
+        /// The loader's reason.
+        reason: String,
+    },
+    /// The library lacks a function.
+    #[error("{} has no function {symbol}: it is too old", path.display())]
+    Symbol {
+        /// The file.
+        path: PathBuf,
+        /// The function.
+        symbol: &'static str,
+    },
+}
+
+fn folders(all: &[PathBuf]) -> String {
+    let names: Vec<String> = all.iter().map(|folder| folder.display().to_string()).collect();
+    if names.is_empty() { "any folder".to_owned() } else { names.join(", ") }
+}
+
+/// The libraries that every GPU rank needs.
+#[derive(Debug)]
+pub(crate) struct Libraries {
+    pub(crate) driver: &'static Driver,
+    pub(crate) nvrtc: &'static Nvrtc,
+    pub(crate) blas: &'static Blas,
+}
+
+impl Nccl {
+    /// Loads NCCL, which is large and not needed by a rank alone.
+    ///
+    /// # Errors
+    /// See [`LibraryError`].
+    pub(crate) fn find(search: &Search) -> Result<&'static Nccl, LibraryError> {
+        Nccl::load(search.nccl()?)
+    }
+}
+
+impl Libraries {
+    /// What they are, and their files.
+    pub(crate) fn files(&self) -> Vec<(&'static str, PathBuf)> {
+        let (driver, nvrtc, blas) = (self.driver, self.nvrtc, self.blas);
+        vec![("driver", driver.path.clone()), ("NVRTC", nvrtc.path.clone()), ("cuBLASLt", blas.path.clone())]
+    }
+
+    /// Loads the libraries.
+    ///
+    /// # Errors
+    /// See [`LibraryError`].
+    pub(crate) fn load(search: &Search) -> Result<Libraries, LibraryError> {
+        let driver = Driver::load(search.driver()?)?;
+        // NVRTC loads its built-in functions by name; they are found if they are already loaded.
+        for path in search.nvrtc_builtins() {
+            binding::preload(&path)?;
+        }
+        let nvrtc = Nvrtc::load(search.nvrtc()?)?;
+        let blas = Blas::load(search.cublas_lt()?)?;
+        Ok(Libraries { driver, nvrtc, blas })
+    }
+}

@@ -1,0 +1,173 @@
+//! Where NVIDIA's libraries are: a named folder, the packages of a Python installation, the system's folders.
+
+use super::LibraryError;
+use std::path::{Path, PathBuf};
+
+/// Folders of NVIDIA's libraries, in the order in which they are searched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// Folders that are searched instead of those of packages; also instead of the system's, except for the driver, which
+    /// no package brings.
+    named: Vec<PathBuf>,
+    /// `site-packages` folders of Python installations.
+    site_packages: Vec<PathBuf>,
+}
+
+/// Folders where distributions and NVIDIA's installers put libraries.
+const SYSTEM: [&str; 8] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/cuda/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+    "/opt/cuda/lib64",
+];
+
+impl Search {
+    /// Searches these folders; for the driver, then those of the system.
+    pub fn only(folders: Vec<PathBuf>) -> Search {
+        Search { named: folders, site_packages: Vec::new() }
+    }
+
+    /// Searches the folders in a `PHALANX_CUDA_LIBS` value, separated by colons; without a value the packages of the Python
+    /// installations whose folders are given (the folders in `PATH`, and `VIRTUAL_ENV`), and the system's folders.
+    pub fn new(cuda_libs: Option<&std::ffi::OsStr>, path: Option<&std::ffi::OsStr>) -> Search {
+        if let Some(folders) = cuda_libs.filter(|value| !value.is_empty()) {
+            return Search::only(std::env::split_paths(folders).collect());
+        }
+        let mut site_packages = Vec::new();
+        for bin in path.map(|path| std::env::split_paths(path).collect::<Vec<_>>()).unwrap_or_default() {
+            for lib in ["lib", "lib64", "local/lib"] {
+                let Some(lib) = bin.parent().map(|root| root.join(lib)) else { continue };
+                let pythons = entries(&lib).into_iter().filter(|entry| name_of(entry).starts_with("python3"));
+                for python in pythons {
+                    site_packages.extend(["site-packages", "dist-packages"].map(|folder| python.join(folder)));
+                }
+            }
+        }
+        site_packages.retain(|folder| folder.is_dir());
+        site_packages.dedup();
+        Search { named: Vec::new(), site_packages }
+    }
+
+    pub(super) fn driver(&self) -> Result<PathBuf, LibraryError> {
+        let folders = self.named.iter().cloned().chain(system()).collect();
+        find("the NVIDIA driver", &["libcuda.so.1"], folders)
+    }
+
+    pub(super) fn nvrtc(&self) -> Result<PathBuf, LibraryError> {
+        self.find("NVRTC", &["libnvrtc.so.13", "libnvrtc.so.12"], &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
+    }
+
+    /// Libraries that NVRTC loads by name: beside it.
+    pub(super) fn nvrtc_builtins(&self) -> Vec<PathBuf> {
+        let Some(folder) = self.nvrtc().ok().and_then(|path| path.parent().map(Path::to_owned)) else {
+            return Vec::new();
+        };
+        let is_builtins = |name: &str| name.starts_with("libnvrtc-builtins.so") && !name.contains(".alt.");
+        entries(&folder).into_iter().filter(|entry| is_builtins(&name_of(entry))).collect()
+    }
+
+    pub(super) fn cublas_lt(&self) -> Result<PathBuf, LibraryError> {
+        self.find("cuBLASLt", &["libcublasLt.so.13", "libcublasLt.so.12"], &["nvidia/cu13/lib", "nvidia/cublas/lib"])
+    }
+
+    pub(super) fn nccl(&self) -> Result<PathBuf, LibraryError> {
+        self.find("NCCL", &["libnccl.so.2"], &["nvidia/nccl/lib"])
+    }
+
+    /// `packages` are folders below `site-packages`.
+    fn find(&self, library: &'static str, names: &[&str], packages: &[&str]) -> Result<PathBuf, LibraryError> {
+        let of_packages = self.site_packages.iter().flat_map(|site| packages.iter().map(|package| site.join(package)));
+        let of_packages = of_packages.filter(|folder| folder.is_dir());
+        let folders = if self.named.is_empty() { of_packages.chain(system()).collect() } else { self.named.clone() };
+        find(library, names, folders)
+    }
+}
+
+/// The first of the files in the first folder that has one.
+fn find(library: &'static str, names: &[&str], searched: Vec<PathBuf>) -> Result<PathBuf, LibraryError> {
+    let mut candidates = searched.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+    let found = candidates.find(|path| path.exists());
+    found.ok_or_else(|| LibraryError::Missing { library, names: names.join(", "), searched })
+}
+
+fn system() -> impl Iterator<Item = PathBuf> {
+    SYSTEM.into_iter().map(PathBuf::from).filter(|folder| folder.is_dir())
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+
+    /// An empty file at `path` below `root`.
+    fn touch(root: &Path, path: &str) -> PathBuf {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "").unwrap();
+        path
+    }
+
+    #[test]
+    fn libraries_of_python_packages_are_found_beside_any_python_of_the_path() {
+        let root = tempfile::tempdir().unwrap();
+        let site = "env/lib/python3.12/site-packages";
+        let nvrtc = touch(root.path(), &format!("{site}/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"));
+        let blas = touch(root.path(), &format!("{site}/nvidia/cu13/lib/libcublasLt.so.13"));
+        touch(root.path(), "env/bin/python3");
+        let path = root.path().join("env/bin");
+
+        let search = Search::new(None, Some(path.as_os_str()));
+
+        assert_eq!((search.nvrtc(), search.cublas_lt()), (Ok(nvrtc), Ok(blas)));
+    }
+
+    #[test]
+    fn named_folders_are_searched_instead_of_packages_in_their_order() {
+        let root = tempfile::tempdir().unwrap();
+        touch(root.path(), "env/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+        let second = touch(root.path(), "b/libnvrtc.so.13");
+        let folders = format!("{0}/a:{0}/b", root.path().display());
+        let path = root.path().join("env/bin");
+
+        let search = Search::new(Some(OsStr::new(&folders)), Some(path.as_os_str()));
+
+        assert_eq!(search.nvrtc(), Ok(second));
+    }
+
+    #[test]
+    fn missing_library_is_named_with_its_files_and_the_searched_folders() {
+        let search = Search::only(vec!["/nowhere".into(), "/nothing".into()]);
+
+        let error = search.cublas_lt().unwrap_err().to_string();
+
+        let expected = "cuBLASLt (libcublasLt.so.13, libcublasLt.so.12) was not found in /nowhere, /nothing; install it, or \
+                        name its folder in PHALANX_CUDA_LIBS";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn built_in_functions_of_nvrtc_are_those_beside_it() {
+        let root = tempfile::tempdir().unwrap();
+        touch(root.path(), "libnvrtc.so.13");
+        touch(root.path(), "libnvrtc.alt.so.13");
+        touch(root.path(), "libnvrtc-builtins.alt.so.13.0");
+        let builtins = touch(root.path(), "libnvrtc-builtins.so.13.0");
+
+        assert_eq!(Search::only(vec![root.path().to_owned()]).nvrtc_builtins(), [builtins]);
+    }
+}

@@ -1,0 +1,68 @@
+//! Elementwise operations.
+
+use super::{Lowering, type_name};
+use crate::command::{Args, Buffer};
+use crate::kernels::{ELEMENTWISE, Instance};
+
+/// Elements of a thread at a time, in kernels that work element by element.
+pub(super) const WIDTH: usize = 8;
+
+impl Lowering {
+    /// Converts elements.
+    pub(super) fn cast(&mut self, x: Buffer, y: Buffer) {
+        if x.dtype == y.dtype {
+            return self.copy(x, y);
+        }
+        let kernel = Instance::of(ELEMENTWISE, "cast").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
+        self.launch_vectors(kernel, x.len(), Args::new().ptr(x).ptr(y).long(x.len()));
+    }
+
+    /// `y = x + row`; `x` and `y` may be the same memory.
+    pub(super) fn add_row(&mut self, row: Buffer, x: Buffer, y: Buffer) {
+        let kernel = Instance::of(ELEMENTWISE, "add_row").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
+        // Vectors are counted in 32 bits, in which remainders are fast.
+        let n_vectors = y.len() / width_of(y.cols);
+        self.launch_strided(kernel, n_vectors, Args::new().ptr(row).ptr(x).ptr(y).int(y.cols).int(n_vectors));
+    }
+
+    /// `[a, b] -> [a + b]`.
+    pub(super) fn add(&mut self) {
+        let (a, b, y) = (self.reads[0], self.reads[1], self.writes[0]);
+        let kernel = Instance::of(ELEMENTWISE, "add")
+            .with("X", type_name(a.dtype))
+            .with("Y", type_name(y.dtype))
+            .with("Z", type_name(b.dtype));
+        self.launch_vectors(kernel, y.len(), Args::new().ptr(a).ptr(b).ptr(y).long(y.len()));
+    }
+
+    /// `[x] -> [factor x]`.
+    pub(super) fn scale(&mut self, factor: f32) {
+        let (x, y) = (self.reads[0], self.writes[0]);
+        let kernel = Instance::of(ELEMENTWISE, "scale").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
+        self.launch_vectors(kernel, y.len(), Args::new().ptr(x).ptr(y).float(factor).long(y.len()));
+    }
+
+    /// `[x] -> [x[start..start + len]]`.
+    pub(super) fn slice(&mut self, start: usize) {
+        let (x, part) = (self.reads[0], self.writes[0]);
+        self.copy(x.elements(start, part.len()), part);
+    }
+
+    /// `[x, part] -> [x with the part from element start on]`.
+    pub(super) fn paste(&mut self, start: usize) {
+        let (x, part, y) = (self.reads[0], self.reads[1], self.writes[0]);
+        self.copy(x, y);
+        self.copy(part, y.elements(start, part.len()));
+    }
+
+    /// Launches a kernel whose threads run over groups of [`WIDTH`] of `n` elements with a stride, and then over the rest.
+    pub(super) fn launch_vectors(&mut self, kernel: Instance, n: usize, args: Args) {
+        self.launch_strided(kernel, n.div_ceil(WIDTH), args);
+    }
+}
+
+/// Elements of a thread at a time, in kernels that work on rows of this many columns: rows begin at a multiple of 16 bytes only
+/// if the columns do.
+pub(super) const fn width_of(cols: usize) -> usize {
+    if cols.is_multiple_of(WIDTH) { WIDTH } else { 1 }
+}

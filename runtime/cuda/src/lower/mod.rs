@@ -1,0 +1,171 @@
+//! Translates one instruction of a program into commands. Pure: no call of a library.
+//!
+//! One file per family of operations, beside the source file of its kernels. Aliasing: the memory pass overlaps only an
+//! operand and a result that `Op::in_place_pairs` names, and then the two are equal; each case below that starts with a copy
+//! skips it if both are the same memory, and each kernel reads an element of such an operand before it writes it.
+
+mod activation;
+mod adafactor;
+mod attention;
+mod bias;
+mod columns;
+mod cross_entropy;
+mod elementwise;
+mod embedding;
+mod head_norm;
+mod norm;
+mod optimizer;
+mod product;
+mod qk_norm;
+mod rotary;
+mod rows;
+mod sums;
+
+use crate::command::{Args, Buffer, Command, Launch};
+use crate::kernels::Instance;
+use phalanx_strategies::program::{DType, Instr, Op, Program, ValueId};
+
+/// Alignment of all buffers, scratch included: a transaction of global memory is 128 bytes, and tensor copies want 256.
+pub(crate) const ALIGN_BYTES: usize = 256;
+
+/// Threads of a block, for kernels without shared memory.
+pub(crate) const THREADS: u32 = 256;
+/// Most blocks of a launch whose threads run over their elements with a stride: a few for each multiprocessor.
+const BLOCKS_MAX: usize = 1024;
+
+/// The instruction being lowered: its operands, and the commands so far.
+#[derive(Debug)]
+pub(crate) struct Lowering {
+    pub(crate) reads: Vec<Buffer>,
+    pub(crate) writes: Vec<Buffer>,
+    /// First byte of the scratch.
+    scratch: u64,
+    /// Bytes of it that are taken.
+    scratch_taken: usize,
+    commands: Vec<Command>,
+}
+
+/// Lowers an instruction; `place` is the address of a value, `scratch` that of the scratch.
+pub(crate) fn lower(p: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> Lowering {
+    let buffer = |v: &ValueId| {
+        let value = p.value(*v);
+        Buffer { address: place(*v), rows: value.n_rows(), cols: value.n_columns(), dtype: value.dtype }
+    };
+    let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
+    let mut lowering = Lowering { reads, writes, scratch, scratch_taken: 0, commands: Vec::new() };
+    lowering.op(p, &instr.op);
+    lowering
+}
+
+/// Bytes of scratch that an instruction needs: what its lowering takes.
+pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
+    // Different addresses, so that no operand is taken for the memory of another.
+    lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0).scratch_taken
+}
+
+impl Lowering {
+    /// The commands, and the bytes of scratch that they use.
+    pub(crate) fn finish(self) -> (Vec<Command>, usize) {
+        (self.commands, self.scratch_taken)
+    }
+
+    fn op(&mut self, p: &Program, op: &Op) {
+        match op {
+            Op::MatMul(m) => self.product(m),
+            Op::Attention(a) => self.attention(a),
+            Op::AttentionBackward(a) => self.attention_backward(a),
+            Op::AttentionPart(part) => self.attention_part(part),
+            Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+                self.attention_part_backward(part, *carried_q, *carried_kv);
+            }
+            Op::Embedding { residual, first } => self.embedding(*residual, *first, p.mesh_rank.mesh.tp > 1),
+            Op::EmbeddingBackward { residual, first } => self.embedding_backward(*residual, *first),
+            Op::Activation(f) => self.activation(*f),
+            Op::ActivationBackward(f) => self.activation_backward(*f),
+            Op::Add => self.add(),
+            Op::Scale { factor } => self.scale(*factor),
+            Op::Slice { start } => self.slice(*start),
+            Op::Paste { start } => self.paste(*start),
+            Op::Sum => self.sum(),
+            Op::Assemble { places } => self.assemble(places),
+            Op::TreeSum { n_leaves, n_ranks } => self.tree_sum(*n_leaves, *n_ranks),
+            Op::SumSquares { elements } => self.sum_squares(*elements),
+            Op::SumSquaresBlocks { block } => self.sum_squares_blocks(*block),
+            Op::ClipCoefficient { max_norm } => self.clip_coefficient(*max_norm),
+            Op::CrossEntropy { residual, gradient, vocab } => self.cross_entropy(*residual, *gradient, *vocab),
+            Op::CrossEntropyStats(vocab) => self.cross_entropy_stats(*vocab),
+            Op::Update(update) => self.update(update),
+            Op::UpdateSums(update) => self.update_sums(update),
+            Op::Cast => self.cast(self.reads[0], self.writes[0]),
+            Op::Norm { kind, eps } => self.norm(*kind, *eps),
+            Op::NormBackward { kind, residual_x, residual_params } => {
+                self.norm_backward(*kind, *residual_x, *residual_params);
+            }
+            Op::HeadNorm { heads, eps } => self.head_norm(heads, *eps),
+            Op::HeadNormBackward { heads, residual } => self.head_norm_backward(heads, *residual),
+            Op::QkSquares(columns) => self.qk_squares(columns),
+            Op::QkSquaresBackward { columns, residual } => self.qk_squares_backward(columns, *residual),
+            Op::QkNorm(norm) => self.qk_norm(norm),
+            Op::QkNormBackward { norm, residual } => self.qk_norm_backward(norm, *residual),
+            Op::Rotary { heads, inverse } => self.rotary(heads, *inverse),
+            Op::SplitColumns => self.split_columns(),
+            Op::JoinColumns => self.join_columns(),
+            Op::AddBias => self.add_bias(),
+            Op::ColumnSum { residual, columns } => self.column_sum(*residual, *columns),
+            // Run by the machine.
+            Op::Start(_) | Op::Await(_) | Op::Opaque { .. } => {}
+            Op::Enter { .. } => unreachable!("erased when the program was compiled"),
+        }
+    }
+
+    /// Takes scratch for `rows` x `cols` elements.
+    pub(crate) fn take(&mut self, rows: usize, cols: usize, dtype: DType) -> Buffer {
+        let buffer = Buffer { address: self.scratch + self.scratch_taken as u64, rows, cols, dtype };
+        self.scratch_taken += buffer.bytes().next_multiple_of(ALIGN_BYTES);
+        buffer
+    }
+
+    /// Launches a kernel on this many blocks.
+    pub(crate) fn launch(&mut self, kernel: Instance, grid: [u32; 3], threads: u32, shared_bytes: u32, args: Args) {
+        if grid.contains(&0) {
+            return;
+        }
+        self.commands.push(Command::Launch(Launch { kernel, grid, threads, shared_bytes, args }));
+    }
+
+    /// Launches a kernel whose threads run over `n` elements with a stride (`GRID_STRIDE`).
+    pub(crate) fn launch_strided(&mut self, kernel: Instance, n: usize, args: Args) {
+        let blocks = n.div_ceil(THREADS as usize).min(BLOCKS_MAX);
+        self.launch(kernel, [blocks as u32, 1, 1], THREADS, 0, args);
+    }
+
+    /// Copies a value to another of the same type and size, unless both are the same memory.
+    pub(crate) fn copy(&mut self, from: Buffer, to: Buffer) {
+        assert_eq!((from.len(), from.dtype), (to.len(), to.dtype), "a copy keeps its elements");
+        if !from.is(&to) && from.len() > 0 {
+            self.commands.push(Command::Copy { from: from.address, to: to.address, bytes: from.bytes() });
+        }
+    }
+
+    /// Fills a value with zeros.
+    pub(crate) fn zero(&mut self, at: Buffer) {
+        if at.len() > 0 {
+            self.commands.push(Command::Zero { at: at.address, bytes: at.bytes() });
+        }
+    }
+
+    pub(crate) fn push(&mut self, command: Command) {
+        self.commands.push(command);
+    }
+}
+
+/// Name of an element type in the kernels' sources.
+pub(crate) fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::Bf16 => "bf16",
+        DType::F16 => "f16",
+        DType::F64 => "double",
+        DType::I32 => "int",
+    }
+}

@@ -1,0 +1,76 @@
+//! Updates of parameters by rules that work element by element.
+
+use super::{Lowering, THREADS};
+use crate::command::{Args, Buffer};
+use crate::kernels::{Instance, OPTIMIZER};
+use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, Sgd};
+use phalanx_strategies::program::{Hyper, Update};
+
+/// Elements of a thread at a time.
+const WIDTH: usize = 4;
+
+/// The scalars of an update, which stay in device memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) lr: Buffer,
+    /// Scalars of the rule.
+    pub(super) scalars: Buffer,
+    /// Factor of the gradient.
+    pub(super) coefficient: Buffer,
+}
+
+impl Step {
+    pub(super) fn new(hyper: Buffer, coefficient: Buffer) -> Step {
+        let (lr, scalars) = (hyper.elements(Hyper::LEARNING_RATE, 1), hyper.elements(Hyper::RULE, N_SCALARS));
+        Step { lr, scalars, coefficient }
+    }
+}
+
+impl Lowering {
+    /// `[p, state…, g, sums…, hyper, coefficient] -> [p, state…]`.
+    pub(super) fn update(&mut self, update: &Update) {
+        let operands = update.operands(&self.reads);
+        let (g, step) = (*operands.grad, Step::new(*operands.hyper, *operands.coefficient));
+        let p = self.writes[0].elements(update.first, g.len());
+        match &update.rule {
+            OptimizerSpec::AdamW(AdamW { beta1, beta2, eps, weight_decay }) => {
+                let args = Args::new().words(&self.run_of(p, g)).ptr(step.lr).ptr(step.scalars).ptr(step.coefficient);
+                let args = averages(averages(args, *beta1), *beta2).float(*eps as f32).double(*weight_decay);
+                self.launch_update("adamw", g.len(), args);
+            }
+            OptimizerSpec::Sgd(Sgd { momentum, weight_decay }) => {
+                let args = Args::new().words(&self.run_of(p, g)).ptr(step.lr).ptr(step.coefficient);
+                self.launch_update("sgd", g.len(), args.float(*momentum as f32).float(*weight_decay as f32));
+            }
+            OptimizerSpec::Lion(Lion { beta1, beta2, weight_decay }) => {
+                let args = Args::new().words(&self.run_of(p, g)).ptr(step.lr).ptr(step.coefficient);
+                self.launch_update("lion", g.len(), averages(averages(args, *beta1), *beta2).double(*weight_decay));
+            }
+            OptimizerSpec::Adafactor(rule) => self.adafactor(update, rule, p, step),
+        }
+    }
+
+    /// `[p, state…, g, sums…, hyper, coefficient] -> [sums…]`.
+    pub(super) fn update_sums(&mut self, update: &Update) {
+        match &update.rule {
+            OptimizerSpec::Adafactor(rule) => self.adafactor_sums(update, rule),
+            rule => unreachable!("{} needs no sums over whole tensors", rule.name()),
+        }
+    }
+
+    /// The kernels' `Run`.
+    fn run_of(&self, p: Buffer, g: Buffer) -> [u64; 5] {
+        let state = |i: usize| self.writes.get(1 + i).map_or(0, |state| state.address);
+        [p.address, state(0), state(1), g.address, g.len() as u64]
+    }
+
+    fn launch_update(&mut self, name: &'static str, n: usize, args: Args) {
+        let n_threads = n.div_ceil(WIDTH).next_multiple_of(THREADS as usize);
+        self.launch_strided(Instance::of(OPTIMIZER, name), n_threads, args);
+    }
+}
+
+/// The weights of an exponential average, rounded as on the CPU.
+fn averages(args: Args, beta: f64) -> Args {
+    args.float(beta as f32).float((1.0 - beta) as f32)
+}

@@ -1,0 +1,64 @@
+//! Matrix products.
+
+use super::Lowering;
+use crate::command::{Buffer, Command};
+use crate::product::{Matrix, Product, WORKSPACE_BYTES};
+use phalanx_strategies::program::{Compute, DType, MatMul};
+
+impl Lowering {
+    /// `c = residual + alpha op(a) op(b) + bias`. Operands that are not stored in the precision of the product are converted
+    /// first.
+    pub(super) fn product(&mut self, m: &MatMul) {
+        let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
+        if m.residual {
+            assert_eq!(c.dtype, DType::F32, "the residual stream is f32");
+            self.copy(self.reads[self.reads.len() - 1], c);
+        }
+        let compute = match m.compute {
+            Compute::Bf16 => DType::Bf16,
+            // Products of float16 are exact in the f32 sums of the tensor cores.
+            Compute::F32 if a.dtype == DType::F16 && b.dtype == DType::F16 => DType::F16,
+            Compute::F32 => DType::F32,
+        };
+        let (a, b) = (self.in_precision(a, compute), self.in_precision(b, compute));
+        let a_columns = m.a_columns.map_or((0, a.cols), |columns| (columns.start, columns.len));
+        let c_columns = m.c_columns.map_or((0, c.cols), |columns| (columns.start, columns.len));
+        let (rows, k) = if m.trans_a { (a_columns.1, a.rows) } else { (a.rows, a_columns.1) };
+        let matrix = |buffer: Buffer, first: usize, is_transposed: bool| Matrix {
+            address: buffer.address + (first * buffer.dtype.size_bytes()) as u64,
+            stride: buffer.cols,
+            dtype: buffer.dtype,
+            is_transposed,
+        };
+        // A bias is added before the one rounding of a narrow result. The library writes f32 or the type of the operands.
+        let is_direct = c.dtype == DType::F32 || (c.dtype == a.dtype && !m.bias);
+        let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
+        let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
+        self.push(Command::Product(Product {
+            m: rows,
+            n: c_columns.1,
+            k,
+            a: matrix(a, a_columns.0, m.trans_a),
+            b: matrix(b, 0, m.trans_b),
+            c: matrix(sum, c_columns.0, false),
+            alpha: m.alpha,
+            accumulates: m.residual,
+            workspace: workspace.address,
+        }));
+        if m.bias {
+            self.add_row(self.reads[2], sum, c);
+        } else if !is_direct {
+            self.cast(sum, c);
+        }
+    }
+
+    /// The operand, converted to the element type of the product if it has another.
+    fn in_precision(&mut self, buffer: Buffer, compute: DType) -> Buffer {
+        if buffer.dtype == compute {
+            return buffer;
+        }
+        let converted = self.take(buffer.rows, buffer.cols, compute);
+        self.cast(buffer, converted);
+        converted
+    }
+}

@@ -1,0 +1,136 @@
+//! Connecting: the members of a group agree on NCCL over the host communicator, and initialise it.
+//!
+//! All members do the same operations on the host communicator, so that a failure of one is known to all, and an abort of
+//! the host communicator ends the initialisation.
+
+use super::NcclCommunicator;
+use super::member::Member;
+use crate::gpu::Gpu;
+use crate::library::nccl::{Comm, Config, IN_PROGRESS, INVALID_USAGE, UniqueId};
+use crate::library::{LibraryError, Nccl};
+use crate::staged::{Staged, failed};
+use phalanx_device::{Collective, CollectiveError, SliceOperations};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which communicator of device operands to use; equal at all members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// NCCL where all members have the same version of it and GPUs of their own, else copies in host memory.
+    #[default]
+    Best,
+    /// NCCL, or an error.
+    Nccl,
+    /// Copies in host memory.
+    Staged,
+}
+
+/// The first and the longest pause between two looks at the state of the initialisation.
+const PAUSE: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(10)];
+
+/// A communicator for device operands of `gpu`, for the group of `host`.
+///
+/// # Errors
+/// Those of the host communicator; [`CollectiveError::Library`] where NCCL is required, or fails at one member only.
+pub(crate) fn connect(
+    gpu: &Arc<Gpu>,
+    library: impl FnOnce() -> Result<&'static Nccl, LibraryError>,
+    mut host: Box<dyn Collective>,
+    choice: Choice,
+) -> Result<Box<dyn Collective>, CollectiveError> {
+    if choice == Choice::Staged {
+        return Ok(Box::new(Staged::new(gpu.clone(), host)));
+    }
+    let is_required = choice == Choice::Nccl;
+    let library = library();
+    let versions = gathered(&mut *host, library.as_ref().map_or(0, |nccl| nccl.version()))?;
+    let nccl = match library {
+        Ok(nccl) if versions.iter().all(|version| *version == versions[0] && *version > 0) => nccl,
+        _ if !is_required => return Ok(Box::new(Staged::new(gpu.clone(), host))),
+        Ok(_) => {
+            let reason = format!("members have different versions of NCCL, or none: {versions:?}");
+            return Err(CollectiveError::Library { call: "ncclGetVersion", reason });
+        }
+        Err(error) => return Err(CollectiveError::Library { call: "NCCL", reason: error.to_string() }),
+    };
+    match initialize(gpu, nccl, &mut *host)? {
+        Ok(member) => Ok(Box::new(NcclCommunicator::new(gpu.clone(), host, member).map_err(|e| failed(&e))?)),
+        Err(codes) if !is_required && codes.iter().all(|code| *code == INVALID_USAGE as i32) => {
+            tracing::info!("ranks share a GPU, which NCCL refuses: collectives are copied through host memory");
+            Ok(Box::new(Staged::new(gpu.clone(), host)))
+        }
+        Err(codes) => {
+            let found = codes.iter().enumerate().find(|(_, code)| **code != 0 && **code != IN_PROGRESS as i32);
+            let (position, code) = found.expect("one has failed");
+            let reason = format!("position {position}: {}", nccl.text(*code as u32));
+            Err(CollectiveError::Library { call: "ncclCommInitRankConfig", reason })
+        }
+    }
+}
+
+/// Initialises an NCCL communicator, or gives the codes of all members if one of them fails.
+fn initialize(
+    gpu: &Arc<Gpu>,
+    nccl: &'static Nccl,
+    host: &mut dyn Collective,
+) -> Result<Result<Arc<Member>, Vec<i32>>, CollectiveError> {
+    gpu.bind().map_err(|e| failed(&e))?;
+    let (position, size) = (host.position(), host.size());
+    let mut id = UniqueId([0; 128]);
+    if position == 0 {
+        // A failure leaves an invalid id, which every member's initialisation refuses.
+        // SAFETY: a pointer to a local.
+        unsafe { (nccl.ncclGetUniqueId)(&raw mut id) };
+    }
+    let mut words: [i32; 32] = std::array::from_fn(|i| i32::from_le_bytes(std::array::from_fn(|b| id.0[4 * i + b])));
+    host.broadcast(&mut words, 0)?;
+    id.0.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes())).for_each(|(to, from)| *to = from);
+    let (mut comm, config): (Comm, Config) = (std::ptr::null_mut(), Config::not_blocking());
+    // SAFETY: pointers to locals; the GPU is current.
+    let code =
+        unsafe { (nccl.ncclCommInitRankConfig)(&raw mut comm, size as i32, id, position as i32, &raw const config) };
+    let member = if comm.is_null() { None } else { Some(Member::new(gpu, nccl, comm).map_err(|e| failed(&e))?) };
+    let outcome = agreed(nccl, comm, code, host);
+    if !matches!(outcome, Ok(Ok(())))
+        && let Some(member) = &member
+    {
+        member.abort("the communicator could not be initialised");
+    }
+    let absent = || CollectiveError::Library { call: "ncclCommInitRankConfig", reason: "no communicator".to_owned() };
+    match outcome? {
+        Ok(()) => member.ok_or_else(absent).map(Ok),
+        Err(codes) => Ok(Err(codes)),
+    }
+}
+
+/// Waits until the initialisation has succeeded at all members, or failed at one.
+fn agreed(
+    nccl: &Nccl,
+    comm: Comm,
+    first: u32,
+    host: &mut dyn Collective,
+) -> Result<Result<(), Vec<i32>>, CollectiveError> {
+    let mut pause = PAUSE[0];
+    let mut state = first;
+    loop {
+        let codes = gathered(host, state as i32)?;
+        if codes.iter().all(|code| *code == 0) {
+            return Ok(Ok(()));
+        }
+        if codes.iter().any(|code| *code != 0 && *code != IN_PROGRESS as i32) {
+            return Ok(Err(codes));
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(PAUSE[1]);
+        // SAFETY: the communicator exists, since its initialisation has begun.
+        let code = unsafe { (nccl.ncclCommGetAsyncError)(comm, &raw mut state) };
+        state = if code == 0 { state } else { code };
+    }
+}
+
+/// The numbers of all members.
+fn gathered(host: &mut dyn Collective, own: i32) -> Result<Vec<i32>, CollectiveError> {
+    let mut all = vec![0; host.size() as usize];
+    host.all_gather(&[own], &mut all, 1)?;
+    Ok(all)
+}

@@ -1,0 +1,261 @@
+//! Matrix products through cuBLASLt.
+//!
+//! cuBLASLt stores matrices by columns; a row-major matrix is a column-major one transposed, so `C = A B` is passed as
+//! `C^T = B^T A^T`.
+
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use cudarc::cublaslt::sys::{
+    cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreference_t, cublasLtMatrixLayout_t,
+};
+use phalanx_strategies::program::DType;
+use std::sync::Arc;
+
+/// Working space of a product: what cuBLAS itself takes on Hopper.
+pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// `CUBLAS_COMPUTE_32F`: f32 sums, and no tf32.
+const COMPUTE_F32: u32 = 68;
+const R_32F: u32 = 0;
+const R_16F: u32 = 2;
+const R_16BF: u32 = 14;
+/// `CUBLASLT_MATMUL_DESC_TRANSA`, `…_TRANSB`.
+const TRANS_A: u32 = 3;
+const TRANS_B: u32 = 4;
+/// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`, `…_REDUCTION_SCHEME_MASK`.
+const MAX_WORKSPACE: u32 = 1;
+const REDUCTION_SCHEMES: u32 = 3;
+/// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_{A,B,C,D}_BYTES`. Without them, the library assumes [`ALIGNMENT_MAX`].
+const MIN_ALIGNMENTS: [u32; 4] = [5, 6, 7, 8];
+const ALIGNMENT_MAX: u32 = 256;
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: partial sums in the workspace, added in a fixed order; never atomics.
+const FIXED_ORDER: u32 = 2;
+
+/// A row-major matrix in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matrix {
+    pub(crate) address: u64,
+    /// Elements from one row to the next, as stored.
+    pub(crate) stride: usize,
+    pub(crate) dtype: DType,
+    /// The product uses the transpose.
+    pub(crate) is_transposed: bool,
+}
+
+impl Matrix {
+    /// The power of two that divides the addresses of all rows. A run of columns may begin anywhere.
+    fn alignment(self) -> u32 {
+        let row_bytes = (self.stride * self.dtype.size_bytes()) as u64;
+        1 << (self.address | row_bytes | u64::from(ALIGNMENT_MAX)).trailing_zeros()
+    }
+}
+
+/// `c [m, n] = (c) + alpha op(a) [m, k] op(b) [k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Product {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) a: Matrix,
+    pub(crate) b: Matrix,
+    pub(crate) c: Matrix,
+    pub(crate) alpha: f32,
+    /// Adds to `c`.
+    pub(crate) accumulates: bool,
+    /// [`WORKSPACE_BYTES`] of scratch.
+    pub(crate) workspace: u64,
+}
+
+/// The handle of cuBLASLt. It lives as long as the process.
+#[derive(Debug)]
+pub(crate) struct Products {
+    handle: cublasLtHandle_t,
+}
+
+// SAFETY: cuBLASLt's handle may be used from several threads.
+unsafe impl Send for Products {}
+// SAFETY: as above.
+unsafe impl Sync for Products {}
+
+/// A product with its descriptors and its algorithm.
+#[derive(Debug)]
+pub(crate) struct PlannedProduct {
+    gpu: Arc<Gpu>,
+    handle: cublasLtHandle_t,
+    product: Product,
+    desc: cublasLtMatmulDesc_t,
+    /// Of op(b), op(a) and c.
+    layouts: [cublasLtMatrixLayout_t; 3],
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: descriptors are plain memory of the library.
+unsafe impl Send for PlannedProduct {}
+
+const fn type_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::Bf16 => R_16BF,
+        DType::F16 => R_16F,
+        DType::F32 | DType::F64 | DType::I32 => R_32F,
+    }
+}
+
+impl Products {
+    /// Opens cuBLASLt on a GPU.
+    ///
+    /// # Errors
+    /// When the library fails.
+    pub(crate) fn open(gpu: &Gpu) -> Result<Products, CudaError> {
+        let mut handle: cublasLtHandle_t = std::ptr::null_mut();
+        // SAFETY: a pointer to a local; the context is current.
+        check(gpu, "cublasLtCreate", unsafe { (gpu.libraries.blas.cublasLtCreate)(&raw mut handle) })?;
+        Ok(Products { handle })
+    }
+
+    /// Plans a product: the first algorithm that the library proposes among those with a fixed order of sums.
+    ///
+    /// # Errors
+    /// When the library has no algorithm.
+    pub(crate) fn plan(&self, gpu: &Arc<Gpu>, product: Product) -> Result<PlannedProduct, CudaError> {
+        let blas = gpu.libraries.blas;
+        let Product { m, n, k, a, b, c, .. } = product;
+        let mut desc: cublasLtMatmulDesc_t = std::ptr::null_mut();
+        let mut layouts: [cublasLtMatrixLayout_t; 3] = [std::ptr::null_mut(); 3];
+        let stored = |rows, cols, transposed| if transposed { (cols, rows) } else { (rows, cols) };
+        let (b_shape, a_shape) = (stored(n, k, b.is_transposed), stored(k, m, a.is_transposed));
+        let shapes = [(b_shape, b), (a_shape, a), ((n, m), c)];
+        // SAFETY: pointers to locals; the library copies attributes.
+        unsafe {
+            check(gpu, "cublasLtMatmulDescCreate", (blas.cublasLtMatmulDescCreate)(&raw mut desc, COMPUTE_F32, R_32F))?;
+            for (which, matrix) in [(TRANS_A, b), (TRANS_B, a)] {
+                let is_transposed = i32::from(matrix.is_transposed);
+                let code = (blas.cublasLtMatmulDescSetAttribute)(desc, which, (&raw const is_transposed).cast(), 4);
+                check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+            }
+            for (layout, ((rows, cols), matrix)) in layouts.iter_mut().zip(shapes) {
+                let code = (blas.cublasLtMatrixLayoutCreate)(
+                    &raw mut *layout,
+                    type_code(matrix.dtype),
+                    rows as u64,
+                    cols as u64,
+                    matrix.stride as i64,
+                );
+                check(gpu, "cublasLtMatrixLayoutCreate", code)?;
+            }
+        }
+        let algorithm = self.algorithm(gpu, desc, layouts, [b, a, c, c].map(Matrix::alignment))?;
+        Ok(PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm })
+    }
+
+    fn algorithm(
+        &self,
+        gpu: &Gpu,
+        desc: cublasLtMatmulDesc_t,
+        [a, b, c]: [cublasLtMatrixLayout_t; 3],
+        alignments: [u32; 4],
+    ) -> Result<cublasLtMatmulAlgo_t, CudaError> {
+        let blas = gpu.libraries.blas;
+        let mut preference: cublasLtMatmulPreference_t = std::ptr::null_mut();
+        // SAFETY: a struct of integers, for which zeros are valid.
+        let mut found: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut n_found = 0;
+        let (workspace, schemes) = (WORKSPACE_BYTES, FIXED_ORDER);
+        // SAFETY: pointers to locals; the library copies attributes.
+        unsafe {
+            let code = (blas.cublasLtMatmulPreferenceCreate)(&raw mut preference);
+            check(gpu, "cublasLtMatmulPreferenceCreate", code)?;
+            let set = blas.cublasLtMatmulPreferenceSetAttribute;
+            let code = set(preference, MAX_WORKSPACE, (&raw const workspace).cast(), size_of::<usize>());
+            check(gpu, "cublasLtMatmulPreferenceSetAttribute", code)?;
+            let code = set(preference, REDUCTION_SCHEMES, (&raw const schemes).cast(), size_of::<u32>());
+            check(gpu, "cublasLtMatmulPreferenceSetAttribute", code)?;
+            for (which, alignment) in MIN_ALIGNMENTS.into_iter().zip(alignments) {
+                let code = set(preference, which, (&raw const alignment).cast(), size_of::<u32>());
+                check(gpu, "cublasLtMatmulPreferenceSetAttribute", code)?;
+            }
+            let code = (blas.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                desc,
+                a,
+                b,
+                c,
+                c,
+                preference,
+                1,
+                &raw mut found,
+                &raw mut n_found,
+            );
+            (blas.cublasLtMatmulPreferenceDestroy)(preference);
+            check(gpu, "cublasLtMatmulAlgoGetHeuristic", code)?;
+        }
+        assert_eq!(n_found, 1, "the library reports success only with an algorithm");
+        Ok(found.algo)
+    }
+}
+
+impl PlannedProduct {
+    /// Enqueues the product on the compute stream.
+    ///
+    /// # Errors
+    /// When the library or the GPU fails.
+    ///
+    /// # Safety
+    /// The matrices and the workspace are this GPU's, and only work of the compute stream accesses them meanwhile.
+    pub(crate) unsafe fn enqueue(&self) -> Result<(), CudaError> {
+        let (gpu, product) = (&*self.gpu, &self.product);
+        let beta: f32 = if product.accumulates { 1.0 } else { 0.0 };
+        let [a, b, c] = self.layouts;
+        // SAFETY: the caller's contract; the scalars are read before the call returns.
+        let code = unsafe {
+            (gpu.libraries.blas.cublasLtMatmul)(
+                self.handle,
+                self.desc,
+                (&raw const product.alpha).cast(),
+                product.b.address as *const _,
+                a,
+                product.a.address as *const _,
+                b,
+                (&raw const beta).cast(),
+                product.c.address as *const _,
+                c,
+                product.c.address as *mut _,
+                c,
+                &raw const self.algorithm,
+                product.workspace as *mut _,
+                WORKSPACE_BYTES,
+                gpu.compute.0,
+            )
+        };
+        check(gpu, "cublasLtMatmul", code)
+    }
+}
+
+impl Drop for PlannedProduct {
+    fn drop(&mut self) {
+        let blas = self.gpu.libraries.blas;
+        // SAFETY: created once by this library, and destroyed once.
+        unsafe {
+            (blas.cublasLtMatmulDescDestroy)(self.desc);
+            for layout in self.layouts {
+                (blas.cublasLtMatrixLayoutDestroy)(layout);
+            }
+        }
+    }
+}
+
+/// Names of cuBLAS's status codes.
+fn check(gpu: &Gpu, call: &'static str, code: u32) -> Result<(), CudaError> {
+    let text = match code {
+        0 => return Ok(()),
+        1 => "CUBLAS_STATUS_NOT_INITIALIZED",
+        3 => "CUBLAS_STATUS_ALLOC_FAILED",
+        7 => "CUBLAS_STATUS_INVALID_VALUE",
+        8 => "CUBLAS_STATUS_ARCH_MISMATCH",
+        13 => "CUBLAS_STATUS_EXECUTION_FAILED",
+        14 => "CUBLAS_STATUS_INTERNAL_ERROR",
+        15 => "CUBLAS_STATUS_NOT_SUPPORTED",
+        _ => "an unknown status",
+    };
+    Err(CudaError { call, device: gpu.name.clone(), code, text: text.to_owned() })
+}

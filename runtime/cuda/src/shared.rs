@@ -1,0 +1,17 @@
+//! What the machines of a GPU share: its context, and the libraries' handles.
+
+use crate::gpu::Gpu;
+use crate::kernels::Kernels;
+use crate::library::{LibraryError, Nccl};
+use crate::product::Products;
+use std::sync::{Arc, OnceLock};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) gpu: Arc<Gpu>,
+    pub(crate) kernels: Kernels,
+    pub(crate) products: Products,
+    /// NCCL, once a communicator was requested.
+    pub(crate) nccl: OnceLock<Result<&'static Nccl, LibraryError>>,
+}

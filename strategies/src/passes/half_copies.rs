@@ -1,0 +1,108 @@
+//! Half copies: products in half width read half-width copies of their f32 operands, on devices that cannot round while they
+//! multiply. A product with a float16 operand or result is one: such devices multiply two float16 matrices much faster than two
+//! of f32.
+//!
+//! Each value is converted once, before its first product, so a weight is read in f32 once a step however often it is
+//! multiplied. Where a weight is gathered, the copy outlives the gathered f32 value.
+//!
+//! Source: Micikevicius et al. 2018, §3.1 (arXiv:1710.03740). We differ in that the copy is made within the step, not kept
+//! as state: state that follows from other state would have to be kept consistent through healing and checkpoints.
+
+use crate::program::{Compute, DType, Instr, Kind, Op, Program, Site, ValueId};
+use std::collections::BTreeMap;
+
+/// Converts the f32 operands of products in half width.
+pub fn half_copies(program: &mut Program) {
+    let mut copies: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    for mut instr in std::mem::take(&mut program.instrs) {
+        if let Some(narrow) = half_width(program, &instr) {
+            for i in 0..2 {
+                let wide = instr.reads[i];
+                if program.value(wide).dtype == DType::F32 {
+                    instr.reads[i] = *copies.entry(wide).or_insert_with(|| copy(program, wide, narrow, instr.site));
+                }
+            }
+        }
+        // State is written in place: its copy is of the old contents.
+        copies.retain(|wide, _| !instr.writes.contains(wide));
+        program.instrs.push(instr);
+    }
+}
+
+/// The element type in which an instruction multiplies matrices, if it is narrower than f32.
+fn half_width(program: &Program, instr: &Instr) -> Option<DType> {
+    let Op::MatMul(m) = &instr.op else { return None };
+    let has_f16 = instr.reads[..2].iter().chain(&instr.writes).any(|v| program.value(*v).dtype == DType::F16);
+    match m.compute {
+        Compute::Bf16 => Some(DType::Bf16),
+        Compute::F32 => has_f16.then_some(DType::F16),
+    }
+}
+
+fn copy(program: &mut Program, wide: ValueId, narrow: DType, site: Site) -> ValueId {
+    let value = program.value(wide);
+    let (name, shape) = (format!("{} in {narrow}", value.name), value.shape.clone());
+    let copy = program.add_value(name, &shape, narrow, Kind::Activation);
+    program.push(Op::Cast, vec![wide], vec![copy], site);
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{MatMul, Phase};
+
+    const SITE: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
+    const BF16: MatMul = MatMul { compute: Compute::Bf16, ..MatMul::nt() };
+
+    fn names(program: &Program) -> Vec<(&'static str, Vec<&str>)> {
+        let name = |v: &ValueId| program.value(*v).name.as_str();
+        program.instrs.iter().map(|i| (i.op.name(), i.reads.iter().map(name).collect())).collect()
+    }
+
+    #[test]
+    fn weight_of_several_products_is_converted_once_until_it_is_updated() {
+        let mut p = Program::default();
+        let w = p.add_value("w", &[8, 8], DType::F32, Kind::Parameter);
+        let x = p.add_value("x", &[8, 8], DType::Bf16, Kind::Activation);
+        let y = p.add_value("y", &[8, 8], DType::F32, Kind::Activation);
+        p.push(Op::MatMul(BF16), vec![x, w], vec![y], SITE);
+        p.push(Op::MatMul(BF16), vec![x, w], vec![y], SITE);
+        p.push(Op::Add, vec![w, y], vec![w], SITE);
+        p.push(Op::MatMul(BF16), vec![x, w], vec![y], SITE);
+
+        half_copies(&mut p);
+
+        let product = ("matmul", vec!["x", "w in bf16"]);
+        let cast = ("cast", vec!["w"]);
+        let expected = [cast.clone(), product.clone(), product.clone(), ("add", vec!["w", "y"]), cast, product];
+        assert_eq!(names(&p), expected);
+    }
+
+    #[test]
+    fn operands_of_f32_products_biases_and_residuals_stay_f32() {
+        let mut p = Program::default();
+        let [x, w, b, y] = ["x", "w", "b", "y"].map(|name| p.add_value(name, &[8, 8], DType::F32, Kind::Activation));
+        p.push(Op::MatMul(MatMul::nt()), vec![x, w], vec![y], SITE);
+        let with_rest = MatMul { bias: true, residual: true, ..BF16 };
+        p.push(Op::MatMul(with_rest), vec![x, w, b, y], vec![y], SITE);
+
+        half_copies(&mut p);
+
+        assert_eq!(names(&p)[0], ("matmul", vec!["x", "w"]));
+        assert_eq!(names(&p)[3], ("matmul", vec!["x in bf16", "w in bf16", "b", "y"]));
+    }
+
+    #[test]
+    fn weight_beside_an_f16_activation_is_converted_to_f16() {
+        let mut p = Program::default();
+        let w = p.add_value("w", &[8, 8], DType::F32, Kind::Parameter);
+        let x = p.add_value("x", &[8, 8], DType::F16, Kind::Activation);
+        let y = p.add_value("y", &[8, 8], DType::F32, Kind::Activation);
+        p.push(Op::MatMul(MatMul::nt()), vec![x, w], vec![y], SITE);
+
+        half_copies(&mut p);
+
+        assert_eq!(names(&p), [("cast", vec!["w"]), ("matmul", vec!["x", "w in f16"])]);
+    }
+}

@@ -1,0 +1,57 @@
+//! Elementwise operations.
+
+use crate::case::{Case, Operand, Tolerance};
+use phalanx_strategies::program::{DType, Op};
+
+/// Whole groups of elements, and a rest.
+const SHAPE: [usize; 2] = [37, 61];
+const TYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// Conversions between all types of activations; sums and multiples of several; runs of elements. All are rounded once.
+pub(super) fn cases() -> Vec<Case> {
+    let pairs = TYPES.into_iter().flat_map(|x| TYPES.into_iter().map(move |y| (x, y)));
+    let mut cases: Vec<Case> = pairs.map(|(x, y)| cast(x, y)).collect();
+    let sums = [
+        (DType::F32, DType::F32, DType::F32),
+        (DType::F32, DType::Bf16, DType::F32),
+        (DType::Bf16, DType::F32, DType::F16),
+        (DType::Bf16, DType::Bf16, DType::Bf16),
+    ];
+    cases.extend(sums.into_iter().map(|(a, b, y)| add(a, b, y)));
+    cases.push(add_to_second());
+    cases.extend(TYPES.map(scale));
+    cases.extend([0, 1, 100].map(slice));
+    cases.extend([0, 1, 100].map(paste));
+    cases
+}
+
+fn cast(x: DType, y: DType) -> Case {
+    let operand = Operand::random(&SHAPE, x, 1);
+    Case::new(format!("cast {x} to {y}"), Op::Cast, vec![operand], Tolerance::EXACT).writing(&SHAPE, y)
+}
+
+fn add(a: DType, b: DType, y: DType) -> Case {
+    let reads = vec![Operand::random(&SHAPE, a, 1), Operand::random(&SHAPE, b, 2)];
+    Case::new(format!("add {a} and {b} to {y}"), Op::Add, reads, Tolerance::EXACT).writing(&SHAPE, y)
+}
+
+/// The sum takes the place of the second operand, which is a parameter: as gradients are summed.
+fn add_to_second() -> Case {
+    let reads = vec![Operand::random(&SHAPE, DType::F32, 1), Operand::random(&SHAPE, DType::F32, 2)];
+    Case::new("add to the second operand", Op::Add, reads, Tolerance::EXACT).updating(1)
+}
+
+fn scale(x: DType) -> Case {
+    let op = Op::Scale { factor: -0.37 };
+    Case::new(format!("scale {x}"), op, vec![Operand::random(&SHAPE, x, 1)], Tolerance::EXACT).writing(&SHAPE, x)
+}
+
+fn slice(start: usize) -> Case {
+    let reads = vec![Operand::random(&SHAPE, DType::F32, 1)];
+    Case::new(format!("slice from {start}"), Op::Slice { start }, reads, Tolerance::EXACT).writing(&[77], DType::F32)
+}
+
+fn paste(start: usize) -> Case {
+    let reads = vec![Operand::random(&SHAPE, DType::F32, 1), Operand::random(&[77], DType::F32, 2)];
+    Case::new(format!("paste at {start}"), Op::Paste { start }, reads, Tolerance::EXACT).writing(&SHAPE, DType::F32)
+}

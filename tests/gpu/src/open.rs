@@ -1,0 +1,45 @@
+//! The GPU to check: a real one, or the software GPU.
+
+use anyhow::{Context, Result, ensure};
+use phalanx_cuda::{CudaDevice, Search};
+use phalanx_softgpu::Installation;
+
+/// The GPU of this machine, with the libraries that `PHALANX_CUDA_LIBS` names or that are found.
+///
+/// # Errors
+/// When there is none.
+pub fn gpu() -> Result<CudaDevice> {
+    let variable = |name| std::env::var_os(name);
+    let search = Search::new(variable("PHALANX_CUDA_LIBS").as_deref(), variable("PATH").as_deref());
+    CudaDevice::find(search, None, None).context("opening the GPU")
+}
+
+/// Changes a setting of the software GPU of this process, such as `SOFTGPU_SEED`.
+///
+/// # Errors
+/// When the software GPU is not built, or refuses the setting.
+#[allow(unsafe_code)] // A C function of the software GPU.
+pub fn set(name: &str, value: &str) -> Result<()> {
+    let installation = Installation::new().context("installing the software GPU")?;
+    let text = |text: &str| std::ffi::CString::new(text).context("a setting without zero bytes");
+    let (key, value) = (text(name)?, text(value)?);
+    // SAFETY: the library is the one that is already loaded; the function has this signature.
+    let code = unsafe {
+        let library = libloading::Library::new(installation.library("libcuda.so.1"))?;
+        let set = library
+            .get::<unsafe extern "C" fn(*const std::ffi::c_char, *const std::ffi::c_char) -> u32>(b"softgpu_set")?;
+        set(key.as_ptr(), value.as_ptr())
+    };
+    ensure!(code == 0, "the software GPU refuses {name}");
+    Ok(())
+}
+
+/// The software GPU. All tests of a process share it.
+///
+/// # Errors
+/// When it is not built, or there is no C++ compiler.
+pub fn software_gpu() -> Result<CudaDevice> {
+    let installation = Installation::new().context("installing the software GPU")?;
+    let search = Search::only(vec![installation.dir().to_owned()]);
+    CudaDevice::find(search, None, None).context("opening the software GPU")
+}

@@ -1,0 +1,32 @@
+//! Copies and products at the sizes of large models: the ceilings of all other rates.
+
+use super::Report;
+use crate::measure::{self, Shape};
+use anyhow::Result;
+use phalanx_cuda::CudaDevice;
+use phalanx_device::Device;
+use phalanx_strategies::program::{Compute, DType, MatMul, Op};
+
+/// Elements of the copied value on a GPU: 256 MiB of f32.
+const COPIED: usize = 64 << 20;
+/// Rows, columns and depth of the products.
+const SIDE: usize = 8192;
+
+pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
+    let mut report = Report::new(&gpu.gpus()[0].name, &["what", "ms", "rate"]);
+    // The software GPU measures nothing; it shows that the stage works.
+    let (copied, side) = if measure::is_software(gpu) { (1 << 16, 64) } else { (COPIED, SIDE) };
+    let copy = [Shape::new(&[copied], DType::F32), Shape::new(&[copied], DType::F32)];
+    let s = measure::seconds(gpu, &Op::Cast, &copy[..1], &copy[1..])?;
+    report.row(&[&"copy", &format!("{:.3}", s * 1e3), &format!("{:.2} TB/s", 8.0 * copied as f64 / s / 1e12)]);
+    for (name, compute, dtype) in [("bf16", Compute::Bf16, DType::Bf16), ("f32", Compute::F32, DType::F32)] {
+        let operands = [Shape::new(&[side, side], dtype), Shape::new(&[side, side], dtype)];
+        let op = Op::MatMul(MatMul { compute, ..MatMul::nt() });
+        let s = measure::seconds(gpu, &op, &operands, &[Shape::new(&[side, side], DType::F32)])?;
+        let rate = 2.0 * (side as f64).powi(3) / s / 1e12;
+        let peak = gpu.peak_flops(compute == Compute::Bf16) / 1e12;
+        let share = format!("{rate:.1} TFLOP/s, {:.0} % of {peak:.0}", 100.0 * rate / peak);
+        report.row(&[&format!("product {name} {side}"), &format!("{:.3}", s * 1e3), &share]);
+    }
+    Ok(report)
+}

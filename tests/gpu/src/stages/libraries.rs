@@ -1,0 +1,19 @@
+//! The libraries and the GPU.
+
+use super::Report;
+use anyhow::Result;
+use phalanx_cuda::CudaDevice;
+
+pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
+    let mut report = Report::new(&gpu.gpus()[0].name, &["what", "found"]);
+    for (name, path) in gpu.libraries()? {
+        report.row(&[&name, &path.display()]);
+    }
+    for (i, info) in gpu.gpus().iter().enumerate() {
+        let (major, minor) = info.capability;
+        let gib = info.memory_bytes as f64 / (1u64 << 30) as f64;
+        report.row(&[&format!("GPU {i}"), &format!("{}, {gib:.1} GiB, compute capability {major}.{minor}", info.name)]);
+    }
+    report.check(gpu.open().map_err(Into::into));
+    Ok(report)
+}

@@ -1,0 +1,68 @@
+//! Every operation of a step of a model with 1 billion parameters: time, rate, share of the ceiling.
+
+use super::Report;
+use crate::measure;
+use crate::step::{StepCase, small_model};
+use anyhow::Result;
+use phalanx_cuda::CudaDevice;
+use phalanx_device::Device;
+use phalanx_strategies::cost::{Cost, instr_cost};
+use phalanx_strategies::model::{BatchShape, ModelConfig};
+use phalanx_strategies::passes::precision::Precision;
+use std::collections::BTreeMap;
+
+/// Llama 3.2 1B.
+fn llama_1b() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 128_256,
+        hidden_size: 2048,
+        intermediate_size: 8192,
+        n_layers: 16,
+        n_heads: 32,
+        n_kv_heads: 8,
+        head_dim: 64,
+        max_positions: 8192,
+        rope_theta: 500_000.0,
+        tie_embeddings: true,
+        windows: vec![None; 16],
+        init_std: 0.02,
+        ..small_model()
+    }
+}
+
+pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
+    let is_software = measure::is_software(gpu);
+    let (model, batch) = match is_software {
+        true => (small_model(), BatchShape { n_rows: 1, seq_len: 64 }),
+        false => (llama_1b(), BatchShape { n_rows: 2, seq_len: 4096 }),
+    };
+    let case = StepCase::new("1B in bf16", model, batch, Precision::Bf16);
+    let (c, timings) = case.time(gpu, if is_software { 1 } else { 5 })?;
+    let mut by_op: BTreeMap<&'static str, (usize, f64, Cost)> = BTreeMap::new();
+    for (instr, s) in c.program.instrs.iter().zip(&timings) {
+        let (n, seconds, cost) = by_op.entry(instr.op.name()).or_default();
+        (*n, *seconds, *cost) = (*n + 1, *seconds + s, *cost + instr_cost(&c.program, instr));
+    }
+    let mut rows: Vec<_> = by_op.into_iter().collect();
+    rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+    let mut report = Report::new(&gpu.gpus()[0].name, &["operation", "n", "ms", "TFLOP/s", "of peak", "TB/s"]);
+    let peak = gpu.peak_flops(true);
+    for (op, (n, s, cost)) in &rows {
+        let flops = (cost.matmul_flops + cost.attention_flops) / s;
+        let rate = |rate: f64, text: String| if rate > 0.0 { text } else { String::new() };
+        let tflops = rate(flops, format!("{:.0}", flops / 1e12));
+        let share = rate(flops, format!("{:.0} %", 100.0 * flops / peak));
+        report.row(&[
+            op,
+            n,
+            &format!("{:.2}", s * 1e3),
+            &tflops,
+            &share,
+            &format!("{:.2}", cost.streamed_bytes / s / 1e12),
+        ]);
+    }
+    let total: f64 = timings.iter().sum();
+    let tokens = format!("{:.0} tokens/s", batch.n_tokens() as f64 / total);
+    report.row(&[&"all", &timings.len(), &format!("{:.2}", total * 1e3), &tokens, &"", &""]);
+    Ok(report)
+}
