@@ -5,7 +5,7 @@ use crate::config::JobConfig;
 use crate::config::adapter::LoraTargets;
 use crate::config::datasets::{self, ValSetSize};
 use crate::config::model::{self, ModelSource};
-use crate::config::precision::{Bf16, GradientCheckpointing, Precision as ConfigPrecision};
+use crate::config::precision::{Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
@@ -200,7 +200,8 @@ pub(crate) fn user_plan(
     let model = Architecture::User(User { table, model: Some(Arc::clone(user)) });
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let device = devices::of(config.precision.device)?;
+    // The model's own code runs on the processor.
+    let device = devices::host();
     let spec = step_spec(config, &model, &*device);
     Ok(ModelPlan {
         model,
@@ -247,6 +248,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
         (other.map(|key| format!("model.{key}")), true),
         (Some("bf16".into()), config.precision.bf16 == Bf16::On),
         (Some("fp16".into()), config.precision.fp16),
+        (Some("device".into()), config.precision.device == DeviceChoice::Cuda),
         (Some("gradient_checkpointing".into()), config.precision.gradient_checkpointing != GradientCheckpointing::Off),
         (Some("adapter".into()), config.adapter.adapter.is_some()),
     ];
