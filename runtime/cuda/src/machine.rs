@@ -212,7 +212,7 @@ const fn element_type(dtype: DType) -> ElementType {
 /// A GPU with too little memory for the programs of a job.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{device} has {} of {} MiB free, and the job needs {}: use a smaller micro_batch_size or sequence_len, \
+    "{device} has {} of {} MiB free, and the job needs {} MiB: use a smaller micro_batch_size or sequence_len, \
      gradient_checkpointing, more ranks, or end other processes on the GPU",
     free >> 20,
     total >> 20,
