@@ -237,7 +237,7 @@ pub(crate) struct MatrixAccess {
 
 /// An instruction that copies asynchronously, or waits for such copies.
 pub(crate) enum CopyOp {
-    /// `cp.async` of `bytes`, of which `source_bytes` are read and the rest is zero.
+    /// `cp.async` of `bytes` bytes: the instruction reads the first `source_bytes`, the others are zero.
     Small {
         to: Address,
         from: Address,
@@ -246,7 +246,7 @@ pub(crate) enum CopyOp {
         skip: Option<Pred>,
     },
     Commit,
-    /// Waits until at most so many groups are pending.
+    /// Waits until at most this number of groups is pending.
     Wait {
         pending: usize,
     },

@@ -57,7 +57,7 @@ impl Block<'_, '_> {
         }
     }
 
-    /// Starts a copy of `bytes`, of which `n` come from memory and the rest is zero.
+    /// Starts a copy of `bytes` bytes: the first `n` come from memory, the others are zero.
     fn start_small(&mut self, warp: &mut Warp, lane: usize, (to, from): (Address, Address), bytes: usize, n: usize) {
         let to = self.barrier_address(warp, to, lane);
         let from = self.address_of(warp, from, lane);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub struct Ptr(pub(crate) u64);
 
 impl Ptr {
-    /// The address so many bytes further.
+    /// The address `bytes` bytes behind this one.
     pub fn offset(self, bytes: usize) -> Ptr {
         Ptr(self.0 + bytes as u64)
     }

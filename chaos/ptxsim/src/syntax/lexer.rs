@@ -39,7 +39,7 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, PtxError> {
             }
             _ if is_word(byte) => {
                 while at < bytes.len() && (is_word(bytes[at]) || is_path(&bytes[start..], at - start)) {
-                    // A path separator has two colons, of which neither may be taken for the end of a label.
+                    // Neither of the two colons of a path separator ends a label.
                     at += if bytes[at] == b':' { 2 } else { 1 };
                 }
                 tokens.push((Token::Word(&text[start..at]), line));

@@ -1,4 +1,4 @@
-//! Events: versions, the latest of which a stream or the host waits for.
+//! Events: each record makes a new version; a stream or the host waits for the latest one.
 
 use super::{Core, Engine, Op};
 use crate::codes::{CAPTURED_EVENT, Code, INVALID_HANDLE, NOT_READY, OK};
@@ -21,7 +21,7 @@ pub struct Event {
     has_time: bool,
     version: u64,
     state: Arc<EventState>,
-    /// Graph and nodes at the end of which it was recorded, if last in a capture.
+    /// The graph and its last nodes, if the latest record was part of a capture.
     pub captured: Option<(u64, Vec<usize>)>,
 }
 

@@ -65,7 +65,7 @@ static LAST: Mutex<&'static CStr> = Mutex::new(c"");
 pub fn report(text: &str) {
     eprintln!("softgpu: NCCL: {text}");
     let text = CString::new(text).unwrap_or_default();
-    // Callers keep the pointer for ever, so it is never freed.
+    // Callers may keep the pointer until the process ends, so it is never freed.
     *LAST.lock().expect("nothing panics here") = Box::leak(text.into_boxed_c_str());
 }
 
