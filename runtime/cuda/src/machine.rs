@@ -13,8 +13,8 @@ use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::Memory;
 use phalanx_device::{AllocError, Backing, ElementType, ExecError, Machine, Operand, RawBuffer, Run};
-use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::passes::memory::Region;
+use phalanx_strategies::compile::{Compiled, Identity};
+use phalanx_strategies::passes::memory::{Layout, Region};
 use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Op, Program, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -44,7 +44,9 @@ pub(crate) fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
 /// A program and what its instructions enqueue.
 #[derive(Debug)]
 struct Lowered {
+    identity: Identity,
     program: Program,
+    layout: Layout,
     /// First command of each instruction, and the number of commands.
     starts: Vec<usize>,
     commands: Vec<Ready>,
@@ -109,7 +111,13 @@ impl CudaMachine {
 
     /// Index of the lowered program; lowers it if it has not run before.
     fn lowered(&mut self, c: &Compiled) -> Result<usize, ExecError> {
-        if let Some(i) = self.lowered.iter().position(|lowered| lowered.program == c.program) {
+        if let Some(i) = self.lowered.iter().position(|lowered| lowered.identity == c.identity) {
+            return Ok(i);
+        }
+        // Compiled again: the same addresses, if it has the same layout.
+        let is_equal = |lowered: &Lowered| lowered.program == c.program && lowered.layout == c.layout;
+        if let Some(i) = self.lowered.iter().position(is_equal) {
+            self.lowered[i].identity = c.identity.clone();
             return Ok(i);
         }
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
@@ -125,7 +133,8 @@ impl CudaMachine {
             }
         }
         starts.push(commands.len());
-        self.lowered.push(Lowered { program: c.program.clone(), starts, commands });
+        let (identity, program, layout) = (c.identity.clone(), c.program.clone(), c.layout.clone());
+        self.lowered.push(Lowered { identity, program, layout, starts, commands });
         Ok(self.lowered.len() - 1)
     }
 
