@@ -30,6 +30,8 @@ pub struct CudaDevice {
     visible: Vec<String>,
     /// Which communicators its ranks use.
     collectives: Choice,
+    /// Whether machines run commands as CUDA graphs.
+    graphs: bool,
     shared: Arc<OnceLock<Result<Arc<Shared>, OpenError>>>,
 }
 
@@ -43,13 +45,27 @@ impl CudaDevice {
         let (_, gpus) = gpu::find(&search)?;
         let all = (0..gpus.len()).map(|i| i.to_string()).collect();
         let visible = visible.map_or(all, |names| names.split(',').map(|name| name.trim().to_owned()).collect());
-        Ok(CudaDevice { search, cache, gpus, visible, collectives: Choice::default(), shared: Arc::default() })
+        Ok(CudaDevice {
+            search,
+            cache,
+            gpus,
+            visible,
+            collectives: Choice::default(),
+            graphs: true,
+            shared: Arc::default(),
+        })
     }
 
     /// The same GPU with another choice of communicators.
     #[must_use]
     pub fn with_collectives(self, collectives: Choice) -> CudaDevice {
         CudaDevice { collectives, ..self }
+    }
+
+    /// The same GPU, with or without CUDA graphs: without them, each command is a call of its own, which debuggers show.
+    #[must_use]
+    pub fn with_graphs(self, graphs: bool) -> CudaDevice {
+        CudaDevice { graphs, ..self }
     }
 
     /// GPUs that this process may use.
@@ -110,7 +126,7 @@ impl Device for CudaDevice {
 
     fn machine(&self, programs: &[&Compiled], _: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
         let unopened = |e| AllocError { bytes: self.bytes_for(programs), source: std::io::Error::other(e) };
-        Ok(Box::new(CudaMachine::new(self.shared().map_err(unopened)?, programs, BTreeMap::new())?))
+        Ok(Box::new(CudaMachine::new(self.shared().map_err(unopened)?, programs, BTreeMap::new(), self.graphs)?))
     }
 
     fn warm(&self, programs: &[&Compiled], _: &Arena) -> Result<Box<dyn Machine>, AllocError> {

@@ -239,12 +239,12 @@ impl Gpu {
     ///
     /// # Safety
     /// The memory is this GPU's, and nothing else accesses it meanwhile.
-    pub(crate) unsafe fn zero(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn zero(&self, address: u64, bytes: usize, stream: Stream) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the caller's contract.
-        let code = unsafe { (self.libraries.driver.cuMemsetD8Async)(address, 0, bytes, self.compute.0) };
+        let code = unsafe { (self.libraries.driver.cuMemsetD8Async)(address, 0, bytes, stream.0) };
         self.check("cuMemsetD8Async", code)
     }
 
