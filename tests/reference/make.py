@@ -4,7 +4,8 @@ usage: make.py [--out DIR] [NAME ...]        (default: this folder, everything)
 
 Writes, for every name, below DIR:
   models/NAME/            a Hugging Face directory: config.json, model.safetensors (bf16), the tokenizer's files
-  numbers/NAME.json       hyperparameters, logits, and the curves of two runs of PyTorch, in float32 and in float64
+  numbers/NAME.json       hyperparameters, logits, and the curves of four runs of PyTorch: in float32, in float64, and with
+                          bf16 and fp16 autocast over float32 weights
   numbers/NAME.safetensors  every weight after the last step of the float64 run, rounded to float32
 The runs of optimizers other than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3.
 
@@ -82,6 +83,8 @@ OPTIMIZERS = {
     "adafactor": {"lr": 1e-2, "beta2_decay": -0.8, "eps1": 2.0**-23, "eps2": 1e-3, "d": 1.0, "wd": 0.1},
 }
 PROMPT_LEN = 48
+# The loss scale of fp16 in the first step, and the steps after which it doubles.
+LOSS_SCALE, LOSS_SCALE_WINDOW = 256.0, 3
 
 
 # The vocabularies. ---------------------------------------------------------------------------------------------------
@@ -233,8 +236,8 @@ def learning_rate(peak, t):
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(model, ids, kind):
-    """Trains and returns the curve and the final weights."""
+def train(model, ids, kind, autocast=None):
+    """Trains, with autocast to a type if one is given, and returns the curve and the final weights."""
     h = OPTIMIZERS[kind]
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -242,18 +245,23 @@ def train(model, ids, kind):
     optimizer = optimizer_of(kind, groups, h)
     rows = torch.tensor(ids[: len(ids) // RUN["seq"] * RUN["seq"]]).view(-1, RUN["seq"])
     assert len(rows) >= RUN["steps"] * RUN["batch"], f"{len(rows)} rows are too few"
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=LOSS_SCALE, growth_interval=LOSS_SCALE_WINDOW, enabled=autocast == torch.float16)
     curve = []
     for t in range(RUN["steps"]):
         batch = rows[t * RUN["batch"] : (t + 1) * RUN["batch"]]
-        predicted = model(batch).logits[:, :-1].reshape(-1, VOCAB)
-        loss = torch.nn.functional.cross_entropy(predicted, batch[:, 1:].reshape(-1))
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            predicted = model(batch).logits[:, :-1].reshape(-1, VOCAB)
+            loss = torch.nn.functional.cross_entropy(predicted, batch[:, 1:].reshape(-1))
         optimizer.zero_grad()
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), RUN["clip_norm"], foreach=False)
         lr = learning_rate(h["lr"], t)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         curve.append({"step": t + 1, "lr": lr, "loss": loss.item(), "grad_norm": norm.item()})
     return curve, {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -281,6 +289,10 @@ def make_numbers(name, kind, text, out):
             numbers["logits"] = logits(model, ids[100 : 100 + PROMPT_LEN])
         curve, ends[dtype] = train(model, ids, kind)
         numbers[str(dtype).removeprefix("torch.")] = {"curve": curve}
+    if kind == "adamw":
+        for dtype in (torch.bfloat16, torch.float16):
+            curve, _ = train(load(out, model_name, torch.float32), ids, kind, autocast=dtype)
+            numbers[str(dtype).removeprefix("torch.")] = {"curve": curve}
     single, double = ends[torch.float32], ends[torch.float64]
     # The distance between PyTorch's two runs at the end, as the scale for other implementations.
     numbers["largest_distance_of_a_final_weight"] = {

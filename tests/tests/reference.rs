@@ -1,94 +1,20 @@
 //! Models of every family compared with PyTorch and transformers: logits, and a training run with its curve and final
-//! weights.
-//!
-//! The reference files hold a float32 and a float64 run of PyTorch, see `tests/reference/README.md`. The distance between
-//! these two sets the scale of the bounds: they differ by up to 1.5e-6 in a loss and 6.3e-6 in a final weight, and Phalanx is
-//! as near to the float64 run. The bounds are three to ten times the largest measured distance, which only leaves room for
-//! another order of summation.
+//! weights, on the CPU and on the software GPU under several orders of its streams, blocks and threads.
 
 use anyhow::{Context, Result, ensure};
-use phalanx::api::generate::{Sampling, with_generator};
+use phalanx::api::generate::{Sampling, with_generator_on};
+use phalanx::config::precision::DeviceChoice;
+use phalanx_softgpu::Installation;
 use phalanx_strategies::model::FAMILIES;
-use phalanx_tests::reference::{Reference, Run};
-use std::collections::BTreeSet;
+use phalanx_tests::reference::Reference;
+use phalanx_tests::reference::checks::{Check, MODELS, assert_curve, assert_logits, committed};
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Child, Command, Stdio};
 
-/// A model of every supported family. A new family is one line here.
-const MODELS: [&str; 9] = [
-    "tiny-llama2",
-    "tiny-llama3",
-    "tiny-mistral",
-    "tiny-qwen2",
-    "tiny-qwen3",
-    "tiny-gpt2",
-    "tiny-phi3",
-    "tiny-olmo2",
-    "tiny-granite",
-];
-/// Runs of optimizers other than AdamW.
-const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tiny-llama3-adafactor"];
-
-/// Largest relative distance of logits.
-const LOGITS_BOUND: f64 = 5e-6;
-/// Largest distance of a loss from the reference in f32, in nats.
-const LOSS_BOUND: f64 = 5e-6;
-/// Largest relative distance of a gradient norm.
-const GRAD_NORM_BOUND: f64 = 5e-6;
-/// Largest distance of a final weight. A step of AdamW moves a weight by up to 2e-3.
-const WEIGHT_BOUND: f64 = 2e-5;
+/// The device of the tests in this process.
+const CPU: DeviceChoice = DeviceChoice::Cpu;
 /// Largest relative distance of a parameter's norm after the last step, for the real model.
 const NORM_BOUND: f64 = 1e-5;
-
-fn committed() -> Result<Vec<Reference>> {
-    MODELS.iter().map(|name| Reference::committed(name)).collect()
-}
-
-fn assert_curve(r: &Reference, run: &Run, what: &str) -> Result<()> {
-    for precision in ["float32", "float64"] {
-        let d = r.distances(precision, run)?;
-        println!("{} {what}: loss {:.1e}, gradient norm {:.1e} from {precision}", r.name, d.loss, d.grad_norm);
-        ensure!(d.loss < LOSS_BOUND, "{} {what}: a loss is {:.2e} from {precision}", r.name, d.loss);
-        ensure!(d.grad_norm < GRAD_NORM_BOUND, "{} {what}: a norm is {:.2e} from {precision}", r.name, d.grad_norm);
-    }
-    Ok(())
-}
-
-fn assert_weights(r: &Reference, run: &Run, what: &str) -> Result<()> {
-    let (distance, parameter) = r.weight_distance(run)?;
-    println!("{} {what}: final weights within {distance:.1e}, the largest distance in {parameter}", r.name);
-    ensure!(distance < WEIGHT_BOUND, "{} {what}: a weight of {parameter} is {distance:.2e} off", r.name);
-    Ok(())
-}
-
-fn assert_logits(r: &Reference) -> Result<()> {
-    let ids: Vec<u32> = r.numbers("/logits/input_ids")?.into_iter().map(|id| id as u32).collect();
-    let logits = with_generator(&r.model, ids.len(), None, |g| Ok(g.all_logits(&ids)?.to_vec()))?;
-    let logits: Vec<f64> = logits.into_iter().map(f64::from).collect();
-    let squares = |logits: &[f64]| logits.iter().map(|x| x * x).sum::<f64>();
-
-    let wanted = r.numbers("/logits/last_position")?;
-    ensure!(ids.len() == 48 && logits.len() == 48 * wanted.len(), "{}: {} logits", r.name, logits.len());
-    let rows: Vec<&[f64]> = logits.chunks(wanted.len()).collect();
-    let off: Vec<f64> = rows[47].iter().zip(&wanted).map(|(x, w)| x - w).collect();
-    let mut distances = vec![("the last logits", (squares(&off) / squares(&wanted)).sqrt())];
-    let total = r.numbers("/logits/sum_of_squares")?[0];
-    distances.push(("the sum of squares", (squares(&logits) / total - 1.0).abs()));
-    if r.has("/logits/logit_of_the_next_id") {
-        let wanted = r.numbers("/logits/logit_of_the_next_id")?;
-        let found: Vec<f64> = rows.iter().zip(&ids[1..]).map(|(row, next)| row[*next as usize]).collect();
-        ensure!(wanted.len() == 47 && found.len() == 47, "{}: {} next ids", r.name, wanted.len());
-        let off: Vec<f64> = found.iter().zip(&wanted).map(|(x, w)| x - w).collect();
-        distances.push(("the logits of the next ids", (squares(&off) / squares(&wanted)).sqrt()));
-        let wanted = r.numbers("/logits/sum_of_squares_of_each_position")?;
-        ensure!(wanted.len() == 48, "{}: {} positions", r.name, wanted.len());
-        let each = rows.iter().zip(wanted).map(|(row, wanted)| (squares(row) / wanted - 1.0).abs());
-        distances.push(("the sum of squares of a position", each.fold(0.0, f64::max)));
-    }
-    for (what, distance) in distances {
-        println!("{}: {what} {distance:.1e} off", r.name);
-        ensure!(distance < LOGITS_BOUND, "{}: {what}: {distance:.2e} off", r.name);
-    }
-    Ok(())
-}
 
 #[test]
 fn every_supported_family_has_a_committed_reference() -> Result<()> {
@@ -106,94 +32,95 @@ fn every_supported_family_has_a_committed_reference() -> Result<()> {
 
 #[test]
 fn logits_equal_those_of_transformers() -> Result<()> {
-    committed()?.iter().try_for_each(assert_logits)
+    Check::Logits.run(CPU).map(drop)
 }
 
 #[test]
 fn training_follows_pytorch_and_ends_at_its_weights() -> Result<()> {
-    for r in committed()? {
-        let run = r.train(&r.whole_batch())?;
-        assert_curve(&r, &run, "whole batch")?;
-        assert_weights(&r, &run, "whole batch")?;
-    }
-    Ok(())
+    Check::Training.run(CPU).map(drop)
 }
 
 #[test]
 fn other_optimizers_follow_pytorch_and_end_at_its_weights() -> Result<()> {
-    for name in OTHER_OPTIMIZERS {
-        let r = Reference::committed(name)?;
-        let run = r.train(&r.whole_batch())?;
-        assert_curve(&r, &run, "whole batch")?;
-        assert_weights(&r, &run, "whole batch")?;
-    }
-    Ok(())
+    Check::Optimizers.run(CPU).map(drop)
 }
 
 #[test]
 fn accumulated_microbatches_follow_the_same_curve() -> Result<()> {
-    for r in committed()? {
-        let run = r.train("micro_batch_size: 2\ngradient_accumulation_steps: 2")?;
-        assert_curve(&r, &run, "2 x 2")?;
-        assert_weights(&r, &run, "2 x 2")?;
-    }
-    Ok(())
+    Check::Accumulation.run(CPU).map(drop)
 }
 
 #[test]
 fn recomputed_activations_follow_the_same_curve() -> Result<()> {
-    for r in committed()? {
-        for policy in ["selective", "full"] {
-            let run = r.train(&format!("{}\ngradient_checkpointing: {policy}", r.whole_batch()))?;
-            assert_curve(&r, &run, policy)?;
-            assert_weights(&r, &run, policy)?;
+    Check::Recomputation.run(CPU).map(drop)
+}
+
+#[test]
+fn bf16_is_as_near_to_float64_as_that_of_pytorch() -> Result<()> {
+    Check::Bf16.run(CPU).map(drop)
+}
+
+#[test]
+fn fp16_is_as_near_to_float64_as_that_of_pytorch_while_its_loss_scale_grows() -> Result<()> {
+    Check::Fp16.run(CPU).map(drop)
+}
+
+/// The seeds of the software GPU, and the checks that run under each, besides the training in f32 that runs under all of them.
+const SEEDS: [(u32, &[Check]); 8] = [
+    (1, &[Check::Logits]),
+    (2, &[Check::Accumulation]),
+    (3, &[Check::Recomputation]),
+    (4, &[Check::Optimizers]),
+    (5, &[Check::Bf16]),
+    (6, &[Check::Fp16]),
+    (7, &[]),
+    (8, &[]),
+];
+/// Processes at a time: the software GPU has one thread for its streams and two for blocks.
+const N_AT_A_TIME: usize = 2;
+
+/// Starts the checks on the software GPU, in a process of their own: the libraries are found, and the seed is read, once.
+fn on_the_software_gpu(gpu: &Installation, seed: u32, checks: &[Check]) -> Result<Child> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reference"));
+    command.args(["--device", "cuda", "training"]).args(checks.iter().map(|check| check.name()));
+    command.env("PHALANX_CUDA_LIBS", gpu.dir()).env("SOFTGPU_SEED", seed.to_string());
+    Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+}
+
+#[test]
+fn software_gpu_follows_pytorch_with_the_same_bits_under_every_order_of_its_work() -> Result<()> {
+    let gpu = Installation::new().map_err(anyhow::Error::msg)?;
+    let mut digests: BTreeMap<String, (u32, String)> = BTreeMap::new();
+    let mut n_equal = 0;
+
+    for seeds in SEEDS.chunks(N_AT_A_TIME) {
+        let started: Vec<_> =
+            seeds.iter().map(|(seed, checks)| (*seed, on_the_software_gpu(&gpu, *seed, checks))).collect();
+        for (seed, child) in started {
+            let ended = child?.wait_with_output()?;
+            let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+            ensure!(ended.status.success(), "seed {seed}: {out}{err}");
+            for line in out.lines().filter_map(|line| line.strip_prefix("digest ")) {
+                let (run, digest) = line.rsplit_once(' ').context("a run and its digest")?;
+                let (other, first) = digests.entry(run.to_owned()).or_insert((seed, digest.to_owned()));
+                ensure!(digest == first, "{run}: seed {seed} has other bits than seed {other}");
+                n_equal += usize::from(*other != seed);
+            }
         }
     }
-    Ok(())
-}
 
-/// Rounding of activations changes a loss by about one unit of the format's last place times the square root of the
-/// number of roundings; averaging over the tokens of a batch reduces this below one unit. The weights are f32, so the error
-/// does not grow over the steps. The gradient is that of a different, rounded function, so its error is larger.
-#[test]
-fn bf16_stays_within_the_roundings_of_bf16() -> Result<()> {
-    const UNIT: f64 = 1.0 / 256.0; // relative spacing of bf16
-    for r in committed()? {
-        let run = r.train(&format!("{}\nbf16: true", r.whole_batch()))?;
-        let d = r.distances("float64", &run)?;
-        println!("{} bf16: loss {:.1e}, gradient norm {:.1e}", r.name, d.loss, d.grad_norm);
-        ensure!(d.loss > LOSS_BOUND, "{}: {:.2e} is too small an error for bf16; was bf16 used?", r.name, d.loss);
-        ensure!(d.loss < UNIT, "{}: a loss is {:.2e} off", r.name, d.loss);
-        ensure!(d.grad_norm < 4.0 * UNIT, "{}: a gradient norm is {:.2e} off", r.name, d.grad_norm);
-    }
-    Ok(())
-}
-
-/// As for bf16, with the eight times finer spacing of fp16; the loss scale must grow without an overflow.
-#[test]
-fn fp16_stays_within_the_roundings_of_fp16_while_its_loss_scale_grows() -> Result<()> {
-    const UNIT: f64 = 1.0 / 2048.0; // relative spacing of fp16
-    for r in committed()? {
-        let keys = format!("{}\nfp16: true\ninitial_loss_scale: 256\nloss_scale_window: 3", r.whole_batch());
-        let run = r.train(&keys)?;
-        let d = r.distances("float64", &run)?;
-        let scale = run.steps.last().and_then(|m| m.loss_scale).context("fp16 has a loss scale")?;
-        println!("{} fp16: loss {:.1e}, gradient norm {:.1e}, scale {scale}", r.name, d.loss, d.grad_norm);
-        ensure!(d.loss < UNIT, "{}: a loss is {:.2e} off", r.name, d.loss);
-        ensure!(d.grad_norm < 4.0 * UNIT, "{}: a gradient norm is {:.2e} off", r.name, d.grad_norm);
-        ensure!(scale == 256.0 * f64::from(1u32 << (run.steps.len() / 3)), "{}: the scale is {scale}", r.name);
-    }
+    ensure!(n_equal == 7 * MODELS.len(), "{n_equal} runs under more than one seed");
     Ok(())
 }
 
 #[test]
 fn real_model_gives_the_logits_of_transformers_and_trains_like_pytorch() -> Result<()> {
     let Some(r) = Reference::stories()? else { return Ok(()) };
-    assert_logits(&r)?;
+    assert_logits(&r, CPU)?;
     for (keys, reordered) in
         [(r.whole_batch(), false), ("micro_batch_size: 2\ngradient_accumulation_steps: 2".into(), true)]
     {
-        let run = r.train(&keys)?;
+        let run = r.train(CPU, &keys)?;
         assert_curve(&r, &run, "real model")?;
         for norm in r.norm_distances(&run)? {
             // A run that sums in another order than the reference may differ as much as PyTorch's two runs.
@@ -207,7 +134,7 @@ fn real_model_gives_the_logits_of_transformers_and_trains_like_pytorch() -> Resu
 #[test]
 fn greedy_decoding_continues_the_reference_story() -> Result<()> {
     let Some(model) = phalanx_needs::shared("models/stories260k") else { return Ok(()) };
-    let text = with_generator(&model, 64, None, |g| {
+    let text = with_generator_on(CPU, &model, 64, None, |g| {
         let bos = g.tokenizer().bos_id().into_iter().collect();
         let ids = g.generate(bos, 63, Sampling::GREEDY, |_| true)?;
         Ok(g.tokenizer().decode(&ids[1..], true)?)

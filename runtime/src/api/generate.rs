@@ -169,7 +169,7 @@ impl Generator {
     }
 }
 
-/// Loads a model on the device thread and runs `work` with it there.
+/// As [`with_generator_on`], on the best device of this machine.
 ///
 /// # Errors
 /// As [`Generator::load`] and `work`.
@@ -179,7 +179,21 @@ pub fn with_generator<R: Send>(
     n_threads: Option<usize>,
     work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
 ) -> Result<R, JobError> {
-    let device = devices::of(DeviceChoice::Auto)?;
+    with_generator_on(DeviceChoice::Auto, dir, max_len, n_threads, work)
+}
+
+/// Loads a model on the device thread and runs `work` with it there.
+///
+/// # Errors
+/// When this machine has no such device; as [`Generator::load`] and `work`.
+pub fn with_generator_on<R: Send>(
+    device: DeviceChoice,
+    dir: &Path,
+    max_len: usize,
+    n_threads: Option<usize>,
+    work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
+) -> Result<R, JobError> {
+    let device = devices::of(device)?;
     let n_threads = n_threads.unwrap_or_else(|| device.available_threads());
     device.on_device_thread(n_threads, || work(&mut Generator::load_on(&*device, dir, max_len)?))?
 }

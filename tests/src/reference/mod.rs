@@ -1,8 +1,12 @@
 //! Reference runs of PyTorch and transformers: their files, the same run in Phalanx, and the distances between the two.
 //!
 //! The committed references hold every final weight. The reference of the real model beside the checkout holds only norms.
+//! [`checks`]: the comparisons.
+
+pub mod checks;
 
 use anyhow::{Context, Result, bail, ensure};
+use phalanx::config::precision::DeviceChoice;
 use phalanx::events::StepMetrics;
 use phalanx::{Control, Event, Job};
 use safetensors::{Dtype, SafeTensors};
@@ -119,11 +123,12 @@ impl Reference {
     }
 
     /// The YAML of the reference run; `keys` has the keys under test.
-    fn yaml(&self, out: &Path, keys: &str) -> Result<String> {
+    fn yaml(&self, out: &Path, device: DeviceChoice, keys: &str) -> Result<String> {
         Ok(format!(
-            "base_model: {}\ndatasets:\n  - path: {}\n    type: completion\noutput_dir: {}\nshuffle: false\n\
+            "device: {}\nbase_model: {}\ndatasets:\n  - path: {}\n    type: completion\noutput_dir: {}\nshuffle: false\n\
              sequence_len: {}\nmax_steps: {}\nlearning_rate: {}\nwarmup_steps: {}\nlr_scheduler: cosine\n\
              cosine_min_lr_ratio: {}\nmax_grad_norm: 1.0\n{}\n{keys}\n",
+            device.word(),
             self.model.display(),
             self.text.display(),
             out.display(),
@@ -141,14 +146,14 @@ impl Reference {
         format!("micro_batch_size: {}", self.hyper("batch"))
     }
 
-    /// Repeats the reference run with additional keys.
+    /// Repeats the reference run on a device, with additional keys.
     ///
     /// # Errors
     /// When the job fails.
-    pub fn train(&self, keys: &str) -> Result<Run> {
+    pub fn train(&self, device: DeviceChoice, keys: &str) -> Result<Run> {
         let dir = tempfile::tempdir()?;
         let yaml = dir.path().join("job.yaml");
-        std::fs::write(&yaml, self.yaml(&dir.path().join("out"), keys)?)?;
+        std::fs::write(&yaml, self.yaml(&dir.path().join("out"), device, keys)?)?;
         let mut steps = Vec::new();
         let report = Job::from_yaml(&yaml)?.run_with(&Control::default(), |event| {
             if let Event::Step(m) = event {
@@ -165,7 +170,7 @@ impl Reference {
     /// # Errors
     /// When steps or learning rates differ from the reference, or a value is not finite.
     pub fn distances(&self, precision: &str, run: &Run) -> Result<Distances> {
-        let curve = self.json[precision]["curve"].as_array().context("the reference has a curve")?;
+        let curve = self.curve(precision)?;
         ensure!(!curve.is_empty() && curve.len() == run.steps.len(), "{}: {} steps", self.name, run.steps.len());
         let mut largest = Distances::default();
         for (ours, theirs) in run.steps.iter().zip(curve) {
@@ -179,6 +184,24 @@ impl Reference {
             largest.grad_norm = largest.grad_norm.max((ours.grad_norm / of("grad_norm")? - 1.0).abs());
         }
         Ok(largest)
+    }
+
+    /// Distances of PyTorch's run with autocast to `precision`, `bfloat16` or `float16`, from its float64 run.
+    ///
+    /// # Errors
+    /// When the reference has no such run.
+    pub fn distances_of_pytorch(&self, precision: &str) -> Result<Distances> {
+        let of = |step: &Value, key: &str| step[key].as_f64().with_context(|| format!("the reference has no {key}"));
+        let mut largest = Distances::default();
+        for (half, f64) in self.curve(precision)?.iter().zip(self.curve("float64")?) {
+            largest.loss = largest.loss.max((of(half, "loss")? - of(f64, "loss")?).abs());
+            largest.grad_norm = largest.grad_norm.max((of(half, "grad_norm")? / of(f64, "grad_norm")? - 1.0).abs());
+        }
+        Ok(largest)
+    }
+
+    fn curve(&self, precision: &str) -> Result<&Vec<Value>> {
+        self.json[precision]["curve"].as_array().with_context(|| format!("{}: no curve in {precision}", self.name))
     }
 
     /// The largest distance of a final weight from the reference, with the name of its parameter.
@@ -219,6 +242,21 @@ impl Reference {
         }
         found.iter_mut().for_each(|norm| norm.spread = spreads[&without_layer(&norm.parameter)]);
         Ok(found)
+    }
+}
+
+impl Run {
+    /// A digest of the bits of all losses, gradient norms and final weights.
+    ///
+    /// # Errors
+    /// When the exported model cannot be read.
+    pub fn digest(&self) -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        for m in &self.steps {
+            hasher.update(&m.loss.to_le_bytes()).update(&m.grad_norm.to_le_bytes());
+        }
+        hasher.update(&std::fs::read(self.model.join("model.safetensors"))?);
+        Ok(hasher.finalize().to_hex().to_string())
     }
 }
 
