@@ -1,0 +1,8 @@
+//! libcudnn of the software GPU, through its C functions: graphs built by hand against f64.
+#![allow(unsafe_code)]
+
+mod attention;
+mod builder;
+mod reference;
+#[path = "../support/mod.rs"]
+mod support;
