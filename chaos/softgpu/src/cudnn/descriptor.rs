@@ -130,7 +130,8 @@ impl Made {
 /// The value of an attribute that the library computes.
 pub enum Computed {
     Numbers(u32, Vec<i64>),
-    Descriptors(Vec<Made>),
+    /// And how many a call that asks for their number is told: more, perhaps.
+    Descriptors(Vec<Made>, usize),
 }
 
 fn wrong_kind<T>(wanted: &str) -> Outcome<T> {
@@ -255,18 +256,18 @@ pub fn finalize(at: P) -> Outcome {
     Ok(())
 }
 
-/// Writes at most `room` elements; `n` is given their number, or how many there are where `to` is null.
+/// Writes at most `room` elements; `n` is given their number, or how many there may be where `to` is null.
 pub fn get(at: P, name: u32, ty: u32, room: i64, n: *mut i64, to: *mut u8) -> Outcome {
     let mut registry = registry();
     let d = registry.get(at)?;
     let Some(made) = &d.made else {
         return refuse(NOT_INITIALIZED, format_args!("attribute {name} of a {:?} that is not finalized", d.kind));
     };
-    let value = match made.computed(name) {
-        Some(Computed::Numbers(ty, numbers)) => Value { ty, bytes: bytes(ty, &numbers), children: Vec::new() },
-        Some(Computed::Descriptors(children)) => Value { ty: DESCRIPTOR, bytes: Vec::new(), children },
+    let (value, announced) = match made.computed(name) {
+        Some(Computed::Numbers(ty, n)) => (Value { ty, bytes: bytes(ty, &n), children: Vec::new() }, n.len()),
+        Some(Computed::Descriptors(children, n)) => (Value { ty: DESCRIPTOR, bytes: Vec::new(), children }, n),
         None => match d.attributes.values.get(&name) {
-            Some(value) => value.clone(),
+            Some(value) => (value.clone(), value.len()),
             None => return refuse(BAD_PARAM, format_args!("{:?} has no attribute {name}", d.kind)),
         },
     };
@@ -277,7 +278,7 @@ pub fn get(at: P, name: u32, ty: u32, room: i64, n: *mut i64, to: *mut u8) -> Ou
     let written = value.len().min(room);
     if !n.is_null() {
         // SAFETY: by the caller.
-        unsafe { n.write(if room == 0 { value.len() } else { written } as i64) };
+        unsafe { n.write(if room == 0 { announced } else { written } as i64) };
     }
     if ty != DESCRIPTOR {
         // SAFETY: by the caller, `to` has room for `room` elements.

@@ -19,9 +19,10 @@ use std::sync::Arc;
 
 const MODE_FALLBACK: i64 = 2;
 const MODES: i64 = 4;
+/// How many configurations a call that asks for their number is told, however many there are.
+const PROPOSALS_MAX: usize = 8;
 /// `cudnnBackendNumericalNote_t`s and `cudnnBackendBehaviorNote_t`s.
 const TENSOR_CORE: i64 = 0;
-const NONDETERMINISTIC: i64 = 4;
 const RUNTIME_COMPILATION: i64 = 0;
 const KNOB_TYPES: i64 = 44;
 
@@ -69,14 +70,16 @@ impl Heuristics {
         if !(0..MODES).contains(&mode) {
             return refuse(BAD_PARAM, format_args!("heuristic mode {mode}"));
         }
-        let engines = support::engines(graph)?.into_iter().enumerate();
+        // As cuDNN 9.19 (seen): a graph without engines gets no configurations, and no error here.
+        let engines = support::engines(graph).map_or(Vec::new(), Vec::from).into_iter().enumerate();
         let engines = engines.skip(usize::from(mode == MODE_FALLBACK));
         let config = |(index, support)| Config { engine: Engine { graph: graph.clone(), index, support } };
         Ok(Heuristics(engines.map(config).collect()))
     }
 
     pub fn computed(&self, name: u32) -> Option<Computed> {
-        (name == 202).then(|| Computed::Descriptors(self.0.iter().cloned().map(Made::Config).collect()))
+        let configs = || self.0.iter().cloned().map(Made::Config).collect();
+        (name == 202).then(|| Computed::Descriptors(configs(), PROPOSALS_MAX))
     }
 }
 
@@ -92,12 +95,10 @@ impl Engine {
 
     pub fn computed(&self, name: u32) -> Option<Computed> {
         Some(match name {
-            1300 => Computed::Descriptors(vec![Made::Graph(self.graph.clone())]),
+            1300 => Computed::Descriptors(vec![Made::Graph(self.graph.clone())], 1),
             1301 => Computed::Numbers(INT64, vec![self.index as i64]),
-            1302 => Computed::Descriptors(Vec::new()),
-            1303 if self.support.is_nondeterministic => {
-                Computed::Numbers(NUMERICAL_NOTE, vec![TENSOR_CORE, NONDETERMINISTIC])
-            }
+            1302 => Computed::Descriptors(Vec::new(), 0),
+            // cuDNN 9.19 notes nothing else, also where bits depend on the order of atomic additions (seen).
             1303 => Computed::Numbers(NUMERICAL_NOTE, vec![TENSOR_CORE]),
             1305 => Computed::Numbers(BEHAVIOR_NOTE, vec![RUNTIME_COMPILATION]),
             _ => return None,
@@ -123,7 +124,7 @@ impl Config {
 
     pub fn computed(&self, name: u32) -> Option<Computed> {
         Some(match name {
-            300 => Computed::Descriptors(vec![Made::Engine(self.engine.clone())]),
+            300 => Computed::Descriptors(vec![Made::Engine(self.engine.clone())], 1),
             303 => Computed::Numbers(INT64, vec![self.engine.support.workspace_bytes as i64]),
             _ => return None,
         })
@@ -146,7 +147,7 @@ impl Plan {
 
     pub fn computed(&self, name: u32) -> Option<Computed> {
         Some(match name {
-            401 => Computed::Descriptors(vec![Made::Config(self.config.clone())]),
+            401 => Computed::Descriptors(vec![Made::Config(self.config.clone())], 1),
             402 => Computed::Numbers(INT64, vec![self.config.engine.support.workspace_bytes as i64]),
             _ => return None,
         })

@@ -5,13 +5,13 @@ use crate::reference::{Shape, numbers, of_bf16, to_bf16};
 use crate::support::P;
 
 /// Ids of tensors.
-const Q: i64 = 1;
+pub const Q: i64 = 1;
 const K: i64 = 2;
 const V: i64 = 3;
-const O: i64 = 4;
+pub const O: i64 = 4;
 const STATISTICS: i64 = 5;
 const D_O: i64 = 6;
-const DQ: i64 = 7;
+pub const DQ: i64 = 7;
 const DK: i64 = 8;
 const DV: i64 = 9;
 const LENGTH_Q: i64 = 10;
@@ -23,8 +23,8 @@ const SCALE: i64 = 15;
 const MINUS_INFINITY: i64 = 16;
 const ONE: i64 = 17;
 const WINDOW: i64 = 18;
-const SOFTMAX_SUM: i64 = 19;
-const DQ_ACCUMULATOR: i64 = 20;
+pub const SOFTMAX_SUM: i64 = 19;
+pub const DQ_ACCUMULATOR: i64 = 20;
 
 /// Builds the graphs of one shape.
 pub struct Attention<'a> {
@@ -33,6 +33,10 @@ pub struct Attention<'a> {
     is_ragged: bool,
     pub dtype: i32,
     pub is_deterministic: bool,
+    /// Strides in the place of the right ones.
+    pub accumulator_strides: Option<[i64; 4]>,
+    pub sum_strides: Option<[i64; 4]>,
+    pub statistics_strides: Option<[i64; 4]>,
     b: i64,
     h: i64,
     k: i64,
@@ -63,6 +67,9 @@ impl<'a> Attention<'a> {
             is_ragged: shape.starts != (0..=shape.sequences()).map(|i| i * shape.tokens).collect::<Vec<_>>(),
             dtype: BFLOAT16,
             is_deterministic: true,
+            accumulator_strides: None,
+            sum_strides: None,
+            statistics_strides: None,
             b: shape.sequences() as i64,
             h: shape.heads as i64,
             k: shape.key_heads as i64,
@@ -98,6 +105,7 @@ impl<'a> Attention<'a> {
     fn statistics(&self) -> Tensor {
         let dims = [self.b, self.h, self.s, 1];
         let strides = if self.is_ragged { [self.h * self.s, 1, self.h, 1] } else { [self.h * self.s, self.s, 1, 1] };
+        let strides = self.statistics_strides.unwrap_or(strides);
         self.cudnn
             .tensor(&Spec { ragged: self.offsets(OFFSETS_STATISTICS), ..spec(STATISTICS, FLOAT, &dims, &strides) })
     }
@@ -190,7 +198,8 @@ impl<'a> Attention<'a> {
         let per_row = [self.b, self.h, self.s, 1];
         let sum = g.virtual_like(&per_row);
         g.reduce_to(REDUCE_ADD, &product, &sum);
-        let softmax_sum = self.cudnn.tensor(&spec(SOFTMAX_SUM, FLOAT, &per_row, &packed(&per_row)));
+        let sum_strides = self.sum_strides.map_or_else(|| packed(&per_row), Vec::from);
+        let softmax_sum = self.cudnn.tensor(&spec(SOFTMAX_SUM, FLOAT, &per_row, &sum_strides));
         g.pointwise_to(MUL, &[&sum, &self.cudnn.scalar(ONE, FLOAT)], &softmax_sum);
         let p = self.scores(&mut g, &q, &k);
         let p = self.mask_padding(&mut g, p);
@@ -209,7 +218,8 @@ impl<'a> Attention<'a> {
         if self.is_deterministic {
             g.matmul_to(&ds, &k, &dq, sizes);
         } else {
-            let accumulator = self.cudnn.tensor(&spec(DQ_ACCUMULATOR, FLOAT, &dims, &packed(&dims)));
+            let strides = self.accumulator_strides.map_or_else(|| packed(&dims), Vec::from);
+            let accumulator = self.cudnn.tensor(&spec(DQ_ACCUMULATOR, FLOAT, &dims, &strides));
             g.matmul_to(&ds, &k, &accumulator, sizes);
             g.pointwise_to(IDENTITY, &[&accumulator], &dq);
         }
@@ -223,7 +233,8 @@ pub struct Memory<'a> {
     shape: &'a Shape,
     pub qkv: Vec<f32>,
     pub d_o: Vec<f32>,
-    scalars: Box<[f32; 4]>,
+    /// Read through pointers when a graph is executed.
+    _scalars: Box<[f32; 4]>,
     pointers: Vec<(i64, u64)>,
 }
 
@@ -263,18 +274,14 @@ impl<'a> Memory<'a> {
         for (i, id) in [SCALE, MINUS_INFINITY, ONE, WINDOW].into_iter().enumerate() {
             pointers.push((id, &raw const scalars[i] as u64));
         }
-        Memory { cudnn, shape, qkv, d_o, scalars, pointers }
+        Memory { cudnn, shape, qkv, d_o, _scalars: scalars, pointers }
     }
 
     pub fn at(&self, id: i64) -> u64 {
         self.pointers.iter().find(|(i, _)| *i == id).unwrap().1
     }
 
-    pub fn replace(&mut self, id: i64, at: u64) {
-        self.pointers.iter_mut().find(|(i, _)| *i == id).unwrap().1 = at;
-    }
-
-    fn of(&self, ids: &[i64], masks: bool) -> Vec<(i64, u64)> {
+    fn of(&self, ids: &[i64]) -> Vec<(i64, u64)> {
         let shape = self.shape;
         let is_ragged = shape.starts.iter().enumerate().any(|(i, s)| *s != i * shape.tokens);
         let is_of_documents = |id: i64| (LENGTH_Q..=OFFSETS_STATISTICS).contains(&id);
@@ -282,19 +289,19 @@ impl<'a> Memory<'a> {
             ids.contains(&id)
                 || id == SCALE
                 || (is_of_documents(id) && is_ragged)
-                || (id == MINUS_INFINITY && masks && (shape.is_causal || shape.window.is_some() || is_ragged))
+                || (id == MINUS_INFINITY && (shape.is_causal || shape.window.is_some() || is_ragged))
                 || (id == WINDOW && shape.window.is_some())
         };
         self.pointers.iter().copied().filter(|(id, _)| is_used(*id)).collect()
     }
 
     pub fn of_forward(&self) -> Vec<(i64, u64)> {
-        self.of(&[Q, K, V, O, STATISTICS], true)
+        self.of(&[Q, K, V, O, STATISTICS])
     }
 
     pub fn of_backward(&self, is_deterministic: bool) -> Vec<(i64, u64)> {
         let ids = [Q, K, V, O, STATISTICS, D_O, DQ, DK, DV, ONE, SOFTMAX_SUM, DQ_ACCUMULATOR];
-        self.of(&ids[..ids.len() - usize::from(is_deterministic)], true)
+        self.of(&ids[..ids.len() - usize::from(is_deterministic)])
     }
 
     pub fn o(&self) -> Vec<f32> {

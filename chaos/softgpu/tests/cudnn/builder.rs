@@ -34,7 +34,6 @@ pub const TYPE_I64: u32 = 3;
 pub const TYPE_DOUBLE: u32 = 5;
 pub const TYPE_POINTER: u32 = 6;
 pub const TYPE_HEURISTIC: u32 = 8;
-pub const TYPE_NOTE: u32 = 11;
 pub const TYPE_POINTWISE: u32 = 14;
 pub const TYPE_DESCRIPTOR: u32 = 15;
 pub const TYPE_REDUCTION: u32 = 18;
@@ -83,7 +82,8 @@ impl Cudnn {
     }
 
     pub fn with(settings: &[(&str, &str)]) -> Cudnn {
-        let gpu = Gpu::with(settings);
+        let defaults = [("SOFTGPU_ARCH", "90"), ("SOFTGPU_CUDNN_REFUSE", ""), ("SOFTGPU_CUDNN_VERSION", "91901")];
+        let gpu = Gpu::with(&[&defaults, settings].concat());
         let mut handle = std::ptr::null_mut();
         assert_eq!(cu!(gpu, cudnnCreate(&raw mut handle => *mut P)), 0);
         assert_eq!(cu!(gpu, cudnnSetStream(handle => P, gpu.stream => P)), 0);
@@ -219,6 +219,8 @@ impl Cudnn {
             &raw mut n => *mut i64, at => P)),
             0
         );
+        // There may be fewer than were announced.
+        configs.truncate(n as usize);
         Ok(configs)
     }
 

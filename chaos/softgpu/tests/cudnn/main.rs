@@ -3,6 +3,9 @@
 
 mod attention;
 mod builder;
+mod execution;
+mod graphs;
 mod reference;
+mod refusals;
 #[path = "../support/mod.rs"]
 mod support;

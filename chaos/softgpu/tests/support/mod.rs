@@ -46,17 +46,9 @@ impl Gpu {
         for name in ["SOFTGPU_SEED", "SOFTGPU_ALLOC_FAIL", "SOFTGPU_SLOW_US"] {
             gpu.set(name, "0");
         }
-        for (name, value) in [
-            ("FAULT", ""),
-            ("HANG", ""),
-            ("SLOW_PERCENT", "100"),
-            ("HOLD_US", "2000"),
-            ("THREADS", "2"),
-            ("ARCH", "90"),
-        ] {
-            gpu.set(&format!("SOFTGPU_{name}"), value);
-        }
-        for (name, value) in [("CUDNN_REFUSE", ""), ("CUDNN_VERSION", "91901")] {
+        for (name, value) in
+            [("FAULT", ""), ("HANG", ""), ("SLOW_PERCENT", "100"), ("HOLD_US", "2000"), ("THREADS", "2")]
+        {
             gpu.set(&format!("SOFTGPU_{name}"), value);
         }
         for (name, value) in settings {
