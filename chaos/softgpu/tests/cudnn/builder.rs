@@ -34,6 +34,7 @@ pub const TYPE_I64: u32 = 3;
 pub const TYPE_DOUBLE: u32 = 5;
 pub const TYPE_POINTER: u32 = 6;
 pub const TYPE_HEURISTIC: u32 = 8;
+pub const TYPE_KNOB: u32 = 9;
 pub const TYPE_POINTWISE: u32 = 14;
 pub const TYPE_DESCRIPTOR: u32 = 15;
 pub const TYPE_REDUCTION: u32 = 18;
@@ -222,6 +223,25 @@ impl Cudnn {
         // There may be fewer than were announced.
         configs.truncate(n as usize);
         Ok(configs)
+    }
+
+    /// A configuration of an engine by its number, with knobs.
+    pub fn config(&self, graph: P, index: i64, knobs: &[(i32, i64)]) -> Result<P, u32> {
+        let (engine, config) = (self.create(2), self.create(3));
+        let mut codes = vec![
+            self.set(engine, 1300, TYPE_DESCRIPTOR, &[graph]),
+            self.set(engine, 1301, TYPE_I64, &[index]),
+            self.finalize(engine),
+            self.set(config, 300, TYPE_DESCRIPTOR, &[engine]),
+        ];
+        let choices: Vec<P> = knobs.iter().map(|_| self.create(7)).collect();
+        for ((knob, value), choice) in knobs.iter().zip(&choices) {
+            codes.push(self.set(*choice, 600, TYPE_KNOB, &[*knob]));
+            codes.push(self.set(*choice, 601, TYPE_I64, &[*value]));
+            codes.push(self.finalize(*choice));
+        }
+        codes.extend([self.set(config, 302, TYPE_DESCRIPTOR, &choices), self.finalize(config)]);
+        first_error(&codes).map(|()| config)
     }
 
     pub fn try_plan(&self, config: P) -> Result<P, u32> {
