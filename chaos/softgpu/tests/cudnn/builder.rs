@@ -201,28 +201,28 @@ impl Cudnn {
         first_error(&[codes[0], codes[1], self.finalize(d)]).map(|()| d)
     }
 
-    /// Configurations that are proposed for a graph.
+    /// Configurations that are proposed for a graph. There may be fewer than are announced.
     pub fn configs(&self, graph: P) -> Result<Vec<P>, u32> {
+        let (heuristics, announced) = self.heuristics(graph)?;
+        let mut configs: Vec<P> = (0..announced).map(|_| self.create(3)).collect();
+        let (at, mut n) = (configs.as_mut_ptr().cast(), 0i64);
+        let code = cu!(self.gpu, cudnnBackendGetAttribute(heuristics => P, 202 => u32, TYPE_DESCRIPTOR => u32,
+            announced => i64, &raw mut n => *mut i64, at => P));
+        assert_eq!(code, 0);
+        configs.truncate(n as usize);
+        Ok(configs)
+    }
+
+    /// The heuristics for a graph, and how many configurations they announce.
+    pub fn heuristics(&self, graph: P) -> Result<(P, i64), u32> {
         let d = self.create(4);
         let codes =
             [self.set(d, 201, TYPE_DESCRIPTOR, &[graph]), self.set(d, 200, TYPE_HEURISTIC, &[3i32]), self.finalize(d)];
         first_error(&codes)?;
         let (mut n, null) = (0i64, std::ptr::null_mut());
-        assert_eq!(
-            cu!(self.gpu, cudnnBackendGetAttribute(d => P, 202 => u32, TYPE_DESCRIPTOR => u32, 0 => i64,
-            &raw mut n => *mut i64, null => P)),
-            0
-        );
-        let mut configs: Vec<P> = (0..n).map(|_| self.create(3)).collect();
-        let at = configs.as_mut_ptr().cast();
-        assert_eq!(
-            cu!(self.gpu, cudnnBackendGetAttribute(d => P, 202 => u32, TYPE_DESCRIPTOR => u32, n => i64,
-            &raw mut n => *mut i64, at => P)),
-            0
-        );
-        // There may be fewer than were announced.
-        configs.truncate(n as usize);
-        Ok(configs)
+        let code = cu!(self.gpu, cudnnBackendGetAttribute(d => P, 202 => u32, TYPE_DESCRIPTOR => u32, 0 => i64,
+            &raw mut n => *mut i64, null => P));
+        if code == 0 { Ok((d, n)) } else { Err(code) }
     }
 
     /// A configuration of an engine by its number, with knobs.

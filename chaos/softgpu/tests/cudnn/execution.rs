@@ -1,8 +1,8 @@
 //! Plans as work of a stream: order, capture, faults, workspaces, pointers.
 
-use crate::attention::{Attention, DQ, DQ_ACCUMULATOR, Memory, O, Q, documents, rows};
+use crate::attention::{Attention, DQ_ACCUMULATOR, Memory, O, Q, documents, rows};
 use crate::builder::*;
-use crate::reference::Shape;
+use crate::reference::{Shape, to_bf16};
 use crate::support::{P, assert_ends_with, cu, in_child};
 
 fn shape() -> Shape {
@@ -130,6 +130,28 @@ fn workspace_holds_nothing_from_one_execution_to_the_next() {
     assert!(n_left < bytes / 16, "{n_left} of {bytes} bytes were left");
 }
 
+/// Documents of which not even the number is known before the execution.
+#[test]
+fn workspace_that_documents_overlap_is_seen_in_the_results() {
+    let cudnn = Cudnn::new();
+    let shape = documents(&[8, 5], 0, 2, 2, 16);
+    let memory = Memory::new(&cudnn, &shape);
+    let plan = cudnn.plan(&Attention::new(&cudnn, &shape).forward()).unwrap();
+    let bytes = cudnn.workspace_bytes(plan);
+    assert!(bytes < 2 * memory.d_o.len());
+
+    for (id, is_right) in [(None, true), (Some(Q), false), (Some(O), false)] {
+        let workspace = id.map_or_else(|| cudnn.gpu.alloc(bytes), |id| memory.at(id));
+        let expected = shape.attend(&memory.qkv, &memory.d_o).o;
+        assert_eq!(cudnn.execute(plan, &memory.of_forward(), workspace), 0);
+        let is_near = memory.o().iter().zip(&expected).all(|(o, e)| (f64::from(*o) - e).abs() < 1.0 / 64.0);
+        assert_eq!(is_near, is_right, "{id:?}");
+        let (values, n) = (to_bf16(&memory.qkv), 2 * memory.qkv.len());
+        let from = values.as_ptr().cast_mut().cast();
+        cu!(cudnn.gpu, cuMemcpyHtoDAsync_v2(memory.at(Q) => u64, from => P, n => usize, cudnn.gpu.stream => P));
+    }
+}
+
 #[test]
 fn wrong_pointers_are_refused() {
     let cudnn = Cudnn::new();
@@ -146,7 +168,7 @@ fn wrong_pointers_are_refused() {
         cudnn.execute(plan, &good, workspace),
         cudnn.execute(plan, &good, 0),
         cudnn.execute(plan, &good, short),
-        cudnn.execute(plan, &good, memory.at(DQ)),
+        cudnn.execute(plan, &with(O, workspace), workspace),
         cudnn.execute(plan, &with(Q, 0), workspace),
         cudnn.execute(plan, &with(Q, memory.at(Q) + 2), workspace),
         cudnn.execute(plan, &with(O, memory.at(O) + 32), workspace),
