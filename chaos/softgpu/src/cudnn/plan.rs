@@ -25,6 +25,8 @@ const PROPOSALS_MAX: usize = 8;
 const TENSOR_CORE: i64 = 0;
 const RUNTIME_COMPILATION: i64 = 0;
 const KNOB_TYPES: i64 = 44;
+/// `CUDNN_KNOB_TYPE_STAGES` as NVIDIA's frontend sets it for reproducible gradients.
+const ORDER: Knob = Knob { number: 14, value: 2 };
 
 /// One of a graph's engines.
 #[derive(Clone, Debug)]
@@ -34,15 +36,19 @@ pub struct Engine {
     support: Support,
 }
 
-/// An engine with choices, which are accepted and change nothing.
+/// An engine with choices. Only the one for ordered sums changes anything.
 #[derive(Clone, Debug)]
 pub struct Config {
     engine: Engine,
+    knobs: Vec<Knob>,
 }
 
 /// A choice of a knob.
-#[derive(Clone, Debug)]
-pub struct Knob;
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Knob {
+    number: i64,
+    value: i64,
+}
 
 /// The configurations that are proposed for a graph.
 #[derive(Debug)]
@@ -73,7 +79,8 @@ impl Heuristics {
         // As cuDNN 9.19 (seen): a graph without engines gets no configurations, and no error here.
         let engines = support::engines(graph).map_or(Vec::new(), Vec::from).into_iter().enumerate();
         let engines = engines.skip(usize::from(mode == MODE_FALLBACK));
-        let config = |(index, support)| Config { engine: Engine { graph: graph.clone(), index, support } };
+        let config =
+            |(index, support)| Config { engine: Engine { graph: graph.clone(), index, support }, knobs: Vec::new() };
         Ok(Heuristics(engines.map(config).collect()))
     }
 
@@ -87,7 +94,9 @@ impl Engine {
     pub fn new(a: &Attributes) -> Outcome<Engine> {
         let graph = a.require_child(1300)?.graph()?.clone();
         let index = a.require(1301)? as usize;
-        match support::engines(&graph)?.get(index) {
+        let engines = support::engines(&graph)?;
+        let place = if index == support::ORDERED && support::has_ordered(&graph) { 0 } else { index };
+        match engines.get(place) {
             Some(support) => Ok(Engine { support: *support, graph, index }),
             None => refuse(NOT_SUPPORTED, format_args!("the graph has no engine {index}")),
         }
@@ -108,18 +117,23 @@ impl Engine {
 
 impl Knob {
     pub fn new(a: &Attributes) -> Outcome<Knob> {
-        let (knob, value) = (a.require(600)?, a.require(601)?);
-        if !(0..KNOB_TYPES).contains(&knob) || value < 0 {
-            return refuse(BAD_PARAM, format_args!("knob {knob} cannot be {value}"));
+        let (number, value) = (a.require(600)?, a.require(601)?);
+        if !(0..KNOB_TYPES).contains(&number) || value < 0 {
+            return refuse(BAD_PARAM, format_args!("knob {number} cannot be {value}"));
         }
-        Ok(Knob)
+        Ok(Knob { number, value })
     }
 }
 
 impl Config {
     pub fn new(a: &Attributes) -> Outcome<Config> {
-        a.children(302).iter().try_for_each(|k| k.knob().map(|_| ()))?;
-        Ok(Config { engine: a.require_child(300)?.engine()?.clone() })
+        let knobs = a.children(302).iter().map(|k| k.knob().copied()).collect::<Outcome<_>>()?;
+        Ok(Config { engine: a.require_child(300)?.engine()?.clone(), knobs })
+    }
+
+    fn is_unordered(&self) -> bool {
+        let is_ordering = self.engine.index == support::ORDERED && self.knobs.contains(&ORDER);
+        support::has_ordered(&self.engine.graph) && !is_ordering
     }
 
     pub fn computed(&self, name: u32) -> Option<Computed> {
@@ -222,6 +236,7 @@ pub fn execute(at: P, plan: P, pack: P) -> Outcome {
         );
     }
     let Engine { graph, support, .. } = &plan.config.engine;
+    let (half, is_unordered) = (support.half, plan.config.is_unordered());
     let (mut pointers, mut scalars) = (BTreeMap::new(), BTreeMap::new());
     for t in graph.in_memory() {
         let at = pack.pointer(t)?;
@@ -237,7 +252,7 @@ pub fn execute(at: P, plan: P, pack: P) -> Outcome {
     }
     pack.check_workspace(support.workspace_bytes, graph)?;
     let workspace = (pack.workspace, support.workspace_bytes);
-    let run = Run { graph: graph.clone(), pointers, scalars, half: support.half, workspace };
+    let run = Run { graph: graph.clone(), pointers, scalars, half, is_unordered, workspace };
     let run = move |seed| {
         count(Stat::Executions);
         run.run(seed)

@@ -32,6 +32,8 @@ pub struct Run {
     pub scalars: BTreeMap<i64, f32>,
     /// What operands of products are rounded to that are f32 on both sides.
     pub half: Option<Element>,
+    /// Whether gradients are sums in no fixed order.
+    pub is_unordered: bool,
     /// Address and bytes.
     pub workspace: (usize, usize),
 }
@@ -105,7 +107,10 @@ impl Run {
                     operand.round_to(half.map_or(DataType::F32, DataType::Float));
                     operand
                 });
+                // Scores come from two tensors in memory; gradients are made of them.
+                let is_unordered = self.is_unordered && tensor(0).is_virtual;
                 let into = self.accumulator(node)?;
+                let seed = (is_unordered || into.is_some()).then_some(seed);
                 multiply(rule, &operands, sizes, into, &output.dims, seed)?
             }
         })
@@ -197,11 +202,11 @@ fn multiply(
     sizes: [Option<&Dense>; 3],
     into: Option<Dense>,
     dims: &[usize],
-    seed: u64,
+    seed: Option<u64>,
 ) -> Result<Dense, Code> {
     let rows = dims.len() - 2;
     let full = [dims[rows], dims[rows + 1], a.dims[rows + 1]];
-    let is_accumulated = into.is_some();
+    let is_fresh = into.is_none();
     let mut out = into.unwrap_or_else(|| Dense::filled(dims, rule.padding));
     let batch_dims: Vec<usize> = dims[..rows].iter().copied().chain([1]).collect();
     let mut refused = Ok(());
@@ -221,23 +226,18 @@ fn multiply(
         let shape = [m, n, k].map(|s| s as usize);
         let at = [&a.data[part(a)..], &b.data[part(b)..]].map(|d| d.as_ptr() as usize);
         let to = &mut out.data[batch * full[0] * full[1]..][..full[0] * full[1]];
-        let block = if is_accumulated { BLOCK } else { usize::MAX };
-        add_product(at, to, shape, full, is_accumulated.then_some(seed), block);
+        if is_fresh {
+            to.chunks_mut(full[1]).take(shape[0]).for_each(|row| row[..shape[1]].fill(0.0));
+        }
+        add_product(at, to, shape, full, seed);
         batch += 1;
     });
     refused.map(|()| out)
 }
 
-/// `to [m, n] = a [m, k] b [k, n]`, or with a seed: adds products of blocks of k in an order that follows from it.
-fn add_product(
-    at: [usize; 2],
-    to: &mut [f32],
-    [m, n, k]: [usize; 3],
-    full: [usize; 3],
-    seed: Option<u64>,
-    block: usize,
-) {
-    if m == 0 || n == 0 {
+/// `to [m, n] += a [m, k] b [k, n]`; with a seed by blocks of k, in an order that follows from it.
+fn add_product(at: [usize; 2], to: &mut [f32], [m, n, k]: [usize; 3], full: [usize; 3], seed: Option<u64>) {
+    if m == 0 || n == 0 || k == 0 {
         return;
     }
     let view = |rows: usize, cols: usize, stride: usize| View {
@@ -248,17 +248,24 @@ fn add_product(
         col_stride: 1,
         batch_stride: 0,
     };
-    if k == 0 && seed.is_none() {
-        to.chunks_mut(full[1]).take(m).for_each(|row| row[..n].fill(0.0));
-    }
+    let block = if seed.is_some() { BLOCK } else { k };
     let n_blocks = k.div_ceil(block);
+    let first = seed.unwrap_or(0) as usize % n_blocks;
     for i in 0..n_blocks {
-        let from = (i + seed.unwrap_or(0) as usize % n_blocks) % n_blocks * block.min(k);
+        let from = (first + i) % n_blocks * block;
         let k = block.min(k - from);
         let views = [view(m, k, full[2]), view(k, n, full[1]), view(m, n, full[1]), view(m, n, full[1])];
         let problem = Problem { m, n, k, batches: 1, views, compute: COMPUTE_32F, has_relu: false, bias: None };
         let pointers = [at[0] + 4 * from, at[1] + 4 * from * full[1], to.as_ptr() as usize, to.as_mut_ptr() as usize];
-        let beta = if seed.is_some() { 1.0 } else { 0.0 };
-        Product { problem, alpha: 1.0, beta, pointers, split: 1, workspace: 0 }.run();
+        Product { problem, alpha: 1.0, beta: 1.0, pointers, split: 1, workspace: 0 }.run();
+        if seed.is_some() {
+            to.chunks_mut(full[1]).take(m).flat_map(|row| &mut row[..n]).for_each(|sum| *sum = without_last_bits(*sum));
+        }
     }
+}
+
+/// Sums of bf16 products are nearly exact in f32, and their order would seldom show once they are bf16: sums without an order
+/// keep 14 bits behind the leading one.
+fn without_last_bits(sum: f32) -> f32 {
+    if sum.is_finite() { f32::from_bits((sum.to_bits() + 0x100) & !0x1ff) } else { sum }
 }

@@ -88,6 +88,15 @@ pub fn engines(graph: &Graph) -> Outcome<[Support; 2]> {
     Ok(workspace_bytes(graph, pattern).map(|workspace_bytes| Support { pattern, workspace_bytes, half }))
 }
 
+/// The engine of sm_100 that can sum gradients in a fixed order, which heuristics do not propose.
+/// Source: the frontend's `override_heuristics_query`.
+pub const ORDERED: usize = 5;
+
+/// Whether the device sums the gradients of this graph in a fixed order by that engine only.
+pub fn has_ordered(graph: &Graph) -> bool {
+    device::capability() / 10 == 10 && Pattern::of(graph) == Ok(Pattern::Backward)
+}
+
 /// Whether blocks of a product are added to what a tensor in memory holds.
 pub fn is_accumulator(graph: &Graph, tensor: usize) -> bool {
     let is_product = |n: usize| matches!(graph.nodes[n].work, Work::Matmul { .. });

@@ -64,7 +64,7 @@ impl<'a> Attention<'a> {
         Attention {
             cudnn,
             shape,
-            is_ragged: shape.starts != (0..=shape.sequences()).map(|i| i * shape.tokens).collect::<Vec<_>>(),
+            is_ragged: shape.is_ragged(),
             dtype: BFLOAT16,
             is_deterministic: true,
             accumulator_strides: None,
@@ -112,7 +112,7 @@ impl<'a> Attention<'a> {
 
     fn lengths(&self) -> [Option<Tensor>; 2] {
         let length = |id| self.cudnn.tensor(&spec(id, INT32, &[self.b, 1, 1, 1], &[1; 4]));
-        [LENGTH_Q, LENGTH_KV].map(|id| self.is_ragged.then(|| length(id)))
+        [LENGTH_Q, LENGTH_KV].map(|id| self.shape.has_lengths().then(|| length(id)))
     }
 
     fn select(&self, g: &mut Graph<'_>, p: &Tensor, mask: &Tensor) -> Tensor {
@@ -283,13 +283,12 @@ impl<'a> Memory<'a> {
 
     fn of(&self, ids: &[i64]) -> Vec<(i64, u64)> {
         let shape = self.shape;
-        let is_ragged = shape.starts.iter().enumerate().any(|(i, s)| *s != i * shape.tokens);
-        let is_of_documents = |id: i64| (LENGTH_Q..=OFFSETS_STATISTICS).contains(&id);
         let is_used = |id: i64| {
             ids.contains(&id)
                 || id == SCALE
-                || (is_of_documents(id) && is_ragged)
-                || (id == MINUS_INFINITY && (shape.is_causal || shape.window.is_some() || is_ragged))
+                || ([LENGTH_Q, LENGTH_KV].contains(&id) && shape.has_lengths())
+                || ((OFFSETS_QKV..=OFFSETS_STATISTICS).contains(&id) && shape.is_ragged())
+                || (id == MINUS_INFINITY && (shape.is_causal || shape.window.is_some() || shape.has_lengths()))
                 || (id == WINDOW && shape.window.is_some())
         };
         self.pointers.iter().copied().filter(|(id, _)| is_used(*id)).collect()
@@ -343,6 +342,7 @@ fn cases() -> Vec<Shape> {
         rows(1, 4, 2, 40, 64),
         Shape { is_causal: false, ..rows(2, 2, 1, 33, 32) },
         Shape { window: Some(7), ..rows(2, 2, 2, 48, 16) },
+        Shape { lengths: vec![20, 48, 1], ..rows(3, 4, 2, 48, 16) },
         documents(&[17, 0, 40, 1], 0, 4, 2, 16),
         documents(&[9, 30], 3, 2, 2, 32),
         Shape { is_causal: false, window: Some(5), ..documents(&[12, 20], 1, 2, 1, 16) },

@@ -34,6 +34,7 @@ pub const TYPE_I64: u32 = 3;
 pub const TYPE_DOUBLE: u32 = 5;
 pub const TYPE_POINTER: u32 = 6;
 pub const TYPE_HEURISTIC: u32 = 8;
+pub const TYPE_KNOB: u32 = 9;
 pub const TYPE_POINTWISE: u32 = 14;
 pub const TYPE_DESCRIPTOR: u32 = 15;
 pub const TYPE_REDUCTION: u32 = 18;
@@ -200,28 +201,47 @@ impl Cudnn {
         first_error(&[codes[0], codes[1], self.finalize(d)]).map(|()| d)
     }
 
-    /// Configurations that are proposed for a graph.
+    /// Configurations that are proposed for a graph. There may be fewer than are announced.
     pub fn configs(&self, graph: P) -> Result<Vec<P>, u32> {
+        let (heuristics, announced) = self.heuristics(graph)?;
+        let mut configs: Vec<P> = (0..announced).map(|_| self.create(3)).collect();
+        let (at, mut n) = (configs.as_mut_ptr().cast(), 0i64);
+        let code = cu!(self.gpu, cudnnBackendGetAttribute(heuristics => P, 202 => u32, TYPE_DESCRIPTOR => u32,
+            announced => i64, &raw mut n => *mut i64, at => P));
+        assert_eq!(code, 0);
+        configs.truncate(n as usize);
+        Ok(configs)
+    }
+
+    /// The heuristics for a graph, and how many configurations they announce.
+    pub fn heuristics(&self, graph: P) -> Result<(P, i64), u32> {
         let d = self.create(4);
         let codes =
             [self.set(d, 201, TYPE_DESCRIPTOR, &[graph]), self.set(d, 200, TYPE_HEURISTIC, &[3i32]), self.finalize(d)];
         first_error(&codes)?;
         let (mut n, null) = (0i64, std::ptr::null_mut());
-        assert_eq!(
-            cu!(self.gpu, cudnnBackendGetAttribute(d => P, 202 => u32, TYPE_DESCRIPTOR => u32, 0 => i64,
-            &raw mut n => *mut i64, null => P)),
-            0
-        );
-        let mut configs: Vec<P> = (0..n).map(|_| self.create(3)).collect();
-        let at = configs.as_mut_ptr().cast();
-        assert_eq!(
-            cu!(self.gpu, cudnnBackendGetAttribute(d => P, 202 => u32, TYPE_DESCRIPTOR => u32, n => i64,
-            &raw mut n => *mut i64, at => P)),
-            0
-        );
-        // There may be fewer than were announced.
-        configs.truncate(n as usize);
-        Ok(configs)
+        let code = cu!(self.gpu, cudnnBackendGetAttribute(d => P, 202 => u32, TYPE_DESCRIPTOR => u32, 0 => i64,
+            &raw mut n => *mut i64, null => P));
+        if code == 0 { Ok((d, n)) } else { Err(code) }
+    }
+
+    /// A configuration of an engine by its number, with knobs.
+    pub fn config(&self, graph: P, index: i64, knobs: &[(i32, i64)]) -> Result<P, u32> {
+        let (engine, config) = (self.create(2), self.create(3));
+        let mut codes = vec![
+            self.set(engine, 1300, TYPE_DESCRIPTOR, &[graph]),
+            self.set(engine, 1301, TYPE_I64, &[index]),
+            self.finalize(engine),
+            self.set(config, 300, TYPE_DESCRIPTOR, &[engine]),
+        ];
+        let choices: Vec<P> = knobs.iter().map(|_| self.create(7)).collect();
+        for ((knob, value), choice) in knobs.iter().zip(&choices) {
+            codes.push(self.set(*choice, 600, TYPE_KNOB, &[*knob]));
+            codes.push(self.set(*choice, 601, TYPE_I64, &[*value]));
+            codes.push(self.finalize(*choice));
+        }
+        codes.extend([self.set(config, 302, TYPE_DESCRIPTOR, &choices), self.finalize(config)]);
+        first_error(&codes).map(|()| config)
     }
 
     pub fn try_plan(&self, config: P) -> Result<P, u32> {

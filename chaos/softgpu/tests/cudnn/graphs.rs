@@ -103,6 +103,55 @@ fn virtual_tensors_keep_f32_and_stored_ones_are_rounded_to_even() {
 }
 
 #[test]
+fn stored_tensor_is_read_again_as_it_was_rounded() {
+    let cudnn = Cudnn::new();
+    let dims = [1, 1, 1, 4];
+    let (x, one) = (cudnn.tensor(&spec(1, FLOAT, &dims, &packed(&dims))), cudnn.scalar(2, FLOAT));
+    let between = cudnn.tensor(&spec(3, HALF, &dims, &packed(&dims)));
+    let y = cudnn.tensor(&spec(4, FLOAT, &dims, &packed(&dims)));
+    let mut g = Graph::new(&cudnn);
+    g.pointwise_to(ADD, &[&x, &one], &between);
+    g.pointwise_to(SUB, &[&between, &one], &y);
+    let scalar = 1.0f32;
+    let step = 2f32.powi(-11);
+    let at = [
+        (1, cudnn.gpu.put(&[step, 3.0 * step, 2.0 * step, 0.0])),
+        (2, &raw const scalar as u64),
+        (3, cudnn.gpu.alloc(8)),
+        (4, cudnn.gpu.alloc(16)),
+    ];
+
+    cudnn.run(cudnn.plan(&g.operations).unwrap(), &at);
+
+    assert_eq!(cudnn.gpu.get::<f32>(at[3].1, 4), [0.0, 4.0 * step, 2.0 * step, 0.0]);
+}
+
+/// Sequences of two and no tokens, of at most three, each of two numbers.
+#[test]
+fn tokens_that_a_ragged_tensor_does_not_have_are_neither_numbers_nor_written() {
+    let cudnn = Cudnn::new();
+    let (dims, strides) = ([2, 1, 3, 2], [6, 2, 2, 1]);
+    let offsets = cudnn.tensor(&spec(9, INT32, &[3, 1, 1, 1], &[1; 4])).descriptor;
+    let ragged = |id| cudnn.tensor(&Spec { ragged: Some(offsets), ..spec(id, FLOAT, &dims, &strides) });
+    let (x, y, copy) = (ragged(1), cudnn.tensor(&spec(2, FLOAT, &dims, &packed(&dims))), ragged(3));
+    let to_dense = cudnn.try_pointwise(IDENTITY, None, &[&x], &y).unwrap();
+    let to_ragged = cudnn.try_pointwise(IDENTITY, None, &[&y], &copy).unwrap();
+    let at = [
+        (1, cudnn.gpu.put(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0])),
+        (2, cudnn.gpu.alloc(48)),
+        (3, cudnn.gpu.put(&[-1f32; 12])),
+        (9, cudnn.gpu.put(&[0, 4, 4])),
+    ];
+
+    cudnn.run(cudnn.plan(&[to_dense, to_ragged]).unwrap(), &at);
+
+    let dense: Vec<f32> = cudnn.gpu.get(at[1].1, 12);
+    assert_eq!(dense[..4], [1.0, 2.0, 3.0, 4.0]);
+    assert!(dense[4..].iter().all(|d| d.is_nan()), "{dense:?}");
+    assert_eq!(cudnn.gpu.get::<f32>(at[2].1, 6), [1.0, 2.0, 3.0, 4.0, -1.0, -1.0]);
+}
+
+#[test]
 fn operations_may_come_in_any_order_and_scalars_are_read_when_enqueued() {
     let cudnn = Cudnn::new();
     let dims = [1, 1, 1, 3];

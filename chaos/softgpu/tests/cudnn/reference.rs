@@ -34,6 +34,16 @@ impl Shape {
         *self.starts.last().unwrap()
     }
 
+    /// Whether sequences follow each other at distances that differ.
+    pub fn is_ragged(&self) -> bool {
+        self.starts.iter().enumerate().any(|(i, start)| *start != i * self.tokens)
+    }
+
+    /// Whether some sequence is shorter than the longest may be.
+    pub fn has_lengths(&self) -> bool {
+        self.is_ragged() || self.lengths.iter().any(|length| *length != self.tokens)
+    }
+
     pub fn sequences(&self) -> usize {
         self.lengths.len()
     }
