@@ -1,5 +1,6 @@
 //! A GPU as a device.
 
+use crate::alike::{arithmetic_of, check_alike};
 use crate::error::OpenError;
 use crate::gpu::{self, Gpu, GpuInfo};
 use crate::kernels::Kernels;
@@ -153,8 +154,9 @@ impl Device for CudaDevice {
         machine::lasting_regions(programs)
     }
 
-    fn communicator(&self, host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
+    fn communicator(&self, mut host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
         let shared = self.shared().map_err(|e| CollectiveError::Device { reason: e.to_string() })?;
+        check_alike(&arithmetic_of(&shared.gpu), &mut *host)?;
         let nccl = || shared.nccl.get_or_init(|| Nccl::find(&self.search)).clone();
         connect(&shared.gpu, nccl, host, self.collectives)
     }

@@ -99,6 +99,12 @@ impl Lowered {
         self.segments[segment].instrs.clone()
     }
 
+    /// Segments that run as graphs.
+    #[cfg(test)]
+    pub(crate) fn n_graphs(&self) -> usize {
+        self.segments.iter().filter(|segment| matches!(segment.state, State::Captured(_))).count()
+    }
+
     /// Enqueues the commands of instructions one by one.
     ///
     /// # Errors

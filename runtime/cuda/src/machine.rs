@@ -104,6 +104,12 @@ impl CudaMachine {
         Ok(CudaMachine { shared: shared.clone(), lowered: Vec::new(), regions, capture, events: Vec::new() })
     }
 
+    /// Parts of a program that run as graphs.
+    #[cfg(test)]
+    pub(crate) fn n_graphs(&mut self, c: &Compiled) -> usize {
+        Lowered::find(&mut self.lowered, c).map_or(0, |i| self.lowered[i].n_graphs())
+    }
+
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
         let value = c.program.value(v);
         let location = c.layout.locations[v.0 as usize].expect("the memory pass places every accessed value");

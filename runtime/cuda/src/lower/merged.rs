@@ -121,73 +121,18 @@ fn bytes_of(buffer: &Buffer) -> Range<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ALIGN_BYTES, scratch_bytes};
     use super::*;
-    use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
-    use phalanx_strategies::model::{
-        BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
-    };
+    use crate::tests::step::{compiled, llama_1b};
+    use phalanx_strategies::mesh::MeshRank;
+    use phalanx_strategies::model::BatchShape;
     use phalanx_strategies::optimizer::{AdamW, Lion, OptimizerSpec, Sgd};
     use phalanx_strategies::passes::precision::Precision;
-    use phalanx_strategies::passes::recompute::Recompute;
-    use phalanx_strategies::program::{Instr, Op, Program};
-    use phalanx_strategies::target::Target;
-
-    /// The compiler's view of the CUDA machine.
-    struct Cuda;
-
-    impl Target for Cuda {
-        fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
-            scratch_bytes(program, instr)
-        }
-
-        fn align(&self) -> usize {
-            ALIGN_BYTES
-        }
-
-        fn half_copies(&self) -> bool {
-            true
-        }
-    }
+    use phalanx_strategies::program::Op;
 
     /// The step of Llama 3.2 1B.
     fn step_of_1b(optimizer: OptimizerSpec) -> Compiled {
-        let model = ModelConfig {
-            family: Family::named("llama").expect("a supported family"),
-            vocab_size: 128_256,
-            hidden_size: 2048,
-            intermediate_size: 8192,
-            n_layers: 16,
-            n_heads: 32,
-            n_kv_heads: 8,
-            head_dim: 64,
-            max_positions: 8192,
-            norm_eps: 1e-5,
-            rope_theta: 500_000.0,
-            rope_scaling: RopeScaling::None,
-            tie_embeddings: true,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            multipliers: Multipliers::default(),
-            norm_placement: NormPlacement::Before,
-            qk_norm: QkNorm::None,
-            packed_projections: false,
-            windows: vec![None; 16],
-            init_std: 0.02,
-        };
-        let spec = StepSpec {
-            n_microbatches: 1,
-            precision: Precision::Bf16,
-            recompute: Recompute::None,
-            lora: None,
-            optimizer,
-            max_grad_norm: Some(1.0),
-            offload_optimizer: false,
-            parallel: Parallel::default(),
-        };
-        let forward = model.forward(BatchShape { n_rows: 2, seq_len: 4096 }, Head::Loss).unwrap();
-        compile_step(forward, &spec, &Cuda).unwrap()
+        let batch = BatchShape { n_rows: 2, seq_len: 4096 };
+        compiled(&llama_1b(), batch, MeshRank::default(), Precision::Bf16, optimizer)
     }
 
     /// An address for each value, as in one allocation for each region.
@@ -243,7 +188,6 @@ mod tests {
         let of_commands = |commands: &[Command]| commands.iter().map(blocks).sum::<usize>();
         let alone = |instr| of_commands(&lower(&c.program, instr, place(&c), SCRATCH).finish().0);
         assert_eq!(of_commands(&all.commands), c.program.instrs.iter().map(alone).sum::<usize>());
-        println!("commands of a step: {}", all.commands.len());
     }
 
     /// Blocks of a launch of runs.

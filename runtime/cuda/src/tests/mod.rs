@@ -5,10 +5,12 @@
 mod agreement;
 #[path = "../../../collective/src/tests/definitions.rs"]
 pub mod definitions;
+mod graphs;
 mod nccl;
 mod on_device;
 mod processes;
 mod staged;
+pub mod step;
 
 use crate::gpu::Gpu;
 use crate::library::{Nccl, Search};
