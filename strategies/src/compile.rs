@@ -13,6 +13,7 @@ use crate::passes::enter::erase;
 use crate::passes::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage, fully_sharded, gather_updated};
 use crate::passes::fuse::fuse;
 use crate::passes::half_copies::half_copies;
+use crate::passes::launch_order::launch_order;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
 use crate::passes::offload::offload;
@@ -25,7 +26,7 @@ use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::shadow::shadow;
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::passes::tensor_sums::Exchange;
-use crate::pipeline::{ScheduleKind, Slot, Work, order};
+use crate::pipeline::{ScheduleKind, Slot, Work, message_order, order};
 use crate::program::{Program, Role};
 use crate::target::Target;
 use crate::verify::{VerifyError, verify};
@@ -199,6 +200,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
     let order = order(parallel.schedule(&mesh_rank), mesh_rank.mesh.pp, mesh_rank.on(Axis::Pp), spec.n_microbatches);
     let step = accumulate(&forward, &chunks, &order);
     let mut program = step.program;
+    launch_order(&mut program, &message_order(parallel.schedule(&mesh_rank), mesh_rank.mesh.pp, spec.n_microbatches));
     fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, parallel.shard_unit());
     let mut grads = match parallel.logical_shards {
         None => data_parallel(&mut program, &step.grads, parallel.bucket_bytes),

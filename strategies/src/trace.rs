@@ -188,7 +188,8 @@ pub fn world<E>(
     Ok(world)
 }
 
-/// Compiles every rank of a mesh and checks that the ranks together run to the end.
+/// Compiles every rank of a mesh and checks that the ranks together run to the end, and that their starts have a common
+/// order.
 ///
 /// # Errors
 /// Errors of `compile`, and faults of the world.
@@ -196,7 +197,9 @@ pub fn verify_world<E: From<WorldError>>(
     mesh: Mesh,
     mut compile: impl FnMut(MeshRank) -> Result<Program, E>,
 ) -> Result<(), E> {
-    Ok(world(mesh, Ranks::All, |mesh_rank| compile(mesh_rank).map(|program| Trace::of(&program)))?.verify()?)
+    let world = world(mesh, Ranks::All, |mesh_rank| compile(mesh_rank).map(|program| Trace::of(&program)))?;
+    world.verify()?;
+    Ok(world.verify_launches()?)
 }
 
 /// The groups of a world by kind and rank. Kinds stay separate even if they have the same members: each numbers its own

@@ -192,6 +192,26 @@ proptest! {
     }
 }
 
+/// Rank 3 exchanges starts of two groups that both have rank 2, too: each stream is in order, but not all of them together.
+#[test]
+fn exchanged_starts_of_two_groups_in_one_rank_are_found() {
+    let case = tiny(Mesh { tp: 2, dp_shard: 2, ..Mesh::ONE });
+    let mut program = case.step(3);
+    let stream = |i: usize| if let Op::Start(c) = program.instrs[i].op { Some(c.stream()) } else { None };
+    let starts: Vec<usize> = (0..program.instrs.len()).filter(|i| stream(*i).is_some()).collect();
+    let with_rank_2 = |i: &usize| stream(*i).is_some_and(|s| case.mesh.members(s.group, 3).contains(&2));
+    let starts: Vec<usize> = starts.into_iter().filter(with_rank_2).collect();
+    let pair = starts.windows(2).find(|pair| stream(pair[0]) != stream(pair[1])).expect("there are two groups");
+    let (first, second) = (pair[0], pair[1]);
+    let later = program.instrs.remove(first);
+    program.instrs.insert(second, later);
+
+    let found = case.verify(|case, rank| if rank == 3 { program.clone() } else { case.step(rank) });
+
+    let error = found.unwrap_err().to_string();
+    assert!(error.contains("no common order of starts") && error.contains("rank 3"), "{error}");
+}
+
 /// Swaps two different collectives of a stream, drops one, or changes the size of one; false without such collectives.
 fn fault(program: &mut Program, at: prop::sample::Index, which: usize) -> bool {
     let is_start = |i: &usize| matches!(program.instrs[*i].op, Op::Start(_));

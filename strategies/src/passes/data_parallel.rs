@@ -137,9 +137,15 @@ fn over_stages(program: &mut Program, param: usize, grad: &mut ValueId) {
     let others: Vec<usize> = stages.iter().copied().filter(|s| *s != me).collect();
     let send = |to: usize| Collective::new(CollectiveKind::Send { to: to as u32, channel }, group);
     let recv = |from: usize| Collective::new(CollectiveKind::Recv { from: from as u32, channel }, group);
-    others.iter().for_each(|s| program.push(Op::Start(send(*s)), vec![*grad], vec![], SITE));
     let theirs: BTreeMap<usize, ValueId> = others.iter().map(|s| (*s, like(program, *grad))).collect();
-    theirs.iter().for_each(|(s, v)| program.push(Op::Start(recv(*s)), vec![], vec![*v], SITE));
+    // All stages start the messages in one order: pair by pair, from the earlier stage of a pair first.
+    for (other, value) in &theirs {
+        let mut starts = [(send(*other), vec![*grad], vec![]), (recv(*other), vec![], vec![*value])];
+        if *other < me {
+            starts.reverse();
+        }
+        starts.into_iter().for_each(|(c, reads, writes)| program.push(Op::Start(c), reads, writes, SITE));
+    }
     theirs.iter().for_each(|(s, v)| program.push(Op::Await(recv(*s)), vec![*v], vec![], SITE));
     others.iter().for_each(|s| program.push(Op::Await(send(*s)), vec![], vec![], SITE));
     let mut sum: Option<ValueId> = None;

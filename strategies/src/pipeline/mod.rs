@@ -19,11 +19,13 @@
 
 mod gpipe;
 mod interleaved;
+mod messages;
 mod one_f_one_b;
 mod timeline;
 mod transfers;
 mod zero_bubble;
 
+pub use messages::{Message, message_order};
 pub use timeline::{Timeline, WorkTimes, timeline};
 pub use transfers::{Action, Payload, Transfer, actions};
 

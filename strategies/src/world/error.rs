@@ -135,6 +135,12 @@ pub enum WorldError {
         /// Each rank waits for the next, the last one for the first.
         cycle: Vec<Wait>,
     },
+    /// Ranks that start collectives in orders that contradict each other.
+    #[error("no common order of starts: {}", orders(.cycle))]
+    LaunchOrder {
+        /// Each rank starts its collective before the one of the rank in front of it, the first before that of the last.
+        cycle: Vec<Wait>,
+    },
 }
 
 impl fmt::Display for GroupName {
@@ -166,6 +172,18 @@ impl fmt::Display for Wait {
         let Wait { rank, step, collective, group, waits_for } = self;
         write!(f, "rank {rank} at step {step} awaits {collective} of {group}, which rank {waits_for} has not started")
     }
+}
+
+fn orders(cycle: &[Wait]) -> String {
+    let earlier = cycle.iter().cycle().skip(1);
+    let order = |(later, earlier): (&Wait, &Wait)| {
+        let Wait { rank, step, collective, group, .. } = earlier;
+        format!(
+            "rank {rank} at step {step} starts {collective} of {group} before {} of {}, which rank {} starts at step {}",
+            later.collective, later.group, later.rank, later.step
+        )
+    };
+    cycle.iter().zip(earlier).map(order).collect::<Vec<_>>().join("; ")
 }
 
 fn chain(cycle: &[Wait]) -> String {

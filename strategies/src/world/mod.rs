@@ -15,6 +15,8 @@
 //! - `WORLD-2` an await blocks until the collective has ended.
 //! - `WORLD-3` on each stream (a group's collectives; its transfers from one member to another by one channel) members
 //!   have the same descriptors in the same order, numbered from 0, and every start is awaited once.
+//! - `WORLD-4` the starts of all ranks, over all groups, have a common order. Then communicators that run their operations
+//!   in the order of their starts cannot deadlock, in whatever way they share a device. Hosts do not need it.
 //!
 //! A run simulates *classes* of indistinguishable ranks (file `symmetry`), not single ranks.
 //!
@@ -25,6 +27,7 @@ mod check;
 pub mod chrome;
 mod deadlock;
 mod error;
+mod launches;
 mod projection;
 mod run;
 mod symmetry;
@@ -220,6 +223,14 @@ impl WorldTraces {
         let nowhere = |_| 0;
         let at_once = |_: &Post, _: &[u32]| Duration::ZERO;
         self.simulate(&Links { mover: Mover::Links, node: &nowhere, duration: &at_once }, false).map(|_| ())
+    }
+
+    /// Checks that the starts of all ranks have a common order (`WORLD-4`), in a world that [`WorldTraces::verify`] accepts.
+    ///
+    /// # Errors
+    /// [`WorldError::LaunchOrder`].
+    pub fn verify_launches(&self) -> Result<(), WorldError> {
+        launches::verify(self)
     }
 
     /// Checks as [`WorldTraces::verify`] and returns the times. `spans` requests each single piece of work, too.

@@ -146,6 +146,49 @@ fn two_ranks_that_send_to_each_other_first_deadlock() {
     assert!(matches!(&error, WorldError::Deadlock { cycle } if cycle.len() == 2), "{error}");
 }
 
+#[test]
+fn starts_of_two_groups_in_contrary_orders_are_named_with_their_ranks() {
+    let (small, large) = (all_reduce(0, 0, 8), all_reduce(1, 0, 64));
+    let awaits = [Step::Await(small.collective), Step::Await(large.collective)];
+    let first = [Step::Start(small), Step::Start(large)];
+    let mut second = first.clone();
+    second.swap(0, 1);
+    let rank = |starts: &[Step]| [starts, &awaits].concat();
+    let (all, pair): (&[u32], &[u32]) = (&[0, 1, 2], &[0, 1]);
+    let third = vec![first[0].clone(), awaits[0].clone()];
+
+    let good = world(&[all, pair], vec![rank(&first), rank(&first), third.clone()]);
+    let bad = world(&[all, pair], vec![rank(&first), rank(&second), third]);
+
+    assert_eq!((good.verify(), good.verify_launches(), bad.verify()), (Ok(()), Ok(()), Ok(())));
+    let error = bad.verify_launches().unwrap_err().to_string();
+    let expected = "no common order of starts: \
+        rank 1 at step 0 starts all_reduce #0 of group [0, 1] before all_reduce #0 of group [0, 1, 2], which rank 0 \
+        starts at step 0; rank 0 at step 0 starts all_reduce #0 of group [0, 1, 2] before all_reduce #0 of group [0, 1], \
+        which rank 1 starts at step 0";
+    assert_eq!(error, expected);
+}
+
+// Each rank posts the send before the receive and awaits both later: hosts finish, communicators in order of starts do not.
+#[test]
+fn two_ranks_that_start_to_send_to_each_other_first_have_no_common_order() {
+    let exchange = |peer, sends_first: bool| {
+        let mut posts = [Kind::Send { to: peer, channel: 0 }, Kind::Recv { from: peer, channel: 0 }];
+        if !sends_first {
+            posts.reverse();
+        }
+        let starts = posts.map(|kind| Step::Start(on(0, 0, kind, 1)));
+        [starts, posts.map(|kind| Step::Await(on(0, 0, kind, 1).collective))].concat()
+    };
+
+    let contrary = world(&[&[0, 1]], vec![exchange(1, true), exchange(0, true)]);
+    let common = world(&[&[0, 1]], vec![exchange(1, true), exchange(0, false)]);
+
+    assert_eq!((contrary.verify(), common.verify_launches()), (Ok(()), Ok(())));
+    let error = contrary.verify_launches().unwrap_err();
+    assert!(matches!(&error, WorldError::LaunchOrder { cycle } if cycle.len() == 2), "{error}");
+}
+
 // Every rank sends to its right-hand neighbour over overlapping groups: all ranks are of one class.
 #[test]
 fn ring_of_equal_ranks_deadlocks_with_all_of_them_in_the_cycle() {
