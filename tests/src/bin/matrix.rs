@@ -5,11 +5,15 @@
 
 use anyhow::Context;
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
+use phalanx::config::precision::DeviceChoice;
+use phalanx::{Runtime, rank_process};
 use phalanx_tests::matrix::cell::{Cell, cells};
 use phalanx_tests::matrix::chain::chain;
 use phalanx_tests::matrix::model::Shape;
-use phalanx_tests::matrix::run::{Outcome, Task, Tolerance, compare};
+use phalanx_tests::matrix::pairs::pairwise;
+use phalanx_tests::matrix::run::{Outcome, Ranks, Task, Tolerance, compare_on};
 use phalanx_tests::matrix::table::{json_line, table, with_table};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,6 +26,12 @@ struct Args {
     /// Largest number of ranks of a mesh.
     #[arg(default_value_t = 8)]
     max_ranks: usize,
+    /// The device. On GPUs, each rank is a process.
+    #[arg(long, value_parser = PossibleValuesParser::new(["cpu", "cuda"]), default_value = "cpu")]
+    device: String,
+    /// Only a few cells that have every pair of choices, such as two axes larger than one.
+    #[arg(long)]
+    pairs: bool,
     /// Only cells whose name contains this, such as `cp 2` or `ZeRO-3`.
     #[arg(long, default_value = "")]
     only: String,
@@ -37,9 +47,15 @@ struct Args {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
+    // Rank processes are this program.
+    let program = rank_process();
     let args = Args::parse();
-    let ring = chain(cells(args.max_ranks).into_iter().filter(|c| c.to_string().contains(&args.only)).collect());
-    let bar = ProgressBar::new((ring.len() * Shape::ALL.len()) as u64);
+    let rings = Shape::ALL.map(|shape| ring(&args, shape));
+    let ranks = match args.device.as_str() {
+        "cuda" => Ranks::Processes(Runtime::new(program)?, DeviceChoice::Cuda),
+        _ => Ranks::Threads,
+    };
+    let bar = ProgressBar::new(rings.iter().map(Vec::len).sum::<usize>() as u64);
     bar.set_style(ProgressStyle::with_template("{wide_bar} {pos}/{len} cells, {elapsed} elapsed, {eta} left  {msg}")?);
     let outcomes = Mutex::new(Vec::new());
     let each = |outcome: Outcome| {
@@ -47,7 +63,7 @@ fn main() -> anyhow::Result<ExitCode> {
         bar.inc(1);
         outcomes.lock().expect("no holder of the lock panics").push(outcome);
     };
-    run(&args, &ring, &each)?;
+    run(&args, &ranks, &rings, &each)?;
     bar.finish_and_clear();
     let outcomes = outcomes.into_inner()?;
     let table = table(&outcomes, &Tolerance::F32);
@@ -63,13 +79,22 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed == 0 && !outcomes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// The cells of a model, in the order in which they resume from each other.
+fn ring(args: &Args, shape: Shape) -> Vec<Cell> {
+    let all = match args.pairs {
+        true => pairwise(args.max_ranks).into_iter().filter(|(of, _)| *of == shape).map(|(_, cell)| cell).collect(),
+        false => cells(args.max_ranks),
+    };
+    chain(all.into_iter().filter(|c| c.to_string().contains(&args.only)).collect())
+}
+
 /// Each model has its own ring; `jobs` rings run at a time.
-fn run(args: &Args, ring: &[Cell], each: &(impl Fn(Outcome) + Sync)) -> anyhow::Result<()> {
+fn run(args: &Args, ranks: &Ranks, rings: &[Vec<Cell>], each: &(impl Fn(Outcome) + Sync)) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some(shape) = Shape::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((shape, ring)) = Shape::ALL.iter().zip(rings).nth(next.fetch_add(1, Ordering::Relaxed)) {
             let dir = tempfile::tempdir()?;
-            compare(&Task::plain(*shape), ring, dir.path(), each)?;
+            compare_on(ranks, &Task::plain(*shape), ring, dir.path(), each)?;
         }
         anyhow::Ok(())
     };

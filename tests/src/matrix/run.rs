@@ -3,7 +3,8 @@
 use super::cell::Cell;
 use super::model::Shape;
 use anyhow::Context;
-use phalanx::{Control, Event, Job};
+use phalanx::config::precision::DeviceChoice;
+use phalanx::{Control, Event, Job, Report, Runtime};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -48,6 +49,15 @@ impl Task {
     }
 }
 
+/// Where the ranks of a cell run.
+#[derive(Clone, Debug)]
+pub enum Ranks {
+    /// On the processors, as threads of this process.
+    Threads,
+    /// On a device, as processes that this runtime starts.
+    Processes(Runtime, DeviceChoice),
+}
+
 /// Loss and gradient norm of each step.
 pub type Curve = Vec<(f64, f64)>;
 
@@ -66,11 +76,26 @@ pub struct Run {
     output: PathBuf,
 }
 
-/// Trains from the first step, or from the checkpoint `resume`, to step `until` of [`STEPS`].
+/// As [`train_on`], on threads of this process.
 ///
 /// # Errors
 /// Those of the job.
 pub fn train(task: &Task, cell: &Cell, dir: &Path, until: u64, resume: Option<&Path>) -> anyhow::Result<Run> {
+    train_on(&Ranks::Threads, task, cell, dir, until, resume)
+}
+
+/// Trains from the first step, or from the checkpoint `resume`, to step `until` of [`STEPS`].
+///
+/// # Errors
+/// Those of the job.
+pub fn train_on(
+    ranks: &Ranks,
+    task: &Task,
+    cell: &Cell,
+    dir: &Path,
+    until: u64,
+    resume: Option<&Path>,
+) -> anyhow::Result<Run> {
     let text = dir.join("text.jsonl");
     if !text.exists() {
         std::fs::write(&text, documents())?;
@@ -84,7 +109,9 @@ pub fn train(task: &Task, cell: &Cell, dir: &Path, until: u64, resume: Option<&P
     for (key, value) in cell.keys() {
         job = job.set(key, value);
     }
+    let device = if let Ranks::Processes(_, device) = ranks { *device } else { DeviceChoice::Cpu };
     let job = job
+        .set("device", device.word())
         .set("microbatches_per_step", BATCH_ROWS)
         .set("datasets.0.path", text.display())
         .set("dataset_prepared_path", dir.join("data").display())
@@ -92,19 +119,32 @@ pub fn train(task: &Task, cell: &Cell, dir: &Path, until: u64, resume: Option<&P
         .set("resume_from_checkpoint", resume)
         .set("output_dir", output.display())
         .build()?;
-    let reported = Mutex::new((Vec::new(), Vec::new()));
-    let report = job.run_with(&Control::default(), |event| {
-        let mut reported = reported.lock().expect("no holder of the lock panics");
-        match event {
-            Event::Step(m) => reported.0.push((m.loss, m.grad_norm)),
-            Event::Eval(m) => reported.1.push(m.eval_loss),
-            _ => {}
-        }
-    })?;
-    let (curve, evals) = reported.into_inner()?;
+    let (curve, evals) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let follow = |event: &Event| match event {
+        Event::Step(m) => curve.lock().expect("no holder of the lock panics").push((m.loss, m.grad_norm)),
+        Event::Eval(m) => evals.lock().expect("no holder of the lock panics").push(m.eval_loss),
+        _ => {}
+    };
+    let report = match ranks {
+        Ranks::Threads => job.run_with(&Control::default(), follow)?,
+        Ranks::Processes(runtime, _) => run_processes(runtime, job, follow)?,
+    };
     let checkpoint = report.checkpoint.context("no checkpoint was saved")?;
     let model = report.model_dir.context("no model was exported")?;
-    Ok(Run { curve, evals, checkpoint, model, output })
+    Ok(Run { curve: curve.into_inner()?, evals: evals.into_inner()?, checkpoint, model, output })
+}
+
+/// Runs a job whose ranks are processes to its end.
+fn run_processes(runtime: &Runtime, job: Job, follow: impl Fn(&Event)) -> anyhow::Result<Report> {
+    let events = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    events.block_on(async {
+        let job = runtime.start(job).await?;
+        let mut events = job.events();
+        while let Some(event) = events.next().await {
+            follow(&event?);
+        }
+        Ok(job.wait().await?)
+    })
 }
 
 /// Rows hold several documents; the norm is clipped in some steps and not in others.
@@ -173,18 +213,32 @@ impl Outcome {
     }
 }
 
-/// Trains each cell for the first half of the steps from scratch, and for the second half from the checkpoint of its
-/// predecessor in the ring; compares with one rank and passes each outcome to `each`.
+/// As [`compare_on`], on threads of this process.
 ///
 /// # Errors
 /// When the job of one rank fails; the error of a cell is its outcome.
-pub fn compare(task: &Task, ring: &[Cell], dir: &Path, mut each: impl FnMut(Outcome)) -> anyhow::Result<()> {
+pub fn compare(task: &Task, ring: &[Cell], dir: &Path, each: impl FnMut(Outcome)) -> anyhow::Result<()> {
+    compare_on(&Ranks::Threads, task, ring, dir, each)
+}
+
+/// Trains each cell for the first half of the steps from scratch, and for the second half from the checkpoint of its
+/// predecessor in the ring; compares with one rank on the CPU and passes each outcome to `each`.
+///
+/// # Errors
+/// When the job of one rank fails; the error of a cell is its outcome.
+pub fn compare_on(
+    ranks: &Ranks,
+    task: &Task,
+    ring: &[Cell],
+    dir: &Path,
+    mut each: impl FnMut(Outcome),
+) -> anyhow::Result<()> {
     let reference = train(task, &Cell::ALONE, dir, STEPS, None)?.curve;
     let (first_steps, last_steps) = reference.split_at((STEPS / 2) as usize);
     let mut previous: Option<(Cell, Run)> = None;
     let mut waiting = None;
     let mut finish = |cell: Cell, first: (f64, f64), from: &(Cell, Run)| {
-        let second = train(task, &cell, dir, STEPS, Some(&from.1.checkpoint)).and_then(|run| {
+        let second = train_on(ranks, task, &cell, dir, STEPS, Some(&from.1.checkpoint)).and_then(|run| {
             std::fs::remove_dir_all(&run.output)?;
             Ok(distance(&run.curve, last_steps))
         });
@@ -194,7 +248,7 @@ pub fn compare(task: &Task, ring: &[Cell], dir: &Path, mut each: impl FnMut(Outc
     };
     let mut failed = Vec::new();
     for cell in ring {
-        match train(task, cell, dir, STEPS / 2, None) {
+        match train_on(ranks, task, cell, dir, STEPS / 2, None) {
             Err(error) => failed.push((*cell, format!("{error:#}"))),
             Ok(run) => {
                 let first = distance(&run.curve, first_steps);
