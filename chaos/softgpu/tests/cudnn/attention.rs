@@ -1,7 +1,7 @@
 //! Attention, forward and backward, as composite graphs over packed projections `[N, (H + 2K) D]`.
 
 use crate::builder::*;
-use crate::reference::{Shape, numbers, of_bf16, to_bf16};
+use crate::reference::{Shape, numbers, of_bf16, of_f16, to_bf16, to_f16};
 use crate::support::P;
 
 /// Ids of tensors.
@@ -231,6 +231,7 @@ impl<'a> Attention<'a> {
 pub struct Memory<'a> {
     cudnn: &'a Cudnn,
     shape: &'a Shape,
+    dtype: i32,
     pub qkv: Vec<f32>,
     pub d_o: Vec<f32>,
     /// Read through pointers when a graph is executed.
@@ -240,12 +241,17 @@ pub struct Memory<'a> {
 
 impl<'a> Memory<'a> {
     pub fn new(cudnn: &'a Cudnn, shape: &'a Shape) -> Memory<'a> {
+        Memory::of_type(cudnn, shape, BFLOAT16)
+    }
+
+    pub fn of_type(cudnn: &'a Cudnn, shape: &'a Shape, dtype: i32) -> Memory<'a> {
         let (n, width) = (shape.n(), shape.width);
         let (qkv, d_o) = (numbers(n * shape.columns(), 1), numbers(n * shape.heads * width, 2));
         let window = shape.window.unwrap_or(0) as f32;
         let scalars = Box::new([1.0 / (width as f32).sqrt(), f32::NEG_INFINITY, 1.0, window]);
         let gpu = &cudnn.gpu;
-        let (at, gradients) = (gpu.put(&to_bf16(&qkv)), gpu.alloc(2 * qkv.len()));
+        let narrow = if dtype == HALF { to_f16 } else { to_bf16 };
+        let (at, gradients) = (gpu.put(&narrow(&qkv)), gpu.alloc(2 * qkv.len()));
         let lengths: Vec<i32> = shape.lengths.iter().map(|l| *l as i32).collect();
         let offsets =
             |per_token: usize| gpu.put(&shape.starts.iter().map(|s| (s * per_token) as i64).collect::<Vec<_>>());
@@ -259,7 +265,7 @@ impl<'a> Memory<'a> {
             (V, at + v),
             (O, gpu.alloc(2 * d_o.len())),
             (STATISTICS, gpu.alloc(4 * n * shape.heads)),
-            (D_O, gpu.put(&to_bf16(&d_o))),
+            (D_O, gpu.put(&narrow(&d_o))),
             (DQ, gradients),
             (DK, gradients + k),
             (DV, gradients + v),
@@ -274,7 +280,7 @@ impl<'a> Memory<'a> {
         for (i, id) in [SCALE, MINUS_INFINITY, ONE, WINDOW].into_iter().enumerate() {
             pointers.push((id, &raw const scalars[i] as u64));
         }
-        Memory { cudnn, shape, qkv, d_o, _scalars: scalars, pointers }
+        Memory { cudnn, shape, dtype, qkv, d_o, _scalars: scalars, pointers }
     }
 
     pub fn at(&self, id: i64) -> u64 {
@@ -303,12 +309,17 @@ impl<'a> Memory<'a> {
         self.of(&ids[..ids.len() - usize::from(is_deterministic)])
     }
 
+    fn halves(&self, id: i64, n: usize) -> Vec<f32> {
+        let halves = self.cudnn.gpu.get::<u16>(self.at(id), n);
+        if self.dtype == HALF { of_f16(&halves) } else { of_bf16(&halves) }
+    }
+
     pub fn o(&self) -> Vec<f32> {
-        of_bf16(&self.cudnn.gpu.get::<u16>(self.at(O), self.d_o.len()))
+        self.halves(O, self.d_o.len())
     }
 
     pub fn dqkv(&self) -> Vec<f32> {
-        of_bf16(&self.cudnn.gpu.get::<u16>(self.at(DQ), self.qkv.len()))
+        self.halves(DQ, self.qkv.len())
     }
 
     pub fn statistics(&self) -> Vec<f32> {
@@ -316,10 +327,10 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Compares tokens that exist, and asserts that others were not written. bf16 has steps of 2^-8 of a number; probabilities
-/// and their gradients are rounded to it before a product, results after it.
+/// Compares tokens that exist, and asserts that others were not written. Steps of bf16 are 2^-8 of a number, of f16 2^-11;
+/// probabilities and their gradients are rounded before a product, results after it.
 #[track_caller]
-fn assert_near(shape: &Shape, name: &str, found: &[f32], expected: &[f64]) {
+fn assert_near(shape: &Shape, name: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     let per_token = found.len() / shape.n();
     let largest = expected.iter().fold(0f64, |m, e| m.max(e.abs()));
     let mut exists = vec![false; shape.n()];
@@ -327,7 +338,7 @@ fn assert_near(shape: &Shape, name: &str, found: &[f32], expected: &[f64]) {
     for (i, (f, e)) in found.iter().zip(expected).enumerate() {
         if exists[i / per_token] {
             assert!(
-                (f64::from(*f) - e).abs() <= largest / 128.0,
+                (f64::from(*f) - e).abs() <= largest * tolerance,
                 "{name}[{i}] is {f}, expected {e} of {largest}: {shape:?}"
             );
         } else {
@@ -335,6 +346,10 @@ fn assert_near(shape: &Shape, name: &str, found: &[f32], expected: &[f64]) {
         }
     }
 }
+
+/// Twice the largest rounding of one number.
+const BFLOAT16_TOLERANCE: f64 = 1.0 / 128.0;
+const HALF_TOLERANCE: f64 = 1.0 / 1024.0;
 
 fn cases() -> Vec<Shape> {
     vec![
@@ -358,7 +373,7 @@ fn forward_pass_agrees_with_f64() {
 
         cudnn.run(cudnn.plan(&attention.forward()).unwrap(), &memory.of_forward());
 
-        assert_near(&shape, "o", &memory.o(), &expected.o);
+        assert_near(&shape, "o", &memory.o(), &expected.o, BFLOAT16_TOLERANCE);
         let statistics = memory.statistics();
         for (start, length) in shape.starts.iter().zip(&shape.lengths) {
             for (token, head) in (0..*length).flat_map(|t| (0..shape.heads).map(move |h| (t, h))) {
@@ -383,6 +398,22 @@ fn backward_pass_agrees_with_f64() {
         let plan = cudnn.plan(&attention.backward()).unwrap();
         cudnn.run(plan, &memory.of_backward(is_deterministic));
 
-        assert_near(&shape, "dqkv", &memory.dqkv(), &expected.dqkv);
+        assert_near(&shape, "dqkv", &memory.dqkv(), &expected.dqkv, BFLOAT16_TOLERANCE);
+    }
+}
+
+#[test]
+fn passes_in_f16_agree_with_f64() {
+    let cudnn = Cudnn::new();
+    for shape in [rows(1, 4, 2, 40, 64), documents(&[9, 30], 3, 2, 2, 32)] {
+        let memory = Memory::of_type(&cudnn, &shape, HALF);
+        let attention = Attention { dtype: HALF, ..Attention::new(&cudnn, &shape) };
+        let expected = shape.attend(&memory.qkv, &memory.d_o);
+
+        cudnn.run(cudnn.plan(&attention.forward()).unwrap(), &memory.of_forward());
+        cudnn.run(cudnn.plan(&attention.backward()).unwrap(), &memory.of_backward(true));
+
+        assert_near(&shape, "o", &memory.o(), &expected.o, HALF_TOLERANCE);
+        assert_near(&shape, "dqkv", &memory.dqkv(), &expected.dqkv, HALF_TOLERANCE);
     }
 }

@@ -134,3 +134,26 @@ pub fn to_bf16(values: &[f32]) -> Vec<u16> {
 pub fn of_bf16(values: &[u16]) -> Vec<f32> {
     values.iter().map(|v| f32::from_bits(u32::from(*v) << 16)).collect()
 }
+
+/// Of numbers that f16 has and that are not below its normal ones.
+pub fn to_f16(values: &[f32]) -> Vec<u16> {
+    let narrow = |v: &f32| {
+        let bits = v.to_bits();
+        let exponent = (bits >> 23 & 0xff) as u16;
+        if *v == 0.0 { 0 } else { (bits >> 16 & 0x8000) as u16 | (exponent - 112) << 10 | (bits >> 13 & 0x3ff) as u16 }
+    };
+    values.iter().map(narrow).collect()
+}
+
+pub fn of_f16(values: &[u16]) -> Vec<f32> {
+    let wide = |bits: &u16| {
+        let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f32::from(bits & 0x3ff) / 1024.0);
+        let magnitude = match exponent {
+            0 => mantissa * 2f32.powi(-14),
+            31 => return f32::NAN,
+            _ => (1.0 + mantissa) * 2f32.powi(exponent - 15),
+        };
+        if bits & 0x8000 == 0 { magnitude } else { -magnitude }
+    };
+    values.iter().map(wide).collect()
+}
