@@ -1,7 +1,8 @@
 //! The commands of a whole program: consecutive instructions that do not depend on each other share launches.
 //!
 //! Launches that cover runs of elements (`Launch::has_runs`) are merged: updates of the parameters, and sums of squares of the
-//! gradients. A launch of many runs has the bits of a launch for each, because a run has the same blocks in both.
+//! gradients. A launch of many runs has the bits of a launch for each, because a run has the same blocks in both. Times of merged
+//! instructions count for the first one.
 
 use super::{Lowering, lower};
 use crate::command::{Buffer, Command, Launch};
@@ -188,6 +189,19 @@ mod tests {
         let of_commands = |commands: &[Command]| commands.iter().map(blocks).sum::<usize>();
         let alone = |instr| of_commands(&lower(&c.program, instr, place(&c), SCRATCH).finish().0);
         assert_eq!(of_commands(&all.commands), c.program.instrs.iter().map(alone).sum::<usize>());
+    }
+
+    #[test]
+    fn instruction_that_depends_on_another_one_runs_after_it() {
+        let mut c = step_of_1b(OptimizerSpec::AdamW(AdamW::default()));
+        let first = c.phases.apply;
+        let again = c.program.instrs[first].clone();
+        c.program.instrs.insert(first + 1, again);
+        (c.phases.gather, c.phases.end) = (c.phases.gather + 1, c.phases.end + 1);
+
+        let all = lower_all(&c, place(&c), SCRATCH);
+
+        assert_eq!(all.is_merged[first..first + 3], [false, false, true]);
     }
 
     /// Blocks of a launch of runs.

@@ -6,6 +6,7 @@ mod agreement;
 #[path = "../../../collective/src/tests/definitions.rs"]
 pub mod definitions;
 mod graphs;
+mod machine;
 mod nccl;
 mod on_device;
 mod processes;
