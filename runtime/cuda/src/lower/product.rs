@@ -11,7 +11,6 @@ impl Lowering {
     pub(super) fn product(&mut self, m: &MatMul) {
         let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
         if m.residual {
-            assert_eq!(c.dtype, DType::F32, "the residual stream is f32");
             self.copy(self.reads[self.reads.len() - 1], c);
         }
         let compute = match m.compute {
@@ -33,6 +32,9 @@ impl Lowering {
         // A bias is added before the one rounding of a narrow result. The library writes f32 or the type of the operands.
         let is_direct = c.dtype == DType::F32 || (c.dtype == a.dtype && !m.bias);
         let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
+        if m.residual && !is_direct {
+            self.cast(c, sum);
+        }
         let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
         self.push(Command::Product(Product {
             m: rows,
